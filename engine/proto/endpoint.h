@@ -1,0 +1,159 @@
+// One endpoint of a job (a worker or a server) as a sans-IO state machine: datagrams in with a time,
+// datagrams out, next timer, events. It reads no clock, no socket and no random source.
+//
+// The driver (io or sim) loops:
+//   for each datagram:  receive(bytes, now, arrival)
+//   after each batch:   flush(now)
+//   when due:           on_timer(now)             (next_timer() says when)
+//   while transmit(now, train): send the train    (its payload pointers live until the next call)
+//   while next_event(event): hand the event on
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "proto/plan.h"
+#include "proto/time.h"
+
+namespace gradwire {
+
+struct EndpointConfig {
+  uint16_t endpoint = 0;  // workers first, then servers
+  uint16_t workers = 1;
+  uint16_t servers = 0;  // 0: route sharded
+  uint32_t session = 0;
+  uint32_t datagram_bytes = 1472;
+  Nanos peer_timeout = 30 * kSecond;
+  Nanos ping_interval = 1 * kSecond;
+  Nanos delay_target = 1 * kMillisecond;   // standing queue that congestion control aims at
+  uint32_t receive_buffer = 1u << 20;      // usable bytes of the socket's receive buffer
+  uint64_t memory_limit = uint64_t{1} << 31;  // of sums and reordering at the aggregator
+  bool pacing = true;
+
+  uint16_t endpoints() const { return static_cast<uint16_t>(workers + servers); }
+  uint16_t aggregators() const { return servers ? servers : workers; }
+  uint16_t aggregator_endpoint(uint16_t aggregator) const {
+    return static_cast<uint16_t>(servers ? workers + aggregator : aggregator);
+  }
+};
+
+inline constexpr size_t kStatSlots = 8;  // the first four are summed, the last four maximised
+using Stats = std::array<double, kStatSlots>;
+
+struct OpSpec {
+  uint64_t op = 0;  // 0, 1, 2, … alike on all workers
+  uint64_t step = 0;
+  Plan plan;
+  float* data = nullptr;  // plan.elements values, replaced by the result
+  std::vector<uint32_t> critical;  // chunk ids
+  Stats stats{};
+  Nanos timeout = 1800 * kSecond;
+};
+
+struct OpReport {
+  uint64_t op = 0;
+  uint64_t step = 0;
+  std::string error;  // "" when ok
+  int32_t error_rank = -1;
+  std::vector<uint8_t> counted;  // per chunk
+  std::vector<uint8_t> applied;  // per chunk
+  std::vector<uint32_t> withheld_chunks;
+  std::vector<float> withheld_values;
+  std::vector<double> delivered;  // per region
+  std::vector<uint32_t> exceeded;
+  Stats stats{};
+  Nanos push = 0;
+  Nanos pull = 0;
+  Nanos total = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t packets_sent = 0;
+  uint64_t retransmissions = 0;
+  Nanos rtprop = 0;
+  double btlbw = 0;  // bytes/s
+};
+
+struct Event {
+  enum class Type : uint8_t {
+    op_done,    // report
+    connected,  // endpoint answered for the first time
+    failed,     // the endpoint can serve no more: report.error, report.error_rank
+    closed,     // close() has finished: all acknowledged, or given up
+  };
+  Type type = Type::op_done;
+  uint16_t endpoint = 0;
+  OpReport report;
+};
+
+// A run of datagrams for one destination: all `segment_bytes` long but the last, which may be
+// shorter. Header and payload of datagram i are spans[2 i] and spans[2 i + 1] (payload may be empty).
+struct Train {
+  static constexpr size_t kMaxSegments = 64;
+  static constexpr size_t kMaxBytes = 65'000;
+  struct Span {
+    const void* data;
+    size_t size;
+  };
+  uint16_t destination = 0;
+  uint32_t count = 0;
+  uint32_t segment_bytes = 0;
+  uint32_t total_bytes = 0;
+  std::array<Span, 2 * kMaxSegments> spans;
+  alignas(8) std::array<std::array<uint8_t, 32>, kMaxSegments> headers;
+  std::vector<uint8_t> control;  // backing store of control payloads
+};
+
+struct Counters {
+  uint64_t packets_sent = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t packets_received = 0;
+  uint64_t bytes_received = 0;
+  uint64_t retransmissions = 0;
+  uint64_t spurious_retransmissions = 0;
+  uint64_t declared_lost = 0;
+  uint64_t probes = 0;
+  uint64_t acks_sent = 0;
+  uint64_t duplicates = 0;
+  uint64_t malformed = 0;
+  uint64_t credit_stalls = 0;
+  uint64_t window_stalls = 0;
+  Nanos rtprop = 0;
+  Nanos queue_delay = 0;
+  double btlbw = 0;
+  double send_window = 0;     // bytes
+  double receive_window = 0;  // bytes
+};
+
+class Endpoint {
+ public:
+  explicit Endpoint(const EndpointConfig& config, Nanos now);
+  ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  // "" or why the op cannot start (then nothing has changed).
+  std::string start(OpSpec spec, Nanos now);
+  // One datagram from `source` (the endpoint whose address it came from). `arrival` is when the
+  // kernel got it, at most `now`.
+  void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival);
+  void flush(Nanos now);
+  bool transmit(Nanos now, Train& train);
+  Nanos next_timer() const;
+  void on_timer(Nanos now);
+  bool next_event(Event& event);
+  // Says goodbye once what others need from here is acknowledged; Event::closed follows within
+  // `linger`.
+  void close(Nanos now, Nanos linger);
+
+  const Counters& counters() const;
+  const std::string& failure() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,59 @@
+// TransferPlan as the engine sees it: what may be lost of one transfer, when it closes, how it is
+// summed. A plan is agreed by all endpoints (its hash travels in OPEN) and never changes in flight.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "proto/time.h"
+
+namespace gradwire {
+
+enum class Spend : uint8_t { nothing, late, lost, anything };
+enum class Fill : uint8_t { zero, mean };
+enum class Order : uint8_t { sequential, shuffled };
+enum class Pull : uint8_t { exact, committed };
+enum class Clock : uint8_t { open, first_arrival, tail };
+enum class Scope : uint8_t { worker, all };
+
+// From `delay` after `clock` on, a region may close at `fraction` (of represented elements).
+struct ScheduleStep {
+  static constexpr double kOneMinusBound = -1.0;
+  Clock clock = Clock::open;
+  Scope scope = Scope::all;
+  Nanos delay = 0;
+  double fraction = 1.0;
+};
+
+struct Region {
+  uint64_t offset = 0;  // elements
+  uint64_t length = 0;
+  double bound = 0.0;  // in [0, 1)
+};
+
+struct Plan {
+  uint64_t elements = 0;
+  std::vector<Region> regions;
+  std::vector<ScheduleStep> schedule{ScheduleStep{}};
+  Spend spend = Spend::nothing;
+  Fill fill = Fill::zero;
+  Order order = Order::sequential;
+  Pull pull = Pull::exact;
+  double pull_bound = 0.0;
+  double scale = 1.0;
+  uint64_t seed = 0;
+
+  // True when nothing of the push may be lost: such plans sum in rank order.
+  bool exact() const;
+  // "" or what is wrong, naming the field, the value and what is allowed.
+  std::string validate() const;
+  std::vector<uint8_t> serialize() const;
+  // False when the bytes are not a valid plan.
+  static bool deserialize(std::span<const uint8_t> bytes, Plan& out);
+  uint64_t hash() const;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,89 @@
+#include "wire/packet.h"
+
+namespace gradwire::wire {
+
+void write_common(uint8_t* at, const Common& common) {
+  at = put(at, common.version);
+  at = put(at, static_cast<uint8_t>(common.kind));
+  at = put(at, common.source);
+  put(at, common.session);
+}
+
+void write_header(uint8_t* at, const Header& header) {
+  write_common(at, header.common);
+  at += kCommonBytes;
+  at = put(at, header.packet_number);
+  at = put(at, header.send_time_us);
+  at = put(at, header.op);
+  at = put(at, header.chunk);
+  at = put(at, header.backlog);
+  put(at, header.flags);
+}
+
+size_t write_ack(uint8_t* at, const Common& common, const Ack& ack) {
+  uint8_t* const start = at;
+  write_common(at, common);
+  at += kCommonBytes;
+  at = put(at, ack.largest);
+  at = put(at, ack.credit);
+  at = put(at, ack.delay_us);
+  at = put(at, ack.queue_us);
+  at = put(at, ack.rate_kbps);
+  at = put(at, ack.words);
+  at = put(at, ack.reserved);
+  std::memcpy(at, ack.bitmap, ack.words * sizeof(uint64_t));
+  return static_cast<size_t>(at - start) + ack.words * sizeof(uint64_t);
+}
+
+std::optional<Common> read_common(std::span<const uint8_t> datagram) {
+  Reader reader(datagram);
+  Common common{};
+  common.version = reader.get<uint8_t>();
+  common.kind = static_cast<Kind>(reader.get<uint8_t>());
+  common.source = reader.get<uint16_t>();
+  common.session = reader.get<uint32_t>();
+  if (!reader.ok()) return std::nullopt;
+  return common;
+}
+
+std::optional<Header> read_header(std::span<const uint8_t> datagram) {
+  if (datagram.size() < kHeaderBytes) return std::nullopt;
+  Header header{};
+  header.common = *read_common(datagram);
+  Reader reader(datagram.subspan(kCommonBytes));
+  header.packet_number = reader.get<uint32_t>();
+  header.send_time_us = reader.get<uint32_t>();
+  header.op = reader.get<uint32_t>();
+  header.chunk = reader.get<uint32_t>();
+  header.backlog = reader.get<uint16_t>();
+  header.flags = reader.get<uint16_t>();
+  return header;
+}
+
+std::optional<Ack> read_ack(std::span<const uint8_t> datagram) {
+  if (datagram.size() < kAckFixedBytes) return std::nullopt;
+  Reader reader(datagram.subspan(kCommonBytes));
+  Ack ack{};
+  ack.largest = reader.get<uint32_t>();
+  ack.credit = reader.get<uint32_t>();
+  ack.delay_us = reader.get<uint32_t>();
+  ack.queue_us = reader.get<uint32_t>();
+  ack.rate_kbps = reader.get<uint32_t>();
+  ack.words = reader.get<uint16_t>();
+  ack.reserved = reader.get<uint16_t>();
+  if (ack.words > kAckMaxWords) return std::nullopt;
+  auto bits = reader.take(ack.words * sizeof(uint64_t));
+  if (!reader.ok()) return std::nullopt;
+  std::memcpy(ack.bitmap, bits.data(), bits.size());
+  return ack;
+}
+
+uint64_t expand(uint32_t low, uint64_t near) {
+  const uint64_t base = (near & ~uint64_t{0xffffffff}) | low;
+  const uint64_t half = uint64_t{1} << 31;
+  if (base + half < near) return base + (uint64_t{1} << 32);
+  if (base > near + half && base >= (uint64_t{1} << 32)) return base - (uint64_t{1} << 32);
+  return base;
+}
+
+}  // namespace gradwire::wire

@@ -1,0 +1,129 @@
+// Packet formats: every field little-endian, every length checked by the reader.
+//
+// A datagram is one packet. All packets start with the common header (8 bytes):
+//   u8 version | u8 kind | u16 source endpoint | u32 session
+// Reliable packets (kind < ack) carry 20 bytes more and have a packet number of their own:
+//   u32 packet number | u32 send time, us | u32 op | u32 chunk or part | u16 backlog | u16 flags
+// Packet numbers and ops are 64-bit inside and travel as their low 32 bits (RFC 9000, appendix A).
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace gradwire::wire {
+
+inline constexpr uint8_t kVersion = 1;
+inline constexpr size_t kCommonBytes = 8;
+inline constexpr size_t kHeaderBytes = 28;
+inline constexpr size_t kMinDatagram = 256;
+inline constexpr size_t kMaxDatagram = 8972;
+
+enum class Kind : uint8_t {
+  push = 1,     // worker -> aggregator: one chunk of a worker's values
+  pull = 2,     // aggregator -> worker: one chunk of a result
+  open = 3,     // worker -> aggregator: the plan's hash, votes, statistics, critical chunks
+  forgive = 4,  // worker -> aggregator: chunks given up within the ledger's room
+  stop = 5,     // aggregator -> worker: regions that closed
+  close = 6,    // aggregator -> worker: the exact mask, once all is decided
+  fold = 7,     // aggregator 0 -> worker: the folded statistics
+  commit = 8,   // aggregator -> worker: which results all workers apply
+  ack = 16,
+  ping = 17,
+  pong = 18,
+  error = 19,
+  bye = 20,
+};
+
+inline bool is_reliable(Kind kind) { return kind < Kind::ack; }
+
+struct Common {
+  uint8_t version;
+  Kind kind;
+  uint16_t source;
+  uint32_t session;
+};
+
+struct Header {
+  Common common;
+  uint32_t packet_number;
+  uint32_t send_time_us;
+  uint32_t op;
+  uint32_t chunk;    // chunk id of push and pull, part index of a message in parts
+  uint16_t backlog;  // packets that the sender still wants to send to this endpoint
+  uint16_t flags;
+};
+
+// Acknowledges packets largest, largest - 1, … by a bitmap (bit 0 = largest).
+inline constexpr size_t kAckFixedBytes = kCommonBytes + 24;
+inline constexpr size_t kAckMaxWords = 16;
+struct Ack {
+  uint32_t largest;
+  uint32_t credit;       // the highest packet number that may be sent
+  uint32_t delay_us;     // since `largest` arrived
+  uint32_t queue_us;     // queueing delay seen on this path, above its minimum
+  uint32_t rate_kbps;    // delivery rate of the receiver's port, kbit/s; 0 = unknown
+  uint16_t words;        // of the bitmap
+  uint16_t reserved;
+  uint64_t bitmap[kAckMaxWords];
+};
+
+// Little-endian access that never reads beyond its span: a failed read makes ok() false for good.
+class Reader {
+ public:
+  explicit Reader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+
+  template <class T>
+  T get() {
+    T value{};
+    if (bytes_.size() - at_ < sizeof(T)) {
+      ok_ = false;
+      return value;
+    }
+    std::memcpy(&value, bytes_.data() + at_, sizeof(T));
+    at_ += sizeof(T);
+    return value;
+  }
+
+  std::span<const uint8_t> rest() const { return bytes_.subspan(at_); }
+  std::span<const uint8_t> take(size_t count) {
+    if (bytes_.size() - at_ < count) {
+      ok_ = false;
+      return {};
+    }
+    auto taken = bytes_.subspan(at_, count);
+    at_ += count;
+    return taken;
+  }
+  bool ok() const { return ok_; }
+
+ private:
+  std::span<const uint8_t> bytes_;
+  size_t at_ = 0;
+  bool ok_ = true;
+};
+
+template <class T>
+uint8_t* put(uint8_t* at, T value) {
+  std::memcpy(at, &value, sizeof(T));
+  return at + sizeof(T);
+}
+
+void write_common(uint8_t* at, const Common& common);
+void write_header(uint8_t* at, const Header& header);
+size_t write_ack(uint8_t* at, const Common& common, const Ack& ack);
+
+std::optional<Common> read_common(std::span<const uint8_t> datagram);
+std::optional<Header> read_header(std::span<const uint8_t> datagram);
+std::optional<Ack> read_ack(std::span<const uint8_t> datagram);
+
+// The 64-bit number nearest to `near` whose low 32 bits are `low` (RFC 9000, appendix A.3).
+uint64_t expand(uint32_t low, uint64_t near);
+
+static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
+
+}  // namespace gradwire::wire
