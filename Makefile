@@ -1,0 +1,39 @@
+# Everything starts from nothing: each target sets up .venv first and is quick when that is done.
+# PYTHON=python3.12 chooses the Python, TORCH_INDEX=URL a package index with a CPU build of torch.
+SHELL := bash
+BIN := .venv/bin
+ENGINE_FILES = find engine -name '*.cc' -o -name '*.h'
+
+.PHONY: demo test lint format bench venv engine clean help
+
+demo: venv  ## train over a bursting network, beside TCP
+	@$(BIN)/gradwire demo $(ARGS)
+
+test: venv  ## run all tests (limit: 14 minutes)
+	@timeout -k 20 870 $(BIN)/python -m pytest --session-timeout=840 $(ARGS)
+
+lint: venv  ## ruff, mypy --strict, clang-format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy --strict src/gradwire
+	@$(ENGINE_FILES) | xargs -r $(BIN)/clang-format --dry-run -Werror
+
+format: venv  ## put everything in form
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(ENGINE_FILES) | xargs -r $(BIN)/clang-format -i
+
+bench: venv  ## the measurements on the standard networks (ARGS="--network A --case …")
+	@$(BIN)/gradwire bench net $(ARGS)
+
+venv:  ## set up .venv with the engine built
+	@tools/bootstrap
+
+engine:  ## rebuild the engine only, and only what changed
+	@tools/bootstrap --engine
+
+clean:  ## remove .venv and everything built
+	rm -rf .venv .bootstrap.lock build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
