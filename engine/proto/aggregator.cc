@@ -1,0 +1,308 @@
+#include "proto/aggregator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "codec/f32.h"
+#include "proto/push_sender.h"
+#include "reduce/accumulate.h"
+
+namespace gradwire {
+
+Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
+                       uint16_t workers, int self, const float* own, uint64_t memory)
+    : plan_(plan),
+      grid_(grid),
+      shard_(shard),
+      workers_(workers),
+      self_(self),
+      own_(own),
+      memory_(memory),
+      exact_(plan.exact()),
+      scheduled_(plan.spend == Spend::late || plan.spend == Spend::anything),
+      sum_(grid.offset[shard.end] - grid.offset[shard.begin]),
+      contributors_(shard.size()),
+      decided_(shard.size()),
+      turn_(exact_ ? shard.size() : 0),
+      own_left_(shard.size()),
+      waiting_head_(exact_ ? shard.size() : 0, kNone),
+      regions_(shard_regions(plan, grid, shard)),
+      region_chunks_(plan.regions.size()),
+      worker_(workers),
+      undecided_(shard.size()) {
+  for (uint32_t c = shard.begin; c < shard.end; ++c) {
+    Grid::Shard& span = region_chunks_[grid.region[c]];
+    if (span.size() == 0) span.begin = c;
+    span.end = c + 1;
+  }
+  for (Worker& w : worker_) {
+    w.undecided = shard.size();
+    w.counted = Bitmap(shard.size());
+    w.decided = Bitmap(shard.size());
+    w.critical = Bitmap(shard.size());
+    w.regions.resize(plan.regions.size());
+  }
+  finished_.reserve(shard.size());
+}
+
+void Aggregator::open(uint16_t worker, std::span<const uint32_t> critical, Nanos now) {
+  Worker& w = worker_[worker];
+  if (w.opened) return;
+  w.opened = true;
+  w.open_time = now;
+  for (uint32_t c : critical) {
+    if (c < shard_.begin || c >= shard_.end) continue;
+    const uint32_t local = c - shard_.begin;
+    if (w.critical.set(local) && !w.counted.test(local))
+      ++w.regions[grid_.region[c]].critical_left;
+  }
+  if (worker == self_) accept_own(now);
+  if (scheduled_) close_all(now);
+}
+
+// The own worker's chunks count as if they had arrived in the shared order: an eager close leaves
+// out the same ones as everywhere, so that masks stay shared.
+void Aggregator::accept_own(Nanos now) {
+  const auto self = static_cast<uint16_t>(self_);
+  if (exact_) {
+    // Added at its turn; all of it counts.
+    for (uint32_t local = 0; local < shard_.size(); ++local) {
+      if (worker_[self].decided.test(local)) continue;
+      count(self, local);
+      add_in_order(self, local, {});
+      decide(self, local);
+    }
+    return;
+  }
+  std::vector<uint32_t> critical;
+  for (uint32_t local = 0; local < shard_.size(); ++local)
+    if (worker_[self].critical.test(local)) critical.push_back(shard_.begin + local);
+  for (uint32_t c : push_list(plan_, grid_, shard_, critical)) {
+    const uint32_t local = c - shard_.begin;
+    if (worker_[self].decided.test(local)) continue;
+    if (contributors_[local]) {
+      reduce::add(result(c), own(c), grid_.length(c));
+    } else {
+      own_left_[local] = 1;
+    }
+    ++contributors_[local];
+    count(self, local);
+    decide(self, local);
+  }
+  worker_[self].first_arrival = worker_[self].tail = now;
+}
+
+Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk,
+                                  std::span<const uint8_t> payload, bool tail, Nanos now) {
+  if (chunk < shard_.begin || chunk >= shard_.end) return Added::malformed;
+  if (payload.size() != codec::f32_bytes(grid_.length(chunk))) return Added::malformed;
+  const uint32_t local = chunk - shard_.begin;
+  Worker& w = worker_[worker];
+  if (w.first_arrival == kNever) w.first_arrival = now;
+  if (tail && w.tail == kNever) w.tail = now;
+  if (w.decided.test(local)) return Added::ignored;
+  if (exact_) {
+    if (turn_[local] != worker && waiting_bytes_ + payload.size() > memory_)
+      return Added::no_memory;
+    count(worker, local);
+    add_in_order(worker, local, payload);
+  } else {
+    add_on_arrival(local, payload.data());
+    ++contributors_[local];
+    count(worker, local);
+  }
+  decide(worker, local);
+  if (scheduled_) try_close(worker, grid_.region[chunk], now);
+  return Added::counted;
+}
+
+void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload) {
+  const uint32_t chunk = shard_.begin + local;
+  const uint32_t length = grid_.length(chunk);
+  float* sum = result(chunk);
+  const void* values = worker == self_ ? static_cast<const void*>(own(chunk)) : payload.data();
+  if (turn_[local] != worker) {
+    if (worker == self_) return;  // read in place when its turn comes
+    uint32_t slot = waiting_free_;
+    if (slot == kNone) {
+      slot = static_cast<uint32_t>(waiting_.size());
+      waiting_.emplace_back();
+    } else {
+      waiting_free_ = waiting_[slot].next;
+    }
+    waiting_[slot].rank = worker;
+    waiting_[slot].bytes.assign(payload.begin(), payload.end());
+    waiting_[slot].next = waiting_head_[local];
+    waiting_head_[local] = slot;
+    waiting_bytes_ += payload.size();
+    return;
+  }
+  for (;;) {
+    if (turn_[local] == 0) {
+      std::memcpy(sum, values, codec::f32_bytes(length));
+    } else {
+      reduce::add(sum, values, length);
+    }
+    const uint16_t turn = ++turn_[local];
+    ++contributors_[local];
+    if (turn == workers_) return;
+    if (turn == self_) {
+      if (!worker_[turn].counted.test(local)) return;
+      values = own(chunk);
+      continue;
+    }
+    uint32_t* link = &waiting_head_[local];
+    while (*link != kNone && waiting_[*link].rank != turn) link = &waiting_[*link].next;
+    if (*link == kNone) return;
+    const uint32_t slot = *link;
+    // Added before the slot is freed: the bytes are read in place.
+    *link = waiting_[slot].next;
+    waiting_[slot].next = waiting_free_;
+    waiting_free_ = slot;
+    waiting_bytes_ -= waiting_[slot].bytes.size();
+    values = waiting_[slot].bytes.data();
+  }
+}
+
+void Aggregator::add_on_arrival(uint32_t local, const void* values) {
+  const uint32_t chunk = shard_.begin + local;
+  const uint32_t length = grid_.length(chunk);
+  if (own_left_[local]) {
+    reduce::add_pair(result(chunk), own(chunk), values, length);
+    own_left_[local] = 0;
+  } else if (contributors_[local] == 0) {
+    std::memcpy(result(chunk), values, codec::f32_bytes(length));
+  } else {
+    reduce::add(result(chunk), values, length);
+  }
+}
+
+void Aggregator::count(uint16_t worker, uint32_t local) {
+  Worker& w = worker_[worker];
+  const uint32_t chunk = shard_.begin + local;
+  RegionLedger& ledger = w.regions[grid_.region[chunk]];
+  w.counted.set(local);
+  ledger.counted += grid_.length(chunk);
+  if (w.critical.test(local)) --ledger.critical_left;
+}
+
+void Aggregator::decide(uint16_t worker, uint32_t local) {
+  Worker& w = worker_[worker];
+  if (!w.decided.set(local)) return;
+  --w.undecided;
+  if (++decided_[local] == workers_) finish(local);
+}
+
+void Aggregator::finish(uint32_t local) {
+  --undecided_;
+  const uint16_t contributors = contributors_[local];
+  if (contributors == 0) return;
+  const uint32_t chunk = shard_.begin + local;
+  const uint32_t length = grid_.length(chunk);
+  float* sum = result(chunk);
+  if (own_left_[local]) {
+    std::memcpy(sum, own(chunk), codec::f32_bytes(length));
+    own_left_[local] = 0;
+  }
+  double factor = plan_.scale;
+  if (plan_.fill == Fill::mean)
+    factor *= static_cast<double>(workers_) / static_cast<double>(contributors);
+  if (factor != 1.0) reduce::scale(sum, static_cast<float>(factor), length);
+  finished_.push_back(chunk);
+}
+
+bool Aggregator::forgive(uint16_t worker, uint32_t chunk) {
+  if (chunk < shard_.begin || chunk >= shard_.end || plan_.spend != Spend::lost) return false;
+  const uint32_t local = chunk - shard_.begin;
+  Worker& w = worker_[worker];
+  if (w.decided.test(local)) return true;  // it arrived after all, or was forgiven before
+  if (w.critical.test(local)) return false;
+  const uint32_t r = grid_.region[chunk];
+  RegionLedger& ledger = w.regions[r];
+  const uint64_t spent = ledger.forgiven + grid_.length(chunk);
+  // Against the whole region: the worker's own check (F + l <= p (R + F + l)) used what it knew to
+  // be received, which need not be in order here.
+  if (spent > regions_[r].losable) return false;
+  ledger.forgiven = spent;
+  decide(worker, local);
+  return true;
+}
+
+Nanos Aggregator::clock_time(Clock clock, const Worker& worker) const {
+  switch (clock) {
+    case Clock::open:
+      return worker.open_time;
+    case Clock::first_arrival:
+      return worker.first_arrival;
+    case Clock::tail:
+      return worker.tail;
+  }
+  return kNever;
+}
+
+// The fraction at which the worker's regions may close now: that of the last schedule step whose
+// clock has passed (1 before any). `next`: when that changes.
+double Aggregator::fraction(const Worker& worker, Nanos now, Nanos& next) const {
+  double active = 1.0;
+  for (const ScheduleStep& step : plan_.schedule) {
+    Nanos start = clock_time(step.clock, worker);
+    if (step.scope == Scope::all)
+      for (const Worker& w : worker_) start = std::max(start, clock_time(step.clock, w));
+    if (start == kNever) continue;
+    const Nanos due = start + step.delay;
+    if (due <= now) {
+      active = step.fraction;
+    } else {
+      next = std::min(next, due);
+    }
+  }
+  return active;
+}
+
+void Aggregator::try_close(uint16_t worker, uint32_t region, Nanos now) {
+  Worker& w = worker_[worker];
+  RegionLedger& ledger = w.regions[region];
+  if (ledger.closed || !w.opened || ledger.critical_left) return;
+  const ShardRegion& part = regions_[region];
+  if (part.chunks == 0 || plan_.regions[region].bound == 0.0) return;
+  if (ledger.counted < part.elements) {
+    const double f = fraction(w, now, timer_);
+    const uint64_t need =
+        f == ScheduleStep::kOneMinusBound
+            ? part.elements - part.losable
+            : static_cast<uint64_t>(std::ceil(f * static_cast<double>(part.elements) - 1e-9));
+    if (ledger.counted < need) return;
+    stops_.push_back({worker, region});
+  }
+  ledger.closed = true;
+  for (uint32_t c = region_chunks_[region].begin; c < region_chunks_[region].end; ++c)
+    decide(worker, c - shard_.begin);
+}
+
+void Aggregator::close_all(Nanos now) {
+  timer_ = kNever;
+  for (uint16_t w = 0; w < workers_; ++w) {
+    if (worker_[w].undecided == 0) continue;
+    for (uint32_t r = 0; r < regions_.size(); ++r) try_close(w, r, now);
+  }
+}
+
+void Aggregator::on_timer(Nanos now) {
+  if (scheduled_ && now >= timer_) close_all(now);
+}
+
+std::vector<Aggregator::Stop> Aggregator::take_stops() {
+  std::vector<Stop> out;
+  out.swap(stops_);
+  return out;
+}
+
+std::vector<uint16_t> Aggregator::waiting_for() const {
+  std::vector<uint16_t> out;
+  for (uint16_t w = 0; w < workers_; ++w)
+    if (worker_[w].undecided) out.push_back(w);
+  return out;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,125 @@
+// The aggregator's half of a push: sums one shard of one op as chunks arrive, keeps each worker's
+// ledger, closes regions, and says which chunks are final.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "proto/bitmap.h"
+#include "proto/grid.h"
+#include "proto/plan.h"
+
+namespace gradwire {
+
+class Aggregator {
+ public:
+  enum class Added : uint8_t { counted, ignored, no_memory, malformed };
+  static constexpr int kNoSelf = -1;
+
+  // `self`: the worker in this process, whose values are read from `own` (the whole op's elements).
+  // `memory`: bytes that contributions may wait in for their turn in rank order.
+  Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard, uint16_t workers,
+             int self, const float* own, uint64_t memory);
+
+  // `critical`: chunk ids of this worker that must count.
+  void open(uint16_t worker, std::span<const uint32_t> critical, Nanos now);
+  bool opened(uint16_t worker) const { return worker_[worker].opened; }
+  Added add(uint16_t worker, uint32_t chunk, std::span<const uint8_t> payload, bool tail,
+            Nanos now);
+  // False when the worker's ledger has no room for it: the worker breaks the plan.
+  bool forgive(uint16_t worker, uint32_t chunk);
+  // Applies the schedule.
+  void on_timer(Nanos now);
+  Nanos next_timer() const { return timer_; }
+
+  // Chunks with a result, in the order in which they became final.
+  const std::vector<uint32_t>& finished() const { return finished_; }
+  bool all_final() const { return undecided_ == 0; }
+  const float* result(uint32_t chunk) const {
+    return sum_.data() + (grid_.offset[chunk] - grid_.offset[shard_.begin]);
+  }
+  float* result(uint32_t chunk) {
+    return sum_.data() + (grid_.offset[chunk] - grid_.offset[shard_.begin]);
+  }
+  bool has_result(uint32_t chunk) const { return contributors_[chunk - shard_.begin] != 0; }
+  bool counted(uint16_t worker, uint32_t chunk) const {
+    return worker_[worker].counted.test(chunk - shard_.begin);
+  }
+  const Bitmap& counted(uint16_t worker) const { return worker_[worker].counted; }
+
+  struct Stop {
+    uint16_t worker;
+    uint32_t region;
+  };
+  // Regions that closed with chunks missing, since the last call.
+  std::vector<Stop> take_stops();
+  // Workers of which something is still undecided.
+  std::vector<uint16_t> waiting_for() const;
+
+ private:
+  struct RegionLedger {
+    uint64_t counted = 0;  // elements
+    uint64_t forgiven = 0;
+    uint32_t critical_left = 0;
+    bool closed = false;
+  };
+  struct Worker {
+    bool opened = false;
+    Nanos open_time = kNever;
+    Nanos first_arrival = kNever;
+    Nanos tail = kNever;
+    uint32_t undecided = 0;  // chunks
+    Bitmap counted;
+    Bitmap decided;
+    Bitmap critical;
+    std::vector<RegionLedger> regions;
+  };
+  struct Waiting {  // a contribution that is ahead of its turn
+    uint32_t next;
+    uint16_t rank;
+    std::vector<uint8_t> bytes;
+  };
+  static constexpr uint32_t kNone = 0xffffffff;
+
+  void add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload);
+  void add_on_arrival(uint32_t local, const void* values);
+  void count(uint16_t worker, uint32_t local);
+  void decide(uint16_t worker, uint32_t local);
+  void finish(uint32_t local);
+  void accept_own(Nanos now);
+  double fraction(const Worker& worker, Nanos now, Nanos& next) const;
+  void try_close(uint16_t worker, uint32_t region, Nanos now);
+  void close_all(Nanos now);
+  Nanos clock_time(Clock clock, const Worker& worker) const;
+  const float* own(uint32_t chunk) const { return own_ + grid_.offset[chunk]; }
+
+  const Plan& plan_;
+  const Grid& grid_;
+  Grid::Shard shard_;
+  uint16_t workers_;
+  int self_;
+  const float* own_;
+  uint64_t memory_;
+  bool exact_;
+  bool scheduled_;  // regions close by count and clock
+  std::vector<float> sum_;
+  std::vector<uint16_t> contributors_;
+  std::vector<uint16_t> decided_;
+  std::vector<uint16_t> turn_;  // next rank in order, exact plans
+  std::vector<uint8_t> own_left_;  // own contribution not yet in the sum, lossy plans
+  std::vector<uint32_t> waiting_head_;
+  std::vector<Waiting> waiting_;
+  uint32_t waiting_free_ = kNone;
+  uint64_t waiting_bytes_ = 0;
+  std::vector<ShardRegion> regions_;
+  std::vector<Grid::Shard> region_chunks_;  // chunk ids of each region inside the shard
+  std::vector<Worker> worker_;
+  std::vector<uint32_t> finished_;
+  uint32_t undecided_ = 0;
+  std::vector<Stop> stops_;
+  Nanos timer_ = kNever;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,172 @@
+#include "proto/push_sender.h"
+
+#include <algorithm>
+
+namespace gradwire {
+
+namespace {
+
+bool eager_from_start(const Plan& plan) {
+  return plan.spend == Spend::anything && plan.schedule.size() == 1 &&
+         plan.schedule[0].clock == Clock::open && plan.schedule[0].delay == 0 &&
+         plan.schedule[0].fraction == ScheduleStep::kOneMinusBound;
+}
+
+}  // namespace
+
+std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
+                                std::span<const uint32_t> critical) {
+  std::vector<uint32_t> order = send_order(plan, shard);
+  std::vector<uint8_t> is_critical(shard.size());
+  for (uint32_t c : critical)
+    if (c >= shard.begin && c < shard.end) is_critical[c - shard.begin] = 1;
+  std::stable_partition(order.begin(), order.end(),
+                        [&](uint32_t c) { return is_critical[c - shard.begin] != 0; });
+  if (!eager_from_start(plan)) return order;
+  const std::vector<ShardRegion> regions = shard_regions(plan, grid, shard);
+  std::vector<uint64_t> sent(regions.size());
+  std::vector<uint32_t> list;
+  list.reserve(order.size());
+  for (uint32_t c : order) {
+    const uint32_t r = grid.region[c];
+    if (!is_critical[c - shard.begin] && sent[r] >= regions[r].elements - regions[r].losable)
+      continue;
+    sent[r] += grid.length(c);
+    list.push_back(c);
+  }
+  return list;
+}
+
+PushSender::PushSender(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
+                       std::span<const uint32_t> critical)
+    : plan_(plan),
+      grid_(grid),
+      begin_(shard.begin),
+      list_(push_list(plan, grid, shard, critical)),
+      state_(shard.size(), State::done),
+      critical_(shard.size()),
+      open_(static_cast<uint32_t>(list_.size())),
+      ledger_(plan.regions.size()) {
+  for (uint32_t c : list_) state(c) = State::idle;
+  for (uint32_t c : critical)
+    if (c >= shard.begin && c < shard.end) critical_[c - shard.begin] = 1;
+}
+
+bool PushSender::pop_lost(uint32_t& chunk) {
+  while (lost_head_ < lost_.size()) {
+    const uint32_t c = lost_[lost_head_++];
+    if (lost_head_ == lost_.size()) {
+      lost_.clear();
+      lost_head_ = 0;
+    }
+    if (state(c) == State::queued) {
+      chunk = c;
+      --queued_;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool PushSender::next(uint32_t& chunk, bool& again) {
+  if (open_ == 0) return false;
+  // Where nothing may be spent a hole delays the sum, so it is filled first; else it may yet be
+  // forgiven, and fresh chunks go first.
+  const bool holes_first = plan_.spend == Spend::nothing || plan_.spend == Spend::anything;
+  if (holes_first && queued_ && pop_lost(chunk)) {
+    state(chunk) = State::flight;
+    again = true;
+    return true;
+  }
+  while (cursor_ < list_.size()) {
+    const uint32_t c = list_[cursor_++];
+    if (state(c) != State::idle) continue;
+    state(c) = State::flight;
+    chunk = c;
+    again = false;
+    return true;
+  }
+  if (pop_lost(chunk)) {
+    state(chunk) = State::flight;
+    again = true;
+    return true;
+  }
+  return false;
+}
+
+void PushSender::settle(uint32_t chunk, State to) {
+  State& s = state(chunk);
+  if (s == State::acked || s == State::done) return;
+  if (s == State::queued) --queued_;
+  s = to;
+  --open_;
+}
+
+void PushSender::acked(uint32_t chunk) {
+  const State before = state(chunk);
+  if (before == State::acked || before == State::done) return;
+  settle(chunk, State::acked);
+  ledger_[grid_.region[chunk]].received += grid_.length(chunk);
+  if (plan_.spend == Spend::lost && queued_) forgive_queued();
+}
+
+// The ledger of DESIGN.md: F + l <= p (R + F + l), in elements.
+bool PushSender::room(uint32_t chunk) const {
+  if (critical_[chunk - begin_]) return false;
+  const uint32_t r = grid_.region[chunk];
+  const Ledger& ledger = ledger_[r];
+  const uint64_t spent = ledger.forgiven + grid_.length(chunk);
+  return static_cast<double>(spent) <=
+         plan_.regions[r].bound * static_cast<double>(ledger.received + spent) + 1e-9;
+}
+
+void PushSender::forgive_queued() {
+  while (lost_head_ < lost_.size()) {
+    const uint32_t c = lost_[lost_head_];
+    if (state(c) != State::queued) {
+      ++lost_head_;
+      continue;
+    }
+    if (!room(c)) break;
+    ++lost_head_;
+    ledger_[grid_.region[c]].forgiven += grid_.length(c);
+    settle(c, State::done);
+    forgiven_.push_back(c);
+  }
+  if (lost_head_ == lost_.size()) {
+    lost_.clear();
+    lost_head_ = 0;
+  }
+}
+
+void PushSender::lost(uint32_t chunk) {
+  State& s = state(chunk);
+  if (s != State::flight) return;
+  s = State::queued;
+  ++queued_;
+  lost_.push_back(chunk);
+  if (plan_.spend == Spend::lost) forgive_queued();
+}
+
+void PushSender::stop_region(uint32_t region) {
+  if (region >= ledger_.size() || ledger_[region].stopped) return;
+  ledger_[region].stopped = true;
+  for (uint32_t c : list_)
+    if (grid_.region[c] == region) settle(c, State::done);
+}
+
+void PushSender::decided(uint32_t chunk) {
+  settle(chunk, State::done);
+}
+
+void PushSender::finish() {
+  for (uint32_t c : list_) settle(c, State::done);
+}
+
+std::vector<uint32_t> PushSender::take_forgiven() {
+  std::vector<uint32_t> out;
+  out.swap(forgiven_);
+  return out;
+}
+
+}  // namespace gradwire

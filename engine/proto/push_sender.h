@@ -1,0 +1,71 @@
+// The worker's half of a push: which chunk of one shard goes to its aggregator next.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "proto/grid.h"
+#include "proto/plan.h"
+
+namespace gradwire {
+
+// What a worker sends of one shard, in order: the critical chunks, then the shared order; under an
+// eager close from the start (spend anything, fraction one minus the bound) only as much of each
+// region as the close asks for, so that every worker leaves out the same chunks.
+std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
+                                std::span<const uint32_t> critical);
+
+class PushSender {
+ public:
+  PushSender(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
+             std::span<const uint32_t> critical);
+
+  // Chunks still to be sent or sent again.
+  uint32_t backlog() const { return static_cast<uint32_t>(list_.size() - cursor_) + queued_; }
+  bool settled() const { return open_ == 0; }
+  // False when there is nothing to send now.
+  bool next(uint32_t& chunk, bool& again);
+  // True for the chunk from which on less than 1 % of the list follows.
+  bool in_tail() const { return cursor_ + list_.size() / 100 >= list_.size(); }
+
+  void acked(uint32_t chunk);
+  void lost(uint32_t chunk);
+  // The aggregator needs no more of this region.
+  void stop_region(uint32_t region);
+  // The aggregator has decided about this chunk (its result came back).
+  void decided(uint32_t chunk);
+  void finish();
+  // Chunks given up since the last call, within the ledger's room (spend lost).
+  std::vector<uint32_t> take_forgiven();
+
+ private:
+  enum class State : uint8_t { idle, flight, acked, queued, done };  // left out: done
+  struct Ledger {
+    uint64_t received = 0;  // elements acknowledged
+    uint64_t forgiven = 0;
+    bool stopped = false;
+  };
+
+  State& state(uint32_t chunk) { return state_[chunk - begin_]; }
+  void settle(uint32_t chunk, State to);
+  bool room(uint32_t chunk) const;
+  void forgive_queued();
+  bool pop_lost(uint32_t& chunk);
+
+  const Plan& plan_;
+  const Grid& grid_;
+  uint32_t begin_;
+  std::vector<uint32_t> list_;
+  size_t cursor_ = 0;
+  std::vector<State> state_;
+  std::vector<uint8_t> critical_;  // per chunk of the shard
+  std::vector<uint32_t> lost_;     // FIFO from lost_head_
+  size_t lost_head_ = 0;
+  uint32_t queued_ = 0;
+  uint32_t open_ = 0;
+  std::vector<Ledger> ledger_;  // per region
+  std::vector<uint32_t> forgiven_;
+};
+
+}  // namespace gradwire

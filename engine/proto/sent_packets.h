@@ -1,0 +1,69 @@
+// What was sent on one path and is not settled yet: a ring indexed by packet number, O(1) throughout.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "proto/time.h"
+#include "wire/packet.h"
+
+namespace gradwire {
+
+struct SentPacket {
+  enum class State : uint8_t { none, flight, acked, lost };
+  uint64_t number = 0;
+  uint64_t op = 0;
+  uint64_t delivered = 0;  // of the endpoint when this was sent (delivery-rate sample)
+  Nanos delivered_time = 0;
+  Nanos time = 0;
+  uint32_t item = 0;  // chunk id, or slot of a control frame
+  uint16_t bytes = 0;
+  wire::Kind kind = wire::Kind::push;
+  State state = State::none;
+};
+
+class SentPackets {
+ public:
+  static constexpr uint64_t kSize = 8'192;
+
+  SentPackets() : ring_(kSize) {}
+
+  uint64_t next() const { return next_; }
+  uint64_t lowest() const { return lowest_; }  // nothing below is in flight
+  uint64_t in_flight() const { return in_flight_; }
+  uint64_t bytes_in_flight() const { return bytes_in_flight_; }
+  bool full() const { return next_ - lowest_ >= kSize - 1; }
+
+  SentPacket& push() {
+    SentPacket& p = ring_[next_ % kSize];
+    p.number = next_++;
+    p.state = SentPacket::State::flight;
+    ++in_flight_;
+    return p;
+  }
+  void count_bytes(const SentPacket& p) { bytes_in_flight_ += p.bytes; }
+
+  // Null when that number was never sent or is too old to be known.
+  SentPacket* find(uint64_t number) {
+    SentPacket& p = ring_[number % kSize];
+    return p.number == number && p.state != SentPacket::State::none ? &p : nullptr;
+  }
+
+  void settle(SentPacket& p, SentPacket::State state) {
+    if (p.state == SentPacket::State::flight) {
+      --in_flight_;
+      bytes_in_flight_ -= p.bytes;
+    }
+    p.state = state;
+    while (lowest_ < next_ && ring_[lowest_ % kSize].state != SentPacket::State::flight) ++lowest_;
+  }
+
+ private:
+  std::vector<SentPacket> ring_;
+  uint64_t next_ = 1;
+  uint64_t lowest_ = 1;
+  uint64_t in_flight_ = 0;
+  uint64_t bytes_in_flight_ = 0;
+};
+
+}  // namespace gradwire

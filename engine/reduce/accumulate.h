@@ -1,0 +1,18 @@
+// Streaming accumulation of f32 chunks. Inputs may lie at any address (they are read from receive
+// buffers in place); outputs are ordinary float arrays. Outputs and inputs do not overlap.
+#pragma once
+
+#include <cstddef>
+
+namespace gradwire::reduce {
+
+// sum[i] += in[i]
+void add(float* sum, const void* in, size_t count);
+// sum[i] = a[i] + b[i], in this order
+void add_pair(float* sum, const void* a, const void* b, size_t count);
+// values[i] *= factor
+void scale(float* values, float factor, size_t count);
+// True when every value is finite.
+bool all_finite(const float* values, size_t count);
+
+}  // namespace gradwire::reduce
