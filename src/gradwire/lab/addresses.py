@@ -1,0 +1,29 @@
+"""Who is where in a lab network."""
+
+from __future__ import annotations
+
+INTERFACE = "eth0"
+"""A host's only interface besides its loopback."""
+
+PREFIX_LENGTH = 24
+DISCARD_NETWORK = "10.78.0.0/24"
+MAX_HOSTS = 200
+
+
+def host_address(number: int) -> str:
+    """IPv4 address of a host."""
+    return f"10.77.0.{number + 1}"
+
+
+def discard_address(number: int) -> str:
+    """An address behind a host's port that the host silently drops.
+
+    Cross traffic goes there: it crosses the port's queue, and costs the host neither a socket
+    nor an error message to the sender.
+    """
+    return f"10.78.0.{number + 1}"
+
+
+def host_mac(number: int) -> str:
+    """Ethernet address of a host."""
+    return f"02:00:00:00:00:{number + 1:02x}"

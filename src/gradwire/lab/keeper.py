@@ -1,0 +1,107 @@
+"""The process that makes a network's namespaces, holds them, and cleans up behind them.
+
+Arguments: the descriptor of a socket to the owner, and the owner's process id. The first message
+is the plan. When the owner closes the socket or dies, however it dies, every process on the hosts
+is killed and this one ends; the namespaces have no names and go with it.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from gradwire.lab.kernel import CLONE_NEWNET, enter_user_namespace, unshare
+from gradwire.lab.presets import Preset
+
+MAX_MESSAGE = 1 << 16
+
+
+def make_namespace() -> int | None:
+    """Enter a new network namespace, in a user namespace of its own where that is needed.
+
+    Returns:
+        A descriptor of the user namespace, or None if the process may do without one.
+
+    Raises:
+        OSError: neither is allowed.
+    """
+    try:
+        unshare(CLONE_NEWNET)
+        return None
+    except PermissionError:
+        enter_user_namespace()
+        return os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def explain(error: BaseException) -> str:
+    """One line on why no network could be made."""
+    if isinstance(error, ImportError):
+        return f"{error}: install gradwire[lab]"
+    text = f"no network namespaces here: {error}"
+    restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    denied = isinstance(error, PermissionError) or getattr(error, "code", 0) == errno.EPERM
+    if denied and restricted.exists() and restricted.read_text().strip() == "1":
+        text += " (kernel.apparmor_restrict_unprivileged_userns is 1)"
+    return text
+
+
+def serve(channel: socket.socket, owner: int, topology: Any) -> None:
+    """Answer the owner's questions until it is gone."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    poll.register(os.pidfd_open(owner), select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if ready != {channel.fileno()}:
+            return
+        message = channel.recv(MAX_MESSAGE)
+        if not message:
+            return
+        request = json.loads(message)
+        try:
+            answer: dict[str, Any] = {"stats": topology.port_stats(request["host"])}
+        except Exception as error:  # whatever it is, the owner should hear it
+            answer = {"error": f"port statistics: {error}"}
+        channel.send(json.dumps(answer).encode())
+
+
+def main(arguments: list[str]) -> None:
+    """Build what the owner asks for and keep it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides when it is over
+    channel = socket.socket(fileno=int(arguments[0]))
+    owner = int(arguments[1])
+    message = channel.recv(MAX_MESSAGE)
+    if not message:
+        return
+    request = json.loads(message)
+    try:
+        user = make_namespace()
+        from gradwire.lab.topology import Plan, Topology  # needs pyroute2: part of the attempt
+
+        topology = Topology(Plan(**{**request, "preset": Preset(**request["preset"])}))
+    except Exception as error:
+        channel.send(json.dumps({"error": explain(error)}).encode())
+        return
+    descriptors = [host.namespace for host in topology.hosts] + ([] if user is None else [user])
+    try:
+        channel.sendmsg(
+            [json.dumps({"user_namespace": user is not None}).encode()],
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))],
+        )
+        serve(channel, owner, topology)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the owner is gone
+    finally:
+        topology.kill_everything()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,282 @@
+"""A switch and hosts on this machine, for as long as a ``with`` block lasts."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+from gradwire.lab.addresses import INTERFACE, MAX_HOSTS, discard_address, host_address
+from gradwire.lab.helper import helper_command
+from gradwire.lab.presets import NETWORK_A, Preset
+
+_START_SECONDS = 30.0
+_STOP_SECONDS = 2.0
+
+
+class LabUnavailable(OSError):
+    """This machine lets the caller make no test network; the message says why."""
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """What one queue has seen since the network was made.
+
+    Attributes:
+        bytes: sent, Ethernet headers counted.
+        packets: sent; a train counts as its packets.
+        drops: overflows; a train that is dropped whole counts once.
+        backlog: bytes that wait.
+    """
+
+    bytes: int
+    packets: int
+    drops: int
+    backlog: int
+
+
+@dataclass(frozen=True)
+class PortStats:
+    """Both directions of a host's port.
+
+    Attributes:
+        uplink: the host's own queue, towards the switch.
+        downlink: the switch's queue, towards the host.
+    """
+
+    uplink: QueueStats
+    downlink: QueueStats
+
+
+class Network:
+    """N hosts on one switch, every port with a rate and a drop-tail queue in both directions.
+
+    Hosts are network namespaces without names, held by a helper process. They are made as root or,
+    through a user namespace, as an ordinary user, and nothing is left of them when this object is
+    closed or its process dies, however it dies: programs on the hosts are killed then.
+
+    Hosts 0 … ``hosts`` - 1 have the preset's ports. The ``extra_hosts`` after them are for cross
+    traffic: their way into the switch is never the bottleneck.
+    """
+
+    interface = INTERFACE
+
+    def __init__(
+        self,
+        hosts: int,
+        preset: Preset = NETWORK_A,
+        *,
+        extra_hosts: int = 0,
+        congestion_control: str = "cubic",
+    ) -> None:
+        """Make the network.
+
+        Args:
+            hosts: number of hosts.
+            preset: rate and queue of the ports.
+            extra_hosts: number of hosts for cross traffic.
+            congestion_control: of TCP on every host.
+
+        Raises:
+            LabUnavailable: the machine does not let this process do so.
+            ValueError: a number is out of range.
+        """
+        if hosts < 1 or extra_hosts < 0 or hosts + extra_hosts > MAX_HOSTS:
+            raise ValueError(f"a network has 1 to {MAX_HOSTS} hosts")
+        self.hosts = hosts
+        self.extra_hosts = extra_hosts
+        self.preset = preset
+        self.congestion_control = congestion_control
+        self._lock = threading.Lock()
+        self._processes: list[subprocess.Popen[Any]] = []
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.settimeout(_START_SECONDS)
+        with theirs:
+            self._keeper = subprocess.Popen(
+                helper_command("keeper", theirs.fileno(), os.getpid()),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        try:
+            self._namespaces, self._user_namespace = self._build()
+        except BaseException:
+            self._stop_keeper()
+            raise
+
+    def _build(self) -> tuple[list[int], int | None]:
+        count = self.hosts + self.extra_hosts
+        plan = {
+            "hosts": self.hosts,
+            "extra_hosts": self.extra_hosts,
+            "preset": asdict(self.preset),
+            "congestion_control": self.congestion_control,
+        }
+        numbers = array.array("i")
+        try:
+            self._channel.send(json.dumps(plan).encode())
+            message, ancillary, _, _ = self._channel.recvmsg(
+                1 << 16, socket.CMSG_SPACE((count + 1) * numbers.itemsize)
+            )
+        except OSError as error:
+            raise LabUnavailable(f"the lab's helper process: {error}") from error
+        if not message:
+            raise LabUnavailable("the lab's helper process ended without an answer")
+        answer = json.loads(message)
+        if "error" in answer:
+            raise LabUnavailable(answer["error"])
+        for _, _, data in ancillary:
+            numbers.frombytes(data)
+        user = numbers.pop() if answer["user_namespace"] else None
+        return list(numbers), user
+
+    def address(self, host: int) -> str:
+        """IPv4 address of a host."""
+        self._check(host)
+        return host_address(host)
+
+    def discard_address(self, host: int) -> str:
+        """IPv4 address behind a host's port whose packets the host silently drops."""
+        self._check(host)
+        return discard_address(host)
+
+    def spawn(
+        self,
+        host: int,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        **options: Any,
+    ) -> subprocess.Popen[Any]:
+        """Start a program on a host.
+
+        It is killed when the network is closed and when this process dies. Besides what the
+        caller gives it, it finds ``GLOO_SOCKET_IFNAME`` in its environment.
+
+        Args:
+            host: which one.
+            command: the program and its arguments.
+            env: additions to this process's environment.
+            pass_fds: descriptors that it inherits under the same numbers.
+            options: of `subprocess.Popen`.
+
+        Raises:
+            IndexError: there is no such host.
+            OSError: the process cannot be started.
+        """
+        self._check(host)
+        user = -1 if self._user_namespace is None else self._user_namespace
+        namespaces = [self._namespaces[host]] + ([user] if user >= 0 else [])
+        # The kernel ties a child to the thread that starts it; only the main one lasts. Programs
+        # that another thread starts are left to the keeper.
+        lasting = threading.current_thread() is threading.main_thread()
+        process = subprocess.Popen(
+            helper_command(
+                "enter", user, namespaces[0], os.getpid() if lasting else 0, *command, bare=True
+            ),
+            env={**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(env or {})},
+            pass_fds=[*pass_fds, *namespaces],
+            **options,
+        )
+        with self._lock:
+            self._processes.append(process)
+        return process
+
+    def port_stats(self, host: int) -> PortStats:
+        """What both queues of a host's port have seen since the network was made.
+
+        Raises:
+            IndexError: there is no such host.
+            LabUnavailable: the network is closed.
+        """
+        self._check(host)
+        try:
+            with self._lock:
+                self._channel.send(json.dumps({"host": host}).encode())
+                message = self._channel.recv(1 << 16)
+        except OSError as error:
+            raise LabUnavailable(f"the network is closed: {error}") from error
+        if not message:
+            raise LabUnavailable("the network is closed")
+        answer = json.loads(message)
+        if "error" in answer:
+            raise LabUnavailable(answer["error"])
+        stats = answer["stats"]
+        return PortStats(QueueStats(**stats["uplink"]), QueueStats(**stats["downlink"]))
+
+    def lost_packets(self) -> int:
+        """Packets that went into the switch and neither came out nor wait in it.
+
+        Exact when nothing is being sent, and with trains too, of which `QueueStats.drops` counts
+        each only once. Cross traffic is included.
+        """
+        stats = [self.port_stats(host) for host in range(self.hosts + self.extra_hosts)]
+        return sum(port.uplink.packets - port.downlink.packets for port in stats)
+
+    def close(self) -> None:
+        """Kill all programs on the hosts and remove the network. May be called again."""
+        with self._lock:
+            processes, self._processes = self._processes, []
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        self._stop_keeper()
+        namespaces, self._namespaces = self._namespaces, []
+        if self._user_namespace is not None:
+            namespaces.append(self._user_namespace)
+            self._user_namespace = None
+        for descriptor in namespaces:
+            os.close(descriptor)
+
+    def _stop_keeper(self) -> None:
+        self._channel.close()
+        try:
+            self._keeper.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
+
+    def _check(self, host: int) -> None:
+        if not 0 <= host < self.hosts + self.extra_hosts:
+            raise IndexError(f"no host {host} among {self.hosts + self.extra_hosts}")
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def probe() -> str | None:
+    """Try to make a small network.
+
+    Returns:
+        None if it works, or one line that says why it does not.
+    """
+    try:
+        Network(hosts=1).close()
+    except LabUnavailable as error:
+        return str(error)
+    return None

@@ -1,0 +1,37 @@
+"""Switch the segmentation offloads of a network device off, and make sure of it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from pyroute2.ethtool.ioctl import IoctlEthtool
+
+
+def _is_offload(feature: str) -> bool:
+    return (feature.startswith("tx-") and ("segmentation" in feature or "-gso" in feature)) or (
+        feature.startswith("rx-") and "gro" in feature
+    )
+
+
+def active_offloads(device: str) -> set[str]:
+    """The names of the GSO, TSO, USO and GRO features that a device has on."""
+    with closing(IoctlEthtool(device)) as ethtool:
+        features = ethtool.get_features()
+        return {name for name, on, *_ in features if on and _is_offload(name)}
+
+
+def switch_offloads_off(device: str) -> None:
+    """Turn GSO, TSO, USO and GRO off on a device of the present network namespace.
+
+    Raises:
+        OSError: the kernel kept one of them on.
+    """
+    with closing(IoctlEthtool(device)) as ethtool:
+        features = ethtool.get_features()
+        for name, on, available, *_ in list(features):
+            if on and available and _is_offload(name):
+                features[name] = False
+        ethtool.set_features(features)
+    left = active_offloads(device)
+    if left:
+        raise OSError(f"{device}: the kernel keeps {', '.join(sorted(left))} on")

@@ -1,0 +1,81 @@
+"""The two standard networks and the bursts that belong to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How every port of a network is shaped, in both directions.
+
+    Attributes:
+        name: what tables call this network.
+        rate: of a port, in bits per second, Ethernet headers counted.
+        queue: drop-tail queue of a port, in bytes.
+        bucket: depth of the token bucket that makes the rate, in bytes. A packet train longer
+            than this is cut into packets before it is queued.
+        offloads: whether trains (GSO, TSO, USO, GRO) pass the network whole.
+    """
+
+    name: str
+    rate: int
+    queue: int
+    bucket: int
+    offloads: bool
+
+    def __post_init__(self) -> None:
+        if self.rate <= 0 or self.queue <= 0:
+            raise ValueError(f"network {self.name}: rate and queue must be positive")
+        if self.bucket < MAX_FRAME:
+            raise ValueError(f"network {self.name}: bucket must hold a frame of {MAX_FRAME} bytes")
+        if self.offloads and self.bucket < MAX_TRAIN:
+            raise ValueError(
+                f"network {self.name}: with offloads the bucket must hold a train of "
+                f"{MAX_TRAIN} bytes"
+            )
+
+
+MAX_FRAME = 1514
+"""Bytes of the longest Ethernet frame."""
+
+MAX_TRAIN = 70_000
+"""Bytes of the longest train as a queue counts it: 64 KiB and 46 sets of headers."""
+
+# The bucket is not part of the queue, but what an idle port may send at once. It must also bridge
+# the wake-ups that the kernel's timer misses on a busy machine: tokens beyond it are lost. So A
+# takes the smallest one through which a train passes whole (0.6 ms), B one that is small against
+# its queue and shorter than any train worth the name (0.3 ms), for there a train must be cut.
+NETWORK_A = Preset("A", 1_000_000_000, 256 * KIB, 72 * KIB, offloads=True)
+NETWORK_B = Preset("B", 200_000_000, 64 * KIB, 8 * KIB, offloads=False)
+NETWORKS = {preset.name: preset for preset in (NETWORK_A, NETWORK_B)}
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Cross traffic that comes and goes.
+
+    Attributes:
+        rate: while it is on, in bits per second, Ethernet headers counted.
+        on: seconds that it lasts.
+        period: seconds from one start to the next.
+        phase: seconds from the origin to the first start.
+    """
+
+    rate: float
+    on: float
+    period: float
+    phase: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:
+            raise ValueError("burst: rate must be positive")
+        if not 0 < self.on <= self.period:
+            raise ValueError("burst: on must be positive and no longer than period")
+
+
+BURSTS_A = Burst(rate=4e9, on=0.010, period=0.200)
+BURSTS_B = Burst(rate=800e6, on=0.040, period=0.400)
+BURSTS = {"A": BURSTS_A, "B": BURSTS_B}

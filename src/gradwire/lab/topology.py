@@ -1,0 +1,241 @@
+"""Namespaces, links, queues and tables of one switch and its hosts.
+
+Runs in the keeper's process, which has one thread and no other business: the functions move it
+from one network namespace to another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.rtnl.ndmsg import NTF_MASTER, NUD_NOARP
+
+from gradwire.lab.addresses import (
+    DISCARD_NETWORK,
+    INTERFACE,
+    PREFIX_LENGTH,
+    discard_address,
+    host_address,
+    host_mac,
+)
+from gradwire.lab.kernel import CLONE_NEWNET, open_network_namespace, setns, unshare
+from gradwire.lab.offloads import switch_offloads_off
+from gradwire.lab.presets import Preset
+
+UPLINK_OF_EXTRA_HOSTS = Preset("uplink", 10_000_000_000, 8 << 20, 1 << 17, offloads=True)
+"""What a cross-traffic host's own egress is shaped to: fast enough never to be the bottleneck,
+and a queue all the same, because a queue counts a train's packets and a bare link does not."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be built.
+
+    Attributes:
+        hosts: hosts whose ports are shaped in both directions.
+        extra_hosts: hosts for cross traffic; their way into the switch is not the bottleneck.
+        preset: of every port.
+        congestion_control: of TCP on every host.
+    """
+
+    hosts: int
+    extra_hosts: int
+    preset: Preset
+    congestion_control: str
+
+
+@dataclass
+class Host:
+    """One built host.
+
+    Attributes:
+        namespace: descriptor of its network namespace.
+        netlink: a socket inside it.
+        uplink: index of its own interface.
+        downlink: index of the switch's port towards it.
+    """
+
+    namespace: int
+    netlink: Any
+    uplink: int
+    downlink: int
+
+
+class Topology:
+    """A built network."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Build it.
+
+        Args:
+            plan: what to build.
+
+        Raises:
+            OSError: the kernel cannot or may not do one of the steps.
+            pyroute2.NetlinkError: likewise.
+        """
+        self._plan = plan
+        _quiet_ipv6()
+        self._switch_namespace = open_network_namespace()
+        self._switch = IPRoute()
+        self._switch.link(
+            "add", ifname="switch", kind="bridge", br_mcast_snooping=0, br_stp_state=0
+        )
+        self._bridge = _index(self._switch, "switch")
+        _up(self._switch, self._bridge)
+        count = plan.hosts + plan.extra_hosts
+        self.hosts = [self._add_host(number) for number in range(count)]
+        for number in range(count):
+            self._fill_tables(number)
+
+    def _add_host(self, number: int) -> Host:
+        namespace = _new_namespace()
+        _quiet_ipv6()
+        netlink = IPRoute()
+        setns(self._switch_namespace, CLONE_NEWNET)
+        port = f"port{number}"
+        self._switch.link(
+            "add",
+            ifname=port,
+            kind="veth",
+            peer={"ifname": INTERFACE, "net_ns_fd": namespace, "address": host_mac(number)},
+        )
+        host = Host(namespace, netlink, _index(netlink, INTERFACE), _index(self._switch, port))
+        if not self._plan.preset.offloads:
+            switch_offloads_off(port)
+            setns(namespace, CLONE_NEWNET)
+            switch_offloads_off(INTERFACE)
+            setns(self._switch_namespace, CLONE_NEWNET)
+        preset = self._plan.preset
+        extra = number >= self._plan.hosts
+        _shape(netlink, host.uplink, UPLINK_OF_EXTRA_HOSTS if extra else preset)
+        _shape(self._switch, host.downlink, preset)
+        self._switch.link("set", index=host.downlink, master=self._bridge)
+        self._switch.brport("set", index=host.downlink, learning=0, unicast_flood=0)
+        _up(self._switch, host.downlink)
+        _up(netlink, _index(netlink, "lo"))
+        netlink.addr(
+            "add", index=host.uplink, address=host_address(number), prefixlen=PREFIX_LENGTH
+        )
+        _up(netlink, host.uplink)
+        return host
+
+    def _fill_tables(self, number: int) -> None:
+        """Write what the first packets would have to ask for, and TCP's congestion control."""
+        host = self.hosts[number]
+        # Per route, because a namespace may neither choose nor inherit an algorithm that the
+        # machine has not set free for ordinary users, and on some machines cubic is not.
+        via: dict[str, Any] = {
+            "oif": host.uplink,
+            "scope": "link",
+            "metrics": {"cc_algo": self._plan.congestion_control},
+        }
+        network = f"{host_address(0).rsplit('.', 1)[0]}.0/{PREFIX_LENGTH}"
+        host.netlink.route("replace", dst=network, prefsrc=host_address(number), proto=2, **via)
+        host.netlink.route("add", dst=DISCARD_NETWORK, **via)
+        self._switch.fdb(
+            "add",
+            ifindex=host.downlink,
+            lladdr=host_mac(number),
+            flags=NTF_MASTER,
+            state=NUD_NOARP,  # "static"; "permanent" would mean an address of the switch itself
+        )
+        for other in range(len(self.hosts)):
+            if other == number:
+                continue
+            for address in (host_address(other), discard_address(other)):
+                host.netlink.neigh(
+                    "add",
+                    dst=address,
+                    lladdr=host_mac(other),
+                    ifindex=host.uplink,
+                    state="permanent",
+                )
+
+    def port_stats(self, number: int) -> dict[str, dict[str, int]]:
+        """What both queues of a host's port have seen since they were made."""
+        host = self.hosts[number]
+        return {
+            "uplink": _queue_stats(host.netlink, host.uplink),
+            "downlink": _queue_stats(self._switch, host.downlink),
+        }
+
+    def kill_everything(self) -> None:
+        """Kill every process on any of the hosts, whoever started it."""
+        spaces = {os.fstat(host.namespace).st_ino for host in self.hosts}
+        for _ in range(100):  # a process that forks meanwhile is caught by the next round
+            victims = [pid for pid in _processes() if _namespace_of(pid) in spaces]
+            if not victims:
+                return
+            for pid in victims:
+                _kill(pid)
+
+
+def _processes() -> list[int]:
+    return [
+        int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()
+    ]
+
+
+def _namespace_of(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:
+        return None
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _new_namespace() -> int:
+    unshare(CLONE_NEWNET)
+    return open_network_namespace()
+
+
+def _quiet_ipv6() -> None:
+    """Keep devices that are yet to come from announcing themselves over IPv6."""
+    switch = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
+    if switch.exists():
+        switch.write_text("1")
+
+
+def _index(netlink: Any, name: str) -> int:
+    return int(netlink.link_lookup(ifname=name)[0])
+
+
+def _up(netlink: Any, index: int) -> None:
+    netlink.link("set", index=index, state="up")
+
+
+def _shape(netlink: Any, index: int, preset: Preset) -> None:
+    netlink.tc(
+        "add",
+        "tbf",
+        index=index,
+        rate=preset.rate // 8,  # bytes per second
+        burst=preset.bucket,
+        limit=preset.queue,
+    )
+
+
+def _queue_stats(netlink: Any, index: int) -> dict[str, int]:
+    for queue in netlink.get_qdiscs(index=index):
+        if queue.get_attr("TCA_KIND") == "tbf":
+            stats = queue.get_attr("TCA_STATS2")
+            basic = stats.get_attr("TCA_STATS_BASIC")
+            state = stats.get_attr("TCA_STATS_QUEUE")
+            return {
+                "bytes": basic["bytes"],
+                "packets": basic["packets"],
+                "drops": state["drops"],
+                "backlog": state["backlog"],
+            }
+    raise OSError(f"the queue of device {index} is gone")
