@@ -1,5 +1,6 @@
 """A test network on one machine: hosts, a switch, queues, bursts, and the baselines on it."""
 
+from gradwire.lab.bursts import BurstRecord, BurstTraffic, windows
 from gradwire.lab.network import LabUnavailable, Network, PortStats, QueueStats, probe
 from gradwire.lab.presets import (
     BURSTS,
@@ -20,10 +21,13 @@ __all__ = [
     "NETWORK_A",
     "NETWORK_B",
     "Burst",
+    "BurstRecord",
+    "BurstTraffic",
     "LabUnavailable",
     "Network",
     "PortStats",
     "Preset",
     "QueueStats",
     "probe",
+    "windows",
 ]
