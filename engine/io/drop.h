@@ -1,0 +1,47 @@
+// Loss injected in the receive path: independent or in runs (Gilbert-Elliott), by a seed. For hosts
+// where no network with losses can be made.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace gradwire::io {
+
+struct DropOptions {
+  double rate = 0.0;   // share of reliable packets, in [0, 1)
+  double burst = 1.0;  // mean length of a run of losses, at least 1
+  uint64_t seed = 0;
+};
+
+class Drop {
+ public:
+  Drop() = default;
+  explicit Drop(const DropOptions& options)
+      : options_(options), state_(options.seed * 0x9e3779b97f4a7c15u ^ 0x853c49e6748fea9bu) {
+    if (state_ == 0) state_ = 1;
+  }
+
+  bool active() const { return options_.rate > 0.0; }
+
+  bool next() {
+    if (options_.burst <= 1.0) return uniform() < options_.rate;
+    // A run ends with 1/burst; the chance of a new one makes its share the rate asked for.
+    const double begin = options_.rate / (options_.burst * (1.0 - options_.rate));
+    bad_ = uniform() < (bad_ ? 1.0 - 1.0 / options_.burst : std::min(begin, 1.0));
+    return bad_;
+  }
+
+ private:
+  double uniform() {  // xorshift64*
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return static_cast<double>((state_ * 0x2545f4914f6cdd1du) >> 11) * 0x1.0p-53;
+  }
+
+  DropOptions options_;
+  uint64_t state_ = 1;
+  bool bad_ = false;
+};
+
+}  // namespace gradwire::io

@@ -1,0 +1,446 @@
+// The engine thread: datagrams in, timers, trains out, events to whoever waits.
+#include "io/loop.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <unordered_map>
+
+#include "io/poller.h"
+#include "wire/packet.h"
+
+namespace gradwire::io {
+namespace {
+
+constexpr Nanos kLinger = 2 * kSecond;
+// Trains sent before the socket is looked at again, so that acks and credit are never far behind.
+constexpr int kTrainsPerTurn = 4;
+constexpr Nanos kHeldWait = 50 * kMicrosecond;
+
+std::chrono::nanoseconds bounded(Nanos timeout) {
+  // Far from overflow when the library adds it to now.
+  return std::chrono::nanoseconds(std::clamp<Nanos>(timeout, 0, 86'400 * kSecond));
+}
+
+}  // namespace
+
+struct Loop::Impl {
+  Impl(const EndpointConfig& wanted, const std::string& host, uint16_t port)
+      : config(wanted), socket(host, port), poller(socket.fd()), owner(::getpid()) {
+    // The kernel's figure counts its own overhead per packet, up to twice the packet.
+    config.receive_buffer = static_cast<uint32_t>(socket.features().receive_buffer) / 3;
+    last_snapshot.features = socket.features();
+  }
+
+  // ---- by callers
+  void require_owner() const {
+    if (owner == ::getpid()) return;
+    throw std::runtime_error("the engine belongs to the process that this one was forked from");
+  }
+  void push_command(auto&& change);
+  // ---- by the thread
+  void run();
+  void serve();
+  bool take_commands();
+  bool receive_batch();
+  bool send_trains();
+  bool send_held();
+  void hand_on_events();
+  void publish();
+  void finish(const std::string& why);
+  void fail(const std::string& why);
+  bool wait_for_work();
+
+  EndpointConfig config;
+  Socket socket;
+  Poller poller;
+  const pid_t owner;
+  std::thread thread;
+  std::mutex joining;
+
+  // Shared, under `mutex`.
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<OpSpec> to_start;
+  std::optional<DropOptions> new_drop;
+  bool close_wanted = false;
+  bool snapshot_wanted = false;
+  uint64_t snapshots = 0;
+  Snapshot last_snapshot;
+  std::deque<OpReport> reports;
+  std::map<uint64_t, uint64_t> open_ops;  // op -> step
+  std::vector<bool> answered;
+  std::string failure;
+  bool connected = false;
+  bool finished = false;
+  std::atomic<bool> commands_waiting{false};
+
+  // The thread's own.
+  std::unique_ptr<Endpoint> endpoint;
+  std::vector<Address> addresses;
+  std::unordered_map<Address, uint16_t, Address::Hash> sources;
+  Drop drop;
+  Train train;
+  HeldTrain held;
+  Event event;
+  Snapshot counted;
+  bool closing = false;
+  bool said_goodbye = false;
+  Nanos give_up_at = kNever;
+};
+
+// -------------------------------------------------------------------- the callers' side
+
+Loop::Loop(const EndpointConfig& config, const std::string& host, uint16_t port)
+    : impl_(std::make_unique<Impl>(config, host, port)) {}
+
+Loop::~Loop() {
+  if (impl_->owner != ::getpid()) {
+    // A forked child has the memory but not the thread: even destroying the locks may hang.
+    static_cast<void>(impl_.release());
+    return;
+  }
+  close();
+}
+
+const Address& Loop::address() const {
+  return impl_->socket.address();
+}
+const EndpointConfig& Loop::config() const {
+  return impl_->config;
+}
+
+void Loop::Impl::push_command(auto&& change) {
+  {
+    const std::lock_guard lock(mutex);
+    change();
+    commands_waiting.store(true, std::memory_order_release);
+  }
+  poller.wake();
+}
+
+void Loop::connect(const std::vector<std::pair<std::string, uint16_t>>& addresses) {
+  Impl& impl = *impl_;
+  impl.require_owner();
+  if (addresses.size() != impl.config.endpoints()) {
+    throw std::invalid_argument("addresses: " + std::to_string(addresses.size()) +
+                                " given, one for each of " +
+                                std::to_string(impl.config.endpoints()) + " endpoints needed");
+  }
+  std::vector<Address> resolved;
+  std::unordered_map<Address, uint16_t, Address::Hash> sources;
+  for (const auto& [host, port] : addresses) {
+    const auto index = static_cast<uint16_t>(resolved.size());
+    resolved.push_back(Address::resolve(host, port, impl.socket.address().family()));
+    const auto [at, fresh] = sources.emplace(resolved.back(), index);
+    if (!fresh) {
+      throw std::invalid_argument("addresses: endpoints " + std::to_string(at->second) + " and " +
+                                  std::to_string(index) + " are both " + resolved.back().text());
+    }
+  }
+  const std::lock_guard lock(impl.mutex);
+  if (impl.connected) throw std::runtime_error("the engine is connected already");
+  if (impl.close_wanted) throw std::runtime_error("the engine is closed");
+  impl.addresses = std::move(resolved);
+  impl.sources = std::move(sources);
+  impl.answered.assign(impl.config.endpoints(), false);
+  impl.answered[impl.config.endpoint] = true;
+  impl.connected = true;
+  impl.thread = std::thread([&impl] { impl.run(); });
+}
+
+std::vector<uint16_t> Loop::wait_connected(Nanos timeout) {
+  Impl& impl = *impl_;
+  std::vector<uint16_t> missing;
+  impl.require_owner();
+  std::unique_lock lock(impl.mutex);
+  const auto all = [&] {
+    return impl.finished || !impl.failure.empty() ||
+           std::find(impl.answered.begin(), impl.answered.end(), false) == impl.answered.end();
+  };
+  impl.changed.wait_for(lock, bounded(timeout), all);
+  for (size_t i = 0; i < impl.answered.size(); ++i) {
+    if (!impl.answered[i]) missing.push_back(static_cast<uint16_t>(i));
+  }
+  return missing;
+}
+
+void Loop::start(OpSpec spec) {
+  Impl& impl = *impl_;
+  impl.require_owner();
+  impl.push_command([&] {
+    if (impl.close_wanted || impl.finished) throw std::runtime_error("the engine is closed");
+    if (!impl.failure.empty()) throw std::runtime_error(impl.failure);
+    if (!impl.connected) throw std::runtime_error("the engine is not connected");
+    if (!impl.open_ops.emplace(spec.op, spec.step).second) {
+      throw std::runtime_error("op " + std::to_string(spec.op) + " runs already");
+    }
+    impl.to_start.push_back(std::move(spec));
+  });
+}
+
+std::optional<OpReport> Loop::next_report(Nanos timeout) {
+  Impl& impl = *impl_;
+  if (impl.owner != ::getpid()) return std::nullopt;
+  std::unique_lock lock(impl.mutex);
+  impl.changed.wait_for(lock, bounded(timeout),
+                        [&] { return impl.finished || !impl.reports.empty(); });
+  if (impl.reports.empty()) return std::nullopt;
+  OpReport report = std::move(impl.reports.front());
+  impl.reports.pop_front();
+  return report;
+}
+
+bool Loop::closed() const {
+  if (impl_->owner != ::getpid()) return true;
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->finished;
+}
+
+void Loop::set_drop(const DropOptions& options) {
+  if (impl_->owner != ::getpid()) return;
+  impl_->push_command([&] { impl_->new_drop = options; });
+}
+
+Snapshot Loop::snapshot() {
+  Impl& impl = *impl_;
+  if (impl.owner != ::getpid()) return {};
+  {
+    const std::lock_guard lock(impl.mutex);
+    if (!impl.connected || impl.finished) return impl.last_snapshot;
+  }
+  uint64_t before = 0;
+  impl.push_command([&] {
+    before = impl.snapshots;
+    impl.snapshot_wanted = true;
+  });
+  std::unique_lock lock(impl.mutex);
+  impl.changed.wait_for(lock, bounded(kSecond),
+                        [&] { return impl.finished || impl.snapshots != before; });
+  return impl.last_snapshot;
+}
+
+std::string Loop::failure() const {
+  if (impl_->owner != ::getpid()) return "a forked copy";
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->failure;
+}
+
+void Loop::close() {
+  Impl& impl = *impl_;
+  if (impl.owner != ::getpid()) return;
+  impl.push_command([&] { impl.close_wanted = true; });
+  const std::lock_guard joining(impl.joining);
+  if (impl.thread.joinable()) impl.thread.join();
+  const std::lock_guard lock(impl.mutex);
+  impl.finished = true;
+  impl.changed.notify_all();
+}
+
+// -------------------------------------------------------------------- the thread
+
+void Loop::Impl::run() {
+  ::pthread_setname_np(::pthread_self(), "gradwire");
+  // Signals are the interpreter's; timers are meant to the microsecond, not to the default 50.
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+  std::string why = "the engine was closed before the all-reduce was complete";
+  try {
+    serve();
+  } catch (const std::exception& error) {
+    why = std::string("the engine thread failed: ") + error.what();
+    fail(why);
+  }
+  finish(why);
+}
+
+void Loop::Impl::serve() {
+  // What arrived before the addresses were known says nothing that its sender will not repeat.
+  while (!socket.receive(monotonic_now()).empty()) {
+  }
+  endpoint = std::make_unique<Endpoint>(config, monotonic_now());
+  bool sending = true;   // there may be more to send
+  bool readable = true;  // there may be more to receive
+  while (!said_goodbye) {
+    if (commands_waiting.load(std::memory_order_acquire)) sending |= take_commands();
+    if (!sending && !readable) readable = wait_for_work();
+    // While trains go out the socket is looked at all the same.
+    if (sending || readable) readable = receive_batch();
+    const Nanos now = monotonic_now();
+    if (endpoint->next_timer() <= now) endpoint->on_timer(now);
+    sending = send_trains();
+    hand_on_events();
+    if (now >= give_up_at) break;
+  }
+}
+
+// True when there was one that gives the endpoint something to do.
+bool Loop::Impl::take_commands() {
+  std::vector<OpSpec> specs;
+  bool close_now = false;
+  {
+    const std::lock_guard lock(mutex);
+    commands_waiting.store(false, std::memory_order_relaxed);
+    specs.swap(to_start);
+    if (new_drop) drop = Drop(*new_drop);
+    new_drop.reset();
+    close_now = close_wanted && !closing;
+    if (snapshot_wanted) publish();
+  }
+  for (OpSpec& spec : specs) {
+    const uint64_t op = spec.op;
+    const uint64_t step = spec.step;
+    const std::string wrong = endpoint->start(std::move(spec), monotonic_now());
+    if (wrong.empty()) continue;
+    OpReport report;
+    report.op = op;
+    report.step = step;
+    report.error = wrong;
+    const std::lock_guard lock(mutex);
+    open_ops.erase(op);
+    reports.push_back(std::move(report));
+    changed.notify_all();
+  }
+  if (close_now) {
+    closing = true;
+    const Nanos now = monotonic_now();
+    give_up_at = now + kLinger + kSecond / 2;
+    endpoint->close(now, kLinger);
+  }
+  return close_now || !specs.empty();
+}
+
+// True when there is something to receive.
+bool Loop::Impl::wait_for_work() {
+  poller.want_writable(held.held());
+  const Nanos deadline = std::min(endpoint->next_timer(), give_up_at);
+  Nanos timeout = kNever;
+  if (deadline != kNever) timeout = std::max<Nanos>(deadline - monotonic_now(), 0);
+  // A pacing timer stays due as long as the socket takes nothing: that must not become a spin.
+  if (held.held()) timeout = std::max(timeout, kHeldWait);
+  ++counted.wakeups;
+  return poller.wait(timeout).readable;
+}
+
+// True when the socket may hold more.
+bool Loop::Impl::receive_batch() {
+  const auto messages = socket.receive(monotonic_now());
+  if (messages.empty()) return false;
+  const Nanos now = monotonic_now();
+  for (const Socket::Message& message : messages) {
+    const size_t datagrams = (message.bytes.size() + message.segment - 1) / message.segment;
+    const auto source = sources.find(*message.source);
+    if (source == sources.end()) {
+      counted.strangers += datagrams;
+      continue;
+    }
+    // A stamp far in the past or in the future is the wall clock's doing, not the network's.
+    Nanos arrival = message.arrival;
+    if (arrival > now || arrival < now - kSecond) arrival = now;
+    for (size_t at = 0; at < message.bytes.size(); at += message.segment) {
+      const auto datagram =
+          message.bytes.subspan(at, std::min(message.segment, message.bytes.size() - at));
+      if (drop.active() && datagram.size() >= wire::kHeaderBytes &&
+          wire::is_reliable(static_cast<wire::Kind>(datagram[1])) && drop.next()) {
+        ++counted.injected;
+        continue;
+      }
+      endpoint->receive(source->second, datagram, now, arrival);
+    }
+  }
+  endpoint->flush(monotonic_now());
+  return messages.size() == Socket::kBatch;
+}
+
+bool Loop::Impl::send_held() {
+  held.first = socket.send(addresses[held.train().destination], held.train(), held.first);
+  if (held.first < held.train().count) return false;
+  held.release();
+  return true;
+}
+
+// True when something went out: then there may be more to send.
+bool Loop::Impl::send_trains() {
+  if (held.held() && !send_held()) return false;
+  for (int i = 0; i < kTrainsPerTurn; ++i) {
+    if (!endpoint->transmit(monotonic_now(), train)) return i > 0;
+    const uint32_t taken = socket.send(addresses[train.destination], train, 0);
+    if (taken < train.count) {
+      held.hold(train, taken);
+      return false;  // nothing goes before the socket is writable
+    }
+  }
+  return true;
+}
+
+void Loop::Impl::hand_on_events() {
+  while (endpoint->next_event(event)) {
+    const std::lock_guard lock(mutex);
+    switch (event.type) {
+      case Event::Type::op_done:
+        open_ops.erase(event.report.op);
+        reports.push_back(std::move(event.report));
+        break;
+      case Event::Type::connected:
+        if (event.endpoint < answered.size()) answered[event.endpoint] = true;
+        break;
+      case Event::Type::failed:
+        failure = event.report.error;
+        break;
+      case Event::Type::closed:
+        said_goodbye = true;
+        break;
+    }
+    event = Event{};
+    changed.notify_all();
+  }
+}
+
+void Loop::Impl::publish() {
+  counted.socket = socket.counters();
+  counted.features = socket.features();
+  if (endpoint) counted.endpoint = endpoint->counters();
+  last_snapshot = counted;
+  snapshot_wanted = false;
+  ++snapshots;
+  changed.notify_all();
+}
+
+void Loop::Impl::fail(const std::string& why) {
+  const std::lock_guard lock(mutex);
+  if (failure.empty()) failure = why;
+}
+
+// After this the thread touches no caller's memory any more.
+void Loop::Impl::finish(const std::string& why) {
+  const std::lock_guard lock(mutex);
+  publish();
+  endpoint.reset();
+  for (const auto& [op, step] : open_ops) {
+    OpReport report;
+    report.op = op;
+    report.step = step;
+    report.error = "rank " + std::to_string(config.endpoint) + ", step " + std::to_string(step) +
+                   ": " + (failure.empty() ? why : failure);
+    reports.push_back(std::move(report));
+  }
+  open_ops.clear();
+  to_start.clear();
+  finished = true;
+  changed.notify_all();
+}
+
+}  // namespace gradwire::io

@@ -1,0 +1,308 @@
+// The engine's UDP socket: system calls and their fallbacks.
+#include "io/socket.h"
+
+#include <fcntl.h>
+#include <linux/udp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+namespace gradwire::io {
+namespace {
+
+constexpr int kReceiveBuffer = 16 << 20;
+constexpr int kSendBuffer = 4 << 20;
+constexpr Nanos kAlignEvery = 10 * kMillisecond;
+
+Nanos read_clock(clockid_t clock) {
+  timespec at{};
+  ::clock_gettime(clock, &at);
+  return Nanos{at.tv_sec} * kSecond + at.tv_nsec;
+}
+
+bool set_option(int fd, int level, int name, int value) {
+  return ::setsockopt(fd, level, name, &value, sizeof(value)) == 0;
+}
+
+int get_option(int fd, int level, int name) {
+  int value = 0;
+  socklen_t size = sizeof(value);
+  return ::getsockopt(fd, level, name, &value, &size) == 0 ? value : 0;
+}
+
+// As much as the kernel gives: beyond the system's limit for those who may, else up to it.
+int grow_buffer(int fd, int force, int plain, int wanted) {
+  if (!set_option(fd, SOL_SOCKET, force, wanted)) set_option(fd, SOL_SOCKET, plain, wanted);
+  return get_option(fd, SOL_SOCKET, plain);
+}
+
+std::string bind_failure(int code, const Address& address) {
+  switch (code) {
+    case EADDRINUSE:
+      return "address in use: " + address.text() + " (another socket holds this port)";
+    case EADDRNOTAVAIL:
+      return "no such address on this host: " + address.text();
+    case EACCES:
+      return "may not bind: " + address.text() + " (a privileged port)";
+    default:
+      return "cannot bind: " + address.text();
+  }
+}
+
+// The non-empty spans of datagram i as iovecs; returns how many.
+size_t gather(const Train& train, uint32_t i, iovec* out) {
+  size_t count = 0;
+  for (size_t half = 0; half < 2; ++half) {
+    const Train::Span& span = train.spans[2 * size_t{i} + half];
+    if (span.size == 0) continue;
+    out[count].iov_base = const_cast<void*>(span.data);
+    out[count].iov_len = span.size;
+    ++count;
+  }
+  return count;
+}
+
+bool is_full(int code) {
+  return code == EAGAIN || code == EWOULDBLOCK;
+}
+
+}  // namespace
+
+Nanos monotonic_now() {
+  return read_clock(CLOCK_MONOTONIC);
+}
+
+Socket::Socket(const std::string& host, uint16_t port) {
+  const Address wanted = Address::resolve(host, port, AF_UNSPEC);
+  fd_ = ::socket(wanted.family(), SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "cannot make a UDP socket");
+
+  const bool v6 = wanted.family() == AF_INET6;
+  if (v6) set_option(fd_, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+  if (::bind(fd_, wanted.get(), wanted.size()) != 0) {
+    const int code = errno;
+    ::close(fd_);
+    throw std::system_error(code, std::generic_category(), bind_failure(code, wanted));
+  }
+  address_ = Address::of_socket(fd_);
+
+  features_.receive_buffer = grow_buffer(fd_, SO_RCVBUFFORCE, SO_RCVBUF, kReceiveBuffer);
+  features_.send_buffer = grow_buffer(fd_, SO_SNDBUFFORCE, SO_SNDBUF, kSendBuffer);
+  features_.timestamps = set_option(fd_, SOL_SOCKET, SO_TIMESTAMPNS, 1);
+  set_option(fd_, SOL_SOCKET, SO_RXQ_OVFL, 1);
+  // Never fragmented, and the kernel's guess of the path's MTU does not stand in the way.
+  if (v6) {
+    set_option(fd_, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE);
+  } else {
+    set_option(fd_, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE);
+  }
+  features_.gro = set_option(fd_, IPPROTO_UDP, UDP_GRO, 1);
+  // 0 changes nothing: it only asks whether the kernel knows the option.
+  features_.segment = set_option(fd_, IPPROTO_UDP, UDP_SEGMENT, 0);
+
+  buffers_ = std::make_unique_for_overwrite<uint8_t[]>(kBatch * kMessageBytes);
+  std::memset(headers_.data(), 0, sizeof(headers_));
+  for (size_t i = 0; i < kBatch; ++i) {
+    vectors_[i] = {buffers_.get() + i * kMessageBytes, kMessageBytes};
+    headers_[i].msg_hdr.msg_iov = &vectors_[i];
+    headers_[i].msg_hdr.msg_iovlen = 1;
+    headers_[i].msg_hdr.msg_name = sources_[i].get();
+    headers_[i].msg_hdr.msg_control = controls_[i].data();
+  }
+}
+
+Socket::~Socket() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+uint32_t Socket::send(const Address& to, const Train& train, uint32_t first) {
+  if (features_.segment && train.count - first > 1) {
+    switch (send_segmented(to, train, first)) {
+      case Segmented::sent:
+        return train.count;
+      case Segmented::blocked:
+        ++counters_.blocked;
+        return first;
+      case Segmented::lost:
+        counters_.send_errors += train.count - first;
+        return train.count;
+      case Segmented::refused: {
+        // The device or the path cannot segment, or the datagrams are too long for it. Only if
+        // they go out one by one was it the segmentation, and then it will not work later either.
+        const uint64_t errors = counters_.too_long + counters_.send_errors;
+        const uint32_t next = send_plain(to, train, first);
+        if (next > first && counters_.too_long + counters_.send_errors == errors) {
+          features_.segment = false;
+        }
+        return next;
+      }
+    }
+  }
+  return send_plain(to, train, first);
+}
+
+Socket::Segmented Socket::send_segmented(const Address& to, const Train& train, uint32_t first) {
+  std::array<iovec, 2 * Train::kMaxSegments> vectors;
+  size_t count = 0;
+  for (uint32_t i = first; i < train.count; ++i) count += gather(train, i, &vectors[count]);
+
+  alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(uint16_t))> control{};
+  msghdr header{};
+  header.msg_name = const_cast<sockaddr*>(to.get());
+  header.msg_namelen = to.size();
+  header.msg_iov = vectors.data();
+  header.msg_iovlen = count;
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  cmsghdr* const segment = CMSG_FIRSTHDR(&header);
+  segment->cmsg_level = IPPROTO_UDP;
+  segment->cmsg_type = UDP_SEGMENT;
+  segment->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+  const auto bytes = static_cast<uint16_t>(train.segment_bytes);
+  std::memcpy(CMSG_DATA(segment), &bytes, sizeof(bytes));
+
+  for (;;) {
+    ++counters_.send_calls;
+    if (::sendmsg(fd_, &header, MSG_NOSIGNAL) >= 0) return Segmented::sent;
+    if (is_full(errno)) return Segmented::blocked;
+    switch (errno) {
+      case EINTR:
+        continue;
+      case EIO:
+      case EINVAL:
+      case EMSGSIZE:
+      case EOPNOTSUPP:
+      case ENOPROTOOPT:
+        return Segmented::refused;
+      default:
+        return Segmented::lost;
+    }
+  }
+}
+
+uint32_t Socket::send_plain(const Address& to, const Train& train, uint32_t first) {
+  std::array<iovec, 2 * Train::kMaxSegments> vectors;
+  std::array<mmsghdr, Train::kMaxSegments> headers;
+  for (uint32_t i = first; i < train.count; ++i) {
+    msghdr& header = headers[i].msg_hdr;
+    header = {};
+    header.msg_name = const_cast<sockaddr*>(to.get());
+    header.msg_namelen = to.size();
+    header.msg_iov = &vectors[2 * size_t{i}];
+    header.msg_iovlen = gather(train, i, header.msg_iov);
+  }
+  while (first < train.count) {
+    ++counters_.send_calls;
+    const int sent = ::sendmmsg(fd_, &headers[first], train.count - first, MSG_NOSIGNAL);
+    if (sent > 0) {
+      first += static_cast<uint32_t>(sent);
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (is_full(errno)) {
+      ++counters_.blocked;
+      return first;
+    }
+    // ENOBUFS, EPERM, a late ECONNREFUSED, …: this datagram is lost and the rest is tried.
+    ++(errno == EMSGSIZE ? counters_.too_long : counters_.send_errors);
+    ++first;
+  }
+  return first;
+}
+
+std::span<const Socket::Message> Socket::receive(Nanos now) {
+  for (size_t i = 0; i < kBatch; ++i) {
+    headers_[i].msg_hdr.msg_namelen = Address::kCapacity;
+    headers_[i].msg_hdr.msg_controllen = kControlBytes;
+  }
+  ++counters_.receive_calls;
+  const int received = ::recvmmsg(fd_, headers_.data(), kBatch, MSG_DONTWAIT, nullptr);
+  if (received <= 0) return {};  // EAGAIN, EINTR, or an error of an earlier send: nothing to read
+
+  if (now - aligned_at_ > kAlignEvery) align_clocks(now);
+  size_t count = 0;
+  for (size_t i = 0; i < static_cast<size_t>(received); ++i) {
+    msghdr& header = headers_[i].msg_hdr;
+    const size_t size = headers_[i].msg_len;
+    if ((header.msg_flags & MSG_TRUNC) != 0 || size == 0) {
+      ++counters_.truncated;
+      continue;
+    }
+    Message& message = messages_[count++];
+    message.source = &sources_[i];
+    message.bytes = {buffers_.get() + i * kMessageBytes, size};
+    message.segment = size;
+    message.arrival = 0;
+    read_control(header, message);
+  }
+  return {messages_.data(), count};
+}
+
+void Socket::read_control(msghdr& header, Message& message) {
+  for (cmsghdr* at = CMSG_FIRSTHDR(&header); at != nullptr; at = CMSG_NXTHDR(&header, at)) {
+    if (at->cmsg_level == IPPROTO_UDP && at->cmsg_type == UDP_GRO) {
+      int segment = 0;
+      std::memcpy(&segment, CMSG_DATA(at), sizeof(segment));
+      if (segment > 0) message.segment = static_cast<size_t>(segment);
+    } else if (at->cmsg_level == SOL_SOCKET && at->cmsg_type == SCM_TIMESTAMPNS) {
+      timespec stamp{};
+      std::memcpy(&stamp, CMSG_DATA(at), sizeof(stamp));
+      message.arrival = Nanos{stamp.tv_sec} * kSecond + stamp.tv_nsec + realtime_to_monotonic_;
+    } else if (at->cmsg_level == SOL_SOCKET && at->cmsg_type == SO_RXQ_OVFL) {
+      uint32_t mark = 0;
+      std::memcpy(&mark, CMSG_DATA(at), sizeof(mark));
+      counters_.overflows += static_cast<uint32_t>(mark - overflow_mark_);
+      overflow_mark_ = mark;
+    }
+  }
+}
+
+// Kernel stamps are CLOCK_REALTIME, which is stepped and slewed; the offset is taken anew every few
+// milliseconds, from the reading that was least disturbed.
+void Socket::align_clocks(Nanos now) {
+  Nanos best = kNever;
+  for (int attempt = 0; attempt < 4 && best > 500; ++attempt) {
+    const Nanos before = read_clock(CLOCK_MONOTONIC);
+    const Nanos real = read_clock(CLOCK_REALTIME);
+    const Nanos after = read_clock(CLOCK_MONOTONIC);
+    if (after - before >= best) continue;
+    best = after - before;
+    realtime_to_monotonic_ = before + (after - before) / 2 - real;
+  }
+  aligned_at_ = now;
+}
+
+void HeldTrain::hold(const Train& train, uint32_t from) {
+  bytes_.clear();
+  bytes_.reserve(Train::kMaxBytes);
+  train_.destination = train.destination;
+  train_.count = train.count;
+  train_.segment_bytes = train.segment_bytes;
+  train_.total_bytes = train.total_bytes;
+  for (uint32_t i = from; i < train.count; ++i) {
+    const size_t begin = bytes_.size();
+    for (size_t half = 0; half < 2; ++half) {
+      const Train::Span& span = train.spans[2 * size_t{i} + half];
+      const auto* data = static_cast<const uint8_t*>(span.data);
+      if (span.size != 0) bytes_.insert(bytes_.end(), data, data + span.size);
+    }
+    // The vector may still move: the offset stands in for the pointer until all is copied.
+    train_.spans[2 * size_t{i}] = {nullptr, bytes_.size() - begin};
+    train_.spans[2 * size_t{i} + 1] = {nullptr, 0};
+  }
+  const uint8_t* at = bytes_.data();
+  for (uint32_t i = from; i < train.count; ++i) {
+    train_.spans[2 * size_t{i}].data = at;
+    at += train_.spans[2 * size_t{i}].size;
+  }
+  first = from;
+  held_ = true;
+}
+
+}  // namespace gradwire::io
