@@ -14,7 +14,8 @@ TOOLS = ["bash", "cat", "cut", "dirname", "env", "head", "id", "nproc", "uname",
 
 # What a Debian without the venv and dev packages looks like to the check.
 BARE_DEBIAN = """
-import importlib.util, os, sys
+import importlib.util, os, sys, sysconfig
+sysconfig.get_path("include")  # from here on it knows where the headers really are
 sys.base_prefix = "/usr"
 _find, _exists = importlib.util.find_spec, os.path.exists
 importlib.util.find_spec = lambda name: None if name in {hidden!r} else _find(name)
