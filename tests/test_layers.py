@@ -14,10 +14,10 @@ ENGINE = ROOT / "engine"
 # Top layer first. A module may import its own layer and those below.
 LAYERS = (
     ("__main__", "cli", "lab", "sim", "bench", "report", "demo", "server", "doctor", "top"),
-    ("ddp", "fsdp", "process_group"),
+    ("ddp", "fsdp", "process_group", "buckets", "staging"),
     ("policies",),
     ("phases", "feedback", "telemetry"),
-    ("communicator",),
+    ("communicator", "executor", "rendezvous"),
     ("_engine",),
     ("plans", "errors", "settings"),  # plain data and words that any layer may use
 )
