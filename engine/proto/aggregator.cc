@@ -44,6 +44,11 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
     w.regions.resize(plan.regions.size());
   }
   finished_.reserve(shard.size());
+  for (uint32_t r = 0; r < regions_.size(); ++r) {
+    uint64_t least = regions_[r].elements;
+    for (const ScheduleStep& step : plan.schedule) least = std::min(least, need(r, step.fraction));
+    least_need_.push_back(least);
+  }
 }
 
 void Aggregator::open(uint16_t worker, std::span<const uint32_t> critical, Nanos now) {
@@ -260,19 +265,22 @@ double Aggregator::fraction(const Worker& worker, Nanos now, Nanos& next) const 
   return active;
 }
 
+uint64_t Aggregator::need(uint32_t region, double fraction) const {
+  const ShardRegion& part = regions_[region];
+  if (fraction == ScheduleStep::kOneMinusBound) return part.elements - part.losable;
+  return static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(part.elements) - 1e-9));
+}
+
 void Aggregator::try_close(uint16_t worker, uint32_t region, Nanos now) {
   Worker& w = worker_[worker];
   RegionLedger& ledger = w.regions[region];
   if (ledger.closed || !w.opened || ledger.critical_left) return;
+  if (ledger.counted < least_need_[region]) return;
   const ShardRegion& part = regions_[region];
   if (part.chunks == 0 || plan_.regions[region].bound == 0.0) return;
   if (ledger.counted < part.elements) {
     const double f = fraction(w, now, timer_);
-    const uint64_t need =
-        f == ScheduleStep::kOneMinusBound
-            ? part.elements - part.losable
-            : static_cast<uint64_t>(std::ceil(f * static_cast<double>(part.elements) - 1e-9));
-    if (ledger.counted < need) return;
+    if (ledger.counted < need(region, f)) return;
     stops_.push_back({worker, region});
   }
   ledger.closed = true;

@@ -93,6 +93,7 @@ class Aggregator {
   void try_close(uint16_t worker, uint32_t region, Nanos now);
   void close_all(Nanos now);
   Nanos clock_time(Clock clock, const Worker& worker) const;
+  uint64_t need(uint32_t region, double fraction) const;
   const float* own(uint32_t chunk) const { return own_ + grid_.offset[chunk]; }
 
   const Plan& plan_;
@@ -114,6 +115,7 @@ class Aggregator {
   uint32_t waiting_free_ = kNone;
   uint64_t waiting_bytes_ = 0;
   std::vector<ShardRegion> regions_;
+  std::vector<uint64_t> least_need_;  // per region: elements below which no schedule step closes
   std::vector<Grid::Shard> region_chunks_;  // chunk ids of each region inside the shard
   std::vector<Worker> worker_;
   std::vector<uint32_t> finished_;

@@ -139,13 +139,13 @@ void PushSender::forgive_queued() {
   }
 }
 
-void PushSender::lost(uint32_t chunk) {
+void PushSender::lost(uint32_t chunk, bool forgivable) {
   State& s = state(chunk);
   if (s != State::flight) return;
   s = State::queued;
   ++queued_;
   lost_.push_back(chunk);
-  if (plan_.spend == Spend::lost) forgive_queued();
+  if (forgivable && plan_.spend == Spend::lost) forgive_queued();
 }
 
 void PushSender::stop_region(uint32_t region) {

@@ -30,7 +30,8 @@ class PushSender {
   bool in_tail() const { return cursor_ + list_.size() / 100 >= list_.size(); }
 
   void acked(uint32_t chunk);
-  void lost(uint32_t chunk);
+  // `forgivable`: a tail probe sends again without calling the chunk lost.
+  void lost(uint32_t chunk, bool forgivable);
   // The aggregator needs no more of this region.
   void stop_region(uint32_t region);
   // The aggregator has decided about this chunk (its result came back).

@@ -1,0 +1,68 @@
+// Receiver credit: incast is the receiver's to schedule. What all senders together may have on the
+// way here stays within the receive window; each knows its share as the highest packet number that
+// it may send, so that lost packets give their credit back when a later one arrives.
+#include <algorithm>
+
+#include "proto/endpoint_impl.h"
+
+namespace gradwire {
+
+namespace {
+constexpr uint32_t kWireOverhead = 42;  // Ethernet, IP, UDP
+constexpr size_t kStashLimit = 64;      // packets of ops that have not started here
+}  // namespace
+
+// What each peer may always send without having been asked. All peers together: about half of the
+// first window.
+uint32_t Endpoint::Impl::standing_credit() const {
+  const uint32_t peers = std::max<uint32_t>(1, config.endpoints() - 1u);
+  return std::clamp<uint32_t>(24 / peers, 2, 12);
+}
+
+void Endpoint::Impl::share_credit(Nanos) {
+  const uint32_t wire_bytes = config.datagram_bytes + kWireOverhead;
+  const auto window = static_cast<uint32_t>(receive_window.bytes() / wire_bytes);
+  const uint32_t standing = standing_credit();
+  uint32_t active = 0;
+  uint32_t idle = 0;
+  for (auto& p : paths) {
+    if (!p) continue;
+    (p->demand > 0 ? active : idle) += 1;
+  }
+  if (active + idle == 0) return;
+  uint32_t pool = window > idle * standing ? window - idle * standing : 0;
+  // Those who want less than an even share get what they want; the others share the rest.
+  uint32_t left = active;
+  uint32_t fair = active ? pool / active : 0;
+  for (int pass = 0; pass < 3 && left; ++pass) {
+    uint32_t rest = pool;
+    uint32_t greedy = 0;
+    for (auto& p : paths) {
+      if (!p || p->demand == 0) continue;
+      if (p->demand < fair) {
+        rest -= std::min<uint32_t>(rest, p->demand);
+      } else {
+        ++greedy;
+      }
+    }
+    if (greedy == 0) break;
+    fair = rest / greedy;
+    left = greedy;
+  }
+  bool limited = false;
+  for (auto& p : paths) {
+    if (!p) continue;
+    const uint32_t wanted = p->demand;
+    p->share = std::max(standing, std::min(wanted, fair));
+    if (wanted > p->share) limited = true;
+    if (p->stash.size() >= kStashLimit) continue;
+    p->granted = std::max(p->granted, p->received.largest() + p->share);
+    // A peer that waits is told at once; one that is served hears with its next ACK.
+    const uint64_t untold = p->granted - p->granted_sent;
+    if (wanted && p->granted_sent <= p->received.largest() + p->share / 2 && untold >= 2)
+      p->ack_now = true;
+  }
+  if (limited) receive_window.limited();
+}
+
+}  // namespace gradwire

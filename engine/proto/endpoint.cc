@@ -1,0 +1,230 @@
+#include "proto/endpoint.h"
+
+#include <algorithm>
+
+#include "proto/endpoint_impl.h"
+
+namespace gradwire {
+
+namespace {
+constexpr Nanos kConnectPing = 50 * kMillisecond;
+constexpr Nanos kFarewellInterval = 10 * kMillisecond;
+constexpr uint32_t kFarewells = 3;
+constexpr uint32_t kQuickProbes = 40;     // time-outs in a row before the backoff grows for good
+constexpr uint32_t kQuickBackoff = 1;     // doublings until then
+constexpr uint32_t kSlowestBackoff = 8;   // doublings at the most
+}  // namespace
+
+Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
+    : config(c),
+      send_window(32.0 * (c.datagram_bytes + 42), 4.0 * (c.datagram_bytes + 42), 64e6,
+                  c.delay_target),
+      receive_window(32.0 * (c.datagram_bytes + 42), 4.0 * (c.datagram_bytes + 42),
+                     std::max(0.5 * c.receive_buffer, 8.0 * c.datagram_bytes), c.delay_target),
+      last_timer(now) {
+  paths.resize(config.endpoints());
+  for (uint16_t e = 0; e < config.endpoints(); ++e) {
+    if (e == config.endpoint) continue;
+    auto path = std::make_unique<Path>();
+    path->peer = e;
+    path->credit = path->granted = path->granted_sent = standing_credit();
+    path->last_heard = now;
+    path->ping_now = true;
+    paths[e] = std::move(path);
+  }
+  next_path = static_cast<uint16_t>((config.endpoint + 1) % std::max<int>(1, config.endpoints()));
+}
+
+std::string Endpoint::Impl::name(uint16_t endpoint) const {
+  if (endpoint < config.workers) return "rank " + std::to_string(endpoint);
+  return "server " + std::to_string(endpoint - config.workers);
+}
+
+void Endpoint::Impl::fail(const std::string& text, int32_t rank, Nanos now) {
+  if (!failure.empty()) return;
+  failure = text;
+  failure_rank = rank;
+  for (auto& [id, op] : ops) fail_op(*op, text, rank);
+  ops.clear();
+  Event event;
+  event.type = Event::Type::failed;
+  event.report.error = text;
+  event.report.error_rank = rank;
+  events.push_back(std::move(event));
+  for (auto& p : paths) {
+    if (!p || p->gone) continue;
+    p->errors_left = kFarewells;
+    p->next_farewell = now;
+  }
+}
+
+void Endpoint::Impl::check_life(Nanos now) {
+  for (auto& p : paths) {
+    if (!p) continue;
+    const Nanos interval = p->connected ? config.ping_interval : kConnectPing;
+    if (now - p->last_ping >= interval) {
+      p->last_ping = now;
+      p->ping_now = !p->gone;
+    }
+    if (p->connected && !p->gone && failure.empty() && now - p->last_heard > config.peer_timeout) {
+      const uint64_t step = ops.empty() ? 0 : ops.begin()->second->spec.step;
+      std::string text = name(p->peer) + " has sent nothing for " +
+                         std::to_string(config.peer_timeout / kMillisecond) + " ms";
+      if (!ops.empty()) text += " (step " + std::to_string(step) + ")";
+      fail(text + ": its process is dead or frozen, or the network to it is cut",
+           p->peer, now);
+      return;
+    }
+  }
+}
+
+void Endpoint::Impl::check_deadlines(Nanos now) {
+  for (auto& [id, op] : ops) {
+    if (!op->worker || op->done || now < op->deadline) continue;
+    std::string text = "step " + std::to_string(op->spec.step) + ", op " + std::to_string(id) +
+                       ": not complete after " +
+                       std::to_string((now - op->started) / kMillisecond) + " ms;";
+    int32_t rank = -1;
+    if (op->aggregator && !op->aggregator->all_final()) {
+      text += " still waiting for the gradients of";
+      for (uint16_t w : op->aggregator->waiting_for()) {
+        if (rank < 0) rank = w;
+        text += " " + name(w);
+      }
+    } else {
+      text += " still waiting for results from";
+      for (uint16_t a = 0; a < config.aggregators(); ++a) {
+        if (op->pull[a].missing() == 0) continue;
+        const uint16_t e = config.aggregator_endpoint(a);
+        if (rank < 0) rank = e;
+        text += " " + name(e);
+      }
+    }
+    fail(text + " (alive, but it did not take part in time)", rank, now);
+    return;
+  }
+}
+
+// Tail probe (RFC 9002 §6.2, RFC 8985 §7): the oldest packets go again, or one goes beyond the
+// credit if the word that gives more of it was lost.
+void Endpoint::Impl::check_probe(Path& path, Nanos now) {
+  const bool waiting = path.sent.in_flight() > 0 || path.starved;
+  if (!waiting) {
+    path.probe_count = 0;
+    return;
+  }
+  const uint32_t doublings =
+      path.probe_count < kQuickProbes
+          ? std::min(path.probe_count, kQuickBackoff)
+          : std::min(path.probe_count - kQuickProbes + kQuickBackoff, kSlowestBackoff);
+  if (now < path.probe_base + (path.rtt.probe_timeout() << doublings)) return;
+  ++path.probe_count;
+  ++counters.probes;
+  path.probe_base = now;
+  path.probes = 2;
+  uint32_t again = 0;
+  for (uint64_t n = path.sent.lowest(); n < path.sent.next() && again < path.probes; ++n) {
+    SentPacket* packet = path.sent.find(n);
+    if (!packet || packet->state != SentPacket::State::flight) continue;
+    packet_lost(path, *packet, false, now);
+    ++again;
+  }
+}
+
+void Endpoint::Impl::on_timer(Nanos now) {
+  // This process itself was frozen: the silence is ours, not the peers'.
+  if (now - last_timer > config.ping_interval * 4)
+    for (auto& p : paths)
+      if (p) p->last_heard = now;
+  last_timer = now;
+  check_life(now);
+  if (failure.empty()) {
+    check_deadlines(now);
+    for (auto& p : paths)
+      if (p) check_probe(*p, now);
+    for (auto& [id, op] : ops) {
+      if (!op->aggregator || op->aggregator->next_timer() > now) continue;
+      op->aggregator->on_timer(now);
+      after_sum(*op, now);
+    }
+    retire(now);
+  }
+  finish_close(now);
+}
+
+Nanos Endpoint::Impl::next_timer() const {
+  Nanos next = last_timer + config.ping_interval;
+  for (const auto& p : paths) {
+    if (!p) continue;
+    if (!p->gone)
+      next = std::min(next, p->last_ping + (p->connected ? config.ping_interval : kConnectPing));
+    next = std::min(next, p->ack_due);
+    if (p->errors_left || p->byes_left) next = std::min(next, p->next_farewell);
+    if (p->sent.in_flight() > 0 || p->starved) {
+      const uint32_t doublings =
+          p->probe_count < kQuickProbes
+              ? std::min(p->probe_count, kQuickBackoff)
+              : std::min(p->probe_count - kQuickProbes + kQuickBackoff, kSlowestBackoff);
+      next = std::min(next, p->probe_base + (p->rtt.probe_timeout() << doublings));
+    }
+  }
+  for (const auto& [id, op] : ops) {
+    next = std::min(next, op->deadline);
+    if (op->aggregator) next = std::min(next, op->aggregator->next_timer());
+  }
+  if (pace_until > last_timer) next = std::min(next, pace_until);
+  if (closing && !closed) next = std::min(next, close_deadline);
+  return next;
+}
+
+void Endpoint::Impl::close(Nanos now, Nanos linger) {
+  if (closing) return;
+  closing = true;
+  close_deadline = now + linger;
+  for (auto& [id, op] : ops)
+    if (op->worker && !op->done) fail_op(*op, "the engine was closed in mid-step", -1);
+  for (auto& p : paths) {
+    if (!p || p->gone) continue;
+    p->byes_left = kFarewells;
+    p->next_farewell = now;
+  }
+  finish_close(now);
+}
+
+void Endpoint::Impl::finish_close(Nanos now) {
+  if (!closing || closed) return;
+  if (now < close_deadline) {
+    if (failure.empty() && !ops.empty()) return;
+    for (const auto& p : paths)
+      if (p && (p->byes_left || p->errors_left)) return;
+  }
+  closed = true;
+  Event event;
+  event.type = Event::Type::closed;
+  events.push_back(std::move(event));
+}
+
+Endpoint::Endpoint(const EndpointConfig& config, Nanos now)
+    : impl_(std::make_unique<Impl>(config, now)) {}
+Endpoint::~Endpoint() = default;
+
+std::string Endpoint::start(OpSpec spec, Nanos now) { return impl_->start(std::move(spec), now); }
+void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now,
+                       Nanos arrival) {
+  impl_->receive(source, datagram, now, arrival);
+}
+void Endpoint::flush(Nanos now) { impl_->flush(now); }
+bool Endpoint::transmit(Nanos now, Train& train) { return impl_->transmit(now, train); }
+Nanos Endpoint::next_timer() const { return impl_->next_timer(); }
+void Endpoint::on_timer(Nanos now) { impl_->on_timer(now); }
+bool Endpoint::next_event(Event& event) {
+  if (impl_->events.empty()) return false;
+  event = std::move(impl_->events.front());
+  impl_->events.pop_front();
+  return true;
+}
+void Endpoint::close(Nanos now, Nanos linger) { impl_->close(now, linger); }
+const Counters& Endpoint::counters() const { return impl_->counters; }
+const std::string& Endpoint::failure() const { return impl_->failure; }
+
+}  // namespace gradwire

@@ -1,0 +1,117 @@
+// The inside of Endpoint. Its parts live in endpoint.cc (life, timers), endpoint_receive.cc,
+// endpoint_transmit.cc, endpoint_ops.cc (ops from start to report) and credit.cc.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "proto/delay_window.h"
+#include "proto/delivery_rate.h"
+#include "proto/endpoint.h"
+#include "proto/op.h"
+#include "proto/path.h"
+#include "wire/packet.h"
+
+namespace gradwire {
+
+struct Endpoint::Impl {
+  Impl(const EndpointConfig& config, Nanos now);
+
+  // endpoint.cc
+  void on_timer(Nanos now);
+  Nanos next_timer() const;
+  void close(Nanos now, Nanos linger);
+  void fail(const std::string& text, int32_t rank, Nanos now);
+  std::string name(uint16_t endpoint) const;  // "rank 3", "server 0"
+  void check_life(Nanos now);
+  void check_deadlines(Nanos now);
+  void check_probe(Path& path, Nanos now);
+  void finish_close(Nanos now);
+
+  // endpoint_receive.cc
+  void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival);
+  void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival);
+  bool accept(Path& path, const wire::Header& header, uint64_t op_id,
+              std::span<const uint8_t> datagram, Nanos now);
+  bool dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
+                Nanos now);
+  void on_ack(Path& path, const wire::Ack& ack, Nanos now);
+  void packet_acked(Path& path, const SentPacket& packet, Nanos now);
+  void packet_lost(Path& path, SentPacket& packet, bool forgivable, Nanos now);
+  void detect_loss(Path& path, Nanos now);
+  void flush(Nanos now);
+  void replay(uint64_t op, Nanos now);
+
+  // endpoint_transmit.cc
+  bool transmit(Nanos now, Train& train);
+  bool transmit_unreliable(Path& path, Nanos now, Train& train);
+  bool transmit_control(Path& path, Nanos now, Train& train);
+  bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
+  uint64_t backlog(const Path& path) const;
+  wire::Common common(wire::Kind kind) const {
+    return {wire::kVersion, kind, config.endpoint, config.session};
+  }
+  void sent(Path& path, SentPacket& packet, Nanos now);
+
+  // credit.cc
+  void share_credit(Nanos now);
+  uint32_t standing_credit() const;
+
+  // endpoint_ops.cc
+  std::string start(OpSpec spec, Nanos now);
+  Op& make_op(OpSpec spec, bool worker, Nanos now);
+  Op* find(uint64_t op);
+  bool finished(uint64_t op) const;
+  bool serve_open(Path& path, const wire::Header& header, uint64_t op,
+                  std::span<const uint8_t> payload, Nanos now);
+  void on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
+  bool on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
+                  const wire::Header& header, std::span<const uint8_t> payload, Nanos now);
+  void send_message(uint16_t to, Op& op, wire::Kind kind, std::span<const uint8_t> bytes);
+  void send_list(uint16_t to, Op& op, wire::Kind kind, std::span<const uint32_t> values);
+  void after_sum(Op& op, Nanos now);
+  void fold(Op& op, Nanos now);
+  bool withhold(Op& op, uint32_t chunk);
+  void try_commit(Op& op, Nanos now);
+  void apply(Op& op, uint32_t chunk, const void* values, Nanos now);
+  void maybe_done(Op& op, Nanos now);
+  void report(Op& op, Nanos now);
+  void fail_op(Op& op, const std::string& text, int32_t rank);
+  bool drained(const Op& op) const;
+  void retire(Nanos now);
+  uint32_t part_bytes() const {
+    return config.datagram_bytes - static_cast<uint32_t>(wire::kHeaderBytes) - kPartPrefix;
+  }
+
+  EndpointConfig config;
+  std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
+  std::map<uint64_t, std::unique_ptr<Op>> ops;
+  uint64_t next_op = 0;             // workers: the next to start
+  uint64_t done_below = 0;          // all ops below are finished here
+  std::set<uint64_t> done_ahead;    // finished ones at or above done_below
+  // Servers: OPENs of ops that have not been admitted yet.
+  std::map<uint64_t, std::map<uint16_t, MessageReceiver>> waiting_opens;
+  std::deque<Event> events;
+  Counters counters;
+  DeliveryRate rate;
+  DelayWindow send_window;
+  DelayWindow receive_window;
+  uint64_t in_flight_bytes = 0;
+  double tokens = 0;  // pacing, bytes
+  Nanos tokens_time = 0;
+  Nanos pace_until = 0;
+  uint16_t next_path = 0;  // round robin
+  bool arrivals = false;
+  std::string failure;
+  int32_t failure_rank = -1;
+  Nanos last_timer = 0;
+  bool closing = false;
+  bool closed = false;
+  Nanos close_deadline = kNever;
+};
+
+}  // namespace gradwire

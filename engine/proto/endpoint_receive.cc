@@ -1,0 +1,382 @@
+// Datagrams in: acknowledgement, loss detection, and the way of each packet to its op.
+#include <algorithm>
+
+#include "codec/f32.h"
+#include "proto/endpoint_impl.h"
+
+namespace gradwire {
+
+namespace {
+constexpr Nanos kAckDelay = 200 * kMicrosecond;
+constexpr uint64_t kMostPacketThreshold = 2048;
+constexpr size_t kStashMost = 512;        // packets per path
+constexpr uint64_t kOpsAhead = 1024;      // a peer's op may be this far ahead
+constexpr size_t kLongestError = 1024;
+}  // namespace
+
+void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now,
+                             Nanos arrival) {
+  const auto head = wire::read_common(datagram);
+  if (!head || head->session != config.session || head->source != source ||
+      source >= paths.size() || !paths[source]) {
+    ++counters.malformed;
+    return;
+  }
+  Path& path = *paths[source];
+  if (head->version != wire::kVersion) {
+    fail(name(source) + " speaks protocol version " + std::to_string(head->version) + ", " +
+             name(config.endpoint) + " speaks " + std::to_string(wire::kVersion),
+         source, now);
+    return;
+  }
+  ++counters.packets_received;
+  counters.bytes_received += datagram.size();
+  path.last_heard = now;
+  if (!path.connected) {
+    path.connected = true;
+    Event event;
+    event.type = Event::Type::connected;
+    event.endpoint = source;
+    events.push_back(std::move(event));
+  }
+  if (wire::is_reliable(head->kind)) {
+    on_reliable(path, datagram, now, arrival);
+    return;
+  }
+  switch (head->kind) {
+    case wire::Kind::ack: {
+      const auto ack = wire::read_ack(datagram);
+      if (ack) {
+        on_ack(path, *ack, now);
+      } else {
+        ++counters.malformed;
+      }
+      return;
+    }
+    case wire::Kind::ping:
+    case wire::Kind::pong: {
+      wire::Reader reader(datagram.subspan(wire::kCommonBytes));
+      const auto stamp = reader.get<uint64_t>();
+      if (!reader.ok()) {
+        ++counters.malformed;
+      } else if (head->kind == wire::Kind::ping) {
+        path.pong_now = true;
+        path.pong_echo = stamp;
+      } else if (static_cast<Nanos>(stamp) <= now && static_cast<Nanos>(stamp) > now - kSecond) {
+        path.rtt.sample(now - static_cast<Nanos>(stamp), 0, now);
+      }
+      return;
+    }
+    case wire::Kind::error: {
+      wire::Reader reader(datagram.subspan(wire::kCommonBytes));
+      const auto rank = reader.get<int32_t>();
+      const auto text = reader.rest();
+      if (!reader.ok() || text.size() > kLongestError) {
+        ++counters.malformed;
+        return;
+      }
+      fail(name(source) + " reports: " +
+               std::string(reinterpret_cast<const char*>(text.data()), text.size()),
+           rank, now);
+      return;
+    }
+    case wire::Kind::bye: {
+      wire::Reader reader(datagram.subspan(wire::kCommonBytes));
+      const auto complete_below = reader.get<uint64_t>();
+      if (!reader.ok()) return;
+      path.gone_op = std::max(path.gone_op, complete_below);
+      if (path.gone) return;
+      path.gone = true;
+      path.byes_left = 0;
+      for (auto& [id, op] : ops) {
+        if (id < path.gone_op || !op->worker || op->done) continue;
+        fail(name(source) + " left the job in step " + std::to_string(op->spec.step) +
+                 " (op " + std::to_string(id) + " is not complete)",
+             source, now);
+        return;
+      }
+      retire(now);
+      return;
+    }
+    default:
+      ++counters.malformed;
+  }
+}
+
+void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now,
+                                 Nanos arrival) {
+  const auto header = wire::read_header(datagram);
+  if (!header || datagram.size() > config.datagram_bytes) {
+    ++counters.malformed;
+    return;
+  }
+  arrivals = true;
+  const uint64_t number =
+      wire::expand(header->packet_number, path.received.largest() + 1);
+  const Nanos queue = path.delay.sample(header->send_time_us, arrival, now);
+  path.batch_queue = std::min(path.batch_queue, queue);
+  path.batch_bytes += datagram.size() + 42;
+  path.queue = std::min(path.queue, queue);
+  if (path.unacked++ == 0) path.ack_due = now + kAckDelay;
+  if (number == 0 || path.received.seen(number) ||
+      number > path.received.largest() + ReceivedPackets::kWindow) {
+    ++counters.duplicates;
+    path.ack_now = true;
+    return;
+  }
+  if (number > path.received.largest()) path.demand = header->backlog;
+  const uint64_t near = config.endpoint < config.workers ? next_op : done_below;
+  if (!accept(path, *header, wire::expand(header->op, near), datagram, now)) return;
+  if (number > path.received.largest()) path.largest_arrival = arrival;
+  if (path.received.insert(number)) path.ack_now = true;
+  if (header->backlog == 0 || header->common.kind > wire::Kind::pull) path.ack_now = true;
+  if (path.unacked >= std::clamp<uint32_t>(path.share / 4, 2, 32)) path.ack_now = true;
+}
+
+// True when the packet has been dealt with, so that it may be acknowledged.
+bool Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
+                            std::span<const uint8_t> datagram, Nanos now) {
+  if (!failure.empty()) return false;
+  if (finished(op_id)) return true;
+  const auto payload = datagram.subspan(wire::kHeaderBytes);
+  Op* op = find(op_id);
+  if (op) return dispatch(path, *op, header, payload, now);
+  const bool server = config.endpoint >= config.workers;
+  if (server && header.common.kind == wire::Kind::open)
+    return serve_open(path, header, op_id, payload, now);
+  if (op_id >= (server ? done_below : next_op) + kOpsAhead) {
+    ++counters.malformed;
+    return false;
+  }
+  if (path.stash.size() >= kStashMost) return false;
+  path.stash.push_back({op_id, {datagram.begin(), datagram.end()}});
+  return true;
+}
+
+void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
+  for (auto& p : paths) {
+    if (!p) continue;
+    std::vector<Path::Stashed> kept;
+    std::vector<Path::Stashed> mine;
+    for (Path::Stashed& s : p->stash) (s.op == op_id ? mine : kept).push_back(std::move(s));
+    p->stash = std::move(kept);
+    for (const Path::Stashed& s : mine) {
+      Op* op = find(op_id);
+      if (!op) break;
+      const std::span<const uint8_t> datagram(s.datagram);
+      dispatch(*p, *op, *wire::read_header(datagram), datagram.subspan(wire::kHeaderBytes), now);
+    }
+  }
+  share_credit(now);
+}
+
+bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
+                              std::span<const uint8_t> payload, Nanos now) {
+  const uint16_t source = path.peer;
+  const bool from_worker = source < config.workers;
+  uint16_t aggregator = UINT16_MAX;  // which aggregator the source is
+  for (uint16_t a = 0; a < config.aggregators(); ++a)
+    if (config.aggregator_endpoint(a) == source) aggregator = a;
+  const wire::Kind kind = header.common.kind;
+  bool good = false;
+  switch (kind) {
+    case wire::Kind::push: {
+      if (!op.aggregator || !from_worker) break;
+      const auto added =
+          op.aggregator->add(source, header.chunk, payload, header.flags & 1, now);
+      if (added == Aggregator::Added::no_memory) return false;
+      if (added == Aggregator::Added::malformed) break;
+      after_sum(op, now);
+      return true;
+    }
+    case wire::Kind::pull: {
+      if (op.done) return true;
+      if (aggregator == UINT16_MAX || !op.worker || header.chunk >= op.grid.chunks() ||
+          op.grid.aggregator_of(header.chunk) != aggregator ||
+          payload.size() != codec::f32_bytes(op.grid.length(header.chunk)))
+        break;
+      if (op.pull[aggregator].insert(header.chunk)) {
+        apply(op, header.chunk, payload.data(), now);
+        op.push[aggregator].decided(header.chunk);
+        maybe_done(op, now);
+      }
+      return true;
+    }
+    case wire::Kind::open:
+      if (!op.aggregator || !from_worker) break;
+      good = on_message(op, source, kind, op.opens[source], header, payload, now);
+      break;
+    case wire::Kind::forgive: {
+      if (!op.aggregator || !from_worker || payload.size() % 4) break;
+      wire::Reader reader(payload);
+      while (!reader.rest().empty()) {
+        const auto chunk = reader.get<uint32_t>();
+        if (op.aggregator->forgive(source, chunk)) continue;
+        fail(name(source) + " gave up chunk " + std::to_string(chunk) + " of step " +
+                 std::to_string(op.spec.step) + ", which its bound does not allow",
+             source, now);
+        return false;
+      }
+      after_sum(op, now);
+      return true;
+    }
+    case wire::Kind::stop: {
+      if (op.done) return true;
+      if (aggregator == UINT16_MAX || !op.worker || payload.size() % 4) break;
+      wire::Reader reader(payload);
+      while (!reader.rest().empty()) op.push[aggregator].stop_region(reader.get<uint32_t>());
+      return true;
+    }
+    case wire::Kind::close:
+      if (aggregator == UINT16_MAX || !op.worker) break;
+      if (op.done) return true;
+      good = on_message(op, aggregator, kind, op.closes[aggregator], header, payload, now);
+      break;
+    case wire::Kind::commit:
+      if (aggregator == UINT16_MAX || !op.worker) break;
+      if (op.done) return true;
+      good = on_message(op, aggregator, kind, op.commits[aggregator], header, payload, now);
+      break;
+    case wire::Kind::fold:
+      if (aggregator != 0 || !op.worker) break;
+      if (op.done) return true;
+      good = on_message(op, aggregator, kind, op.fold, header, payload, now);
+      break;
+    default:
+      break;
+  }
+  if (!good) ++counters.malformed;
+  return good;
+}
+
+void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos now) {
+  if (packet.kind != wire::Kind::push && packet.kind != wire::Kind::pull) {
+    if (!path.control.live(packet.item)) return;
+    Op* op = find(packet.op);
+    path.control.release(packet.item);
+    if (op) --op->control_open;
+    return;
+  }
+  Op* op = find(packet.op);
+  if (!op) return;
+  if (packet.kind == wire::Kind::push) {
+    if (op->done) return;
+    PushSender& push = op->push[op->grid.aggregator_of(packet.item)];
+    push.acked(packet.item);
+    const auto forgiven = push.take_forgiven();
+    if (!forgiven.empty()) send_list(path.peer, *op, wire::Kind::forgive, forgiven);
+  } else {
+    op->back[path.peer].acked(packet.item);
+    if (op->committed) try_commit(*op, now);
+  }
+}
+
+void Endpoint::Impl::packet_lost(Path& path, SentPacket& packet, bool forgivable, Nanos now) {
+  in_flight_bytes -= packet.bytes;
+  path.sent.settle(packet, SentPacket::State::lost);
+  path.lost_floor = std::min(path.lost_floor, packet.number);
+  if (forgivable) ++counters.declared_lost;
+  if (packet.kind != wire::Kind::push && packet.kind != wire::Kind::pull) {
+    path.control.again(packet.item);
+    return;
+  }
+  Op* op = find(packet.op);
+  if (!op) return;
+  if (packet.kind == wire::Kind::push) {
+    if (op->done) return;
+    PushSender& push = op->push[op->grid.aggregator_of(packet.item)];
+    push.lost(packet.item, forgivable);
+    const auto forgiven = push.take_forgiven();
+    if (!forgiven.empty()) send_list(path.peer, *op, wire::Kind::forgive, forgiven);
+  } else if (!(forgivable && op->committed && withhold(*op, packet.item))) {
+    op->back[path.peer].lost(packet.item);
+  } else {
+    try_commit(*op, now);
+  }
+}
+
+// Packet threshold, or sent long enough before something that has arrived (RFC 9002 §6.1).
+void Endpoint::Impl::detect_loss(Path& path, Nanos now) {
+  const Nanos window = std::max<Nanos>(path.rtt.minimum() / 4, 500 * kMicrosecond);
+  for (uint64_t n = path.sent.lowest(); n < path.largest_acked; ++n) {
+    SentPacket* packet = path.sent.find(n);
+    if (!packet || packet->state != SentPacket::State::flight) continue;
+    if (n + path.packet_threshold > path.largest_acked &&
+        (packet->time + window > path.largest_acked_sent || path.packet_threshold > 3))
+      break;
+    packet_lost(path, *packet, true, now);
+  }
+}
+
+void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
+  const uint64_t largest = wire::expand(ack.largest, path.sent.next() - 1);
+  if (largest >= path.sent.next()) {
+    ++counters.malformed;
+    return;
+  }
+  const uint64_t credit = wire::expand(ack.credit, path.sent.next());
+  if (credit > path.credit && credit < path.sent.next() + SentPackets::kSize) {
+    path.credit = credit;
+    path.starved = false;
+  }
+  const uint64_t floor = std::min(path.sent.lowest(), path.lost_floor);
+  uint64_t acked_bytes = 0;
+  for (uint16_t w = 0; w < ack.words; ++w) {
+    uint64_t bits = ack.bitmap[w];
+    while (bits) {
+      const auto i = static_cast<uint64_t>(__builtin_ctzll(bits));
+      bits &= bits - 1;
+      const uint64_t back = uint64_t{w} * 64 + i;
+      if (back >= largest || largest - back < floor) break;
+      SentPacket* packet = path.sent.find(largest - back);
+      if (!packet || packet->state == SentPacket::State::acked) continue;
+      if (packet->state == SentPacket::State::lost) {
+        // It had only been late: be slower to call a packet lost.
+        ++counters.spurious_retransmissions;
+        path.packet_threshold =
+            std::min(std::max(path.packet_threshold * 2, path.largest_acked - packet->number + 1),
+                     kMostPacketThreshold);
+        packet->state = SentPacket::State::acked;
+        packet_acked(path, *packet, now);
+        continue;
+      }
+      if (packet->number > path.largest_acked) {
+        path.largest_acked = packet->number;
+        path.largest_acked_sent = packet->time;
+        if (back == 0)
+          path.rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
+      }
+      rate.on_ack(*packet, now);
+      acked_bytes += packet->bytes;
+      in_flight_bytes -= packet->bytes;
+      path.sent.settle(*packet, SentPacket::State::acked);
+      packet_acked(path, *packet, now);
+    }
+  }
+  if (acked_bytes) {
+    path.probe_count = 0;
+    path.probes = 0;
+    path.probe_base = now;
+    rate.end_of_ack(now);
+    detect_loss(path, now);
+    if (path.lost_floor + 2048 < path.sent.lowest()) path.lost_floor = UINT64_MAX;
+    send_window.sample(acked_bytes, Nanos{ack.queue_us} * kMicrosecond, path.rtt.smoothed(), now);
+    counters.btlbw = rate.bytes_per_second();
+    retire(now);
+  }
+}
+
+void Endpoint::Impl::flush(Nanos now) {
+  if (arrivals) {
+    arrivals = false;
+    for (auto& p : paths) {
+      if (!p || p->batch_bytes == 0) continue;
+      receive_window.sample(p->batch_bytes, p->batch_queue, p->rtt.smoothed(), now);
+      p->batch_bytes = 0;
+      p->batch_queue = kNever;
+    }
+    share_credit(now);
+  }
+}
+
+}  // namespace gradwire

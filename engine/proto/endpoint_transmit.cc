@@ -1,0 +1,268 @@
+// Datagrams out: signs of life and acknowledgements first, then control, then trains of chunks.
+#include <algorithm>
+
+#include "codec/f32.h"
+#include "proto/endpoint_impl.h"
+
+namespace gradwire {
+
+namespace {
+
+constexpr Nanos kFarewellInterval = 10 * kMillisecond;
+constexpr double kPacingGain = 1.25;
+constexpr uint32_t kShortestTrain = 4;
+constexpr uint32_t kLongestTrain = 44;
+
+uint8_t* begin_control(Train& train, uint16_t destination, size_t bytes) {
+  train.destination = destination;
+  train.control.resize(bytes);
+  return train.control.data();
+}
+
+void end_control(Train& train, size_t bytes) {
+  train.count = 1;
+  train.segment_bytes = train.total_bytes = static_cast<uint32_t>(bytes);
+  train.spans[0] = {train.control.data(), bytes};
+  train.spans[1] = {nullptr, 0};
+}
+
+}  // namespace
+
+void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
+  packet.time = now;
+  rate.on_send(packet, in_flight_bytes, now);
+  path.sent.count_bytes(packet);
+  in_flight_bytes += packet.bytes;
+  path.probe_base = now;
+  if (path.probes) --path.probes;
+  path.starved = false;
+  ++counters.packets_sent;
+  counters.bytes_sent += packet.bytes;
+}
+
+bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
+  if (path.ack_now || path.ack_due <= now) {
+    wire::Ack ack{};
+    ack.largest = static_cast<uint32_t>(path.received.largest());
+    ack.credit = static_cast<uint32_t>(path.granted);
+    ack.delay_us = static_cast<uint32_t>(
+        std::clamp<Nanos>((now - path.largest_arrival) / kMicrosecond, 0, 1'000'000));
+    ack.queue_us = static_cast<uint32_t>(
+        path.queue == kNever ? 0 : std::max<Nanos>(0, path.queue) / kMicrosecond);
+    const auto words = static_cast<uint16_t>(
+        std::clamp<uint32_t>(path.share / 32, 4, wire::kAckMaxWords));
+    path.received.fill(ack, words);
+    uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
+    end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack));
+    path.ack_now = false;
+    path.ack_due = kNever;
+    path.unacked = 0;
+    path.queue = kNever;
+    path.granted_sent = path.granted;
+    ++counters.acks_sent;
+    return true;
+  }
+  if (path.ping_now || path.pong_now) {
+    const bool pong = path.pong_now;
+    (pong ? path.pong_now : path.ping_now) = false;
+    uint8_t* at = begin_control(train, path.peer, wire::kCommonBytes + 8);
+    wire::write_common(at, common(pong ? wire::Kind::pong : wire::Kind::ping));
+    wire::put(at + wire::kCommonBytes, pong ? path.pong_echo : static_cast<uint64_t>(now));
+    end_control(train, wire::kCommonBytes + 8);
+    return true;
+  }
+  if (path.errors_left && now >= path.next_farewell) {
+    --path.errors_left;
+    path.next_farewell = now + kFarewellInterval;
+    const size_t length = std::min<size_t>(failure.size(), 200);
+    uint8_t* at = begin_control(train, path.peer, wire::kCommonBytes + 4 + length);
+    wire::write_common(at, common(wire::Kind::error));
+    at = wire::put(at + wire::kCommonBytes, failure_rank);
+    std::memcpy(at, failure.data(), length);
+    end_control(train, wire::kCommonBytes + 4 + length);
+    return true;
+  }
+  if (path.byes_left && now >= path.next_farewell) {
+    --path.byes_left;
+    path.next_farewell = now + kFarewellInterval;
+    uint8_t* at = begin_control(train, path.peer, wire::kCommonBytes + 8);
+    wire::write_common(at, common(wire::Kind::bye));
+    uint64_t complete_below = next_op;
+    for (const auto& [id, op] : ops)
+      if (op->worker && !op->done) complete_below = std::min(complete_below, id);
+    wire::put(at + wire::kCommonBytes, complete_below);
+    end_control(train, wire::kCommonBytes + 8);
+    return true;
+  }
+  return false;
+}
+
+bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
+  if (!path.control.waiting() || path.sent.full()) return false;
+  const uint32_t handle = path.control.take();
+  const ControlFrame& frame = path.control.at(handle);
+  const size_t bytes = wire::kHeaderBytes + frame.payload.size();
+  SentPacket& packet = path.sent.push();
+  packet.op = frame.op;
+  packet.item = handle;
+  packet.kind = frame.kind;
+  packet.bytes = static_cast<uint16_t>(bytes);
+  uint8_t* at = begin_control(train, path.peer, bytes);
+  wire::Header header{};
+  header.common = common(frame.kind);
+  header.packet_number = static_cast<uint32_t>(packet.number);
+  header.send_time_us = static_cast<uint32_t>(now / kMicrosecond);
+  header.op = static_cast<uint32_t>(frame.op);
+  header.chunk = frame.part;
+  header.backlog = static_cast<uint16_t>(std::min<uint64_t>(backlog(path), 65'535));
+  wire::write_header(at, header);
+  std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());
+  end_control(train, bytes);
+  sent(path, packet, now);
+  if (Op* op = find(frame.op)) {
+    ++op->packets_sent;
+    op->bytes_sent += bytes;
+  }
+  return true;
+}
+
+uint64_t Endpoint::Impl::backlog(const Path& path) const {
+  uint64_t total = 0;
+  for (const auto& [id, op] : ops) {
+    if (op->aggregator && path.peer < config.workers) total += op->back[path.peer].backlog();
+    if (op->worker && !op->done)
+      for (uint16_t a = 0; a < config.aggregators(); ++a)
+        if (config.aggregator_endpoint(a) == path.peer) total += op->push[a].backlog();
+  }
+  return total;
+}
+
+bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t most) {
+  uint64_t left = backlog(path);
+  if (left == 0) return false;
+  const uint32_t full =
+      static_cast<uint32_t>(wire::kHeaderBytes) +
+      (config.datagram_bytes - static_cast<uint32_t>(wire::kHeaderBytes)) / 4 * 4;
+  most = std::min<uint32_t>(most, static_cast<uint32_t>(Train::kMaxBytes / full));
+  train.destination = path.peer;
+  train.count = 0;
+  train.total_bytes = 0;
+  train.segment_bytes = 0;
+  for (auto& [id, op] : ops) {
+    uint16_t aggregator = UINT16_MAX;
+    if (op->worker && !op->done)
+      for (uint16_t a = 0; a < config.aggregators(); ++a)
+        if (config.aggregator_endpoint(a) == path.peer) aggregator = a;
+    while (train.count < most && !path.sent.full()) {
+      uint32_t chunk = 0;
+      bool again = false;
+      const float* values = nullptr;
+      uint16_t flags = 0;
+      wire::Kind kind = wire::Kind::pull;
+      if (op->aggregator && path.peer < config.workers &&
+          op->back[path.peer].next(chunk, again)) {
+        values = op->aggregator->result(chunk);
+      } else if (aggregator != UINT16_MAX && op->push[aggregator].next(chunk, again)) {
+        kind = wire::Kind::push;
+        values = op->spec.data + op->grid.offset[chunk];
+        flags = op->push[aggregator].in_tail() ? 1 : 0;
+      } else {
+        break;
+      }
+      if (left) --left;
+      const size_t payload = codec::f32_bytes(op->grid.length(chunk));
+      SentPacket& packet = path.sent.push();
+      packet.op = id;
+      packet.item = chunk;
+      packet.kind = kind;
+      packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload);
+      wire::Header header{};
+      header.common = common(kind);
+      header.packet_number = static_cast<uint32_t>(packet.number);
+      header.send_time_us = static_cast<uint32_t>(now / kMicrosecond);
+      header.op = static_cast<uint32_t>(id);
+      header.chunk = chunk;
+      header.backlog = static_cast<uint16_t>(std::min<uint64_t>(left, 65'535));
+      header.flags = flags;
+      uint8_t* at = train.headers[train.count].data();
+      wire::write_header(at, header);
+      train.spans[2 * train.count] = {at, wire::kHeaderBytes};
+      train.spans[2 * train.count + 1] = {values, payload};
+      if (train.count == 0) train.segment_bytes = packet.bytes;
+      train.total_bytes += packet.bytes;
+      ++train.count;
+      sent(path, packet, now);
+      ++op->packets_sent;
+      op->bytes_sent += packet.bytes;
+      if (again) {
+        ++op->retransmissions;
+        ++counters.retransmissions;
+      }
+      // A shorter datagram ends a train.
+      if (packet.bytes < full) return true;
+    }
+    if (train.count >= most || path.sent.full()) break;
+  }
+  return train.count > 0;
+}
+
+bool Endpoint::Impl::transmit(Nanos now, Train& train) {
+  for (auto& p : paths)
+    if (p && transmit_unreliable(*p, now, train)) return true;
+  if (!failure.empty()) return false;
+  for (auto& p : paths)
+    if (p && !p->gone && transmit_control(*p, now, train)) return true;
+
+  const double wire_bytes = config.datagram_bytes + 42.0;
+  const double pace = config.pacing ? kPacingGain * rate.bytes_per_second() : 0;
+  const auto quantum = std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / 4),
+                                  kShortestTrain, kLongestTrain);
+  if (pace > 0) {
+    const double depth = 2.0 * quantum * wire_bytes;
+    tokens = std::min(depth, tokens + pace * static_cast<double>(now - tokens_time) * 1e-9);
+  }
+  tokens_time = now;
+  pace_until = 0;
+  const auto count = static_cast<uint16_t>(paths.size());
+  for (uint16_t i = 0; i < count; ++i) {
+    const auto e = static_cast<uint16_t>((next_path + i) % count);
+    Path* path = paths[e].get();
+    if (!path || path->gone) continue;
+    const uint64_t used = path->sent.next() - 1;
+    uint64_t credit = path->credit > used ? path->credit - used : 0;
+    const double room = send_window.bytes() - static_cast<double>(in_flight_bytes);
+    uint64_t allowed = room > 0 ? static_cast<uint64_t>(room / wire_bytes) + 1 : 0;
+    allowed = std::min(allowed, credit);
+    const bool blocked = allowed == 0;
+    if (blocked && path->probes == 0) {
+      if (backlog(*path) == 0) continue;
+      if (credit == 0) {
+        ++counters.credit_stalls;
+        if (!path->starved) {
+          path->starved = true;
+          if (path->sent.in_flight() == 0) path->probe_base = now;
+        }
+      } else {
+        ++counters.window_stalls;
+        send_window.limited();
+      }
+      continue;
+    }
+    if (pace > 0 && tokens <= 0 && path->probes == 0) {
+      pace_until = now + static_cast<Nanos>((quantum * wire_bytes * 0.5 - tokens) / pace * 1e9);
+      return false;
+    }
+    const auto most = static_cast<uint32_t>(
+        blocked ? path->probes : std::min<uint64_t>(allowed, quantum));
+    if (!transmit_data(*path, now, train, most)) {
+      path->probes = 0;
+      continue;
+    }
+    tokens -= train.total_bytes;
+    next_path = static_cast<uint16_t>((e + 1) % count);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace gradwire

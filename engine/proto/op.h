@@ -1,0 +1,60 @@
+// One all-reduce (op) as one endpoint sees it: as a worker, as an aggregator, or both.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "proto/aggregator.h"
+#include "proto/endpoint.h"
+#include "proto/grid.h"
+#include "proto/message.h"
+#include "proto/pull.h"
+#include "proto/push_sender.h"
+
+namespace gradwire {
+
+struct Op {
+  uint64_t id = 0;
+  OpSpec spec;
+  Grid grid;
+  bool exact = true;
+  bool committed = false;
+  Nanos started = 0;
+  Nanos deadline = kNever;
+
+  // As a worker.
+  bool worker = false;
+  bool done = false;  // spec.data belongs to the caller again
+  std::vector<PushSender> push;      // per aggregator
+  std::vector<PullReceiver> pull;    // per aggregator
+  std::vector<MessageReceiver> closes;
+  std::vector<MessageReceiver> commits;
+  MessageReceiver fold;
+  bool folded = false;
+  Stats stats{};
+  Nanos push_done = 0;
+  Nanos first_result = 0;
+
+  // As an aggregator.
+  uint16_t shard = 0;
+  std::unique_ptr<Aggregator> aggregator;
+  std::vector<PullSender> back;  // per worker
+  std::vector<MessageReceiver> opens;
+  std::vector<Stats> votes;
+  size_t passed_on = 0;  // finished chunks that the own worker has
+  bool fold_sent = false;
+  bool close_sent = false;
+  bool commit_sent = false;
+  Bitmap withheld;
+  std::vector<uint64_t> withheld_elements;  // per region
+  uint32_t withheld_count = 0;
+
+  uint32_t control_open = 0;  // control frames not yet acknowledged
+  uint64_t bytes_sent = 0;
+  uint64_t packets_sent = 0;
+  uint64_t retransmissions = 0;
+
+  const Grid::Shard& own_shard() const { return grid.shards[shard]; }
+};
+
+}  // namespace gradwire

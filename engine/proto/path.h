@@ -1,0 +1,149 @@
+// What one endpoint knows of the way to and from one other: packet numbers, loss, round-trip time,
+// credit in both directions, control frames waiting, signs of life.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "proto/received_packets.h"
+#include "proto/rtt.h"
+#include "proto/sent_packets.h"
+#include "wire/packet.h"
+
+namespace gradwire {
+
+// A reliable control packet: kept until acknowledged.
+struct ControlFrame {
+  uint64_t op = 0;
+  wire::Kind kind = wire::Kind::open;
+  uint32_t part = 0;
+  std::vector<uint8_t> payload;
+};
+
+// Control frames in flat slots. A packet in flight refers to its frame by a handle (slot and
+// generation), which goes stale once the frame is acknowledged.
+class ControlFrames {
+ public:
+  void push(ControlFrame frame) {
+    uint32_t slot;
+    if (free_.empty()) {
+      slot = static_cast<uint32_t>(slots_.size());
+      slots_.emplace_back();
+    } else {
+      slot = free_.back();
+      free_.pop_back();
+    }
+    slots_[slot].frame = std::move(frame);
+    slots_[slot].live = true;
+    queue_.push_back(handle(slot));
+  }
+  bool waiting() {
+    while (!queue_.empty() && !live(queue_.front())) queue_.pop_front();
+    return !queue_.empty();
+  }
+  uint32_t take() {
+    const uint32_t handle = queue_.front();
+    queue_.pop_front();
+    return handle;
+  }
+  bool live(uint32_t handle) const {
+    const uint32_t slot = handle & 0xffff;
+    return slot < slots_.size() && slots_[slot].live && slots_[slot].generation == handle >> 16;
+  }
+  const ControlFrame& at(uint32_t handle) const { return slots_[handle & 0xffff].frame; }
+  void again(uint32_t handle) {
+    if (live(handle)) queue_.push_back(handle);
+  }
+  void release(uint32_t handle) {
+    Slot& slot = slots_[handle & 0xffff];
+    slot.live = false;
+    slot.generation = (slot.generation + 1) & 0xffff;
+    slot.frame.payload.clear();
+    free_.push_back(handle & 0xffff);
+  }
+
+ private:
+  struct Slot {
+    ControlFrame frame;
+    uint32_t generation = 0;
+    bool live = false;
+  };
+  uint32_t handle(uint32_t slot) const { return slot | slots_[slot].generation << 16; }
+  std::vector<Slot> slots_;
+  std::vector<uint32_t> free_;
+  std::deque<uint32_t> queue_;  // handles
+};
+
+// One-way delay above its minimum of the last seconds. The clocks of both ends need not agree.
+class QueueDelay {
+ public:
+  Nanos sample(uint32_t sent_us, Nanos arrival, Nanos now) {
+    const auto difference = static_cast<uint32_t>(arrival / kMicrosecond) - sent_us;
+    if (!any_) {
+      any_ = true;
+      base_ = difference;
+    }
+    const Nanos delay = Nanos{static_cast<int32_t>(difference - base_)} * kMicrosecond;
+    minimum_.add(delay, now);
+    return delay - minimum_.get();
+  }
+
+ private:
+  bool any_ = false;
+  uint32_t base_ = 0;
+  WindowedMin minimum_;
+};
+
+struct Path {
+  uint16_t peer = 0;
+
+  // Sending.
+  SentPackets sent;
+  Rtt rtt;
+  ControlFrames control;
+  uint64_t credit = 0;  // highest packet number that may be sent
+  uint64_t largest_acked = 0;
+  Nanos largest_acked_sent = 0;
+  uint64_t lost_floor = UINT64_MAX;  // lowest number declared lost whose ACK would be news
+  uint64_t packet_threshold = 3;     // RFC 9002 §6.1.1; grows when it proves hasty
+  Nanos probe_base = 0;              // when the probe timer started
+  uint32_t probe_count = 0;          // consecutive time-outs
+  uint32_t probes = 0;               // packets that may go without credit and window
+  bool starved = false;              // backlog without credit, since probe_base
+
+  // Receiving.
+  ReceivedPackets received;
+  QueueDelay delay;
+  uint64_t granted = 0;       // credit given: highest packet number
+  uint64_t granted_sent = 0;  // as last told
+  uint16_t demand = 0;        // packets that the peer still wants to send
+  uint32_t share = 0;         // of the window, in packets
+  uint32_t unacked = 0;
+  bool ack_now = false;
+  Nanos ack_due = kNever;
+  Nanos largest_arrival = 0;
+  Nanos queue = kNever;  // smallest since the last ACK
+  Nanos batch_queue = kNever;
+  uint64_t batch_bytes = 0;
+  struct Stashed {
+    uint64_t op;
+    std::vector<uint8_t> datagram;
+  };
+  std::vector<Stashed> stash;  // packets of ops that have not started here
+
+  // Signs of life.
+  Nanos last_heard = 0;
+  Nanos last_ping = 0;
+  bool connected = false;
+  bool gone = false;       // said goodbye
+  uint64_t gone_op = 0;    // ops below it were complete at the peer
+  bool ping_now = false;
+  bool pong_now = false;
+  uint64_t pong_echo = 0;
+  uint32_t errors_left = 0;
+  uint32_t byes_left = 0;
+  Nanos next_farewell = 0;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,76 @@
+// Results on their way back. The aggregator keeps one PullSender per worker over one shared list of
+// finished chunks; a worker keeps one PullReceiver per aggregator.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "proto/aggregator.h"
+#include "proto/bitmap.h"
+#include "proto/grid.h"
+
+namespace gradwire {
+
+class PullSender {
+ public:
+  PullSender(const Grid::Shard& shard, const std::vector<uint32_t>& finished)
+      : begin_(shard.begin), finished_(&finished), state_(shard.size()) {}
+
+  uint32_t backlog() const {
+    return static_cast<uint32_t>(finished_->size() - cursor_ + (lost_.size() - lost_head_));
+  }
+  bool next(uint32_t& chunk, bool& again);
+  void acked(uint32_t chunk);
+  void lost(uint32_t chunk);
+  void forget(uint32_t chunk);  // nobody needs it any more
+  bool holds(uint32_t chunk) const { return state_[chunk - begin_] == State::acked; }
+  uint32_t acked_count() const { return acked_; }
+  // Chunks declared lost and not sent again yet.
+  std::vector<uint32_t> lost_chunks() const;
+  bool fresh_left() const { return cursor_ < finished_->size(); }
+
+ private:
+  enum class State : uint8_t { idle, flight, acked, queued, forgotten };
+  uint32_t begin_;
+  const std::vector<uint32_t>* finished_;
+  std::vector<State> state_;
+  size_t cursor_ = 0;
+  std::vector<uint32_t> lost_;
+  size_t lost_head_ = 0;
+  uint32_t acked_ = 0;
+};
+
+class PullReceiver {
+ public:
+  explicit PullReceiver(const Grid::Shard& shard)
+      : begin_(shard.begin), missing_(shard.size()), arrived_(shard.size()) {}
+
+  // True when this chunk had not arrived before.
+  bool insert(uint32_t chunk);
+  bool has(uint32_t chunk) const { return arrived_.test(chunk - begin_); }
+  // CLOSE: this worker's counted chunks, and which chunks have a result at all.
+  void close(Bitmap counted, Bitmap applied);
+  // COMMIT: the results that all workers apply.
+  void commit(Bitmap committed);
+
+  bool closed() const { return closed_; }
+  bool committed() const { return committed_; }
+  // Wanted chunks that have not arrived: all of the shard until CLOSE or COMMIT says less.
+  uint32_t missing() const { return missing_; }
+  bool counted(uint32_t chunk) const { return !closed_ || counted_mask_.test(chunk - begin_); }
+  bool wanted(uint32_t chunk) const { return !narrowed_ || wanted_.test(chunk - begin_); }
+
+ private:
+  void want(Bitmap wanted);
+
+  uint32_t begin_;
+  uint32_t missing_;
+  bool closed_ = false;
+  bool committed_ = false;
+  bool narrowed_ = false;
+  Bitmap arrived_;
+  Bitmap counted_mask_;
+  Bitmap wanted_;
+};
+
+}  // namespace gradwire
