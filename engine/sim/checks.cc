@@ -1,0 +1,139 @@
+// The fabric's checks at every event, its trace and the trace's hash.
+#include <algorithm>
+#include <cstring>
+
+#include "sim/fabric.h"
+#include "sim/oracle.h"
+#include "wire/packet.h"
+
+namespace gradwire::sim {
+
+void Fabric::violate(const std::string& text) {
+  if (violations_.size() < 16) {
+    violations_.push_back("at " + std::to_string(now_) + " ns: " + text);
+  }
+}
+
+void Fabric::check_train(uint16_t host, const Train& train) {
+  const auto wrong = [&](const std::string& text) {
+    violate("endpoint " + std::to_string(host) + " made a train " + text);
+  };
+  if (train.count == 0 || train.count > Train::kMaxSegments) return wrong("of no valid length");
+  if (train.destination >= hosts_.size() || train.destination == host) {
+    return wrong("to endpoint " + std::to_string(train.destination));
+  }
+  if (train.segment_bytes > options_.endpoint.datagram_bytes) return wrong("of too long datagrams");
+  uint64_t total = 0;
+  for (uint32_t i = 0; i < train.count; ++i) {
+    const size_t size = train.spans[2 * size_t{i}].size + train.spans[2 * size_t{i} + 1].size;
+    if (size < wire::kCommonBytes || size > train.segment_bytes ||
+        (size != train.segment_bytes && i + 1 != train.count)) {
+      return wrong("with a datagram of " + std::to_string(size) + " bytes among those of " +
+                   std::to_string(train.segment_bytes));
+    }
+    total += size;
+  }
+  if (total != train.total_bytes || total > Train::kMaxBytes) return wrong("of a wrong size");
+}
+
+void Fabric::check_datagram(uint16_t host, uint16_t destination, std::span<const uint8_t> bytes) {
+  const auto common = wire::read_common(bytes);
+  if (!common || common->version != wire::kVersion || common->source != host ||
+      common->session != options_.endpoint.session) {
+    violate("endpoint " + std::to_string(host) + " sent a datagram with a wrong common header");
+    return;
+  }
+  if (!wire::is_reliable(common->kind)) return;
+  const auto header = wire::read_header(bytes);
+  if (!header) {
+    violate("endpoint " + std::to_string(host) + " sent a reliable packet without its header");
+    return;
+  }
+  uint64_t& last = hosts_[host].packet_numbers[destination];
+  const uint64_t number = wire::expand(header->packet_number, last);
+  if (number < last || (number == last && last != 0)) {
+    violate("endpoint " + std::to_string(host) + " used packet number " + std::to_string(number) +
+            " to endpoint " + std::to_string(destination) + " again, after " +
+            std::to_string(last));
+  }
+  last = number;
+}
+
+// Each report by itself as it comes, the whole op when the last worker has one.
+void Fabric::check_op(uint64_t op) {
+  const std::vector<uint32_t>& slots = by_op_[op];
+  std::vector<Outcome> outcomes;
+  for (const uint32_t slot : slots) {
+    if (slot >= runs_.size()) continue;
+    const Run& run = runs_[slot];
+    if (!run.done || !run.report.error.empty()) continue;
+    outcomes.push_back(
+        {&run.spec.plan, &run.spec.critical, &run.spec.stats, &run.input, &run.final, &run.report});
+    if (run.finished_at != now_) continue;
+    const std::string wrong = check_worker(outcomes.back(), options_.endpoint);
+    if (!wrong.empty()) {
+      violate("rank " + std::to_string(run.worker) + ", op " + std::to_string(op) + ": " + wrong);
+    }
+  }
+  if (outcomes.size() != options_.workers || !violations_.empty()) return;
+  const std::string wrong = sim::check_op(outcomes, options_.endpoint);
+  if (!wrong.empty()) violate("op " + std::to_string(op) + ": " + wrong);
+}
+
+std::vector<std::string> Fabric::violations() {
+  for (const Run& run : runs_) {
+    if (!run.done || run.data.empty()) continue;
+    if (std::memcmp(run.data.data(), run.final.data(), run.data.size() * sizeof(float)) != 0) {
+      violate("rank " + std::to_string(run.worker) + ", op " + std::to_string(run.spec.op) +
+              ": the result was touched after it had been reported");
+    }
+  }
+  return violations_;
+}
+
+void Fabric::hash(uint64_t value) {
+  hash(std::span(reinterpret_cast<const uint8_t*>(&value), sizeof(value)));
+}
+
+void Fabric::hash(std::span<const uint8_t> bytes) {
+  // Eight bytes at a time: the hash is taken of everything that is sent.
+  uint64_t h = trace_hash_ ^ bytes.size();
+  size_t at = 0;
+  for (; at + 8 <= bytes.size(); at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + at, 8);
+    h = (h ^ word) * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+  }
+  for (; at < bytes.size(); ++at) h = (h ^ bytes[at]) * 0x100000001b3u;
+  trace_hash_ = h;
+}
+
+uint32_t Fabric::record(const Unit& unit, std::span<const uint8_t> bytes) {
+  if (trace_.size() >= options_.trace_limit) return kUntraced;
+  TraceEntry entry{};
+  entry.time = now_;
+  entry.source = unit.source;
+  entry.destination = unit.destination;
+  entry.kind = bytes.size() > 1 ? bytes[1] : 0;
+  entry.bytes = static_cast<uint32_t>(bytes.size());
+  entry.fate = TraceEntry::Fate::delivered;
+  if (wire::is_reliable(static_cast<wire::Kind>(entry.kind))) {
+    if (const auto header = wire::read_header(bytes)) {
+      entry.packet_number = header->packet_number;
+      entry.op = header->op;
+      entry.chunk = header->chunk;
+    }
+  }
+  trace_.push_back(entry);
+  return static_cast<uint32_t>(trace_.size() - 1);
+}
+
+void Fabric::set_fate(const Unit& unit, TraceEntry::Fate fate) {
+  if (unit.trace == kUntraced) return;
+  for (uint32_t i = 0; i < unit.packets && unit.trace + i < trace_.size(); ++i) {
+    trace_[unit.trace + i].fate = fate;
+  }
+}
+
+}  // namespace gradwire::sim

@@ -1,0 +1,313 @@
+// The fabric's clockwork: the event queue, the hosts and their ops.
+#include "sim/fabric.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace gradwire::sim {
+namespace {
+
+constexpr uint32_t kNoRun = 0xffffffff;
+// More turns of one host at one instant than any honest state machine takes.
+constexpr uint32_t kMostStepsAtOnce = 20'000;
+constexpr uint32_t kMostTrainsAtOnce = 200'000;
+
+}  // namespace
+
+std::string FabricOptions::validate() const {
+  if (workers < 1) return "workers: at least 1 is needed";
+  if (uint32_t{workers} + servers > 4096) return "workers + servers: at most 4096 are simulated";
+  if (host_delay < 0 || host_jitter < 0) return "host_delay and host_jitter must not be negative";
+  return link.validate();
+}
+
+Fabric::Fabric(const FabricOptions& options) : options_(options), random_(options.seed) {
+  if (const std::string wrong = options.validate(); !wrong.empty()) {
+    throw std::invalid_argument(wrong);
+  }
+  options_.endpoint.workers = options.workers;
+  options_.endpoint.servers = options.servers;
+  const uint16_t count = options_.endpoint.endpoints();
+  hosts_.resize(count);
+  parted_.assign(size_t{count} * count, false);
+  for (uint16_t i = 0; i < count; ++i) {
+    EndpointConfig config = options_.endpoint;
+    config.endpoint = i;
+    Host& host = hosts_[i];
+    host.up = std::make_unique<Link>(options.link, random_.next());
+    host.down = std::make_unique<Link>(options.link, random_.next());
+    host.packet_numbers.assign(count, 0);
+    host.endpoint = std::make_unique<Endpoint>(config, now_);
+    push(now_, Event::Kind::timer, i);
+    host.timer_at = now_;
+  }
+}
+
+Fabric::~Fabric() = default;
+
+Link& Fabric::link(uint16_t host, Direction direction) {
+  return direction == Direction::up ? *hosts_.at(host).up : *hosts_.at(host).down;
+}
+
+void Fabric::add_cross_traffic(uint16_t host, Direction direction, const CrossTraffic& traffic) {
+  if (!(traffic.rate > 0.0) || traffic.length <= 0 || traffic.packet_bytes == 0 ||
+      traffic.train == 0 || (traffic.period != 0 && traffic.period < traffic.length)) {
+    throw std::invalid_argument(
+        "cross traffic: rate, length, packet_bytes and train are positive, a period is 0 or at "
+        "least the length");
+  }
+  const Nanos start = std::max(traffic.start, now_);
+  cross_.push_back({host, direction, traffic, start + traffic.length});
+  push(start, Event::Kind::cross, static_cast<uint32_t>(cross_.size() - 1));
+}
+
+void Fabric::pause(uint16_t host) {
+  hosts_.at(host).paused = true;
+}
+
+void Fabric::resume(uint16_t host) {
+  Host& h = hosts_.at(host);
+  if (!h.paused) return;
+  h.paused = false;
+  h.wake_due = true;
+  push(now_, Event::Kind::wake, host);
+}
+
+void Fabric::kill(uint16_t host) {
+  Host& h = hosts_.at(host);
+  if (h.dead) return;
+  h.dead = true;
+  for (const Run& run : runs_) {
+    if (run.worker == host && !run.done) --open_runs_;
+  }
+}
+
+void Fabric::set_partition(uint16_t a, uint16_t b, bool parted) {
+  parted_.at(size_t{a} * hosts_.size() + b) = parted;
+  parted_.at(size_t{b} * hosts_.size() + a) = parted;
+}
+
+bool Fabric::reachable(uint16_t from, uint16_t to) const {
+  return !hosts_[to].dead && !parted_[size_t{from} * hosts_.size() + to];
+}
+
+void Fabric::inject(uint16_t source, uint16_t destination, std::span<const uint8_t> bytes) {
+  const uint32_t unit = new_unit();
+  units_[unit].source = source;
+  units_[unit].destination = destination;
+  units_[unit].segment = static_cast<uint32_t>(std::max<size_t>(bytes.size(), 1));
+  units_[unit].packets = 1;
+  units_[unit].trace = kUntraced;
+  units_[unit].bytes.assign(bytes.begin(), bytes.end());
+  hosts_.at(destination);
+  push(now_, Event::Kind::at_host, unit);
+}
+
+void Fabric::start(uint16_t worker, OpSpec spec, std::vector<float> data, Nanos at) {
+  if (worker >= options_.workers) throw std::invalid_argument("worker: there is no such worker");
+  std::vector<uint32_t>& slots = by_op_[spec.op];
+  slots.resize(options_.workers, kNoRun);
+  if (slots[worker] != kNoRun) throw std::invalid_argument("op: this worker has it already");
+  slots[worker] = static_cast<uint32_t>(runs_.size());
+  runs_.emplace_back();
+  Run& run = runs_.back();
+  run.worker = worker;
+  run.spec = std::move(spec);
+  run.input = data;
+  run.data = std::move(data);
+  run.spec.data = run.data.data();
+  if (!hosts_[worker].dead) ++open_runs_;
+  push(std::max(at, now_), Event::Kind::start, slots[worker]);
+}
+
+void Fabric::close(uint16_t host, Nanos linger) {
+  Host& h = hosts_.at(host);
+  if (h.dead || h.paused) return;
+  h.endpoint->close(now_, linger);
+  step(host);
+}
+
+bool Fabric::run(Nanos until, bool until_done) {
+  while (!queue_.empty() && violations_.empty()) {
+    if (until_done && open_runs_ == 0) return true;
+    const Event event = queue_.top();
+    if (event.time > until) {
+      now_ = until;
+      break;
+    }
+    queue_.pop();
+    now_ = event.time;
+    handle(event);
+  }
+  return open_runs_ == 0;
+}
+
+void Fabric::push(Nanos time, Event::Kind kind, uint32_t index) {
+  queue_.push({time, sequence_++, index, kind});
+}
+
+void Fabric::handle(const Event& event) {
+  switch (event.kind) {
+    case Event::Kind::at_switch:
+      at_switch(event.index);
+      break;
+    case Event::Kind::at_host:
+      at_host(event.index);
+      break;
+    case Event::Kind::wake:
+      hosts_[event.index].wake_due = false;
+      step(static_cast<uint16_t>(event.index));
+      break;
+    case Event::Kind::timer: {
+      Host& host = hosts_[event.index];
+      if (host.timer_at != event.time) break;  // replaced by an earlier one
+      host.timer_at = kNever;
+      step(static_cast<uint16_t>(event.index));
+      break;
+    }
+    case Event::Kind::start:
+      begin(runs_[event.index]);
+      break;
+    case Event::Kind::cross:
+      cross_packet(event.index);
+      break;
+  }
+}
+
+// One turn of a host, as io's loop takes it.
+void Fabric::step(uint16_t index) {
+  Host& host = hosts_[index];
+  if (host.dead || host.paused) return;
+  if (host.stepped_at != now_) host.steps_at_once = 0;
+  host.stepped_at = now_;
+  if (++host.steps_at_once > kMostStepsAtOnce) {
+    violate("endpoint " + std::to_string(index) + " spins: its timer does not advance");
+    return;
+  }
+  if (!host.ring.empty()) {
+    take_arrived(host);
+    host.endpoint->flush(now_);
+  }
+  if (host.endpoint->next_timer() <= now_) host.endpoint->on_timer(now_);
+  uint32_t trains = 0;
+  while (host.endpoint->transmit(now_, train_)) {
+    if (++trains > kMostTrainsAtOnce) {
+      violate("endpoint " + std::to_string(index) + " sends without end");
+      return;
+    }
+    launch(index, train_);
+  }
+  while (host.endpoint->next_event(event_)) take_event(index, event_);
+  schedule_timer(index);
+}
+
+void Fabric::take_arrived(Host& host) {
+  while (!host.ring.empty()) {
+    const Arrived arrived = host.ring.front();
+    host.ring.pop_front();
+    const Unit& unit = units_[arrived.unit];
+    host.ring_bytes -= unit.bytes.size();
+    for (size_t at = 0; at == 0 || at < unit.bytes.size(); at += unit.segment) {
+      const size_t size = std::min<size_t>(unit.segment, unit.bytes.size() - at);
+      host.endpoint->receive(unit.source, std::span(unit.bytes).subspan(at, size), now_,
+                             arrived.time);
+    }
+    free_unit(arrived.unit);
+  }
+}
+
+void Fabric::schedule_timer(uint16_t index) {
+  Host& host = hosts_[index];
+  const Nanos next = host.endpoint->next_timer();
+  if (next == kNever) return;
+  const Nanos due = std::max(next, now_);
+  if (due >= host.timer_at) return;
+  host.timer_at = due;
+  push(due, Event::Kind::timer, index);
+}
+
+void Fabric::begin(Run& run) {
+  Host& host = hosts_[run.worker];
+  if (host.dead) return;
+  if (host.paused) {  // its script stands still too
+    push(now_ + kMillisecond, Event::Kind::start, by_op_[run.spec.op][run.worker]);
+    return;
+  }
+  run.begun = true;
+  const std::string wrong = host.endpoint->start(run.spec, now_);
+  if (!wrong.empty()) {
+    OpReport report;
+    report.op = run.spec.op;
+    report.step = run.spec.step;
+    report.error = wrong;
+    finish(run, std::move(report));
+  }
+  step(run.worker);
+}
+
+void Fabric::take_event(uint16_t index, gradwire::Event& event) {
+  Host& host = hosts_[index];
+  switch (event.type) {
+    case gradwire::Event::Type::op_done: {
+      const auto found = by_op_.find(event.report.op);
+      const uint32_t slot =
+          found == by_op_.end() || index >= options_.workers ? kNoRun : found->second[index];
+      if (slot == kNoRun || !runs_[slot].begun) {
+        violate("endpoint " + std::to_string(index) + " reports op " +
+                std::to_string(event.report.op) + ", which it never started");
+      } else if (runs_[slot].done) {
+        violate("rank " + std::to_string(index) + " reports op " + std::to_string(event.report.op) +
+                " twice");
+      } else {
+        finish(runs_[slot], std::move(event.report));
+      }
+      break;
+    }
+    case gradwire::Event::Type::failed:
+      host.failure = event.report.error;
+      break;
+    case gradwire::Event::Type::closed:
+      host.closed = true;
+      break;
+    case gradwire::Event::Type::connected:
+      break;
+  }
+  event = {};
+}
+
+void Fabric::finish(Run& run, OpReport report) {
+  run.done = true;
+  run.report = std::move(report);
+  run.final = run.data;
+  run.finished_at = now_;
+  --open_runs_;
+  hash(static_cast<uint64_t>(now_));
+  hash(std::span(reinterpret_cast<const uint8_t*>(run.final.data()),
+                 run.final.size() * sizeof(float)));
+  hash(run.report.counted);
+  check_op(run.spec.op);
+}
+
+const OpReport* Fabric::report(uint16_t worker, uint64_t op) const {
+  const auto found = by_op_.find(op);
+  if (found == by_op_.end() || worker >= options_.workers) return nullptr;
+  const uint32_t slot = found->second[worker];
+  return slot != kNoRun && runs_[slot].done ? &runs_[slot].report : nullptr;
+}
+
+const std::vector<float>* Fabric::data(uint16_t worker, uint64_t op) const {
+  const auto found = by_op_.find(op);
+  if (found == by_op_.end() || worker >= options_.workers) return nullptr;
+  const uint32_t slot = found->second[worker];
+  return slot != kNoRun ? &runs_[slot].data : nullptr;
+}
+
+Nanos Fabric::finished_at(uint16_t worker, uint64_t op) const {
+  const auto found = by_op_.find(op);
+  if (found == by_op_.end() || worker >= options_.workers) return kNever;
+  const uint32_t slot = found->second[worker];
+  return slot != kNoRun ? runs_[slot].finished_at : kNever;
+}
+
+}  // namespace gradwire::sim

@@ -1,0 +1,219 @@
+// Endpoints in virtual time on one switch: the protocol code that ships, over links, queues and
+// losses that are computed. One seed, one run.
+//
+// Each host has an uplink into the switch and a downlink (its port) out of it. The fabric drives
+// the endpoints as io does and checks what they do at every event.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <queue>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "proto/endpoint.h"
+#include "sim/link.h"
+#include "sim/random.h"
+
+namespace gradwire::sim {
+
+struct FabricOptions {
+  uint16_t workers = 2;
+  uint16_t servers = 0;
+  uint64_t seed = 0;
+  LinkOptions link;           // of every direction of every port, until set_link
+  uint32_t overhead = 42;     // bytes on the wire beside the UDP payload: Ethernet, IPv4, UDP
+  bool whole_trains = false;  // a train passes queues and losses as one (segmentation offload)
+  Nanos host_delay = 0;       // from a datagram's arrival to its processing …
+  Nanos host_jitter = 0;      // … plus up to this
+  size_t trace_limit = 0;     // datagrams that trace() keeps
+  EndpointConfig endpoint;    // of all endpoints; endpoint, workers and servers are filled in
+
+  // "" or what is wrong.
+  std::string validate() const;
+};
+
+struct CrossTraffic {
+  Nanos start = 0;
+  Nanos length = 10 * kMillisecond;
+  Nanos period = 0;     // 0: one burst
+  double rate = 500e6;  // bytes/s
+  uint32_t packet_bytes = 1514;
+  uint32_t train = 1;  // packets back to back
+};
+
+// One datagram as it left an endpoint, and what became of it.
+struct TraceEntry {
+  enum class Fate : uint8_t { delivered, queue, loss, unreachable };
+  Nanos time;
+  uint16_t source;
+  uint16_t destination;
+  uint8_t kind;
+  uint32_t packet_number;  // of reliable packets, as are op and chunk
+  uint32_t op;
+  uint32_t chunk;
+  uint32_t bytes;
+  Fate fate;
+};
+
+class Fabric {
+ public:
+  enum class Direction : uint8_t { up, down };
+
+  // Throws std::invalid_argument.
+  explicit Fabric(const FabricOptions& options);
+  ~Fabric();
+  Fabric(const Fabric&) = delete;
+  Fabric& operator=(const Fabric&) = delete;
+
+  const FabricOptions& options() const { return options_; }
+  Nanos now() const { return now_; }
+
+  // ---- the network and what befalls it
+  Link& link(uint16_t host, Direction direction);
+  void add_cross_traffic(uint16_t host, Direction direction, const CrossTraffic& traffic);
+  void pause(uint16_t host);  // the process stands still, its socket buffer fills
+  void resume(uint16_t host);
+  void kill(uint16_t host);  // gone without a word
+  void set_partition(uint16_t a, uint16_t b, bool parted);
+  // A datagram that somebody sent in `source`'s name.
+  void inject(uint16_t source, uint16_t destination, std::span<const uint8_t> bytes);
+
+  // ---- ops
+  // `data` belongs to the fabric from here on. Refused ops have a report at once.
+  void start(uint16_t worker, OpSpec spec, std::vector<float> data, Nanos at);
+  void close(uint16_t host, Nanos linger);
+
+  // Runs until all ops of living workers are done (if asked for), nothing happens any more, a check
+  // fails, or `until`. True when all ops are done.
+  bool run(Nanos until, bool until_done);
+
+  // ---- what came of it
+  const OpReport* report(uint16_t worker, uint64_t op) const;  // null while it runs
+  const std::vector<float>* data(uint16_t worker, uint64_t op) const;
+  Nanos finished_at(uint16_t worker, uint64_t op) const;
+  const std::string& failure(uint16_t host) const { return hosts_[host].failure; }
+  bool closed(uint16_t host) const { return hosts_[host].closed; }
+  const Counters& counters(uint16_t host) const { return hosts_[host].endpoint->counters(); }
+  uint64_t dropped_by_socket(uint16_t host) const { return hosts_[host].dropped_socket; }
+  // Invariants that were seen broken. Finished buffers are compared once more.
+  std::vector<std::string> violations();
+  uint64_t trace_hash() const { return trace_hash_; }
+  const std::vector<TraceEntry>& trace() const { return trace_; }
+  uint64_t events() const { return sequence_; }
+
+ private:
+  static constexpr uint32_t kUntraced = 0xffffffff;
+
+  // What travels: one datagram, or a train that stays whole.
+  struct Unit {
+    uint16_t source;
+    uint16_t destination;
+    uint32_t segment;
+    uint32_t packets;
+    uint32_t trace;  // of its first datagram
+    std::vector<uint8_t> bytes;
+  };
+  struct Event {
+    enum class Kind : uint8_t { at_switch, at_host, wake, timer, start, cross };
+    Nanos time;
+    uint64_t sequence;
+    uint32_t index;  // unit, host, op or cross traffic
+    Kind kind;
+    bool operator>(const Event& other) const {
+      return time != other.time ? time > other.time : sequence > other.sequence;
+    }
+  };
+  struct Arrived {
+    uint32_t unit;
+    Nanos time;
+  };
+  struct Host {
+    std::unique_ptr<Endpoint> endpoint;
+    std::unique_ptr<Link> up;
+    std::unique_ptr<Link> down;
+    std::deque<Arrived> ring;
+    uint64_t ring_bytes = 0;
+    uint64_t dropped_socket = 0;
+    Nanos timer_at = kNever;  // the earliest timer event in the queue
+    Nanos stepped_at = -1;
+    uint32_t steps_at_once = 0;
+    bool wake_due = false;
+    bool paused = false;
+    bool dead = false;
+    bool closed = false;
+    std::string failure;
+    std::vector<uint64_t> packet_numbers;  // by destination: the last that was sent
+  };
+  struct Run {
+    uint16_t worker;
+    OpSpec spec;
+    std::vector<float> input;
+    std::vector<float> data;
+    std::vector<float> final;
+    bool begun = false;
+    bool done = false;
+    OpReport report;
+    Nanos finished_at = kNever;
+  };
+  struct Cross {
+    uint16_t host;
+    Direction direction;
+    CrossTraffic traffic;
+    Nanos burst_end;
+  };
+
+  void push(Nanos time, Event::Kind kind, uint32_t index);
+  void handle(const Event& event);
+  uint32_t new_unit();
+  uint32_t copy_unit(uint32_t from);
+  void free_unit(uint32_t unit);
+
+  void step(uint16_t host);
+  void take_arrived(Host& host);
+  void schedule_timer(uint16_t host);
+  void begin(Run& run);
+  void finish(Run& run, OpReport report);
+  void take_event(uint16_t host, gradwire::Event& event);
+
+  void launch(uint16_t host, const Train& train);
+  void cross(uint32_t unit, Link& link, Event::Kind next);
+  void at_switch(uint32_t unit);
+  void at_host(uint32_t unit);
+  void send_garbage(uint32_t unit, Link& link, Nanos at);
+  void cross_packet(uint32_t index);
+  bool reachable(uint16_t from, uint16_t to) const;
+
+  void check_train(uint16_t host, const Train& train);
+  void check_datagram(uint16_t host, uint16_t destination, std::span<const uint8_t> bytes);
+  void check_op(uint64_t op);
+  void violate(const std::string& text);
+  void hash(uint64_t value);
+  void hash(std::span<const uint8_t> bytes);
+  uint32_t record(const Unit& unit, std::span<const uint8_t> bytes);
+  void set_fate(const Unit& unit, TraceEntry::Fate fate);
+
+  FabricOptions options_;
+  Nanos now_ = 0;
+  uint64_t sequence_ = 0;
+  Random random_;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> queue_;
+  std::vector<Host> hosts_;
+  std::vector<Unit> units_;
+  std::vector<uint32_t> free_units_;
+  std::deque<Run> runs_;
+  std::map<uint64_t, std::vector<uint32_t>> by_op_;  // op -> run of each worker
+  uint64_t open_runs_ = 0;
+  std::vector<Cross> cross_;
+  std::vector<bool> parted_;  // [from × hosts + to]
+  Train train_;
+  gradwire::Event event_;
+  std::vector<std::string> violations_;
+  std::vector<TraceEntry> trace_;
+  uint64_t trace_hash_ = 0xcbf29ce484222325u;
+};
+
+}  // namespace gradwire::sim

@@ -1,0 +1,58 @@
+// One direction of a port: queueing by arithmetic, without an event per departure.
+#include "sim/link.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace gradwire::sim {
+
+std::string LinkOptions::validate() const {
+  const auto share = [](const char* name, double value) {
+    return value >= 0.0 && value < 1.0
+               ? std::string()
+               : std::string(name) + " is " + std::to_string(value) + "; a share is in [0, 1)";
+  };
+  if (!(rate > 0.0)) return "rate is " + std::to_string(rate) + " bytes/s; it must be positive";
+  if (delay < 0) return "delay is " + std::to_string(delay) + " ns; it must not be negative";
+  if (reorder_delay < 0) return "reorder_delay must not be negative";
+  if (queue_bytes < 2048) return "queue_bytes: a queue holds at least 2048 bytes";
+  if (!(loss_burst >= 1.0)) return "loss_burst: a run of losses has at least one packet";
+  for (const auto& text :
+       {share("loss", loss), share("reorder", reorder), share("duplicate", duplicate),
+        share("garbage", garbage), share("flip", flip)}) {
+    if (!text.empty()) return text;
+  }
+  return "";
+}
+
+Link::Link(const LinkOptions& options, uint64_t seed) : random(seed), options_(options) {}
+
+Nanos Link::enqueue(Nanos now, uint64_t wire_bytes, uint32_t packets, bool cross) {
+  const double waiting_ns = static_cast<double>(std::max<Nanos>(busy_until_ - now, 0));
+  const auto queued = static_cast<uint64_t>(waiting_ns * options_.rate * 1e-9);
+  (cross ? counters.cross_packets : counters.packets) += packets;
+  if (!cross) counters.bytes += wire_bytes;
+  // A train that is larger than the whole queue still passes an empty one.
+  if (queued + wire_bytes > options_.queue_bytes && queued > 0) {
+    (cross ? counters.cross_dropped : counters.dropped_queue) += packets;
+    return kNever;
+  }
+  counters.max_queue_bytes = std::max(counters.max_queue_bytes, queued + wire_bytes);
+  const double service_ns = static_cast<double>(wire_bytes) * 1e9 / options_.rate;
+  busy_until_ = std::max(busy_until_, now) + static_cast<Nanos>(std::ceil(service_ns));
+  return busy_until_;
+}
+
+bool Link::lose(uint32_t packets) {
+  if (options_.loss <= 0.0) return false;
+  if (options_.loss_burst <= 1.0) {
+    bad_ = random.uniform() < options_.loss;
+  } else {
+    const double begin = options_.loss / (options_.loss_burst * (1.0 - options_.loss));
+    bad_ = random.uniform() < (bad_ ? 1.0 - 1.0 / options_.loss_burst : std::min(begin, 1.0));
+  }
+  if (bad_) counters.dropped_loss += packets;
+  return bad_;
+}
+
+}  // namespace gradwire::sim

@@ -1,0 +1,188 @@
+// The fabric's network: how a datagram travels from an endpoint through the switch to another.
+#include <algorithm>
+
+#include "sim/fabric.h"
+#include "wire/packet.h"
+
+namespace gradwire::sim {
+
+uint32_t Fabric::new_unit() {
+  if (free_units_.empty()) {
+    units_.emplace_back();
+    return static_cast<uint32_t>(units_.size() - 1);
+  }
+  const uint32_t unit = free_units_.back();
+  free_units_.pop_back();
+  return unit;
+}
+
+uint32_t Fabric::copy_unit(uint32_t from) {
+  const uint32_t unit = new_unit();
+  units_[unit] = units_[from];
+  units_[unit].trace = kUntraced;
+  return unit;
+}
+
+void Fabric::free_unit(uint32_t unit) {
+  units_[unit].bytes.clear();
+  free_units_.push_back(unit);
+}
+
+void Fabric::launch(uint16_t host, const Train& train) {
+  check_train(host, train);
+  if (!violations_.empty()) return;
+  uint32_t unit = 0;
+  for (uint32_t i = 0; i < train.count; ++i) {
+    const bool fresh = i == 0 || !options_.whole_trains;
+    if (fresh) {
+      unit = new_unit();
+      Unit& u = units_[unit];
+      u.source = host;
+      u.destination = train.destination;
+      u.segment = train.segment_bytes;
+      u.packets = 0;
+      u.bytes.clear();
+    }
+    Unit& u = units_[unit];
+    const size_t begin = u.bytes.size();
+    for (size_t half = 0; half < 2; ++half) {
+      const Train::Span& span = train.spans[2 * size_t{i} + half];
+      const auto* data = static_cast<const uint8_t*>(span.data);
+      if (span.size != 0) u.bytes.insert(u.bytes.end(), data, data + span.size);
+    }
+    ++u.packets;
+    const auto datagram = std::span<const uint8_t>(u.bytes).subspan(begin);
+    check_datagram(host, train.destination, datagram);
+    hash(static_cast<uint64_t>(now_));
+    hash(datagram.first(std::min<size_t>(datagram.size(), 64)));
+    const uint32_t trace = record(u, datagram);
+    if (fresh) u.trace = trace;
+    if (!options_.whole_trains || i + 1 == train.count) {
+      cross(unit, *hosts_[host].up, Event::Kind::at_switch);
+    }
+  }
+}
+
+// Through one link: queue, wire, and on to the next station.
+void Fabric::cross(uint32_t unit, Link& link, Event::Kind next) {
+  const LinkOptions& options = link.options();
+  const uint32_t packets = units_[unit].packets;
+  const uint64_t wire_bytes = units_[unit].bytes.size() + uint64_t{packets} * options_.overhead;
+  const Nanos left = link.enqueue(now_, wire_bytes, packets, false);
+  if (left == kNever) {
+    set_fate(units_[unit], TraceEntry::Fate::queue);
+    free_unit(unit);
+    return;
+  }
+  Nanos at = left + options.delay;
+  if (options.garbage > 0.0 && link.random.chance(options.garbage)) send_garbage(unit, link, at);
+  if (link.lose(packets)) {
+    set_fate(units_[unit], TraceEntry::Fate::loss);
+    free_unit(unit);
+    return;
+  }
+  const auto late = [&] {
+    return static_cast<Nanos>(link.random.uniform() * static_cast<double>(options.reorder_delay));
+  };
+  if (link.random.chance(options.duplicate)) {
+    link.counters.duplicated += packets;
+    push(at + late(), next, copy_unit(unit));
+  }
+  if (link.random.chance(options.reorder)) {
+    link.counters.reordered += packets;
+    at += late();
+  }
+  if (link.random.chance(options.flip)) {
+    std::vector<uint8_t>& bytes = units_[unit].bytes;
+    for (uint64_t flips = 1 + link.random.below(4); flips > 0; --flips) {
+      bytes[link.random.below(bytes.size())] ^= static_cast<uint8_t>(1 << link.random.below(8));
+    }
+  }
+  push(at, next, unit);
+}
+
+// A datagram no endpoint may heed, made from one that it would.
+void Fabric::send_garbage(uint32_t unit, Link& link, Nanos at) {
+  ++link.counters.garbage;
+  const uint32_t fake = copy_unit(unit);
+  std::vector<uint8_t>& bytes = units_[fake].bytes;
+  bytes.resize(std::min<size_t>(bytes.size(), units_[fake].segment));
+  units_[fake].packets = 1;
+  switch (link.random.below(6)) {
+    case 0:  // cut short
+      bytes.resize(link.random.below(bytes.size()));
+      break;
+    case 1:  // too long
+      bytes.resize(bytes.size() + 1 + link.random.below(64), 0xa5);
+      break;
+    case 2:  // another version of the protocol
+      bytes[0] ^= static_cast<uint8_t>(1 + link.random.below(255));
+      break;
+    case 3:  // another session
+      bytes[4 + link.random.below(4)] ^= static_cast<uint8_t>(1 + link.random.below(255));
+      break;
+    case 4:  // in another endpoint's name
+      bytes[2 + link.random.below(2)] ^= static_cast<uint8_t>(1 + link.random.below(255));
+      break;
+    default:  // noise
+      for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(link.random.next());
+      break;
+  }
+  units_[fake].segment = static_cast<uint32_t>(std::max<size_t>(bytes.size(), 1));
+  push(at, Event::Kind::at_host, fake);
+}
+
+void Fabric::at_switch(uint32_t unit) {
+  if (!reachable(units_[unit].source, units_[unit].destination)) {
+    set_fate(units_[unit], TraceEntry::Fate::unreachable);
+    free_unit(unit);
+    return;
+  }
+  cross(unit, *hosts_[units_[unit].destination].down, Event::Kind::at_host);
+}
+
+void Fabric::at_host(uint32_t unit) {
+  const uint16_t index = units_[unit].destination;
+  Host& host = hosts_[index];
+  const size_t bytes = units_[unit].bytes.size();
+  if (!reachable(units_[unit].source, index)) {
+    set_fate(units_[unit], TraceEntry::Fate::unreachable);
+    free_unit(unit);
+    return;
+  }
+  if (host.ring_bytes + bytes > options_.endpoint.receive_buffer) {
+    host.dropped_socket += units_[unit].packets;
+    set_fate(units_[unit], TraceEntry::Fate::queue);
+    free_unit(unit);
+    return;
+  }
+  set_fate(units_[unit], TraceEntry::Fate::delivered);
+  host.ring_bytes += bytes;
+  host.ring.push_back({unit, now_});
+  if (host.wake_due || host.paused) return;
+  if (options_.host_delay == 0 && options_.host_jitter == 0) {
+    step(index);
+    return;
+  }
+  host.wake_due = true;
+  const double jitter = random_.uniform() * static_cast<double>(options_.host_jitter);
+  push(now_ + options_.host_delay + static_cast<Nanos>(jitter), Event::Kind::wake, index);
+}
+
+void Fabric::cross_packet(uint32_t index) {
+  Cross& cross = cross_[index];
+  const CrossTraffic& traffic = cross.traffic;
+  const uint64_t bytes = uint64_t{traffic.packet_bytes} * traffic.train;
+  link(cross.host, cross.direction).enqueue(now_, bytes, traffic.train, true);
+  // The gaps vary, so that no sender finds the same slot of the queue each time.
+  const double gap = static_cast<double>(bytes) * 1e9 / traffic.rate;
+  Nanos next = now_ + 1 + static_cast<Nanos>(gap * (0.5 + random_.uniform()));
+  if (next >= cross.burst_end) {
+    if (traffic.period == 0) return;
+    next = cross.burst_end - traffic.length + traffic.period;
+    cross.burst_end += traffic.period;
+  }
+  push(next, Event::Kind::cross, index);
+}
+
+}  // namespace gradwire::sim

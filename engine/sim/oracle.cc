@@ -1,0 +1,271 @@
+// What a finished op must look like: the books of masks, results and residuals.
+#include "sim/oracle.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "proto/grid.h"
+
+namespace gradwire::sim {
+namespace {
+
+std::string chunk_text(const Grid& grid, uint32_t chunk) {
+  return "chunk " + std::to_string(chunk) + " (region " + std::to_string(grid.region[chunk]) + ")";
+}
+
+// A plan whose schedule may close a region below 1 - bound.
+bool goes_by_time(const Plan& plan, uint32_t region) {
+  if (plan.spend != Spend::late && plan.spend != Spend::anything) return false;
+  return std::any_of(plan.schedule.begin(), plan.schedule.end(), [&](const ScheduleStep& step) {
+    return step.fraction != ScheduleStep::kOneMinusBound &&
+           step.fraction < 1.0 - plan.regions[region].bound;
+  });
+}
+
+bool same_bits(float a, float b) {
+  // A NaN's payload depends on the order of operands, which IEEE 754 leaves open.
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+}
+
+class OpCheck {
+ public:
+  OpCheck(std::span<const Outcome> outcomes, const EndpointConfig& config)
+      : outcomes_(outcomes),
+        config_(config),
+        plan_(*outcomes[0].plan),
+        grid_(plan_, config.datagram_bytes, config.aggregators()),
+        exact_(plan_.exact()) {}
+
+  std::string run() {
+    for (size_t w = 1; w < outcomes_.size(); ++w) {
+      if (outcomes_[w].plan->hash() != plan_.hash()) return "workers with different plans succeed";
+    }
+    std::string wrong = check_replicas();
+    if (wrong.empty()) wrong = check_stats();
+    if (wrong.empty() && config_.servers == 0) wrong = collect_withheld();
+    for (uint32_t c = 0; c < grid_.chunks() && wrong.empty(); ++c) wrong = check_chunk(c);
+    if (wrong.empty()) wrong = check_pull_bound();
+    return wrong;
+  }
+
+ private:
+  std::string check_replicas() const {
+    const Outcome& first = outcomes_[0];
+    for (size_t w = 1; w < outcomes_.size(); ++w) {
+      const Outcome& other = outcomes_[w];
+      if (first.report->applied != other.report->applied) {
+        return "ranks 0 and " + std::to_string(w) + " applied different chunks";
+      }
+      if (std::memcmp(first.output->data(), other.output->data(),
+                      first.output->size() * sizeof(float)) != 0) {
+        return "ranks 0 and " + std::to_string(w) + " hold different results";
+      }
+    }
+    return "";
+  }
+
+  std::string check_stats() const {
+    for (size_t s = 0; s < kStatSlots; ++s) {
+      double folded = (*outcomes_[0].stats)[s];
+      for (size_t w = 1; w < outcomes_.size(); ++w) {
+        const double next = (*outcomes_[w].stats)[s];
+        folded = s < kStatSlots / 2 ? folded + next : std::max(folded, next);
+      }
+      for (size_t w = 0; w < outcomes_.size(); ++w) {
+        if (outcomes_[w].report->stats[s] != folded) {
+          return "rank " + std::to_string(w) + " got statistic " + std::to_string(s) + " as " +
+                 std::to_string(outcomes_[w].report->stats[s]) + ", not " + std::to_string(folded);
+        }
+      }
+    }
+    return "";
+  }
+
+  std::string collect_withheld() {
+    for (size_t w = 0; w < outcomes_.size(); ++w) {
+      const OpReport& report = *outcomes_[w].report;
+      size_t at = 0;
+      for (const uint32_t c : report.withheld_chunks) {
+        if (c >= grid_.chunks() || grid_.aggregator_of(c) != w) {
+          return "rank " + std::to_string(w) + " withholds a chunk that it does not aggregate";
+        }
+        if (at + grid_.length(c) > report.withheld_values.size()) {
+          return "rank " + std::to_string(w) + " withholds chunks without their values";
+        }
+        if (!withheld_.emplace(c, report.withheld_values.data() + at).second) {
+          return chunk_text(grid_, c) + " is withheld twice";
+        }
+        at += grid_.length(c);
+      }
+      if (at != report.withheld_values.size()) {
+        return "rank " + std::to_string(w) + " withholds values without chunks";
+      }
+    }
+    return "";
+  }
+
+  std::string check_chunk(uint32_t c) const {
+    const OpReport& report = *outcomes_[0].report;
+    const uint64_t begin = grid_.offset[c];
+    const float* const got = outcomes_[0].output->data() + begin;
+    uint32_t contributors = 0;
+    for (const Outcome& outcome : outcomes_) contributors += outcome.report->counted[c];
+
+    if (report.applied[c] != 0) {
+      if (contributors == 0) return chunk_text(grid_, c) + " has a result without a contributor";
+      if (withheld_.contains(c)) return chunk_text(grid_, c) + " is both applied and withheld";
+      return check_values(c, contributors, got);
+    }
+    for (uint32_t i = 0; i < grid_.length(c); ++i) {
+      if (std::bit_cast<uint32_t>(got[i]) != 0) {
+        return chunk_text(grid_, c) + " was not applied, yet is not zero";
+      }
+    }
+    if (contributors == 0) {
+      return withheld_.contains(c) ? chunk_text(grid_, c) + " is withheld without a contributor"
+                                   : "";
+    }
+    if (plan_.pull == Pull::exact) {
+      return chunk_text(grid_, c) + " has contributors and is not applied under pull=\"exact\"";
+    }
+    if (config_.servers != 0) return "";  // the server keeps it
+    const auto kept = withheld_.find(c);
+    if (kept == withheld_.end()) return chunk_text(grid_, c) + " is neither applied nor withheld";
+    return check_values(c, contributors, kept->second);
+  }
+
+  // The sum of the counted contributions, in rank order.
+  std::string check_values(uint32_t c, uint32_t contributors, const float* got) const {
+    double factor = plan_.scale;
+    if (plan_.fill == Fill::mean) {
+      factor *= static_cast<double>(config_.workers) / static_cast<double>(contributors);
+    }
+    const auto factor32 = static_cast<float>(factor);
+    const uint64_t begin = grid_.offset[c];
+    for (uint32_t i = 0; i < grid_.length(c); ++i) {
+      float ordered = 0.0f;
+      double wide = 0.0;
+      double size = 0.0;
+      bool first = true;
+      for (const Outcome& outcome : outcomes_) {
+        if (outcome.report->counted[c] == 0) continue;
+        const float value = (*outcome.input)[begin + i];
+        ordered = first ? value : ordered + value;
+        wide += static_cast<double>(value);
+        size += std::fabs(static_cast<double>(value));
+        first = false;
+      }
+      if (factor != 1.0) ordered *= factor32;
+      bool right = same_bits(got[i], ordered);
+      // In arrival order the sum may round differently, once per addition.
+      if (!right && !exact_ && std::isfinite(ordered)) {
+        const double tolerance = (contributors + 1) * 0x1.0p-23 * size * std::fabs(factor) + 1e-44;
+        right = std::fabs(static_cast<double>(got[i]) - wide * factor) <= tolerance;
+      }
+      if (!right) {
+        return chunk_text(grid_, c) + ", element " + std::to_string(begin + i) + ": " +
+               std::to_string(got[i]) + " is not the sum of the " + std::to_string(contributors) +
+               " counted contributions, " + std::to_string(ordered);
+      }
+    }
+    return "";
+  }
+
+  std::string check_pull_bound() const {
+    if (plan_.pull == Pull::exact) return "";
+    const OpReport& report = *outcomes_[0].report;
+    for (uint16_t a = 0; a < config_.aggregators(); ++a) {
+      const Grid::Shard& shard = grid_.shards[a];
+      uint64_t elements = 0;
+      uint64_t left_out = 0;
+      for (uint32_t c = shard.begin; c < shard.end; ++c) {
+        elements += grid_.length(c);
+        const bool any =
+            std::any_of(outcomes_.begin(), outcomes_.end(),
+                        [&](const Outcome& outcome) { return outcome.report->counted[c] != 0; });
+        if (any && report.applied[c] == 0) left_out += grid_.length(c);
+      }
+      if (static_cast<double>(left_out) > plan_.pull_bound * static_cast<double>(elements) + 1e-6) {
+        return "aggregator " + std::to_string(a) + " committed without " +
+               std::to_string(left_out) + " of " + std::to_string(elements) +
+               " elements; pull_bound is " + std::to_string(plan_.pull_bound);
+      }
+    }
+    return "";
+  }
+
+  std::span<const Outcome> outcomes_;
+  const EndpointConfig& config_;
+  const Plan& plan_;
+  const Grid grid_;
+  const bool exact_;
+  std::map<uint32_t, const float*> withheld_;
+};
+
+}  // namespace
+
+std::string check_worker(const Outcome& outcome, const EndpointConfig& config) {
+  const Plan& plan = *outcome.plan;
+  const OpReport& report = *outcome.report;
+  const Grid grid(plan, config.datagram_bytes, config.aggregators());
+  if (report.counted.size() != grid.chunks() || report.applied.size() != grid.chunks()) {
+    return "the masks do not have one entry per chunk";
+  }
+  if (report.delivered.size() != plan.regions.size()) {
+    return "delivered does not have one entry per region";
+  }
+  for (const uint32_t c : *outcome.critical) {
+    if (report.counted[c] == 0) return chunk_text(grid, c) + " is critical and did not count";
+  }
+  std::vector<uint64_t> missing(plan.regions.size());
+  std::vector<uint64_t> losable(plan.regions.size());
+  for (const Grid::Shard& shard : grid.shards) {
+    const std::vector<ShardRegion> parts = shard_regions(plan, grid, shard);
+    std::vector<uint64_t> missing_here(plan.regions.size());
+    for (uint32_t c = shard.begin; c < shard.end; ++c) {
+      if (report.counted[c] == 0) missing_here[grid.region[c]] += grid.length(c);
+    }
+    for (uint32_t r = 0; r < plan.regions.size(); ++r) {
+      missing[r] += missing_here[r];
+      losable[r] += parts[r].losable;
+      if (missing_here[r] > parts[r].losable && !goes_by_time(plan, r)) {
+        return "region " + std::to_string(r) + " misses " + std::to_string(missing_here[r]) +
+               " elements of a shard, of which " + std::to_string(parts[r].losable) +
+               " may be lost";
+      }
+    }
+  }
+  for (uint32_t r = 0; r < plan.regions.size(); ++r) {
+    const Region& region = plan.regions[r];
+    const bool said =
+        std::find(report.exceeded.begin(), report.exceeded.end(), r) != report.exceeded.end();
+    const bool is =
+        static_cast<double>(missing[r]) > region.bound * static_cast<double>(region.length) + 1e-6;
+    if (is != said) {
+      return "region " + std::to_string(r) + (is ? " exceeded" : " kept") +
+             " its bound and the report says otherwise";
+    }
+    if (region.bound == 0.0 && missing[r] != 0) {
+      return "region " + std::to_string(r) + " has bound 0 and misses " +
+             std::to_string(missing[r]) + " elements";
+    }
+    const double delivered =
+        1.0 - static_cast<double>(missing[r]) / static_cast<double>(region.length);
+    if (std::fabs(report.delivered[r] - delivered) > 1e-9) {
+      return "region " + std::to_string(r) + " is reported as " +
+             std::to_string(report.delivered[r]) + " delivered, the mask says " +
+             std::to_string(delivered);
+    }
+  }
+  return "";
+}
+
+std::string check_op(std::span<const Outcome> outcomes, const EndpointConfig& config) {
+  return OpCheck(outcomes, config).run();
+}
+
+}  // namespace gradwire::sim
