@@ -1,0 +1,288 @@
+"""TransferPlan: what one all-reduce may leave out and when it ends, and TransferReport: what
+became of it.
+
+The words are those of docs/design.md: region, bound, spend, schedule, fill, order, pull. This
+module is the bottom of the Python layers: policies write plans, the communicator carries them out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.errors import ConfigError
+
+__all__ = [
+    "BY_BOUND",
+    "CLOCKS",
+    "FILLS",
+    "ORDERS",
+    "PULLS",
+    "SCOPES",
+    "SPENDS",
+    "CloseStep",
+    "Region",
+    "TensorSlot",
+    "TransferPlan",
+    "TransferReport",
+    "check_bound",
+    "check_choice",
+    "mix_seed",
+    "pool",
+]
+
+SPENDS = ("nothing", "late", "lost", "anything")
+FILLS = ("zero", "mean")
+ORDERS = ("shuffled", "sequential")
+PULLS = ("exact", "committed")
+CLOCKS = ("open", "first_arrival", "tail")
+SCOPES = ("worker", "all")
+
+BY_BOUND = -1.0
+"""The fraction of a CloseStep that stands for "one minus the region's bound"."""
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Raises ConfigError unless `value` is one of the allowed words."""
+    if value not in allowed:
+        words = ", ".join(repr(word) for word in allowed)
+        raise ConfigError(f"{name}={value!r}: allowed are {words}")
+
+
+def check_bound(name: str, value: object) -> None:
+    """Raises ConfigError unless `value` is a number in [0, 1)."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0.0 <= value < 1.0:  # type: ignore[operator]
+        raise ConfigError(f"{name}={value!r}: a bound is a number in [0, 1)")
+
+
+@dataclass(frozen=True)
+class TensorSlot:
+    """One parameter's place in a bucket: `offset` and `length` in elements."""
+
+    name: str
+    offset: int
+    length: int
+
+    @property
+    def layer(self) -> str:
+        """The name of the module that owns the parameter ("" when there is no dot)."""
+        return self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A range of a bucket with one bound: `offset` and `length` in elements, bound in [0, 1)."""
+
+    offset: int
+    length: int
+    bound: float
+    name: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class CloseStep:
+    """One line of a schedule: `delay_s` seconds after `clock`, `fraction` of the region is enough.
+
+    A fraction of BY_BOUND stands for one minus the region's bound.
+    """
+
+    clock: str = "open"
+    scope: str = "all"
+    delay_s: float = 0.0
+    fraction: float = BY_BOUND
+
+    def __post_init__(self) -> None:
+        check_choice("schedule clock", self.clock, CLOCKS)
+        check_choice("schedule scope", self.scope, SCOPES)
+        if not (math.isfinite(self.delay_s) and self.delay_s >= 0):
+            raise ConfigError(f"schedule delay={self.delay_s!r}: seconds, 0 or more")
+        if self.fraction != BY_BOUND and not 0.0 <= self.fraction <= 1.0:
+            raise ConfigError(
+                f"schedule fraction={self.fraction!r}: a number in [0, 1], or {BY_BOUND:g} for "
+                "one minus the bound"
+            )
+
+
+@dataclass(frozen=True)
+class TransferPlan:
+    """One transfer as all ranks agree on it.
+
+    elements: float32 elements of the bucket. regions: in order, covering [0, elements).
+    spend: which missing chunks may be given up. schedule: when a region may close.
+    fill: "zero" leaves a missing contribution out of the sum, "mean" divides by the contributors
+    that arrived. order: of the chunks within the push; "shuffled" by `seed`, alike on all
+    workers. pull: "exact", or "committed" with up to `pull_bound` of the result left out alike on
+    all workers. scale: multiplies each finished sum (1 / world size for an average).
+
+    Raises ConfigError naming the field, the value and what is allowed.
+    """
+
+    elements: int
+    regions: tuple[Region, ...]
+    spend: str = "nothing"
+    schedule: tuple[CloseStep, ...] = (CloseStep(),)
+    fill: str = "zero"
+    order: str = "sequential"
+    pull: str = "exact"
+    pull_bound: float = 0.0
+    scale: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.elements <= 0:
+            raise ConfigError(f"plan elements={self.elements!r}: 1 or more")
+        at = 0
+        for region in self.regions:
+            check_bound(f"bound of region {region.name or region.offset!r}", region.bound)
+            if region.offset != at or region.length <= 0:
+                raise ConfigError(
+                    f"plan region {region.name!r} covers [{region.offset}, "
+                    f"{region.offset + region.length}): regions must follow each other from 0 "
+                    f"without gaps; expected one that starts at {at}"
+                )
+            at += region.length
+        if at != self.elements:
+            raise ConfigError(f"plan regions cover {at} elements: must be all {self.elements}")
+        check_choice("spend", self.spend, SPENDS)
+        check_choice("fill", self.fill, FILLS)
+        check_choice("order", self.order, ORDERS)
+        check_choice("pull", self.pull, PULLS)
+        check_bound("pull_bound", self.pull_bound)
+        if self.pull == "exact" and self.pull_bound:
+            raise ConfigError(
+                f"pull_bound={self.pull_bound!r} with pull='exact': only pull='committed' may "
+                "leave a part of the result out"
+            )
+        if not self.schedule:
+            raise ConfigError("schedule=(): at least one step is needed")
+        if not math.isfinite(self.scale):
+            raise ConfigError(f"scale={self.scale!r}: a finite number")
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed={self.seed!r}: an integer in [0, 2**64)")
+
+    @property
+    def lossy(self) -> bool:
+        """Whether anything may be left out, on the way to the aggregators or back."""
+        return self.pull_bound > 0 or (
+            self.spend != "nothing"
+            and (
+                any(region.bound > 0 for region in self.regions)
+                or any(step.fraction not in (BY_BOUND, 1.0) for step in self.schedule)
+            )
+        )
+
+    @property
+    def bound(self) -> float:
+        """The largest bound of its regions."""
+        return max(region.bound for region in self.regions)
+
+    def exact(self) -> TransferPlan:
+        """The same transfer with nothing left out; the same regions, so the same chunk grid."""
+        return replace(
+            self,
+            regions=tuple(replace(region, bound=0.0) for region in self.regions),
+            spend="nothing",
+            schedule=(CloseStep(),),
+            fill="zero",
+            pull="exact",
+            pull_bound=0.0,
+        )
+
+    @staticmethod
+    def whole(elements: int, *, scale: float = 1.0) -> TransferPlan:
+        """An exact sum of one region, what a plain collective means."""
+        return TransferPlan(elements, (Region(0, elements, 0.0, "all"),), scale=scale)
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """What became of one all-reduce, as this worker saw it. Times in seconds.
+
+    counted, applied: per chunk of the grid, uint8; 1 where this worker's contribution counted,
+    where a result was applied. withheld_chunks (uint32) and withheld_values (float32, scaled,
+    concatenated): a committed pull's results that this rank keeps as its residual.
+    delivered: per region, the fraction of this worker's elements that counted. exceeded: the
+    regions whose loss exceeded their bound (plans by time only). stats_sum and stats_max: the
+    workers' statistics, folded alike everywhere. bytes_sent: UDP payload bytes of this worker.
+    """
+
+    op: int
+    step: int
+    counted: NDArray[np.uint8]
+    applied: NDArray[np.uint8]
+    withheld_chunks: NDArray[np.uint32]
+    withheld_values: NDArray[np.float32]
+    delivered: tuple[float, ...]
+    effective_bounds: tuple[float, ...]
+    exceeded: tuple[int, ...]
+    stats_sum: tuple[float, ...]
+    stats_max: tuple[float, ...]
+    push_s: float
+    pull_s: float
+    total_s: float
+    bytes_sent: int
+    packets_sent: int
+    retransmissions: int
+    rtprop_s: float
+    btlbw: float
+
+
+def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> tuple[Region, ...]:
+    """Makes one region per tensor, pooling neighbours too small for the bound to mean anything.
+
+    A bound is rounded down to whole chunks, so a tensor of fewer than 1/bound chunks could never
+    lose one: its effective bound would be 0. Such tensors are merged with their neighbours, first
+    within a layer, then across layers, until the pool has 1/bound chunks (docs/design.md,
+    invariant 1). Nothing is pooled at bound 0.
+
+    slots: in order, without gaps. chunk_elements: elements that one datagram carries.
+    """
+    ordered = list(slots)
+    if bound <= 0.0:
+        return tuple(Region(slot.offset, slot.length, bound, slot.name) for slot in ordered)
+    enough = math.ceil(1.0 / bound - 1e-9)
+
+    def chunks(group: list[TensorSlot]) -> int:
+        return sum(slot.length for slot in group) // chunk_elements
+
+    def merge(groups: list[list[TensorSlot]], within_layer: bool) -> list[list[TensorSlot]]:
+        merged: list[list[TensorSlot]] = []
+        for group in groups:
+            previous = merged[-1] if merged else None
+            if (
+                previous is not None
+                and (chunks(previous) < enough or chunks(group) < enough)
+                and (not within_layer or previous[-1].layer == group[0].layer)
+            ):
+                previous.extend(group)
+            else:
+                merged.append(list(group))
+        return merged
+
+    groups = merge([[slot] for slot in ordered], within_layer=True)
+    groups = merge(groups, within_layer=False)
+    return tuple(
+        Region(
+            group[0].offset,
+            sum(slot.length for slot in group),
+            bound,
+            group[0].name if len(group) == 1 else f"{group[0].name} … {group[-1].name}",
+        )
+        for group in groups
+    )
+
+
+def mix_seed(*parts: int) -> int:
+    """Mixes integers into one 64-bit seed (splitmix64's finaliser), alike on every machine."""
+    state = 0
+    for part in parts:
+        state = (state + (part & 0xFFFFFFFFFFFFFFFF) + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state
