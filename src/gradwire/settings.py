@@ -1,0 +1,283 @@
+"""Settings: keyword arguments first, then GRADWIRE_* variables, then the defaults.
+
+Every value is checked here, before a socket is opened or a peer is met: an unknown name or an
+impossible value raises ConfigError naming the setting, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gradwire.errors import ConfigError, suggestion
+from gradwire.plans import check_choice
+
+__all__ = ["PREFIX", "Settings", "from_environment", "setting_names"]
+
+PREFIX = "GRADWIRE_"
+"""What the names of the environment variables begin with."""
+
+FREE_PREFIXES = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
+"""Variables that belong to gradwire's own tools and are not settings."""
+
+LARGEST_DATAGRAM = 8972
+SMALLEST_DATAGRAM = 256
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings common to all policies. Times in seconds, sizes in bytes.
+
+    route: "sharded", every rank aggregates its share, or "server", `servers` processes started
+        with `gradwire server` do. servers: their number (None: 1 with route="server").
+    interface: the network interface (or one of this host's addresses) gradwire's datagrams
+        leave by; without it, the one that leads to the store's host. port: the UDP port, 0 for
+        any free one. datagram: largest UDP payload, 0 for what the smallest MTU allows.
+    rendezvous_timeout: how long to wait for the peers to appear. peer_timeout: how long a peer's
+        engine may be silent before it is dead. timeout: how long one transfer may take (peers
+        may compute meanwhile); None for the process group's timeout. memory_limit: of the
+        aggregator's buffers, 0 for the engine's default.
+    error_feedback: give back later what did not count. "auto" is off in this release for every
+        optimizer; where it helps is still to be measured. max_age: how many steps running an
+        element may go uncounted.
+    seed: of the shuffled orders, alike on all ranks. report: file for one JSON line per step
+        (rank 0; a "{rank}" in the name makes every rank write). on_failure: "raise".
+    control: "stream". drop_rate, drop_burst, drop_seed: loss injected in the receive path, for
+        tests and demonstrations (drop_burst: mean length of a loss run in packets).
+    """
+
+    route: str = "sharded"
+    servers: int | None = None
+    interface: str | None = None
+    port: int = 0
+    datagram: int = 0
+    rendezvous_timeout: float = 60.0
+    peer_timeout: float = 30.0
+    timeout: float | None = None
+    memory_limit: int = 0
+    error_feedback: Literal["auto"] | bool = "auto"
+    max_age: int = 4
+    seed: int = 0
+    report: str | None = None
+    on_failure: str = "raise"
+    control: str = "stream"
+    drop_rate: float = 0.0
+    drop_burst: float = 1.0
+    drop_seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("route", self.route, ("sharded", "server"))
+        if self.servers is not None:
+            if not isinstance(self.servers, int) or isinstance(self.servers, bool):
+                raise ConfigError(
+                    f"servers={self.servers!r}: the number of `gradwire server` processes, which "
+                    "join through the job's store (addresses outside the store are not supported)"
+                )
+            _whole("servers", self.servers, 0, 1024)
+            if self.route == "sharded" and self.servers > 0:
+                raise ConfigError(
+                    f"servers={self.servers} with route='sharded': servers need route='server'"
+                )
+            if self.route == "server" and self.servers == 0:
+                raise ConfigError("servers=0 with route='server': 1 or more")
+        _whole("port", self.port, 0, 65535)
+        if self.datagram != 0:
+            _whole("datagram", self.datagram, SMALLEST_DATAGRAM, LARGEST_DATAGRAM)
+        _positive("rendezvous_timeout", self.rendezvous_timeout)
+        _positive("peer_timeout", self.peer_timeout)
+        if self.timeout is not None:
+            _positive("timeout", self.timeout)
+        _whole("memory_limit", self.memory_limit, 0, 1 << 62)
+        if self.error_feedback not in ("auto", True, False):
+            raise ConfigError(
+                f"error_feedback={self.error_feedback!r}: allowed are 'auto', True, False"
+            )
+        _whole("max_age", self.max_age, 1, 254)
+        _whole("seed", self.seed, 0, (1 << 64) - 1)
+        check_choice("on_failure", self.on_failure, ("raise",))
+        check_choice("control", self.control, ("stream",))
+        if not 0.0 <= self.drop_rate < 1.0:
+            raise ConfigError(f"drop_rate={self.drop_rate!r}: a share of packets in [0, 1)")
+        if not (math.isfinite(self.drop_burst) and self.drop_burst >= 1.0):
+            raise ConfigError(f"drop_burst={self.drop_burst!r}: packets, 1 or more")
+        _whole("drop_seed", self.drop_seed, 0, (1 << 64) - 1)
+
+    @property
+    def server_count(self) -> int:
+        """How many servers take part: 0 on the sharded route."""
+        if self.route == "sharded":
+            return 0
+        return 1 if self.servers is None else self.servers
+
+    @property
+    def feedback(self) -> bool:
+        """Whether error feedback is on."""
+        return self.error_feedback is True
+
+    def agreed(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks."""
+        return {
+            "route": self.route,
+            "servers": self.server_count,
+            "error_feedback": self.feedback,
+            "max_age": self.max_age,
+            "seed": self.seed,
+        }
+
+    def transport(self) -> dict[str, object]:
+        """The settings an engine is built from; two users of one engine must agree on them."""
+        names = (
+            "route",
+            "servers",
+            "interface",
+            "port",
+            "datagram",
+            "peer_timeout",
+            "memory_limit",
+            "drop_rate",
+            "drop_burst",
+            "drop_seed",
+        )
+        return {name: getattr(self, name) for name in names}
+
+    @staticmethod
+    def build(
+        options: Mapping[str, object] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        also_known: Iterable[str] = (),
+    ) -> Settings:
+        """Settings from keyword options, then the environment (os.environ when None).
+
+        also_known: further names for the did-you-mean (the policy's options).
+        """
+        given = dict(options or {})
+        known = setting_names()
+        for name, value in given.items():
+            if name not in known:
+                raise ConfigError(
+                    f"unknown setting {name}={value!r}{suggestion(name, [*known, *also_known])}; "
+                    f"known are {', '.join([*known, *also_known])}"
+                )
+        hints = typing.get_type_hints(Settings)
+        read = from_environment(
+            {name: hints[name] for name in known if name not in given}, environment
+        )
+        return Settings(**{**read, **given})  # type: ignore[arg-type]
+
+
+def setting_names() -> tuple[str, ...]:
+    """The names of the common settings."""
+    return tuple(field.name for field in dataclasses.fields(Settings))
+
+
+def from_environment(
+    hints: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> dict[str, object]:
+    """Reads GRADWIRE_<NAME> for each name in `hints` and converts it to the type hinted.
+
+    An empty variable counts as unset. Raises ConfigError for a value that does not convert.
+    """
+    variables = os.environ if environment is None else environment
+    found: dict[str, object] = {}
+    for name, hint in hints.items():
+        variable = PREFIX + name.upper()
+        text = variables.get(variable, "").strip()
+        if text:
+            found[name] = _convert(variable, text, hint)
+    return found
+
+
+def check_environment(known: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
+    """Raises ConfigError for a GRADWIRE_* variable that names no setting (a misspelt one)."""
+    variables = os.environ if environment is None else environment
+    allowed = [PREFIX + name.upper() for name in known]
+    for variable in variables:
+        if not variable.startswith(PREFIX) or variable.startswith(FREE_PREFIXES):
+            continue
+        if variable not in allowed:
+            raise ConfigError(
+                f"environment variable {variable}={variables[variable]!r} names no setting"
+                f"{suggestion(variable, allowed)}"
+            )
+
+
+def _convert(variable: str, text: str, hint: object) -> object:
+    lowered = text.lower()
+    for parse in _parsers(hint):
+        try:
+            return parse(lowered if parse is _truth else text)
+        except ValueError:
+            continue
+    raise ConfigError(f"environment variable {variable}={text!r}: expected {_describe(hint)}")
+
+
+def _alternatives(hint: object) -> list[object]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [inner for part in typing.get_args(hint) for inner in _alternatives(part)]
+    return [hint]
+
+
+def _parsers(hint: object) -> list[Callable[[str], object]]:
+    parsers: list[Callable[[str], object]] = []
+    for part in _alternatives(hint):
+        if typing.get_origin(part) is Literal:
+            parsers.append(_one_of(typing.get_args(part)))
+        elif part is bool:
+            parsers.append(_truth)
+        elif part is int:
+            parsers.append(_integer)
+        elif part is float:
+            parsers.append(float)
+        elif part is str:
+            parsers.append(str)
+    return parsers
+
+
+def _describe(hint: object) -> str:
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    described: list[str] = []
+    for part in _alternatives(hint):
+        if typing.get_origin(part) is Literal:
+            described.extend(repr(word) for word in typing.get_args(part))
+        elif part in words:
+            described.append(words[part])
+    return " or ".join(described)
+
+
+def _one_of(words: tuple[object, ...]) -> Callable[[str], object]:
+    def parse(text: str) -> object:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _truth(text: str) -> bool:
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(text)
+
+
+def _integer(text: str) -> int:
+    return int(text, 0)
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"{name}={value!r}: a whole number from {low} to {high}")
+
+
+def _positive(name: str, value: object) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:  # type: ignore[operator]
+        raise ConfigError(f"{name}={value!r}: seconds, a number above 0")
