@@ -1,0 +1,170 @@
+"""One report per step: StepReport, and the JSONL file that takes one line of each."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from gradwire.phases import Phase, Summary
+from gradwire.plans import TransferPlan, TransferReport
+
+__all__ = ["RegionReport", "ReportWriter", "StepReport", "build_report"]
+
+
+@dataclass(frozen=True)
+class RegionReport:
+    """One region: its bound, the bound after rounding to whole chunks, and what arrived.
+
+    delivered: fraction of this worker's elements that counted.
+    """
+
+    name: str
+    bound: float
+    effective_bound: float
+    delivered: float
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One training step as this rank saw it; `agreed` alone is the same on all ranks.
+
+    bound and effective_bound: the largest of any region. delivered: fraction of all elements of
+    this worker that counted. bytes: UDP payload sent by this worker. push_s, pull_s: of the
+    slowest bucket. comm_s: from the first bucket's start to the last bucket's result. rtprop_s:
+    smallest round-trip time seen; btlbw: bytes/s. exceeded: names of the regions whose loss
+    exceeded their bound. critical_share: of the steps so far; verdict: "phases", or "fixed
+    bound" when nothing has fired since the start.
+    """
+
+    step: int
+    rank: int
+    policy: str
+    phase: Phase
+    bound: float
+    effective_bound: float
+    delivered: float
+    regions: tuple[RegionReport, ...]
+    buckets: int
+    bytes: int
+    packets: int
+    retransmissions: int
+    push_s: float
+    pull_s: float
+    comm_s: float
+    rtprop_s: float
+    btlbw: float
+    critical_share: float
+    verdict: str
+    exceeded: tuple[str, ...]
+    agreed: Summary
+
+    def with_phases(self, critical_share: float, verdict: str) -> StepReport:
+        """The same report with the detector's words on the run so far."""
+        return replace(self, critical_share=critical_share, verdict=verdict)
+
+    def line(self) -> str:
+        """The report as one line of JSON; non-finite numbers become null."""
+        return json.dumps(_finite(asdict(self)), allow_nan=False, separators=(",", ":"))
+
+
+def build_report(
+    *,
+    step: int,
+    rank: int,
+    policy: str,
+    phase: Phase,
+    transfers: Sequence[tuple[TransferPlan, TransferReport]],
+    comm_s: float,
+    agreed: Summary,
+    critical_share: float,
+    verdict: str,
+) -> StepReport:
+    """Joins the transfers of one step's buckets, in bucket order, into one report."""
+    regions: list[RegionReport] = []
+    exceeded: list[str] = []
+    counted = elements = 0.0
+    for plan, report in transfers:
+        for region, effective, delivered in zip(
+            plan.regions, report.effective_bounds, report.delivered, strict=True
+        ):
+            regions.append(RegionReport(region.name, region.bound, effective, delivered))
+            counted += delivered * region.length
+            elements += region.length
+        exceeded.extend(plan.regions[index].name for index in report.exceeded)
+    reports = [report for _, report in transfers]
+    return StepReport(
+        step=step,
+        rank=rank,
+        policy=policy,
+        phase=phase,
+        bound=max(region.bound for region in regions),
+        effective_bound=max(region.effective_bound for region in regions),
+        delivered=counted / elements,
+        regions=tuple(regions),
+        buckets=len(reports),
+        bytes=sum(report.bytes_sent for report in reports),
+        packets=sum(report.packets_sent for report in reports),
+        retransmissions=sum(report.retransmissions for report in reports),
+        push_s=max(report.push_s for report in reports),
+        pull_s=max(report.pull_s for report in reports),
+        comm_s=comm_s,
+        rtprop_s=reports[-1].rtprop_s,
+        btlbw=reports[-1].btlbw,
+        critical_share=critical_share,
+        verdict=verdict,
+        exceeded=tuple(exceeded),
+        agreed=agreed,
+    )
+
+
+class ReportWriter:
+    """Appends one JSON line per step to a file.
+
+    Rank 0 writes `path`; the other ranks write only when `path` holds "{rank}", which every rank
+    then replaces by its own. A file that cannot be written is an OSError when it is opened and
+    one warning later on: training goes on without it.
+    """
+
+    def __init__(self, path: str | Path, rank: int) -> None:
+        name = str(path)
+        self.path: Path | None = None
+        if "{rank}" in name:
+            self.path = Path(name.replace("{rank}", str(rank)))
+        elif rank == 0:
+            self.path = Path(name)
+        self._file = None if self.path is None else self.path.open("a", encoding="utf-8")
+
+    def write(self, report: StepReport) -> None:
+        """Appends the report's line and flushes it."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(report.line() + "\n")
+            self._file.flush()
+        except OSError as error:
+            warnings.warn(
+                f"gradwire stops writing reports to {self.path}: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self._file = None
+
+    def close(self) -> None:
+        """Closes the file; further reports are dropped."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return value
