@@ -1,0 +1,19 @@
+"""Policies: each published system is one small file that writes plans and reads reports."""
+
+from gradwire.policies.base import PlanContext, Policy
+from gradwire.policies.dblp import DBLP
+from gradwire.policies.mlt import MLT
+from gradwire.policies.registry import create, names, policy_class, register
+from gradwire.policies.reliable import Reliable
+
+__all__ = [
+    "DBLP",
+    "MLT",
+    "PlanContext",
+    "Policy",
+    "Reliable",
+    "create",
+    "names",
+    "policy_class",
+    "register",
+]

@@ -1,0 +1,88 @@
+"""What every policy is: a pure writer of plans, fed with reports."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradwire.errors import ConfigError
+from gradwire.phases import Phase, PhaseDetector
+from gradwire.plans import FILLS, ORDERS, PULLS, SPENDS, TensorSlot, TransferPlan, check_choice
+from gradwire.telemetry import StepReport
+
+__all__ = ["PlanContext", "Policy"]
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """What a plan may depend on; every field is the same on all ranks.
+
+    tensors: the bucket's parameters in order, covering [0, elements). seed: of this step and
+    bucket. chunk_elements: float32 elements that one datagram carries.
+    """
+
+    tensors: tuple[TensorSlot, ...]
+    elements: int
+    step: int
+    phase: Phase
+    world_size: int
+    seed: int
+    chunk_elements: int
+
+
+class Policy(ABC):
+    """Base of the policies. Subclasses are dataclasses: their fields are the policy's options.
+
+    `plan` must be a pure function of the configuration, the context and the agreed part of the
+    reports observed (`report.agreed`), so that all ranks write the same plan.
+    """
+
+    name: ClassVar[str]
+    """The name `attach(policy=…)` knows it by."""
+    resting_phase: ClassVar[Phase] = "critical"
+    """The phase that is reported when the policy has no phases."""
+
+    phases: PhaseDetector | None = None
+    """Decides the phase; None for a policy without phases."""
+
+    @abstractmethod
+    def plan(self, context: PlanContext) -> TransferPlan:
+        """Writes the plan of one bucket's all-reduce."""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the next step."""
+        return self.phases.phase if self.phases is not None else self.resting_phase
+
+    def observe(self, report: StepReport) -> None:
+        """Reads the report of the step just completed, before the next step's plans."""
+        if self.phases is not None:
+            self.phases.observe(report.agreed)
+
+    def options(self) -> dict[str, object]:
+        """The configuration as plain values; ranks compare it before they start."""
+        fields = getattr(self, "__dataclass_fields__", {})
+        return {name: getattr(self, name) for name, field in fields.items() if field.init}
+
+    def state_dict(self) -> dict[str, object]:
+        """What a resumed run needs to decide as this one would."""
+        return {} if self.phases is None else {"phases": self.phases.state_dict()}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Restores what `state_dict` returned."""
+        inner = state.get("phases")
+        if (self.phases is None) != (inner is None):
+            raise ConfigError(
+                f"policy state with keys {sorted(state)} does not belong to policy {self.name!r}"
+            )
+        if self.phases is not None and isinstance(inner, dict):
+            self.phases.load_state_dict(inner)
+
+
+def check_transfer_options(spend: str, fill: str, order: str, pull: str) -> None:
+    """Raises ConfigError unless the four words common to lossy policies are known."""
+    check_choice("spend", spend, SPENDS)
+    check_choice("fill", fill, FILLS)
+    check_choice("order", order, ORDERS)
+    check_choice("pull", pull, PULLS)

@@ -1,0 +1,22 @@
+"""Policy "reliable": nothing may be lost; sums in rank order, reproducible to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradwire.plans import TransferPlan
+from gradwire.policies.base import PlanContext, Policy
+
+__all__ = ["Reliable"]
+
+
+@dataclass
+class Reliable(Policy):
+    """Every chunk of every worker counts (docs/design.md, row "reliable"). It has no options."""
+
+    name: ClassVar[str] = "reliable"
+
+    def plan(self, context: PlanContext) -> TransferPlan:
+        """One region over the whole bucket, bound 0, averaged."""
+        return TransferPlan.whole(context.elements, scale=1.0 / context.world_size)
