@@ -1,0 +1,104 @@
+"""CompletionPool: threads that take completions and run what was waiting for them.
+
+A callback may block on another completion (PowerSGD's does), so completions may never queue
+behind a running callback. Hence leader and followers: one thread at a time, the leader, waits for
+the next completion; before it runs that one's callbacks it hands the lead to another thread and
+starts one if none is free. The pool so grows to the number of callbacks that run at once, and a
+completion reaches its callbacks without a hop between threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+__all__ = ["CompletionPool"]
+
+T = TypeVar("T")
+
+SPARE_THREADS = 2
+"""Followers that stay when the pool has grown and is idle again."""
+
+
+class CompletionPool(Generic[T]):
+    """Calls `handle(item)` for each item that `poll()` returns, on threads of its own.
+
+    poll: waits for a bounded time without the GIL; returns None when nothing came. It is called
+    by one thread at a time. handle: may block; what it raises is printed and dropped.
+    """
+
+    def __init__(
+        self, poll: Callable[[], T | None], handle: Callable[[T], None], name: str
+    ) -> None:
+        self._poll = poll
+        self._handle = handle
+        self._name = name
+        self._lead = threading.Lock()
+        self._mutex = threading.Lock()
+        self._free = 0  # threads that lead or wait to lead
+        self._threads: set[threading.Thread] = set()
+        self._stopping = False
+        self._started = 0
+        with self._mutex:
+            self._spawn()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Ends the threads; waits for those whose callbacks return within the time-out.
+
+        Items that `poll` still returns are handled first.
+        """
+        self._stopping = True
+        with self._mutex:
+            threads = list(self._threads)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout_s)
+
+    @property
+    def size(self) -> int:
+        """The number of threads."""
+        with self._mutex:
+            return len(self._threads)
+
+    def _spawn(self) -> None:
+        self._free += 1
+        self._started += 1
+        thread = threading.Thread(
+            target=self._run, name=f"{self._name}-{self._started}", daemon=True
+        )
+        self._threads.add(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        try:
+            while self._work():
+                pass
+        finally:
+            with self._mutex:
+                self._threads.discard(threading.current_thread())
+
+    def _work(self) -> bool:
+        """Leads until one item is taken, handles it; returns whether this thread goes on."""
+        with self._lead:
+            item = self._poll()
+            while item is None:
+                if self._stopping:
+                    with self._mutex:
+                        self._free -= 1
+                    return False
+                item = self._poll()
+            with self._mutex:
+                self._free -= 1
+                if self._free == 0:
+                    self._spawn()
+        try:
+            self._handle(item)
+        except Exception:  # a callback's own fault must not end the pool
+            traceback.print_exc()
+        with self._mutex:
+            if self._free > SPARE_THREADS:
+                return False
+            self._free += 1
+        return True

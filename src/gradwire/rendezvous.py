@@ -1,0 +1,319 @@
+"""Rendezvous: how the processes of a job find each other through the store that torch has.
+
+Each endpoint (the workers by rank, then the servers) writes an introduction, waits for all the
+others' and checks them: protocol version, configuration, reachability. Then it opens its engine
+on the agreed datagram size and session secret, and tells its port. Everything that can be wrong
+is found by every rank from the same introductions, so all of them raise the same error.
+
+Waiting polls the store instead of blocking in it: a blocked `store.wait` would hold the store's
+lock against the process group's own threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol
+
+from gradwire.errors import ConfigError, RendezvousError
+from gradwire.settings import LARGEST_DATAGRAM
+
+__all__ = [
+    "Introduction",
+    "Meeting",
+    "Store",
+    "agree",
+    "base_store",
+    "check_alike",
+    "check_introductions",
+    "datagram_for",
+    "local_address",
+    "mtu_of",
+    "new_session",
+    "store_host",
+]
+
+UDP_OVERHEAD = 28
+"""Bytes of the IPv4 and UDP headers."""
+ETHERNET_MTU = 1500
+ETHERNET_DATAGRAM = ETHERNET_MTU - UDP_OVERHEAD
+
+
+class Store(Protocol):
+    """The part of torch.distributed.Store that gradwire uses."""
+
+    def set(self, key: str, value: str, /) -> Any: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What an endpoint says of itself. datagram: largest UDP payload its interface takes."""
+
+    endpoint: int
+    protocol: int
+    address: str = ""
+    datagram: int = 0
+    host: str = ""
+    configuration: Mapping[str, object] = field(default_factory=dict)
+    session: int = 0
+
+    @staticmethod
+    def parse(text: str) -> Introduction:
+        """Reads an introduction; fields that only another version knows are left out."""
+        known = {f.name for f in fields(Introduction)}
+        return Introduction(**{k: v for k, v in json.loads(text).items() if k in known})
+
+
+class Meeting:
+    """One meeting of `workers` workers and `servers` servers in a store, under `name`.
+
+    Joining counts this endpoint's meetings under that name, so that a name may be used again
+    once everybody has left, as long as all join equally often.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        endpoint: int,
+        workers: int,
+        servers: int,
+        timeout_s: float,
+    ) -> None:
+        self.endpoint = endpoint
+        self.workers = workers
+        self.servers = servers
+        self.timeout_s = timeout_s
+        self._store = store
+        round_ = store.add(f"gradwire/{name}/joined/{endpoint}", 1)
+        self._prefix = f"gradwire/{name}/{round_}"
+
+    @property
+    def endpoints(self) -> int:
+        """Workers and servers together."""
+        return self.workers + self.servers
+
+    def introduce(self, introduction: Introduction) -> list[Introduction]:
+        """Publishes this endpoint's introduction and returns everybody's, in order."""
+        texts = self.exchange("introduction", json.dumps(asdict(introduction)))
+        return [Introduction.parse(text) for text in texts]
+
+    def exchange(self, topic: str, text: str) -> list[str]:
+        """Publishes `text` and returns every endpoint's text on the topic, in order.
+
+        Raises RendezvousError naming the endpoints that did not publish within the time-out.
+        """
+        self._store.set(self._key(topic, self.endpoint), text)
+        return self.collect(topic)
+
+    def tell_failure(self, topic: str, message: str) -> None:
+        """Publishes a failure instead of a text, so that the others need not wait for it."""
+        self._store.set(self._key(topic, self.endpoint), _FAILURE + message)
+
+    def collect(self, topic: str) -> list[str]:
+        """Waits for every endpoint's text on the topic."""
+        keys = [self._key(topic, endpoint) for endpoint in range(self.endpoints)]
+        missing = wait_for(self._store, keys, self.timeout_s)
+        if missing:
+            absent = [keys.index(key) for key in missing]
+            raise RendezvousError(
+                f"{self.describe(absent)} did not join within {self.timeout_s:g} s "
+                f"({self.endpoints - len(absent)} of {self.endpoints} are here; this is "
+                f"{self.describe([self.endpoint])}); setting rendezvous_timeout",
+                absent,
+            )
+        texts = [self._store.get(key).decode() for key in keys]
+        for endpoint, text in enumerate(texts):
+            if text.startswith(_FAILURE):
+                raise RendezvousError(
+                    f"{self.describe([endpoint])} failed: {text[len(_FAILURE) :]}", [endpoint]
+                )
+        return texts
+
+    def leave(self) -> None:
+        """Notes that this endpoint is done; a store that is gone already is no error."""
+        with contextlib.suppress(Exception):
+            self._store.set(self._key("left", self.endpoint), "1")
+
+    def all_workers_left(self) -> bool:
+        """Whether every worker is done."""
+        return self._store.check([self._key("left", rank) for rank in range(self.workers)])
+
+    def describe(self, endpoints: list[int]) -> str:
+        """Names endpoints: "rank 2", "ranks 1, 3", "server 0"."""
+        ranks = [str(e) for e in endpoints if e < self.workers]
+        servers = [str(e - self.workers) for e in endpoints if e >= self.workers]
+        words = []
+        if ranks:
+            words.append(("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks))
+        if servers:
+            words.append(("server " if len(servers) == 1 else "servers ") + ", ".join(servers))
+        return " and ".join(words)
+
+    def _key(self, topic: str, endpoint: int) -> str:
+        return f"{self._prefix}/{topic}/{endpoint}"
+
+
+_FAILURE = "!"
+
+
+def wait_for(store: Store, keys: list[str], timeout_s: float) -> list[str]:
+    """Polls until all keys exist; returns those that are missing when the time is up."""
+    deadline = time.monotonic() + timeout_s
+    pause = 0.002
+    while True:
+        if store.check(keys):
+            return []
+        if time.monotonic() >= deadline:
+            return [key for key in keys if not store.check([key])]
+        time.sleep(pause)
+        pause = min(0.1, pause * 1.5)
+
+
+def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> None:
+    """Raises RendezvousError unless all endpoints can work together.
+
+    Checked: protocol version, configuration, and that no endpoint on another host announced a
+    loopback address.
+    """
+    first = everybody[0]
+    for other in everybody[1:]:
+        if other.protocol != first.protocol:
+            raise RendezvousError(
+                f"{meeting.describe([other.endpoint])} speaks gradwire protocol version "
+                f"{other.protocol}, rank 0 speaks version {first.protocol}: install the same "
+                "gradwire everywhere",
+                [other.endpoint],
+            )
+    check_alike(meeting, [dict(each.configuration) for each in everybody])
+    hosts = {each.host for each in everybody}
+    if len(hosts) > 1:
+        for each in everybody:
+            if ipaddress.ip_address(each.address).is_loopback:
+                raise RendezvousError(
+                    f"{meeting.describe([each.endpoint])} on host {each.host!r} would use the "
+                    f"loopback address {each.address}, which the other hosts cannot reach: set "
+                    "interface= or GRADWIRE_INTERFACE to the network between the hosts",
+                    [each.endpoint],
+                )
+
+
+def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> None:
+    """Raises RendezvousError naming the first field in which an endpoint differs from rank 0."""
+    first = configurations[0]
+    for endpoint, other in enumerate(configurations):
+        for name in sorted(set(first) | set(other)):
+            ours, theirs = first.get(name, "unset"), other.get(name, "unset")
+            if ours != theirs:
+                raise RendezvousError(
+                    f"{meeting.describe([endpoint])} has {name}={theirs!r}, rank 0 has "
+                    f"{name}={ours!r}: the plan must be the same on all ranks",
+                    [endpoint],
+                )
+
+
+def agree(meeting: Meeting, configuration: Mapping[str, object]) -> None:
+    """Checks that every endpoint of the meeting passes the same configuration; collective.
+
+    Raises RendezvousError naming an endpoint and the field in which it differs from rank 0.
+    """
+    texts = meeting.exchange("configuration", json.dumps(dict(configuration), default=str))
+    check_alike(meeting, [json.loads(text) for text in texts])
+
+
+def base_store(store: Any) -> Any:
+    """The store under all prefixes, the one that other process groups and servers share."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def new_session() -> int:
+    """A session secret: 63 random bits, never 0."""
+    return secrets.randbits(63) | 1
+
+
+def store_host(store: object) -> str | None:
+    """The host of the job's store: a TCPStore's own, else MASTER_ADDR, else None."""
+    host = getattr(base_store(store), "host", None)
+    if isinstance(host, str) and host:
+        return host
+    return os.environ.get("MASTER_ADDR") or None
+
+
+def local_address(interface: str | None, towards: str | None) -> str:
+    """The IPv4 address this process's datagrams leave by.
+
+    interface: an interface's name or one of this host's addresses; without it the source
+    address of the route towards `towards`, else the host name's address, else loopback.
+    Raises ConfigError for an interface that does not exist or has no IPv4 address.
+    """
+    if interface:
+        return _interface_address(interface)
+    if towards:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+        ):
+            probe.connect((towards, 9))  # sends nothing: only asks for the route
+            return str(probe.getsockname()[0])
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1"
+
+
+def mtu_of(address: str) -> int:
+    """The MTU of the interface that owns a local IPv4 address; loopback counts as 1500."""
+    if ipaddress.ip_address(address).is_loopback:
+        return ETHERNET_MTU
+    for _, name in socket.if_nameindex():
+        if _ioctl_address(name) == address:
+            with contextlib.suppress(OSError, ValueError), open(f"/sys/class/net/{name}/mtu") as f:
+                return int(f.read())
+    return ETHERNET_MTU
+
+
+def datagram_for(address: str) -> int:
+    """The largest UDP payload that the interface of a local address takes unfragmented."""
+    return min(LARGEST_DATAGRAM, mtu_of(address) - UDP_OVERHEAD)
+
+
+def _interface_address(interface: str) -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    if interface in names:
+        address = _ioctl_address(interface)
+        if address is None:
+            raise ConfigError(f"interface={interface!r} has no IPv4 address")
+        return address
+    with contextlib.suppress(ValueError):
+        wanted = str(ipaddress.IPv4Address(interface))
+        if ipaddress.ip_address(wanted).is_loopback or wanted in map(_ioctl_address, names):
+            return wanted
+    raise ConfigError(
+        f"interface={interface!r}: neither an interface nor an IPv4 address of this host; "
+        f"its interfaces are {', '.join(names)}"
+    )
+
+
+def _ioctl_address(name: str) -> str | None:
+    siocgifaddr = 0x8915
+    request = struct.pack("256s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            reply = fcntl.ioctl(probe.fileno(), siocgifaddr, request)
+        except OSError:
+            return None
+    return socket.inet_ntoa(reply[20:24])
