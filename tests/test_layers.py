@@ -14,7 +14,7 @@ ENGINE = ROOT / "engine"
 # Top layer first. A module may import its own layer and those below.
 LAYERS = (
     ("__main__", "cli", "lab", "sim", "bench", "report", "demo", "server", "doctor", "top"),
-    ("ddp", "fsdp", "process_group", "buckets", "staging"),
+    ("ddp", "fsdp", "process_group", "hook", "pipeline", "configure", "buckets", "staging"),
     ("policies",),
     ("phases", "feedback", "telemetry"),
     ("communicator", "executor", "rendezvous"),

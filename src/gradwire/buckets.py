@@ -1,0 +1,72 @@
+"""Bucket layouts: which parameters lie where in the bucket that DDP hands over.
+
+DDP rebuilds its buckets after the first iteration, so nothing may hang on a bucket's index; a
+parameter is known by identity and named as in the model.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradwire.errors import ConfigError
+from gradwire.plans import TensorSlot
+
+if TYPE_CHECKING:  # torch.distributed offers it without saying so to type checkers
+    from torch._C._distributed_c10d import GradBucket
+else:
+    from torch.distributed import GradBucket
+
+__all__ = ["GradBucket", "Layouts", "ParameterNames", "slots_of"]
+
+
+class ParameterNames:
+    """Names parameters: as the model does, or in the order they are first seen."""
+
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
+        self._known: dict[int, tuple[torch.Tensor, str]] = {}  # keeps them: ids stay valid
+        if model is not None:
+            for name, parameter in model.named_parameters():
+                self._known[id(parameter)] = (parameter, name)
+
+    def __call__(self, parameter: torch.Tensor) -> str:
+        """The parameter's name; "p0", "p1", … for those that no model named."""
+        known = self._known.get(id(parameter))
+        if known is None:
+            known = (parameter, f"p{len(self._known)}")
+            self._known[id(parameter)] = known
+        return known[1]
+
+
+class Layouts:
+    """The slots of each bucket seen so far."""
+
+    def __init__(self, names: ParameterNames) -> None:
+        self._names = names
+        self._known: dict[tuple[int, ...], tuple[TensorSlot, ...]] = {}
+
+    def of(self, bucket: GradBucket) -> tuple[TensorSlot, ...]:
+        """The bucket's slots, in order; the same object for the same layout."""
+        parameters = bucket.parameters()
+        key = tuple(map(id, parameters))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = slots_of(
+                [(self._names(p), p.numel()) for p in parameters], bucket.buffer().numel()
+            )
+        return known
+
+
+def slots_of(tensors: list[tuple[str, int]], elements: int) -> tuple[TensorSlot, ...]:
+    """Lays (name, elements) pairs out one after another; they must fill `elements` exactly."""
+    slots: list[TensorSlot] = []
+    at = 0
+    for name, length in tensors:
+        if length:
+            slots.append(TensorSlot(name, at, length))
+        at += length
+    if at != elements:
+        raise ConfigError(
+            f"bucket of {elements} elements holds parameters of {at} elements: an unknown layout "
+            "(gradwire reads buckets whose parameters follow each other without gaps)"
+        )
+    return tuple(slots)

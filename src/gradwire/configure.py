@@ -1,0 +1,97 @@
+"""From what a user writes to a checked policy and checked settings."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+
+from gradwire.errors import ConfigError
+from gradwire.policies import Policy, create, names, policy_class
+from gradwire.policies.registry import option_names
+from gradwire.settings import Settings, check_environment, from_environment, setting_names
+
+__all__ = ["agreed_configuration", "configure"]
+
+DEFAULT_POLICY = "dblp"
+
+
+def configure(
+    policy: str | Policy | None,
+    options: Mapping[str, object],
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Policy, Settings]:
+    """Splits `options` into the policy's and the common settings, fills in GRADWIRE_* variables.
+
+    policy: a name, a policy object, or None for GRADWIRE_POLICY, else "dblp". Raises ConfigError
+    naming the setting, the value and what is allowed.
+    """
+    check_environment(_all_names(), environment)
+    common = {name: value for name, value in options.items() if name in setting_names()}
+    others = {name: value for name, value in options.items() if name not in common}
+    if isinstance(policy, Policy):
+        for name, value in others.items():
+            if name in option_names(type(policy)):
+                raise ConfigError(
+                    f"{name}={value!r} beside a policy object: give it to the object, as in "
+                    f"{type(policy).__name__}({name}={value!r})"
+                )
+        chosen = policy
+    else:
+        if policy is None:
+            read = from_environment({"policy": str}, environment)
+            policy = str(read.get("policy", DEFAULT_POLICY))
+        chosen = _create(policy, others, environment)
+        others = {
+            name: value for name, value in others.items() if name not in option_names(type(chosen))
+        }
+    if others:
+        _explain(chosen, others)
+    settings = Settings.build(
+        common, environment=environment, also_known=option_names(type(chosen))
+    )
+    if settings.feedback and getattr(chosen, "fill", "zero") == "mean":
+        raise ConfigError(
+            "fill='mean' with error_feedback=True: the mean already stands in for what did not "
+            "arrive, and feedback would give it a second time; use fill='zero' or "
+            "error_feedback=False"
+        )
+    return chosen, settings
+
+
+def agreed_configuration(policy: Policy, settings: Settings) -> dict[str, object]:
+    """What must be the same on all ranks, as plain values by name."""
+    return {
+        "policy": policy.name,
+        **{f"{policy.name}.{name}": value for name, value in policy.options().items()},
+        **settings.agreed(),
+    }
+
+
+def _create(
+    name: str, others: Mapping[str, object], environment: Mapping[str, str] | None
+) -> Policy:
+    known = option_names(policy_class(name))
+    hints = typing.get_type_hints(policy_class(name))
+    given = {option: value for option, value in others.items() if option in known}
+    read = from_environment(
+        {option: hints[option] for option in known if option not in given}, environment
+    )
+    return create(name, **{**read, **given})
+
+
+def _explain(policy: Policy, unknown: Mapping[str, object]) -> None:
+    """Raises the ConfigError for options that belong to nobody, or to another policy."""
+    for option, value in unknown.items():
+        owners = [name for name in names() if option in option_names(policy_class(name))]
+        if owners:
+            own = ", ".join(option_names(type(policy))) or "none"
+            raise ConfigError(
+                f"{option}={value!r} does not go with policy={policy.name!r} (its options: {own})"
+                f"; it is an option of {', '.join(map(repr, owners))}"
+            )
+    Settings.build(unknown, environment={}, also_known=_all_names())
+
+
+def _all_names() -> list[str]:
+    policies = [option for name in names() for option in option_names(policy_class(name))]
+    return ["policy", *setting_names(), *dict.fromkeys(policies)]

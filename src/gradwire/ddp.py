@@ -1,0 +1,169 @@
+"""`gradwire.attach`: one line that lets a DDP module's gradients travel over gradwire."""
+
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import ConfigError, GradwireError
+from gradwire.hook import HookState, comm_hook
+from gradwire.phases import Phase
+from gradwire.pipeline import GradientPipeline
+from gradwire.policies import Policy
+from gradwire.telemetry import StepReport
+
+__all__ = ["Attachment", "attach"]
+
+
+def attach(
+    model: DistributedDataParallel, policy: str | Policy | None = None, **options: object
+) -> "Attachment":
+    """Lets the gradients of a DDP module travel over gradwire, on top of any process group.
+
+    A collective call: every rank of the module's process group makes it, alike, between
+    construction and the first backward pass. It returns once all ranks have met.
+
+    policy: a name ("reliable", "mlt", "dblp"), a policy object, or None for GRADWIRE_POLICY,
+    else "dblp". options: the policy's own (p_low=0.01, …) and the common settings of
+    `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl", …); what is not
+    given is read from GRADWIRE_* variables.
+
+    Raises ConfigError for a module that is not DDP, that already has a communication hook, or
+    for impossible options; RendezvousError naming ranks that are absent or configured otherwise.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f"attach(model) with a {type(model).__name__}: wrap it first, as in "
+            "model = DistributedDataParallel(model)"
+        )
+    hooks = model._comm_hooks
+    if not hooks:
+        state = HookState(policy, model=model.module, process_group=model.process_group, **options)
+        _register(model, state)
+        return _open(state)
+    hook, found = hooks[0]
+    if hook is not comm_hook or not isinstance(found, HookState):
+        name = getattr(hook, "__qualname__", repr(hook))
+        raise ConfigError(
+            f"the module already has the communication hook {name!r}: DDP takes one hook for its "
+            "whole life; attach gradwire to a module without one"
+        )
+    if found.active:
+        raise ConfigError(
+            "gradwire is already attached to this module: call detach() on that attachment first"
+        )
+    found.activate(policy, options)
+    return _open(found)
+
+
+class Attachment:
+    """A DDP module whose gradients travel over gradwire. Made by `attach`."""
+
+    def __init__(self, state: HookState, pipeline: GradientPipeline) -> None:
+        self._state = state
+        self._pipeline = pipeline
+        self._detached = False
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that writes the plans."""
+        return self._pipeline.policy
+
+    @property
+    def step(self) -> int:
+        """The number of the next step; a step is one backward pass that synchronises."""
+        return self._pipeline.step
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the next step, the same on all ranks.
+
+        Assigning "critical" or "tolerant" votes for that phase, None leaves it to the detector:
+        the vote travels with the next step and rules from the one after it, on all ranks as soon
+        as one rank votes ("critical" wins).
+        """
+        return self._pipeline.phase
+
+    @phase.setter
+    def phase(self, phase: Phase | None) -> None:
+        self._pipeline.set_phase(phase)
+
+    @property
+    def grad_scale(self) -> float:
+        """The factor that gradients are multiplied by (1 without a GradScaler).
+
+        With a GradScaler assign `scaler.get_scale()` after each `scaler.update()`: norms and
+        residuals follow it.
+        """
+        return self._pipeline.grad_scale
+
+    @grad_scale.setter
+    def grad_scale(self, scale: float) -> None:
+        self._pipeline.set_grad_scale(float(scale))
+
+    def epoch(self, number: int) -> None:
+        """Says that epoch `number` begins; what every="epoch" looks at."""
+        self._pipeline.begin_epoch(number)
+
+    def loss(self, value: float | torch.Tensor) -> None:
+        """Stores a training loss; the mean over workers is in the next step's report."""
+        self._pipeline.add_loss(float(value))
+
+    def report(self) -> StepReport:
+        """The report of the last completed step; raises GradwireError before the first."""
+        return self._pipeline.report()
+
+    def flush(self) -> None:
+        """Makes the next step exact and so empties the residuals.
+
+        Call it on every rank before the same step: before a checkpoint that only rank 0 writes,
+        and before the number of workers changes.
+        """
+        self._check()
+        self._pipeline.flush()
+
+    def state_dict(self) -> dict[str, object]:
+        """Step, phase and this rank's residuals (float32 tensors by parameter name)."""
+        return self._pipeline.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned, each rank its own, all before the same step."""
+        self._check()
+        self._pipeline.load_state_dict(state)
+
+    def detach(self) -> None:
+        """Gives the gradients back to the process group: the hook forwards to it from now on.
+
+        Call it on every rank between the same steps. The module can be attached again. Residuals
+        are dropped: flush() before the last step keeps them. Idempotent.
+        """
+        if not self._detached:
+            self._detached = True
+            self._state.deactivate()
+
+    def counters(self) -> dict[str, float]:
+        """The engine's counters (packets and bytes sent and received, …)."""
+        return self._pipeline.communicator.counters()
+
+    def _check(self) -> None:
+        if self._detached:
+            raise GradwireError("this attachment is detached: attach the module again")
+
+
+def _register(model: DistributedDataParallel, state: HookState) -> None:
+    try:
+        model.register_comm_hook(state, comm_hook)
+    except RuntimeError as error:
+        model._comm_hooks[:] = [pair for pair in model._comm_hooks if pair[1] is not state]
+        raise ConfigError(
+            f"the module does not take gradwire's communication hook: {error} (DDP takes one hook "
+            "for its whole life, built-in ones included)"
+        ) from error
+
+
+def _open(state: HookState) -> Attachment:
+    try:
+        return Attachment(state, state.pipeline)
+    except BaseException:
+        state.deactivate()  # the module goes on over its process group
+        raise

@@ -1,0 +1,141 @@
+"""The bare DDP communication hook, for those who register hooks themselves (Lightning, …).
+
+ddp_model.register_comm_hook(gradwire.HookState(policy="dblp"), gradwire.comm_hook)
+"""
+
+# No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
+
+import datetime
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.buckets import GradBucket, ParameterNames
+from gradwire.communicator import DEFAULT_TIMEOUT_S, Communicator
+from gradwire.configure import agreed_configuration, configure
+from gradwire.errors import ConfigError
+from gradwire.pipeline import GradientPipeline
+from gradwire.policies import Policy
+from gradwire.settings import Settings
+
+__all__ = ["HookState", "comm_hook"]
+
+
+class HookState:
+    """What `comm_hook` needs: a policy, settings, and the pipeline that it opens when first used.
+
+    policy: a name or a policy object; None for GRADWIRE_POLICY, else "dblp". model: names the
+    parameters; without it they are named in the order they appear. process_group: the group the
+    gradients are averaged over, None for the default one. options: policy options and common
+    settings (`gradwire.settings.Settings`). Raises ConfigError.
+
+    Copies and pickles keep the configuration and drop the connection: they open their own.
+    """
+
+    def __init__(
+        self,
+        policy: str | Policy | None = None,
+        *,
+        model: torch.nn.Module | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        **options: object,
+    ) -> None:
+        self.process_group = process_group
+        self.active = True
+        self._names = ParameterNames(model)
+        self._policy, self._settings = configure(policy, options)
+        self._pipeline: GradientPipeline | None = None
+
+    @property
+    def pipeline(self) -> GradientPipeline:
+        """The open pipeline. Opening it is collective: every rank of the group takes part."""
+        if self._pipeline is None:
+            communicator = open_communicator(self.process_group, self._settings)
+            communicator.agree("attach", agreed_configuration(self._policy, self._settings))
+            self._pipeline = GradientPipeline(
+                communicator, self._policy, self._settings, self._names
+            )
+        return self._pipeline
+
+    def activate(self, policy: str | Policy | None, options: dict[str, object]) -> None:
+        """Takes up a new policy after `deactivate`."""
+        self._policy, self._settings = configure(policy, options)
+        self._pipeline = None
+        self.active = True
+
+    def deactivate(self) -> None:
+        """From now on the hook forwards to the host group."""
+        self.active = False
+        if self._pipeline is not None:
+            self._pipeline.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"policy": self._policy, "settings": self._settings, "active": self.active}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.process_group = None
+        self.active = state["active"]
+        self._names = ParameterNames()
+        self._policy, self._settings = state["policy"], state["settings"]
+        self._pipeline = None
+
+
+def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages a DDP bucket over the workers by gradwire, within the policy's bounds.
+
+    The future's value is the bucket's buffer (its own dtype, 1-D). A failure names rank, step
+    and cause and surfaces in backward() as a RuntimeError.
+    """
+    if not isinstance(state, HookState):
+        raise ConfigError(
+            f"gradwire.comm_hook registered with state {type(state).__name__}: it needs a "
+            "gradwire.HookState"
+        )
+    if not state.active:
+        return _forward_to_host(state, bucket)
+    return state.pipeline.reduce(bucket)
+
+
+def open_communicator(group: dist.ProcessGroup | None, settings: Settings) -> Communicator:
+    """A communicator of the process group's members, over the group's own store."""
+    if not dist.is_initialized():
+        raise ConfigError(
+            "gradwire needs an initialised process group: call "
+            "torch.distributed.init_process_group first"
+        )
+    group = group if group is not None else dist.group.WORLD
+    assert group is not None
+    ranks = dist.get_process_group_ranks(group)
+    whole = len(ranks) == dist.get_world_size()
+    return Communicator(
+        dist.distributed_c10d._get_process_group_store(group),
+        dist.get_rank(group),
+        len(ranks),
+        settings,
+        group="world" if whole else "ranks-" + "-".join(map(str, ranks)),
+        timeout_s=_group_timeout(group),
+    )
+
+
+def _group_timeout(group: dist.ProcessGroup) -> float:
+    """The process group's time-out in seconds; torch's default where it does not tell."""
+    for device in ("cpu", "cuda"):
+        try:
+            timeout = group._get_backend(torch.device(device)).options._timeout
+        except (RuntimeError, AttributeError):
+            continue
+        if isinstance(timeout, datetime.timedelta):
+            return timeout.total_seconds()
+    return DEFAULT_TIMEOUT_S
+
+
+def _forward_to_host(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does without a hook: the process group's own all-reduce, averaged."""
+    group = state.process_group if state.process_group is not None else dist.group.WORLD
+    buffer = bucket.buffer()
+    buffer.div_(dist.get_world_size(group))
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    assert work is not None
+    future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
+    return future.then(lambda done: done.value()[0])

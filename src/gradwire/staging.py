@@ -1,0 +1,158 @@
+"""Stages: a bucket's gradients as flat float32 in host memory, whatever and wherever they are.
+
+float32 on the CPU is used in place. float16 and bfloat16 pass through a float32 copy without
+loss on the way in; the average is rounded to their type once, on the way out. float64 is rounded
+to float32 on the way in (relative error 6e-8; magnitudes beyond 3.4e38 become infinite): the wire
+carries float32 and so do the sums.
+
+A bucket on a CUDA device is copied through pinned memory on a stream of its own: the autograd
+thread only queues the copy, and a staging thread waits for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwire.errors import ConfigError
+
+__all__ = ["Stage", "StagePool", "Stager"]
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class Stage(ABC):
+    """One bucket's way to host memory and back."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self.buffer = buffer
+
+    @abstractmethod
+    def host(self) -> NDArray[np.float32]:
+        """The gradients in host memory; waits until they are there."""
+
+    @abstractmethod
+    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        """Brings the host values back into the bucket and completes the future with it."""
+
+
+class StagePool:
+    """Makes stages, and keeps their host copies and streams for the next step."""
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[int, bool], torch.Tensor] = {}
+        self._streams: dict[torch.device, Any] = {}
+        self._warned = False
+
+    def stage(self, index: int, buffer: torch.Tensor) -> Stage:
+        """The stage of the bucket with this index; queues the copy of a CUDA bucket at once.
+
+        Raises ConfigError for an element type or device that cannot be carried.
+        """
+        if buffer.dtype not in DTYPES:
+            allowed = ", ".join(str(dtype) for dtype in DTYPES)
+            raise ConfigError(f"bucket {index} has dtype {buffer.dtype}: allowed are {allowed}")
+        if buffer.dtype == torch.float64 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "gradwire carries float64 gradients rounded to float32", UserWarning, stacklevel=2
+            )
+        if buffer.device.type == "cpu":
+            if buffer.dtype == torch.float32:
+                return _DirectStage(buffer)
+            return _CastStage(buffer, self._copy(index, buffer.numel(), pinned=False))
+        if buffer.device.type == "cuda":
+            stream = self._streams.get(buffer.device)
+            if stream is None:
+                stream = self._streams[buffer.device] = torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
+            return _CudaStage(buffer, self._copy(index, buffer.numel(), pinned=True), stream)
+        raise ConfigError(
+            f"bucket {index} lies on device {buffer.device}: allowed are cpu and cuda"
+        )
+
+    def _copy(self, index: int, elements: int, *, pinned: bool) -> torch.Tensor:
+        copy = self._copies.get((index, pinned))
+        if copy is None or copy.numel() != elements:
+            copy = torch.empty(elements, dtype=torch.float32, pin_memory=pinned)
+            self._copies[index, pinned] = copy
+        return copy
+
+
+class _DirectStage(Stage):
+    """float32 on the CPU: the bucket itself."""
+
+    def host(self) -> NDArray[np.float32]:
+        memory: NDArray[np.float32] = self.buffer.detach().numpy()
+        return memory
+
+    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        future.set_result(self.buffer)
+
+
+class _CastStage(Stage):
+    """Another floating type on the CPU: a float32 copy."""
+
+    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor) -> None:
+        super().__init__(buffer)
+        self._copy = copy
+        copy.copy_(buffer.detach())
+
+    def host(self) -> NDArray[np.float32]:
+        memory: NDArray[np.float32] = self._copy.numpy()
+        return memory
+
+    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        self.buffer.copy_(self._copy)
+        future.set_result(self.buffer)
+
+
+class _CudaStage(Stage):
+    """On a CUDA device: a float32 copy in pinned memory, made on a side stream."""
+
+    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor, stream: Any) -> None:
+        super().__init__(buffer)
+        self._copy = copy
+        self._stream = stream
+        stream.wait_stream(torch.cuda.current_stream(buffer.device))
+        with torch.cuda.stream(stream):
+            self._copy.copy_(buffer.detach().to(torch.float32), non_blocking=True)
+            buffer.record_stream(stream)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(stream)
+
+    def host(self) -> NDArray[np.float32]:
+        self._arrived.synchronize()
+        memory: NDArray[np.float32] = self._copy.numpy()
+        return memory
+
+    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        with torch.cuda.stream(self._stream):
+            self.buffer.copy_(self._copy, non_blocking=True)
+            future.set_result(self.buffer)  # consumers wait for this stream's events
+
+
+class Stager:
+    """One thread that runs what it is given in order; for starts that wait for a CUDA copy."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Queues `work`, which must not raise."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="gradwire-stage", daemon=True)
+            self._thread.start()
+        self._queue.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._queue.get()()
