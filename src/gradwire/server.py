@@ -1,0 +1,148 @@
+"""`gradwire server`: a process of its own that sums regions for the workers (route "server").
+
+It joins the job's store as endpoint workers + index, serves until all workers have left, and
+needs no torch process group, no model and no GPU.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Annotated, Any
+
+import typer
+
+from gradwire.errors import ConfigError, GradwireError
+from gradwire.settings import Settings
+
+__all__ = ["app", "serve"]
+
+app = typer.Typer(add_completion=False)
+
+
+def open_store(address: str, timeout_s: float) -> Any:
+    """The job's store: "host:port" of a TCPStore (torchrun's), or "file:///path".
+
+    Raises ConfigError for another form and GradwireError when nobody answers.
+    """
+    # torch.distributed offers these names without saying so to type checkers
+    from torch._C._distributed_c10d import FileStore, TCPStore
+
+    if address.startswith("file://"):
+        return FileStore(address.removeprefix("file://"), -1)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"store={address!r}: host:port, or file:///path")
+    try:
+        return TCPStore(
+            host,
+            int(port),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        raise GradwireError(f"no store answers at {address}: {error}") from error
+
+
+def serve(
+    store: Any,
+    *,
+    workers: int,
+    index: int,
+    settings: Settings,
+    stop: threading.Event | None = None,
+) -> dict[str, float]:
+    """Serves until all workers have left, or `stop` is set; returns the engine's counters.
+
+    Raises ConfigError, RendezvousError naming the ranks at fault, and GradwireError when the
+    engine fails (a dead peer, another plan).
+    """
+    from gradwire.communicator import open_engine
+
+    servers = settings.server_count
+    if workers < 1:
+        raise ConfigError(f"workers={workers!r}: 1 or more")
+    if not 0 <= index < servers:
+        raise ConfigError(f"index={index!r} with servers={servers}: from 0 to servers - 1")
+    stop = stop or threading.Event()
+    opened = open_engine(store, "world", workers + index, workers, settings)
+    try:
+        opened.meeting.exchange("marked", "1")
+        while not stop.wait(0.25):
+            failure = opened.engine.failure()
+            try:
+                left = opened.meeting.all_workers_left()
+            except Exception:  # the store went away with the job
+                left = True
+            if left:
+                break
+            if failure:
+                raise GradwireError(f"server {index}: {failure}")
+        return dict(opened.engine.counters())
+    finally:
+        opened.engine.close()
+
+
+@app.command()
+def server(
+    store: Annotated[str, typer.Option(help="host:port of the job's store, or file:///path")] = "",
+    workers: Annotated[int, typer.Option(help="number of workers (ranks)")] = 0,
+    index: Annotated[int, typer.Option(help="which of the servers this is, from 0")] = 0,
+    servers: Annotated[int, typer.Option(help="number of servers")] = 1,
+    interface: Annotated[str, typer.Option(help="network interface or own address")] = "",
+    port: Annotated[int, typer.Option(help="UDP port, 0 for any free one")] = 0,
+    timeout: Annotated[float, typer.Option(help="seconds to wait for the workers")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
+) -> None:
+    """Sum gradients for the workers of one job (route="server").
+
+    Without --store the job is found by MASTER_ADDR and MASTER_PORT, without --workers by
+    WORLD_SIZE, as torchrun sets them.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        options: dict[str, object] = {
+            "route": "server",
+            "servers": servers,
+            "port": port,
+            "rendezvous_timeout": timeout,
+        }
+        if interface:
+            options["interface"] = interface
+        settings = Settings.build(options)
+        address = store or _store_of_environment()
+        count = workers or _workers_of_environment()
+        _say(as_json, "waiting", f"server {index} waits for {count} workers at {address}")
+        counters = serve(
+            open_store(address, timeout), workers=count, index=index, settings=settings, stop=stop
+        )
+    except (ConfigError, GradwireError) as error:
+        _say(as_json, "failed", str(error), error=True)
+        raise typer.Exit(1) from error
+    _say(as_json, "done", f"server {index} is done", counters=counters)
+
+
+def _store_of_environment() -> str:
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not host or not port:
+        raise ConfigError("no store: give --store host:port, or set MASTER_ADDR and MASTER_PORT")
+    return f"{host}:{port}"
+
+
+def _workers_of_environment() -> int:
+    text = os.environ.get("WORLD_SIZE", "")
+    if not text.isdigit():
+        raise ConfigError(f"workers: give --workers, or set WORLD_SIZE (now {text!r})")
+    return int(text)
+
+
+def _say(as_json: bool, event: str, text: str, *, error: bool = False, **more: object) -> None:
+    line = json.dumps({"event": event, "message": text, **more}) if as_json else text
+    print(line, file=sys.stderr if error and not as_json else sys.stdout, flush=True)
