@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -68,6 +69,7 @@ def send_burst(sender: socket.socket, rate: float, start: float, stop: float) ->
 
 def main(arguments: list[str]) -> None:
     """Send bursts for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
     with contextlib.suppress(OSError):  # only root may; others take their chance
         os.setpriority(os.PRIO_PROCESS, 0, -15)
     schedule = json.loads(arguments[1])

@@ -15,7 +15,13 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
-from gradwire.lab.addresses import INTERFACE, MAX_HOSTS, discard_address, host_address
+from gradwire.lab.addresses import (
+    ADDRESS_VARIABLE,
+    INTERFACE,
+    MAX_HOSTS,
+    discard_address,
+    host_address,
+)
 from gradwire.lab.helper import helper_command
 from gradwire.lab.presets import NETWORK_A, Preset
 
@@ -160,7 +166,8 @@ class Network:
         """Start a program on a host.
 
         It is killed when the network is closed and when this process dies. Besides what the
-        caller gives it, it finds ``GLOO_SOCKET_IFNAME`` in its environment.
+        caller gives it, it finds ``GLOO_SOCKET_IFNAME`` in its environment, and the host's own
+        address in ``GRADWIRE_LAB_ADDRESS``.
 
         Args:
             host: which one.
@@ -183,7 +190,12 @@ class Network:
             helper_command(
                 "enter", user, namespaces[0], os.getpid() if lasting else 0, *command, bare=True
             ),
-            env={**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(env or {})},
+            env={
+                **os.environ,
+                "GLOO_SOCKET_IFNAME": INTERFACE,
+                ADDRESS_VARIABLE: host_address(host),
+                **(env or {}),
+            },
             pass_fds=[*pass_fds, *namespaces],
             **options,
         )

@@ -1,0 +1,274 @@
+"""Run contestants in turn on the same hosts, and time their rounds."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from gradwire.lab.bursts import BurstTraffic
+from gradwire.lab.network import Network
+
+_SETUP_SECONDS = 120.0
+_ROUND_SECONDS = 60.0
+_STORE_PORT = 29400
+_LEAD_SECONDS = 0.003
+
+# The second keeps torch's store from complaining that the hosts have no names.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+class RaceError(RuntimeError):
+    """A rank of a race failed; the message names it and the cause."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant that takes part.
+
+    Attributes:
+        name: what tables call it.
+        factory: ``module:class`` of a `gradwire.lab.contestants.Contestant`.
+        options: keyword arguments of that class, as JSON.
+    """
+
+    name: str
+    factory: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+GLOO = Entry("gloo", "gradwire.lab.contestants:GlooAllReduce")
+
+
+def tcp_push(congestion_control: str) -> Entry:
+    """The entry of a raw-TCP push with a given congestion control."""
+    return Entry(
+        f"tcp-{congestion_control}",
+        "gradwire.lab.contestants:TcpPush",
+        {"congestion_control": congestion_control},
+    )
+
+
+@dataclass(frozen=True)
+class Round:
+    """One timed round.
+
+    Attributes:
+        start: the moment that all ranks started, in seconds of ``time.monotonic()``.
+        ranks: each rank's time from then until it was done, in seconds.
+    """
+
+    start: float
+    ranks: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the common start until the last rank was done."""
+        return max(self.ranks)
+
+
+class Race:
+    """One process per host, each with every contestant, taking turns in blocks of rounds.
+
+    Blocks are interleaved so that whatever disturbs the machine disturbs all alike. All ranks
+    start a round at the same moment of the clock that the hosts share, so no barrier crosses the
+    network, and only one round is under way at a time.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        entries: Sequence[Entry],
+        size: int,
+        *,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a rank on every host (not on the extra ones) and set all contestants up.
+
+        Args:
+            network: the hosts; rank k runs on host k.
+            entries: the contestants, with different names.
+            size: bytes of each rank's buffer, a multiple of 4.
+            env: additions to the ranks' environment.
+
+        Raises:
+            ValueError: a size or a set of names that makes no sense.
+            RaceError: a rank failed.
+        """
+        if size <= 0 or size % 4:
+            raise ValueError("the buffer must have a positive number of float32 elements")
+        if not entries or len({entry.name for entry in entries}) != len(entries):
+            raise ValueError("a race needs contestants with different names")
+        self.network = network
+        self.size = size
+        self._entries = list(entries)
+        self._verified: set[str] = set()
+        self._ranks: list[_Rank] = []
+        try:
+            for rank in range(network.hosts):
+                self._ranks.append(_Rank(network, rank, env))
+            self._ask(self._config, _SETUP_SECONDS)
+        except BaseException:
+            self._kill()
+            raise
+
+    def _config(self, rank: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "world": self.network.hosts,
+            "bytes": self.size,
+            "store_host": self.network.address(0),
+            "store_port": _STORE_PORT,
+            "entries": [
+                {"name": entry.name, "factory": entry.factory, "options": dict(entry.options)}
+                for entry in self._entries
+            ],
+        }
+
+    def run(
+        self,
+        rounds: int,
+        *,
+        block: int = 20,
+        warm_up: int = 2,
+        bursts: BurstTraffic | None = None,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> dict[str, list[Round]]:
+        """Time rounds of every contestant.
+
+        Args:
+            rounds: of each contestant.
+            block: rounds of one contestant before the next has its turn.
+            warm_up: rounds at the start of each block that are not counted.
+            bursts: cross traffic; each block then starts at the same phase of it.
+            progress: called with a contestant's name and the number of its rounds so far.
+
+        Returns:
+            The counted rounds by contestant, in order.
+
+        Raises:
+            RaceError: a rank failed, gave a wrong result, or did not come back.
+        """
+        results: dict[str, list[Round]] = {entry.name: [] for entry in self._entries}
+        while len(results[self._entries[-1].name]) < rounds:
+            for name, done in results.items():
+                if bursts is not None:
+                    time.sleep(max(0.0, bursts.next_phase() - time.monotonic() - _LEAD_SECONDS))
+                for _ in range(warm_up):
+                    self._round(name)
+                for _ in range(min(block, rounds - len(done))):
+                    done.append(self._round(name))
+                if progress is not None:
+                    progress(name, len(done))
+        return results
+
+    def _round(self, name: str) -> Round:
+        start = time.monotonic() + _LEAD_SECONDS
+        verify = name not in self._verified
+        self._verified.add(name)
+        command = {"command": "round", "contestant": name, "start": start, "verify": verify}
+        answers = self._ask(lambda _: command, _ROUND_SECONDS)
+        return Round(start, tuple(float(answer["seconds"]) for answer in answers))
+
+    def reports(self) -> dict[str, list[dict[str, Any]]]:
+        """What each contestant's ranks have to say, by contestant and in rank order.
+
+        Raises:
+            RaceError: a rank failed.
+        """
+        answers = self._ask(lambda _: {"command": "report"}, _ROUND_SECONDS)
+        return {entry.name: [answer[entry.name] for answer in answers] for entry in self._entries}
+
+    def close(self) -> None:
+        """Let the contestants close, then end all ranks. May be called again."""
+        try:
+            if self._ranks:
+                self._ask(lambda _: {"command": "close"}, _ROUND_SECONDS)
+        finally:
+            self._kill()
+
+    def _ask(
+        self, message: Callable[[int], dict[str, Any]], timeout: float
+    ) -> list[dict[str, Any]]:
+        for rank in self._ranks:
+            rank.send(message(rank.number))
+        deadline = time.monotonic() + timeout
+        return [rank.receive(deadline) for rank in self._ranks]
+
+    def _kill(self) -> None:
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            rank.kill()
+
+    def __enter__(self) -> Race:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._kill()
+
+
+class _Rank:
+    """The parent's end of one rank."""
+
+    def __init__(self, network: Network, number: int, env: Mapping[str, str] | None) -> None:
+        self.number = number
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            self._process = network.spawn(
+                number,
+                [sys.executable, "-m", "gradwire.lab.race_worker", str(theirs.fileno())],
+                env={**_ENVIRONMENT, **(env or {})},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._buffer = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        try:
+            self._channel.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise RaceError(f"rank {self.number}: {self._fate()}") from error
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        while b"\n" not in self._buffer:
+            self._channel.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                data = self._channel.recv(1 << 16)
+            except TimeoutError:
+                raise RaceError(f"rank {self.number} did not answer in time") from None
+            except OSError:
+                data = b""
+            if not data:
+                raise RaceError(f"rank {self.number}: {self._fate()}")
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RaceError(f"rank {self.number}: {answer['error']}")
+        return answer
+
+    def _fate(self) -> str:
+        try:
+            return f"ended with status {self._process.wait(1.0)}"
+        except subprocess.TimeoutExpired:
+            return "closed its channel"
+
+    def kill(self) -> None:
+        self._channel.close()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
