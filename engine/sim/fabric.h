@@ -99,6 +99,7 @@ class Fabric {
   bool closed(uint16_t host) const { return hosts_[host].closed; }
   const Counters& counters(uint16_t host) const { return hosts_[host].endpoint->counters(); }
   uint64_t dropped_by_socket(uint16_t host) const { return hosts_[host].dropped_socket; }
+  bool broken() const { return !violations_.empty(); }
   // Invariants that were seen broken. Finished buffers are compared once more.
   std::vector<std::string> violations();
   uint64_t trace_hash() const { return trace_hash_; }

@@ -1,0 +1,62 @@
+// What the parts of the module share: how arrays, waits and errors cross into Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "proto/endpoint.h"
+#include "proto/time.h"
+
+namespace gradwire::binding {
+
+namespace nb = nanobind;
+
+template <class T>
+using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+template <class T>
+using InputArray = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Hands a vector's memory to NumPy without a copy.
+template <class T>
+Array<T> to_array(std::vector<T> values) {
+  auto owner = std::make_unique<std::vector<T>>(std::move(values));
+  T* const data = owner->data();
+  const size_t size = owner->size();
+  nb::capsule capsule(owner.get(),
+                      [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  static_cast<void>(owner.release());
+  return Array<T>(data, {size}, capsule);
+}
+
+// Calls wait(slice) without the GIL until it returns true or the time is up, and looks for signals
+// (Ctrl-C) in between.
+template <class Wait>
+bool wait_in_slices(Nanos timeout, Wait&& wait) {
+  constexpr Nanos kSlice = 200 * kMillisecond;
+  for (Nanos left = std::max<Nanos>(timeout, 0);; left -= kSlice) {
+    bool done = false;
+    {
+      const nb::gil_scoped_release release;
+      done = wait(std::min(left, kSlice));
+    }
+    if (done) return true;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (left <= kSlice) return false;
+  }
+}
+
+// Up to eight numbers; the rest is 0.
+Stats to_stats(const std::vector<double>& values);
+
+void add_counters(nb::dict& into, const Counters& counters);
+
+void bind_plan(nb::module_& module);
+void bind_engine(nb::module_& module);
+void bind_fabric(nb::module_& module);
+
+}  // namespace gradwire::binding

@@ -1,0 +1,248 @@
+// Engine in Python: the UDP engine of this process.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "binding/binding.h"
+#include "io/loop.h"
+#include "wire/packet.h"
+
+namespace gradwire::binding {
+namespace {
+
+using namespace nb::literals;
+using WritableArray = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Engines whose threads are to be stopped before the interpreter goes away. Touched with the GIL.
+std::vector<std::weak_ptr<io::Loop>>& living() {
+  static std::vector<std::weak_ptr<io::Loop>> loops;
+  return loops;
+}
+
+void close_all() {
+  std::vector<std::weak_ptr<io::Loop>> loops;
+  loops.swap(living());
+  const nb::gil_scoped_release release;
+  for (const auto& weak : loops) {
+    if (const auto loop = weak.lock()) loop->close();
+  }
+}
+
+io::DropOptions make_drop(double rate, double burst, uint64_t seed) {
+  if (!(rate >= 0.0 && rate < 1.0)) {
+    throw nb::value_error(
+        ("drop_rate is " + std::to_string(rate) + "; a share is in [0, 1)").c_str());
+  }
+  if (!(burst >= 1.0)) {
+    throw nb::value_error(
+        ("drop_burst is " + std::to_string(burst) + "; a run has at least 1 packet").c_str());
+  }
+  return {rate, burst, seed};
+}
+
+class Engine {
+ public:
+  Engine(const EndpointConfig& config, const std::string& address, uint16_t port,
+         const io::DropOptions& drop)
+      : loop_(std::make_shared<io::Loop>(config, address, port)) {
+    if (drop.rate > 0.0) loop_->set_drop(drop);
+    std::erase_if(living(), [](const auto& weak) { return weak.expired(); });
+    living().push_back(loop_);
+  }
+  ~Engine() {
+    // With the GIL, as Python destroys objects; the thread must be gone before the arrays are.
+    const nb::gil_scoped_release release;
+    loop_->close();
+  }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  io::Loop& loop() { return *loop_; }
+
+  void all_reduce(uint64_t op, uint64_t step, const Plan& plan, const WritableArray& data,
+                  const std::optional<InputArray<uint32_t>>& critical,
+                  const std::vector<double>& stats, int64_t timeout) {
+    if (data.shape(0) != plan.elements) {
+      throw nb::value_error(("data has " + std::to_string(data.shape(0)) + " elements, the plan " +
+                             std::to_string(plan.elements))
+                                .c_str());
+    }
+    if (timeout <= 0) throw nb::value_error("timeout_ns must be positive");
+    OpSpec spec;
+    spec.op = op;
+    spec.step = step;
+    spec.plan = plan;
+    spec.data = data.data();
+    if (critical) spec.critical.assign(critical->data(), critical->data() + critical->shape(0));
+    spec.stats = to_stats(stats);
+    spec.timeout = timeout;
+    loop_->start(std::move(spec));
+    // The engine writes into it from its own thread, whatever the caller forgets meanwhile.
+    held_.insert_or_assign(op, data);
+  }
+
+  std::optional<OpReport> next_completion(int64_t timeout) {
+    std::optional<OpReport> report;
+    wait_in_slices(timeout, [&](Nanos slice) {
+      report = loop_->next_report(slice);
+      return report.has_value() || loop_->closed();
+    });
+    if (report) held_.erase(report->op);
+    return report;
+  }
+
+ private:
+  std::shared_ptr<io::Loop> loop_;
+  std::unordered_map<uint64_t, WritableArray> held_;
+};
+
+EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,
+                           uint32_t datagram_bytes, int64_t peer_timeout, uint64_t memory_limit) {
+  const auto require = [](bool right, const std::string& text) {
+    if (!right) throw nb::value_error(text.c_str());
+  };
+  require(workers >= 1, "workers: at least 1 is needed");
+  require(uint32_t{workers} + servers <= 65'535, "workers + servers: at most 65535 are allowed");
+  require(endpoint < uint32_t{workers} + servers,
+          "endpoint is " + std::to_string(endpoint) + "; there are " +
+              std::to_string(uint32_t{workers} + servers) + " endpoints");
+  require(datagram_bytes >= wire::kMinDatagram && datagram_bytes <= wire::kMaxDatagram,
+          "datagram_bytes is " + std::to_string(datagram_bytes) + "; allowed are 256 to 8972");
+  require(peer_timeout > 0, "peer_timeout_ns must be positive");
+  EndpointConfig config;
+  config.endpoint = endpoint;
+  config.workers = workers;
+  config.servers = servers;
+  config.session = session;
+  config.datagram_bytes = datagram_bytes;
+  config.peer_timeout = peer_timeout;
+  config.ping_interval = std::min(config.ping_interval, std::max<Nanos>(peer_timeout / 5, 1));
+  if (memory_limit != 0) config.memory_limit = memory_limit;
+  return config;
+}
+
+nb::dict counters_of(io::Loop& loop) {
+  io::Snapshot snapshot;
+  {
+    const nb::gil_scoped_release release;
+    snapshot = loop.snapshot();
+  }
+  nb::dict out;
+  add_counters(out, snapshot.endpoint);
+  out["send_calls"] = snapshot.socket.send_calls;
+  out["receive_calls"] = snapshot.socket.receive_calls;
+  out["send_blocked"] = snapshot.socket.blocked;
+  out["send_too_long"] = snapshot.socket.too_long;
+  out["send_errors"] = snapshot.socket.send_errors;
+  out["receive_truncated"] = snapshot.socket.truncated;
+  out["receive_overflows"] = snapshot.socket.overflows;
+  out["strangers"] = snapshot.strangers;
+  out["injected_drops"] = snapshot.injected;
+  out["wakeups"] = snapshot.wakeups;
+  return out;
+}
+
+nb::dict features_of(io::Loop& loop) {
+  io::Snapshot snapshot;
+  {
+    const nb::gil_scoped_release release;
+    snapshot = loop.snapshot();
+  }
+  nb::dict out;
+  out["udp_segment"] = snapshot.features.segment;
+  out["udp_gro"] = snapshot.features.gro;
+  out["timestamps"] = snapshot.features.timestamps;
+  out["rcvbuf"] = snapshot.features.receive_buffer;
+  out["sndbuf"] = snapshot.features.send_buffer;
+  return out;
+}
+
+}  // namespace
+
+void add_counters(nb::dict& into, const Counters& counters) {
+  into["packets_sent"] = counters.packets_sent;
+  into["bytes_sent"] = counters.bytes_sent;
+  into["packets_received"] = counters.packets_received;
+  into["bytes_received"] = counters.bytes_received;
+  into["retransmissions"] = counters.retransmissions;
+  into["spurious_retransmissions"] = counters.spurious_retransmissions;
+  into["declared_lost"] = counters.declared_lost;
+  into["probes"] = counters.probes;
+  into["acks_sent"] = counters.acks_sent;
+  into["duplicates"] = counters.duplicates;
+  into["malformed"] = counters.malformed;
+  into["credit_stalls"] = counters.credit_stalls;
+  into["window_stalls"] = counters.window_stalls;
+  into["rtprop_ns"] = counters.rtprop;
+  into["queue_delay_ns"] = counters.queue_delay;
+  into["btlbw"] = counters.btlbw;
+  into["send_window"] = counters.send_window;
+  into["receive_window"] = counters.receive_window;
+}
+
+void bind_engine(nb::module_& module) {
+  nb::class_<Engine>(module, "Engine",
+                     "One UDP engine of this process: one socket, one thread without the GIL.")
+      .def(
+          "__init__",
+          [](Engine* self, uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,
+             const std::string& address, uint16_t port, uint32_t datagram_bytes,
+             int64_t peer_timeout, uint64_t memory_limit, double drop_rate, double drop_burst,
+             uint64_t drop_seed) {
+            const EndpointConfig config = make_config(endpoint, workers, servers, session,
+                                                      datagram_bytes, peer_timeout, memory_limit);
+            new (self) Engine(config, address, port, make_drop(drop_rate, drop_burst, drop_seed));
+          },
+          nb::kw_only(), "endpoint"_a, "workers"_a, "servers"_a, "session"_a, "address"_a,
+          "port"_a = 0, "datagram_bytes"_a = 1472, "peer_timeout_ns"_a = 30 * kSecond,
+          "memory_limit"_a = 0, "drop_rate"_a = 0.0, "drop_burst"_a = 1.0, "drop_seed"_a = 0)
+      .def_prop_ro("address",
+                   [](Engine& engine) {
+                     const io::Address& address = engine.loop().address();
+                     return std::pair(address.host(), static_cast<int>(address.port()));
+                   })
+      .def(
+          "connect",
+          [](Engine& engine, const std::vector<std::pair<std::string, uint16_t>>& addresses) {
+            const nb::gil_scoped_release release;
+            engine.loop().connect(addresses);
+          },
+          "addresses"_a)
+      .def(
+          "wait_connected",
+          [](Engine& engine, int64_t timeout) {
+            std::vector<uint16_t> missing;
+            wait_in_slices(timeout, [&](Nanos slice) {
+              missing = engine.loop().wait_connected(slice);
+              return missing.empty() || engine.loop().closed() || !engine.loop().failure().empty();
+            });
+            return missing;
+          },
+          "timeout_ns"_a)
+      .def("all_reduce", &Engine::all_reduce, nb::kw_only(), "op"_a, "step"_a, "plan"_a,
+           "data"_a.noconvert(), "critical"_a = nb::none(), "stats"_a = std::vector<double>{},
+           "timeout_ns"_a = 1800 * kSecond)
+      .def("next_completion", &Engine::next_completion, "timeout_ns"_a)
+      .def(
+          "set_drop",
+          [](Engine& engine, double rate, double burst, uint64_t seed) {
+            engine.loop().set_drop(make_drop(rate, burst, seed));
+          },
+          "rate"_a, "burst"_a = 1.0, "seed"_a = 0)
+      .def("counters", [](Engine& engine) { return counters_of(engine.loop()); })
+      .def("features", [](Engine& engine) { return features_of(engine.loop()); })
+      .def("failure", [](Engine& engine) { return engine.loop().failure(); })
+      .def("close", [](Engine& engine) {
+        const nb::gil_scoped_release release;
+        engine.loop().close();
+      });
+
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(&close_all));
+}
+
+}  // namespace gradwire::binding

@@ -1,0 +1,322 @@
+// Fabric in Python: endpoints in virtual time. gradwire.sim wraps it with seconds and docstrings.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "binding/binding.h"
+#include "sim/fabric.h"
+#include "wire/packet.h"
+
+namespace gradwire::binding {
+namespace {
+
+using namespace nb::literals;
+using sim::Fabric;
+using Direction = Fabric::Direction;
+
+Direction parse_direction(const std::string& word) {
+  if (word == "up") return Direction::up;
+  if (word == "down") return Direction::down;
+  throw nb::value_error(("direction is \"" + word + "\"; allowed are \"up\", \"down\"").c_str());
+}
+
+uint16_t known_host(const Fabric& fabric, int64_t host) {
+  const int64_t count = int64_t{fabric.options().workers} + fabric.options().servers;
+  if (host >= 0 && host < count) return static_cast<uint16_t>(host);
+  throw nb::value_error(
+      ("host is " + std::to_string(host) + "; there are " + std::to_string(count)).c_str());
+}
+
+const OpReport& finished_report(const Fabric& fabric, uint16_t worker, uint64_t op) {
+  const OpReport* const report = fabric.report(worker, op);
+  if (report != nullptr) return *report;
+  throw nb::value_error(
+      ("op " + std::to_string(op) + " of worker " + std::to_string(worker) + " is not finished")
+          .c_str());
+}
+
+nb::dict link_counters(const sim::LinkCounters& counters) {
+  nb::dict out;
+  out["packets"] = counters.packets;
+  out["bytes"] = counters.bytes;
+  out["dropped_queue"] = counters.dropped_queue;
+  out["dropped_loss"] = counters.dropped_loss;
+  out["reordered"] = counters.reordered;
+  out["duplicated"] = counters.duplicated;
+  out["garbage"] = counters.garbage;
+  out["cross_packets"] = counters.cross_packets;
+  out["cross_dropped"] = counters.cross_dropped;
+  out["max_queue_bytes"] = counters.max_queue_bytes;
+  return out;
+}
+
+const char* kind_name(uint8_t kind) {
+  switch (static_cast<wire::Kind>(kind)) {
+    case wire::Kind::push:
+      return "push";
+    case wire::Kind::pull:
+      return "pull";
+    case wire::Kind::open:
+      return "open";
+    case wire::Kind::forgive:
+      return "forgive";
+    case wire::Kind::stop:
+      return "stop";
+    case wire::Kind::close:
+      return "close";
+    case wire::Kind::fold:
+      return "fold";
+    case wire::Kind::commit:
+      return "commit";
+    case wire::Kind::ack:
+      return "ack";
+    case wire::Kind::ping:
+      return "ping";
+    case wire::Kind::pong:
+      return "pong";
+    case wire::Kind::error:
+      return "error";
+    case wire::Kind::bye:
+      return "bye";
+  }
+  return "unknown";
+}
+
+const char* fate_name(sim::TraceEntry::Fate fate) {
+  switch (fate) {
+    case sim::TraceEntry::Fate::delivered:
+      return "delivered";
+    case sim::TraceEntry::Fate::queue:
+      return "queue";
+    case sim::TraceEntry::Fate::loss:
+      return "loss";
+    case sim::TraceEntry::Fate::unreachable:
+      return "unreachable";
+  }
+  return "";
+}
+
+nb::list trace_list(const Fabric& fabric) {
+  nb::list out;
+  for (const sim::TraceEntry& entry : fabric.trace()) {
+    out.append(nb::make_tuple(entry.time, entry.source, entry.destination, kind_name(entry.kind),
+                              entry.packet_number, entry.op, entry.chunk, entry.bytes,
+                              fate_name(entry.fate)));
+  }
+  return out;
+}
+
+// What a link may be given; absent ones stay.
+struct LinkChange {
+  std::optional<double> rate;
+  std::optional<int64_t> delay;
+  std::optional<uint64_t> queue_bytes;
+  std::optional<double> loss, loss_burst, reorder;
+  std::optional<int64_t> reorder_delay;
+  std::optional<double> duplicate, garbage, flip;
+
+  sim::LinkOptions applied_to(sim::LinkOptions options) const {
+    options.rate = rate.value_or(options.rate);
+    options.delay = delay.value_or(options.delay);
+    options.queue_bytes = queue_bytes.value_or(options.queue_bytes);
+    options.loss = loss.value_or(options.loss);
+    options.loss_burst = loss_burst.value_or(options.loss_burst);
+    options.reorder = reorder.value_or(options.reorder);
+    options.reorder_delay = reorder_delay.value_or(options.reorder_delay);
+    options.duplicate = duplicate.value_or(options.duplicate);
+    options.garbage = garbage.value_or(options.garbage);
+    options.flip = flip.value_or(options.flip);
+    if (const std::string wrong = options.validate(); !wrong.empty()) {
+      throw nb::value_error(wrong.c_str());
+    }
+    return options;
+  }
+};
+
+void set_link(Fabric& fabric, int64_t host, const std::string& direction,
+              std::optional<double> rate, std::optional<int64_t> delay,
+              std::optional<uint64_t> queue_bytes, std::optional<double> loss,
+              std::optional<double> loss_burst, std::optional<double> reorder,
+              std::optional<int64_t> reorder_delay, std::optional<double> duplicate,
+              std::optional<double> garbage, std::optional<double> flip) {
+  const LinkChange change{rate,    delay,         queue_bytes, loss,    loss_burst,
+                          reorder, reorder_delay, duplicate,   garbage, flip};
+  sim::Link& link = fabric.link(known_host(fabric, host), parse_direction(direction));
+  link.set_options(change.applied_to(link.options()));
+}
+
+void start(Fabric& fabric, uint16_t worker, uint64_t op, uint64_t step, const Plan& plan,
+           const InputArray<float>& data, const std::optional<InputArray<uint32_t>>& critical,
+           const std::vector<double>& stats, int64_t timeout, int64_t at) {
+  if (data.shape(0) != plan.elements) {
+    throw nb::value_error(("data has " + std::to_string(data.shape(0)) + " elements, the plan " +
+                           std::to_string(plan.elements))
+                              .c_str());
+  }
+  OpSpec spec;
+  spec.op = op;
+  spec.step = step;
+  spec.plan = plan;
+  if (critical) spec.critical.assign(critical->data(), critical->data() + critical->shape(0));
+  spec.stats = to_stats(stats);
+  spec.timeout = timeout;
+  fabric.start(worker, std::move(spec), {data.data(), data.data() + data.shape(0)}, at);
+}
+
+// In slices of virtual time, so that Ctrl-C is heard.
+bool run(Fabric& fabric, int64_t until, bool until_done) {
+  constexpr Nanos kSlice = 100 * kMillisecond;
+  for (;;) {
+    const Nanos stop = std::min<Nanos>(until, fabric.now() + kSlice);
+    bool done = false;
+    {
+      const nb::gil_scoped_release release;
+      done = fabric.run(stop, until_done);
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if ((done && until_done) || fabric.broken() || stop >= until) return done;
+  }
+}
+
+}  // namespace
+
+void bind_fabric(nb::module_& module) {
+  nb::class_<Fabric>(module, "Fabric", "Endpoints in virtual time on one switch.")
+      .def(
+          "__init__",
+          [](Fabric* self, uint16_t workers, uint16_t servers, uint64_t seed, double rate,
+             int64_t delay, uint64_t queue_bytes, double loss, double loss_burst, double reorder,
+             int64_t reorder_delay, double duplicate, double garbage, double flip,
+             uint32_t overhead, bool whole_trains, int64_t host_delay, int64_t host_jitter,
+             uint32_t datagram_bytes, int64_t peer_timeout, int64_t ping_interval,
+             int64_t delay_target, uint32_t receive_buffer, uint64_t memory_limit, bool pacing,
+             uint32_t session, size_t trace_limit) {
+            sim::FabricOptions options;
+            options.workers = workers;
+            options.servers = servers;
+            options.seed = seed;
+            options.link = {rate,    delay,         queue_bytes, loss,    loss_burst,
+                            reorder, reorder_delay, duplicate,   garbage, flip};
+            options.overhead = overhead;
+            options.whole_trains = whole_trains;
+            options.host_delay = host_delay;
+            options.host_jitter = host_jitter;
+            options.trace_limit = trace_limit;
+            if (datagram_bytes < wire::kMinDatagram || datagram_bytes > wire::kMaxDatagram) {
+              throw nb::value_error("datagram_bytes: allowed are 256 to 8972");
+            }
+            options.endpoint.datagram_bytes = datagram_bytes;
+            options.endpoint.peer_timeout = peer_timeout;
+            options.endpoint.ping_interval = ping_interval;
+            options.endpoint.delay_target = delay_target;
+            options.endpoint.receive_buffer = receive_buffer;
+            options.endpoint.memory_limit = memory_limit;
+            options.endpoint.pacing = pacing;
+            options.endpoint.session = session;
+            new (self) Fabric(options);
+          },
+          nb::kw_only(), "workers"_a, "servers"_a = 0, "seed"_a = 0, "rate"_a = 125e6,
+          "delay_ns"_a = 20 * kMicrosecond, "queue_bytes"_a = 256 << 10, "loss"_a = 0.0,
+          "loss_burst"_a = 1.0, "reorder"_a = 0.0, "reorder_delay_ns"_a = 100 * kMicrosecond,
+          "duplicate"_a = 0.0, "garbage"_a = 0.0, "flip"_a = 0.0, "overhead"_a = 42,
+          "whole_trains"_a = false, "host_delay_ns"_a = 0, "host_jitter_ns"_a = 0,
+          "datagram_bytes"_a = 1472, "peer_timeout_ns"_a = 30 * kSecond,
+          "ping_interval_ns"_a = kSecond, "delay_target_ns"_a = kMillisecond,
+          "receive_buffer"_a = 1 << 20, "memory_limit"_a = uint64_t{1} << 31, "pacing"_a = true,
+          "session"_a = 1, "trace_limit"_a = 0)
+      .def_prop_ro("now_ns", &Fabric::now)
+      .def_prop_ro("events", &Fabric::events)
+      .def_prop_ro("trace_hash", &Fabric::trace_hash)
+      .def("set_link", &set_link, "host"_a, "direction"_a, nb::kw_only(), "rate"_a = nb::none(),
+           "delay_ns"_a = nb::none(), "queue_bytes"_a = nb::none(), "loss"_a = nb::none(),
+           "loss_burst"_a = nb::none(), "reorder"_a = nb::none(), "reorder_delay_ns"_a = nb::none(),
+           "duplicate"_a = nb::none(), "garbage"_a = nb::none(), "flip"_a = nb::none())
+      .def(
+          "link",
+          [](Fabric& fabric, int64_t host, const std::string& direction) {
+            return link_counters(
+                fabric.link(known_host(fabric, host), parse_direction(direction)).counters);
+          },
+          "host"_a, "direction"_a)
+      .def(
+          "cross_traffic",
+          [](Fabric& fabric, int64_t host, const std::string& direction, double rate, int64_t start,
+             int64_t length, int64_t period, uint32_t packet_bytes, uint32_t train) {
+            fabric.add_cross_traffic(known_host(fabric, host), parse_direction(direction),
+                                     {start, length, period, rate, packet_bytes, train});
+          },
+          "host"_a, "direction"_a = "down", nb::kw_only(), "rate"_a, "start_ns"_a = 0,
+          "length_ns"_a, "period_ns"_a = 0, "packet_bytes"_a = 1514, "train"_a = 1)
+      .def(
+          "pause", [](Fabric& f, int64_t host) { f.pause(known_host(f, host)); }, "host"_a)
+      .def(
+          "resume", [](Fabric& f, int64_t host) { f.resume(known_host(f, host)); }, "host"_a)
+      .def(
+          "kill", [](Fabric& f, int64_t host) { f.kill(known_host(f, host)); }, "host"_a)
+      .def(
+          "partition",
+          [](Fabric& f, int64_t a, int64_t b, bool parted) {
+            f.set_partition(known_host(f, a), known_host(f, b), parted);
+          },
+          "a"_a, "b"_a, "parted"_a = true)
+      .def(
+          "inject",
+          [](Fabric& f, int64_t source, int64_t destination, const nb::bytes& data) {
+            f.inject(known_host(f, source), known_host(f, destination),
+                     {reinterpret_cast<const uint8_t*>(data.c_str()), data.size()});
+          },
+          "source"_a, "destination"_a, "data"_a)
+      .def("start", &start, nb::kw_only(), "worker"_a, "op"_a, "step"_a, "plan"_a, "data"_a,
+           "critical"_a = nb::none(), "stats"_a = std::vector<double>{},
+           "timeout_ns"_a = 1800 * kSecond, "at_ns"_a = 0)
+      .def(
+          "close",
+          [](Fabric& f, int64_t host, int64_t linger) { f.close(known_host(f, host), linger); },
+          "host"_a, "linger_ns"_a = 2 * kSecond)
+      .def("run", &run, "until_ns"_a, "until_done"_a = true)
+      .def(
+          "completion",
+          [](const Fabric& f, uint16_t worker, uint64_t op) -> std::optional<OpReport> {
+            const OpReport* const report = f.report(worker, op);
+            if (report == nullptr) return std::nullopt;
+            return *report;
+          },
+          "worker"_a, "op"_a)
+      .def(
+          "result",
+          [](const Fabric& f, uint16_t worker, uint64_t op) {
+            finished_report(f, worker, op);
+            return to_array(*f.data(worker, op));
+          },
+          "worker"_a, "op"_a)
+      .def(
+          "finished_at_ns",
+          [](const Fabric& f, uint16_t worker, uint64_t op) {
+            finished_report(f, worker, op);
+            return f.finished_at(worker, op);
+          },
+          "worker"_a, "op"_a)
+      .def(
+          "failure", [](const Fabric& f, int64_t host) { return f.failure(known_host(f, host)); },
+          "host"_a)
+      .def(
+          "closed", [](const Fabric& f, int64_t host) { return f.closed(known_host(f, host)); },
+          "host"_a)
+      .def(
+          "counters",
+          [](const Fabric& f, int64_t host) {
+            nb::dict out;
+            add_counters(out, f.counters(known_host(f, host)));
+            out["dropped_by_socket"] = f.dropped_by_socket(known_host(f, host));
+            return out;
+          },
+          "host"_a)
+      .def("violations", &Fabric::violations)
+      .def("trace", &trace_list);
+}
+
+}  // namespace gradwire::binding

@@ -1,0 +1,182 @@
+// Plan, chunk_grid and Completion in Python.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "binding/binding.h"
+#include "proto/grid.h"
+#include "wire/packet.h"
+
+namespace gradwire::binding {
+namespace {
+
+using namespace nb::literals;
+
+// The position of `word` among `allowed`, which are in the order of the enumeration.
+template <class Enum, size_t N>
+Enum parse(const char* field, const std::string& word,
+           const std::array<std::string_view, N>& allowed) {
+  const auto at = std::find(allowed.begin(), allowed.end(), word);
+  if (at != allowed.end()) return static_cast<Enum>(at - allowed.begin());
+  std::string text = std::string(field) + " is \"" + word + "\"; allowed are ";
+  for (size_t i = 0; i < N; ++i) {
+    text += (i == 0 ? "\"" : ", \"") + std::string(allowed[i]) + "\"";
+  }
+  throw nb::value_error(text.c_str());
+}
+
+using RegionTuple = std::tuple<uint64_t, uint64_t, double>;
+using ScheduleTuple = std::tuple<std::string, std::string, int64_t, double>;
+
+Plan make_plan(uint64_t elements, const std::vector<RegionTuple>& regions, const std::string& spend,
+               const std::vector<ScheduleTuple>& schedule, const std::string& fill,
+               const std::string& order, const std::string& pull, double pull_bound, double scale,
+               uint64_t seed) {
+  using Words2 = std::array<std::string_view, 2>;
+  using Words3 = std::array<std::string_view, 3>;
+  using Words4 = std::array<std::string_view, 4>;
+  Plan plan;
+  plan.elements = elements;
+  plan.regions.reserve(regions.size());
+  for (const auto& [offset, length, bound] : regions) {
+    plan.regions.push_back({offset, length, bound});
+  }
+  plan.schedule.clear();
+  for (const auto& [clock, scope, delay, fraction] : schedule) {
+    plan.schedule.push_back(
+        {parse<Clock>("schedule: clock", clock, Words3{"open", "first_arrival", "tail"}),
+         parse<Scope>("schedule: scope", scope, Words2{"worker", "all"}), delay, fraction});
+  }
+  plan.spend = parse<Spend>("spend", spend, Words4{"nothing", "late", "lost", "anything"});
+  plan.fill = parse<Fill>("fill", fill, Words2{"zero", "mean"});
+  plan.order = parse<Order>("order", order, Words2{"sequential", "shuffled"});
+  plan.pull = parse<Pull>("pull", pull, Words2{"exact", "committed"});
+  plan.pull_bound = pull_bound;
+  plan.scale = scale;
+  plan.seed = seed;
+  if (const std::string wrong = plan.validate(); !wrong.empty()) {
+    throw nb::value_error(wrong.c_str());
+  }
+  return plan;
+}
+
+Grid make_grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
+  if (datagram_bytes < wire::kMinDatagram || datagram_bytes > wire::kMaxDatagram) {
+    throw nb::value_error("datagram_bytes: allowed are 256 to 8972");
+  }
+  if (aggregators == 0) throw nb::value_error("aggregators: at least 1 is needed");
+  return Grid(plan, datagram_bytes, aggregators);
+}
+
+// The most elements, at most `losable`, that whole chunks of these lengths add up to. All chunks of
+// a region are equally long but its last.
+uint64_t whole_chunks(uint64_t losable, uint64_t full, uint64_t full_count, uint64_t tail) {
+  const uint64_t without = std::min(losable / full, full_count) * full;
+  if (tail == 0 || tail > losable) return without;
+  return std::max(without, std::min((losable - tail) / full, full_count) * full + tail);
+}
+
+std::vector<double> effective_bounds(const Plan& plan, uint32_t datagram_bytes,
+                                     uint16_t aggregators) {
+  const Grid grid = make_grid(plan, datagram_bytes, aggregators);
+  std::vector<uint64_t> losable(plan.regions.size());
+  for (const Grid::Shard& shard : grid.shards) {
+    const std::vector<ShardRegion> parts = shard_regions(plan, grid, shard);
+    std::vector<uint64_t> tails(plan.regions.size());
+    for (uint32_t c = shard.begin; c < shard.end; ++c) {
+      if (grid.length(c) != grid.chunk_elements) tails[grid.region[c]] = grid.length(c);
+    }
+    for (size_t r = 0; r < parts.size(); ++r) {
+      const uint64_t full_count = parts[r].chunks - (tails[r] != 0 ? 1 : 0);
+      losable[r] += whole_chunks(parts[r].losable, grid.chunk_elements, full_count, tails[r]);
+    }
+  }
+  std::vector<double> bounds(plan.regions.size());
+  for (size_t r = 0; r < bounds.size(); ++r) {
+    bounds[r] = static_cast<double>(losable[r]) / static_cast<double>(plan.regions[r].length);
+  }
+  return bounds;
+}
+
+auto chunk_grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
+  Grid grid = make_grid(plan, datagram_bytes, aggregators);
+  std::vector<uint32_t> lengths(grid.chunks());
+  std::vector<uint32_t> owners(grid.chunks());
+  for (uint32_t c = 0; c < grid.chunks(); ++c) lengths[c] = grid.length(c);
+  for (uint16_t a = 0; a < aggregators; ++a) {
+    std::fill(owners.begin() + grid.shards[a].begin, owners.begin() + grid.shards[a].end, a);
+  }
+  grid.offset.pop_back();  // where the last chunk ends
+  return nb::make_tuple(to_array(std::move(grid.offset)), to_array(std::move(lengths)),
+                        to_array(std::move(grid.region)), to_array(std::move(owners)));
+}
+
+std::vector<double> half_of_stats(const OpReport& report, size_t half) {
+  const auto begin = report.stats.begin() + static_cast<ptrdiff_t>(half * kStatSlots / 2);
+  return {begin, begin + kStatSlots / 2};
+}
+
+}  // namespace
+
+Stats to_stats(const std::vector<double>& values) {
+  if (values.size() > kStatSlots) throw nb::value_error("stats: at most 8 numbers are carried");
+  Stats stats{};
+  std::copy(values.begin(), values.end(), stats.begin());
+  return stats;
+}
+
+void bind_plan(nb::module_& module) {
+  nb::class_<Plan>(module, "Plan", "One transfer as all ranks agreed on it; immutable.")
+      .def(
+          "__init__",
+          [](Plan* self, uint64_t elements, const std::vector<RegionTuple>& regions,
+             const std::string& spend, const std::vector<ScheduleTuple>& schedule,
+             const std::string& fill, const std::string& order, const std::string& pull,
+             double pull_bound, double scale, uint64_t seed) {
+            new (self) Plan(make_plan(elements, regions, spend, schedule, fill, order, pull,
+                                      pull_bound, scale, seed));
+          },
+          nb::kw_only(), "elements"_a, "regions"_a, "spend"_a = "nothing",
+          "schedule"_a = std::vector<ScheduleTuple>{{"open", "all", 0, 1.0}}, "fill"_a = "zero",
+          "order"_a = "sequential", "pull"_a = "exact", "pull_bound"_a = 0.0, "scale"_a = 1.0,
+          "seed"_a = 0)
+      .def_prop_ro("elements", [](const Plan& plan) { return plan.elements; })
+      .def_prop_ro("hash", &Plan::hash)
+      .def("effective_bounds", &effective_bounds, "datagram_bytes"_a, "aggregators"_a);
+
+  module.def("chunk_grid", &chunk_grid, "plan"_a, "datagram_bytes"_a, "aggregators"_a,
+             "Element offsets, lengths, region index and aggregator of each chunk.");
+
+  using Report = OpReport;
+  nb::class_<Report>(module, "Completion", "What became of one all-reduce.")
+      .def_prop_ro("op", [](const Report& r) { return r.op; })
+      .def_prop_ro("step", [](const Report& r) { return r.step; })
+      .def_prop_ro("ok", [](const Report& r) { return r.error.empty(); })
+      .def_prop_ro("error", [](const Report& r) { return r.error; })
+      .def_prop_ro("error_rank", [](const Report& r) { return r.error_rank; })
+      .def_prop_ro("counted", [](const Report& r) { return to_array(r.counted); })
+      .def_prop_ro("applied", [](const Report& r) { return to_array(r.applied); })
+      .def_prop_ro("withheld_chunks", [](const Report& r) { return to_array(r.withheld_chunks); })
+      .def_prop_ro("withheld_values", [](const Report& r) { return to_array(r.withheld_values); })
+      .def_prop_ro("delivered", [](const Report& r) { return r.delivered; })
+      .def_prop_ro("exceeded", [](const Report& r) { return r.exceeded; })
+      .def_prop_ro("stats_sum", [](const Report& r) { return half_of_stats(r, 0); })
+      .def_prop_ro("stats_max", [](const Report& r) { return half_of_stats(r, 1); })
+      .def_prop_ro("push_ns", [](const Report& r) { return r.push; })
+      .def_prop_ro("pull_ns", [](const Report& r) { return r.pull; })
+      .def_prop_ro("total_ns", [](const Report& r) { return r.total; })
+      .def_prop_ro("bytes_sent", [](const Report& r) { return r.bytes_sent; })
+      .def_prop_ro("packets_sent", [](const Report& r) { return r.packets_sent; })
+      .def_prop_ro("retransmissions", [](const Report& r) { return r.retransmissions; })
+      .def_prop_ro("rtprop_ns", [](const Report& r) { return r.rtprop; })
+      .def_prop_ro("btlbw", [](const Report& r) { return r.btlbw; });
+}
+
+}  // namespace gradwire::binding
