@@ -7,6 +7,8 @@ namespace gradwire::codec {
 
 inline constexpr size_t kF32Bytes = 4;
 
-inline constexpr size_t f32_bytes(size_t elements) { return elements * kF32Bytes; }
+inline constexpr size_t f32_bytes(size_t elements) {
+  return elements * kF32Bytes;
+}
 
 }  // namespace gradwire::codec

@@ -59,8 +59,7 @@ void Aggregator::open(uint16_t worker, std::span<const uint32_t> critical, Nanos
   for (uint32_t c : critical) {
     if (c < shard_.begin || c >= shard_.end) continue;
     const uint32_t local = c - shard_.begin;
-    if (w.critical.set(local) && !w.counted.test(local))
-      ++w.regions[grid_.region[c]].critical_left;
+    if (w.critical.set(local) && !w.counted.test(local)) ++w.regions[grid_.region[c]].critical_left;
   }
   if (worker == self_) accept_own(now);
   if (scheduled_) close_all(now);
@@ -98,8 +97,8 @@ void Aggregator::accept_own(Nanos now) {
   worker_[self].first_arrival = worker_[self].tail = now;
 }
 
-Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk,
-                                  std::span<const uint8_t> payload, bool tail, Nanos now) {
+Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk, std::span<const uint8_t> payload,
+                                  bool tail, Nanos now) {
   if (chunk < shard_.begin || chunk >= shard_.end) return Added::malformed;
   if (payload.size() != codec::f32_bytes(grid_.length(chunk))) return Added::malformed;
   const uint32_t local = chunk - shard_.begin;

@@ -108,7 +108,7 @@ class Aggregator {
   std::vector<float> sum_;
   std::vector<uint16_t> contributors_;
   std::vector<uint16_t> decided_;
-  std::vector<uint16_t> turn_;  // next rank in order, exact plans
+  std::vector<uint16_t> turn_;     // next rank in order, exact plans
   std::vector<uint8_t> own_left_;  // own contribution not yet in the sum, lossy plans
   std::vector<uint32_t> waiting_head_;
   std::vector<Waiting> waiting_;

@@ -15,7 +15,10 @@ constexpr size_t kStashLimit = 64;      // packets of ops that have not started 
 // What each peer may always send without having been asked. All peers together: about half of the
 // first window.
 uint32_t Endpoint::Impl::standing_credit() const {
-  const uint32_t peers = std::max<uint32_t>(1, config.endpoints() - 1u);
+  uint32_t peers = 0;
+  for (uint16_t e = 0; e < config.endpoints(); ++e)
+    peers += e != config.endpoint && config.talks_to(e);
+  peers = std::max<uint32_t>(1, peers);
   return std::clamp<uint32_t>(24 / peers, 2, 12);
 }
 
@@ -30,7 +33,7 @@ void Endpoint::Impl::share_credit(Nanos) {
     (p->demand > 0 ? active : idle) += 1;
   }
   if (active + idle == 0) return;
-  uint32_t pool = window > idle * standing ? window - idle * standing : 0;
+  uint32_t pool = window - std::min(window / 2, idle * standing);
   // Those who want less than an even share get what they want; the others share the rest.
   uint32_t left = active;
   uint32_t fair = active ? pool / active : 0;
@@ -49,12 +52,10 @@ void Endpoint::Impl::share_credit(Nanos) {
     fair = rest / greedy;
     left = greedy;
   }
-  bool limited = false;
   for (auto& p : paths) {
     if (!p) continue;
     const uint32_t wanted = p->demand;
     p->share = std::max(standing, std::min(wanted, fair));
-    if (wanted > p->share) limited = true;
     if (p->stash.size() >= kStashLimit) continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
     // A peer that waits is told at once; one that is served hears with its next ACK.
@@ -62,7 +63,6 @@ void Endpoint::Impl::share_credit(Nanos) {
     if (wanted && p->granted_sent <= p->received.largest() + p->share / 2 && untold >= 2)
       p->ack_now = true;
   }
-  if (limited) receive_window.limited();
 }
 
 }  // namespace gradwire

@@ -10,9 +10,9 @@ namespace {
 constexpr Nanos kConnectPing = 50 * kMillisecond;
 constexpr Nanos kFarewellInterval = 10 * kMillisecond;
 constexpr uint32_t kFarewells = 3;
-constexpr uint32_t kQuickProbes = 40;     // time-outs in a row before the backoff grows for good
-constexpr uint32_t kQuickBackoff = 1;     // doublings until then
-constexpr uint32_t kSlowestBackoff = 8;   // doublings at the most
+constexpr uint32_t kQuickProbes = 40;    // time-outs in a row before the backoff grows for good
+constexpr uint32_t kQuickBackoff = 1;    // doublings until then
+constexpr uint32_t kSlowestBackoff = 8;  // doublings at the most
 }  // namespace
 
 Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
@@ -25,6 +25,14 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
   paths.resize(config.endpoints());
   for (uint16_t e = 0; e < config.endpoints(); ++e) {
     if (e == config.endpoint) continue;
+    if (!config.talks_to(e)) {
+      // Nothing passes between them, so there is nothing to wait for.
+      Event event;
+      event.type = Event::Type::connected;
+      event.endpoint = e;
+      events.push_back(std::move(event));
+      continue;
+    }
     auto path = std::make_unique<Path>();
     path->peer = e;
     path->credit = path->granted = path->granted_sent = standing_credit();
@@ -71,8 +79,7 @@ void Endpoint::Impl::check_life(Nanos now) {
       std::string text = name(p->peer) + " has sent nothing for " +
                          std::to_string(config.peer_timeout / kMillisecond) + " ms";
       if (!ops.empty()) text += " (step " + std::to_string(step) + ")";
-      fail(text + ": its process is dead or frozen, or the network to it is cut",
-           p->peer, now);
+      fail(text + ": its process is dead or frozen, or the network to it is cut", p->peer, now);
       return;
     }
   }
@@ -137,6 +144,11 @@ void Endpoint::Impl::on_timer(Nanos now) {
     for (auto& p : paths)
       if (p) p->last_heard = now;
   last_timer = now;
+  if (now - threshold_decay > kSecond) {
+    threshold_decay = now;
+    for (auto& p : paths)
+      if (p) p->packet_threshold = std::max<uint64_t>(3, p->packet_threshold * 3 / 4);
+  }
   check_life(now);
   if (failure.empty()) {
     check_deadlines(now);
@@ -208,23 +220,39 @@ Endpoint::Endpoint(const EndpointConfig& config, Nanos now)
     : impl_(std::make_unique<Impl>(config, now)) {}
 Endpoint::~Endpoint() = default;
 
-std::string Endpoint::start(OpSpec spec, Nanos now) { return impl_->start(std::move(spec), now); }
+std::string Endpoint::start(OpSpec spec, Nanos now) {
+  return impl_->start(std::move(spec), now);
+}
 void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now,
                        Nanos arrival) {
   impl_->receive(source, datagram, now, arrival);
 }
-void Endpoint::flush(Nanos now) { impl_->flush(now); }
-bool Endpoint::transmit(Nanos now, Train& train) { return impl_->transmit(now, train); }
-Nanos Endpoint::next_timer() const { return impl_->next_timer(); }
-void Endpoint::on_timer(Nanos now) { impl_->on_timer(now); }
+void Endpoint::flush(Nanos now) {
+  impl_->flush(now);
+}
+bool Endpoint::transmit(Nanos now, Train& train) {
+  return impl_->transmit(now, train);
+}
+Nanos Endpoint::next_timer() const {
+  return impl_->next_timer();
+}
+void Endpoint::on_timer(Nanos now) {
+  impl_->on_timer(now);
+}
 bool Endpoint::next_event(Event& event) {
   if (impl_->events.empty()) return false;
   event = std::move(impl_->events.front());
   impl_->events.pop_front();
   return true;
 }
-void Endpoint::close(Nanos now, Nanos linger) { impl_->close(now, linger); }
-const Counters& Endpoint::counters() const { return impl_->counters; }
-const std::string& Endpoint::failure() const { return impl_->failure; }
+void Endpoint::close(Nanos now, Nanos linger) {
+  impl_->close(now, linger);
+}
+const Counters& Endpoint::counters() const {
+  return impl_->counters;
+}
+const std::string& Endpoint::failure() const {
+  return impl_->failure;
+}
 
 }  // namespace gradwire

@@ -1,5 +1,5 @@
-// One endpoint of a job (a worker or a server) as a sans-IO state machine: datagrams in with a time,
-// datagrams out, next timer, events. It reads no clock, no socket and no random source.
+// One endpoint of a job (a worker or a server) as a sans-IO state machine: datagrams in with a
+// time, datagrams out, next timer, events. It reads no clock, no socket and no random source.
 //
 // The driver (io or sim) loops:
 //   for each datagram:  receive(bytes, now, arrival)
@@ -29,13 +29,17 @@ struct EndpointConfig {
   uint32_t datagram_bytes = 1472;
   Nanos peer_timeout = 30 * kSecond;
   Nanos ping_interval = 1 * kSecond;
-  Nanos delay_target = 1 * kMillisecond;   // standing queue that congestion control aims at
-  uint32_t receive_buffer = 1u << 20;      // usable bytes of the socket's receive buffer
+  Nanos delay_target = 1 * kMillisecond;      // standing queue that congestion control aims at
+  uint32_t receive_buffer = 1u << 20;         // usable bytes of the socket's receive buffer
   uint64_t memory_limit = uint64_t{1} << 31;  // of sums and reordering at the aggregator
   bool pacing = true;
 
   uint16_t endpoints() const { return static_cast<uint16_t>(workers + servers); }
   uint16_t aggregators() const { return servers ? servers : workers; }
+  // Workers talk to aggregators and back: to each other, or only to the servers.
+  bool talks_to(uint16_t other) const {
+    return servers == 0 || (endpoint < workers) != (other < workers);
+  }
   uint16_t aggregator_endpoint(uint16_t aggregator) const {
     return static_cast<uint16_t>(servers ? workers + aggregator : aggregator);
   }
@@ -48,7 +52,7 @@ struct OpSpec {
   uint64_t op = 0;  // 0, 1, 2, … alike on all workers
   uint64_t step = 0;
   Plan plan;
-  float* data = nullptr;  // plan.elements values, replaced by the result
+  float* data = nullptr;           // plan.elements values, replaced by the result
   std::vector<uint32_t> critical;  // chunk ids
   Stats stats{};
   Nanos timeout = 1800 * kSecond;
@@ -89,7 +93,8 @@ struct Event {
 };
 
 // A run of datagrams for one destination: all `segment_bytes` long but the last, which may be
-// shorter. Header and payload of datagram i are spans[2 i] and spans[2 i + 1] (payload may be empty).
+// shorter. Header and payload of datagram i are spans[2 i] and spans[2 i + 1] (payload may be
+// empty).
 struct Train {
   static constexpr size_t kMaxSegments = 64;
   static constexpr size_t kMaxBytes = 65'000;

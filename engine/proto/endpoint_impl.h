@@ -2,6 +2,7 @@
 // endpoint_transmit.cc, endpoint_ops.cc (ops from start to report) and credit.cc.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -10,7 +11,6 @@
 #include <vector>
 
 #include "proto/delay_window.h"
-#include "proto/delivery_rate.h"
 #include "proto/endpoint.h"
 #include "proto/op.h"
 #include "proto/path.h"
@@ -90,16 +90,17 @@ struct Endpoint::Impl {
   EndpointConfig config;
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
   std::map<uint64_t, std::unique_ptr<Op>> ops;
-  uint64_t next_op = 0;             // workers: the next to start
-  uint64_t done_below = 0;          // all ops below are finished here
-  std::set<uint64_t> done_ahead;    // finished ones at or above done_below
+  uint64_t next_op = 0;           // workers: the next to start
+  uint64_t done_below = 0;        // all ops below are finished here
+  std::set<uint64_t> done_ahead;  // finished ones at or above done_below
   // Servers: OPENs of ops that have not been admitted yet.
   std::map<uint64_t, std::map<uint16_t, MessageReceiver>> waiting_opens;
   std::deque<Event> events;
   Counters counters;
-  DeliveryRate rate;
   DelayWindow send_window;
   DelayWindow receive_window;
+  double btlbw() const { return std::max(send_window.rate(), receive_window.rate()); }
+
   uint64_t in_flight_bytes = 0;
   double tokens = 0;  // pacing, bytes
   Nanos tokens_time = 0;
@@ -109,6 +110,7 @@ struct Endpoint::Impl {
   std::string failure;
   int32_t failure_rank = -1;
   Nanos last_timer = 0;
+  Nanos threshold_decay = 0;
   bool closing = false;
   bool closed = false;
   Nanos close_deadline = kNever;

@@ -88,8 +88,8 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   }
   const bool aggregates = config.servers == 0 || config.endpoint >= config.workers;
   if (aggregates) {
-    op.shard = static_cast<uint16_t>(config.servers ? config.endpoint - config.workers
-                                                    : config.endpoint);
+    op.shard =
+        static_cast<uint16_t>(config.servers ? config.endpoint - config.workers : config.endpoint);
     const int self = worker ? config.endpoint : Aggregator::kNoSelf;
     op.aggregator = std::make_unique<Aggregator>(plan, op.grid, op.own_shard(), config.workers,
                                                  self, op.spec.data, config.memory_limit / 2);
@@ -114,8 +114,7 @@ std::string Endpoint::Impl::start(OpSpec spec, Nanos now) {
   if (!spec.data) return "data is null";
   for (const auto& p : paths) {
     if (!p || !p->gone || p->gone_op > spec.op) continue;
-    return name(p->peer) + " has left the job; step " + std::to_string(spec.step) +
-           " cannot start";
+    return name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start";
   }
   ++next_op;
   Op& op = make_op(std::move(spec), true, now);
@@ -239,8 +238,8 @@ void Endpoint::Impl::send_message(uint16_t to, Op& op, wire::Kind kind,
   const uint32_t size = part_bytes();
   const auto total = static_cast<uint32_t>(bytes.size());
   for (uint32_t part = 0; uint64_t{part} * size < total; ++part) {
-    const auto body = bytes.subspan(size_t{part} * size,
-                                    std::min<size_t>(size, total - size_t{part} * size));
+    const auto body =
+        bytes.subspan(size_t{part} * size, std::min<size_t>(size, total - size_t{part} * size));
     ControlFrame frame;
     frame.op = op.id;
     frame.kind = kind;
@@ -424,8 +423,7 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   }
   for (uint32_t i = 0; i < plan.regions.size(); ++i) {
     const Region& region = plan.regions[i];
-    const double fraction =
-        static_cast<double>(counted[i]) / static_cast<double>(region.length);
+    const double fraction = static_cast<double>(counted[i]) / static_cast<double>(region.length);
     r.delivered.push_back(fraction);
     if (1.0 - fraction > region.bound + 1e-9) r.exceeded.push_back(i);
   }
@@ -448,7 +446,7 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   for (const auto& p : paths)
     if (p && p->rtt.any()) rtprop = std::min(rtprop, p->rtt.minimum());
   r.rtprop = rtprop == kNever ? 0 : rtprop;
-  r.btlbw = rate.bytes_per_second();
+  r.btlbw = btlbw();
   counters.rtprop = r.rtprop;
   op.done = true;
   op.deadline = kNever;
@@ -523,8 +521,7 @@ void Endpoint::Impl::retire(Nanos now) {
     wire::Reader reader(bytes);
     OpenFixed fixed{};
     OpSpec spec;
-    if (!read_open(reader, fixed) ||
-        !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan)) {
+    if (!read_open(reader, fixed) || !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan)) {
       ++counters.malformed;
       it = waiting_opens.erase(it);
       continue;

@@ -8,9 +8,9 @@ namespace gradwire {
 
 namespace {
 constexpr Nanos kAckDelay = 200 * kMicrosecond;
-constexpr uint64_t kMostPacketThreshold = 2048;
-constexpr size_t kStashMost = 512;        // packets per path
-constexpr uint64_t kOpsAhead = 1024;      // a peer's op may be this far ahead
+constexpr uint64_t kMostPacketThreshold = 512;
+constexpr size_t kStashMost = 512;    // packets per path
+constexpr uint64_t kOpsAhead = 1024;  // a peer's op may be this far ahead
 constexpr size_t kLongestError = 1024;
 }  // namespace
 
@@ -75,8 +75,8 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
         ++counters.malformed;
         return;
       }
-      fail(name(source) + " reports: " +
-               std::string(reinterpret_cast<const char*>(text.data()), text.size()),
+      fail(name(source) +
+               " reports: " + std::string(reinterpret_cast<const char*>(text.data()), text.size()),
            rank, now);
       return;
     }
@@ -90,8 +90,8 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
       path.byes_left = 0;
       for (auto& [id, op] : ops) {
         if (id < path.gone_op || !op->worker || op->done) continue;
-        fail(name(source) + " left the job in step " + std::to_string(op->spec.step) +
-                 " (op " + std::to_string(id) + " is not complete)",
+        fail(name(source) + " left the job in step " + std::to_string(op->spec.step) + " (op " +
+                 std::to_string(id) + " is not complete)",
              source, now);
         return;
       }
@@ -111,12 +111,12 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     return;
   }
   arrivals = true;
-  const uint64_t number =
-      wire::expand(header->packet_number, path.received.largest() + 1);
+  const uint64_t number = wire::expand(header->packet_number, path.received.largest() + 1);
   const Nanos queue = path.delay.sample(header->send_time_us, arrival, now);
-  path.batch_queue = std::min(path.batch_queue, queue);
-  path.batch_bytes += datagram.size() + 42;
-  path.queue = std::min(path.queue, queue);
+  const uint64_t bytes = datagram.size() + 42;
+  path.batch_delay += static_cast<double>(queue) * static_cast<double>(bytes);
+  path.batch_bytes += bytes;
+  if (header->flags & wire::kOutOfCredit) receive_window.limited();
   if (path.unacked++ == 0) path.ack_due = now + kAckDelay;
   if (number == 0 || path.received.seen(number) ||
       number > path.received.largest() + ReceivedPackets::kWindow) {
@@ -183,7 +183,7 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
     case wire::Kind::push: {
       if (!op.aggregator || !from_worker) break;
       const auto added =
-          op.aggregator->add(source, header.chunk, payload, header.flags & 1, now);
+          op.aggregator->add(source, header.chunk, payload, header.flags & wire::kTail, now);
       if (added == Aggregator::Added::no_memory) return false;
       if (added == Aggregator::Added::malformed) break;
       after_sum(op, now);
@@ -273,7 +273,7 @@ void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos no
 
 void Endpoint::Impl::packet_lost(Path& path, SentPacket& packet, bool forgivable, Nanos now) {
   in_flight_bytes -= packet.bytes;
-  path.sent.settle(packet, SentPacket::State::lost);
+  path.sent.settle(packet, forgivable ? SentPacket::State::lost : SentPacket::State::probed);
   path.lost_floor = std::min(path.lost_floor, packet.number);
   if (forgivable) ++counters.declared_lost;
   if (packet.kind != wire::Kind::push && packet.kind != wire::Kind::pull) {
@@ -330,12 +330,13 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
       if (back >= largest || largest - back < floor) break;
       SentPacket* packet = path.sent.find(largest - back);
       if (!packet || packet->state == SentPacket::State::acked) continue;
-      if (packet->state == SentPacket::State::lost) {
-        // It had only been late: be slower to call a packet lost.
+      if (packet->state != SentPacket::State::flight) {
         ++counters.spurious_retransmissions;
-        path.packet_threshold =
-            std::min(std::max(path.packet_threshold * 2, path.largest_acked - packet->number + 1),
-                     kMostPacketThreshold);
+        // It had only been late: be slower to call a packet lost (RFC 8985 §6.2 in spirit).
+        if (packet->state == SentPacket::State::lost)
+          path.packet_threshold =
+              std::min(std::max(path.packet_threshold, path.largest_acked - packet->number) + 2,
+                       kMostPacketThreshold);
         packet->state = SentPacket::State::acked;
         packet_acked(path, *packet, now);
         continue;
@@ -343,11 +344,9 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
       if (packet->number > path.largest_acked) {
         path.largest_acked = packet->number;
         path.largest_acked_sent = packet->time;
-        if (back == 0)
-          path.rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
+        if (back == 0) path.rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
       }
-      rate.on_ack(*packet, now);
-      acked_bytes += packet->bytes;
+      acked_bytes += packet->bytes + 42;
       in_flight_bytes -= packet->bytes;
       path.sent.settle(*packet, SentPacket::State::acked);
       packet_acked(path, *packet, now);
@@ -357,11 +356,10 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     path.probe_count = 0;
     path.probes = 0;
     path.probe_base = now;
-    rate.end_of_ack(now);
     detect_loss(path, now);
     if (path.lost_floor + 2048 < path.sent.lowest()) path.lost_floor = UINT64_MAX;
-    send_window.sample(acked_bytes, Nanos{ack.queue_us} * kMicrosecond, path.rtt.smoothed(), now);
-    counters.btlbw = rate.bytes_per_second();
+    send_window.sample(acked_bytes, Nanos{ack.queue_us} * kMicrosecond, path.rtt.minimum(), now);
+    counters.btlbw = btlbw();
     retire(now);
   }
 }
@@ -371,11 +369,18 @@ void Endpoint::Impl::flush(Nanos now) {
     arrivals = false;
     for (auto& p : paths) {
       if (!p || p->batch_bytes == 0) continue;
-      receive_window.sample(p->batch_bytes, p->batch_queue, p->rtt.smoothed(), now);
+      receive_window.sample(
+          p->batch_bytes, static_cast<Nanos>(p->batch_delay / static_cast<double>(p->batch_bytes)),
+          p->rtt.minimum(), now);
+      p->ack_delay += p->batch_delay;
+      p->ack_bytes += p->batch_bytes;
+      p->batch_delay = 0;
       p->batch_bytes = 0;
-      p->batch_queue = kNever;
     }
     share_credit(now);
+    counters.send_window = send_window.bytes();
+    counters.receive_window = receive_window.bytes();
+    counters.queue_delay = receive_window.queue_delay();
   }
 }
 

@@ -30,7 +30,6 @@ void end_control(Train& train, size_t bytes) {
 
 void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   packet.time = now;
-  rate.on_send(packet, in_flight_bytes, now);
   path.sent.count_bytes(packet);
   in_flight_bytes += packet.bytes;
   path.probe_base = now;
@@ -48,16 +47,19 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     ack.delay_us = static_cast<uint32_t>(
         std::clamp<Nanos>((now - path.largest_arrival) / kMicrosecond, 0, 1'000'000));
     ack.queue_us = static_cast<uint32_t>(
-        path.queue == kNever ? 0 : std::max<Nanos>(0, path.queue) / kMicrosecond);
-    const auto words = static_cast<uint16_t>(
-        std::clamp<uint32_t>(path.share / 32, 4, wire::kAckMaxWords));
+        path.ack_bytes == 0
+            ? 0.0
+            : std::max(0.0, path.ack_delay / static_cast<double>(path.ack_bytes)) / kMicrosecond);
+    const auto words =
+        static_cast<uint16_t>(std::clamp<uint32_t>(path.share / 32, 4, wire::kAckMaxWords));
     path.received.fill(ack, words);
     uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
     end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack));
     path.ack_now = false;
     path.ack_due = kNever;
     path.unacked = 0;
-    path.queue = kNever;
+    path.ack_delay = 0;
+    path.ack_bytes = 0;
     path.granted_sent = path.granted;
     ++counters.acks_sent;
     return true;
@@ -140,9 +142,8 @@ uint64_t Endpoint::Impl::backlog(const Path& path) const {
 bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t most) {
   uint64_t left = backlog(path);
   if (left == 0) return false;
-  const uint32_t full =
-      static_cast<uint32_t>(wire::kHeaderBytes) +
-      (config.datagram_bytes - static_cast<uint32_t>(wire::kHeaderBytes)) / 4 * 4;
+  const uint32_t full = static_cast<uint32_t>(wire::kHeaderBytes) +
+                        (config.datagram_bytes - static_cast<uint32_t>(wire::kHeaderBytes)) / 4 * 4;
   most = std::min<uint32_t>(most, static_cast<uint32_t>(Train::kMaxBytes / full));
   train.destination = path.peer;
   train.count = 0;
@@ -159,13 +160,12 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       const float* values = nullptr;
       uint16_t flags = 0;
       wire::Kind kind = wire::Kind::pull;
-      if (op->aggregator && path.peer < config.workers &&
-          op->back[path.peer].next(chunk, again)) {
+      if (op->aggregator && path.peer < config.workers && op->back[path.peer].next(chunk, again)) {
         values = op->aggregator->result(chunk);
       } else if (aggregator != UINT16_MAX && op->push[aggregator].next(chunk, again)) {
         kind = wire::Kind::push;
         values = op->spec.data + op->grid.offset[chunk];
-        flags = op->push[aggregator].in_tail() ? 1 : 0;
+        flags = op->push[aggregator].in_tail() ? wire::kTail : 0;
       } else {
         break;
       }
@@ -183,6 +183,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       header.op = static_cast<uint32_t>(id);
       header.chunk = chunk;
       header.backlog = static_cast<uint16_t>(std::min<uint64_t>(left, 65'535));
+      if (left && packet.number >= path.credit) flags |= wire::kOutOfCredit;
       header.flags = flags;
       uint8_t* at = train.headers[train.count].data();
       wire::write_header(at, header);
@@ -214,7 +215,7 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
     if (p && !p->gone && transmit_control(*p, now, train)) return true;
 
   const double wire_bytes = config.datagram_bytes + 42.0;
-  const double pace = config.pacing ? kPacingGain * rate.bytes_per_second() : 0;
+  const double pace = config.pacing ? kPacingGain * btlbw() : 0;
   const auto quantum = std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / 4),
                                   kShortestTrain, kLongestTrain);
   if (pace > 0) {
@@ -252,8 +253,8 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
       pace_until = now + static_cast<Nanos>((quantum * wire_bytes * 0.5 - tokens) / pace * 1e9);
       return false;
     }
-    const auto most = static_cast<uint32_t>(
-        blocked ? path->probes : std::min<uint64_t>(allowed, quantum));
+    const auto most =
+        static_cast<uint32_t>(blocked ? path->probes : std::min<uint64_t>(allowed, quantum));
     if (!transmit_data(*path, now, train, most)) {
       path->probes = 0;
       continue;

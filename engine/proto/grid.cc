@@ -10,8 +10,7 @@
 namespace gradwire {
 
 Grid::Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
-  chunk_elements =
-      static_cast<uint32_t>((datagram_bytes - wire::kHeaderBytes) / codec::kF32Bytes);
+  chunk_elements = static_cast<uint32_t>((datagram_bytes - wire::kHeaderBytes) / codec::kF32Bytes);
   for (uint32_t r = 0; r < plan.regions.size(); ++r) {
     const Region& part = plan.regions[r];
     for (uint64_t at = 0; at < part.length; at += chunk_elements) {
@@ -24,8 +23,8 @@ Grid::Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
   shards.resize(aggregators);
   uint32_t chunk = 0;
   for (uint16_t a = 0; a < aggregators; ++a) {
-    const uint64_t until = plan.elements / aggregators * (a + 1) +
-                           plan.elements % aggregators * (a + 1) / aggregators;
+    const uint64_t until =
+        plan.elements / aggregators * (a + 1) + plan.elements % aggregators * (a + 1) / aggregators;
     shards[a].begin = chunk;
     while (chunk < chunks() && offset[chunk] + length(chunk) / 2 < until) ++chunk;
     if (a + 1 == aggregators) chunk = chunks();

@@ -42,6 +42,7 @@ struct ShardRegion {
   uint64_t losable = 0;
   uint32_t chunks = 0;
 };
-std::vector<ShardRegion> shard_regions(const Plan& plan, const Grid& grid, const Grid::Shard& shard);
+std::vector<ShardRegion> shard_regions(const Plan& plan, const Grid& grid,
+                                       const Grid::Shard& shard);
 
 }  // namespace gradwire

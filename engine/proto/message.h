@@ -21,7 +21,8 @@ class MessageReceiver {
 
   // One part of a message whose parts carry `part_bytes` each (the last may be shorter).
   Result part(uint32_t index, std::span<const uint8_t> payload, uint32_t part_bytes) {
-    if (payload.size() < kPartPrefix || done_) return done_ ? Result::incomplete : Result::malformed;
+    if (payload.size() < kPartPrefix || done_)
+      return done_ ? Result::incomplete : Result::malformed;
     uint32_t total;
     std::memcpy(&total, payload.data(), sizeof total);
     const auto body = payload.subspan(kPartPrefix);

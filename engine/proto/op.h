@@ -24,9 +24,9 @@ struct Op {
 
   // As a worker.
   bool worker = false;
-  bool done = false;  // spec.data belongs to the caller again
-  std::vector<PushSender> push;      // per aggregator
-  std::vector<PullReceiver> pull;    // per aggregator
+  bool done = false;               // spec.data belongs to the caller again
+  std::vector<PushSender> push;    // per aggregator
+  std::vector<PullReceiver> pull;  // per aggregator
   std::vector<MessageReceiver> closes;
   std::vector<MessageReceiver> commits;
   MessageReceiver fold;

@@ -123,9 +123,11 @@ struct Path {
   bool ack_now = false;
   Nanos ack_due = kNever;
   Nanos largest_arrival = 0;
-  Nanos queue = kNever;  // smallest since the last ACK
-  Nanos batch_queue = kNever;
+  // Queueing delay times bytes, and bytes: of this batch, and since the last ACK.
+  double batch_delay = 0;
   uint64_t batch_bytes = 0;
+  double ack_delay = 0;
+  uint64_t ack_bytes = 0;
   struct Stashed {
     uint64_t op;
     std::vector<uint8_t> datagram;
@@ -136,8 +138,8 @@ struct Path {
   Nanos last_heard = 0;
   Nanos last_ping = 0;
   bool connected = false;
-  bool gone = false;       // said goodbye
-  uint64_t gone_op = 0;    // ops below it were complete at the peer
+  bool gone = false;     // said goodbye
+  uint64_t gone_op = 0;  // ops below it were complete at the peer
   bool ping_now = false;
   bool pong_now = false;
   uint64_t pong_echo = 0;

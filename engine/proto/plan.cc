@@ -41,7 +41,8 @@ std::string Plan::validate() const {
     const Region& r = regions[i];
     if (r.offset != at || r.length == 0 || r.length > elements - at)
       return "regions[" + std::to_string(i) + "] is [" + std::to_string(r.offset) + ", +" +
-             std::to_string(r.length) + "); regions must cover [0, elements) in order, without gaps";
+             std::to_string(r.length) +
+             "); regions must cover [0, elements) in order, without gaps";
     if (!(r.bound >= 0.0 && r.bound < 1.0))
       return "regions[" + std::to_string(i) + "] has bound " + std::to_string(r.bound) +
              "; a bound is in [0, 1)";

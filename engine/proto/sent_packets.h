@@ -1,4 +1,5 @@
-// What was sent on one path and is not settled yet: a ring indexed by packet number, O(1) throughout.
+// What was sent on one path and is not settled yet: a ring indexed by packet number, O(1)
+// throughout.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +11,10 @@
 namespace gradwire {
 
 struct SentPacket {
-  enum class State : uint8_t { none, flight, acked, lost };
+  // probed: sent again by a tail probe, which says nothing about its fate
+  enum class State : uint8_t { none, flight, acked, lost, probed };
   uint64_t number = 0;
   uint64_t op = 0;
-  uint64_t delivered = 0;  // of the endpoint when this was sent (delivery-rate sample)
-  Nanos delivered_time = 0;
   Nanos time = 0;
   uint32_t item = 0;  // chunk id, or slot of a control frame
   uint16_t bytes = 0;

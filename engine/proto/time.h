@@ -1,4 +1,5 @@
-// Time is an argument everywhere in proto: nanoseconds of a monotonic clock that somebody else reads.
+// Time is an argument everywhere in proto: nanoseconds of a monotonic clock that somebody else
+// reads.
 #pragma once
 
 #include <cstdint>

@@ -39,7 +39,9 @@ enum class Kind : uint8_t {
   bye = 20,
 };
 
-inline bool is_reliable(Kind kind) { return kind < Kind::ack; }
+inline bool is_reliable(Kind kind) {
+  return kind < Kind::ack;
+}
 
 struct Common {
   uint8_t version;
@@ -47,6 +49,10 @@ struct Common {
   uint16_t source;
   uint32_t session;
 };
+
+// Flags of a header.
+inline constexpr uint16_t kTail = 1;         // less than 1 % of this push follows
+inline constexpr uint16_t kOutOfCredit = 2;  // the last credit went; more is waiting
 
 struct Header {
   Common common;
@@ -63,11 +69,11 @@ inline constexpr size_t kAckFixedBytes = kCommonBytes + 24;
 inline constexpr size_t kAckMaxWords = 16;
 struct Ack {
   uint32_t largest;
-  uint32_t credit;       // the highest packet number that may be sent
-  uint32_t delay_us;     // since `largest` arrived
-  uint32_t queue_us;     // queueing delay seen on this path, above its minimum
-  uint32_t rate_kbps;    // delivery rate of the receiver's port, kbit/s; 0 = unknown
-  uint16_t words;        // of the bitmap
+  uint32_t credit;     // the highest packet number that may be sent
+  uint32_t delay_us;   // since `largest` arrived
+  uint32_t queue_us;   // queueing delay seen on this path, above its minimum
+  uint32_t rate_kbps;  // delivery rate of the receiver's port, kbit/s; 0 = unknown
+  uint16_t words;      // of the bitmap
   uint16_t reserved;
   uint64_t bitmap[kAckMaxWords];
 };

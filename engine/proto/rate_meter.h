@@ -1,0 +1,50 @@
+// BtlBw: the windowed maximum of the delivered rate, each sample over a few milliseconds of
+// uninterrupted delivery, because arrivals and ACKs come in clumps and short samples overstate.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "proto/time.h"
+
+namespace gradwire {
+
+class RateMeter {
+ public:
+  void add(uint64_t bytes, Nanos now) {
+    if (start_ == 0 || now - last_ > kIdle) {
+      // The first clump opens the interval; its bytes were delivered before it.
+      start_ = last_ = now;
+      bytes_ = 0;
+      return;
+    }
+    last_ = now;
+    bytes_ += bytes;
+    if (now - start_ < kInterval || bytes_ < kLeastBytes) return;
+    const double rate = static_cast<double>(bytes_) * 1e9 / static_cast<double>(now - start_);
+    start_ = now;
+    bytes_ = 0;
+    if (now - window_start_ > kWindow / 2) {
+      previous_ = current_;
+      current_ = rate;
+      window_start_ = now;
+    } else {
+      current_ = std::max(current_, rate);
+    }
+  }
+  double bytes_per_second() const { return std::max(previous_, current_); }
+
+ private:
+  static constexpr Nanos kInterval = 4 * kMillisecond;
+  static constexpr Nanos kIdle = 3 * kMillisecond;
+  static constexpr uint64_t kLeastBytes = 32 * 1024;
+  static constexpr Nanos kWindow = 10 * kSecond;
+  Nanos start_ = 0;
+  Nanos last_ = 0;
+  uint64_t bytes_ = 0;
+  Nanos window_start_ = 0;
+  double current_ = 0;
+  double previous_ = 0;
+};
+
+}  // namespace gradwire
