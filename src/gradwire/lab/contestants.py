@@ -106,19 +106,16 @@ class TcpPush:
         self._server = rank == world - 1
         if self._server:
             with socket.create_server((os.environ[ADDRESS_VARIABLE], 0), backlog=world) as listener:
-                self._choose(listener)
                 host, port = listener.getsockname()
                 store.set("server", f"{host}:{port}")
                 self._sockets = [listener.accept()[0] for _ in range(world - 1)]
             self._received = bytearray(_READ_BYTES)
         else:
             host, port = store.get("server").decode().split(":")
-            connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            self._sockets = [connection]
-            self._choose(connection)
-            connection.connect((host, int(port)))
+            self._sockets = [socket.create_connection((host, int(port)))]
         for connection in self._sockets:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._choose(connection)  # not before: connecting takes the route's choice
 
     def _choose(self, endpoint: socket.socket) -> None:
         name = self._congestion_control

@@ -103,6 +103,16 @@ def as_json(summary: Summary) -> dict[str, Any]:
     return asdict(summary)
 
 
+def softnet_drops() -> int:
+    """Packets that this machine's CPUs have dropped between two devices since it started.
+
+    No queue of a lab network counts them. If the number grows during a measurement, the machine
+    was too slow for it.
+    """
+    lines = Path("/proc/net/softnet_stat").read_text().splitlines()
+    return sum(int(line.split()[1], 16) for line in lines)
+
+
 def environment() -> dict[str, Any]:
     """The machine and the software, as JSON."""
     return {

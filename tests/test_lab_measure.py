@@ -1,0 +1,59 @@
+"""Ideals and percentiles."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gradwire.lab import NETWORK_A, NETWORK_B
+from gradwire.lab.measure import (
+    all_reduce_payload,
+    as_json,
+    environment,
+    header_ideal,
+    percentile,
+    push_payload,
+    softnet_drops,
+    summarize,
+)
+
+
+def test_the_header_ideal_is_that_of_the_busiest_port() -> None:
+    assert all_reduce_payload(1000, 4) == 1500
+    assert push_payload(1000, 8) == 8000
+    assert header_ideal(1432, NETWORK_A.rate) == pytest.approx(1514 * 8e-9)
+    assert header_ideal(all_reduce_payload(2_000_000, 4), NETWORK_B.rate) == pytest.approx(
+        0.12687, rel=1e-4
+    )
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert percentile(values, 50) == 50
+    assert percentile(values, 99) == 99
+    assert percentile(values, 100) == 100
+    assert percentile(values, 0) == 1
+    assert percentile([3.0], 99) == 3.0
+    with pytest.raises(ValueError):
+        percentile([], 50)
+    with pytest.raises(ValueError):
+        percentile(values, 101)
+
+
+def test_a_tail_needs_enough_rounds() -> None:
+    few = summarize([1.0, 2.0, 3.0], 0.5)
+    assert (few.rounds, few.median, few.max, few.p99) == (3, 4.0, 6.0, None)
+    assert summarize([1.0] * 999 + [2.0] * 1001, 1.0).p99 == 2.0
+    assert summarize([1.0, 2.0], 1.0, tail_rounds=2).p99 == 2.0
+    assert json.loads(json.dumps(as_json(few)))["p99"] is None
+    with pytest.raises(ValueError):
+        summarize([1.0], 0.0)
+
+
+def test_the_environment_says_what_it_ran_on() -> None:
+    found = environment()
+    assert found["cores"] >= 1
+    assert found["torch"]
+    assert json.dumps(found)
+    assert softnet_drops() >= 0

@@ -1,0 +1,140 @@
+"""Races between contestants on a lab network."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire.lab import BURSTS_A, NETWORK_A, BurstTraffic, Network, probe
+from gradwire.lab.race import GLOO, Entry, Race, RaceError, tcp_push
+
+pytestmark = pytest.mark.netns
+
+CONTESTANTS = """
+import os, time
+
+class Base:
+    def setup(self, rank, world, store): self.rank = rank; self.rounds = 0
+    def run_round(self, buffer): self.rounds += 1
+    def verify(self, buffer, inputs):
+        assert inputs == {0: 1.0, 1: 2.0} and buffer[0] == inputs[self.rank]
+    def report(self): return {"rounds": self.rounds}
+    def close(self): pass
+
+class Slow(Base):
+    def __init__(self, seconds): self.seconds = seconds
+    def run_round(self, buffer): super().run_round(buffer); time.sleep(self.seconds * self.rank)
+
+class Failing(Base):
+    def run_round(self, buffer):
+        if self.rank == 1: raise ValueError("a broken contestant")
+
+class Wrong(Base):
+    def verify(self, buffer, inputs): raise ValueError("a wrong sum")
+
+class Dying(Base):
+    def run_round(self, buffer):
+        if self.rank == 1: os._exit(7)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _namespaces() -> None:
+    reason = probe()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """Where the ranks find the contestants of these tests."""
+    (tmp_path / "contestants_of_the_test.py").write_text(CONTESTANTS)
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _entry(name: str, **options: Any) -> Entry:
+    return Entry(name.lower(), f"contestants_of_the_test:{name}", options)
+
+
+def test_baselines_move_the_bytes_at_the_ports_rate() -> None:
+    size = 1_000_000
+    entries = [GLOO, tcp_push("cubic"), tcp_push("bbr")]
+    with Network(3, NETWORK_A) as network, Race(network, entries, size) as race:
+        results = race.run(3, block=2, warm_up=1)
+        reports = race.reports()
+    assert {name: len(rounds) for name, rounds in results.items()} == {
+        "gloo": 3,
+        "tcp-cubic": 3,
+        "tcp-bbr": 3,
+    }
+    assert all(len(one.ranks) == 3 for rounds in results.values() for one in rounds)
+    # The bucket of an idle port lets 72 KiB pass at once, in each direction.
+    floor = 8 / NETWORK_A.rate
+    assert min(one.seconds for one in results["gloo"]) > floor * (size * 4 / 3 - 150_000)
+    assert min(one.seconds for one in results["tcp-cubic"]) > floor * (size * 2 - 150_000)
+    assert {report["congestion_control"] for report in reports["tcp-cubic"]} == {"cubic"}
+    assert {report["congestion_control"] for report in reports["tcp-bbr"]} == {"bbr"}
+
+
+def test_contestants_take_turns_and_the_slowest_rank_counts(env: dict[str, str]) -> None:
+    entries = [_entry("Slow", seconds=0.02), _entry("Base")]
+    seen: list[tuple[str, int]] = []
+    with Network(2, extra_hosts=1) as network, Race(network, entries, 400, env=env) as race:
+        with BurstTraffic(network, BURSTS_A) as bursts:
+            results = race.run(
+                3,
+                block=2,
+                warm_up=1,
+                bursts=bursts,
+                progress=lambda name, done: seen.append((name, done)),
+            )
+            phases = [
+                (rounds[0].start - bursts.origin) % BURSTS_A.period for rounds in results.values()
+            ]
+        assert race.reports() == {"slow": [{"rounds": 5}] * 2, "base": [{"rounds": 5}] * 2}
+    assert seen == [("slow", 2), ("base", 2), ("slow", 3), ("base", 3)]
+    assert all(one.seconds == one.ranks[1] > 0.02 for one in results["slow"])
+    assert max(phases) < 0.15  # each block's warm-up round began with a burst
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("Failing", "rank 1: .*a broken contestant"),
+        ("Wrong", "rank 0: .*a wrong sum"),
+        ("Dying", "rank 1: ended with status 7"),
+    ],
+)
+def test_a_failing_rank_is_named_with_its_cause(env: dict[str, str], name: str, cause: str) -> None:
+    with (
+        Network(2) as network,
+        pytest.raises(RaceError, match=f"(?s){cause}"),
+        Race(network, [_entry(name)], 400, env=env) as race,
+    ):
+        race.run(1)
+
+
+def test_a_contestant_that_is_not_there_is_named() -> None:
+    missing = Entry("missing", "gradwire.lab.contestants:Missing")
+    with Network(1) as network, pytest.raises(RaceError, match=r"(?s)rank 0: .*Missing"):
+        Race(network, [missing], 400)
+
+
+def test_impossible_races_are_refused() -> None:
+    with Network(1) as network:
+        with pytest.raises(ValueError, match="different names"):
+            Race(network, [GLOO, GLOO], 400)
+        with pytest.raises(ValueError, match="elements"):
+            Race(network, [GLOO], 3)
+
+
+def test_ranks_ignore_the_keyboard(env: dict[str, str]) -> None:
+    with Network(2) as network, Race(network, [_entry("Base")], 400, env=env) as race:
+        for rank in race._ranks:
+            rank._process.send_signal(signal.SIGINT)
+        assert len(race.run(1)["base"]) == 1
