@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gradwire.errors import ConfigError
 from gradwire.policies import Policy, create, names, policy_class
-from gradwire.policies.registry import option_names
+from gradwire.policies.base import option_names
 from gradwire.settings import Settings, check_environment, from_environment, setting_names
 
 __all__ = ["agreed_configuration", "configure"]

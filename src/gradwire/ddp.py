@@ -107,7 +107,7 @@ class Attachment:
 
     def loss(self, value: float | torch.Tensor) -> None:
         """Stores a training loss; the mean over workers is in the next step's report."""
-        self._pipeline.add_loss(float(value))
+        self._pipeline.add_loss(float(torch.as_tensor(value).detach()))
 
     def report(self) -> StepReport:
         """The report of the last completed step; raises GradwireError before the first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +12,7 @@ from gradwire.phases import Phase, PhaseDetector
 from gradwire.plans import FILLS, ORDERS, PULLS, SPENDS, TensorSlot, TransferPlan, check_choice
 from gradwire.telemetry import StepReport
 
-__all__ = ["PlanContext", "Policy"]
+__all__ = ["PlanContext", "Policy", "check_transfer_options", "option_names"]
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ class Policy(ABC):
 
     def options(self) -> dict[str, object]:
         """The configuration as plain values; ranks compare it before they start."""
-        fields = getattr(self, "__dataclass_fields__", {})
-        return {name: getattr(self, name) for name, field in fields.items() if field.init}
+        return {name: getattr(self, name) for name in option_names(type(self))}
 
     def state_dict(self) -> dict[str, object]:
         """What a resumed run needs to decide as this one would."""
@@ -78,6 +78,13 @@ class Policy(ABC):
             )
         if self.phases is not None and isinstance(inner, dict):
             self.phases.load_state_dict(inner)
+
+
+def option_names(policy: type) -> tuple[str, ...]:
+    """The options of a policy: the fields of its dataclass."""
+    if not dataclasses.is_dataclass(policy):
+        return ()
+    return tuple(field.name for field in dataclasses.fields(policy) if field.init)
 
 
 def check_transfer_options(spend: str, fill: str, order: str, pull: str) -> None:

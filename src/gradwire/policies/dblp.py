@@ -42,7 +42,7 @@ class DBLP(Policy):
     def __post_init__(self) -> None:
         check_bound("p_low", self.p_low)
         if self.p_high is None:
-            self.p_high = self.p_low + WIDENING
+            self.p_high = round(self.p_low + WIDENING, 12)
             if self.p_high >= 1.0:
                 raise ConfigError(
                     f"p_low={self.p_low!r} without p_high: p_high would be p_low + {WIDENING:g}, "

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gradwire.errors import ConfigError, suggestion
-from gradwire.policies.base import Policy
+from gradwire.policies.base import Policy, option_names
 from gradwire.policies.dblp import DBLP
 from gradwire.policies.mlt import MLT
 from gradwire.policies.reliable import Reliable
 
-__all__ = ["create", "names", "option_names", "policy_class", "register"]
+__all__ = ["create", "names", "policy_class", "register"]
 
 _registry: dict[str, type[Policy]] = {}
 
@@ -39,12 +39,6 @@ def policy_class(name: str) -> type[Policy]:
             f"policy={name!r}: allowed are {allowed}{suggestion(str(name), _registry)}"
         )
     return _registry[name]
-
-
-def option_names(policy: type[Policy]) -> tuple[str, ...]:
-    """The options of a policy: the fields of its dataclass."""
-    fields = getattr(policy, "__dataclass_fields__", {})
-    return tuple(name for name, field in fields.items() if field.init)
 
 
 def create(name: str, **options: object) -> Policy:

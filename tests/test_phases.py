@@ -1,0 +1,203 @@
+"""The phase detector: what fires it, and that all ranks decide alike."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.errors import ConfigError
+from gradwire.phases import Ballot, Every, PhaseDetector, Summary
+
+
+def feed(detector: PhaseDetector, norms: list[float], **fields: object) -> list[str]:
+    """The phase that ruled each step."""
+    ruled = []
+    for norm in norms:
+        ruled.append(detector.phase)
+        summary = Summary(
+            step=detector.steps,
+            fresh_norm=norm,
+            applied_norm=norm,
+            **fields,  # type: ignore[arg-type]
+        )
+        detector.observe(summary)
+    return ruled
+
+
+def test_training_starts_critical_until_two_windows_agree() -> None:
+    phases = feed(PhaseDetector(every=10), [1.0] * 30)
+    assert phases == ["critical"] * 20 + ["tolerant"] * 10
+
+
+def test_a_jump_of_the_norm_is_critical_until_it_settles() -> None:
+    detector = PhaseDetector(every=5)
+    phases = feed(detector, [1.0] * 15 + [2.0] * 15)
+    assert phases[10:20] == ["tolerant"] * 10
+    assert phases[20:25] == ["critical"] * 5  # the window of 2.0 against that of 1.0
+    assert phases[25:] == ["tolerant"] * 5
+    assert detector.verdict == "phases"
+    assert detector.fired == 1
+
+
+def test_a_fall_by_the_share_eta_fires_and_less_does_not() -> None:
+    for fall, phase in ((0.5, "critical"), (0.51, "tolerant")):
+        detector = PhaseDetector(eta=0.5, every=1)
+        feed(detector, [1.0, fall])
+        assert detector.phase == phase
+
+
+def test_ours_averages_minibatch_noise_out_where_the_papers_form_fires() -> None:
+    noise = random.Random(3)
+    norms = [math.exp(noise.gauss(0, 0.5)) for _ in range(600)]
+    ours = PhaseDetector(every=10)
+    paper = PhaseDetector(every=10, source="paper")
+    feed(ours, norms)
+    feed(paper, norms)
+    assert paper.fired > 10
+    assert ours.fired < paper.fired / 4
+
+
+def test_the_share_and_the_verdict_of_a_quiet_run() -> None:
+    detector = PhaseDetector(every=5)
+    assert detector.critical_share == 1.0
+    feed(detector, [1.0] * 100)
+    assert detector.critical_share == 0.1
+    assert detector.verdict == "fixed bound"
+
+
+@pytest.mark.parametrize("bad", [0.0, math.inf, math.nan])
+def test_zero_and_nonfinite_norms_are_critical(bad: float) -> None:
+    detector = PhaseDetector(every=1)
+    feed(detector, [1.0, 1.0])
+    assert detector.phase == "tolerant"
+    feed(detector, [bad])
+    assert detector.phase == "critical"
+    feed(detector, [1.0])  # measured against the bad one
+    assert detector.phase == "critical"
+    feed(detector, [1.0])
+    assert detector.phase == "tolerant"
+
+
+def test_a_nonfinite_gradient_is_critical_at_once_and_leaves_no_trace_in_the_window() -> None:
+    detector = PhaseDetector(every=10)
+    feed(detector, [1.0] * 20)
+    assert detector.phase == "tolerant"
+    detector.observe(Summary(step=20, nonfinite=True))
+    assert detector.phase == "critical"
+    feed(detector, [1.0] * 9)
+    assert detector.phase == "tolerant"
+
+
+def test_by_epoch_it_looks_when_any_rank_begins_one() -> None:
+    detector = PhaseDetector(every="epoch")
+    ruled = []
+    for epoch, norm in ((0, 1.0), (1, 1.0), (2, 1.0), (3, 3.0), (4, 3.0)):
+        for _ in range(4):
+            ruled.append(detector.phase)
+            detector.observe(Summary(step=len(ruled), fresh_norm=norm, epoch=epoch))
+    # The first look that can compare is in the first step of epoch 2 (epoch 1 against 0).
+    assert ruled[:9] == ["critical"] * 9
+    assert ruled[9:17] == ["tolerant"] * 8
+    assert ruled[17:] == ["critical"] * 3  # epoch 3 against epoch 2
+
+
+def test_the_papers_form_by_epoch_looks_at_one_step() -> None:
+    detector = PhaseDetector(every="epoch", source="paper")
+    for step, (epoch, norm) in enumerate(((0, 1.0), (0, 9.0), (1, 1.2), (1, 9.0), (2, 5.0))):
+        detector.observe(Summary(step=step, applied_norm=norm, epoch=epoch))
+        if step == 3:
+            assert detector.phase == "tolerant"
+    assert detector.phase == "critical"
+
+
+def test_a_vote_by_hand_overrules_the_detector_and_ends_with_it() -> None:
+    detector = PhaseDetector(every=1)
+    feed(detector, [1.0] * 3)
+    assert detector.phase == "tolerant"
+    feed(detector, [1.0], vote="critical")
+    assert detector.phase == "critical"
+    feed(detector, [1.0])
+    assert detector.phase == "tolerant"
+
+
+def test_state_survives_a_restart() -> None:
+    norms = [1.0 + 0.3 * math.sin(i) for i in range(17)]
+    one = PhaseDetector(every=4)
+    feed(one, norms)
+    two = PhaseDetector(every=4)
+    two.load_state_dict(one.state_dict())
+    rest = [3.0 * norm for norm in norms]
+    assert feed(one, rest) == feed(two, rest)
+    with pytest.raises(ConfigError, match="phase state"):
+        two.load_state_dict({"eta": 1})
+
+
+# ---------------------------------------------------------------------------- agreement
+
+
+def fold(step: int, ballots: list[list[Ballot]]) -> Summary:
+    """Folds as the aggregators do: ballots[rank][bucket], in rank order, in f64."""
+    buckets = []
+    for bucket in zip(*ballots, strict=True):
+        slots = [ballot.slots() for ballot in bucket]
+        sums = [sum(slot[i] for slot in slots) for i in range(4)]
+        maxima = [max(slot[i] for slot in slots) for i in range(4, 8)]
+        buckets.append((sums, maxima))
+    return Summary.fold(step, len(ballots), buckets)
+
+
+@given(
+    world=st.integers(1, 5),
+    every=st.sampled_from([1, 3, "epoch"]),
+    source=st.sampled_from(["ours", "paper"]),
+    seed=st.integers(0, 2**32),
+)
+def test_ranks_with_different_gradients_decide_alike(
+    world: int, every: Every, source: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    detectors = [PhaseDetector(0.2, every, source) for _ in range(world)]
+    for step in range(24):
+        ballots = [
+            [
+                Ballot(
+                    fresh_square=chance.expovariate(1.0),
+                    nonfinite=chance.random() < 0.02,
+                    critical=chance.random() < 0.05,
+                    tolerant=chance.random() < 0.05,
+                    applied_square=chance.expovariate(1.0),
+                    epoch=step // 6 if chance.random() < 0.5 else -1,
+                )
+                for _ in range(3)
+            ]
+            for _ in range(world)
+        ]
+        for detector in detectors:
+            detector.observe(fold(step, ballots))
+        assert len({detector.phase for detector in detectors}) == 1
+
+
+def test_the_summary_is_the_root_mean_square_over_workers() -> None:
+    ballots = [[Ballot(fresh_square=9.0), Ballot(fresh_square=7.0)], [Ballot(), Ballot()]]
+    assert fold(0, ballots).fresh_norm == pytest.approx(math.sqrt(16 / 2))
+
+
+def test_votes_fold_with_critical_first() -> None:
+    assert fold(0, [[Ballot(critical=True)], [Ballot(tolerant=True)]]).vote == "critical"
+    assert fold(0, [[Ballot()], [Ballot(tolerant=True)]]).vote == "tolerant"
+    assert fold(0, [[Ballot()], [Ballot()]]).vote is None
+
+
+def test_losses_fold_to_their_mean() -> None:
+    summary = fold(0, [[Ballot(loss=3.0, losses=1)], [Ballot(loss=9.0, losses=2)]])
+    assert summary.loss == 4.0
+    assert fold(0, [[Ballot()], [Ballot()]]).loss is None
+
+
+def test_what_travels_is_finite() -> None:
+    ballot = Ballot(applied_square=math.inf)
+    assert all(math.isfinite(slot) for slot in ballot.slots())

@@ -1,0 +1,220 @@
+"""The policies: the plans they write, their options, and their names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.errors import ConfigError
+from gradwire.plans import (
+    CloseStep,
+    Region,
+    TensorSlot,
+    TransferPlan,
+    mix_seed,
+    pool,
+)
+from gradwire.policies import DBLP, MLT, PlanContext, Policy, Reliable, create, names, register
+
+CHUNK = 358
+
+
+def slots(*lengths: int) -> tuple[TensorSlot, ...]:
+    placed, at = [], 0
+    for index, length in enumerate(lengths):
+        placed.append(TensorSlot(f"layer{index // 2}.tensor{index}", at, length))
+        at += length
+    return tuple(placed)
+
+
+def context(*lengths: int, phase: str = "critical", world_size: int = 4) -> PlanContext:
+    tensors = slots(*lengths)
+    return PlanContext(
+        tensors=tensors,
+        elements=sum(lengths),
+        step=7,
+        phase=phase,  # type: ignore[arg-type]
+        world_size=world_size,
+        seed=mix_seed(0, 7, 0),
+        chunk_elements=CHUNK,
+    )
+
+
+def test_reliable_leaves_nothing_out() -> None:
+    plan = Reliable().plan(context(1000, 10))
+    assert not plan.lossy
+    assert plan.spend == "nothing"
+    assert plan.scale == 0.25
+    assert [r.bound for r in plan.regions] == [0.0]
+
+
+def test_mlt_binds_each_tensor_by_one_bound() -> None:
+    big = 200 * CHUNK
+    plan = MLT(p=0.01).plan(context(big, big))
+    assert [(r.length, r.bound) for r in plan.regions] == [(big, 0.01), (big, 0.01)]
+    assert (plan.spend, plan.fill, plan.order, plan.pull) == (
+        "anything",
+        "zero",
+        "shuffled",
+        "exact",
+    )
+    assert plan.lossy
+    assert plan.schedule == (CloseStep(),)
+
+
+def test_dblp_follows_the_phase_on_one_grid() -> None:
+    policy = DBLP(p_low=0.01)
+    assert policy.phase == "critical"
+    strict = policy.plan(context(200 * CHUNK, 7, 30_000))
+    loose = policy.plan(context(200 * CHUNK, 7, 30_000, phase="tolerant"))
+    assert {r.bound for r in strict.regions} == {0.01}
+    assert {r.bound for r in loose.regions} == {0.41}
+    assert [(r.offset, r.length) for r in strict.regions] == [
+        (r.offset, r.length) for r in loose.regions
+    ]
+
+
+def test_a_committed_pull_may_leave_out_what_the_bound_allows() -> None:
+    assert DBLP(pull="committed").plan(context(9999)).pull_bound == 0.008
+    assert MLT(pull="committed", p=0.1).plan(context(9999)).pull_bound == 0.1
+    assert MLT(p=0.1).plan(context(9999)).pull_bound == 0.0
+
+
+def test_an_exact_step_keeps_the_grid() -> None:
+    plan = MLT(p=0.1, pull="committed", fill="mean").plan(context(99_999, 5, 99_999))
+    exact = plan.exact()
+    assert not exact.lossy
+    assert (exact.spend, exact.pull, exact.fill) == ("nothing", "exact", "zero")
+    assert [(r.offset, r.length) for r in exact.regions] == [
+        (r.offset, r.length) for r in plan.regions
+    ]
+
+
+def test_plans_are_pure_functions_of_their_context() -> None:
+    here = context(50_000, 60_000, phase="tolerant")
+    for name in names():
+        assert create(name).plan(here) == create(name).plan(replace(here))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: MLT(p=1.0), "p=1.0: a bound is a number in [0, 1)"),
+        (lambda: MLT(p=-0.1), "p=-0.1"),
+        (lambda: MLT(p=float("nan")), "p=nan"),
+        (lambda: MLT(p="0.1"), "p='0.1'"),
+        (lambda: DBLP(p_low=0.7), "p_low=0.7 without p_high"),
+        (lambda: DBLP(p_low=0.5, p_high=0.1), "p_high=0.1 is below p_low=0.5"),
+        (lambda: DBLP(p_high=1.5), "p_high=1.5"),
+        (lambda: DBLP(eta=0), "eta=0"),
+        (lambda: DBLP(every=0), "every=0"),
+        (lambda: DBLP(every="week"), "every='week'"),
+        (lambda: DBLP(detector="theirs"), "detector='theirs': allowed are 'ours', 'paper'"),
+        (lambda: MLT(fill="ones"), "fill='ones': allowed are 'zero', 'mean'"),
+        (lambda: MLT(order="random"), "order='random'"),
+        (lambda: MLT(spend="all"), "spend='all'"),
+        (lambda: MLT(pull="none"), "pull='none'"),
+        (lambda: create("dlbp"), "policy='dlbp': allowed are 'reliable', 'mlt', 'dblp' (did you"),
+        (lambda: create("mlt", p_low=0.1), "p_low=0.1 is no option of policy 'mlt'"),
+        (lambda: create("reliable", p=0.1), "its options: none"),
+    ],
+)
+def test_impossible_options_name_themselves(build: object, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        build()  # type: ignore[operator]
+    assert message in str(raised.value)
+
+
+def test_a_name_is_taken_once() -> None:
+    class Other(Policy):
+        name = "mlt"
+
+        def plan(self, context: PlanContext) -> TransferPlan:
+            raise NotImplementedError
+
+    with pytest.raises(ConfigError, match="already taken by MLT"):
+        register(Other)
+
+
+# ---------------------------------------------------------------------------- pooling
+
+
+@given(
+    lengths=st.lists(st.integers(1, 200_000), min_size=1, max_size=40),
+    bound=st.sampled_from([0.008, 0.024, 0.1, 0.408, 0.9]),
+)
+def test_pools_cover_the_bucket_and_are_large_enough(lengths: list[int], bound: float) -> None:
+    regions = pool(slots(*lengths), bound, CHUNK)
+    at = 0
+    for region in regions:
+        assert region.offset == at
+        at += region.length
+    assert at == sum(lengths)
+    if len(regions) > 1:  # nothing was left too small for its bound to buy a chunk
+        assert all(region.length // CHUNK * bound >= 1 - 1e-6 for region in regions)
+
+
+def test_small_tensors_pool_within_their_layer_first() -> None:
+    enough = 13 * CHUNK
+    tensors = (
+        TensorSlot("a.weight", 0, enough),
+        TensorSlot("a.bias", enough, 10),
+        TensorSlot("b.bias", enough + 10, 10),
+        TensorSlot("b.weight", enough + 20, enough),
+    )
+    assert [region.name for region in pool(tensors, 0.1, CHUNK)] == [
+        "a.weight … a.bias",
+        "b.bias … b.weight",
+    ]
+
+
+def test_exact_regions_are_not_pooled() -> None:
+    assert len(pool(slots(1, 2, 3), 0.0, CHUNK)) == 3
+
+
+# ---------------------------------------------------------------------------- plans
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"elements": 0, "regions": ()}, "plan elements=0"),
+        ({"regions": (Region(0, 5, 0.0), Region(6, 4, 0.0))}, "without gaps"),
+        ({"regions": (Region(0, 9, 0.0),)}, "plan regions cover 9 elements: must be all 10"),
+        ({"regions": (Region(0, 10, 1.0, "w"),)}, "bound of region 'w'=1.0"),
+        ({"pull_bound": 0.1}, "pull_bound=0.1 with pull='exact'"),
+        ({"schedule": ()}, "schedule=()"),
+        ({"scale": float("inf")}, "scale=inf"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_impossible_plans_name_the_field(fields: dict[str, object], message: str) -> None:
+    good: dict[str, object] = {"elements": 10, "regions": (Region(0, 10, 0.0),)}
+    with pytest.raises(ConfigError) as raised:
+        TransferPlan(**{**good, **fields})  # type: ignore[arg-type]
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"clock": "noon"}, "schedule clock='noon'"),
+        ({"scope": "some"}, "schedule scope='some'"),
+        ({"delay_s": -1.0}, "schedule delay=-1.0"),
+        ({"fraction": 1.5}, "schedule fraction=1.5"),
+    ],
+)
+def test_impossible_schedules_name_the_field(step: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        CloseStep(**step)  # type: ignore[arg-type]
+    assert message in str(raised.value)
+
+
+def test_seeds_are_spread_and_fixed() -> None:
+    seeds = {mix_seed(0, step, bucket) for step in range(100) for bucket in range(10)}
+    assert len(seeds) == 1000
+    assert mix_seed(1, 2, 3) == mix_seed(1, 2, 3)
+    assert all(0 <= seed < 1 << 64 for seed in seeds)

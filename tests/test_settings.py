@@ -1,0 +1,117 @@
+"""Settings: keywords before variables before defaults; what is impossible names itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gradwire.configure import agreed_configuration, configure
+from gradwire.errors import ConfigError
+from gradwire.policies import DBLP, MLT
+from gradwire.settings import Settings
+
+
+def test_keywords_come_before_variables_and_variables_before_defaults() -> None:
+    environment = {"GRADWIRE_PORT": "5000", "GRADWIRE_MAX_AGE": "7", "GRADWIRE_SEED": ""}
+    settings = Settings.build({"port": 6000}, environment=environment)
+    assert (settings.port, settings.max_age, settings.seed) == (6000, 7, 0)
+
+
+def test_variables_convert_to_what_a_setting_takes() -> None:
+    environment = {
+        "GRADWIRE_ERROR_FEEDBACK": "true",
+        "GRADWIRE_TIMEOUT": "12.5",
+        "GRADWIRE_INTERFACE": "eth0",
+        "GRADWIRE_SERVERS": "2",
+        "GRADWIRE_ROUTE": "server",
+    }
+    settings = Settings.build(environment=environment)
+    assert settings.error_feedback is True
+    assert settings.timeout == 12.5
+    assert settings.interface == "eth0"
+    assert settings.server_count == 2
+    assert Settings.build(environment={"GRADWIRE_ERROR_FEEDBACK": "auto"}).feedback is False
+
+
+def test_policy_and_its_options_may_come_from_variables() -> None:
+    environment = {"GRADWIRE_POLICY": "mlt", "GRADWIRE_P": "0.25", "GRADWIRE_P_LOW": "0.1"}
+    policy, _ = configure(None, {}, environment)
+    assert policy == MLT(p=0.25)  # p_low belongs to another policy: left alone
+    policy, _ = configure("dblp", {"p_high": 0.6}, {"GRADWIRE_EVERY": "epoch"})
+    assert isinstance(policy, DBLP)
+    assert (policy.p_high, policy.every) == (0.6, "epoch")
+    policy, _ = configure(None, {}, {})
+    assert isinstance(policy, DBLP)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "environment", "message"),
+    [
+        ("dblp", {"p_lo": 0.1}, {}, "unknown setting p_lo=0.1 (did you mean 'p_low'?)"),
+        ("dblp", {"prot": 5}, {}, "unknown setting prot=5 (did you mean 'port'?)"),
+        ("mlt", {"p_low": 0.1}, {}, "p_low=0.1 does not go with policy='mlt'"),
+        ("reliable", {"fill": "mean"}, {}, "an option of 'mlt', 'dblp'"),
+        (MLT(p=0.1), {"p": 0.2}, {}, "p=0.2 beside a policy object"),
+        ("dblp", {"fill": "mean", "error_feedback": True}, {}, "fill='mean' with error_feedback"),
+        (MLT(fill="mean"), {"error_feedback": True}, {}, "fill='mean' with error_feedback"),
+        ("dblp", {}, {"GRADWIRE_PROT": "5"}, "GRADWIRE_PROT='5' names no setting (did you"),
+        ("dblp", {}, {"GRADWIRE_PORT": "many"}, "GRADWIRE_PORT='many': expected a whole number"),
+        ("dblp", {}, {"GRADWIRE_EVERY": "x"}, "expected a whole number or 'epoch'"),
+        ("dblp", {}, {"GRADWIRE_P_LOW": "2"}, "p_low=2.0"),
+        ("dblp", {}, {"GRADWIRE_POLICY": "x", "GRADWIRE_ERROR_FEEDBACK": "maybe"}, "'auto' or"),
+        (None, {}, {"GRADWIRE_POLICY": "magic"}, "policy='magic'"),
+    ],
+)
+def test_configure_names_what_is_wrong(
+    policy: object, options: dict[str, object], environment: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        configure(policy, options, environment)  # type: ignore[arg-type]
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"route": "ring"}, "route='ring': allowed are 'sharded', 'server'"),
+        ({"servers": 2}, "servers=2 with route='sharded'"),
+        ({"servers": 0, "route": "server"}, "servers=0 with route='server'"),
+        ({"servers": ["host:1"], "route": "server"}, "servers=['host:1']"),
+        ({"port": 70_000}, "port=70000: a whole number from 0 to 65535"),
+        ({"port": True}, "port=True"),
+        ({"datagram": 9_000}, "datagram=9000"),
+        ({"rendezvous_timeout": 0}, "rendezvous_timeout=0"),
+        ({"peer_timeout": float("inf")}, "peer_timeout=inf"),
+        ({"timeout": -1}, "timeout=-1"),
+        ({"error_feedback": "yes"}, "error_feedback='yes'"),
+        ({"max_age": 0}, "max_age=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"on_failure": "skip"}, "on_failure='skip': allowed are 'raise'"),
+        ({"control": "probe"}, "control='probe': allowed are 'stream'"),
+        ({"drop_rate": 1.0}, "drop_rate=1.0"),
+        ({"drop_burst": 0.5}, "drop_burst=0.5"),
+    ],
+)
+def test_impossible_settings_name_themselves(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Settings.build(options, environment={})
+    assert message in str(raised.value)
+
+
+def test_tools_variables_are_no_settings() -> None:
+    configure("mlt", {}, {"GRADWIRE_LAB_X": "1", "GRADWIRE_TEST_Y": "1", "PATH": "x"})
+
+
+def test_the_agreed_part_leaves_out_what_is_local() -> None:
+    policy, here = configure("mlt", {"port": 1, "interface": "a"}, {})
+    _, there = configure("mlt", {"port": 2, "interface": "b"}, {})
+    assert agreed_configuration(policy, here) == agreed_configuration(policy, there)
+    other, _ = configure("mlt", {"p": 0.5}, {})
+    assert agreed_configuration(policy, here) != agreed_configuration(other, here)
+
+
+def test_importing_gradwire_is_cheap() -> None:
+    code = "import sys, gradwire; assert 'torch' not in sys.modules; gradwire.ConfigError"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
