@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,9 @@ bool wait_in_slices(Nanos timeout, Wait&& wait) {
     if (left <= kSlice) return false;
   }
 }
+
+// Texts may quote what a peer sent, which need not be UTF-8.
+nb::str to_text(const std::string& text);
 
 // Up to eight numbers; the rest is 0.
 Stats to_stats(const std::vector<double>& values);

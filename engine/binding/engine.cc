@@ -236,7 +236,7 @@ void bind_engine(nb::module_& module) {
           "rate"_a, "burst"_a = 1.0, "seed"_a = 0)
       .def("counters", [](Engine& engine) { return counters_of(engine.loop()); })
       .def("features", [](Engine& engine) { return features_of(engine.loop()); })
-      .def("failure", [](Engine& engine) { return engine.loop().failure(); })
+      .def("failure", [](Engine& engine) { return to_text(engine.loop().failure()); })
       .def("close", [](Engine& engine) {
         const nb::gil_scoped_release release;
         engine.loop().close();

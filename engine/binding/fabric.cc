@@ -301,7 +301,8 @@ void bind_fabric(nb::module_& module) {
           },
           "worker"_a, "op"_a)
       .def(
-          "failure", [](const Fabric& f, int64_t host) { return f.failure(known_host(f, host)); },
+          "failure",
+          [](const Fabric& f, int64_t host) { return to_text(f.failure(known_host(f, host))); },
           "host"_a)
       .def(
           "closed", [](const Fabric& f, int64_t host) { return f.closed(known_host(f, host)); },

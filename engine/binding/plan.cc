@@ -57,7 +57,7 @@ Plan make_plan(uint64_t elements, const std::vector<RegionTuple>& regions, const
   plan.spend = parse<Spend>("spend", spend, Words4{"nothing", "late", "lost", "anything"});
   plan.fill = parse<Fill>("fill", fill, Words2{"zero", "mean"});
   plan.order = parse<Order>("order", order, Words2{"sequential", "shuffled"});
-  plan.pull = parse<Pull>("pull", pull, Words2{"exact", "committed"});
+  plan.pull = parse<Pull>("pull", pull, Words3{"exact", "committed", "none"});
   plan.pull_bound = pull_bound;
   plan.scale = scale;
   plan.seed = seed;
@@ -125,6 +125,13 @@ std::vector<double> half_of_stats(const OpReport& report, size_t half) {
 
 }  // namespace
 
+nb::str to_text(const std::string& text) {
+  PyObject* const decoded =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+  if (decoded == nullptr) throw nb::python_error();
+  return nb::steal<nb::str>(decoded);
+}
+
 Stats to_stats(const std::vector<double>& values) {
   if (values.size() > kStatSlots) throw nb::value_error("stats: at most 8 numbers are carried");
   Stats stats{};
@@ -159,7 +166,7 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("op", [](const Report& r) { return r.op; })
       .def_prop_ro("step", [](const Report& r) { return r.step; })
       .def_prop_ro("ok", [](const Report& r) { return r.error.empty(); })
-      .def_prop_ro("error", [](const Report& r) { return r.error; })
+      .def_prop_ro("error", [](const Report& r) { return to_text(r.error); })
       .def_prop_ro("error_rank", [](const Report& r) { return r.error_rank; })
       .def_prop_ro("counted", [](const Report& r) { return to_array(r.counted); })
       .def_prop_ro("applied", [](const Report& r) { return to_array(r.applied); })

@@ -18,8 +18,8 @@ struct LinkOptions {
   double reorder = 0.0;                      // share of packets that come late …
   Nanos reorder_delay = 100 * kMicrosecond;  // … by up to this
   double duplicate = 0.0;                    // share of packets that come twice
-  // An extra datagram that no checksum or length would let pass: truncated, too long, of another
-  // version or session, or noise. It must change nothing.
+  // An extra datagram that no length or session would let pass: cut short, too long, of another
+  // session (and version), in another's name, or noise. It must change nothing.
   double garbage = 0.0;
   // Random bits of the packet itself flipped, as if the UDP checksum had not noticed. Anything may
   // come of it but a crash or an endless wait.

@@ -109,15 +109,16 @@ void Fabric::send_garbage(uint32_t unit, Link& link, Nanos at) {
   bytes.resize(std::min<size_t>(bytes.size(), units_[fake].segment));
   units_[fake].packets = 1;
   switch (link.random.below(6)) {
-    case 0:  // cut short
-      bytes.resize(link.random.below(bytes.size()));
+    case 0:  // cut short, in its header
+      bytes.resize(link.random.below(wire::kCommonBytes + 4));
       break;
-    case 1:  // too long
-      bytes.resize(bytes.size() + 1 + link.random.below(64), 0xa5);
+    case 1:  // longer than any
+      bytes[1] = static_cast<uint8_t>(wire::Kind::push);
+      bytes.resize(options_.endpoint.datagram_bytes + 1 + link.random.below(64), 0xa5);
       break;
-    case 2:  // another version of the protocol
+    case 2:  // another session's, of another version of the protocol
       bytes[0] ^= static_cast<uint8_t>(1 + link.random.below(255));
-      break;
+      [[fallthrough]];
     case 3:  // another session
       bytes[4 + link.random.below(4)] ^= static_cast<uint8_t>(1 + link.random.below(255));
       break;

@@ -44,15 +44,43 @@ class OpCheck {
     for (size_t w = 1; w < outcomes_.size(); ++w) {
       if (outcomes_[w].plan->hash() != plan_.hash()) return "workers with different plans succeed";
     }
-    std::string wrong = check_replicas();
-    if (wrong.empty()) wrong = check_stats();
+    std::string wrong = check_stats();
+    if (!wrong.empty()) return wrong;
+    if (plan_.pull == Pull::none) return check_pushed();
+    wrong = check_replicas();
     if (wrong.empty() && config_.servers == 0) wrong = collect_withheld();
-    for (uint32_t c = 0; c < grid_.chunks() && wrong.empty(); ++c) wrong = check_chunk(c);
+    for (uint32_t c = 0; c < grid_.chunks() && wrong.empty(); ++c) {
+      wrong = check_chunk(c, outcomes_[0]);
+    }
     if (wrong.empty()) wrong = check_pull_bound();
     return wrong;
   }
 
  private:
+  // Push only: each result stays with its aggregator, where it lies in the aggregator's buffer;
+  // everything else there is untouched.
+  std::string check_pushed() const {
+    for (size_t w = 0; w < outcomes_.size(); ++w) {
+      const Outcome& outcome = outcomes_[w];
+      for (uint32_t c = 0; c < grid_.chunks(); ++c) {
+        const bool own = config_.servers == 0 && grid_.aggregator_of(c) == w;
+        const float* const got = outcome.output->data() + grid_.offset[c];
+        const std::string where = "rank " + std::to_string(w) + ", " + chunk_text(grid_, c) + ": ";
+        if (own) {
+          const std::string wrong = check_chunk(c, outcome);
+          if (!wrong.empty()) return where + wrong;
+          continue;
+        }
+        if (outcome.report->applied[c] != 0) return where + "applied without a pull";
+        if (std::memcmp(got, outcome.input->data() + grid_.offset[c],
+                        grid_.length(c) * sizeof(float)) != 0) {
+          return where + "touched without a pull";
+        }
+      }
+    }
+    return "";
+  }
+
   std::string check_replicas() const {
     const Outcome& first = outcomes_[0];
     for (size_t w = 1; w < outcomes_.size(); ++w) {
@@ -108,10 +136,9 @@ class OpCheck {
     return "";
   }
 
-  std::string check_chunk(uint32_t c) const {
-    const OpReport& report = *outcomes_[0].report;
-    const uint64_t begin = grid_.offset[c];
-    const float* const got = outcomes_[0].output->data() + begin;
+  std::string check_chunk(uint32_t c, const Outcome& holder) const {
+    const OpReport& report = *holder.report;
+    const float* const got = holder.output->data() + grid_.offset[c];
     uint32_t contributors = 0;
     for (const Outcome& outcome : outcomes_) contributors += outcome.report->counted[c];
 
@@ -129,8 +156,9 @@ class OpCheck {
       return withheld_.contains(c) ? chunk_text(grid_, c) + " is withheld without a contributor"
                                    : "";
     }
-    if (plan_.pull == Pull::exact) {
-      return chunk_text(grid_, c) + " has contributors and is not applied under pull=\"exact\"";
+    if (plan_.pull != Pull::committed) {
+      return chunk_text(grid_, c) +
+             " has contributors, is not applied, and nothing may be withheld";
     }
     if (config_.servers != 0) return "";  // the server keeps it
     const auto kept = withheld_.find(c);
@@ -176,7 +204,7 @@ class OpCheck {
   }
 
   std::string check_pull_bound() const {
-    if (plan_.pull == Pull::exact) return "";
+    if (plan_.pull != Pull::committed) return "";
     const OpReport& report = *outcomes_[0].report;
     for (uint16_t a = 0; a < config_.aggregators(); ++a) {
       const Grid::Shard& shard = grid_.shards[a];

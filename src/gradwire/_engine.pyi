@@ -1,0 +1,232 @@
+"""Types of the compiled engine (engine/binding). Times are in nanoseconds, sizes in bytes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+PROTOCOL_VERSION: int
+HEADER_BYTES: int
+
+class Plan:
+    """One transfer as all ranks agreed on it; immutable.
+
+    regions: (offset, length, bound) in elements, in order, covering [0, elements).
+    schedule: (clock, scope, delay_ns, fraction); clock is "open", "first_arrival" or "tail",
+        scope "worker" or "all"; fraction in [0, 1], or -1 for "one minus the region's bound".
+    spend: "nothing", "late", "lost" or "anything". fill: "zero" or "mean".
+    order: "shuffled" or "sequential". pull: "exact" or "committed" (pull_bound: what may be left out).
+    scale multiplies each finished sum (1/world size for an average).
+    Raises ValueError naming the field, the value and what is allowed.
+    """
+
+    def __init__(
+        self,
+        *,
+        elements: int,
+        regions: Sequence[tuple[int, int, float]],
+        spend: str = "nothing",
+        schedule: Sequence[tuple[str, str, int, float]] = (("open", "all", 0, 1.0),),
+        fill: str = "zero",
+        order: str = "sequential",
+        pull: str = "exact",
+        pull_bound: float = 0.0,
+        scale: float = 1.0,
+        seed: int = 0,
+    ) -> None: ...
+    @property
+    def elements(self) -> int: ...
+    @property
+    def hash(self) -> int: ...
+    def effective_bounds(self, datagram_bytes: int, aggregators: int) -> list[float]: ...
+
+def chunk_grid(
+    plan: Plan, datagram_bytes: int, aggregators: int
+) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
+    """The chunk grid: element offsets, lengths, region index and aggregator of each chunk."""
+
+class Completion:
+    """What became of one all-reduce (one op)."""
+
+    op: int
+    step: int
+    ok: bool
+    error: str  # "" when ok; names rank, step and cause
+    error_rank: int  # the rank at fault, -1 when none
+    counted: NDArray[np.uint8]  # per chunk: 1 where this worker's contribution counted
+    applied: NDArray[np.uint8]  # per chunk: 1 where a result was applied, 0 where it is zero
+    # committed pull, sharded route: chunks of this rank's shard whose result was not applied
+    # (this rank keeps them as its residual) and their scaled results, concatenated
+    withheld_chunks: NDArray[np.uint32]
+    withheld_values: NDArray[np.float32]
+    delivered: list[float]  # per region: fraction of this worker's elements that counted
+    exceeded: list[int]  # regions whose loss exceeded their bound (plans by time only)
+    stats_sum: list[float]  # the four summed slots of every worker's stats, in rank order, f64
+    stats_max: list[float]  # the four maximum slots
+    push_ns: int  # start until this worker's last contribution was decided
+    pull_ns: int  # first result until complete
+    total_ns: int
+    bytes_sent: int  # on the wire by this engine for this op (UDP payloads)
+    packets_sent: int
+    retransmissions: int
+    rtprop_ns: int  # smallest over peers' paths of the last 10 s
+    btlbw: float  # bytes/s, the engine's bottleneck estimate
+
+class Engine:
+    """One UDP engine of this process: one socket, one thread that never takes the GIL.
+
+    Endpoints 0..workers-1 are the workers (ranks), then the servers. servers=0 is the
+    sharded route. Raises OSError (address in use, no such address), ValueError.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: int,
+        workers: int,
+        servers: int,
+        session: int,
+        address: str,
+        port: int = 0,
+        datagram_bytes: int = 1472,
+        peer_timeout_ns: int = 30_000_000_000,
+        memory_limit: int = 0,
+        drop_rate: float = 0.0,  # receive-path loss injection: of DATA packets
+        drop_burst: float = 1.0,  # mean length of a loss run (Gilbert-Elliott)
+        drop_seed: int = 0,
+    ) -> None: ...
+    @property
+    def address(self) -> tuple[str, int]: ...
+    def connect(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """The addresses of all endpoints in order (own included). Starts the pings."""
+    def wait_connected(self, timeout_ns: int) -> list[int]:
+        """Waits until every endpoint answered; returns those that have not. Releases the GIL."""
+    def all_reduce(
+        self,
+        *,
+        op: int,
+        step: int,
+        plan: Plan,
+        data: NDArray[np.float32],
+        critical: NDArray[np.uint32] | None = None,  # chunk ids that must count
+        stats: Sequence[float] = (),  # up to 8: first four are summed, last four maximised
+        timeout_ns: int = 1_800_000_000_000,
+    ) -> None:
+        """Starts one all-reduce in place; the caller keeps `data` alive and untouched until the
+        Completion. Ops are numbered 0, 1, 2, … alike on all workers. Thread-safe, never blocks.
+        Raises RuntimeError when the engine has failed or is closed."""
+    def next_completion(self, timeout_ns: int) -> Completion | None:
+        """Blocks without the GIL for the next Completion; None at the time-out or once closed."""
+    def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
+        """Receive-path loss injection (the demo's fallback without namespaces)."""
+    def counters(self) -> dict[str, float]:
+        """packets/bytes sent and received, retransmissions, drops, rtprop_ns, btlbw, …"""
+    def features(self) -> dict[str, bool | int]:
+        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps: what the kernel granted."""
+    def failure(self) -> str:
+        """"" or why the engine can no longer serve (a dead peer, another plan…)."""
+    def close(self) -> None:
+        """Says goodbye to the peers, joins the thread, fails what is open. Idempotent."""
+
+def version() -> str: ...
+
+class Fabric:
+    """Endpoints in virtual time on one switch; `gradwire.sim` wraps it with seconds.
+
+    A direction is "up" (host to switch) or "down" (switch to host, the port that incast fills).
+    Rates are bytes per second of wire bytes. Raises ValueError.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        servers: int = 0,
+        seed: int = 0,
+        rate: float = 125e6,
+        delay_ns: int = 20_000,
+        queue_bytes: int = 262_144,
+        loss: float = 0.0,
+        loss_burst: float = 1.0,
+        reorder: float = 0.0,
+        reorder_delay_ns: int = 100_000,
+        duplicate: float = 0.0,
+        garbage: float = 0.0,
+        flip: float = 0.0,
+        overhead: int = 42,
+        whole_trains: bool = False,
+        host_delay_ns: int = 0,
+        host_jitter_ns: int = 0,
+        datagram_bytes: int = 1472,
+        peer_timeout_ns: int = 30_000_000_000,
+        ping_interval_ns: int = 1_000_000_000,
+        delay_target_ns: int = 1_000_000,
+        receive_buffer: int = 1_048_576,
+        memory_limit: int = 2_147_483_648,
+        pacing: bool = True,
+        session: int = 1,
+        trace_limit: int = 0,
+    ) -> None: ...
+    @property
+    def now_ns(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def trace_hash(self) -> int: ...
+    def set_link(
+        self,
+        host: int,
+        direction: str,
+        *,
+        rate: float | None = None,
+        delay_ns: int | None = None,
+        queue_bytes: int | None = None,
+        loss: float | None = None,
+        loss_burst: float | None = None,
+        reorder: float | None = None,
+        reorder_delay_ns: int | None = None,
+        duplicate: float | None = None,
+        garbage: float | None = None,
+        flip: float | None = None,
+    ) -> None: ...
+    def link(self, host: int, direction: str) -> dict[str, int]: ...
+    def cross_traffic(
+        self,
+        host: int,
+        direction: str = "down",
+        *,
+        rate: float,
+        start_ns: int = 0,
+        length_ns: int,
+        period_ns: int = 0,
+        packet_bytes: int = 1514,
+        train: int = 1,
+    ) -> None: ...
+    def pause(self, host: int) -> None: ...
+    def resume(self, host: int) -> None: ...
+    def kill(self, host: int) -> None: ...
+    def partition(self, a: int, b: int, parted: bool = True) -> None: ...
+    def inject(self, source: int, destination: int, data: bytes) -> None: ...
+    def start(
+        self,
+        *,
+        worker: int,
+        op: int,
+        step: int,
+        plan: Plan,
+        data: NDArray[np.float32],
+        critical: NDArray[np.uint32] | None = None,
+        stats: Sequence[float] = (),
+        timeout_ns: int = 1_800_000_000_000,
+        at_ns: int = 0,
+    ) -> None: ...
+    def close(self, host: int, linger_ns: int = 2_000_000_000) -> None: ...
+    def run(self, until_ns: int, until_done: bool = True) -> bool: ...
+    def completion(self, worker: int, op: int) -> Completion | None: ...
+    def result(self, worker: int, op: int) -> NDArray[np.float32]: ...
+    def finished_at_ns(self, worker: int, op: int) -> int: ...
+    def failure(self, host: int) -> str: ...
+    def closed(self, host: int) -> bool: ...
+    def counters(self, host: int) -> dict[str, float]: ...
+    def violations(self) -> list[str]: ...
+    def trace(self) -> list[tuple[int, int, int, str, int, int, int, int, str]]: ...
