@@ -1,0 +1,468 @@
+"""The communicator on real engines over loopback, with threads of this process for ranks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from gradwire.communicator import Communicator, Handle
+from gradwire.errors import ConfigError, RendezvousError, TransferError
+from gradwire.executor import CompletionPool
+from gradwire.plans import Region, TransferPlan, TransferReport, mix_seed
+
+Array = NDArray[np.float32]
+
+
+class Team:
+    """`world` communicators of one store, one per thread."""
+
+    def __init__(self, world: int, **settings: Any) -> None:
+        store = dist.HashStore()
+        self.world = world
+        self.store = store
+        config = {"rendezvous_timeout": 20, "peer_timeout": 10, "timeout": 20, **settings}
+        self.members: list[Communicator] = self.all(
+            lambda rank: Communicator(store, rank, world, config)
+        )
+
+    def all(self, call: Callable[[int], Any]) -> list[Any]:
+        """call(rank) on every rank at once; raises what a rank raised."""
+        results: list[Any] = [None] * self.world
+
+        def run(rank: int) -> None:
+            try:
+                results[rank] = call(rank)
+            except Exception as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results
+
+    def reduce(
+        self, arrays: list[Array], plan: TransferPlan | None = None, **more: Any
+    ) -> list[TransferReport]:
+        """All-reduces arrays[rank] in place on every rank."""
+        handles = [m.all_reduce(a, plan, **more) for m, a in zip(self.members, arrays, strict=True)]
+        return [handle.wait(30) for handle in handles]
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Team]:
+    team = Team(2)
+    yield team
+    team.close()
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Team]:
+    team = Team(3)
+    yield team
+    team.close()
+
+
+def random_arrays(world: int, elements: int, seed: int = 0) -> list[Array]:
+    chance = np.random.default_rng(seed)
+    scales = 10.0 ** chance.integers(-3, 4, elements)
+    return [(chance.standard_normal(elements) * scales).astype(np.float32) for _ in range(world)]
+
+
+def rank_order_sum(arrays: list[Array], scale: float = 1.0) -> Array:
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        total = total + array
+    return total * np.float32(scale)
+
+
+def lossy(elements: int, bound: float, regions: int = 2, **fields: Any) -> TransferPlan:
+    cuts = np.linspace(0, elements, regions + 1).astype(int)
+    values: dict[str, Any] = {"spend": "anything", "order": "shuffled", "seed": 1, **fields}
+    return TransferPlan(
+        elements,
+        tuple(Region(int(a), int(b - a), bound) for a, b in itertools.pairwise(cuts)),
+        **values,
+    )
+
+
+# ---------------------------------------------------------------------------- exact
+
+
+@pytest.mark.parametrize("elements", [1, 2, 357, 358, 359, 1074, 10_000, 300_001])
+def test_exact_sums_equal_the_rank_order_sum_to_the_bit(three: Team, elements: int) -> None:
+    arrays = random_arrays(3, elements, elements)
+    expected = rank_order_sum(arrays)
+    reports = three.reduce(arrays)
+    for array, report in zip(arrays, reports, strict=True):
+        assert array.tobytes() == expected.tobytes()
+        assert report.delivered == (1.0,)
+        assert report.counted.all()
+        assert report.applied.all()
+
+
+def test_a_scale_multiplies_the_finished_sum(three: Team) -> None:
+    arrays = random_arrays(3, 5000)
+    expected = rank_order_sum(arrays, 1 / 3)
+    three.reduce(arrays, TransferPlan.whole(5000, scale=1 / 3))
+    for array in arrays:
+        assert array.tobytes() == expected.tobytes()
+
+
+def test_torch_tensors_are_reduced_in_place(two: Team) -> None:
+    tensors = [torch.full((30, 40), float(rank + 1)) for rank in range(2)]
+    handles = [m.all_reduce(t) for m, t in zip(two.members, tensors, strict=True)]
+    for handle, tensor in zip(handles, tensors, strict=True):
+        handle.wait(20)
+        assert torch.equal(tensor, torch.full((30, 40), 3.0))
+
+
+def test_many_transfers_overlap(three: Team) -> None:
+    batches = [random_arrays(3, 1000 * (i + 1), i) for i in range(20)]
+    expected = [rank_order_sum(arrays) for arrays in batches]
+    handles: list[Handle] = []
+    for arrays in batches:
+        handles += [m.all_reduce(a) for m, a in zip(three.members, arrays, strict=True)]
+    for handle in handles:
+        handle.wait(30)
+    for arrays, want in zip(batches, expected, strict=True):
+        assert all(array.tobytes() == want.tobytes() for array in arrays)
+
+
+def test_nan_and_infinity_pass_through(two: Team) -> None:
+    arrays = [np.ones(5000, np.float32), np.ones(5000, np.float32)]
+    arrays[0][7], arrays[1][4000], arrays[0][4001] = np.nan, np.inf, -np.inf
+    two.reduce(arrays)
+    for array in arrays:
+        assert np.isnan(array[7])
+        assert array[4000] == np.inf
+        assert array[4001] == -np.inf
+        assert np.isfinite(array).sum() == 4997
+
+
+def test_statistics_are_folded_alike(three: Team) -> None:
+    slots = [[1.0 * r, 2.0, 0.1 * r, -1.0, float(r), -5.0 - r, 0.0, 1e300] for r in range(3)]
+    handles = [
+        m.all_reduce(np.ones(10, np.float32), stats=s)
+        for m, s in zip(three.members, slots, strict=True)
+    ]
+    reports = [handle.wait(20) for handle in handles]
+    assert len({(r.stats_sum, r.stats_max) for r in reports}) == 1
+    assert reports[0].stats_sum == pytest.approx((3.0, 6.0, 0.3, -3.0))
+    assert reports[0].stats_max == (2.0, -5.0, 0.0, 1e300)
+
+
+# ---------------------------------------------------------------------------- lossy
+
+
+def spread(member: Communicator, plan: TransferPlan, chunks: NDArray[np.uint8]) -> NDArray[Any]:
+    """Per element: the mask of its chunk."""
+    grid = member.chunk_grid(plan)
+    elements = np.zeros(plan.elements, bool)
+    for offset, length, yes in zip(grid.offsets, grid.lengths, chunks, strict=True):
+        elements[int(offset) : int(offset) + int(length)] = yes
+    return elements
+
+
+@pytest.mark.parametrize("fill", ["zero", "mean"])
+@pytest.mark.parametrize("spend", ["anything", "lost"])
+def test_results_are_what_the_masks_say(three: Team, fill: str, spend: str) -> None:
+    """The sum of exactly what counted, alike on all replicas, within the bound per region."""
+    for member in three.members:
+        member.set_drop(0.05, 3.0, 7)
+    try:
+        for step in range(5):
+            arrays = random_arrays(3, 120_000, step)
+            before = [array.copy() for array in arrays]
+            plan = lossy(120_000, 0.2, fill=fill, spend=spend, seed=mix_seed(step))
+            reports = three.reduce(arrays, plan, step=step)
+            masks = [
+                spread(m, plan, r.counted) for m, r in zip(three.members, reports, strict=True)
+            ]
+            arrived = np.sum(masks, axis=0)
+            total = np.sum([np.where(k, b, 0) for k, b in zip(masks, before, strict=True)], axis=0)
+            if fill == "mean":
+                total = total * np.where(arrived > 0, 3 / np.maximum(arrived, 1), 0)
+            np.testing.assert_allclose(arrays[0], total, rtol=2e-5, atol=1e-3)
+            assert arrays[0].tobytes() == arrays[1].tobytes() == arrays[2].tobytes()
+            for report in reports:
+                assert all(d >= 0.8 for d in report.delivered)
+                assert all(b <= 0.2 for b in report.effective_bounds)
+                assert report.exceeded == ()
+    finally:
+        for member in three.members:
+            member.set_drop(0.0)
+
+
+def test_a_committed_pull_keeps_replicas_alike_and_the_rest_with_its_aggregator(
+    three: Team,
+) -> None:
+    for member in three.members:
+        member.set_drop(0.1, 2.0, 3)
+    try:
+        for step in range(5):
+            arrays = random_arrays(3, 90_000, step)
+            before = [array.copy() for array in arrays]
+            plan = lossy(90_000, 0.3, pull="committed", pull_bound=0.3, seed=step)
+            reports = three.reduce(arrays, plan)
+            assert arrays[0].tobytes() == arrays[1].tobytes() == arrays[2].tobytes()
+            masks = [
+                spread(m, plan, r.counted) for m, r in zip(three.members, reports, strict=True)
+            ]
+            total = np.sum([np.where(k, b, 0) for k, b in zip(masks, before, strict=True)], axis=0)
+            kept = arrays[0].astype(np.float64)
+            grid = three.members[0].chunk_grid(plan)
+            for report in reports:
+                at = 0
+                for chunk in report.withheld_chunks:
+                    begin, length = int(grid.offsets[chunk]), int(grid.lengths[chunk])
+                    assert not kept[begin : begin + length].any()
+                    kept[begin : begin + length] += report.withheld_values[at : at + length]
+                    at += length
+                assert at == len(report.withheld_values)
+            np.testing.assert_allclose(kept, total, rtol=2e-5, atol=1e-3)
+    finally:
+        for member in three.members:
+            member.set_drop(0.0)
+
+
+def test_critical_chunks_count(three: Team) -> None:
+    plan = lossy(200_000, 0.5)
+    critical = np.array([0, 5, 17, 400], np.uint32)
+    arrays = random_arrays(3, 200_000)
+    for report in three.reduce(arrays, plan, critical=critical):
+        assert report.counted[critical].all()
+        assert report.delivered[0] < 0.9  # the eager close did leave something out
+
+
+# ---------------------------------------------------------------------------- callbacks
+
+
+def test_a_callback_may_block_on_another_completion(two: Team) -> None:
+    """PowerSGD waits for its second all-reduce within the callback of the first."""
+    finished = [threading.Event(), threading.Event()]
+
+    def start(rank: int) -> None:
+        member = two.members[rank]
+
+        def then(first: Handle) -> None:
+            first.report  # noqa: B018 - raises if it failed
+            member.all_reduce(np.ones(5000, np.float32)).wait(20)
+            finished[rank].set()
+
+        member.all_reduce(np.ones(5000, np.float32)).add_done_callback(then)
+
+    for rank in range(2):
+        start(rank)
+    assert all(event.wait(20) for event in finished)
+
+
+def test_callbacks_run_after_the_fact_too_and_their_faults_harm_nobody(two: Team) -> None:
+    handles = [m.all_reduce(np.ones(4, np.float32)) for m in two.members]
+    for handle in handles:
+        handle.add_done_callback(lambda _: 1 / 0)
+        with pytest.raises(TransferError, match="not done yet") if not handle.done() else _noop():
+            handle.report  # noqa: B018
+    for handle in handles:
+        handle.wait(20)
+    seen: list[Handle] = []
+    handles[0].add_done_callback(seen.append)
+    assert seen == [handles[0]]
+    two.reduce([np.ones(4, np.float32) for _ in range(2)])
+
+
+def _noop() -> Any:
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+def test_the_pool_grows_to_what_blocks_and_shrinks_again() -> None:
+    import queue
+
+    items: queue.Queue[threading.Event] = queue.Queue()
+
+    def poll() -> threading.Event | None:
+        try:
+            return items.get(timeout=0.05)
+        except queue.Empty:
+            return None
+
+    entered = threading.Semaphore(0)
+
+    def handle(gate: threading.Event) -> None:
+        entered.release()
+        gate.wait(10)
+
+    pool = CompletionPool(poll, handle, "test")
+    gate = threading.Event()
+    for _ in range(8):
+        items.put(gate)
+    assert all(entered.acquire(timeout=5) for _ in range(8))  # all eight at once
+    assert pool.size >= 9
+    gate.set()
+    deadline = time.monotonic() + 5
+    while pool.size > 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert pool.size <= 4
+    pool.stop()
+    assert pool.size == 0
+
+
+# ---------------------------------------------------------------------------- one process
+
+
+def test_world_size_1_needs_no_sockets() -> None:
+    alone = Communicator(dist.HashStore(), 0, 1)
+    array = np.array([1.0, np.nan, 3.0], np.float32)
+    report = alone.all_reduce(array, TransferPlan.whole(3, scale=0.5), stats=[2.0]).wait()
+    assert array[0] == 0.5
+    assert np.isnan(array[1])
+    assert report.delivered == (1.0,)
+    assert report.stats_sum[0] == 2.0
+    assert alone.counters() == {}
+    alone.agree("topic", {"a": 1})
+    alone.close()
+    with pytest.raises(TransferError, match="closed"):
+        alone.all_reduce(array)
+
+
+def test_communicators_of_one_group_share_an_engine(two: Team) -> None:
+    more = two.all(lambda rank: Communicator(two.store, rank, 2, two.members[rank].settings))
+    assert more[0]._host is two.members[0]._host
+    with pytest.raises(ConfigError, match="port=4567: this process's engine already runs with"):
+        Communicator(two.store, 0, 2, {"port": 4567})
+    for member in more:
+        member.close()
+    two.reduce([np.ones(10, np.float32) for _ in range(2)])  # the first ones still work
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "message"),
+    [
+        (np.ones(4), TypeError, "float64"),
+        (np.ones((4, 4), np.float32)[:, 1], ValueError, "contiguous"),
+        (torch.ones(4, dtype=torch.float16), TypeError, "float16"),
+        (torch.ones(4, 4).t()[:2], ValueError, "contiguous"),
+        ([1.0], TypeError, "list"),
+    ],
+)
+def test_arrays_that_cannot_be_reduced(
+    two: Team, array: Any, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        two.members[0].all_reduce(array)
+
+
+def test_a_plan_of_another_size_is_an_error(two: Team) -> None:
+    with pytest.raises(ConfigError, match=r"plan\.elements=5 for an array of 4"):
+        two.members[0].all_reduce(np.ones(4, np.float32), TransferPlan.whole(5))
+
+
+def test_empty_arrays_need_no_transfer(two: Team) -> None:
+    assert two.members[0].all_reduce(np.ones(0, np.float32)).wait(1).bytes_sent == 0
+
+
+def test_a_forked_child_keeps_its_hands_off(two: Team) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            two.members[0].all_reduce(np.ones(4, np.float32))
+        except TransferError as error:
+            os._exit(0 if "fork" in str(error) else 2)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    two.reduce([np.ones(10, np.float32) for _ in range(2)])
+
+
+# ---------------------------------------------------------------------------- faults
+
+
+def test_another_plan_is_an_error_that_names_the_rank() -> None:
+    team = Team(2, timeout=10)
+    handles = [
+        member.all_reduce(np.ones(5000, np.float32), lossy(5000, bound), step=4)
+        for member, bound in zip(team.members, (0.1, 0.2), strict=True)
+    ]
+    messages = []
+    for handle in handles:
+        with pytest.raises(TransferError) as raised:
+            handle.wait(15)
+        messages.append(str(raised.value))
+    assert any("plan" in message and "rank" in message for message in messages)
+    team.close()
+
+
+def test_a_port_in_use_is_named_and_told_to_the_others() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        store = dist.HashStore()
+        errors: list[Any] = [None, None]
+
+        def join(rank: int) -> None:
+            try:
+                config = {"port": port if rank == 1 else 0, "interface": "lo"}
+                Communicator(store, rank, 2, config)
+            except Exception as error:
+                errors[rank] = error
+
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert isinstance(errors[1], ConfigError)
+    assert f"port={port}" in str(errors[1])
+    assert isinstance(errors[0], RendezvousError)
+    assert "rank 1 failed" in str(errors[0])
+    assert f"port={port}" in str(errors[0])
+
+
+def test_closing_fails_what_is_open() -> None:
+    team = Team(2)
+    handle = team.members[0].all_reduce(np.ones(5000, np.float32), step=3)
+    team.members[0].close()
+    with pytest.raises(TransferError):
+        handle.wait(10)
+    with pytest.raises(TransferError, match="closed"):
+        team.members[0].all_reduce(np.ones(4, np.float32))
+    team.close()
+
+
+def test_a_transfer_that_a_peer_never_joins_times_out() -> None:
+    team = Team(2, timeout=1.0)
+    started = time.monotonic()
+    handle = team.members[0].all_reduce(np.ones(5000, np.float32), step=9)
+    with pytest.raises(TransferError) as raised:
+        handle.wait(10)
+    assert time.monotonic() - started < 5
+    assert "step 9" in str(raised.value)
+    assert "rank 1" in str(raised.value)
+    team.close()
+
+
+@pytest.mark.parametrize(("rank", "world"), [(2, 2), (-1, 2), (0, 0)])
+def test_an_impossible_rank_is_an_error(rank: int, world: int) -> None:
+    with pytest.raises(ConfigError, match="rank="):
+        Communicator(dist.HashStore(), rank, world)

@@ -1,0 +1,599 @@
+"""attach() on real DDP modules in real processes, over gloo and loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Failed, Ranks, free_port
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.communicator import Communicator
+
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with Ranks(2, GRADWIRE_PEER_TIMEOUT="10", GRADWIRE_RENDEZVOUS_TIMEOUT="20") as ranks:
+        yield ranks
+
+
+# ---------------------------------------------------------------------------- models
+
+
+class Branches(nn.Module):
+    """Uses one of two branches; the other one's parameters get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(64, 64)
+        self.right = nn.Linear(64, 64)
+        self.top = nn.Linear(64, 1)
+
+    def forward(self, x: torch.Tensor, right: bool) -> torch.Tensor:
+        out: torch.Tensor = self.top((self.right if right else self.left)(x))
+        return out
+
+
+def model(dtype: torch.dtype = torch.float32, width: int = 700) -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 300), nn.ReLU(), nn.Linear(300, 8)
+    )
+    return net.to(dtype)
+
+
+def batch(rank: int, step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(16, 64, generator=chance).to(dtype)
+
+
+def wrap(net: nn.Module, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(net, bucket_cap_mb=0.3, **options)
+
+
+def gradients(module: nn.Module) -> torch.Tensor:
+    parts = [p.grad.flatten() for p in module.parameters() if p.grad is not None]
+    return torch.cat(parts).clone()
+
+
+def average_of(local: torch.Tensor) -> torch.Tensor:
+    """The rank-order average of every rank's tensor, gathered by gloo, in float32."""
+    everybody = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, local)
+    total = everybody[0].float()
+    for other in everybody[1:]:
+        total = total + other.float()
+    return total * torch.tensor(1.0 / len(everybody), dtype=torch.float32)
+
+
+def local_gradients(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    net.zero_grad()
+    net(x).float().square().mean().backward()
+    return gradients(net)
+
+
+def train(module: nn.Module, rank: int, steps: range, lr: float = 0.05) -> None:
+    optimizer = torch.optim.SGD(module.parameters(), lr=lr)
+    for step in steps:
+        optimizer.zero_grad()
+        module(batch(rank, step)).square().mean().backward()
+        optimizer.step()
+
+
+def fingerprint(module: nn.Module) -> bytes:
+    """The bytes of all parameters' sum of bits: equal if and practically only if they are."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.digest()
+
+
+def set_drop(attachment: gradwire.Attachment, rate: float, burst: float = 1.0) -> None:
+    attachment._pipeline.communicator.set_drop(rate, burst, 5)
+
+
+# ---------------------------------------------------------------------------- element types
+
+
+def reduces(rank: int, world: int, name: str) -> None:
+    dtype = DTYPES[name]
+    reference, net = model(dtype), model(dtype)
+    ddp = wrap(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        attachment = gradwire.attach(ddp, "reliable")
+        for step in range(3):  # buckets are rebuilt after the first
+            x = batch(rank, step, dtype)
+            expected = average_of(local_gradients(reference, x)).to(dtype)
+            net.zero_grad()
+            ddp(x).float().square().mean().backward()
+            got = gradients(net)
+            if dtype == torch.float64:
+                torch.testing.assert_close(got, expected, rtol=3e-7, atol=1e-9)
+            else:
+                assert torch.equal(got, expected)
+    report = attachment.report()
+    assert (report.step, report.delivered, report.exceeded) == (2, 1.0, ())
+    assert report.buckets > 1
+    attachment.detach()
+
+
+@pytest.mark.parametrize("name", list(DTYPES))
+def test_each_element_type_is_averaged(two: Ranks, name: str) -> None:
+    two.run(reduces, name=name)
+
+
+def close_to_gloo(rank: int, world: int) -> None:
+    over_gloo, over_gradwire = wrap(model()), wrap(model())
+    attachment = gradwire.attach(over_gradwire, "reliable")
+    train(over_gloo, rank, range(20))
+    train(over_gradwire, rank, range(20))
+    for a, b in zip(over_gloo.parameters(), over_gradwire.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    attachment.detach()
+
+
+def test_reliable_training_is_close_to_gloo(two: Ranks) -> None:
+    two.run(close_to_gloo)
+
+
+def float64_warns(rank: int, world: int) -> list[str]:
+    ddp = wrap(model(torch.float64))
+    attachment = gradwire.attach(ddp, "reliable")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            ddp(batch(rank, 0, torch.float64)).square().mean().backward()
+    attachment.detach()
+    return [str(w.message) for w in caught if "float64" in str(w.message)]
+
+
+def test_float64_says_once_that_it_is_rounded(two: Ranks) -> None:
+    for messages in two.run(float64_warns):
+        assert len(messages) == 1
+
+
+# ---------------------------------------------------------------------------- DDP's ways
+
+
+def no_sync(rank: int, world: int) -> None:
+    reference, net = model(), model()
+    ddp = wrap(net)
+    attachment = gradwire.attach(ddp, "reliable")
+    for step in range(3):
+        x, y = batch(rank, 2 * step), batch(rank, 2 * step + 1)
+        reference.zero_grad()
+        for part in (x, y):
+            reference(part).square().mean().backward()
+        expected = average_of(gradients(reference))
+        net.zero_grad()
+        with ddp.no_sync():
+            ddp(x).square().mean().backward()
+        ddp(y).square().mean().backward()
+        torch.testing.assert_close(gradients(net), expected, rtol=1e-6, atol=1e-8)
+        assert attachment.step == step + 1
+    attachment.detach()
+
+
+def test_accumulated_gradients_travel_once(two: Ranks) -> None:
+    two.run(no_sync)
+
+
+def unused(rank: int, world: int) -> None:
+    torch.manual_seed(0)
+    net = Branches()
+    ddp = DistributedDataParallel(net, find_unused_parameters=True, bucket_cap_mb=0.01)
+    attachment = gradwire.attach(ddp, "mlt", p=0.1, error_feedback=True)
+    for step in range(6):
+        net.zero_grad(set_to_none=True)
+        right = (step + rank) % 2 == 0 if step < 4 else True  # then the left one on no rank
+        ddp(batch(rank, step), right).square().mean().backward()
+        if step >= 4:
+            assert net.left.weight.grad is None
+        else:
+            assert net.left.weight.grad is not None
+        everybody = [torch.empty_like(net.top.weight.grad) for _ in range(world)]
+        dist.all_gather(everybody, net.top.weight.grad)
+        assert torch.equal(everybody[0], everybody[1])
+    attachment.detach()
+
+
+def test_unused_parameters_are_found(two: Ranks) -> None:
+    two.run(unused)
+
+
+def static_graph(rank: int, world: int) -> None:
+    reference, net = model(), model()
+    ddp = wrap(net, static_graph=True)
+    attachment = gradwire.attach(ddp, "reliable")
+    for step in range(4):
+        expected = average_of(local_gradients(reference, batch(rank, step)))
+        net.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        assert torch.equal(gradients(net), expected)
+    attachment.detach()
+
+
+def test_a_static_graph(two: Ranks) -> None:
+    two.run(static_graph)
+
+
+def rebuilt(rank: int, world: int) -> list[list[str]]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "mlt", p=0.2, error_feedback=True)
+    seen = []
+    for step in range(3):
+        train(ddp, rank, range(step, step + 1))
+        seen.append([region.name for region in attachment.report().regions])
+    names = {name for name, _ in ddp.module.named_parameters()}
+    residuals = attachment.state_dict()["residuals"]
+    assert isinstance(residuals, dict)
+    assert set(residuals) == names
+    attachment.detach()
+    return seen
+
+
+def test_rebuilt_buckets_keep_their_parameters_names(two: Ranks) -> None:
+    first, second, third = two.run(rebuilt)[0]
+    assert first != second  # DDP did rebuild
+    assert second == third
+    assert any("2.weight" in name for name in second)
+
+
+def nonfinite(rank: int, world: int) -> None:
+    ddp = wrap(model())
+    attachment = gradwire.attach(
+        ddp, "dblp", p_low=0.3, p_high=0.3, error_feedback=True, every=1, eta=100.0
+    )
+    for step in range(8):
+        ddp.zero_grad()
+        x = batch(rank, step)
+        if step == 5 and rank == 1:
+            x[0, 0] = float("nan")
+        ddp(x).square().mean().backward()
+        whole = torch.isfinite(gradients(ddp)).all().item()
+        assert whole == (step != 5)
+        if step == 5:
+            first = next(iter(ddp.module.parameters())).grad
+            assert first is not None
+            assert torch.isnan(first).any()
+            assert attachment.report().agreed.nonfinite
+            assert attachment.phase == "critical"
+    residuals = attachment.state_dict()["residuals"]
+    assert isinstance(residuals, dict)
+    assert all(torch.isfinite(r).all() for r in residuals.values())
+    attachment.detach()
+
+
+def test_nan_is_carried_through_and_enters_no_residual(two: Ranks) -> None:
+    two.run(nonfinite)
+
+
+def alone(rank: int, world: int) -> None:
+    os.environ["MASTER_PORT"] = str(free_port())
+    net, reference = model(), model()
+    x = batch(0, 0)
+    expected = local_gradients(reference, x)
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    ddp = wrap(net)
+    attachment = gradwire.attach(ddp, "dblp", error_feedback=True)
+    for _ in range(3):
+        net.zero_grad()
+        ddp(x).square().mean().backward()
+        assert torch.equal(gradients(net), expected)
+    assert attachment.report().delivered == 1.0
+    attachment.detach()
+    dist.destroy_process_group()
+
+
+def test_world_size_1() -> None:
+    with Ranks(1, group=False) as one:
+        one.run(alone)
+
+
+# ---------------------------------------------------------------------------- attaching
+
+
+def detaches(rank: int, world: int) -> None:
+    net = model()
+    ddp = wrap(net)
+    first = gradwire.attach(ddp, "reliable")
+    with pytest.raises(gradwire.ConfigError, match="already attached"):
+        gradwire.attach(ddp)
+    train(ddp, rank, range(3))
+    engine = first._pipeline.communicator._host
+    first.detach()
+    first.detach()
+    with pytest.raises(gradwire.GradwireError, match="detached"):
+        first.flush()
+    reference = model()
+    reference.load_state_dict(net.state_dict())
+    expected = average_of(local_gradients(reference, batch(rank, 9)))
+    net.zero_grad()
+    ddp(batch(rank, 9)).square().mean().backward()  # over gloo
+    torch.testing.assert_close(gradients(net), expected, rtol=1e-6, atol=1e-9)
+    assert first.step == 3
+    second = gradwire.attach(ddp, "mlt", p=0.1)
+    assert second._pipeline.communicator._host is engine  # one engine per process
+    train(ddp, rank, range(3, 6))
+    assert second.report().step == 2
+    assert second.report().policy == "mlt"
+    second.detach()
+
+
+def test_detach_forwards_to_the_host_group_and_attach_comes_back(two: Ranks) -> None:
+    two.run(detaches)
+
+
+def foreign(rank: int, world: int) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    ddp = wrap(model())
+    ddp.register_comm_hook(None, allreduce_hook)
+    with pytest.raises(gradwire.ConfigError, match="already has the communication hook 'allreduc"):
+        gradwire.attach(ddp)
+    other = wrap(model())
+    other._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    with pytest.raises(gradwire.ConfigError, match="one hook for its whole life"):
+        gradwire.attach(other)
+    with pytest.raises(gradwire.ConfigError, match="a Sequential: wrap it first"):
+        gradwire.attach(model())  # type: ignore[arg-type]
+
+
+def test_a_foreign_hook_is_an_error(two: Ranks) -> None:
+    two.run(foreign)
+
+
+def bare(rank: int, world: int) -> None:
+    net, reference = model(), model()
+    ddp = wrap(net)
+    ddp.register_comm_hook(gradwire.HookState("reliable"), gradwire.comm_hook)
+    for step in range(3):
+        expected = average_of(local_gradients(reference, batch(rank, step)))
+        net.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        assert torch.equal(gradients(net), expected)
+    wrong = wrap(model())
+    wrong.register_comm_hook(None, gradwire.comm_hook)
+    with pytest.raises(Exception, match="HookState"):
+        wrong(batch(rank, 0)).square().mean().backward()
+
+
+def test_the_bare_hook_opens_when_first_used(two: Ranks) -> None:
+    two.run(bare)
+
+
+def disagrees(rank: int, world: int) -> str:
+    ddp = wrap(model())
+    with pytest.raises(gradwire.RendezvousError) as raised:
+        gradwire.attach(ddp, "mlt", p=0.1 * (rank + 1))
+    train(ddp, rank, range(1))  # the module works on, over gloo
+    attachment = gradwire.attach(ddp, "mlt", p=0.1)
+    train(ddp, rank, range(1, 2))
+    attachment.detach()
+    return str(raised.value)
+
+
+def test_another_policy_on_a_rank_is_named_by_all(two: Ranks) -> None:
+    for message in two.run(disagrees):
+        assert "rank 1 has mlt.p=0.2, rank 0 has mlt.p=0.1" in message
+
+
+def pickles(rank: int, world: int) -> None:
+    import copy
+    import pickle
+
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable")
+    train(ddp, rank, range(1))
+    state = pickle.loads(pickle.dumps(ddp._comm_hooks[0][1]))
+    assert state.active
+    twin = copy.deepcopy(ddp.module)
+    assert fingerprint(twin) == fingerprint(ddp.module)
+    attachment.detach()
+
+
+def test_the_hooks_state_can_be_pickled_with_its_module(two: Ranks) -> None:
+    two.run(pickles)
+
+
+# ---------------------------------------------------------------------------- lossy training
+
+
+def replicas(rank: int, world: int, steps: int, **options: Any) -> tuple[bytes, Any]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, **options)
+    set_drop(attachment, 0.03, 4.0)
+    try:
+        train(ddp, rank, range(steps), lr=0.01)
+    finally:
+        set_drop(attachment, 0.0)
+    report = attachment.report()
+    attachment.detach()
+    return fingerprint(ddp), (report.delivered, report.bound, report.verdict, report.step)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": "dblp", "pull": "exact"},
+        {"policy": "dblp", "pull": "committed"},
+        {"policy": "dblp", "spend": "lost", "error_feedback": True},
+        {"policy": "mlt", "p": 0.2, "pull": "committed", "error_feedback": True},
+        {"policy": "mlt", "p": 0.2, "fill": "mean"},
+        {"policy": "dblp", "detector": "paper", "every": 3, "eta": 0.01},
+        {"policy": "reliable"},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+def test_replicas_stay_bit_identical_under_loss(two: Ranks, options: dict[str, Any]) -> None:
+    (first, report), (second, _) = two.run(replicas, steps=60, **options)
+    assert first == second
+    delivered, bound, _, step = report
+    assert step == 59
+    assert delivered >= 1 - bound - 1e-9
+
+
+def given_back(rank: int, world: int) -> tuple[float, float]:
+    """Without an optimizer: what was applied over many steps against the true sum."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "mlt", p=0.5, error_feedback=True)
+    reference = model()
+    true = torch.zeros_like(gradients_like(reference))
+    applied = torch.zeros_like(true)
+    for step in range(12):
+        true += average_of(local_gradients(reference, batch(rank, step)))
+        if step == 11:
+            attachment.flush()
+        ddp.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        applied += gradients(ddp)
+    assert attachment.report().delivered == 1.0
+    residuals = attachment.state_dict()["residuals"]
+    assert isinstance(residuals, dict)
+    left = sum(float(r.abs().sum()) for r in residuals.values())
+    attachment.detach()
+    return float((applied - true).norm() / true.norm()), left
+
+
+def gradients_like(net: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def test_feedback_gives_everything_back_by_a_flush(two: Ranks) -> None:
+    for error, left in two.run(given_back):
+        assert error < 1e-5
+        assert left == 0.0
+
+
+def votes(rank: int, world: int) -> list[str]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "dblp", every=1, eta=1000.0)
+    seen = []
+    for step in range(9):
+        if step == 4 and rank == 1:
+            attachment.phase = "critical"
+        if step == 6 and rank == 1:
+            attachment.phase = None
+        train(ddp, rank, range(step, step + 1))
+        seen.append(attachment.report().phase)
+    with pytest.raises(gradwire.ConfigError, match="phase='fast'"):
+        attachment.phase = "fast"  # type: ignore[assignment]
+    attachment.detach()
+    return seen
+
+
+def test_a_vote_of_one_rank_rules_all_from_the_next_step(two: Ranks) -> None:
+    for seen in two.run(votes):
+        assert seen == [
+            "critical",
+            "critical",
+            "tolerant",
+            "tolerant",
+            "tolerant",  # the vote travels
+            "critical",
+            "critical",  # its withdrawal travels
+            "tolerant",
+            "tolerant",
+        ]
+
+
+def resumes(rank: int, world: int) -> tuple[bytes, bytes]:
+    options: dict[str, Any] = {"policy": "dblp", "every": 3, "error_feedback": True, "p_low": 0.2}
+    straight = wrap(model())
+    attachment = gradwire.attach(straight, **options)
+    train(straight, rank, range(4))
+    train(straight, rank, range(4, 12))
+    attachment.detach()
+    stopped = wrap(model())
+    attachment = gradwire.attach(stopped, **options)
+    train(stopped, rank, range(4))
+    state = attachment.state_dict()
+    attachment.detach()
+    resumed = wrap(model())
+    resumed.module.load_state_dict(stopped.module.state_dict())
+    attachment = gradwire.attach(resumed, **options)
+    attachment.load_state_dict(state)
+    train(resumed, rank, range(4, 12))
+    assert attachment.step == 12
+    attachment.detach()
+    with pytest.raises(gradwire.GradwireError, match="detached"):
+        attachment.load_state_dict(state)
+    return fingerprint(straight), fingerprint(resumed)
+
+
+def test_a_resumed_run_decides_as_the_first_would(two: Ranks) -> None:
+    (_, first), (_, second) = two.run(resumes)
+    assert first == second
+
+
+def reports(rank: int, world: int, path: str) -> None:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "mlt", p=0.2, report=path)
+    with pytest.raises(gradwire.GradwireError, match="no step"):
+        attachment.report()
+    for step in range(3):
+        attachment.loss(torch.tensor(float(rank), requires_grad=True))
+        train(ddp, rank, range(step, step + 1))
+    assert attachment.report().agreed.loss == 0.5
+    attachment.detach()
+
+
+def test_every_step_writes_a_line(two: Ranks, tmp_path: Path) -> None:
+    two.run(reports, path=str(tmp_path / "steps.jsonl"))
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    for line in lines:
+        assert line["rank"] == 0
+        assert line["bytes"] > 0
+        assert line["packets"] > 0
+        assert 0 < line["push_s"] <= line["comm_s"]
+        assert line["rtprop_s"] > 0
+        assert line["btlbw"] > 0
+        assert line["bound"] == 0.2
+        assert 0 < line["effective_bound"] <= 0.2
+        assert all(region["delivered"] >= 0.8 for region in line["regions"])
+
+
+def subgroup(rank: int, world: int) -> int:
+    groups = [dist.new_group([each]) for each in range(world)]
+    pair = dist.new_group(list(range(world)))
+    single = DistributedDataParallel(model(), process_group=groups[rank])
+    attachment = gradwire.attach(single, "reliable")
+    expected = local_gradients(model(), batch(rank, 0))
+    single(batch(rank, 0)).square().mean().backward()
+    assert torch.equal(gradients(single), expected)
+    attachment.detach()
+    both = DistributedDataParallel(model(), process_group=pair)
+    attachment = gradwire.attach(both, "reliable")
+    train(both, rank, range(2))
+    attachment.detach()
+    communicator: Communicator = attachment._pipeline.communicator
+    return communicator.world_size
+
+
+def test_groups_with_other_members_are_apart(two: Ranks) -> None:
+    assert two.run(subgroup) == [2, 2]
+
+
+def test_a_failure_in_a_rank_is_reported_by_the_harness(two: Ranks) -> None:
+    outcome = two.outcomes(reports, path="/no/such/folder/steps.jsonl")[0]
+    assert isinstance(outcome, Failed)

@@ -1,0 +1,192 @@
+"""Rendezvous in a store, with threads for ranks; addresses and interfaces."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from gradwire import rendezvous
+from gradwire.errors import ConfigError, RendezvousError
+from gradwire.rendezvous import Introduction, Meeting
+
+
+def together(count: int, call: Callable[[int], Any]) -> list[Any]:
+    """Calls call(0…count-1) at once; a result that is an exception is returned."""
+    results: list[Any] = [None] * count
+
+    def run(index: int) -> None:
+        try:
+            results[index] = call(index)
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results
+
+
+def meeting(
+    store: Any, endpoint: int, *, workers: int = 3, servers: int = 0, timeout_s: float = 5.0
+) -> Meeting:
+    return Meeting(
+        store, "t", endpoint=endpoint, workers=workers, servers=servers, timeout_s=timeout_s
+    )
+
+
+def introduction(endpoint: int, **fields: Any) -> Introduction:
+    values: dict[str, Any] = {
+        "protocol": 1,
+        "address": "127.0.0.1",
+        "datagram": 1472,
+        "host": "h",
+        "configuration": {"route": "sharded"},
+    }
+    return Introduction(endpoint, **{**values, **fields})
+
+
+def meet(fields: dict[int, dict[str, Any]] | None = None, workers: int = 3) -> list[Any]:
+    """All introduce themselves and check each other."""
+    store = dist.HashStore()
+
+    def join(rank: int) -> list[Introduction]:
+        here = meeting(store, rank, workers=workers)
+        everybody = here.introduce(introduction(rank, **(fields or {}).get(rank, {})))
+        rendezvous.check_introductions(here, everybody)
+        return everybody
+
+    return together(workers, join)
+
+
+def test_all_see_the_same_introductions() -> None:
+    results = meet({0: {"session": 99, "datagram": 1400}})
+    assert results[0] == results[1] == results[2]
+    assert [each.endpoint for each in results[0]] == [0, 1, 2]
+    assert results[2][0].session == 99
+
+
+def test_a_name_can_be_used_again() -> None:
+    store = dist.HashStore()
+    for text in ("first", "second"):
+        results = together(2, lambda r, t=text: meeting(store, r, workers=2).exchange("x", t))
+        assert results == [[text, text]] * 2
+
+
+def test_missing_peers_are_named() -> None:
+    store = dist.HashStore()
+    joined = together(
+        2, lambda r: meeting(store, r, workers=4, timeout_s=0.3).exchange("x", "here")
+    )
+    for error in joined:
+        assert isinstance(error, RendezvousError)
+        assert error.ranks == (2, 3)
+        assert "ranks 2, 3 did not join within 0.3 s" in str(error)
+        assert "rendezvous_timeout" in str(error)
+
+
+def test_a_missing_server_is_named() -> None:
+    here = meeting(dist.HashStore(), 0, workers=1, servers=2, timeout_s=0.1)
+    with pytest.raises(RendezvousError, match="servers 0, 1 did not join"):
+        here.exchange("x", "here")
+
+
+def test_another_protocol_version_is_named_on_every_rank() -> None:
+    for error in meet({2: {"protocol": 7}}):
+        assert isinstance(error, RendezvousError)
+        assert error.ranks == (2,)
+        assert "rank 2 speaks gradwire protocol version 7, rank 0 speaks version 1" in str(error)
+
+
+def test_an_introduction_of_a_later_version_can_be_read() -> None:
+    text = '{"endpoint": 1, "protocol": 9, "smell": "lavender"}'
+    assert Introduction.parse(text).protocol == 9
+
+
+def test_another_configuration_is_named_with_both_values() -> None:
+    for error in meet({1: {"configuration": {"route": "server"}}}):
+        assert isinstance(error, RendezvousError)
+        assert "rank 1 has route='server', rank 0 has route='sharded'" in str(error)
+
+
+def test_policies_are_compared_field_by_field() -> None:
+    store = dist.HashStore()
+    errors = together(
+        3,
+        lambda r: rendezvous.agree(
+            meeting(store, r), {"policy": "mlt", "mlt.p": 0.1 if r == 2 else 0.2}
+        ),
+    )
+    for error in errors:
+        assert "rank 2 has mlt.p=0.1, rank 0 has mlt.p=0.2" in str(error)
+
+
+def test_loopback_between_hosts_is_an_error_that_names_the_setting() -> None:
+    for error in meet({1: {"host": "other"}}):
+        assert "GRADWIRE_INTERFACE" in str(error)
+    assert all(isinstance(each, list) for each in meet({1: {"address": "127.0.0.2"}}))
+
+
+def test_a_failure_told_is_raised_by_the_others_at_once() -> None:
+    store = dist.HashStore()
+
+    def join(rank: int) -> object:
+        here = meeting(store, rank)
+        if rank == 1:
+            return here.tell_failure("port", "cannot open UDP 127.0.0.1 port=7")
+        return here.exchange("port", "1")
+
+    results = together(3, join)
+    for rank in (0, 2):
+        assert "rank 1 failed: cannot open UDP 127.0.0.1 port=7" in str(results[rank])
+
+
+def test_leaving_is_seen() -> None:
+    store = dist.HashStore()
+    workers = [meeting(store, rank, workers=2, servers=1) for rank in range(2)]
+    server = meeting(store, 2, workers=2, servers=1)
+    workers[0].leave()
+    assert not server.all_workers_left()
+    workers[1].leave()
+    assert server.all_workers_left()
+
+
+# ---------------------------------------------------------------------------- addresses
+
+
+def test_the_address_leads_towards_the_stores_host() -> None:
+    assert rendezvous.local_address(None, "127.0.0.1") == "127.0.0.1"
+    assert rendezvous.local_address("lo", "8.8.8.8") == "127.0.0.1"
+    assert rendezvous.local_address("127.0.0.1", None) == "127.0.0.1"
+    socket.inet_aton(rendezvous.local_address(None, None))
+
+
+@pytest.mark.parametrize("interface", ["no-such-interface", "203.0.113.7"])
+def test_an_interface_that_is_not_here_is_an_error_that_lists_those_that_are(
+    interface: str,
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        rendezvous.local_address(interface, None)
+    assert f"interface={interface!r}" in str(raised.value)
+    assert "lo" in str(raised.value)
+
+
+def test_loopback_counts_as_ethernet() -> None:
+    assert rendezvous.mtu_of("127.0.0.1") == 1500
+    assert rendezvous.datagram_for("127.0.0.1") == 1472
+
+
+def test_the_stores_host_is_found_under_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.PrefixStore("a", dist.PrefixStore("b", dist.HashStore()))
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert rendezvous.store_host(store) is None
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    assert rendezvous.store_host(store) == "10.0.0.1"
+    tcp = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert rendezvous.store_host(dist.PrefixStore("a", tcp)) == "127.0.0.1"
