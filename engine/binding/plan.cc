@@ -168,10 +168,16 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("ok", [](const Report& r) { return r.error.empty(); })
       .def_prop_ro("error", [](const Report& r) { return to_text(r.error); })
       .def_prop_ro("error_rank", [](const Report& r) { return r.error_rank; })
-      .def_prop_ro("counted", [](const Report& r) { return to_array(r.counted); })
-      .def_prop_ro("applied", [](const Report& r) { return to_array(r.applied); })
-      .def_prop_ro("withheld_chunks", [](const Report& r) { return to_array(r.withheld_chunks); })
-      .def_prop_ro("withheld_values", [](const Report& r) { return to_array(r.withheld_values); })
+      .def_prop_ro(
+          "counted", [](const Report& r) { return to_array(r.counted); }, nb::rv_policy::move)
+      .def_prop_ro(
+          "applied", [](const Report& r) { return to_array(r.applied); }, nb::rv_policy::move)
+      .def_prop_ro(
+          "withheld_chunks", [](const Report& r) { return to_array(r.withheld_chunks); },
+          nb::rv_policy::move)
+      .def_prop_ro(
+          "withheld_values", [](const Report& r) { return to_array(r.withheld_values); },
+          nb::rv_policy::move)
       .def_prop_ro("delivered", [](const Report& r) { return r.delivered; })
       .def_prop_ro("exceeded", [](const Report& r) { return r.exceeded; })
       .def_prop_ro("stats_sum", [](const Report& r) { return half_of_stats(r, 0); })

@@ -10,6 +10,8 @@ namespace gradwire {
 
 namespace {
 
+const std::vector<uint32_t> kNoChunks;
+
 struct OpenFixed {
   uint64_t hash;
   uint64_t step;
@@ -74,6 +76,7 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   op.grid = Grid(plan, config.datagram_bytes, config.aggregators());
   op.exact = plan.exact();
   op.committed = plan.pull == Pull::committed;
+  op.pulls = plan.pull != Pull::none;
   op.started = now;
   op.worker = worker;
   if (worker) {
@@ -95,7 +98,7 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
                                                  self, op.spec.data, config.memory_limit / 2);
     op.back.reserve(config.workers);
     for (uint16_t w = 0; w < config.workers; ++w)
-      op.back.emplace_back(op.own_shard(), op.aggregator->finished());
+      op.back.emplace_back(op.own_shard(), op.pulls ? op.aggregator->finished() : kNoChunks);
     op.opens.resize(config.workers);
     op.votes.resize(config.workers);
     op.withheld = Bitmap(op.own_shard().size());
@@ -314,7 +317,7 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
   if (!sum.all_final()) return;
   if (!op.close_sent) {
     op.close_sent = true;
-    if (!op.exact || op.committed) {
+    if (!op.exact || op.committed || !op.pulls) {
       Bitmap applied(op.own_shard().size());
       for (uint32_t c : sum.finished()) applied.set(c - op.own_shard().begin);
       for (uint16_t w = 0; w < config.workers; ++w) {
@@ -395,8 +398,9 @@ void Endpoint::Impl::maybe_done(Op& op, Nanos now) {
   for (uint16_t a = 0; a < op.pull.size(); ++a) {
     if (op.grid.shards[a].size() == 0) continue;
     const PullReceiver& pull = op.pull[a];
-    if (pull.missing()) return;
-    if ((!op.exact || op.committed) && !pull.closed()) return;
+    const bool here = op.pulls || (op.aggregator && a == op.shard);
+    if (here && pull.missing()) return;
+    if ((!op.exact || op.committed || !op.pulls) && !pull.closed()) return;
     if (op.committed && !pull.committed()) return;
   }
   report(op, now);
@@ -415,9 +419,10 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
     const PullReceiver& pull = op.pull[a];
     for (uint32_t c = op.grid.shards[a].begin; c < op.grid.shards[a].end; ++c) {
       r.counted[c] = pull.counted(c);
-      r.applied[c] = pull.wanted(c);
+      const bool here = op.pulls || (op.aggregator && a == op.shard);
+      r.applied[c] = here && pull.wanted(c);
       if (r.counted[c]) counted[op.grid.region[c]] += op.grid.length(c);
-      if (!r.applied[c])
+      if (here && !r.applied[c])
         std::memset(op.spec.data + op.grid.offset[c], 0, codec::f32_bytes(op.grid.length(c)));
     }
   }
@@ -482,6 +487,7 @@ bool Endpoint::Impl::drained(const Op& op) const {
   if (!op.aggregator->all_final() || !op.close_sent) return false;
   if (op.shard == 0 && !op.fold_sent) return false;
   if (op.committed && !op.commit_sent) return false;
+  if (!op.pulls) return true;
   const auto results = static_cast<uint32_t>(op.aggregator->finished().size());
   for (uint16_t w = 0; w < config.workers; ++w) {
     if (w == config.endpoint) continue;

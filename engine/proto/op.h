@@ -19,6 +19,7 @@ struct Op {
   Grid grid;
   bool exact = true;
   bool committed = false;
+  bool pulls = true;
   Nanos started = 0;
   Nanos deadline = kNever;
 

@@ -59,8 +59,9 @@ std::string Plan::validate() const {
   }
   if (!(pull_bound >= 0.0 && pull_bound < 1.0))
     return "pull_bound is " + std::to_string(pull_bound) + "; a bound is in [0, 1)";
-  if (pull == Pull::exact && pull_bound != 0.0)
-    return "pull_bound is " + std::to_string(pull_bound) + " with pull \"exact\"; it must be 0";
+  if (pull != Pull::committed && pull_bound != 0.0)
+    return "pull_bound is " + std::to_string(pull_bound) +
+           " without pull \"committed\"; it must be 0";
   if (!std::isfinite(scale)) return "scale is not finite";
   return "";
 }
@@ -101,7 +102,7 @@ bool Plan::deserialize(std::span<const uint8_t> bytes, Plan& out) {
   const auto fill = reader.get<uint8_t>();
   const auto order = reader.get<uint8_t>();
   const auto pull = reader.get<uint8_t>();
-  if (spend > 3 || fill > 1 || order > 1 || pull > 1) return false;
+  if (spend > 3 || fill > 1 || order > 1 || pull > 2) return false;
   out.spend = static_cast<Spend>(spend);
   out.fill = static_cast<Fill>(fill);
   out.order = static_cast<Order>(order);

@@ -15,7 +15,8 @@ namespace gradwire {
 enum class Spend : uint8_t { nothing, late, lost, anything };
 enum class Fill : uint8_t { zero, mean };
 enum class Order : uint8_t { sequential, shuffled };
-enum class Pull : uint8_t { exact, committed };
+// none: push only (reduce-scatter): each result stays with its aggregator.
+enum class Pull : uint8_t { exact, committed, none };
 enum class Clock : uint8_t { open, first_arrival, tail };
 enum class Scope : uint8_t { worker, all };
 

@@ -38,7 +38,7 @@ __all__ = [
 SPENDS = ("nothing", "late", "lost", "anything")
 FILLS = ("zero", "mean")
 ORDERS = ("shuffled", "sequential")
-PULLS = ("exact", "committed")
+PULLS = ("exact", "committed", "none")
 CLOCKS = ("open", "first_arrival", "tail")
 SCOPES = ("worker", "all")
 
@@ -153,10 +153,10 @@ class TransferPlan:
         check_choice("order", self.order, ORDERS)
         check_choice("pull", self.pull, PULLS)
         check_bound("pull_bound", self.pull_bound)
-        if self.pull == "exact" and self.pull_bound:
+        if self.pull != "committed" and self.pull_bound:
             raise ConfigError(
-                f"pull_bound={self.pull_bound!r} with pull='exact': only pull='committed' may "
-                "leave a part of the result out"
+                f"pull_bound={self.pull_bound!r} with pull={self.pull!r}: only pull='committed' "
+                "may leave a part of the result out"
             )
         if not self.schedule:
             raise ConfigError("schedule=(): at least one step is needed")

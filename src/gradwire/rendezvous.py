@@ -243,7 +243,7 @@ def base_store(store: Any) -> Any:
 
 def new_session() -> int:
     """A session secret: 63 random bits, never 0."""
-    return secrets.randbits(63) | 1
+    return secrets.randbits(32) | 1
 
 
 def store_host(store: object) -> str | None:

@@ -1,0 +1,145 @@
+"""gradwire's contestants in races on a lab network (see `gradwire.lab.contestants`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gradwire.communicator import Communicator
+from gradwire.plans import BY_BOUND, CloseStep, Region, TransferPlan
+from gradwire.server import serve
+from gradwire.settings import Settings
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_ROUND_TIMEOUT = 60.0
+
+
+def make_plan(elements: int, bound: float, spend: str, pull: str, seed: int) -> TransferPlan:
+    """One region with one bound; spend "anything" closes eagerly, "lost" only what was lost."""
+    return TransferPlan(
+        elements,
+        (Region(0, elements, bound, "all"),),
+        spend=spend if bound else "nothing",
+        schedule=(CloseStep(fraction=BY_BOUND),) if bound else (CloseStep(),),
+        order="shuffled" if bound else "sequential",
+        pull=pull,
+        pull_bound=bound if pull == "committed" else 0.0,
+        seed=seed,
+    )
+
+
+class GradwireAllReduce:
+    """All-reduce over the sharded route; bound 0 is exact."""
+
+    def __init__(self, bound: float = 0.0, spend: str = "nothing", pull: str = "exact") -> None:
+        """Choose the plan: see `make_plan`."""
+        self._bound, self._spend, self._pull = bound, spend, pull
+        self._step = 0
+        self._delivered: list[float] = []
+        self._sent = 0
+        self._retransmissions = 0
+        self._communicator: Communicator | None = None
+
+    def setup(self, rank: int, world: int, store: Store) -> None:
+        """Open the engine and meet the other ranks."""
+        self._communicator = Communicator(
+            store, rank, world, Settings.build({}), timeout_s=_ROUND_TIMEOUT
+        )
+
+    def run_round(self, buffer: torch.Tensor) -> None:
+        """Sum the buffer over all ranks."""
+        assert self._communicator is not None
+        plan = make_plan(buffer.numel(), self._bound, self._spend, self._pull, self._step)
+        report = self._communicator.all_reduce(buffer, plan, step=self._step).wait(_ROUND_TIMEOUT)
+        self._step += 1
+        self._delivered.append(min(report.delivered))
+        self._sent += report.packets_sent
+        self._retransmissions += report.retransmissions
+
+    def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
+        """Check the exact sum, or that each element is the sum of some contributions."""
+        total = sum(inputs.values())
+        values = np.unique(buffer.numpy())
+        sums = {0.0}
+        for value in inputs.values():
+            sums |= {each + value for each in sums}
+        allowed = sums if self._bound else {total}
+        if not set(values.tolist()) <= allowed:
+            raise ValueError(f"gradwire: values {values[:8]} where the sum is {total}")
+
+    def report(self) -> dict[str, Any]:
+        """Counters of the engine and what was delivered."""
+        assert self._communicator is not None
+        delivered = self._delivered or [1.0]
+        return {
+            "packets_sent": self._sent,
+            "retransmissions": self._retransmissions,
+            "delivered_mean": sum(delivered) / len(delivered),
+            "delivered_min": min(delivered),
+            **self._communicator.counters(),
+        }
+
+    def close(self) -> None:
+        """Close the engine."""
+        if self._communicator is not None:
+            self._communicator.close()
+
+
+class GradwirePush:
+    """All ranks but the last push to a server on the last; nothing is pulled."""
+
+    def __init__(self) -> None:
+        """Nothing to choose."""
+        self._communicator: Communicator | None = None
+        self._server: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._step = 0
+        self._retransmissions = 0
+
+    def setup(self, rank: int, world: int, store: Store) -> None:
+        """Open the engine: the server's on the last rank."""
+        settings = Settings.build({"route": "server", "servers": 1})
+        if rank == world - 1:
+            self._server = threading.Thread(
+                target=serve,
+                args=(store,),
+                kwargs={"workers": world - 1, "index": 0, "settings": settings, "stop": self._stop},
+                daemon=True,
+            )
+            self._server.start()
+            return
+        self._communicator = Communicator(
+            store, rank, world - 1, settings, timeout_s=_ROUND_TIMEOUT
+        )
+
+    def run_round(self, buffer: torch.Tensor) -> None:
+        """Push the buffer; done when the server has summed all of it from everybody."""
+        if self._communicator is None:
+            return
+        plan = make_plan(buffer.numel(), 0.0, "nothing", "none", 0)
+        report = self._communicator.all_reduce(buffer, plan, step=self._step).wait(_ROUND_TIMEOUT)
+        self._step += 1
+        self._retransmissions += report.retransmissions
+
+    def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
+        """Nothing comes back that could be checked; the sums are, where they are pulled."""
+
+    def report(self) -> dict[str, Any]:
+        """Counters of the worker's engine."""
+        if self._communicator is None:
+            return {}
+        return {"retransmissions": self._retransmissions, **self._communicator.counters()}
+
+    def close(self) -> None:
+        """Close the engine or stop the server."""
+        if self._communicator is not None:
+            self._communicator.close()
+        self._stop.set()
+        if self._server is not None:
+            self._server.join(10)
