@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import multiprocessing
 import os
-import signal
 import socket
 import sys
 import time
@@ -22,7 +21,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel"])
+context.set_forkserver_preload(["torch", "torch._dynamo", "pytest", "gradwire.ddp"])
 
 
 class Failed:
@@ -118,6 +117,7 @@ class Ranks:
                 end.send((path, function.__qualname__, {**arguments, **more}))
 
     def collect(self, timeout: float = 60.0) -> list[Any]:
+        """The results by rank; Gone for ranks that have ended, or say nothing by the time-out."""
         deadline = time.monotonic() + timeout
         results: list[Any] = []
         for end in self._ends:
@@ -129,10 +129,7 @@ class Ranks:
         return results
 
     def kill(self, rank: int) -> None:
-        os.kill(self.processes[rank].pid, signal.SIGKILL)
-
-    def freeze(self, rank: int) -> None:
-        os.kill(self.processes[rank].pid, signal.SIGSTOP)
+        self.processes[rank].kill()
 
     def close(self) -> None:
         for end in self._ends:

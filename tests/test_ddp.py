@@ -567,7 +567,7 @@ def test_every_step_writes_a_line(two: Ranks, tmp_path: Path) -> None:
         assert line["packets"] > 0
         assert 0 < line["push_s"] <= line["comm_s"]
         assert line["rtprop_s"] > 0
-        assert line["btlbw"] > 0
+        assert line["btlbw"] >= 0  # 0: not known yet
         assert line["bound"] == 0.2
         assert 0 < line["effective_bound"] <= 0.2
         assert all(region["delivered"] >= 0.8 for region in line["regions"])

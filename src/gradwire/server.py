@@ -104,9 +104,7 @@ def server(
     Without --store the job is found by MASTER_ADDR and MASTER_PORT, without --workers by
     WORLD_SIZE, as torchrun sets them.
     """
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
         options: dict[str, object] = {
             "route": "server",
@@ -121,11 +119,14 @@ def server(
         count = workers or _workers_of_environment()
         _say(as_json, "waiting", f"server {index} waits for {count} workers at {address}")
         counters = serve(
-            open_store(address, timeout), workers=count, index=index, settings=settings, stop=stop
+            open_store(address, timeout), workers=count, index=index, settings=settings
         )
     except (ConfigError, GradwireError) as error:
         _say(as_json, "failed", str(error), error=True)
         raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        _say(as_json, "stopped", f"server {index} was told to stop")
+        return
     _say(as_json, "done", f"server {index} is done", counters=counters)
 
 

@@ -1,0 +1,189 @@
+"""Faults in real jobs: each is a clear error on every rank that is left, in time, and no hang."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Failed, Gone, Ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+
+PEER_TIMEOUT = 2.0
+ENVIRONMENT = {
+    "GRADWIRE_PEER_TIMEOUT": str(PEER_TIMEOUT),
+    "GRADWIRE_RENDEZVOUS_TIMEOUT": "20",
+}
+
+
+def module() -> DistributedDataParallel:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 64))
+    return DistributedDataParallel(net, bucket_cap_mb=0.1)
+
+
+def backward(ddp: DistributedDataParallel) -> None:
+    ddp(torch.ones(4, 64)).square().mean().backward()
+
+
+def warm_up(ddp: DistributedDataParallel, steps: int = 2) -> None:
+    """Past what DDP does over gloo: it rebuilds its buckets before the second forward pass, and
+    synchronises buffers before each. From here on a step asks gradwire alone."""
+    for _ in range(steps):
+        backward(ddp)
+    ddp.require_forward_param_sync = False
+
+
+def dies(rank: int, world: int, how: str, policy: str) -> dict[str, Any]:
+    """Rank 2 dies or freezes before its fourth step; the others find out in backward()."""
+    ddp = module()
+    gradwire.attach(ddp, policy)
+    warm_up(ddp, 3)
+    if rank == 2:
+        if how == "killed":
+            os.kill(os.getpid(), 9)
+        os.kill(os.getpid(), 19)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError) as raised:
+        backward(ddp)
+    elapsed = time.monotonic() - started
+    with pytest.raises(RuntimeError) as again:
+        backward(ddp)
+    return {"message": str(raised.value), "elapsed": elapsed, "again": str(again.value)}
+
+
+@pytest.mark.parametrize(
+    ("how", "policy"), [("killed", "dblp"), ("frozen", "dblp"), ("killed", "reliable")]
+)
+def test_a_peer_that_dies_in_mid_training_is_named_in_time(how: str, policy: str) -> None:
+    with Ranks(3, **ENVIRONMENT) as ranks:
+        try:
+            outcomes = ranks.outcomes(dies, how=how, policy=policy, timeout=9)
+        finally:
+            ranks.kill(2)
+    assert isinstance(outcomes[2], Gone)
+    for outcome in outcomes[:2]:
+        assert isinstance(outcome, dict), outcome
+        assert "rank 2" in outcome["message"]
+        assert "step 3" in outcome["message"]
+        assert outcome["elapsed"] < PEER_TIMEOUT + 3
+        assert "rank 2" in outcome["again"]
+
+
+def validates(rank: int, world: int) -> float:
+    ddp = module()
+    attachment = gradwire.attach(ddp, "dblp")
+    warm_up(ddp)
+    started = time.monotonic()
+    if rank == 0:
+        time.sleep(2 * PEER_TIMEOUT)
+    backward(ddp)
+    backward(ddp)
+    attachment.detach()
+    return time.monotonic() - started
+
+
+def test_a_live_peer_may_compute_for_longer_than_the_peer_timeout() -> None:
+    with Ranks(2, **ENVIRONMENT) as ranks:
+        elapsed = ranks.run(validates)
+    assert elapsed[1] >= 2 * PEER_TIMEOUT - 0.5
+
+
+def never_comes(rank: int, world: int) -> str:
+    ddp = module()
+    if rank == 1:
+        return ""
+    with pytest.raises(gradwire.RendezvousError) as raised:
+        gradwire.attach(ddp, rendezvous_timeout=1.0)
+    return str(raised.value)
+
+
+def test_a_missing_peer_is_named() -> None:
+    with Ranks(3, **ENVIRONMENT) as ranks:
+        first, _, third = ranks.run(never_comes)
+    for message in (first, third):
+        assert "rank 1 did not join within 1 s" in message
+
+
+def other_version(rank: int, world: int) -> str:
+    from gradwire import _engine
+
+    if rank == 1:
+        _engine.PROTOCOL_VERSION += 1
+    with pytest.raises(gradwire.RendezvousError) as raised:
+        gradwire.attach(module())
+    if rank == 1:
+        _engine.PROTOCOL_VERSION -= 1
+    return str(raised.value)
+
+
+def test_another_protocol_version_is_named_with_both() -> None:
+    from gradwire import _engine
+
+    version = _engine.PROTOCOL_VERSION
+    with Ranks(2, **ENVIRONMENT) as ranks:
+        for message in ranks.run(other_version):
+            assert f"rank 1 speaks gradwire protocol version {version + 1}" in message
+            assert f"rank 0 speaks version {version}" in message
+
+
+def other_plan(rank: int, world: int) -> str:
+    ddp = module()
+    attachment = gradwire.attach(ddp, "mlt", p=0.1)
+    backward(ddp)
+    if rank == 1:
+        attachment.flush()  # on one rank only: its next plan is another
+    with pytest.raises(RuntimeError) as raised:
+        backward(ddp)
+    return str(raised.value)
+
+
+def test_another_plan_in_mid_training_is_named() -> None:
+    with Ranks(2, **ENVIRONMENT) as ranks:
+        messages = ranks.run(other_plan)
+    assert any("plan" in message for message in messages)
+    assert all("rank" in message for message in messages)
+
+
+def exits(rank: int, world: int) -> str:
+    """Ends without detach() or destroy_process_group(), with an engine open."""
+    ddp = module()
+    gradwire.attach(ddp, "dblp")
+    backward(ddp)
+    dist.barrier()
+    return "done"
+
+
+def test_a_process_that_just_ends_ends_in_peace() -> None:
+    with Ranks(2, **ENVIRONMENT) as ranks:
+        assert ranks.run(exits) == ["done", "done"]
+        ranks.close()
+        assert [process.exitcode for process in ranks.processes] == [0, 0]
+
+
+def interrupted(rank: int, world: int) -> str:
+    """A callback of DDP's future never sees set_exception: it would crash the process."""
+    ddp = module()
+    attachment = gradwire.attach(ddp, "reliable", timeout=1.0)
+    warm_up(ddp)
+    if rank == 1:
+        time.sleep(3)
+        return ""
+    with pytest.raises(RuntimeError) as raised:
+        backward(ddp)
+    attachment.detach()
+    return str(raised.value)
+
+
+def test_a_transfer_that_takes_too_long_is_an_error_and_no_crash() -> None:
+    with Ranks(2, **ENVIRONMENT) as ranks:
+        outcome = ranks.outcomes(interrupted)
+    assert not isinstance(outcome[0], (Failed, Gone)), outcome
+    assert "step 2" in outcome[0]
+    assert "rank 1" in outcome[0]

@@ -1,0 +1,143 @@
+"""Route "server": `gradwire server` processes sum for the workers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.errors import ConfigError, GradwireError
+from gradwire.server import open_store, serve
+from gradwire.settings import Settings
+
+
+@contextmanager
+def server_processes(port: int, workers: int, servers: int) -> Iterator[list[Any]]:
+    command = [sys.executable, "-m", "gradwire.cli", "server", "--json", "--servers", str(servers)]
+    command += ["--store", f"127.0.0.1:{port}", "--workers", str(workers), "--timeout", "30"]
+    processes = [
+        subprocess.Popen(
+            [*command, "--index", str(index)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(servers)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def trains(rank: int, world: int, servers: int, policy: str) -> tuple[bytes, float]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 64))
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.1)
+    attachment = gradwire.attach(
+        ddp, policy, route="server", servers=servers, rendezvous_timeout=30
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for step in range(25):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        optimizer.zero_grad()
+        ddp(x).square().mean().backward()
+        optimizer.step()
+    delivered = attachment.report().delivered
+    attachment._pipeline.communicator.close()
+    parameters = [p.detach().flatten() for p in net.parameters()]
+    return torch.cat(parameters).numpy().tobytes(), delivered
+
+
+@pytest.mark.parametrize(("servers", "policy"), [(1, "reliable"), (2, "dblp")])
+def test_servers_sum_for_the_workers_and_end_with_them(servers: int, policy: str) -> None:
+    with (
+        Ranks(2) as ranks,
+        server_processes(ranks.port, 2, servers) as processes,
+    ):
+        (first, delivered), (second, _) = ranks.run(trains, servers=servers, policy=policy)
+        assert first == second
+        assert delivered == 1.0 if policy == "reliable" else delivered >= 0.592
+        for process in processes:
+            out, _ = process.communicate(timeout=20)
+            assert process.returncode == 0, out
+            last = json.loads(out.splitlines()[-1])
+            assert last["event"] == "done"
+            assert last["counters"]["packets_received"] > 0
+
+
+def without_server(rank: int, world: int) -> str:
+    ddp = DistributedDataParallel(nn.Linear(4, 4))
+    with pytest.raises(gradwire.RendezvousError) as raised:
+        gradwire.attach(ddp, route="server", servers=2, rendezvous_timeout=1.0)
+    return str(raised.value)
+
+
+def test_servers_that_are_missing_are_named() -> None:
+    with Ranks(2) as ranks:
+        for message in ranks.run(without_server):
+            assert "servers 0, 1 did not join within 1 s" in message
+
+
+def test_a_server_told_to_stop_stops_while_it_waits() -> None:
+    with Ranks(1) as ranks, server_processes(ranks.port, 1, 1) as (process,):
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "waiting"
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=10)
+        assert process.returncode == 0
+        assert json.loads(out.splitlines()[-1])["event"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--store", "nonsense", "--workers", "2"], "store='nonsense': host:port"),
+        (["--store", "127.0.0.1:1", "--workers", "2", "--timeout", "0.5"], "no store answers"),
+        (["--workers", "2"], "MASTER_ADDR and MASTER_PORT"),
+        (["--store", "h:1", "--servers", "0"], "servers=0 with route='server'"),
+        (["--store", "h:1", "--port", "99999"], "port=99999"),
+        (["--store", "h:1"], "give --workers, or set WORLD_SIZE"),
+    ],
+)
+def test_the_command_says_what_it_lacks(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from gradwire.cli import app
+
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    result = CliRunner().invoke(app, ["server", "--json", *arguments])
+    assert result.exit_code == 1
+    last = json.loads(result.stdout.splitlines()[-1])
+    assert last["event"] == "failed"
+    assert message in last["message"]
+
+
+def test_an_index_beyond_the_servers_is_an_error() -> None:
+    settings = Settings.build({"route": "server", "servers": 2}, environment={})
+    with pytest.raises(ConfigError, match="index=2 with servers=2"):
+        serve(None, workers=2, index=2, settings=settings)
+    with pytest.raises(ConfigError, match="workers=0"):
+        serve(None, workers=0, index=0, settings=settings)
+
+
+def test_a_store_that_does_not_answer_is_an_error_in_time() -> None:
+    with pytest.raises(GradwireError, match="no store answers at"):
+        open_store("127.0.0.1:1", 0.5)
