@@ -171,6 +171,40 @@ def test_float64_says_once_that_it_is_rounded(two: Ranks) -> None:
         assert len(messages) == 1
 
 
+def on_cuda(rank: int, world: int, name: str) -> None:
+    """Both ranks share the first device; gloo is the host group."""
+    dtype = DTYPES[name]
+    reference, net = model(dtype).cuda(), model(dtype).cuda()
+    ddp = wrap(net)
+    attachment = gradwire.attach(ddp, "reliable")
+    for step in range(4):
+        x = batch(rank, step, dtype).cuda()
+        expected = average_of(local_gradients(reference, x).cpu()).to(dtype)
+        net.zero_grad()
+        ddp(x).float().square().mean().backward()
+        assert torch.equal(gradients(net).cpu(), expected)
+    attachment.detach()
+    lossy = wrap(model(dtype).cuda())
+    attachment = gradwire.attach(lossy, "mlt", p=0.3, error_feedback=True)
+    for step in range(20):
+        lossy.zero_grad()
+        lossy(batch(rank, step, dtype).cuda()).float().square().mean().backward()
+    got = gradients(lossy).cpu()
+    everybody = [torch.empty_like(got) for _ in range(world)]
+    dist.all_gather(everybody, got)
+    assert torch.equal(everybody[0], everybody[1])
+    assert attachment.report().delivered < 0.95
+    attachment.detach()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["float32", "float16"])
+def test_buckets_on_a_cuda_device(name: str) -> None:
+    with Ranks(2) as ranks:
+        ranks.run(on_cuda, name=name)
+
+
 # ---------------------------------------------------------------------------- DDP's ways
 
 

@@ -35,9 +35,9 @@ class StepReport:
     bound and effective_bound: the largest of any region. delivered: fraction of all elements of
     this worker that counted. bytes: UDP payload sent by this worker. push_s, pull_s: of the
     slowest bucket. comm_s: from the first bucket's start to the last bucket's result. rtprop_s:
-    smallest round-trip time seen; btlbw: bytes/s (0: not known yet). exceeded: names of the
-    regions whose loss exceeded their bound. critical_share: of the steps so far; verdict: "phases", or "fixed
-    bound" when nothing has fired since the start.
+    smallest round-trip time seen; btlbw: bytes/s, 0 while it is not known yet. exceeded: names
+    of the regions whose loss exceeded their bound. critical_share: of the steps so far; verdict:
+    "phases", or "fixed bound" when nothing has fired since the start.
     """
 
     step: int
