@@ -11,6 +11,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
+import itertools
 import os
 import socket
 import threading
@@ -74,6 +76,23 @@ class ChunkGrid:
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    @functools.cached_property
+    def runs(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Runs of neighbouring chunks of one length: (first chunk, chunks, offset, length).
+
+        Chunks first … first + chunks - 1 cover the elements from `offset` on, `length` each, so
+        that a run can be treated as the rows of a matrix.
+        """
+        if not len(self):
+            return ()
+        offsets, lengths = self.offsets.astype(np.int64), self.lengths.astype(np.int64)
+        breaks = (offsets[1:] != offsets[:-1] + lengths[:-1]) | (lengths[1:] != lengths[:-1])
+        starts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(self)]
+        return tuple(
+            (first, end - first, int(offsets[first]), int(lengths[first]))
+            for first, end in itertools.pairwise(starts)
+        )
 
 
 class Handle:

@@ -200,4 +200,7 @@ def _per_element(grid: ChunkGrid, values: NDArray[np.uint8]) -> NDArray[np.uint8
 
 def _fill_chunks(array: FloatArray, grid: ChunkGrid, chunks: NDArray[np.bool_]) -> None:
     """Sets the elements of the marked chunks to zero, whatever they held (NaN too)."""
-    np.putmask(array, _per_element(grid, chunks.view(np.uint8)).view(np.bool_), np.float32(0))
+    for first, count, offset, length in grid.runs:
+        marked = chunks[first : first + count]
+        if marked.any():
+            array[offset : offset + count * length].reshape(count, length)[marked] = 0.0
