@@ -1,0 +1,235 @@
+"""The plots of the demo's page, as SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from gradwire.demo.words import Document
+
+COLOURS = {"gloo": "#d1603d", "reliable": "#3b78b5", "dblp": "#2a9d76"}
+"""Told apart by people who see colours otherwise, too."""
+
+_BURST = "#c9a227"
+_IDEAL = "#888888"
+_ZOOM_SECONDS = 3.0
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "gradwire",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#999999",
+    "axes.labelcolor": "#444444",
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#666666",
+    "ytick.color": "#666666",
+    "legend.frameon": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+}
+
+Entry = Mapping[str, Any]
+
+
+def all_plots(document: Document) -> dict[str, str]:
+    """Every plot, by its name in the page's template."""
+    plots: dict[str, Callable[[Document], str]] = {
+        "over_time": over_time,
+        "close_up": close_up,
+        "distribution": distribution,
+        "losses": losses,
+    }
+    with matplotlib.rc_context(_STYLE):
+        return {name: plot(document) for name, plot in plots.items()}
+
+
+def over_time(document: Document) -> str:
+    """Every step's communication time over the time of the demo, bursts drawn in."""
+    figure, axes = _figure(9.6, 3.4)
+    for burst in document["bursts_sent"]:
+        axes.axvline(burst["start"], color=_BURST, alpha=0.16, linewidth=0.5, zorder=0)
+    for entry in document["contestants"]:
+        for dots, alpha in ((True, 0.85), (False, 0.3)):
+            steps = [step for step in entry["series"] if step["timed"] is dots]
+            axes.scatter(
+                [step["start"] for step in steps],
+                [step["comm"] * 1000 for step in steps],
+                s=9,
+                color=_colour(entry),
+                alpha=alpha,
+                linewidths=0,
+                zorder=2,
+            )
+    handles = [_dot(entry) for entry in document["contestants"]]
+    handles += _ideal_line(document, axes.axhline) + _burst_patch(document)
+    axes.set(xlabel="seconds since the start", ylabel="communication of a step, ms")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    _legend(axes, handles)
+    return _svg(figure)
+
+
+def close_up(document: Document) -> str:
+    """The first seconds of one turn of each contestant, on a clock set to the bursts."""
+    entries = document["contestants"]
+    figure, axes = _figure(9.6, 0.9 + 0.62 * len(entries))
+    for row, entry in enumerate(entries):
+        _lane(axes, -row, entry, document)
+    axes.set_yticks([-row for row in range(len(entries))], [entry["label"] for entry in entries])
+    axes.grid(axis="y", visible=False)
+    axes.set(
+        xlabel="seconds since the turn began",
+        xlim=(0, _ZOOM_SECONDS),
+        ylim=(0.62 - len(entries), 0.5),
+    )
+    handles = [Patch(color="#777777", label="communication"), *_burst_patch(document)]
+    handles.append(Patch(color="#dddddd", label="computation"))
+    _legend(axes, handles)
+    return _svg(figure)
+
+
+def _lane(axes: Axes, height: float, entry: Entry, document: Document) -> None:
+    """One contestant's steps as bars, from the middle one of its turns."""
+    blocks = sorted({step["block"] for step in entry["series"]})
+    block = blocks[len(blocks) // 2]
+    steps = [step for step in entry["series"] if step["block"] == block]
+    origin = steps[0]["start"] + steps[0]["comm"] - steps[0]["took"]
+    before = origin
+    for step in steps:
+        end = step["start"] + step["comm"]
+        begun = step["start"] - origin
+        axes.barh(height, step["start"] - before, left=before - origin, height=0.3, color="#dddddd")
+        axes.barh(height, step["comm"], left=begun, height=0.6, color=_colour(entry), zorder=2)
+        before = end
+    for burst in document["bursts_sent"]:
+        if origin <= burst["stop"] and burst["start"] <= origin + _ZOOM_SECONDS:
+            axes.barh(
+                height,
+                burst["stop"] - burst["start"],
+                left=burst["start"] - origin,
+                height=0.9,
+                color=_BURST,
+                alpha=0.55,
+                zorder=3,
+            )
+
+
+def distribution(document: Document) -> str:
+    """What share of steps communicated no longer than a time."""
+    figure, axes = _figure(4.7, 3.3)
+    for entry in document["contestants"]:
+        times = sorted(step["comm"] * 1000 for step in entry["series"] if step["timed"])
+        shares = [(number + 1) / len(times) * 100 for number in range(len(times))]
+        axes.step(
+            [times[0], *times],
+            [0.0, *shares],
+            where="post",
+            color=_colour(entry),
+            label=entry["label"],
+            linewidth=1.8,
+        )
+    handles = [_line(entry) for entry in document["contestants"]]
+    handles += _ideal_line(document, axes.axvline)
+    axes.set(xlabel="communication of a step, ms", ylabel="steps no longer than that, %")
+    axes.set_ylim(0, 102)
+    axes.set_xlim(left=0)
+    _legend(axes, handles, 2)
+    return _svg(figure)
+
+
+def losses(document: Document) -> str:
+    """Training loss, smoothed, and the held-out loss after each turn."""
+    figure, axes = _figure(4.7, 3.3)
+    for entry in document["contestants"]:
+        series = entry["series"]
+        axes.plot(
+            [step["step"] + 1 for step in series],
+            _smooth([step["loss"] for step in series]),
+            color=_colour(entry),
+            alpha=0.45,
+            linewidth=1.2,
+        )
+        axes.plot(
+            [point["step"] for point in entry["validation"]],
+            [point["loss"] for point in entry["validation"]],
+            color=_colour(entry),
+            marker="o",
+            markersize=4,
+            linewidth=1.6,
+        )
+    handles = [_line(entry) for entry in document["contestants"]]
+    handles.append(
+        Line2D([], [], color="#777777", marker="o", markersize=4, label="held-out (thin: training)")
+    )
+    axes.set(xlabel="step", ylabel="loss, nats per character")
+    _legend(axes, handles, 2)
+    return _svg(figure)
+
+
+def _smooth(values: Sequence[float], keep: float = 0.8) -> list[float]:
+    smooth: list[float] = []
+    for value in values:
+        smooth.append(value if not smooth else keep * smooth[-1] + (1 - keep) * value)
+    return smooth
+
+
+def _colour(entry: Entry) -> str:
+    return COLOURS.get(entry["name"], "#7a5195")
+
+
+def _dot(entry: Entry) -> Line2D:
+    return Line2D(
+        [], [], color=_colour(entry), marker="o", markersize=4, linestyle="", label=entry["label"]
+    )
+
+
+def _line(entry: Entry) -> Line2D:
+    return Line2D([], [], color=_colour(entry), linewidth=1.8, label=entry["label"])
+
+
+def _burst_patch(document: Document) -> list[Any]:
+    return [Patch(color=_BURST, alpha=0.55, label="burst")] if document["bursts_sent"] else []
+
+
+def _ideal_line(document: Document, draw: Callable[..., Any]) -> list[Any]:
+    ideal = document["header_ideal_s"]
+    if ideal is None:
+        return []
+    return [draw(ideal * 1000, color=_IDEAL, linestyle="--", linewidth=1, label="header ideal")]
+
+
+def _legend(axes: Axes, handles: Sequence[Any], columns: int | None = None) -> None:
+    axes.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        ncols=columns or len(handles),
+        fontsize=9,
+        handlelength=1.4,
+        columnspacing=1.4,
+    )
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

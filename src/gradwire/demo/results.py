@@ -1,0 +1,181 @@
+"""From what the ranks saw to numbers: the demo's JSON."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gradwire.demo.course import Block, Outcome
+from gradwire.demo.scenario import TAIL_STEPS, Entry
+from gradwire.lab.measure import all_reduce_payload, environment, header_ideal, percentile
+
+FORMAT = 1
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one contestant, all ranks together.
+
+    Attributes:
+        step: its number, from 0.
+        block: number of the turn that it belongs to, counted over all contestants.
+        timed: False for the warm-up of a turn.
+        start: when all ranks had their gradients, in seconds since the demo began.
+        comm: seconds from then until the last rank had the averaged gradients.
+        took: seconds from the end of the step before until the last rank had moved its weights.
+        loss: mean over the ranks, in nats per character.
+        delivered: mean over the ranks of the share of gradients that counted.
+        critical: whether the phase was critical; None where there are no phases.
+    """
+
+    step: int
+    block: int
+    timed: bool
+    start: float
+    comm: float
+    took: float
+    loss: float
+    delivered: float
+    critical: bool | None
+
+
+def join(block: Block, number: int, origin: float) -> list[Step]:
+    """Join the ranks' views of one turn."""
+    steps = []
+    before = block.start
+    for index, views in enumerate(zip(*block.ranks, strict=True)):
+        start = min(view["start"] for view in views)
+        ended = max(view["ended"] for view in views)
+        steps.append(
+            Step(
+                step=views[0]["step"],
+                block=number,
+                timed=index >= block.warm_up,
+                start=start - origin,
+                comm=max(view["end"] for view in views) - start,
+                took=ended - before,
+                loss=statistics.fmean(view["loss"] for view in views),
+                delivered=statistics.fmean(view["delivered"] for view in views),
+                critical=views[0]["critical"],
+            )
+        )
+        before = ended
+    return steps
+
+
+def summarize(steps: Sequence[Step], tail_steps: int = TAIL_STEPS) -> dict[str, Any]:
+    """A contestant's steps in a few numbers; times in seconds, only of timed steps."""
+    timed = [step for step in steps if step.timed]
+    comm = [step.comm for step in timed]
+    elapsed = sum(step.took for step in timed)
+    phases = [step.critical for step in steps if step.critical is not None]
+    return {
+        "steps": len(steps),
+        "timed_steps": len(timed),
+        "steps_per_s": len(timed) / elapsed,
+        "comm_median_s": percentile(comm, 50),
+        "comm_p90_s": percentile(comm, 90),
+        "comm_p99_s": percentile(comm, 99) if len(comm) >= tail_steps else None,
+        "comm_max_s": max(comm),
+        "comm_share": sum(comm) / elapsed,
+        "delivered": statistics.fmean(step.delivered for step in steps),
+        "delivered_min": min(step.delivered for step in steps),
+        "critical_share": sum(phases) / len(phases) if phases else None,
+    }
+
+
+def document(outcome: Outcome, command: str) -> dict[str, Any]:
+    """Everything that is known about a demo, as JSON; non-finite numbers become null."""
+    known: dict[str, Any] = _finite(_document(outcome, command))
+    return known
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def _document(outcome: Outcome, command: str) -> dict[str, Any]:
+    scenario, ground = outcome.scenario, outcome.ground
+    payload, ideal = _ideal(outcome)
+    preset = ground.preset if ground else None
+    return {
+        "format": FORMAT,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": command,
+        "machine": environment(),
+        "mode": "loopback" if preset is None else "namespaces",
+        "reason": ground.reason if ground else None,
+        "network": asdict(preset) if preset else None,
+        "bursts": asdict(ground.burst) if ground and ground.burst else None,
+        "scenario": scenario.as_json(),
+        "model": outcome.facts,
+        "payload_bytes": payload,
+        "header_ideal_s": ideal,
+        "contestants": [
+            _contestant(outcome, entry)
+            for entry in scenario.entries
+            if any(block.contestant == entry.name for block in outcome.blocks)
+        ],
+        "bursts_sent": [
+            {"start": burst.start - outcome.origin, "stop": burst.stop - outcome.origin}
+            for burst in outcome.bursts
+        ],
+        "network_drops": outcome.network_drops,
+        "error": outcome.error,
+        "error_details": outcome.details,
+        "wall_s": time.monotonic() - outcome.origin,
+    }
+
+
+def _ideal(outcome: Outcome) -> tuple[float | None, float | None]:
+    """Bytes per port and direction of a step's all-reduce, and the seconds they need."""
+    if not outcome.facts:
+        return None, None
+    size = outcome.facts["parameters"] * _FLOAT_BYTES
+    payload = all_reduce_payload(size, outcome.scenario.ranks)
+    preset = outcome.ground.preset if outcome.ground else None
+    return payload, header_ideal(payload, preset.rate) if preset else None
+
+
+def _contestant(outcome: Outcome, entry: Entry) -> dict[str, Any]:
+    mine = [
+        (number, block)
+        for number, block in enumerate(outcome.blocks)
+        if block.contestant == entry.name
+    ]
+    steps = [step for number, block in mine for step in join(block, number, outcome.origin)]
+    prints = outcome.fingerprints.get(entry.name)
+    last = [step.loss for step in steps[-outcome.scenario.block :]]
+    return {
+        "name": entry.name,
+        "label": entry.label,
+        "policy": entry.policy,
+        **summarize(steps),
+        "final_loss": mine[-1][1].validation,
+        "final_training_loss": statistics.fmean(last),
+        "validation": [
+            {"step": block.ranks[0][-1]["step"] + 1, "loss": block.validation} for _, block in mine
+        ],
+        "replicas_identical": None if prints is None else len(set(prints)) == 1,
+        "bytes_sent": _total(mine, "bytes"),
+        "retransmissions": _total(mine, "retransmissions"),
+        "series": [asdict(step) for step in steps],
+    }
+
+
+def _total(blocks: Sequence[tuple[int, Block]], key: str) -> int | None:
+    """Sum of a number over all steps of all ranks; None where ranks do not know it."""
+    values = [step[key] for _, block in blocks for steps in block.ranks for step in steps]
+    return None if any(value is None for value in values) else sum(values)

@@ -1,0 +1,175 @@
+"""One contestant in one rank: a model that learns over one kind of transport."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+import gradwire
+from gradwire.demo.model import CharacterModel, Shape
+from gradwire.demo.scenario import Entry, Scenario
+from gradwire.demo.startline import StartLine
+from gradwire.demo.stopwatch import TimedDDP
+from gradwire.demo.text import SYMBOLS, Text
+
+LINE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """One step as one rank saw it; moments are seconds of ``time.monotonic()``.
+
+    Attributes:
+        step: its number, from 0.
+        began: when the rank began to compute.
+        ready: when its gradients were there.
+        start: when all ranks had theirs.
+        end: when the averaged gradients were there.
+        ended: when the weights had moved.
+        loss: of the rank's samples, in nats per character.
+        delivered: the share of the rank's gradients that counted.
+        critical: whether the step was in a critical phase; None where there are no phases.
+        bytes: that the rank's engine sent; None for TCP.
+        retransmissions: packets that it sent again; None for TCP.
+    """
+
+    step: int
+    began: float
+    ready: float
+    start: float
+    end: float
+    ended: float
+    loss: float
+    delivered: float
+    critical: bool | None
+    bytes: int | None
+    retransmissions: int | None
+
+
+class Trainee:
+    """A model, its optimizer and its transport. Making one is collective."""
+
+    def __init__(
+        self, entry: Entry, scenario: Scenario, text: Text, rank: int, line: StartLine, lossy: bool
+    ) -> None:
+        """Make the model and connect.
+
+        Args:
+            entry: which contestant.
+            scenario: sizes and seeds.
+            text: what is learnt.
+            rank: of this process.
+            line: where the ranks wait for each other.
+            lossy: drop some of gradwire's packets on arrival.
+        """
+        self._scenario = scenario
+        self._text = text
+        self._rank = rank
+        torch.manual_seed(scenario.seed)
+        shape = Shape(SYMBOLS, scenario.context, scenario.width, scenario.layers, scenario.heads)
+        self.model = CharacterModel(shape)
+        self._ddp = TimedDDP(self.model, line, LINE_SECONDS)
+        self._attachment: gradwire.Attachment | None = None
+        if entry.policy is None:
+            self._ddp.register_comm_hook(None, allreduce_hook)
+        else:
+            drops = (
+                {"drop_rate": scenario.drop_rate, "drop_burst": scenario.drop_burst}
+                if lossy
+                else {}
+            )
+            self._attachment = gradwire.attach(
+                self._ddp, policy=entry.policy, **drops, **entry.options
+            )
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.98))
+        self._step = 0
+
+    def block(self, steps: int, start: float, progress: Callable[[RankStep], None]) -> list[Any]:
+        """Train for some steps.
+
+        Args:
+            steps: how many.
+            start: when to begin, in seconds of ``time.monotonic()``.
+            progress: called after each step.
+
+        Returns:
+            The steps, as JSON.
+        """
+        while (left := start - time.monotonic()) > 0:
+            time.sleep(left)
+        done = []
+        for _ in range(steps):
+            step = self._train()
+            progress(step)
+            done.append(asdict(step))
+        return done
+
+    def _train(self) -> RankStep:
+        scenario, step = self._scenario, self._step
+        began = time.monotonic()
+        for group in self._optimizer.param_groups:
+            group["lr"] = scenario.learning_rate * min(1.0, (step + 1) / scenario.rise)
+        loss = self._ddp(
+            *self._text.batch(
+                step=step,
+                rank=self._rank,
+                seed=scenario.seed,
+                size=scenario.batch,
+                context=scenario.context,
+            )
+        )
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), scenario.clip)
+        self._optimizer.step()
+        value = float(loss.detach())
+        ended = time.monotonic()
+        self._step += 1
+        return self._record(step, began, ended, value)
+
+    def _record(self, step: int, began: float, ended: float, loss: float) -> RankStep:
+        report = None
+        if self._attachment is not None:
+            self._attachment.loss(loss)
+            report = self._attachment.report()
+        phases = self._attachment is not None and self._attachment.policy.phases is not None
+        return RankStep(
+            step=step,
+            began=began,
+            ready=self._ddp.ready,
+            start=self._ddp.start,
+            end=self._ddp.end,
+            ended=ended,
+            loss=loss,
+            delivered=report.delivered if report else 1.0,
+            critical=report.phase == "critical" if report and phases else None,
+            bytes=report.bytes if report else None,
+            retransmissions=report.retransmissions if report else None,
+        )
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Mean loss of this rank's share of the held-out text."""
+        scenario = self._scenario
+        samples = self._text.validation(
+            rank=self._rank, seed=scenario.seed, size=scenario.validation, context=scenario.context
+        )
+        return float(self.model(*samples))
+
+    def fingerprint(self) -> str:
+        """A hash of all weights: equal on all ranks if the replicas are."""
+        digest = hashlib.sha256()
+        for parameter in self.model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Let go of the transport."""
+        if self._attachment is not None:
+            self._attachment.detach()

@@ -1,0 +1,147 @@
+"""The demo's result in words: the headline and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Document = Mapping[str, Any]
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A time as people read it; a dash where there is none."""
+    return "–" if seconds is None else f"{seconds * 1000:.0f} ms"
+
+
+def percent(share: float | None) -> str:
+    """A share as people read it; what is not all never reads as 100 %."""
+    if share is None:
+        return "–"
+    text = f"{share * 100:.1f}"
+    if text == "100.0" and share < 1:
+        return "> 99.9 %"
+    return f"{text} %"
+
+
+def number(value: float | None) -> str:
+    """A loss as people read it; a word where it is none."""
+    return "diverged" if value is None else f"{value:.3f}"
+
+
+def contestant(document: Document, name: str) -> Mapping[str, Any] | None:
+    """A contestant's part of the document; None if it took no part or failed before its turn."""
+    for entry in document["contestants"]:
+        if entry["name"] == name:
+            found: Mapping[str, Any] = entry
+            return found
+    return None
+
+
+def headline(document: Document) -> str:
+    """One or two sentences with the numbers that matter most."""
+    if document["error"]:
+        return f"The demo ended early: {document['error']}"
+    tcp = contestant(document, "gloo")
+    ours = contestant(document, "dblp") or contestant(document, "reliable")
+    if tcp is None or ours is None:
+        return "; ".join(_alone(entry) for entry in document["contestants"])
+    return f"{_times(document, tcp, ours)} {_losses(tcp, ours)}"
+
+
+def _alone(entry: Mapping[str, Any]) -> str:
+    return (
+        f"{entry['label']}: median {milliseconds(entry['comm_median_s'])} of communication a "
+        f"step, longest {milliseconds(entry['comm_max_s'])}, {entry['steps_per_s']:.2f} steps/s"
+    )
+
+
+def _times(document: Document, tcp: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    where = "on loopback" if document["mode"] == "loopback" else "while the network bursts"
+    tail, name = ("comm_p99_s", "the 99th percentile")
+    if tcp[tail] is None or ours[tail] is None:
+        tail, name = "comm_max_s", "the longest"
+    return (
+        f"A step's gradients take {milliseconds(ours['comm_median_s'])} over {ours['label']} and "
+        f"{milliseconds(tcp['comm_median_s'])} over {tcp['label']} {where} (median; {name}: "
+        f"{milliseconds(ours[tail])} and {milliseconds(tcp[tail])}), which makes training "
+        f"{_faster(ours['steps_per_s'] / tcp['steps_per_s'])}."
+    )
+
+
+def _faster(ratio: float) -> str:
+    if 0.98 <= ratio <= 1.02:
+        return "as fast"
+    return f"{ratio:.2f} times as fast"
+
+
+def _losses(tcp: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    return (
+        f"After {ours['steps']} steps the held-out loss is {number(ours['final_loss'])} "
+        f"against {number(tcp['final_loss'])}, with {percent(ours['delivered'])} of the gradients "
+        "delivered."
+    )
+
+
+def notes(document: Document) -> list[str]:
+    """What a reader must know to judge the numbers."""
+    lines = []
+    if document["mode"] == "loopback":
+        scenario = document["scenario"]
+        lines.append(
+            f"{document['reason']}. So this ran on loopback, which has no rate, no queue and no "
+            f"bursts; {percent(scenario['drop_rate'])} of gradwire's packets were dropped on "
+            f"arrival, in runs of {scenario['drop_burst']:g} on average. TCP cannot be treated so: "
+            "it lost nothing, and its times are those of copies in memory. Compare the losses and "
+            "the delivered share, not the times."
+        )
+    else:
+        lines.append(_network_note(document))
+    scenario = document["scenario"]
+    lines.append(
+        f"The same {scenario['ranks']} processes train the contestants in turns of "
+        f"{scenario['block']} steps from the same weights on the same data; each turn begins at "
+        f"the same phase of the bursts, and its first {scenario['warm_up']} steps are not timed."
+        if document["mode"] != "loopback"
+        else f"The same {scenario['ranks']} processes train the contestants in turns of "
+        f"{scenario['block']} steps from the same weights on the same data; the first "
+        f"{scenario['warm_up']} steps of a turn are not timed."
+    )
+    lines.append(
+        "Communication time runs from the moment when all ranks have their gradients until the "
+        "last rank has the averaged ones; all gradients travel as one bucket after the backward "
+        "pass, so nothing hides behind computation."
+    )
+    lines.append(
+        "One seed and a short run: differences of a few hundredths in the loss mean nothing."
+    )
+    if any(entry["comm_p99_s"] is None for entry in document["contestants"]):
+        lines.append("A 99th percentile is given from 300 timed steps on.")
+    lines.extend(_replica_notes(document))
+    return lines
+
+
+def _network_note(document: Document) -> str:
+    network, bursts = document["network"], document["bursts"]
+    text = (
+        f"Network {network['name']}: {document['scenario']['ranks']} hosts on one switch, "
+        f"{network['rate'] / 1e6:g} Mbit/s and a drop-tail queue of {network['queue'] // 1024} KiB "
+        f"in each direction of each port; bursts of {bursts['rate'] / 1e6:g} Mbit/s for "
+        f"{bursts['on'] * 1000:g} ms every {bursts['period'] * 1000:g} ms into one port."
+    )
+    if document["header_ideal_s"] is not None:
+        text += (
+            f" A step's all-reduce moves {document['payload_bytes'] / 1e6:.1f} MB through each "
+            "port in each direction, which takes the bare port "
+            f"{milliseconds(document['header_ideal_s'])} (the header ideal)."
+        )
+    return text
+
+
+def _replica_notes(document: Document) -> list[str]:
+    verdicts = {entry["label"]: entry["replicas_identical"] for entry in document["contestants"]}
+    broken = [label for label, same in verdicts.items() if same is False]
+    if broken:
+        return [f"The replicas differ between ranks: {', '.join(broken)}."]
+    if verdicts and all(verdicts.values()):
+        return ["All ranks ended with bit-identical weights, for every contestant."]
+    return []
