@@ -115,3 +115,12 @@ def test_the_agreed_part_leaves_out_what_is_local() -> None:
 def test_importing_gradwire_is_cheap() -> None:
     code = "import sys, gradwire; assert 'torch' not in sys.modules; gradwire.ConfigError"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_policy_object_describes_and_keeps_no_state() -> None:
+    described = DBLP(p_low=0.1)
+    first, _ = configure(described, {}, {})
+    second, _ = configure(described, {}, {})
+    assert first == second == described
+    assert first is not described
+    assert first.phases is not second.phases

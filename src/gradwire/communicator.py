@@ -197,7 +197,6 @@ class Communicator:
         self._store = store
         self._group = group
         self._plans: dict[object, tuple[ChunkGrid, tuple[float, ...]]] = {}
-        self._agreements = 0
         self._closed = False
         self._host: _Host | None = None
         if world_size > 1 or settings.server_count > 0:
@@ -229,7 +228,6 @@ class Communicator:
         """
         if self.world_size == 1:
             return
-        self._agreements += 1
         meeting = rendezvous.Meeting(
             self._store,
             f"{self._group}/{topic}",

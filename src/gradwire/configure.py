@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import typing
 from collections.abc import Mapping
 
@@ -22,8 +23,8 @@ def configure(
 ) -> tuple[Policy, Settings]:
     """Splits `options` into the policy's and the common settings, fills in GRADWIRE_* variables.
 
-    policy: a name, a policy object, or None for GRADWIRE_POLICY, else "dblp". Raises ConfigError
-    naming the setting, the value and what is allowed.
+    policy: a name, a policy object (it is copied), or None for GRADWIRE_POLICY, else "dblp".
+    Raises ConfigError naming the setting, the value and what is allowed.
     """
     check_environment(_all_names(), environment)
     common = {name: value for name, value in options.items() if name in setting_names()}
@@ -35,7 +36,7 @@ def configure(
                     f"{name}={value!r} beside a policy object: give it to the object, as in "
                     f"{type(policy).__name__}({name}={value!r})"
                 )
-        chosen = policy
+        chosen = copy.deepcopy(policy)  # its state belongs to one attachment
     else:
         if policy is None:
             read = from_environment({"policy": str}, environment)

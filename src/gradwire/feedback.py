@@ -132,9 +132,9 @@ class AgeBook:
     def settle(
         self, slots: tuple[TensorSlot, ...], grid: ChunkGrid, report: TransferReport
     ) -> None:
-        """Starts anew for the chunks that counted, and ages the others by one step."""
+        """Starts anew for the chunks that counted and whose result was applied; ages the others."""
         ages = self._open(slots, grid)
-        missed = report.counted == 0
+        missed = (report.counted & report.applied) == 0
         ages += missed & (ages < 255)
         ages[~missed] = 0
 

@@ -179,15 +179,18 @@ class GradientPipeline:
             raise GradwireError(
                 f"gradwire stopped at an earlier failure: {self._failure}"
             ) from self._failure
-        transfer = self._begin(bucket)
-        buffer = transfer.stage.buffer
-        if buffer.device.type == "cuda":
-            result = torch.futures.Future[torch.Tensor](devices=[buffer.device])
-            # The clock of a CUDA bucket starts when its copy is queued.
-            self._stager.submit(lambda: self._guarded_start(transfer, result))
-        else:
-            result = torch.futures.Future[torch.Tensor]()
-            self._start(transfer, result)
+        try:
+            transfer = self._begin(bucket)
+            device = transfer.stage.buffer.device
+            if device.type == "cuda":
+                result = torch.futures.Future[torch.Tensor](devices=[device])
+                self._stager.submit(lambda: self._guarded_start(transfer, result))
+            else:
+                result = torch.futures.Future[torch.Tensor]()
+                self._start(transfer, result)
+        except Exception as error:
+            self._failure = error  # this rank has fallen out of step with the others
+            raise
         return result.then(transfer.value)
 
     def _begin(self, bucket: GradBucket) -> "_Transfer":

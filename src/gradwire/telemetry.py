@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from gradwire.phases import Phase, Summary
 from gradwire.plans import TransferPlan, TransferReport
 
@@ -33,11 +35,12 @@ class StepReport:
     """One training step as this rank saw it; `agreed` alone is the same on all ranks.
 
     bound and effective_bound: the largest of any region. delivered: fraction of all elements of
-    this worker that counted. bytes: UDP payload sent by this worker. push_s, pull_s: of the
-    slowest bucket. comm_s: from the first bucket's start to the last bucket's result. rtprop_s:
-    smallest round-trip time seen; btlbw: bytes/s, 0 while it is not known yet. exceeded: names
-    of the regions whose loss exceeded their bound. critical_share: of the steps so far; verdict:
-    "phases", or "fixed bound" when nothing has fired since the start.
+    this worker that counted; applied: fraction of the chunks that had a result. bytes: UDP
+    payload sent by this worker. push_s, pull_s: of the slowest bucket. comm_s: from the first
+    bucket's start to the last bucket's result. rtprop_s: smallest round-trip time seen; btlbw:
+    bytes/s, 0 while it is not known yet. exceeded: names of the regions whose loss exceeded
+    their bound. critical_share: of the steps so far; verdict: "phases", or "fixed bound" when
+    nothing has fired since the start.
     """
 
     step: int
@@ -47,6 +50,7 @@ class StepReport:
     bound: float
     effective_bound: float
     delivered: float
+    applied: float
     regions: tuple[RegionReport, ...]
     buckets: int
     bytes: int
@@ -104,6 +108,7 @@ def build_report(
         bound=max(region.bound for region in regions),
         effective_bound=max(region.effective_bound for region in regions),
         delivered=counted / elements,
+        applied=float(np.mean(np.concatenate([report.applied for report in reports]))),
         regions=tuple(regions),
         buckets=len(reports),
         bytes=sum(report.bytes_sent for report in reports),
