@@ -26,36 +26,20 @@ void Endpoint::Impl::share_credit(Nanos) {
   const uint32_t wire_bytes = config.datagram_bytes + kWireOverhead;
   const auto window = static_cast<uint32_t>(receive_window.bytes() / wire_bytes);
   const uint32_t standing = standing_credit();
-  uint32_t active = 0;
   uint32_t idle = 0;
-  for (auto& p : paths) {
-    if (!p) continue;
-    (p->demand > 0 ? active : idle) += 1;
-  }
-  if (active + idle == 0) return;
-  uint32_t pool = window - std::min(window / 2, idle * standing);
-  // Those who want less than an even share get what they want; the others share the rest.
-  uint32_t left = active;
-  uint32_t fair = active ? pool / active : 0;
-  for (int pass = 0; pass < 3 && left; ++pass) {
-    uint32_t rest = pool;
-    uint32_t greedy = 0;
-    for (auto& p : paths) {
-      if (!p || p->demand == 0) continue;
-      if (p->demand < fair) {
-        rest -= std::min<uint32_t>(rest, p->demand);
-      } else {
-        ++greedy;
-      }
-    }
-    if (greedy == 0) break;
-    fair = rest / greedy;
-    left = greedy;
-  }
+  for (auto& p : paths)
+    if (p && p->demand == 0) ++idle;
+  const uint32_t pool = window - std::min(window / 2, idle * standing);
+  // In proportion to what each still has to send, squared: whoever lags catches up, and all end
+  // together. An even share would favour those whose acknowledgements come back soonest.
+  double weights = 0;
+  for (auto& p : paths)
+    if (p) weights += static_cast<double>(p->demand) * p->demand;
   for (auto& p : paths) {
     if (!p) continue;
     const uint32_t wanted = p->demand;
-    p->share = std::max(standing, std::min(wanted, fair));
+    const double part = wanted ? static_cast<double>(wanted) * wanted / weights : 0.0;
+    p->share = std::max(standing, std::min(wanted, static_cast<uint32_t>(part * pool)));
     if (p->stash.size() >= kStashLimit) continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
     // A peer that waits is told at once; one that is served hears with its next ACK.

@@ -6,10 +6,14 @@ namespace gradwire {
 
 namespace {
 constexpr Nanos kShortestEpoch = 300 * kMicrosecond;
-constexpr Nanos kFeedback = 200 * kMicrosecond;  // of batching and delayed acknowledgement
-constexpr double kDeepestCut = 0.6;              // of one epoch
-constexpr double kForget = 0.97;                 // of the threshold, per cut
-constexpr double kCareful = 0.05;                // growth per epoch above the threshold
+constexpr Nanos kLongestEpoch = 20 * kMillisecond;
+constexpr double kDeepestCut = 0.6;  // of one epoch
+constexpr double kForget = 0.97;     // of the threshold, per cut
+constexpr double kCareful = 0.05;    // growth per epoch above the threshold
+constexpr double kOverflowCut = 0.85;
+constexpr double kCeilingGrowth = 0.002;  // per epoch: a new try after some tenths of a second
+constexpr Nanos kOverflowPause = 50 * kMillisecond;
+constexpr double kFullRate = 0.6;  // of BtlBw: the port was ours alone
 }  // namespace
 
 DelayWindow::DelayWindow(double initial, double minimum, double maximum, Nanos target)
@@ -17,33 +21,46 @@ DelayWindow::DelayWindow(double initial, double minimum, double maximum, Nanos t
       minimum_(minimum),
       maximum_(maximum),
       threshold_(maximum),
-      target_(target) {}
+      target_(target),
+      ceiling_(maximum) {}
 
-void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos rtprop, Nanos now) {
+void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos now) {
   queue = std::max<Nanos>(queue, 0);
   meter_.add(bytes, now);
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
   // Below the threshold: one byte more for each that came through while the queue is short.
   if (limited_ && window_ < threshold_ && queue < target_ / 2)
-    window_ = std::min({window_ + static_cast<double>(bytes), threshold_, maximum_});
+    window_ = std::min({window_ + static_cast<double>(bytes), threshold_, ceiling_});
   if (now < epoch_end_) return;
-  if (epoch_end_ != 0) end_epoch(rtprop);
+  if (epoch_end_ != 0) end_epoch(round, now);
   // What was changed shows after a round trip through the present queue.
-  epoch_end_ = now + std::max(kShortestEpoch, rtprop + queue + kFeedback);
+  epoch_end_ = now + std::clamp(round, kShortestEpoch, kLongestEpoch);
   delay_sum_ = bytes_sum_ = 0;
-  limited_ = false;
+  epoch_start_ = now;
+  limited_ = lost_ = false;
 }
 
-void DelayWindow::end_epoch(Nanos rtprop) {
+void DelayWindow::end_epoch(Nanos round, Nanos now) {
   const auto delay = static_cast<Nanos>(delay_sum_ / std::max(1.0, bytes_sum_));
   last_delay_ = delay;
   const double target = static_cast<double>(target_);
   // More than this much in flight only lengthens the queue.
-  const double enough = meter_.bytes_per_second() > 0
-                            ? 1.25 * meter_.bytes_per_second() * 1e-9 *
-                                  static_cast<double>(target_ + rtprop + kFeedback)
-                            : maximum_;
+  const double enough = meter_.bytes_per_second() > 0 ? 1.25 * meter_.bytes_per_second() * 1e-9 *
+                                                            static_cast<double>(target_ + round)
+                                                      : maximum_;
+  // Loss while our own traffic fills the port is an overflow of our making (invariant 11). While
+  // somebody else's does, or with an empty queue, it tells nothing about this window.
+  const double rate =
+      bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
+  if (lost_ && 2 * delay > target_ && rate > kFullRate * meter_.bytes_per_second()) {
+    // One overflow shows over several epochs.
+    if (now - last_overflow_ > kOverflowPause)
+      ceiling_ = std::max(minimum_, kOverflowCut * std::min(window_, ceiling_));
+    last_overflow_ = now;
+  } else {
+    ceiling_ = std::min(maximum_, ceiling_ * (1.0 + kCeilingGrowth));
+  }
   if (delay > target_) {
     // What a burst of other traffic takes away comes back by doubling: the threshold remembers.
     threshold_ =
@@ -56,7 +73,8 @@ void DelayWindow::end_epoch(Nanos rtprop) {
     window_ = std::min(maximum_, window_ + std::max(1514.0, kCareful * window_) * room);
     threshold_ = window_;
   }
-  window_ = std::max(minimum_, std::min(window_, enough));
+  window_ = std::max(minimum_, std::min({window_, enough, ceiling_}));
+  threshold_ = std::min(threshold_, ceiling_);
 }
 
 }  // namespace gradwire

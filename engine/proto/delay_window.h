@@ -17,13 +17,16 @@ class DelayWindow {
   double bytes() const { return window_; }
   Nanos queue_delay() const { return last_delay_; }
   double rate() const { return meter_.bytes_per_second(); }
-  // `bytes` were delivered after `queue` of queueing on a path whose RTprop is `rtprop`.
-  void sample(uint64_t bytes, Nanos queue, Nanos rtprop, Nanos now);
+  // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
+  // back.
+  void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos now);
+  // Packets are missing that were sent while this window held.
+  void lost() { lost_ = true; }
   // The window is what holds transmission back (else it does not grow).
   void limited() { limited_ = true; }
 
  private:
-  void end_epoch(Nanos rtprop);
+  void end_epoch(Nanos round, Nanos now);
 
   double window_;
   double minimum_;
@@ -35,7 +38,11 @@ class DelayWindow {
   double delay_sum_ = 0;  // weighted by bytes
   double bytes_sum_ = 0;
   Nanos last_delay_ = 0;
+  double ceiling_;  // above it the queue overflowed by our own doing
+  Nanos last_overflow_ = 0;
+  Nanos epoch_start_ = 0;
   bool limited_ = false;
+  bool lost_ = false;
 };
 
 }  // namespace gradwire

@@ -44,11 +44,13 @@ struct Endpoint::Impl {
   void packet_lost(Path& path, SentPacket& packet, bool forgivable, Nanos now);
   void detect_loss(Path& path, Nanos now);
   void flush(Nanos now);
+  Nanos shared_delay(SmoothedDelay Path::* which, Nanos now) const;
   void replay(uint64_t op, Nanos now);
 
   // endpoint_transmit.cc
   bool transmit(Nanos now, Train& train);
   bool transmit_unreliable(Path& path, Nanos now, Train& train);
+  bool transmit_train(Nanos now, Train& train);
   bool transmit_control(Path& path, Nanos now, Train& train);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
   uint64_t backlog(const Path& path) const;

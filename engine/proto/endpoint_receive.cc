@@ -128,7 +128,10 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   const uint64_t near = config.endpoint < config.workers ? next_op : done_below;
   if (!accept(path, *header, wire::expand(header->op, near), datagram, now)) return;
   if (number > path.received.largest()) path.largest_arrival = arrival;
-  if (path.received.insert(number)) path.ack_now = true;
+  if (path.received.insert(number)) {
+    path.ack_now = true;
+    receive_window.lost();
+  }
   if (header->backlog == 0 || header->common.kind > wire::Kind::pull) path.ack_now = true;
   if (path.unacked >= std::clamp<uint32_t>(path.share / 4, 2, 32)) path.ack_now = true;
 }
@@ -275,7 +278,10 @@ void Endpoint::Impl::packet_lost(Path& path, SentPacket& packet, bool forgivable
   in_flight_bytes -= packet.bytes;
   path.sent.settle(packet, forgivable ? SentPacket::State::lost : SentPacket::State::probed);
   path.lost_floor = std::min(path.lost_floor, packet.number);
-  if (forgivable) ++counters.declared_lost;
+  if (forgivable) {
+    ++counters.declared_lost;
+    send_window.lost();
+  }
   if (packet.kind != wire::Kind::push && packet.kind != wire::Kind::pull) {
     path.control.again(packet.item);
     return;
@@ -358,10 +364,19 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     path.probe_base = now;
     detect_loss(path, now);
     if (path.lost_floor + 2048 < path.sent.lowest()) path.lost_floor = UINT64_MAX;
-    send_window.sample(acked_bytes, Nanos{ack.queue_us} * kMicrosecond, path.rtt.minimum(), now);
+    path.delay_to.add(Nanos{ack.queue_us} * kMicrosecond, acked_bytes, now);
+    send_window.sample(acked_bytes, shared_delay(&Path::delay_to, now), path.rtt.smoothed(), now);
     counters.btlbw = btlbw();
     retire(now);
   }
+}
+
+// The smallest delay over the paths in use is that of the queue they share: this endpoint's port.
+Nanos Endpoint::Impl::shared_delay(SmoothedDelay Path::* which, Nanos now) const {
+  Nanos least = kNever;
+  for (const auto& p : paths)
+    if (p && ((*p).*which).fresh(now)) least = std::min(least, ((*p).*which).mean());
+  return least == kNever ? 0 : least;
 }
 
 void Endpoint::Impl::flush(Nanos now) {
@@ -369,9 +384,10 @@ void Endpoint::Impl::flush(Nanos now) {
     arrivals = false;
     for (auto& p : paths) {
       if (!p || p->batch_bytes == 0) continue;
-      receive_window.sample(
-          p->batch_bytes, static_cast<Nanos>(p->batch_delay / static_cast<double>(p->batch_bytes)),
-          p->rtt.minimum(), now);
+      p->delay_from.add(static_cast<Nanos>(p->batch_delay / static_cast<double>(p->batch_bytes)),
+                        p->batch_bytes, now);
+      receive_window.sample(p->batch_bytes, shared_delay(&Path::delay_from, now), p->rtt.smoothed(),
+                            now);
       p->ack_delay += p->batch_delay;
       p->ack_bytes += p->batch_bytes;
       p->batch_delay = 0;

@@ -9,7 +9,8 @@ namespace gradwire {
 namespace {
 
 constexpr Nanos kFarewellInterval = 10 * kMillisecond;
-constexpr double kPacingGain = 1.25;
+constexpr double kProbeGain = 1.15;
+constexpr double kPaceDepth = 0.0005;  // seconds of the rate that a late timer may catch up
 constexpr uint32_t kShortestTrain = 4;
 constexpr uint32_t kLongestTrain = 44;
 
@@ -159,13 +160,15 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       bool again = false;
       const float* values = nullptr;
       uint16_t flags = 0;
-      wire::Kind kind = wire::Kind::pull;
-      if (op->aggregator && path.peer < config.workers && op->back[path.peer].next(chunk, again)) {
-        values = op->aggregator->result(chunk);
-      } else if (aggregator != UINT16_MAX && op->push[aggregator].next(chunk, again)) {
-        kind = wire::Kind::push;
+      wire::Kind kind = wire::Kind::push;
+      // Pushes first: everybody's results wait for them.
+      if (aggregator != UINT16_MAX && op->push[aggregator].next(chunk, again)) {
         values = op->spec.data + op->grid.offset[chunk];
         flags = op->push[aggregator].in_tail() ? wire::kTail : 0;
+      } else if (op->aggregator && path.peer < config.workers &&
+                 op->back[path.peer].next(chunk, again)) {
+        kind = wire::Kind::pull;
+        values = op->aggregator->result(chunk);
       } else {
         break;
       }
@@ -214,56 +217,74 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
   for (auto& p : paths)
     if (p && !p->gone && transmit_control(*p, now, train)) return true;
 
+  return transmit_train(now, train);
+}
+
+// The next train of chunks: to whom most is left to send, of those that may be sent to, so that all
+// destinations of one op are served alike and finish together.
+bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const double wire_bytes = config.datagram_bytes + 42.0;
-  const double pace = config.pacing ? kPacingGain * btlbw() : 0;
   const auto quantum = std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / 4),
                                   kShortestTrain, kLongestTrain);
+  // At BtlBw the port's own queue stays short and what waits, waits here, where the choice of
+  // destination is still open; a little above it while there is no queue, to find more.
+  const double gain = 4 * send_window.queue_delay() < config.delay_target ? kProbeGain : 1.0;
+  const double pace = config.pacing ? gain * btlbw() : 0;
   if (pace > 0) {
-    const double depth = 2.0 * quantum * wire_bytes;
+    const double depth = std::max(2.0 * quantum * wire_bytes, pace * kPaceDepth);
     tokens = std::min(depth, tokens + pace * static_cast<double>(now - tokens_time) * 1e-9);
   }
   tokens_time = now;
   pace_until = 0;
+
+  Path* best = nullptr;
+  uint64_t best_left = 0;
+  uint64_t best_allowed = 0;
+  const double room = send_window.bytes() - static_cast<double>(in_flight_bytes);
+  const uint64_t window = room > 0 ? static_cast<uint64_t>(room / wire_bytes) + 1 : 0;
   const auto count = static_cast<uint16_t>(paths.size());
   for (uint16_t i = 0; i < count; ++i) {
-    const auto e = static_cast<uint16_t>((next_path + i) % count);
-    Path* path = paths[e].get();
+    Path* path = paths[(next_path + i) % count].get();
     if (!path || path->gone) continue;
-    const uint64_t used = path->sent.next() - 1;
-    uint64_t credit = path->credit > used ? path->credit - used : 0;
-    const double room = send_window.bytes() - static_cast<double>(in_flight_bytes);
-    uint64_t allowed = room > 0 ? static_cast<uint64_t>(room / wire_bytes) + 1 : 0;
-    allowed = std::min(allowed, credit);
-    const bool blocked = allowed == 0;
-    if (blocked && path->probes == 0) {
-      if (backlog(*path) == 0) continue;
-      if (credit == 0) {
-        ++counters.credit_stalls;
-        if (!path->starved) {
-          path->starved = true;
-          if (path->sent.in_flight() == 0) path->probe_base = now;
-        }
-      } else {
-        ++counters.window_stalls;
-        send_window.limited();
-      }
-      continue;
-    }
-    if (pace > 0 && tokens <= 0 && path->probes == 0) {
-      pace_until = now + static_cast<Nanos>((quantum * wire_bytes * 0.5 - tokens) / pace * 1e9);
-      return false;
-    }
-    const auto most =
-        static_cast<uint32_t>(blocked ? path->probes : std::min<uint64_t>(allowed, quantum));
-    if (!transmit_data(*path, now, train, most)) {
+    const uint64_t left = backlog(*path);
+    if (left == 0) {
       path->probes = 0;
       continue;
     }
-    tokens -= train.total_bytes;
-    next_path = static_cast<uint16_t>((e + 1) % count);
-    return true;
+    if (path->probes) {  // a probe goes whatever the windows say
+      if (!transmit_data(*path, now, train, path->probes)) continue;
+      tokens -= train.total_bytes;
+      return true;
+    }
+    const uint64_t used = path->sent.next() - 1;
+    const uint64_t credit = path->credit > used ? path->credit - used : 0;
+    if (credit == 0) {
+      ++counters.credit_stalls;
+      if (!path->starved) {
+        path->starved = true;
+        if (path->sent.in_flight() == 0) path->probe_base = now;
+      }
+      continue;
+    }
+    if (window == 0) continue;
+    if (left <= best_left) continue;
+    best = path;
+    best_left = left;
+    best_allowed = std::min({credit, window, uint64_t{quantum}});
   }
-  return false;
+  if (window == 0) {
+    ++counters.window_stalls;
+    send_window.limited();
+  }
+  if (!best) return false;
+  if (pace > 0 && tokens <= 0) {
+    pace_until = now + static_cast<Nanos>((quantum * wire_bytes * 0.5 - tokens) / pace * 1e9);
+    return false;
+  }
+  if (!transmit_data(*best, now, train, static_cast<uint32_t>(best_allowed))) return false;
+  tokens -= train.total_bytes + 42.0 * train.count;
+  next_path = static_cast<uint16_t>((best->peer + 1) % count);
+  return true;
 }
 
 }  // namespace gradwire

@@ -2,6 +2,7 @@
 // credit in both directions, control frames waiting, signs of life.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <vector>
@@ -95,6 +96,25 @@ class QueueDelay {
   WindowedMin minimum_;
 };
 
+// A moving mean of queueing delay, about one round long, and whether it is of now.
+class SmoothedDelay {
+ public:
+  void add(Nanos delay, uint64_t bytes, Nanos now) {
+    const double weight =
+        now - last_ > kFresh ? 1.0 : std::min(1.0, static_cast<double>(bytes) / kMemory);
+    mean_ += (static_cast<double>(delay) - mean_) * weight;
+    last_ = now;
+  }
+  bool fresh(Nanos now) const { return last_ != 0 && now - last_ <= kFresh; }
+  Nanos mean() const { return static_cast<Nanos>(mean_); }
+
+ private:
+  static constexpr Nanos kFresh = 5 * kMillisecond;
+  static constexpr double kMemory = 16 * 1514.0;  // bytes
+  double mean_ = 0;
+  Nanos last_ = 0;
+};
+
 struct Path {
   uint16_t peer = 0;
 
@@ -124,6 +144,8 @@ struct Path {
   Nanos ack_due = kNever;
   Nanos largest_arrival = 0;
   // Queueing delay times bytes, and bytes: of this batch, and since the last ACK.
+  SmoothedDelay delay_from;  // of what arrives
+  SmoothedDelay delay_to;    // of what is sent, by the peer's word
   double batch_delay = 0;
   uint64_t batch_bytes = 0;
   double ack_delay = 0;

@@ -35,7 +35,7 @@ class RateMeter {
   double bytes_per_second() const { return std::max(previous_, current_); }
 
  private:
-  static constexpr Nanos kInterval = 4 * kMillisecond;
+  static constexpr Nanos kInterval = 20 * kMillisecond;
   static constexpr Nanos kIdle = 3 * kMillisecond;
   static constexpr uint64_t kLeastBytes = 32 * 1024;
   static constexpr Nanos kWindow = 10 * kSecond;
