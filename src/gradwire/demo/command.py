@@ -119,7 +119,6 @@ def _run(scenario: Scenario, console: Console) -> dict[str, Any]:
 def _show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) -> None:
     from gradwire.demo.page import write_page
     from gradwire.demo.table import terminal_table
-    from gradwire.demo.words import headline, notes
 
     written = out / "demo.json"
     written.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -136,9 +135,9 @@ def _show(document: dict[str, Any], out: Path, as_json: bool, progress: Console)
         console = Console()
         if document["contestants"]:
             console.print(terminal_table(document))
-            for note in notes(document):
+            for note in document["notes"]:
                 console.print(f"· {note}", style="dim", highlight=False)
-        console.print(headline(document), style="bold", highlight=False)
+        console.print(document["headline"], style="bold", highlight=False)
     if document["error_details"]:
         progress.print(document["error_details"], highlight=False, markup=False)
     progress.print(f"wrote {' and '.join(files)}", highlight=False)

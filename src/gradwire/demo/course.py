@@ -10,6 +10,7 @@ from gradwire.demo.crew import Crew, DemoError
 from gradwire.demo.ground import Ground, open_ground
 from gradwire.demo.scenario import Entry, Scenario
 from gradwire.lab.bursts import BurstRecord
+from gradwire.lab.measure import softnet_drops
 
 READY_SECONDS = 60.0
 BLOCK_SECONDS = 90.0
@@ -29,6 +30,7 @@ class Block:
         warm_up: how many of the steps are not timed.
         ranks: each rank's steps as JSON, see `gradwire.demo.trainee.RankStep`.
         validation: mean loss of the held-out text after the block.
+        verdict: of the phase detector on the run so far; None where there is none.
     """
 
     contestant: str
@@ -36,6 +38,7 @@ class Block:
     warm_up: int
     ranks: list[list[dict[str, Any]]]
     validation: float
+    verdict: str | None
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Outcome:
         bursts: as they were sent.
         fingerprints: of each contestant's weights, in rank order.
         network_drops: packets lost in the network, cross traffic included.
+        softnet_drops: packets that this machine's processors dropped outside of any queue.
         error: why the demo ended early; None if it did not.
         details: what else is known about the error.
     """
@@ -63,6 +67,7 @@ class Outcome:
     bursts: list[BurstRecord] = field(default_factory=list)
     fingerprints: dict[str, list[str]] = field(default_factory=dict)
     network_drops: int = 0
+    softnet_drops: int = 0
     error: str | None = None
     details: str = ""
 
@@ -100,9 +105,11 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
                 outcome.facts = crew.ready(time.monotonic() + READY_SECONDS)
                 ground.start_bursts()
                 audience.stage("training in turn")
+                before = softnet_drops()
                 try:
                     _train(scenario, crew, ground, outcome, audience)
                 finally:
+                    outcome.softnet_drops = softnet_drops() - before
                     if ground.traffic is not None:
                         outcome.bursts = ground.traffic.records()
                 audience.stage("comparing the replicas")
@@ -160,6 +167,7 @@ def _block(
         warm_up=min(scenario.warm_up, steps - 1),
         ranks=[answer["steps"] for answer in answers],
         validation=sum(answer["validation"] for answer in answers) / len(answers),
+        verdict=answers[0]["verdict"],
     )
 
 

@@ -17,6 +17,9 @@ FORCE_LOOPBACK = "GRADWIRE_DEMO_LOOPBACK"
 _STORE_PORT = 29400
 _LOOPBACK = "127.0.0.1"
 
+# A session of its own: Ctrl-C on the terminal is for the parent, which then ends the ranks.
+_OPTIONS: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+
 
 class Ground(Protocol):
     """Something that ranks can run on.
@@ -67,9 +70,7 @@ class _Hosts:
     def spawn(
         self, rank: int, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]
     ) -> subprocess.Popen[Any]:
-        return self._network.spawn(
-            rank, command, env=env, pass_fds=pass_fds, stdin=subprocess.DEVNULL
-        )
+        return self._network.spawn(rank, command, env=env, pass_fds=pass_fds, **_OPTIONS)
 
     def start_bursts(self) -> None:
         assert self.burst is not None
@@ -102,7 +103,7 @@ class _Loopback:
             command,
             env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env},
             pass_fds=pass_fds,
-            stdin=subprocess.DEVNULL,
+            **_OPTIONS,
         )
 
     def start_bursts(self) -> None:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from gradwire.demo.plots import all_plots
 from gradwire.demo.table import COLUMNS, rows
-from gradwire.demo.words import Document, headline, notes
+from gradwire.demo.words import Document
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
@@ -22,8 +22,6 @@ def render(document: Document) -> str:
     drawn = all_plots(document) if document["contestants"] else {}
     return template.render(
         document=document,
-        headline=headline(document),
-        notes=notes(document) if document["contestants"] else [],
         columns=COLUMNS,
         rows=rows(document) if document["contestants"] else [],
         plots={name: Markup(svg) for name, svg in drawn.items()},

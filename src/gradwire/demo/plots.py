@@ -23,6 +23,7 @@ COLOURS = {"gloo": "#d1603d", "reliable": "#3b78b5", "dblp": "#2a9d76"}
 _BURST = "#c9a227"
 _IDEAL = "#888888"
 _ZOOM_SECONDS = 3.0
+_FAR = 8
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "gradwire",
@@ -59,8 +60,8 @@ def all_plots(document: Document) -> dict[str, str]:
 def over_time(document: Document) -> str:
     """Every step's communication time over the time of the demo, bursts drawn in."""
     figure, axes = _figure(9.6, 3.4)
-    for burst in document["bursts_sent"]:
-        axes.axvline(burst["start"], color=_BURST, alpha=0.16, linewidth=0.5, zorder=0)
+    starts = [burst["start"] for burst in document["bursts_sent"]]
+    axes.vlines(starts, 0, 0.03, color=_BURST, linewidth=0.5, transform=axes.get_xaxis_transform())
     for entry in document["contestants"]:
         for dots, alpha in ((True, 0.85), (False, 0.3)):
             steps = [step for step in entry["series"] if step["timed"] is dots]
@@ -76,7 +77,11 @@ def over_time(document: Document) -> str:
     handles = [_dot(entry) for entry in document["contestants"]]
     handles += _ideal_line(document, axes.axhline) + _burst_patch(document)
     axes.set(xlabel="seconds since the start", ylabel="communication of a step, ms")
-    axes.set_ylim(bottom=0)
+    if _has_far_outliers(document):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_plain)
+    else:
+        axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
     _legend(axes, handles)
     return _svg(figure)
@@ -103,10 +108,10 @@ def close_up(document: Document) -> str:
 
 def _lane(axes: Axes, height: float, entry: Entry, document: Document) -> None:
     """One contestant's steps as bars, from the middle one of its turns."""
-    blocks = sorted({step["block"] for step in entry["series"]})
-    block = blocks[len(blocks) // 2]
-    steps = [step for step in entry["series"] if step["block"] == block]
-    origin = steps[0]["start"] + steps[0]["comm"] - steps[0]["took"]
+    turns = sorted({step["turn"] for step in entry["series"]})
+    turn = turns[len(turns) // 2]
+    steps = [step for step in entry["series"] if step["turn"] == turn]
+    origin = document["turns"][turn]["start"]
     before = origin
     for step in steps:
         end = step["start"] + step["comm"]
@@ -145,7 +150,11 @@ def distribution(document: Document) -> str:
     handles += _ideal_line(document, axes.axvline)
     axes.set(xlabel="communication of a step, ms", ylabel="steps no longer than that, %")
     axes.set_ylim(0, 102)
-    axes.set_xlim(left=0)
+    if _has_far_outliers(document):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(_plain)
+    else:
+        axes.set_xlim(left=0)
     _legend(axes, handles, 2)
     return _svg(figure)
 
@@ -177,6 +186,18 @@ def losses(document: Document) -> str:
     axes.set(xlabel="step", ylabel="loss, nats per character")
     _legend(axes, handles, 2)
     return _svg(figure)
+
+
+def _has_far_outliers(document: Document) -> bool:
+    """Whether the longest steps would press all others together on a linear axis."""
+    entries = document["contestants"]
+    typical = max(entry["comm_median_s"] for entry in entries)
+    return bool(max(entry["comm_max_s"] for entry in entries) > _FAR * typical)
+
+
+def _plain(value: float, position: float) -> str:
+    """Label a tick without powers of ten."""
+    return f"{value:g}"
 
 
 def _smooth(values: Sequence[float], keep: float = 0.8) -> list[float]:

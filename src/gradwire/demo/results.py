@@ -12,6 +12,7 @@ from typing import Any
 
 from gradwire.demo.course import Block, Outcome
 from gradwire.demo.scenario import TAIL_STEPS, Entry
+from gradwire.demo.words import headline, notes
 from gradwire.lab.measure import all_reduce_payload, environment, header_ideal, percentile
 
 FORMAT = 1
@@ -24,7 +25,7 @@ class Step:
 
     Attributes:
         step: its number, from 0.
-        block: number of the turn that it belongs to, counted over all contestants.
+        turn: number of the turn that it belongs to, counted over all contestants.
         timed: False for the warm-up of a turn.
         start: when all ranks had their gradients, in seconds since the demo began.
         comm: seconds from then until the last rank had the averaged gradients.
@@ -35,7 +36,7 @@ class Step:
     """
 
     step: int
-    block: int
+    turn: int
     timed: bool
     start: float
     comm: float
@@ -55,7 +56,7 @@ def join(block: Block, number: int, origin: float) -> list[Step]:
         steps.append(
             Step(
                 step=views[0]["step"],
-                block=number,
+                turn=number,
                 timed=index >= block.warm_up,
                 start=start - origin,
                 comm=max(view["end"] for view in views) - start,
@@ -93,7 +94,7 @@ def summarize(steps: Sequence[Step], tail_steps: int = TAIL_STEPS) -> dict[str, 
 def document(outcome: Outcome, command: str) -> dict[str, Any]:
     """Everything that is known about a demo, as JSON; non-finite numbers become null."""
     known: dict[str, Any] = _finite(_document(outcome, command))
-    return known
+    return {"headline": headline(known), **known, "notes": notes(known)}
 
 
 def _finite(value: Any) -> Any:
@@ -128,11 +129,16 @@ def _document(outcome: Outcome, command: str) -> dict[str, Any]:
             for entry in scenario.entries
             if any(block.contestant == entry.name for block in outcome.blocks)
         ],
+        "turns": [
+            {"contestant": block.contestant, "start": block.start - outcome.origin}
+            for block in outcome.blocks
+        ],
         "bursts_sent": [
             {"start": burst.start - outcome.origin, "stop": burst.stop - outcome.origin}
             for burst in outcome.bursts
         ],
         "network_drops": outcome.network_drops,
+        "softnet_drops": outcome.softnet_drops,
         "error": outcome.error,
         "error_details": outcome.details,
         "wall_s": time.monotonic() - outcome.origin,
@@ -168,6 +174,7 @@ def _contestant(outcome: Outcome, entry: Entry) -> dict[str, Any]:
         "validation": [
             {"step": block.ranks[0][-1]["step"] + 1, "loss": block.validation} for _, block in mine
         ],
+        "verdict": mine[-1][1].verdict,
         "replicas_identical": None if prints is None else len(set(prints)) == 1,
         "bytes_sent": _total(mine, "bytes"),
         "retransmissions": _total(mine, "retransmissions"),

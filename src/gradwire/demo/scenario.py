@@ -108,4 +108,4 @@ class Scenario:
 
 def quick(network: str, entries: tuple[Entry, ...] = ENTRIES) -> Scenario:
     """A demo of a few steps, to see that everything works."""
-    return Scenario(network=network, entries=entries, seconds=22.0, steps=12, block=6, warm_up=1)
+    return Scenario(network=network, entries=entries, seconds=22.0, steps=8, block=4, warm_up=1)

@@ -133,12 +133,18 @@ class Trainee:
         self._step += 1
         return self._record(step, began, ended, value)
 
+    @property
+    def verdict(self) -> str | None:
+        """What the phase detector says of the run so far; None where there are no phases."""
+        if self._attachment is None or self._attachment.policy.phases is None:
+            return None
+        return self._attachment.policy.phases.verdict
+
     def _record(self, step: int, began: float, ended: float, loss: float) -> RankStep:
         report = None
         if self._attachment is not None:
             self._attachment.loss(loss)
             report = self._attachment.report()
-        phases = self._attachment is not None and self._attachment.policy.phases is not None
         return RankStep(
             step=step,
             began=began,
@@ -148,7 +154,7 @@ class Trainee:
             ended=ended,
             loss=loss,
             delivered=report.delivered if report else 1.0,
-            critical=report.phase == "critical" if report and phases else None,
+            critical=report.phase == "critical" if report and self.verdict else None,
             bytes=report.bytes if report else None,
             retransmissions=report.retransmissions if report else None,
         )

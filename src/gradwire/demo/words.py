@@ -45,6 +45,8 @@ def headline(document: Document) -> str:
     ours = contestant(document, "dblp") or contestant(document, "reliable")
     if tcp is None or ours is None:
         return "; ".join(_alone(entry) for entry in document["contestants"])
+    if document["mode"] == "loopback":
+        return f"{_lossy(document, ours)} {_losses(tcp, ours)}"
     return f"{_times(document, tcp, ours)} {_losses(tcp, ours)}"
 
 
@@ -55,16 +57,24 @@ def _alone(entry: Mapping[str, Any]) -> str:
     )
 
 
-def _times(document: Document, tcp: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    where = "on loopback" if document["mode"] == "loopback" else "while the network bursts"
-    tail, name = ("comm_p99_s", "the 99th percentile")
-    if tcp[tail] is None or ours[tail] is None:
-        tail, name = "comm_max_s", "the longest"
+def _lossy(document: Document, ours: Mapping[str, Any]) -> str:
     return (
-        f"A step's gradients take {milliseconds(ours['comm_median_s'])} over {ours['label']} and "
-        f"{milliseconds(tcp['comm_median_s'])} over {tcp['label']} {where} (median; {name}: "
-        f"{milliseconds(ours[tail])} and {milliseconds(tcp[tail])}), which makes training "
-        f"{_faster(ours['steps_per_s'] / tcp['steps_per_s'])}."
+        f"On loopback {ours['label']} trains with {percent(document['scenario']['drop_rate'])} of "
+        "its packets dropped, and TCP with none."
+    )
+
+
+def _times(document: Document, tcp: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    tail, name = ("comm_p99_s", "99th percentile")
+    if tcp[tail] is None or ours[tail] is None:
+        tail, name = "comm_max_s", "longest"
+    speed = _faster(ours["steps_per_s"] / tcp["steps_per_s"])
+    return (
+        f"Over {ours['label']} the model trains {speed} as over {tcp['label']} while the network "
+        "bursts: "
+        f"a step's gradients take {milliseconds(ours['comm_median_s'])} and "
+        f"{milliseconds(tcp['comm_median_s'])} (median; {name} {milliseconds(ours[tail])} and "
+        f"{milliseconds(tcp[tail])})."
     )
 
 
@@ -84,6 +94,8 @@ def _losses(tcp: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 def notes(document: Document) -> list[str]:
     """What a reader must know to judge the numbers."""
+    if not document["contestants"]:
+        return []
     lines = []
     if document["mode"] == "loopback":
         scenario = document["scenario"]
@@ -96,16 +108,7 @@ def notes(document: Document) -> list[str]:
         )
     else:
         lines.append(_network_note(document))
-    scenario = document["scenario"]
-    lines.append(
-        f"The same {scenario['ranks']} processes train the contestants in turns of "
-        f"{scenario['block']} steps from the same weights on the same data; each turn begins at "
-        f"the same phase of the bursts, and its first {scenario['warm_up']} steps are not timed."
-        if document["mode"] != "loopback"
-        else f"The same {scenario['ranks']} processes train the contestants in turns of "
-        f"{scenario['block']} steps from the same weights on the same data; the first "
-        f"{scenario['warm_up']} steps of a turn are not timed."
-    )
+    lines.append(_turns_note(document))
     lines.append(
         "Communication time runs from the moment when all ranks have their gradients until the "
         "last rank has the averaged ones; all gradients travel as one bucket after the backward "
@@ -116,8 +119,31 @@ def notes(document: Document) -> list[str]:
     )
     if any(entry["comm_p99_s"] is None for entry in document["contestants"]):
         lines.append("A 99th percentile is given from 300 timed steps on.")
+    if document["softnet_drops"]:
+        lines.append(
+            f"The machine was too slow for the network: it dropped {document['softnet_drops']} "
+            "packets or trains of them outside of any queue."
+        )
+    lines.extend(_phase_note(entry) for entry in document["contestants"] if entry["verdict"])
     lines.extend(_replica_notes(document))
     return lines
+
+
+def _phase_note(entry: Mapping[str, Any]) -> str:
+    share = f"{entry['label']}: {percent(entry['critical_share'])} of the steps were critical"
+    if entry["verdict"] == "phases":
+        return f"{share}; the detector fired again after the start."
+    return f"{share}; after the start the detector did not fire: a fixed bound."
+
+
+def _turns_note(document: Document) -> str:
+    scenario = document["scenario"]
+    phase = "" if document["mode"] == "loopback" else " at the same phase of the bursts"
+    return (
+        f"The same {scenario['ranks']} processes train the contestants in turns of "
+        f"{scenario['block']} steps{phase}, from the same weights on the same data. The first "
+        f"{scenario['warm_up']} of a turn's steps train, but are not timed."
+    )
 
 
 def _network_note(document: Document) -> str:

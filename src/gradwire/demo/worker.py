@@ -13,7 +13,6 @@ import json
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
@@ -72,7 +71,7 @@ class Worker:
         """Train one contestant for some steps, then look at the held-out text."""
         trainee = self._trainees[contestant]
         done = trainee.block(steps, start, self._tell)
-        return {"steps": done, "validation": trainee.validate(), "ended": time.monotonic()}
+        return {"steps": done, "validation": trainee.validate(), "verdict": trainee.verdict}
 
     def _tell(self, step: RankStep) -> None:
         if self._rank == 0:
