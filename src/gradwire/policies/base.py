@@ -9,10 +9,14 @@ from typing import ClassVar
 
 from gradwire.errors import ConfigError
 from gradwire.phases import Phase, PhaseDetector
-from gradwire.plans import FILLS, ORDERS, PULLS, SPENDS, TensorSlot, TransferPlan, check_choice
+from gradwire.plans import FILLS, ORDERS, SPENDS, TensorSlot, TransferPlan, check_choice
 from gradwire.telemetry import StepReport
 
 __all__ = ["PlanContext", "Policy", "check_transfer_options", "option_names"]
+
+
+REPLICATED_PULLS = ("exact", "committed")
+"""The pulls that give every replica the same result; a push alone is no way to train."""
 
 
 @dataclass(frozen=True)
@@ -92,4 +96,4 @@ def check_transfer_options(spend: str, fill: str, order: str, pull: str) -> None
     check_choice("spend", spend, SPENDS)
     check_choice("fill", fill, FILLS)
     check_choice("order", order, ORDERS)
-    check_choice("pull", pull, PULLS)
+    check_choice("pull", pull, REPLICATED_PULLS)
