@@ -150,8 +150,8 @@ void Loop::connect(const std::vector<std::pair<std::string, uint16_t>>& addresse
     }
   }
   const std::lock_guard lock(impl.mutex);
-  if (impl.connected) throw std::runtime_error("the engine is connected already");
   if (impl.close_wanted) throw std::runtime_error("the engine is closed");
+  if (impl.connected) throw std::runtime_error("the engine is connected already");
   impl.addresses = std::move(resolved);
   impl.sources = std::move(sources);
   impl.answered.assign(impl.config.endpoints(), false);
@@ -243,6 +243,7 @@ void Loop::close() {
   impl.push_command([&] { impl.close_wanted = true; });
   const std::lock_guard joining(impl.joining);
   if (impl.thread.joinable()) impl.thread.join();
+  impl.socket.close();
   const std::lock_guard lock(impl.mutex);
   impl.finished = true;
   impl.changed.notify_all();

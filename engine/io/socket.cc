@@ -118,7 +118,12 @@ Socket::Socket(const std::string& host, uint16_t port) {
 }
 
 Socket::~Socket() {
+  close();
+}
+
+void Socket::close() {
   if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
 }
 
 uint32_t Socket::send(const Address& to, const Train& train, uint32_t first) {

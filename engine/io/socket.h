@@ -54,6 +54,9 @@ class Socket {
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
 
+  // Gives the port back; nothing may be sent or received any more.
+  void close();
+
   int fd() const { return fd_; }
   const Address& address() const { return address_; }
   const Features& features() const { return features_; }

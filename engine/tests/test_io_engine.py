@@ -1,0 +1,452 @@
+"""The engine on real sockets: one process, several engines, 127.0.0.1."""
+
+import contextlib
+import errno
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from scenarios import EAGER, gradients, plan, rank_order_sum, same_bits
+
+from gradwire import _engine
+
+SECOND = 1_000_000_000
+
+
+def engine(endpoint: int = 0, workers: int = 1, servers: int = 0, **options: Any) -> _engine.Engine:
+    options.setdefault("address", "127.0.0.1")
+    return _engine.Engine(
+        endpoint=endpoint, workers=workers, servers=servers, session=99, **options
+    )
+
+
+def close_all(engines: list[_engine.Engine]) -> None:
+    """Together: an engine lingers until its peers have what they need."""
+    threads = [threading.Thread(target=each.close) for each in engines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@contextlib.contextmanager
+def job(workers: int, servers: int = 0, **options: Any) -> Iterator[list[_engine.Engine]]:
+    engines = [engine(i, workers, servers, **options) for i in range(workers + servers)]
+    try:
+        addresses = [each.address for each in engines]
+        for each in engines:
+            each.connect(addresses)
+        for each in engines:
+            assert each.wait_connected(5 * SECOND) == []
+        yield engines
+    finally:
+        close_all(engines)
+
+
+def all_reduce(
+    engines: list[_engine.Engine], op: int, made: _engine.Plan, values: list[Any], **options: Any
+) -> list[Any]:
+    """Starts the op on every worker; returns the buffers, results in place once all are done."""
+    buffers = [value.copy() for value in values]
+    for worker, buffer in enumerate(buffers):
+        engines[worker].all_reduce(op=op, step=op, plan=made, data=buffer, **options)
+    for worker in range(len(buffers)):
+        done = engines[worker].next_completion(20 * SECOND)
+        assert done is not None
+        assert done.ok, done.error
+        assert done.op == op
+    return buffers
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_exact_sums_over_loopback(workers: int, servers: int) -> None:
+    with job(workers, servers) as engines:
+        for op, elements in enumerate((1, 1000, 300_000, 77)):
+            values = gradients(workers, elements, op)
+            for buffer in all_reduce(engines, op, plan(elements), values):
+                assert same_bits(buffer, rank_order_sum(values))
+
+
+def test_the_bytes_are_those_of_the_fabric() -> None:
+    """What is simulated is what ships: one exact op, the same result on both."""
+    from gradwire.sim import Fabric
+
+    values = gradients(3, 50_000)
+    fabric = Fabric(3)
+    fabric.all_reduce(0, plan(50_000), values)
+    fabric.run()
+    with job(3) as engines:
+        assert same_bits(all_reduce(engines, 0, plan(50_000), values)[2], fabric.result(2, 0))
+
+
+@pytest.mark.parametrize("burst", [1.0, 8.0])
+def test_injected_loss_is_recovered_or_spent(burst: float) -> None:
+    with job(3) as engines:
+        for index, each in enumerate(engines):
+            each.set_drop(0.05, burst, seed=index)
+        values = gradients(3, 200_000)
+        for buffer in all_reduce(engines, 0, plan(200_000), values):
+            assert same_bits(buffer, rank_order_sum(values))
+        lossy = plan(200_000, 0.2, spend="anything", schedule=EAGER, order="shuffled")
+        buffers = all_reduce(engines, 1, lossy, values)
+        assert all(same_bits(buffer, buffers[0]) for buffer in buffers)
+        counters = [each.counters() for each in engines]
+        assert all(each["injected_drops"] > 0 for each in counters)
+        assert sum(each["retransmissions"] for each in counters) > 0
+        for each in engines:
+            each.set_drop(0.0)
+
+
+def test_loss_from_the_constructor_is_of_data_only() -> None:
+    with job(2, drop_rate=0.5, drop_seed=3) as engines:  # it connects all the same
+        values = gradients(2, 20_000)
+        for buffer in all_reduce(engines, 0, plan(20_000), values):
+            assert same_bits(buffer, rank_order_sum(values))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"drop_rate": 1.0}, "drop_rate is 1"),
+        ({"drop_burst": 0.5}, "drop_burst is 0.5"),
+        ({"datagram_bytes": 100}, "datagram_bytes is 100; allowed are 256 to 8972"),
+        ({"endpoint": 3}, "endpoint is 3; there are 1 endpoints"),
+        ({"workers": 0}, "workers: at least 1"),
+        ({"peer_timeout_ns": 0}, "peer_timeout_ns"),
+    ],
+)
+def test_impossible_settings_are_named(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        engine(**options)
+
+
+def test_a_port_in_use_is_named() -> None:
+    first = engine()
+    host, port = first.address
+    assert host == "127.0.0.1"
+    with pytest.raises(OSError, match=f"address in use: 127.0.0.1:{port}") as caught:
+        engine(port=port)
+    assert caught.value.errno == errno.EADDRINUSE
+    first.close()
+    engine(port=port).close()
+
+
+def test_an_address_that_is_not_ours_is_named() -> None:
+    with pytest.raises(OSError, match=r"no such address on this host: 192\.0\.2\.1") as caught:
+        engine(address="192.0.2.1")
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+    with pytest.raises(OSError, match="no such address: not an address"):
+        engine(address="not an address")
+
+
+def test_ipv6() -> None:
+    try:
+        engine(address="::1").close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with job(2, address="::1") as engines:
+        values = gradients(2, 10_000)
+        assert same_bits(all_reduce(engines, 0, plan(10_000), values)[1], rank_order_sum(values))
+
+
+def test_wrong_calls_are_errors() -> None:
+    first, second = engine(0, 2), engine(1, 2)
+    made, data = plan(100), np.ones(100, np.float32)
+    with pytest.raises(RuntimeError, match="not connected"):
+        first.all_reduce(op=0, step=0, plan=made, data=data)
+    with pytest.raises(ValueError, match="1 given, one for each of 2 endpoints"):
+        first.connect([first.address])
+    with pytest.raises(ValueError, match="endpoints 0 and 1 are both"):
+        first.connect([first.address, first.address])
+    addresses = [first.address, second.address]
+    first.connect(addresses)
+    second.connect(addresses)
+    with pytest.raises(RuntimeError, match="connected already"):
+        first.connect(addresses)
+    with pytest.raises(ValueError, match="data has 99 elements, the plan 100"):
+        first.all_reduce(op=0, step=0, plan=made, data=data[:99])
+    with pytest.raises(ValueError, match="at most 8"):
+        first.all_reduce(op=0, step=0, plan=made, data=data, stats=[0.0] * 9)
+    for wrong in (data.astype(np.float64), data[::2], np.ones((10, 10), np.float32)):
+        with pytest.raises(TypeError):
+            first.all_reduce(op=0, step=0, plan=made, data=wrong)
+    read_only = data.copy()
+    read_only.flags.writeable = False
+    with pytest.raises(TypeError):
+        first.all_reduce(op=0, step=0, plan=made, data=read_only)
+    first.all_reduce(op=5, step=0, plan=made, data=data)
+    done = first.next_completion(5 * SECOND)
+    assert done is not None
+    assert "op 5" in done.error
+    close_all([first, second])
+    with pytest.raises(RuntimeError, match="closed"):
+        first.all_reduce(op=0, step=0, plan=made, data=data)
+    with pytest.raises(RuntimeError, match="closed"):
+        first.connect(addresses)
+
+
+def test_who_does_not_answer_is_listed() -> None:
+    first, second, third = (engine(i, 3) for i in range(3))
+    addresses = [each.address for each in (first, second, third)]
+    first.connect(addresses)
+    second.connect(addresses)
+    started = time.monotonic()
+    assert first.wait_connected(SECOND // 2) == [2]
+    assert 0.4 < time.monotonic() - started < 2
+    third.connect(addresses)
+    assert first.wait_connected(5 * SECOND) == []
+    close_all([first, second, third])
+
+
+def test_close_fails_what_is_open_and_is_idempotent() -> None:
+    engines = [engine(i, 2) for i in range(2)]
+    for each in engines:
+        each.connect([one.address for one in engines])
+    assert engines[0].wait_connected(5 * SECOND) == []
+    engines[0].all_reduce(op=0, step=3, plan=plan(100), data=np.ones(100, np.float32))
+    started = time.monotonic()
+    engines[0].close()
+    engines[0].close()
+    assert time.monotonic() - started < 4
+    done = engines[0].next_completion(SECOND)
+    assert done is not None
+    assert "closed" in done.error
+    assert engines[0].next_completion(60 * SECOND) is None  # at once
+    assert engines[0].counters()["packets_sent"] > 0
+    engines[1].close()
+
+
+def test_close_without_connect_and_collection_without_close() -> None:
+    engine().close()
+    engines = [engine(i, 2) for i in range(2)]
+    for each in engines:
+        each.connect([one.address for one in engines])
+    del each
+    engines.clear()
+    gc.collect()
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/comm", encoding="ascii") as comm:
+            names.append(comm.read().strip())
+    assert "gradwire" not in names
+
+
+def test_the_thread_bears_its_name_and_takes_no_gil() -> None:
+    """While Python holds the GIL without a pause, an op is carried through."""
+    with job(2) as engines:
+        names = []
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/comm", encoding="ascii") as comm:
+                names.append(comm.read().strip())
+        assert names.count("gradwire") == 2
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(60.0)
+        try:
+            for worker in range(2):
+                engines[worker].all_reduce(
+                    op=0, step=0, plan=plan(1000), data=np.ones(1000, np.float32)
+                )
+            deadline = time.monotonic() + 1.0
+            while time.monotonic() < deadline:
+                pass
+        finally:
+            sys.setswitchinterval(interval)
+        for worker in range(2):
+            done = engines[worker].next_completion(0)
+            assert done is not None
+            assert done.ok
+            assert done.total_ns < SECOND
+
+
+def test_buffers_of_running_ops_are_kept_alive() -> None:
+    with job(2) as engines:
+        for worker in range(2):
+            engines[worker].all_reduce(
+                op=0, step=0, plan=plan(200_000), data=np.ones(200_000, np.float32)
+            )
+            gc.collect()
+        for worker in range(2):
+            done = engines[worker].next_completion(10 * SECOND)
+            assert done is not None
+            assert done.ok
+
+
+def test_strangers_and_garbage_are_counted_and_dropped() -> None:
+    with job(2) as engines, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for size in (0, 1, 7, 8, 28, 1472, 9000, 60_000):
+            stranger.sendto(os.urandom(size), engines[0].address)
+        values = gradients(2, 1000)
+        assert same_bits(all_reduce(engines, 0, plan(1000), values)[0], rank_order_sum(values))
+        assert engines[0].counters()["strangers"] >= 7
+
+
+def test_features_and_counters_have_their_names() -> None:
+    with job(2) as engines:
+        features = engines[0].features()
+        assert set(features) == {"udp_segment", "udp_gro", "timestamps", "rcvbuf", "sndbuf"}
+        assert features["rcvbuf"] >= 100_000
+        counters = engines[0].counters()
+        assert all(isinstance(value, (int, float)) for value in counters.values())
+        assert counters["send_too_long"] == counters["send_errors"] == 0
+
+
+def test_datagrams_above_the_mtu_are_counted_not_fatal() -> None:
+    """Loopback carries 65,536 bytes; 8,972 pass, and nothing is longer."""
+    with job(2, datagram_bytes=8972) as engines:
+        values = gradients(2, 100_000)
+        assert same_bits(all_reduce(engines, 0, plan(100_000), values)[0], rank_order_sum(values))
+        assert engines[0].counters()["send_too_long"] == 0
+
+
+def test_many_small_ops_in_flight() -> None:
+    with job(3) as engines:
+        count = 200
+        buffers = [[np.full(50, rank + op, np.float32) for op in range(count)] for rank in range(3)]
+        for op in range(count):
+            for rank in range(3):
+                engines[rank].all_reduce(op=op, step=op, plan=plan(50), data=buffers[rank][op])
+        for rank in range(3):
+            seen = set()
+            for _ in range(count):
+                done = engines[rank].next_completion(10 * SECOND)
+                assert done is not None
+                assert done.ok, done.error
+                seen.add(done.op)
+            assert seen == set(range(count))
+        for op in range(count):
+            assert (buffers[1][op] == 3 * op + 3).all()
+
+
+# ---------------------------------------------------------------------------- processes
+
+
+def run_python(code: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+
+
+PAIR = """
+    import numpy as np, os, signal, sys, time
+    from gradwire import _engine
+    def engine(i, n=2, **o):
+        return _engine.Engine(endpoint=i, workers=n, servers=0, session=5, address="127.0.0.1", **o)
+    pair = [engine(0), engine(1)]
+    for each in pair: each.connect([one.address for one in pair])
+    assert pair[0].wait_connected(5 * 10**9) == []
+    plan = _engine.Plan(elements=10**6, regions=[(0, 10**6, 0.0)])
+"""
+
+
+def test_exit_with_open_engines_and_running_ops_is_clean() -> None:
+    done = run_python(PAIR + """
+    pair[0].all_reduce(op=0, step=0, plan=plan, data=np.ones(10**6, np.float32))
+    print("leaving", flush=True)
+    """)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
+
+
+def test_a_forked_child_touches_nothing() -> None:
+    done = run_python(PAIR + """
+    child = os.fork()
+    if child == 0:
+        try: pair[0].all_reduce(op=0, step=0, plan=plan, data=np.ones(10**6, np.float32))
+        except RuntimeError as error: assert "forked" in str(error), error
+        else: raise SystemExit("no error")
+        assert pair[0].next_completion(10**12) is None
+        assert pair[0].failure()
+        pair[0].counters(); pair[0].close()
+        del pair
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    buffers = [np.ones(10**6, np.float32) for _ in pair]
+    for e, b in zip(pair, buffers): e.all_reduce(op=0, step=0, plan=plan, data=b)
+    for e in pair: assert e.next_completion(10 * 10**9).ok
+    assert (buffers[1] == 2).all()
+    print("fine")
+    """)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_ctrl_c_is_heard_while_waiting() -> None:
+    done = run_python(PAIR + """
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    started = time.monotonic()
+    try: pair[0].next_completion(60 * 10**9)
+    except KeyboardInterrupt: print("interrupted", time.monotonic() - started < 2)
+    """)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted True\n", "")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_freezes_is_named_and_harms_nobody(how: signal.Signals) -> None:
+    """Three processes, an op under way, one goes silent."""
+    code = """
+    import numpy as np, os, sys
+    from gradwire import _engine
+    rank = int(sys.argv[1])
+    e = _engine.Engine(endpoint=rank, workers=3, servers=0, session=5, address="127.0.0.1",
+                       peer_timeout_ns=10**9)
+    print(e.address[1], flush=True)
+    e.connect([("127.0.0.1", int(p)) for p in sys.stdin.readline().split()])
+    assert e.wait_connected(10 * 10**9) == []
+    plan = _engine.Plan(elements=1000, regions=[(0, 1000, 0.0)])
+    op = 0
+    while True:
+        e.all_reduce(op=op, step=op, plan=plan, data=np.ones(1000, np.float32))
+        done = e.next_completion(20 * 10**9)
+        if not done.ok:
+            print(done.error_rank, done.error, flush=True)
+            break
+        if op == 0: print("running", flush=True)
+        op += 1
+    """
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), str(rank)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for rank in range(3)
+    ]
+    try:
+        ports = [rank.stdout.readline().strip() for rank in ranks]
+        for rank in ranks:
+            rank.stdin.write(" ".join(ports) + "\n")
+            rank.stdin.flush()
+        for rank in ranks:
+            assert rank.stdout.readline() == "running\n"
+        started = time.monotonic()
+        os.kill(ranks[2].pid, how)
+        for rank in ranks[:2]:
+            out, err = rank.communicate(timeout=20)
+            assert rank.returncode == 0, err
+            assert out.startswith("2 "), out
+            assert "rank 2" in out
+            assert "step" in out
+            assert err == ""
+        assert time.monotonic() - started < 8
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()

@@ -1,0 +1,280 @@
+"""Dead, frozen, foreign and hostile peers: a clear error in bounded time, or no effect at all."""
+
+import random
+import re
+import struct
+
+import numpy as np
+import pytest
+from scenarios import gradients, must_be_ok, plan, random_job, rank_order_sum, same_bits
+
+from gradwire.sim import Fabric, Link
+
+TIMEOUT = 2.0
+MEGA = 1_000_000  # elements: the better part of a tenth of a second
+
+
+def errors(fabric: Fabric, op: int = 0, but: int = -1) -> list[str]:
+    found = []
+    for worker in range(fabric.workers):
+        if worker == but:
+            continue
+        done = fabric.completion(worker, op)
+        assert done is not None, f"rank {worker} still waits at {fabric.now:.3f} s"
+        found.append(done.error)
+    return found
+
+
+def fault(what: str, host: int, servers: int = 0) -> tuple[Fabric, float]:
+    fabric = Fabric(4, servers=servers, peer_timeout=TIMEOUT, ping_interval=0.2)
+    fabric.all_reduce(0, plan(MEGA), gradients(4, MEGA))
+    assert not fabric.run(0.02)
+    getattr(fabric, what)(host)
+    fabric.run(30.0)
+    return fabric, 0.02
+
+
+@pytest.mark.parametrize("what", ["kill", "pause"])
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_silent_rank_is_named_within_the_time(what: str, servers: int) -> None:
+    fabric, when = fault(what, 2, servers)
+    for worker, error in zip((0, 1, 3), errors(fabric, but=2), strict=True):
+        assert "rank 2" in error
+        assert "step 0" in error
+        assert fabric.completion(worker, 0).error_rank == 2
+        assert fabric.finished_at(worker, 0) - when < 1.5 * TIMEOUT
+        assert "rank 2" in fabric.failure(worker)
+
+
+def test_a_dead_server_is_named() -> None:
+    fabric, _ = fault("kill", 4, servers=1)
+    assert all("server 0" in error for error in errors(fabric))
+
+
+def test_a_failed_endpoint_refuses_what_comes_later_and_says_why() -> None:
+    fabric, _ = fault("kill", 2)
+    fabric.start(0, 1, plan(10), gradients(1, 10)[0], at=fabric.now)
+    fabric.run(40.0)
+    assert "rank 2" in fabric.completion(0, 1).error
+
+
+def test_a_short_freeze_is_no_failure() -> None:
+    fabric = Fabric(4, peer_timeout=TIMEOUT, ping_interval=0.2)
+    values = gradients(4, MEGA)
+    fabric.all_reduce(0, plan(MEGA), values)
+    fabric.run(0.02)
+    fabric.pause(1)
+    fabric.run(0.02 + 0.7 * TIMEOUT)
+    fabric.resume(1)
+    assert fabric.run(30.0)
+    must_be_ok(fabric)
+    assert same_bits(fabric.result(1, 0), rank_order_sum(values))
+
+
+def test_a_rank_that_was_frozen_for_long_learns_why_it_is_alone() -> None:
+    fabric, _ = fault("pause", 2)
+    fabric.resume(2)
+    fabric.run(fabric.now + 10.0)
+    assert fabric.completion(2, 0).error
+    assert fabric.failure(2)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.5])
+def test_a_cut_that_heals_in_time_is_no_failure(seconds: float) -> None:
+    fabric = Fabric(3, peer_timeout=TIMEOUT, ping_interval=0.2)
+    values = gradients(3, MEGA)
+    fabric.all_reduce(0, plan(MEGA), values)
+    fabric.run(0.02)
+    fabric.partition(0, 1)
+    fabric.run(0.02 + seconds)
+    fabric.heal(0, 1)
+    assert fabric.run(30.0)
+    must_be_ok(fabric)
+    assert same_bits(fabric.result(1, 0), rank_order_sum(values))
+
+
+def test_a_cut_that_stays_is_an_error_at_all_ranks() -> None:
+    fabric = Fabric(3, peer_timeout=TIMEOUT, ping_interval=0.2)
+    fabric.all_reduce(0, plan(MEGA), gradients(3, MEGA))
+    fabric.run(0.02)
+    fabric.partition(0, 1)
+    fabric.run(30.0)
+    assert all(re.search("rank [01]", error) for error in errors(fabric))
+
+
+def test_one_rank_may_take_ten_minutes_longer() -> None:
+    """Rank 0 validates, the others wait: they are alive, so this is no error."""
+    fabric = Fabric(4)
+    values = gradients(4, 10_000)
+    fabric.all_reduce(0, plan(10_000), values, at=[600.0, 0.0, 0.0, 0.0])
+    assert fabric.run(700.0)
+    must_be_ok(fabric)
+    assert same_bits(fabric.result(3, 0), rank_order_sum(values))
+
+
+def test_a_live_rank_that_does_not_take_part_is_named_at_the_op_s_time_out() -> None:
+    fabric = Fabric(3)
+    for worker in (0, 1):
+        fabric.start(worker, 0, plan(5000), gradients(1, 5000)[0], step=7, timeout=5.0)
+    fabric.run(60.0)
+    for worker in (0, 1):
+        done = fabric.completion(worker, 0)
+        assert "rank 2" in done.error
+        assert "step 7" in done.error
+        assert fabric.finished_at(worker, 0) == pytest.approx(5.0, abs=0.1)
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("difference", ["bound", "seed", "elements", "step"])
+def test_another_plan_is_an_error_that_names_both(difference: str, servers: int) -> None:
+    fabric = Fabric(3, servers=servers)
+    for worker in range(3):
+        other = worker == 2
+        elements = 5001 if other and difference == "elements" else 5000
+        made = plan(
+            elements,
+            0.2 if other and difference == "bound" else 0.1,
+            spend="lost",
+            seed=1 if other and difference == "seed" else 0,
+        )
+        step = 9 if other and difference == "step" else 8
+        fabric.start(worker, 0, made, gradients(1, elements)[0], step=step)
+    fabric.run(60.0)
+    found = errors(fabric)
+    assert all(found)
+    assert fabric.now < 5.0
+    assert any("rank 2" in error and ("plan" in error or "step" in error) for error in found)
+
+
+def test_another_protocol_version_is_an_error_that_names_the_rank() -> None:
+    fabric = Fabric(3)
+    fabric.all_reduce(0, plan(MEGA), gradients(3, MEGA))
+    fabric.run(0.02)
+    fabric.inject(2, 0, struct.pack("<BBHI", 99, 17, 2, 1) + bytes(8))
+    fabric.run(30.0)
+    assert all("rank 2" in error and "version 99" in error for error in errors(fabric))
+
+
+def test_a_goodbye_in_mid_step_is_an_error_at_once() -> None:
+    fabric = Fabric(3)
+    fabric.all_reduce(0, plan(MEGA), gradients(3, MEGA))
+    fabric.run(0.02)
+    fabric.close(1)
+    fabric.run(30.0)
+    found = errors(fabric)
+    assert "rank 1" in found[0]
+    assert "rank 1" in found[2]
+    assert "closed" in found[1]
+    assert fabric.now < 3.0
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+def test_all_say_goodbye_once_all_is_done(servers: int, loss: float) -> None:
+    fabric = Fabric(4, servers=servers, link=Link(loss=loss), seed=4)
+    fabric.all_reduce(0, plan(20_000), gradients(4, 20_000))
+    fabric.run()
+    must_be_ok(fabric)
+    done = fabric.now
+    for worker in range(4):
+        fabric.close(worker)
+    fabric.run(done + 2.5, until_done=False)
+    for worker in range(4):
+        assert fabric.closed(worker)
+        assert fabric.failure(worker) == ""
+    if servers:
+        fabric.close(4)
+        fabric.run(done + 5.0, until_done=False)
+        assert fabric.closed(4)
+
+
+def test_closing_early_does_not_rob_the_others_of_results() -> None:
+    """The first to finish says goodbye while others still wait for what it aggregated."""
+    fabric = Fabric(4, link=Link(loss=0.2), seed=7)
+    fabric.set_link(3, "down", Link(rate=2e6, loss=0.2))
+    fabric.all_reduce(0, plan(20_000), gradients(4, 20_000))
+    closed: set[int] = set()
+    while not fabric.run(fabric.now + 1e-3) and fabric.now < 60:
+        for worker in range(4):
+            if worker not in closed and fabric.completion(worker, 0) is not None:
+                closed.add(worker)
+                fabric.close(worker, linger=10.0)
+    must_be_ok(fabric)
+
+
+# ---------------------------------------------------------------------------- hostile datagrams
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_garbage_changes_nothing(servers: int) -> None:
+    """Cut short, too long, of another session or version, in another's name, or noise."""
+    for seed in range(20):
+        link = Link(garbage=0.3, loss=0.02)
+        fabric = Fabric(3, servers=servers, link=link, seed=seed)
+        values = gradients(3, 5000, seed)
+        fabric.all_reduce(0, plan(5000), values)
+        fabric.run()
+        must_be_ok(fabric)
+        assert same_bits(fabric.result(0, 0), rank_order_sum(values))
+        assert sum(fabric.counters(host)["malformed"] for host in range(3)) > 0
+
+
+def test_datagrams_of_any_length_and_kind_from_strangers_change_nothing() -> None:
+    """The same with every kind of packet, from nothing to the longest, but of another session."""
+    fabric = Fabric(2)
+    values = gradients(2, 50_000)
+    fabric.all_reduce(0, plan(50_000), values)
+    noise = random.Random(1)
+    for number in range(2000):
+        head = struct.pack("<BBHI", 1, noise.randrange(256), 1, 77)
+        fabric.inject(1, 0, (head + noise.randbytes(noise.randrange(9000)))[: number * 5])
+    fabric.run()
+    must_be_ok(fabric)
+    assert same_bits(fabric.result(0, 0), rank_order_sum(values))
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_flipped_bits_crash_and_hang_nobody(first: int) -> None:
+    """As if no checksum were there: whatever comes of it, each op ends and says how."""
+    for seed in range(first, first + 50):
+        job = random_job(seed)
+        job.link = Link(loss=0.01, flip=0.02)
+        fabric = job.fabric(peer_timeout=5.0)
+        for number, op in enumerate(job.ops):
+            fabric.all_reduce(number, job.plan, **op, timeout=20.0)
+        assert fabric.run(200.0), f"seed {seed} does not end"
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_forged_packets_crash_and_hang_nobody(first: int) -> None:
+    """Right session, right name, every kind, any content: without a key these are believed."""
+    for seed in range(first, first + 50):
+        noise = random.Random(seed)
+        # The least chance of a flipped bit: the fabric then takes no value for wrong.
+        link = Link(flip=1e-12)
+        fabric = Fabric(3, servers=seed % 2, link=link, peer_timeout=5.0, seed=seed)
+        for op in range(2):
+            fabric.all_reduce(op, plan(3000, 0.3, spend="lost"), gradients(3, 3000), timeout=20.0)
+        hosts = fabric.workers + fabric.servers
+        for moment in range(40):
+            source, destination = noise.sample(range(hosts), 2)
+            kind = noise.choice([1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 18])
+            head = struct.pack("<BBHI", 1, kind, source, 1)
+            small = noise.choice([4, 1 << 16, 1 << 32])
+            body = struct.pack("<IIIIHH", noise.randrange(100), 0, noise.randrange(3),
+                               noise.randrange(small), noise.randrange(1 << 16), 0)  # fmt: skip
+            tail = bytes(noise.choice([0, 1, 255, noise.randrange(256)]) for _ in range(4)) * 400
+            fabric.inject(source, destination, (head + body + tail)[: noise.randrange(8, 1472)])
+            fabric.run(1e-4 * moment)
+        assert fabric.run(200.0), f"seed {seed} does not end"
+
+
+def test_a_bound_that_a_worker_breaks_is_an_error() -> None:
+    """FORGIVE beyond the ledger's room: the aggregator refuses it and says who did it."""
+    fabric = Fabric(2)
+    fabric.all_reduce(0, plan(MEGA, 0.001, spend="lost"), gradients(2, MEGA))
+    fabric.run(0.005)
+    header = struct.pack("<BBHIIIIIHH", 1, 4, 1, 1, 3000, 0, 0, 0, 1, 0)
+    fabric.inject(1, 0, header + np.arange(1000, 1300, dtype="<u4").tobytes())
+    fabric.run(30.0)
+    assert any("rank 1" in error and "bound" in error for error in errors(fabric))

@@ -1,0 +1,155 @@
+"""Queues, incast and foreign traffic: what the congestion control and the credit are for."""
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import pytest
+from scenarios import EAGER, gradients, must_be_ok, own_drops, plan
+
+from gradwire.sim import NETWORK_A, NETWORK_B, Fabric, Link
+
+# A process that wakes up a little late, as real ones do.
+HOSTS = {"host_delay": 10e-6, "host_jitter": 60e-6}
+
+
+def header_ideal(payload: float, link: Link) -> float:
+    return payload / link.rate * 1514 / 1432
+
+
+def rounds(fabric: Fabric, elements: int, count: int, link: Link, **options: Any) -> list[float]:
+    """Times of all-reduces (pushes, for pull="none") one after the other, over the header ideal."""
+    made = plan(elements, **options)
+    values = gradients(fabric.workers, elements)
+    if fabric.servers:
+        payload = elements * 4 * fabric.workers / fabric.servers
+    else:
+        payload = elements * 4 * 2 * (fabric.workers - 1) / fabric.workers
+    times = []
+    fabric.run(0.05, until_done=False)  # everybody has found everybody
+    for op in range(count):
+        started = fabric.now
+        fabric.all_reduce(op, made, values, at=started)
+        assert fabric.run(started + 60)
+        must_be_ok(fabric, op + 1)
+        ended = max(fabric.finished_at(worker, op) for worker in range(fabric.workers))
+        times.append((ended - started) / header_ideal(payload, link))
+    return times
+
+
+@pytest.mark.parametrize("whole_trains", [False, True])
+@pytest.mark.parametrize("network", [NETWORK_A, NETWORK_B])
+@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+def test_incast_on_a_quiet_network_loses_nothing(
+    workers: int, network: Link, whole_trains: bool
+) -> None:
+    """Invariant 11, at its hardest: everybody starts at the same instant, towards one server."""
+    fabric = Fabric(workers, servers=1, link=network, whole_trains=whole_trains, **HOSTS)
+    times = rounds(fabric, 100_000, 3, network, pull="none")
+    assert own_drops(fabric) == 0
+    assert all(fabric.counters(w)["retransmissions"] == 0 for w in range(workers))
+    assert median(times) < (1.1 if network is NETWORK_A or not whole_trains else 1.3)
+
+
+@pytest.mark.parametrize("network", [NETWORK_A, NETWORK_B])
+@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+def test_all_to_all_on_a_quiet_network_loses_nothing(workers: int, network: Link) -> None:
+    fabric = Fabric(workers, link=network, **HOSTS)
+    rounds(fabric, 250_000, 4, network)
+    assert own_drops(fabric) == 0
+
+
+@pytest.mark.parametrize(("network", "megabytes"), [(NETWORK_A, 10), (NETWORK_B, 2)])
+def test_a_quiet_exact_all_reduce_is_near_the_header_ideal(network: Link, megabytes: int) -> None:
+    times = rounds(Fabric(4, link=network, **HOSTS), megabytes * 250_000, 5, network)
+    assert median(times) < 1.15
+
+
+def test_a_server_serves_a_push_and_a_pull_at_once() -> None:
+    fabric = Fabric(8, servers=1, **HOSTS)
+    assert median(rounds(fabric, 500_000, 4, NETWORK_A)) < 1.35
+    assert own_drops(fabric) == 0
+
+
+@pytest.mark.parametrize("spend", ["lost", "anything"])
+@pytest.mark.parametrize(
+    ("network", "megabytes", "bound", "burst"),
+    [
+        (NETWORK_A, 10, 0.1, {"rate": 500e6, "length": 0.01, "period": 0.2}),
+        (NETWORK_B, 2, 0.4, {"rate": 100e6, "length": 0.04, "period": 0.4}),
+    ],
+)
+def test_bursts_into_one_port_cost_little_beyond_their_own_time(
+    network: Link, megabytes: int, bound: float, burst: dict[str, float], spend: str
+) -> None:
+    fabric = Fabric(4, link=network, **HOSTS)
+    fabric.cross_traffic(1, start=0.03, **burst)
+    schedule = EAGER if spend == "anything" else [("open", "all", 0, 1.0)]
+    options = {"spend": spend, "schedule": schedule, "order": "shuffled"}
+    times = rounds(fabric, megabytes * 250_000, 12, network, bound=bound, **options)
+    assert fabric.link_counters(1, "down")["cross_dropped"] > 0, "the queue never overflowed"
+    assert median(times) < 1.35
+    assert max(times) < 1.8
+
+
+def after_a_burst(fabric: Fabric) -> float:
+    fabric.cross_traffic(1, rate=500e6, length=0.02, start=0.05)
+    return rounds(fabric, 1_000_000, 4, NETWORK_A)[-1]
+
+
+def after_a_slow_phase(fabric: Fabric) -> float:
+    fabric.cross_traffic(1, rate=115e6, length=0.3, start=0.05)
+    return rounds(fabric, 1_000_000, 8, NETWORK_A)[-1]
+
+
+@pytest.mark.parametrize("disturb", [after_a_burst, after_a_slow_phase])
+def test_the_rate_comes_back_after(disturb: Callable[[Fabric], float]) -> None:
+    assert disturb(Fabric(4, **HOSTS)) < 1.2
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_inelastic_traffic_leaves_the_rest_to_us(share: float) -> None:
+    """No collapse beside a flow that does not yield: what is left is used."""
+    fabric = Fabric(4, **HOSTS)
+    fabric.cross_traffic(2, rate=share * 125e6, length=1e6)
+    times = rounds(fabric, 1_000_000, 4, NETWORK_A)
+    assert median(times) < 1.25 / (1 - share)
+
+
+def test_an_overloaded_port_still_gets_through() -> None:
+    """A flow that takes more than the port has: exact transfers are slow, and do end."""
+    fabric = Fabric(4, link=NETWORK_B, **HOSTS)
+    fabric.cross_traffic(2, rate=1.2 * 25e6, length=1e6)
+    assert rounds(fabric, 50_000, 2, NETWORK_B)
+
+
+@pytest.mark.parametrize("delay", [1e-6, 1e-3, 20e-3])
+@pytest.mark.parametrize("rate", [2e6, 125e6, 1.25e9])
+def test_rates_and_delays_from_site_to_rack(rate: float, delay: float) -> None:
+    link = Link(rate=rate, delay=delay, queue=256 << 10)
+    fabric = Fabric(3, link=link, **HOSTS)
+    elements = min(int(rate * 0.2 / 4), 2_000_000)
+    rounds(fabric, elements, 2, link)
+    assert own_drops(fabric) == 0
+
+
+def test_losses_that_come_in_runs() -> None:
+    link = Link(loss=0.02, loss_burst=20.0)
+    times = rounds(Fabric(4, link=link, seed=5, **HOSTS), 500_000, 5, link)
+    assert median(times) < 2.0
+
+
+def test_reordering_is_not_loss() -> None:
+    """A third of all packets up to 200 us late: next to nothing may be sent twice for that."""
+    link = Link(reorder=0.3, reorder_delay=200e-6)
+    fabric = Fabric(4, link=link, **HOSTS)
+    rounds(fabric, 500_000, 4, link)
+    sent = sum(fabric.counters(worker)["packets_sent"] for worker in range(4))
+    again = sum(fabric.counters(worker)["retransmissions"] for worker in range(4))
+    assert again < 0.02 * sent
+
+
+def test_a_small_socket_buffer_is_respected() -> None:
+    fabric = Fabric(8, servers=1, receive_buffer=64 << 10, host_delay=200e-6, host_jitter=300e-6)
+    rounds(fabric, 100_000, 2, NETWORK_A)
+    assert sum(fabric.counters(host)["dropped_by_socket"] for host in range(9)) == 0
