@@ -13,6 +13,12 @@ constexpr double kCareful = 0.05;    // growth per epoch above the threshold
 constexpr double kOverflowCut = 0.85;
 constexpr double kCeilingGrowth = 0.002;  // per epoch: a new try after some tenths of a second
 constexpr Nanos kOverflowPause = 50 * kMillisecond;
+constexpr double kEnough = 1.1;
+constexpr double kSegment = 1514.0;
+constexpr Nanos kStarving = 150 * kMillisecond;
+constexpr double kStarved = 0.5;  // of what the target's queue would hold
+constexpr Nanos kCalm = 50 * kMillisecond;
+constexpr double kCompetitiveCut = 0.7;
 constexpr double kFullRate = 0.6;  // of BtlBw: the port was ours alone
 }  // namespace
 
@@ -29,9 +35,9 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos now) {
   meter_.add(bytes, now);
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
-  // Below the threshold: one byte more for each that came through while the queue is short.
-  if (limited_ && window_ < threshold_ && queue < target_ / 2)
-    window_ = std::min({window_ + static_cast<double>(bytes), threshold_, ceiling_});
+  // Below the threshold: half a byte more for each that came through while the queue is short.
+  if (limited_ && window_ < threshold_ && 3 * queue < target_)
+    window_ = std::min({window_ + 0.5 * static_cast<double>(bytes), threshold_, ceiling_});
   if (now < epoch_end_) return;
   if (epoch_end_ != 0) end_epoch(round, now);
   // What was changed shows after a round trip through the present queue.
@@ -41,13 +47,31 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos now) {
   limited_ = lost_ = false;
 }
 
+// Our own queue shrinks when the window does; one that stays long however small the window is
+// belongs to others, and lasts longer than a burst.
+void DelayWindow::compete(Nanos delay, Nanos now) {
+  if (delay <= target_) {
+    over_since_ = 0;
+    if (under_since_ == 0) under_since_ = now;
+    // Theirs is gone.
+    if (competitive_ && 2 * delay < target_ && now - under_since_ > kCalm) competitive_ = false;
+    return;
+  }
+  under_since_ = 0;
+  if (over_since_ == 0) over_since_ = now;
+  if (now - over_since_ > kStarving &&
+      window_ < kStarved * meter_.bytes_per_second() * 1e-9 * static_cast<double>(target_))
+    competitive_ = true;
+}
+
 void DelayWindow::end_epoch(Nanos round, Nanos now) {
   const auto delay = static_cast<Nanos>(delay_sum_ / std::max(1.0, bytes_sum_));
   last_delay_ = delay;
   const double target = static_cast<double>(target_);
-  // More than this much in flight only lengthens the queue.
-  const double enough = meter_.bytes_per_second() > 0 ? 1.25 * meter_.bytes_per_second() * 1e-9 *
-                                                            static_cast<double>(target_ + round)
+  // The queue that is wanted, and what is on its way back: more only lengthens the queue.
+  const Nanos way_back = std::clamp<Nanos>(round - delay, 0, 2 * target_);
+  const double enough = meter_.bytes_per_second() > 0 ? kEnough * meter_.bytes_per_second() * 1e-9 *
+                                                            static_cast<double>(target_ + way_back)
                                                       : maximum_;
   // Loss while our own traffic fills the port is an overflow of our making (invariant 11). While
   // somebody else's does, or with an empty queue, it tells nothing about this window.
@@ -61,6 +85,16 @@ void DelayWindow::end_epoch(Nanos round, Nanos now) {
   } else {
     ceiling_ = std::min(maximum_, ceiling_ * (1.0 + kCeilingGrowth));
   }
+  compete(delay, now);
+  if (competitive_) {
+    if (lost_) {
+      window_ *= kCompetitiveCut;
+    } else if (limited_) {
+      window_ += kSegment;
+    }
+    threshold_ = window_ = std::clamp(window_, minimum_, maximum_);
+    return;
+  }
   if (delay > target_) {
     // What a burst of other traffic takes away comes back by doubling: the threshold remembers.
     threshold_ =
@@ -70,7 +104,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos now) {
     window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - 0.7 * excess));
   } else if (limited_ && window_ >= threshold_) {
     const double room = (target - static_cast<double>(delay)) / target;
-    window_ = std::min(maximum_, window_ + std::max(1514.0, kCareful * window_) * room);
+    window_ = std::min(maximum_, window_ + std::max(kSegment, kCareful * window_) * room);
     threshold_ = window_;
   }
   window_ = std::max(minimum_, std::min({window_, enough, ceiling_}));

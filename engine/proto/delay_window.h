@@ -1,6 +1,8 @@
 // A window of bytes that keeps a small standing queue: delay is the signal (in the spirit of Swift,
 // SIGCOMM'20). The receiver bounds the credit of all its senders with one, the sender bounds what
-// it has in flight to all destinations with another. Loss alone never shrinks it.
+// it has in flight to all destinations with another. Loss alone never shrinks it,
+// but beside flows that fill the queue themselves (TCP), where giving way would mean to starve, the
+// window turns competitive: it then grows and shrinks as theirs does, by loss.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +17,7 @@ class DelayWindow {
   DelayWindow(double initial, double minimum, double maximum, Nanos target);
 
   double bytes() const { return window_; }
+  bool competitive() const { return competitive_; }
   Nanos queue_delay() const { return last_delay_; }
   double rate() const { return meter_.bytes_per_second(); }
   // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
@@ -26,6 +29,7 @@ class DelayWindow {
   void limited() { limited_ = true; }
 
  private:
+  void compete(Nanos delay, Nanos now);
   void end_epoch(Nanos round, Nanos now);
 
   double window_;
@@ -38,7 +42,10 @@ class DelayWindow {
   double delay_sum_ = 0;  // weighted by bytes
   double bytes_sum_ = 0;
   Nanos last_delay_ = 0;
-  double ceiling_;  // above it the queue overflowed by our own doing
+  double ceiling_;        // above it the queue overflowed by our own doing
+  Nanos over_since_ = 0;  // the queue has been longer than the target since
+  Nanos under_since_ = 0;
+  bool competitive_ = false;
   Nanos last_overflow_ = 0;
   Nanos epoch_start_ = 0;
   bool limited_ = false;

@@ -29,7 +29,7 @@ struct EndpointConfig {
   uint32_t datagram_bytes = 1472;
   Nanos peer_timeout = 30 * kSecond;
   Nanos ping_interval = 1 * kSecond;
-  Nanos delay_target = 1600 * kMicrosecond;   // standing queue that congestion control aims at
+  Nanos delay_target = 1300 * kMicrosecond;   // standing queue that congestion control aims at
   uint32_t receive_buffer = 1u << 20;         // usable bytes of the socket's receive buffer
   uint64_t memory_limit = uint64_t{1} << 31;  // of sums and reordering at the aggregator
   bool pacing = true;

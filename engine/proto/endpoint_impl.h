@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/circuit_breaker.h"
 #include "proto/delay_window.h"
 #include "proto/endpoint.h"
 #include "proto/op.h"
@@ -103,6 +104,7 @@ struct Endpoint::Impl {
   DelayWindow receive_window;
   double btlbw() const { return std::max(send_window.rate(), receive_window.rate()); }
 
+  CircuitBreaker breaker;
   uint64_t in_flight_bytes = 0;
   double tokens = 0;  // pacing, bytes
   Nanos tokens_time = 0;

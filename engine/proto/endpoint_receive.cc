@@ -280,6 +280,7 @@ void Endpoint::Impl::packet_lost(Path& path, SentPacket& packet, bool forgivable
   path.lost_floor = std::min(path.lost_floor, packet.number);
   if (forgivable) {
     ++counters.declared_lost;
+    breaker.lost();
     send_window.lost();
   }
   if (packet.kind != wire::Kind::push && packet.kind != wire::Kind::pull) {

@@ -36,6 +36,7 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   path.probe_base = now;
   if (path.probes) --path.probes;
   path.starved = false;
+  breaker.sent();
   ++counters.packets_sent;
   counters.bytes_sent += packet.bytes;
 }
@@ -229,7 +230,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   // At BtlBw the port's own queue stays short and what waits, waits here, where the choice of
   // destination is still open; a little above it while there is no queue, to find more.
   const double gain = 4 * send_window.queue_delay() < config.delay_target ? kProbeGain : 1.0;
-  const double pace = config.pacing ? gain * btlbw() : 0;
+  const double pace = config.pacing ? gain * breaker.factor() * btlbw() : 0;
   if (pace > 0) {
     const double depth = std::max(2.0 * quantum * wire_bytes, pace * kPaceDepth);
     tokens = std::min(depth, tokens + pace * static_cast<double>(now - tokens_time) * 1e-9);
@@ -240,7 +241,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   Path* best = nullptr;
   uint64_t best_left = 0;
   uint64_t best_allowed = 0;
-  const double room = send_window.bytes() - static_cast<double>(in_flight_bytes);
+  const double room = breaker.factor() * send_window.bytes() - static_cast<double>(in_flight_bytes);
   const uint64_t window = room > 0 ? static_cast<uint64_t>(room / wire_bytes) + 1 : 0;
   const auto count = static_cast<uint16_t>(paths.size());
   for (uint16_t i = 0; i < count; ++i) {
