@@ -18,6 +18,7 @@
 #include <unordered_map>
 
 #include "io/poller.h"
+#include "io/priority.h"
 #include "wire/packet.h"
 
 namespace gradwire::io {
@@ -258,6 +259,7 @@ void Loop::Impl::run() {
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+  prefer_latency();
   std::string why = "the engine was closed before the all-reduce was complete";
   try {
     serve();
