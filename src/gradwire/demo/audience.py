@@ -54,7 +54,9 @@ class Bars(Audience):
 
     def grounded(self, ground: Ground) -> None:
         if ground.reason is not None:
-            self._console.print(f"{ground.reason}: on loopback instead, with injected loss")
+            self._console.print(
+                f"{ground.reason}; on loopback instead, with injected loss", soft_wrap=True
+            )
 
     def plan(self, steps: int) -> None:
         for bar in self._bars.values():

@@ -8,6 +8,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -17,8 +18,13 @@ from gradwire.demo.ground import Ground
 from gradwire.demo.scenario import Scenario
 from gradwire.demo.startline import memory
 
-# The second keeps torch's store from complaining that the hosts have no names.
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+# The second keeps torch's store from complaining that the hosts have no names; the third, a folder
+# that exists, keeps torch from leaving an empty one there.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(),
+}
 _READ_BYTES = 1 << 16
 
 Message = dict[str, Any]

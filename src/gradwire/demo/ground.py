@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +18,18 @@ FORCE_LOOPBACK = "GRADWIRE_DEMO_LOOPBACK"
 _STORE_PORT = 29400
 _LOOPBACK = "127.0.0.1"
 
-# A session of its own: Ctrl-C on the terminal is for the parent, which then ends the ranks.
-_OPTIONS: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait, and let the processes that are started meanwhile never hear of it.
+
+    A terminal sends it to all of them; but it is for the parent, which then ends the others.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Ground(Protocol):
@@ -70,11 +81,15 @@ class _Hosts:
     def spawn(
         self, rank: int, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]
     ) -> subprocess.Popen[Any]:
-        return self._network.spawn(rank, command, env=env, pass_fds=pass_fds, **_OPTIONS)
+        with uninterrupted():
+            return self._network.spawn(
+                rank, command, env=env, pass_fds=pass_fds, stdin=subprocess.DEVNULL
+            )
 
     def start_bursts(self) -> None:
         assert self.burst is not None
-        self.traffic = BurstTraffic(self._network, self.burst)
+        with uninterrupted():
+            self.traffic = BurstTraffic(self._network, self.burst)
 
     def dropped(self) -> int:
         return self._network.lost_packets()
@@ -99,12 +114,13 @@ class _Loopback:
     def spawn(
         self, rank: int, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]
     ) -> subprocess.Popen[Any]:
-        return subprocess.Popen(
-            command,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env},
-            pass_fds=pass_fds,
-            **_OPTIONS,
-        )
+        with uninterrupted():
+            return subprocess.Popen(
+                command,
+                env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env},
+                pass_fds=pass_fds,
+                stdin=subprocess.DEVNULL,
+            )
 
     def start_bursts(self) -> None:
         """Nothing bursts on loopback."""
@@ -121,17 +137,23 @@ def open_ground(network: str, hosts: int) -> Iterator[Ground]:
         network: name of the standard network.
         hosts: how many.
     """
-    if os.environ.get(FORCE_LOOPBACK):
-        reason: str | None = f"no network namespaces here: {FORCE_LOOPBACK} is set"
-    else:
-        reason = probe()
+    reason = _why_not()
     if reason is not None:
         yield _Loopback(reason)
         return
-    with Network(hosts, NETWORKS[network], extra_hosts=1) as lab:
+    with uninterrupted():
+        lab = Network(hosts, NETWORKS[network], extra_hosts=1)
+    with lab:
         hosted = _Hosts(lab)
         try:
             yield hosted
         finally:
             if hosted.traffic is not None:
                 hosted.traffic.close()
+
+
+def _why_not() -> str | None:
+    if os.environ.get(FORCE_LOOPBACK):
+        return f"no network namespaces here: {FORCE_LOOPBACK} is set"
+    with uninterrupted():
+        return probe()

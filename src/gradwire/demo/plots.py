@@ -163,17 +163,12 @@ def losses(document: Document) -> str:
     """Training loss, smoothed, and the held-out loss after each turn."""
     figure, axes = _figure(4.7, 3.3)
     for entry in document["contestants"]:
-        series = entry["series"]
+        steps, training = _training_curve(entry)
+        held_out = [point for point in entry["validation"] if point["loss"] is not None]
+        axes.plot(steps, training, color=_colour(entry), alpha=0.45, linewidth=1.2)
         axes.plot(
-            [step["step"] + 1 for step in series],
-            _smooth([step["loss"] for step in series]),
-            color=_colour(entry),
-            alpha=0.45,
-            linewidth=1.2,
-        )
-        axes.plot(
-            [point["step"] for point in entry["validation"]],
-            [point["loss"] for point in entry["validation"]],
+            [point["step"] for point in held_out],
+            [point["loss"] for point in held_out],
             color=_colour(entry),
             marker="o",
             markersize=4,
@@ -183,9 +178,27 @@ def losses(document: Document) -> str:
     handles.append(
         Line2D([], [], color="#777777", marker="o", markersize=4, label="held-out (thin: training)")
     )
-    axes.set(xlabel="step", ylabel="loss, nats per character")
+    axes.set(xlabel="step", ylabel="loss, nats per character", ylim=_loss_range(document))
     _legend(axes, handles, 2)
     return _svg(figure)
+
+
+def _training_curve(entry: Entry) -> tuple[list[int], list[float]]:
+    """Steps and smoothed training loss, as far as it was a number."""
+    known = [step for step in entry["series"] if step["loss"] is not None]
+    return [step["step"] + 1 for step in known], _smooth([step["loss"] for step in known])
+
+
+def _loss_range(document: Document) -> tuple[float, float]:
+    """Leaves out the plunge of the first steps, beside which all curves look the same."""
+    points: list[float] = []
+    for entry in document["contestants"]:
+        training = _training_curve(entry)[1]
+        points += training[len(training) // 2 :]
+        points += [point["loss"] for point in entry["validation"] if point["loss"] is not None]
+    low, high = min(points, default=0.0), max(points, default=1.0)
+    margin = 0.15 * (high - low) + 0.05
+    return low - margin, high + 2 * margin
 
 
 def _has_far_outliers(document: Document) -> bool:

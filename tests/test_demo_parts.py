@@ -1,0 +1,367 @@
+"""The parts of the demo, each by itself."""
+
+from __future__ import annotations
+
+import html.parser
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from gradwire.demo.course import Block, Outcome
+from gradwire.demo.model import CharacterModel, Shape
+from gradwire.demo.page import render
+from gradwire.demo.results import Step, document, join, summarize
+from gradwire.demo.scenario import ENTRIES, Scenario, quick
+from gradwire.demo.startline import StartLine, memory
+from gradwire.demo.table import COLUMNS, rows, terminal_table
+from gradwire.demo.text import SYMBOLS, NoText, Text, load
+from gradwire.demo.words import headline, milliseconds, notes, percent
+from gradwire.lab import BURSTS, NETWORKS, BurstRecord
+
+# ---------------------------------------------------------------------------- text
+
+
+def test_the_text_is_this_pythons_library_with_whole_files_held_out() -> None:
+    text = load()
+    assert len(text.train) > 1_000_000
+    assert len(text.train) > 5 * len(text.held_out) > 0
+    held_out, train = (bytes(part.tolist()) for part in (text.held_out, text.train))
+    assert held_out[:2000] not in train
+    assert b"import" in held_out
+
+
+def test_a_batch_depends_on_step_and_rank_and_nothing_else() -> None:
+    text = load()
+    options = {"seed": 1, "size": 3, "context": 16}
+    inputs, targets = text.batch(step=5, rank=1, **options)
+    assert inputs.shape == targets.shape == (3, 16)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    torch.manual_seed(99)
+    assert torch.equal(inputs, text.batch(step=5, rank=1, **options)[0])
+    assert not torch.equal(inputs, text.batch(step=5, rank=2, **options)[0])
+    assert not torch.equal(inputs, text.batch(step=6, rank=1, **options)[0])
+
+
+def test_validation_reads_only_what_was_held_out() -> None:
+    text = Text(torch.zeros(100, dtype=torch.uint8), torch.ones(100, dtype=torch.uint8), 2)
+    inputs, targets = text.validation(rank=0, seed=1, size=8, context=10)
+    assert bool((inputs == 1).all())
+    assert bool((targets == 1).all())
+
+
+def test_a_folder_without_sources_is_named(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text("pass\n")
+    with pytest.raises(NoText, match=f"{tmp_path} holds too few"):
+        load(tmp_path)
+
+
+# ---------------------------------------------------------------------------- model
+
+
+def _shape(scenario: Scenario) -> Shape:
+    return Shape(SYMBOLS, scenario.context, scenario.width, scenario.layers, scenario.heads)
+
+
+def test_the_model_has_two_million_parameters() -> None:
+    assert CharacterModel(_shape(Scenario())).parameter_count >= 2_000_000
+
+
+def test_the_model_sees_no_future_and_starts_knowing_nothing() -> None:
+    torch.manual_seed(1)
+    model = CharacterModel(Shape(SYMBOLS, 16, 32, 2, 4))
+    characters = torch.randint(SYMBOLS, (1, 16))
+    targets = torch.full((1, 16), -100)  # cross_entropy ignores these
+    targets[0, 5] = 7
+    loss = model(characters, targets)
+    later = characters.clone()
+    later[0, 6:] = 3
+    assert torch.allclose(loss, model(later, targets))
+    earlier = characters.clone()
+    earlier[0, 4] = (earlier[0, 4] + 1) % SYMBOLS
+    assert not torch.allclose(loss, model(earlier, targets))
+    assert abs(loss.item() - 5.545) < 0.3  # ln 256
+
+
+def test_the_model_learns() -> None:
+    torch.manual_seed(1)
+    model = CharacterModel(Shape(SYMBOLS, 16, 32, 2, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    text = load()
+    losses = []
+    for step in range(30):
+        optimizer.zero_grad()
+        loss = model(*text.batch(step=step, rank=0, seed=1, size=8, context=16))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 1.5
+
+
+# ---------------------------------------------------------------------------- scenario
+
+
+def test_a_scenario_survives_json() -> None:
+    scenario = quick("B", ENTRIES[:2])
+    assert Scenario.from_json(scenario.as_json()) == scenario
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("entries", (), "entries"),
+        ("seconds", 0.0, "seconds=0.0"),
+        ("block", 0, "block=0"),
+        ("warm_up", 20, "warm_up=20"),
+        ("heads", 3, "width=208"),
+    ],
+)
+def test_an_impossible_scenario_names_the_field(field: str, value: Any, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Scenario(**{field: value})
+
+
+# ---------------------------------------------------------------------------- start line
+
+
+def test_nobody_leaves_the_line_before_all_are_there() -> None:
+    descriptor = memory(3)
+    try:
+        lines = [StartLine(descriptor, rank, 3) for rank in range(3)]
+    finally:
+        os.close(descriptor)
+    left: list[int] = []
+
+    def rank(number: int) -> None:
+        for _ in range(20):
+            lines[number].wait(5.0)
+            left.append(number)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for passed in range(20):
+        assert len(left) <= 2 * passed
+        lines[2].wait(5.0)
+    for thread in threads:
+        thread.join()
+    assert len(left) == 40
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    descriptor = memory(3)
+    line = StartLine(descriptor, 0, 3)
+    StartLine(descriptor, 2, 3)._counts[16] = 1
+    os.close(descriptor)
+    with pytest.raises(TimeoutError, match=r"ranks \[1\] did not reach"):
+        line.wait(0.01)
+
+
+# ---------------------------------------------------------------------------- results
+
+
+def _rank_step(step: int, rank: int, at: float, comm: float, **more: Any) -> dict[str, Any]:
+    return {
+        "step": step,
+        "began": at,
+        "ready": at + 0.09 + rank / 1000,
+        "start": at + 0.1 + rank / 10_000,
+        "end": at + 0.1 + comm + rank / 1000,
+        "ended": at + 0.2 + comm,
+        "loss": 3.0 + rank,
+        "delivered": 1.0,
+        "critical": None,
+        "bytes": None,
+        "retransmissions": None,
+        **more,
+    }
+
+
+def _block(contestant: str, start: float, comm: list[float], **more: Any) -> Block:
+    ranks: list[list[dict[str, Any]]] = [[], []]
+    at = start
+    for step, seconds in enumerate(comm):
+        for rank in (0, 1):
+            ranks[rank].append(_rank_step(step, rank, at, seconds, **more))
+        at += 0.2 + seconds
+    phases = more.get("critical") is not None
+    return Block(contestant, start, 1, ranks, 2.5, "fixed bound" if phases else None)
+
+
+class _Hosts:
+    """What a document needs to know of a lab network."""
+
+    reason = None
+    parent = 0
+    preset = NETWORKS["A"]
+    burst = BURSTS["A"]
+    traffic = None
+    store = ("10.77.0.1", 29400)
+
+
+class _Loopback(_Hosts):
+    reason = "no network namespaces here: not allowed"
+    preset = burst = None  # type: ignore[assignment]
+
+
+def _document(ground: Any = _Hosts, **changes: Any) -> dict[str, Any]:
+    outcome = Outcome(Scenario(ranks=2, block=4, warm_up=1), origin=100.0, ground=ground())
+    outcome.facts = {"parameters": 2_000_000, "characters": 10, "files": 3}
+    outcome.bursts = [BurstRecord(101.0, 101.01, 1)]
+    outcome.blocks = [
+        _block("gloo", 101.0, [0.9, 0.2, 0.3, 0.4]),
+        _block("reliable", 105.0, [0.9, 0.2, 0.2, 0.3], bytes=10, retransmissions=1),
+        _block(
+            "dblp",
+            109.0,
+            [0.9, 0.1, 0.1, 0.2],
+            bytes=5,
+            retransmissions=0,
+            delivered=0.6,
+            critical=True,
+        ),
+    ]
+    outcome.fingerprints = {name: ["same", "same"] for name in ("gloo", "reliable", "dblp")}
+    for name, value in changes.items():
+        setattr(outcome, name, value)
+    return document(outcome, "gradwire demo")
+
+
+def test_a_step_lasts_from_the_start_line_to_the_last_rank() -> None:
+    steps = join(_block("gloo", 50.0, [0.5, 0.2]), 7, 40.0)
+    assert [step.timed for step in steps] == [False, True]
+    assert [step.turn for step in steps] == [7, 7]
+    assert steps[0].start == pytest.approx(10.1)
+    assert steps[0].comm == pytest.approx(0.501)
+    assert [step.took for step in steps] == pytest.approx([0.7, 0.4])
+    assert steps[0].loss == 3.5
+
+
+def _steps(count: int) -> list[Step]:
+    return [Step(n, 0, True, float(n), 0.1, 0.4, 2.0, 1.0, n < 30) for n in range(count)]
+
+
+def test_a_tail_is_given_only_from_enough_steps_on() -> None:
+    assert summarize(_steps(299))["comm_p99_s"] is None
+    numbers = summarize(_steps(300))
+    assert numbers["comm_p99_s"] == 0.1
+    assert numbers["steps_per_s"] == pytest.approx(2.5)
+    assert numbers["comm_share"] == pytest.approx(0.25)
+    assert numbers["critical_share"] == pytest.approx(0.1)
+
+
+def test_the_document_tells_everything() -> None:
+    known = _document()
+    # 2 ranks: 2·(1/2)·8 MB through each port; 1 Gbit/s.
+    assert known["payload_bytes"] == 8_000_000
+    assert known["header_ideal_s"] == pytest.approx(0.064 * 1514 / 1432)
+    gloo, reliable, dblp = known["contestants"]
+    assert gloo["comm_median_s"] == pytest.approx(0.301)
+    assert gloo["bytes_sent"] is gloo["critical_share"] is gloo["verdict"] is None
+    assert reliable["bytes_sent"] == 80
+    assert reliable["retransmissions"] == 8
+    assert dblp["delivered"] == pytest.approx(0.6)
+    assert dblp["critical_share"] == 1.0
+    assert dblp["verdict"] == "fixed bound"
+    assert all(entry["replicas_identical"] for entry in known["contestants"])
+    assert known["bursts_sent"] == [{"start": 1.0, "stop": pytest.approx(1.01)}]
+    assert [turn["contestant"] for turn in known["turns"]] == ["gloo", "reliable", "dblp"]
+
+
+def test_a_loss_that_is_no_number_is_null_and_still_shown() -> None:
+    blocks = [_block("gloo", 101.0, [0.9, 0.2, 0.3], loss=float("nan"))]
+    blocks[0] = Block("gloo", 101.0, 1, blocks[0].ranks, float("nan"), None)
+    known = _document(blocks=blocks)
+    assert known["contestants"][0]["final_loss"] is None
+    assert rows(known)[0][-1] == "diverged"
+    assert "<svg" in render(known)
+
+
+# ---------------------------------------------------------------------------- words and table
+
+
+def test_what_is_not_all_never_reads_as_all() -> None:
+    assert percent(1.0) == "100.0 %"
+    assert percent(0.99999) == "> 99.9 %"
+    assert percent(None) == milliseconds(None) == "–"
+
+
+def test_the_headline_says_what_was_gained_and_what_was_lost() -> None:
+    line = headline(_document())
+    assert "gradwire dblp" in line
+    assert "101 ms and 301 ms" in line
+    assert "times as fast" in line
+    assert "60.0 % of the gradients" in line
+
+
+def test_the_headline_says_so_when_it_is_slower() -> None:
+    blocks = [_block("gloo", 101.0, [0.9, 0.1]), _block("dblp", 103.0, [0.9, 0.3])]
+    assert "trains 0.60 times as fast as over Gloo" in headline(_document(blocks=blocks))
+
+
+def test_on_loopback_no_times_are_compared() -> None:
+    known = _document(_Loopback)
+    assert known["mode"] == "loopback"
+    assert known["header_ideal_s"] is None
+    assert "times as fast" not in headline(known)
+    assert any("TCP cannot be treated so" in note for note in notes(known))
+    assert [row[0] for row in rows(known)] == [entry.label for entry in ENTRIES]
+
+
+def test_replicas_that_differ_are_told() -> None:
+    prints = {"gloo": ["a", "a"], "reliable": ["b", "b"], "dblp": ["c", "d"]}
+    known = _document(fingerprints=prints)
+    assert "The replicas differ between ranks: gradwire dblp." in notes(known)
+
+
+def test_the_table_fits_a_narrow_terminal() -> None:
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(terminal_table(_document()))
+    text = console.export_text()
+    console.file.close()
+    for column in COLUMNS[1:]:
+        assert column in text
+    assert "…" not in text
+    assert "header ideal" in text
+
+
+# ---------------------------------------------------------------------------- page
+
+
+class _Links(html.parser.HTMLParser):
+    """Collects what a page would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside: list[str] = []
+        self.plots = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.plots += tag == "svg"
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href") and not (value or "").startswith("#"):
+                self.outside.append(f"{tag} {name}={value}")
+
+
+def test_the_page_is_one_file_with_its_plots() -> None:
+    known = _document()
+    page = render(known)
+    links = _Links()
+    links.feed(page)
+    assert links.outside == []
+    assert links.plots == 4
+    assert "url(http" not in page
+    assert "@import" not in page
+    for text in (known["headline"].split("'")[0], "gradwire demo", known["machine"]["torch"]):
+        assert text in page
+
+
+def test_the_page_of_a_failed_demo_shows_why() -> None:
+    page = render(_document(error="rank 2: <broken>", details="Traceback: here", blocks=[]))
+    assert "rank 2: &lt;broken&gt;" in page
+    assert "Traceback: here" in page
+    assert "<svg" not in page

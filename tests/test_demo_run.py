@@ -1,0 +1,264 @@
+"""`gradwire demo` as a user runs it, and what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire.lab import probe
+
+CONTESTANTS = ["gloo", "reliable", "dblp"]
+NUMBERS = (
+    "steps",
+    "timed_steps",
+    "steps_per_s",
+    "comm_median_s",
+    "comm_p90_s",
+    "comm_max_s",
+    "comm_share",
+    "delivered",
+    "final_loss",
+    "final_training_loss",
+)
+STEP_KEYS = {"step", "turn", "timed", "start", "comm", "took", "loss", "delivered", "critical"}
+KEYS = {
+    "headline",
+    "format",
+    "date",
+    "command",
+    "machine",
+    "mode",
+    "reason",
+    "network",
+    "bursts",
+    "scenario",
+    "model",
+    "payload_bytes",
+    "header_ideal_s",
+    "contestants",
+    "turns",
+    "bursts_sent",
+    "network_drops",
+    "softnet_drops",
+    "error",
+    "error_details",
+    "wall_s",
+    "notes",
+}
+
+
+class Demo:
+    """One run, in a session and with a folder for temporary files of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, **env: str) -> None:
+        self.out = folder / "out"
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.mark = uuid.uuid4().hex
+        self.output = folder / "stdout"
+        self.errors = folder / "stderr"
+        with self.output.open("wb") as output, self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gradwire.cli", "demo", "--out", str(self.out), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env={
+                    **os.environ,
+                    "GRADWIRE_TEST_MARK": self.mark,
+                    "TMPDIR": str(self.temporary),
+                    **env,
+                },
+                start_new_session=True,
+            )
+
+    def wait(self, seconds: float) -> int:
+        """Wait for its end; returns its status."""
+        try:
+            return self.process.wait(seconds)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+    def said(self) -> str:
+        """What it has written to stderr so far."""
+        return self.errors.read_text()
+
+    def wait_until_it_says(self, text: str) -> None:
+        """Wait for a line on stderr."""
+        _until(lambda: text in self.said() or self.process.poll() is not None, 40.0)
+        assert text in self.said(), self.said()
+
+    def processes(self, program: str = "") -> list[int]:
+        """Its processes that are still there."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == self.process.pid:
+                continue
+            try:
+                if self.mark.encode() not in (entry / "environ").read_bytes():
+                    continue
+                if program.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def check_that_nothing_is_left(self) -> None:
+        """No process (they hold the namespaces) and no temporary file."""
+        assert _until(lambda: not self.processes(), 5.0), self.processes()
+        assert list(self.temporary.rglob("*")) == []
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture
+def _namespaces() -> None:
+    reason = probe()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def _check_document(document: dict[str, Any], demo: Demo) -> None:
+    assert set(document) == KEYS
+    assert document["error"] is None
+    assert [entry["name"] for entry in document["contestants"]] == CONTESTANTS
+    assert document["model"]["parameters"] >= 2_000_000
+    assert document["wall_s"] < 60
+    for entry in document["contestants"]:
+        assert all(entry[name] > 0 for name in NUMBERS)
+        assert entry["comm_p99_s"] is None
+        assert entry["replicas_identical"] is True
+        assert set(entry["series"][0]) == STEP_KEYS
+        assert len(entry["series"]) == entry["steps"]
+        assert entry["validation"][-1]["step"] == entry["steps"]
+    gloo, reliable, dblp = document["contestants"]
+    assert gloo["steps"] == reliable["steps"] == dblp["steps"] >= 4
+    assert gloo["delivered"] == reliable["delivered"] == 1.0
+    # The bound of the critical phase in which training starts, by what was delivered.
+    assert 0.99 <= dblp["delivered_min"] <= 1.0
+    assert dblp["critical_share"] == 1.0
+    # Nothing was lost, so the models differ by the order of additions only.
+    assert abs(gloo["final_loss"] - reliable["final_loss"]) < 1e-3
+    assert abs(gloo["final_loss"] - dblp["final_loss"]) < 0.1
+    page = (demo.out / "demo.html").read_text()
+    assert page.count("<svg") == 4
+    assert json.loads((demo.out / "demo.json").read_text()) == document
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_a_quick_demo_in_namespaces(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, "--quick", "--json")
+    assert demo.wait(90.0) == 0, demo.said()
+    document = json.loads(demo.output.read_text())
+    assert document["mode"] == "namespaces"
+    assert document["reason"] is None
+    assert document["network"]["rate"] == 1_000_000_000
+    assert len(document["bursts_sent"]) > 5
+    ideal = document["header_ideal_s"]
+    assert 0.1 < ideal < 0.12
+    # What crosses a port cannot be faster than the port; dblp leaves out up to 0.8 %.
+    assert all(entry["comm_median_s"] > 0.9 * ideal for entry in document["contestants"])
+    _check_document(document, demo)
+    demo.check_that_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_quick_demo_on_loopback(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, "--quick", "--json", GRADWIRE_DEMO_LOOPBACK="1")
+    assert demo.wait(90.0) == 0, demo.said()
+    document = json.loads(demo.output.read_text())
+    assert document["mode"] == "loopback"
+    assert document["network"] is document["bursts"] is document["header_ideal_s"] is None
+    assert document["bursts_sent"] == []
+    assert "GRADWIRE_DEMO_LOOPBACK" in document["reason"]
+    assert demo.said().count("on loopback instead, with injected loss") == 1
+    assert document["contestants"][1]["retransmissions"] > 0  # loss really was injected
+    _check_document(document, demo)
+    demo.check_that_nothing_is_left()
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_control_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, "--quick")
+    demo.wait_until_it_says("training in turn")
+    os.killpg(demo.process.pid, signal.SIGINT)  # as a terminal does
+    assert demo.wait(10.0) == 130
+    assert "Traceback" not in demo.said()
+    assert not (demo.out / "demo.json").exists()
+    demo.check_that_nothing_is_left()
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, "--quick")
+    demo.wait_until_it_says("starting the ranks")
+    demo.process.kill()
+    demo.wait(5.0)
+    demo.check_that_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
+    demo = Demo(tmp_path, "--quick", "--only", "gloo", GRADWIRE_DEMO_LOOPBACK="1")
+    demo.wait_until_it_says("training in turn")
+    victim = max(demo.processes("gradwire.demo.worker"))
+    os.kill(victim, signal.SIGKILL)
+    assert demo.wait(20.0) == 1
+    document = json.loads((demo.out / "demo.json").read_text())
+    assert "Gloo over TCP: rank " in document["error"]
+    assert document["headline"].startswith("The demo ended early: Gloo over TCP: rank ")
+    assert (demo.out / "demo.html").exists()
+    demo.check_that_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_contestant_that_fails_is_named(tmp_path: Path) -> None:
+    demo = Demo(
+        tmp_path, "--quick", "--only", "reliable", GRADWIRE_DEMO_LOOPBACK="1", GRADWIRE_ROUTE="air"
+    )
+    assert demo.wait(40.0) == 1
+    document = json.loads((demo.out / "demo.json").read_text())
+    assert "gradwire reliable: " in document["error"]
+    assert "'air'" in document["error"]
+    assert "'air'" in demo.output.read_text()
+    demo.check_that_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--network", "C"], "'C' is not one of 'A', 'B'"),
+        (["--only", "tcp"], "'tcp' is not one of"),
+        (["--seconds", "0"], "--seconds"),
+        (["--out", "/dev/null/there"], "--out"),
+    ],
+)
+def test_bad_arguments_are_refused(tmp_path: Path, arguments: list[str], complaint: str) -> None:
+    demo = Demo(tmp_path, *arguments, COLUMNS="200", TERM="dumb")
+    assert demo.wait(20.0) == 2
+    assert complaint in demo.said()
