@@ -98,7 +98,7 @@ void Aggregator::accept_own(Nanos now) {
 }
 
 Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk, std::span<const uint8_t> payload,
-                                  bool tail, Nanos now) {
+                                  bool tail, Nanos now, bool stashed) {
   if (chunk < shard_.begin || chunk >= shard_.end) return Added::malformed;
   if (payload.size() != codec::f32_bytes(grid_.length(chunk))) return Added::malformed;
   const uint32_t local = chunk - shard_.begin;
@@ -107,7 +107,7 @@ Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk, std::span<con
   if (tail && w.tail == kNever) w.tail = now;
   if (w.decided.test(local)) return Added::ignored;
   if (exact_) {
-    if (turn_[local] != worker && waiting_bytes_ + payload.size() > memory_)
+    if (!stashed && turn_[local] != worker && waiting_bytes_ + payload.size() > memory_)
       return Added::no_memory;
     count(worker, local);
     add_in_order(worker, local, payload);

@@ -26,8 +26,9 @@ class Aggregator {
   // `critical`: chunk ids of this worker that must count.
   void open(uint16_t worker, std::span<const uint32_t> critical, Nanos now);
   bool opened(uint16_t worker) const { return worker_[worker].opened; }
-  Added add(uint16_t worker, uint32_t chunk, std::span<const uint8_t> payload, bool tail,
-            Nanos now);
+  // `stashed`: it has been acknowledged and kept elsewhere so far, so there must be room for it.
+  Added add(uint16_t worker, uint32_t chunk, std::span<const uint8_t> payload, bool tail, Nanos now,
+            bool stashed = false);
   // False when the worker's ledger has no room for it: the worker breaks the plan.
   bool forgive(uint16_t worker, uint32_t chunk);
   // Applies the schedule.

@@ -12,12 +12,14 @@ constexpr uint32_t kWireOverhead = 42;  // Ethernet, IP, UDP
 constexpr size_t kStashLimit = 64;      // packets of ops that have not started here
 }  // namespace
 
-// What each peer may always send without having been asked. All peers together: about half of the
-// first window.
-uint32_t Endpoint::Impl::standing_credit() const {
+// What each peer of `receiver` may always send there without having been asked. All of them
+// together: about half of the first window.
+uint32_t Endpoint::Impl::standing_credit(uint16_t receiver) const {
+  EndpointConfig there = config;
+  there.endpoint = receiver;
   uint32_t peers = 0;
   for (uint16_t e = 0; e < config.endpoints(); ++e)
-    peers += e != config.endpoint && config.talks_to(e);
+    peers += e != receiver && there.talks_to(e);
   peers = std::max<uint32_t>(1, peers);
   return std::clamp<uint32_t>(24 / peers, 2, 12);
 }
@@ -25,7 +27,7 @@ uint32_t Endpoint::Impl::standing_credit() const {
 void Endpoint::Impl::share_credit(Nanos) {
   const uint32_t wire_bytes = config.datagram_bytes + kWireOverhead;
   const auto window = static_cast<uint32_t>(receive_window.bytes() / wire_bytes);
-  const uint32_t standing = standing_credit();
+  const uint32_t standing = standing_credit(config.endpoint);
   uint32_t idle = 0;
   for (auto& p : paths)
     if (p && p->demand == 0) ++idle;

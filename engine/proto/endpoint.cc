@@ -35,7 +35,8 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     }
     auto path = std::make_unique<Path>();
     path->peer = e;
-    path->credit = path->granted = path->granted_sent = standing_credit();
+    path->credit = standing_credit(e);
+    path->granted = path->granted_sent = standing_credit(config.endpoint);
     path->last_heard = now;
     path->ping_now = true;
     paths[e] = std::move(path);
@@ -173,7 +174,7 @@ Nanos Endpoint::Impl::next_timer() const {
       next = std::min(next, p->last_ping + (p->connected ? config.ping_interval : kConnectPing));
     next = std::min(next, p->ack_due);
     if (p->errors_left || p->byes_left) next = std::min(next, p->next_farewell);
-    if (p->sent.in_flight() > 0 || p->starved) {
+    if (failure.empty() && (p->sent.in_flight() > 0 || p->starved)) {
       const uint32_t doublings =
           p->probe_count < kQuickProbes
               ? std::min(p->probe_count, kQuickBackoff)
@@ -186,7 +187,7 @@ Nanos Endpoint::Impl::next_timer() const {
     if (op->aggregator) next = std::min(next, op->aggregator->next_timer());
   }
   if (pace_until > last_timer) next = std::min(next, pace_until);
-  if (closing && !closed) next = std::min(next, close_deadline);
+  if (closing && !closed) next = std::min(next, close_ready() ? last_timer : close_deadline);
   return next;
 }
 
@@ -204,13 +205,15 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
   finish_close(now);
 }
 
+bool Endpoint::Impl::close_ready() const {
+  if (failure.empty() && !ops.empty()) return false;
+  return std::none_of(paths.begin(), paths.end(),
+                      [](const auto& p) { return p && (p->byes_left || p->errors_left); });
+}
+
 void Endpoint::Impl::finish_close(Nanos now) {
   if (!closing || closed) return;
-  if (now < close_deadline) {
-    if (failure.empty() && !ops.empty()) return;
-    for (const auto& p : paths)
-      if (p && (p->byes_left || p->errors_left)) return;
-  }
+  if (now < close_deadline && !close_ready()) return;
   closed = true;
   Event event;
   event.type = Event::Type::closed;

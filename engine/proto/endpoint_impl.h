@@ -31,6 +31,7 @@ struct Endpoint::Impl {
   void check_life(Nanos now);
   void check_deadlines(Nanos now);
   void check_probe(Path& path, Nanos now);
+  bool close_ready() const;
   void finish_close(Nanos now);
 
   // endpoint_receive.cc
@@ -39,7 +40,7 @@ struct Endpoint::Impl {
   bool accept(Path& path, const wire::Header& header, uint64_t op_id,
               std::span<const uint8_t> datagram, Nanos now);
   bool dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
-                Nanos now);
+                Nanos now, bool stashed = false);
   void on_ack(Path& path, const wire::Ack& ack, Nanos now);
   void packet_acked(Path& path, const SentPacket& packet, Nanos now);
   void packet_lost(Path& path, SentPacket& packet, bool forgivable, Nanos now);
@@ -62,7 +63,7 @@ struct Endpoint::Impl {
 
   // credit.cc
   void share_credit(Nanos now);
-  uint32_t standing_credit() const;
+  uint32_t standing_credit(uint16_t receiver) const;
 
   // endpoint_ops.cc
   std::string start(OpSpec spec, Nanos now);
@@ -84,6 +85,7 @@ struct Endpoint::Impl {
   void maybe_done(Op& op, Nanos now);
   void report(Op& op, Nanos now);
   void fail_op(Op& op, const std::string& text, int32_t rank);
+  bool still_possible(const Op& op, Nanos now);
   bool drained(const Op& op) const;
   void retire(Nanos now);
   uint32_t part_bytes() const {
@@ -94,6 +96,7 @@ struct Endpoint::Impl {
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
   std::map<uint64_t, std::unique_ptr<Op>> ops;
   uint64_t next_op = 0;           // workers: the next to start
+  uint64_t abandoned = UINT64_MAX;  // workers: the first op that failed
   uint64_t done_below = 0;        // all ops below are finished here
   std::set<uint64_t> done_ahead;  // finished ones at or above done_below
   // Servers: OPENs of ops that have not been admitted yet.

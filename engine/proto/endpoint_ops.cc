@@ -464,6 +464,7 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
 
 void Endpoint::Impl::fail_op(Op& op, const std::string& text, int32_t rank) {
   if (!op.worker || op.done) return;
+  abandoned = std::min(abandoned, op.id);
   op.done = true;
   op.deadline = kNever;
   Event event;
@@ -473,6 +474,18 @@ void Endpoint::Impl::fail_op(Op& op, const std::string& text, int32_t rank) {
   event.report.error = text;
   event.report.error_rank = rank;
   events.push_back(std::move(event));
+}
+
+// False, and failed, when a peer left before this op was complete there.
+bool Endpoint::Impl::still_possible(const Op& op, Nanos now) {
+  for (const auto& p : paths) {
+    if (!p || !p->gone || op.id < p->gone_op) continue;
+    fail(name(p->peer) + " left the job in step " + std::to_string(op.spec.step) + " (op " +
+             std::to_string(op.id) + " is not complete)",
+         p->peer, now);
+    return false;
+  }
+  return true;
 }
 
 // Nothing of this op is needed from here any more.
@@ -541,6 +554,7 @@ void Endpoint::Impl::retire(Nanos now) {
     it = waiting_opens.erase(it);
     Op& op = make_op(std::move(spec), false, now);
     const uint64_t id = op.id;
+    if (!still_possible(op, now)) return;
     for (auto& [worker, message] : opens) {
       op.opens[worker] = std::move(message);
       if (op.opens[worker].done()) on_open(op, worker, op.opens[worker].bytes(), now);

@@ -88,13 +88,8 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
       if (path.gone) return;
       path.gone = true;
       path.byes_left = 0;
-      for (auto& [id, op] : ops) {
-        if (id < path.gone_op || !op->worker || op->done) continue;
-        fail(name(source) + " left the job in step " + std::to_string(op->spec.step) + " (op " +
-                 std::to_string(id) + " is not complete)",
-             source, now);
-        return;
-      }
+      for (auto& [id, op] : ops)
+        if (!(op->worker && op->done) && !still_possible(*op, now)) return;
       retire(now);
       return;
     }
@@ -167,14 +162,15 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
       Op* op = find(op_id);
       if (!op) break;
       const std::span<const uint8_t> datagram(s.datagram);
-      dispatch(*p, *op, *wire::read_header(datagram), datagram.subspan(wire::kHeaderBytes), now);
+      dispatch(*p, *op, *wire::read_header(datagram), datagram.subspan(wire::kHeaderBytes), now,
+               true);
     }
   }
   share_credit(now);
 }
 
 bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
-                              std::span<const uint8_t> payload, Nanos now) {
+                              std::span<const uint8_t> payload, Nanos now, bool stashed) {
   const uint16_t source = path.peer;
   const bool from_worker = source < config.workers;
   uint16_t aggregator = UINT16_MAX;  // which aggregator the source is
@@ -185,8 +181,8 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
   switch (kind) {
     case wire::Kind::push: {
       if (!op.aggregator || !from_worker) break;
-      const auto added =
-          op.aggregator->add(source, header.chunk, payload, header.flags & wire::kTail, now);
+      const auto added = op.aggregator->add(source, header.chunk, payload,
+                                            header.flags & wire::kTail, now, stashed);
       if (added == Aggregator::Added::no_memory) return false;
       if (added == Aggregator::Added::malformed) break;
       after_sum(op, now);

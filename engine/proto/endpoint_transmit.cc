@@ -91,7 +91,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     path.next_farewell = now + kFarewellInterval;
     uint8_t* at = begin_control(train, path.peer, wire::kCommonBytes + 8);
     wire::write_common(at, common(wire::Kind::bye));
-    uint64_t complete_below = next_op;
+    uint64_t complete_below = std::min(next_op, abandoned);
     for (const auto& [id, op] : ops)
       if (op->worker && !op->done) complete_below = std::min(complete_below, id);
     wire::put(at + wire::kCommonBytes, complete_below);
@@ -246,7 +246,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const auto count = static_cast<uint16_t>(paths.size());
   for (uint16_t i = 0; i < count; ++i) {
     Path* path = paths[(next_path + i) % count].get();
-    if (!path || path->gone) continue;
+    if (!path || path->gone || path->sent.full()) continue;
     const uint64_t left = backlog(*path);
     if (left == 0) {
       path->probes = 0;
@@ -282,7 +282,9 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     pace_until = now + static_cast<Nanos>((quantum * wire_bytes * 0.5 - tokens) / pace * 1e9);
     return false;
   }
-  if (!transmit_data(*best, now, train, static_cast<uint32_t>(best_allowed))) return false;
+  // Chunks that were decided meanwhile counted as left, and no longer do: choose anew.
+  if (!transmit_data(*best, now, train, static_cast<uint32_t>(best_allowed)))
+    return transmit_train(now, train);
   tokens -= train.total_bytes + 42.0 * train.count;
   next_path = static_cast<uint16_t>((best->peer + 1) % count);
   return true;

@@ -22,7 +22,9 @@ class PushSender {
              std::span<const uint32_t> critical);
 
   // Chunks still to be sent or sent again.
-  uint32_t backlog() const { return static_cast<uint32_t>(list_.size() - cursor_) + queued_; }
+  uint32_t backlog() const {
+    return open_ ? static_cast<uint32_t>(list_.size() - cursor_) + queued_ : 0;
+  }
   bool settled() const { return open_ == 0; }
   // False when there is nothing to send now.
   bool next(uint32_t& chunk, bool& again);
