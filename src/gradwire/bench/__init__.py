@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gradwire.bench.cases import Case, cases
 from gradwire.bench.net import run_case
+from gradwire.bench.replicas import run_replicas
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -58,6 +59,33 @@ def net(
             for contestant in result["contestants"].values():
                 del contestant["seconds"], contestant["starts"]
         print(json.dumps(results))
+
+
+@app.command()
+def replicas(
+    network: Annotated[str, typer.Option(help="standard network: A or B")] = "A",
+    steps: Annotated[int, typer.Option(help="of training, with each pull mode")] = 500,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+) -> None:
+    """Train through loss with both pull modes and compare all ranks' parameters bit by bit."""
+    if network not in ("A", "B"):
+        raise typer.BadParameter(f"--network {network}: A or B")
+    results = [run_replicas(network, steps, pull) for pull in ("exact", "committed")]
+    if as_json:
+        print(json.dumps(results))
+    else:
+        for result in results:
+            first = result["ranks"][0]
+            lossy = min(rank["lossy_steps"] for rank in result["ranks"])
+            delivered = min(rank["delivered_mean"] for rank in result["ranks"])
+            print(
+                f"pull {result['pull']}: {first['steps']} steps, {lossy} of them lossy on every "
+                f"rank, delivered {delivered:.4f} at least, "
+                f"replicas {'identical' if result['identical'] else 'DIFFER'} "
+                f"({first['hash'][:16]})"
+            )
+    if not all(result["identical"] for result in results):
+        raise typer.Exit(1)
 
 
 def _print(result: dict[str, object]) -> None:
