@@ -45,6 +45,7 @@ def dies(rank: int, world: int, how: str, policy: str) -> dict[str, Any]:
     ddp = module()
     gradwire.attach(ddp, policy)
     warm_up(ddp, 3)
+    dist.barrier()  # rank 2 may still owe the others a result of the third step
     if rank == 2:
         if how == "killed":
             os.kill(os.getpid(), 9)
