@@ -528,14 +528,16 @@ void Endpoint::Impl::retire(Nanos now) {
   if (config.endpoint < config.workers) return;
   uint64_t used = 0;
   for (const auto& [id, op] : ops) used += memory_of(op->spec.plan, config);
+  // In order: the pushes of an earlier op come first, and would never be taken if a later one held
+  // the memory.
+  uint64_t expected = done_below;
   for (auto it = waiting_opens.begin(); it != waiting_opens.end();) {
+    while (finished(expected) || ops.contains(expected)) ++expected;
+    if (it->first != expected) break;
     const MessageReceiver* ready = nullptr;
     for (const auto& [worker, message] : it->second)
       if (message.done()) ready = &message;
-    if (!ready) {
-      ++it;
-      continue;
-    }
+    if (!ready) break;
     const std::span<const uint8_t> bytes(ready->bytes());
     wire::Reader reader(bytes);
     OpenFixed fixed{};
