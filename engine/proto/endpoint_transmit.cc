@@ -234,6 +234,8 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   if (pace > 0) {
     const double depth = std::max(2.0 * quantum * wire_bytes, pace * kPaceDepth);
     tokens = std::min(depth, tokens + pace * static_cast<double>(now - tokens_time) * 1e-9);
+  } else {
+    tokens = 0;  // what went before there was a rate is not a debt
   }
   tokens_time = now;
   pace_until = 0;
