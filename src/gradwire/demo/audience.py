@@ -6,13 +6,21 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from gradwire.demo.course import Audience
 from gradwire.demo.ground import Ground
 from gradwire.demo.scenario import Entry, Scenario
 
 _SMOOTH = 0.9
+
+
+class _Clock(TimeElapsedColumn):
+    """The time since the start, once and not on every line."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.id == 0 else Text("")
 
 
 class Bars(Audience):
@@ -27,12 +35,12 @@ class Bars(Audience):
         """
         self._console = console
         self._progress = Progress(
-            TextColumn("{task.description:<18}"),
+            TextColumn("{task.description:<22}"),
             BarColumn(),
             TextColumn("{task.fields[count]:>8}"),
             TextColumn("{task.fields[comm]:>11}"),
             TextColumn("{task.fields[loss]:>10}"),
-            TimeElapsedColumn(),
+            _Clock(),
             console=console,
             refresh_per_second=4,
             disable=not console.is_terminal,

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from gradwire.demo.scenario import ENTRIES, Scenario, quick
+from gradwire.demo.scenario import ENTRIES, Scenario, quick, standard
 
 app = typer.Typer(add_completion=False)
 
@@ -100,7 +100,7 @@ def _scenario(
 ) -> Scenario:
     wanted = {name.value for name in only}
     entries = tuple(entry for entry in ENTRIES if not wanted or entry.name in wanted)
-    scenario = quick(network, entries) if quick_run else Scenario(network, entries)
+    scenario = (quick if quick_run else standard)(network, entries)
     given = {"seconds": seconds, "steps": steps}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(scenario, **changes)

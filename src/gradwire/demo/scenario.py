@@ -106,6 +106,11 @@ class Scenario:
         return Scenario(**{**values, "entries": entries})
 
 
+def standard(network: str, entries: tuple[Entry, ...] = ENTRIES) -> Scenario:
+    """The demo as it is run if nothing else is asked for; slower networks get shorter turns."""
+    return Scenario(network=network, entries=entries, block=20 if network == "A" else 10)
+
+
 def quick(network: str, entries: tuple[Entry, ...] = ENTRIES) -> Scenario:
     """A demo of a few steps, to see that everything works."""
     return Scenario(network=network, entries=entries, seconds=22.0, steps=8, block=4, warm_up=1)

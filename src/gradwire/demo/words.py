@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gradwire.demo.scenario import TAIL_STEPS
+
 Document = Mapping[str, Any]
+
+_ENOUGH_STEPS = 50
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -117,8 +121,11 @@ def notes(document: Document) -> list[str]:
     lines.append(
         "One seed and a short run: differences of a few hundredths in the loss mean nothing."
     )
+    fewest = min(entry["timed_steps"] for entry in document["contestants"])
+    if fewest < _ENOUGH_STEPS:
+        lines.append(f"Only {fewest} timed steps each: too few to compare times by.")
     if any(entry["comm_p99_s"] is None for entry in document["contestants"]):
-        lines.append("A 99th percentile is given from 300 timed steps on.")
+        lines.append(f"A 99th percentile is given from {TAIL_STEPS} timed steps on.")
     if document["softnet_drops"]:
         lines.append(
             f"The machine was too slow for the network: it dropped {document['softnet_drops']} "
@@ -130,6 +137,8 @@ def notes(document: Document) -> list[str]:
 
 
 def _phase_note(entry: Mapping[str, Any]) -> str:
+    if entry["critical_share"] == 1.0:
+        return f"{entry['label']}: every step was critical; the run was too short for more."
     share = f"{entry['label']}: {percent(entry['critical_share'])} of the steps were critical"
     if entry["verdict"] == "phases":
         return f"{share}; the detector fired again after the start."
