@@ -18,10 +18,9 @@ uint32_t Endpoint::Impl::standing_credit(uint16_t receiver) const {
   EndpointConfig there = config;
   there.endpoint = receiver;
   uint32_t peers = 0;
-  for (uint16_t e = 0; e < config.endpoints(); ++e)
-    peers += e != receiver && there.talks_to(e);
+  for (uint16_t e = 0; e < config.endpoints(); ++e) peers += e != receiver && there.talks_to(e);
   peers = std::max<uint32_t>(1, peers);
-  return std::clamp<uint32_t>(24 / peers, 2, 12);
+  return std::clamp<uint32_t>(24 / peers, 1, 12);
 }
 
 void Endpoint::Impl::share_credit(Nanos) {

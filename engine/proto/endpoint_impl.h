@@ -95,10 +95,10 @@ struct Endpoint::Impl {
   EndpointConfig config;
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
   std::map<uint64_t, std::unique_ptr<Op>> ops;
-  uint64_t next_op = 0;           // workers: the next to start
+  uint64_t next_op = 0;             // workers: the next to start
   uint64_t abandoned = UINT64_MAX;  // workers: the first op that failed
-  uint64_t done_below = 0;        // all ops below are finished here
-  std::set<uint64_t> done_ahead;  // finished ones at or above done_below
+  uint64_t done_below = 0;          // all ops below are finished here
+  std::set<uint64_t> done_ahead;    // finished ones at or above done_below
   // Servers: OPENs of ops that have not been admitted yet.
   std::map<uint64_t, std::map<uint16_t, MessageReceiver>> waiting_opens;
   std::deque<Event> events;

@@ -20,11 +20,16 @@ class RateMeter {
     }
     last_ = now;
     bytes_ += bytes;
-    if (now - start_ < kInterval || bytes_ < kLeastBytes) return;
+    const bool first = current_ == 0;
+    if (now - start_ < (first ? kFirstInterval : kInterval) || bytes_ < kLeastBytes) return;
     const double rate = static_cast<double>(bytes_) * 1e9 / static_cast<double>(now - start_);
     start_ = now;
     bytes_ = 0;
-    if (now - window_start_ > kWindow / 2) {
+    if (first || provisional_) {
+      current_ = rate;
+      provisional_ = first;
+      window_start_ = now;
+    } else if (now - window_start_ > kWindow / 2) {
       previous_ = current_;
       current_ = rate;
       window_start_ = now;
@@ -36,6 +41,8 @@ class RateMeter {
 
  private:
   static constexpr Nanos kInterval = 20 * kMillisecond;
+  // A first guess, so that the windows have a bound before they overshoot; it is not kept.
+  static constexpr Nanos kFirstInterval = 4 * kMillisecond;
   static constexpr Nanos kIdle = 3 * kMillisecond;
   static constexpr uint64_t kLeastBytes = 32 * 1024;
   static constexpr Nanos kWindow = 10 * kSecond;
@@ -45,6 +52,7 @@ class RateMeter {
   Nanos window_start_ = 0;
   double current_ = 0;
   double previous_ = 0;
+  bool provisional_ = false;
 };
 
 }  // namespace gradwire
