@@ -6,12 +6,14 @@ import html.parser
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
+from gradwire.demo import course
 from gradwire.demo.course import Block, Outcome
 from gradwire.demo.model import CharacterModel, Shape
 from gradwire.demo.page import render
@@ -365,3 +367,35 @@ def test_the_page_of_a_failed_demo_shows_why() -> None:
     assert "rank 2: &lt;broken&gt;" in page
     assert "Traceback: here" in page
     assert "<svg" not in page
+
+
+# ---------------------------------------------------------------------------- course
+
+
+class _Crew:
+    """Ranks that need a given time for a step, on a clock of their own."""
+
+    def __init__(self, clock: list[float], seconds: float) -> None:
+        self.clock = clock
+        self.seconds = seconds
+        self.asked: list[tuple[str, int]] = []
+
+    def ask(self, command: dict[str, Any], *_: Any) -> list[dict[str, Any]]:
+        self.asked.append((command["contestant"], command["steps"]))
+        self.clock[0] = command["start"] + command["steps"] * self.seconds
+        return [{"steps": [], "validation": 1.0, "verdict": None}]
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(0.1, [20, 20, 10]), (0.5, [20, 20, 6])])
+def test_turns_go_on_until_steps_or_time_are_used_up(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, turns: list[int]
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(course, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    scenario = Scenario(seconds=71.0, steps=50)
+    outcome = Outcome(scenario, origin=1000.0)
+    crew: Any = _Crew(clock, seconds)
+    course._train(scenario, crew, _Hosts(), outcome, course.Audience())
+    expected = [(entry.name, steps) for steps in turns for entry in ENTRIES]
+    assert crew.asked == expected
+    assert clock[0] - 1000.0 < 71.0

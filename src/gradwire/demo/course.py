@@ -16,6 +16,9 @@ READY_SECONDS = 60.0
 BLOCK_SECONDS = 90.0
 CLOSE_SECONDS = 10.0
 _LEAD_SECONDS = 0.02
+_CAUTION = 0.9
+_WORTH_WHILE = 3
+"""A last, shorter turn has at least so many timed steps."""
 _PHASE = 0.6
 """Blocks begin at this part of the bursts' period, behind a burst."""
 
@@ -123,23 +126,20 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
 def _train(
     scenario: Scenario, crew: Crew, ground: Ground, outcome: Outcome, audience: Audience
 ) -> None:
-    done, longest = 0, 0.0
+    done, slowest = 0, 0.0
     while done < scenario.steps:
         began = time.monotonic()
         left = outcome.origin + scenario.seconds - began
+        room = int(left / slowest * _CAUTION) if slowest else scenario.block
         if done:
-            audience.plan(_planned(scenario, done, left / longest))
-            if longest > left:
+            audience.plan(min(scenario.steps, done + max(0, room)))
+            if room < scenario.warm_up + _WORTH_WHILE:
                 return
-        steps = min(scenario.block, scenario.steps - done)
+        steps = min(scenario.block, scenario.steps - done, room)
         for entry in scenario.entries:
             outcome.blocks.append(_block(scenario, crew, ground, entry, steps, audience))
         done += steps
-        longest = max(longest, time.monotonic() - began)
-
-
-def _planned(scenario: Scenario, done: int, rounds: float) -> int:
-    return min(scenario.steps, done + int(rounds) * scenario.block)
+        slowest = max(slowest, (time.monotonic() - began) / steps)
 
 
 def _block(

@@ -42,7 +42,8 @@ class Scenario:
     Attributes:
         network: name of the standard network.
         entries: the contestants, in the order of their turns.
-        seconds: no block of steps begins that would end later than this after the start.
+        seconds: after the start no turn begins that is expected to end later than this; the last
+            turns are shorter to fit.
         steps: of each contestant, at most.
         block: steps of one turn.
         warm_up: steps at the start of each turn that train but are not timed: what an idle
