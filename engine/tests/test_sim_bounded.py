@@ -79,7 +79,7 @@ def test_an_eager_close_leaves_out_the_same_chunks_for_all_and_sends_less() -> N
         # A chunk without any contributor is zero everywhere and is not pulled.
         assert (fabric.completion(0, 0).applied == masks[0]).all()
         assert not fabric.result(0, 0)[~expand(fabric, made, masks[0])].any()
-    assert sent[0.4] < 0.63 * sent[0.0]
+    assert sent[0.4] < 0.65 * sent[0.0]
 
 
 def test_shuffled_steps_leave_out_different_chunks_sequential_ones_the_same() -> None:

