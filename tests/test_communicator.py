@@ -246,6 +246,21 @@ def test_a_committed_pull_keeps_replicas_alike_and_the_rest_with_its_aggregator(
             member.set_drop(0.0)
 
 
+def test_a_plain_all_reduce_is_exact_however_much_is_lost(three: Team) -> None:
+    """Only what a plan allows is lossy (docs/design.md, invariant 3)."""
+    for member in three.members:
+        member.set_drop(0.2, 2.0, 9)
+    try:
+        arrays = random_arrays(3, 50_000, 4)
+        expected = rank_order_sum(arrays)
+        for report in three.reduce(arrays):
+            assert report.delivered == (1.0,)
+        assert all(array.tobytes() == expected.tobytes() for array in arrays)
+    finally:
+        for member in three.members:
+            member.set_drop(0.0)
+
+
 def test_critical_chunks_count(three: Team) -> None:
     plan = lossy(200_000, 0.5)
     critical = np.array([0, 5, 17, 400], np.uint32)
