@@ -119,7 +119,8 @@ def notes(document: Document) -> list[str]:
         "pass, so nothing hides behind computation."
     )
     lines.append(
-        "One seed and a short run: differences of a few hundredths in the loss mean nothing."
+        "One seed and a short run: the losses show what was learnt so far, neither the spread over "
+        "seeds nor where a long run ends."
     )
     fewest = min(entry["timed_steps"] for entry in document["contestants"])
     if fewest < _ENOUGH_STEPS:
