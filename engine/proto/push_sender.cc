@@ -110,7 +110,7 @@ void PushSender::acked(uint32_t chunk) {
   if (plan_.spend == Spend::lost && queued_) forgive_queued();
 }
 
-// The ledger of DESIGN.md: F + l <= p (R + F + l), in elements.
+// The ledger of vesting: F + l <= p (R + F + l), in elements.
 bool PushSender::room(uint32_t chunk) const {
   if (critical_[chunk - begin_]) return false;
   const uint32_t r = grid_.region[chunk];

@@ -1,6 +1,6 @@
 """Training phases: the agreed summary of a step, and the detector that reads it.
 
-The detector of DBLP (PAPERS.md §1): a phase is critical when the gradient's norm changed by at
+The detector of DBLP (arXiv 2605.01989): a phase is critical when the gradient's norm changed by at
 least the share η since the last look, |prev - curr| / prev >= η; training starts critical. Two
 inputs are offered:
 

@@ -402,7 +402,7 @@ class _Transfer:
 
     def value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         """For `.then()`: the averaged bucket. Raising here is the one safe way to fail: an
-        exception set on the future itself crashes DDP's backward (TORCH.md, fact 4)."""
+        exception set on the future itself crashes DDP's backward."""
         if self.error is not None:
             raise self.error
         return self.stage.buffer

@@ -1,4 +1,4 @@
-"""Policy "dblp": the bound follows the training phase (PAPERS.md §1; arXiv 2605.01989)."""
+"""Policy "dblp": the bound follows the training phase (arXiv 2605.01989)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy "mlt": one fixed bound for every tensor, agreed before training (PAPERS.md §5, MLT).
+"""Policy "mlt": one fixed bound for every tensor, agreed before training (MLT, NSDI 2024).
 
 MLT's load balancing and its priorities live in the switch and are no part of this; gradwire
 carries its bounded-loss receive. Lost gradients become zero, as there.
