@@ -15,7 +15,8 @@ class Plan:
     schedule: (clock, scope, delay_ns, fraction); clock is "open", "first_arrival" or "tail",
         scope "worker" or "all"; fraction in [0, 1], or -1 for "one minus the region's bound".
     spend: "nothing", "late", "lost" or "anything". fill: "zero" or "mean".
-    order: "shuffled" or "sequential". pull: "exact" or "committed" (pull_bound: what may be left out).
+    order: "shuffled" or "sequential". pull: "exact", "committed" (pull_bound: what may be left
+        out) or "none" (push only: each result stays with its aggregator).
     scale multiplies each finished sum (1/world size for an average).
     Raises ValueError naming the field, the value and what is allowed.
     """
@@ -124,7 +125,7 @@ class Engine:
     def features(self) -> dict[str, bool | int]:
         """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps: what the kernel granted."""
     def failure(self) -> str:
-        """"" or why the engine can no longer serve (a dead peer, another plan…)."""
+        """Empty, or why the engine can no longer serve (a dead peer, another plan…)."""
     def close(self) -> None:
         """Says goodbye to the peers, joins the thread, fails what is open. Idempotent."""
 
