@@ -299,6 +299,12 @@ void Aggregator::on_timer(Nanos now) {
   if (scheduled_ && now >= timer_) close_all(now);
 }
 
+bool Aggregator::critical(uint32_t chunk) const {
+  for (const Worker& w : worker_)
+    if (w.critical.test(chunk - shard_.begin)) return true;
+  return false;
+}
+
 std::vector<Aggregator::Stop> Aggregator::take_stops() {
   std::vector<Stop> out;
   out.swap(stops_);

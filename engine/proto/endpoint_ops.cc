@@ -343,9 +343,8 @@ bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
   const uint32_t region = op.grid.region[chunk];
   const Plan& plan = op.spec.plan;
   if (plan.regions[region].bound == 0.0 && !op.exact) return false;
-  uint64_t elements = 0;
-  for (uint32_t c = op.own_shard().begin; c < op.own_shard().end; ++c)
-    if (op.grid.region[c] == region) elements += op.grid.length(c);
+  if (op.aggregator->critical(chunk)) return false;
+  const uint64_t elements = op.aggregator->region_elements(region);
   const uint64_t spent = op.withheld_elements[region] + op.grid.length(chunk);
   if (static_cast<double>(spent) > plan.pull_bound * static_cast<double>(elements) + 1e-9)
     return false;
