@@ -219,6 +219,23 @@ def test_garbage_changes_nothing(servers: int) -> None:
         assert sum(fabric.counters(host)["malformed"] for host in range(3)) > 0
 
 
+@pytest.mark.parametrize("kind", [1, 2])
+@pytest.mark.parametrize("values", [0, 1, 100, 360, 362])
+def test_chunks_of_another_length_change_nothing(kind: int, values: int) -> None:
+    """Pushes and results that are well-formed but for the number of their values."""
+    fabric = Fabric(2)
+    tensors = gradients(2, 200_000)
+    fabric.all_reduce(0, plan(200_000), tensors)
+    fabric.run(0.5e-3)
+    chunks = range(200, 250) if kind == 1 else range(500, 550)
+    for packet, chunk in enumerate(chunks, 300):
+        header = struct.pack("<BBHIIIIIHH", 1, kind, 1, 1, packet, 0, 0, chunk, 9, 0)
+        fabric.inject(1, 0, header + struct.pack("<f", 7.0) * values)
+    fabric.run()
+    must_be_ok(fabric)
+    assert fabric.counters(0)["malformed"] == len(chunks)
+
+
 def test_datagrams_of_any_length_and_kind_from_strangers_change_nothing() -> None:
     """The same with every kind of packet, from nothing to the longest, but of another session."""
     fabric = Fabric(2)
