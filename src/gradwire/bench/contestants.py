@@ -77,12 +77,13 @@ class GradwireAllReduce:
         """Counters of the engine and what was delivered."""
         assert self._communicator is not None
         delivered = self._delivered or [1.0]
+        # The engine is shared by this process's contestants: its counters are everybody's.
         return {
+            "engine": self._communicator.counters(),
             "packets_sent": self._sent,
             "retransmissions": self._retransmissions,
             "delivered_mean": sum(delivered) / len(delivered),
             "delivered_min": min(delivered),
-            **self._communicator.counters(),
         }
 
     def close(self) -> None:
@@ -100,6 +101,7 @@ class GradwirePush:
         self._server: threading.Thread | None = None
         self._stop = threading.Event()
         self._step = 0
+        self._sent = 0
         self._retransmissions = 0
 
     def setup(self, rank: int, world: int, store: Store) -> None:
@@ -125,6 +127,7 @@ class GradwirePush:
         plan = make_plan(buffer.numel(), 0.0, "nothing", "none", 0)
         report = self._communicator.all_reduce(buffer, plan, step=self._step).wait(_ROUND_TIMEOUT)
         self._step += 1
+        self._sent += report.packets_sent
         self._retransmissions += report.retransmissions
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
@@ -134,7 +137,11 @@ class GradwirePush:
         """Counters of the worker's engine."""
         if self._communicator is None:
             return {}
-        return {"retransmissions": self._retransmissions, **self._communicator.counters()}
+        return {
+            "engine": self._communicator.counters(),
+            "packets_sent": self._sent,
+            "retransmissions": self._retransmissions,
+        }
 
     def close(self) -> None:
         """Close the engine or stop the server."""
