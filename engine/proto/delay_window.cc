@@ -28,18 +28,19 @@ DelayWindow::DelayWindow(double initial, double minimum, double maximum, Nanos t
       maximum_(maximum),
       threshold_(maximum),
       target_(target),
+      enough_(maximum),
       ceiling_(maximum) {}
 
-void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos now) {
+void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, Nanos now) {
   queue = std::max<Nanos>(queue, 0);
   meter_.add(bytes, now);
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
   // Below the threshold: half a byte more for each that came through while the queue is short.
-  if (limited_ && window_ < threshold_ && 3 * queue < target_)
+  if (limited_ && window_ < std::min(threshold_, enough_) && 3 * queue < target_)
     window_ = std::min({window_ + 0.5 * static_cast<double>(bytes), threshold_, ceiling_});
   if (now < epoch_end_) return;
-  if (epoch_end_ != 0) end_epoch(round, now);
+  if (epoch_end_ != 0) end_epoch(round, rtprop, now);
   // What was changed shows after a round trip through the present queue.
   epoch_end_ = now + std::clamp(round, kShortestEpoch, kLongestEpoch);
   delay_sum_ = bytes_sum_ = 0;
@@ -64,15 +65,15 @@ void DelayWindow::compete(Nanos delay, Nanos now) {
     competitive_ = true;
 }
 
-void DelayWindow::end_epoch(Nanos round, Nanos now) {
+void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const auto delay = static_cast<Nanos>(delay_sum_ / std::max(1.0, bytes_sum_));
   last_delay_ = delay;
   const double target = static_cast<double>(target_);
-  // The queue that is wanted, and what is on its way back: more only lengthens the queue.
-  const Nanos way_back = std::clamp<Nanos>(round - delay, 0, 2 * target_);
-  const double enough = meter_.bytes_per_second() > 0 ? kEnough * meter_.bytes_per_second() * 1e-9 *
-                                                            static_cast<double>(target_ + way_back)
-                                                      : maximum_;
+  // The queue that is wanted, the path, and what is on its way back: more only lengthens the queue.
+  const Nanos way_back = rtprop + std::clamp<Nanos>(round - delay - rtprop, 0, 2 * target_);
+  enough_ = meter_.bytes_per_second() > 0 ? kEnough * meter_.bytes_per_second() * 1e-9 *
+                                                static_cast<double>(target_ + way_back)
+                                          : maximum_;
   // Loss while our own traffic fills the port is an overflow of our making (invariant 11). While
   // somebody else's does, or with an empty queue, it tells nothing about this window.
   const double rate =
@@ -99,15 +100,18 @@ void DelayWindow::end_epoch(Nanos round, Nanos now) {
     // What a burst of other traffic takes away comes back by doubling: the threshold remembers.
     threshold_ =
         threshold_ >= maximum_ ? 0.8 * window_ : std::max(0.9 * window_, kForget * threshold_);
-    threshold_ = std::max(minimum_, std::min(threshold_, enough));
+    threshold_ = std::max(minimum_, std::min(threshold_, enough_));
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
     window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - 0.7 * excess));
-  } else if (limited_ && window_ >= threshold_) {
+  } else if (limited_ && window_ >= threshold_ && window_ < enough_) {
     const double room = (target - static_cast<double>(delay)) / target;
     window_ = std::min(maximum_, window_ + std::max(kSegment, kCareful * window_) * room);
     threshold_ = window_;
   }
-  window_ = std::max(minimum_, std::min({window_, enough, ceiling_}));
+  // A window that is too large gives way only to a queue: a long round without one is the doing of
+  // busy hosts, and giving way to that would make the rate, and with it the window, ever smaller.
+  if (4 * delay > target_) window_ = std::min(window_, enough_);
+  window_ = std::max(minimum_, std::min(window_, ceiling_));
   threshold_ = std::min(threshold_, ceiling_);
 }
 

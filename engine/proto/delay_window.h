@@ -22,7 +22,7 @@ class DelayWindow {
   double rate() const { return meter_.bytes_per_second(); }
   // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
   // back.
-  void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos now);
+  void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, Nanos now);
   // Packets are missing that were sent while this window held.
   void lost() { lost_ = true; }
   // The window is what holds transmission back (else it does not grow).
@@ -30,13 +30,14 @@ class DelayWindow {
 
  private:
   void compete(Nanos delay, Nanos now);
-  void end_epoch(Nanos round, Nanos now);
+  void end_epoch(Nanos round, Nanos rtprop, Nanos now);
 
   double window_;
   double minimum_;
   double maximum_;
   double threshold_;  // doubling below it, careful growth above
   Nanos target_;
+  double enough_;  // what the rate and the way back account for
   RateMeter meter_;
   Nanos epoch_end_ = 0;
   double delay_sum_ = 0;  // weighted by bytes

@@ -362,7 +362,8 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     detect_loss(path, now);
     if (path.lost_floor + 2048 < path.sent.lowest()) path.lost_floor = UINT64_MAX;
     path.delay_to.add(Nanos{ack.queue_us} * kMicrosecond, acked_bytes, now);
-    send_window.sample(acked_bytes, shared_delay(&Path::delay_to, now), path.rtt.smoothed(), now);
+    send_window.sample(acked_bytes, shared_delay(&Path::delay_to, now), path.rtt.smoothed(),
+                       path.rtt.minimum(), now);
     counters.btlbw = btlbw();
     retire(now);
   }
@@ -384,7 +385,7 @@ void Endpoint::Impl::flush(Nanos now) {
       p->delay_from.add(static_cast<Nanos>(p->batch_delay / static_cast<double>(p->batch_bytes)),
                         p->batch_bytes, now);
       receive_window.sample(p->batch_bytes, shared_delay(&Path::delay_from, now), p->rtt.smoothed(),
-                            now);
+                            p->rtt.minimum(), now);
       p->ack_delay += p->batch_delay;
       p->ack_bytes += p->batch_bytes;
       p->batch_delay = 0;

@@ -145,8 +145,12 @@ def test_rates_and_delays_from_site_to_rack(rate: float, delay: float) -> None:
 
 def test_losses_that_come_in_runs() -> None:
     link = Link(loss=0.02, loss_burst=20.0)
-    times = rounds(Fabric(4, link=link, seed=5, **HOSTS), 500_000, 5, link)
-    assert median(times) < 2.0
+    times = [
+        time
+        for seed in range(8)
+        for time in rounds(Fabric(4, link=link, seed=seed, **HOSTS), 500_000, 5, link)
+    ]
+    assert median(times) < 1.6
 
 
 def test_reordering_is_not_loss() -> None:
