@@ -58,7 +58,7 @@ Poller::Poller(int socket) : socket_(socket) {
 
   epoll_event none{};
   const timespec zero{};
-  if (::syscall(kEpollPwait2, epoll_, &none, 1, &zero, nullptr, 0) < 0 && errno == ENOSYS) {
+  if (::syscall(kEpollPwait2, epoll_, &none, 1, &zero, nullptr, 0) < 0) {
     timer_ = ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (timer_ < 0) throw std::system_error(errno, std::generic_category(), "cannot make a timer");
     watch(epoll_, EPOLL_CTL_ADD, timer_, EPOLLIN);

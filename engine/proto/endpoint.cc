@@ -95,14 +95,22 @@ void Endpoint::Impl::check_deadlines(Nanos now) {
                        ": not complete after " +
                        std::to_string((now - op->started) / kMillisecond) + " ms;";
     int32_t rank = -1;
-    if (op->aggregator && !op->aggregator->all_final()) {
-      text += " still waiting for the gradients of";
+    std::string absent;
+    for (uint16_t w = 0; op->aggregator && w < config.workers; ++w) {
+      if (op->aggregator->opened(w)) continue;
+      if (rank < 0) rank = w;
+      absent += " " + name(w);
+    }
+    if (!absent.empty()) {
+      text += absent + " alive, but did not take part in time";
+    } else if (op->aggregator && !op->aggregator->all_final()) {
+      text += " still waiting for the rest of the gradients of";
       for (uint16_t w : op->aggregator->waiting_for()) {
         if (rank < 0) rank = w;
         text += " " + name(w);
       }
     } else {
-      text += " still waiting for results from";
+      text += " still waiting for results (which may wait for another rank's gradients) from";
       for (uint16_t a = 0; a < config.aggregators(); ++a) {
         if (op->pull[a].missing() == 0) continue;
         const uint16_t e = config.aggregator_endpoint(a);
@@ -110,7 +118,7 @@ void Endpoint::Impl::check_deadlines(Nanos now) {
         text += " " + name(e);
       }
     }
-    fail(text + " (alive, but it did not take part in time)", rank, now);
+    fail(text, rank, now);
     return;
   }
 }
@@ -197,8 +205,13 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
   if (closing) return;
   closing = true;
   close_deadline = now + linger;
-  for (auto& [id, op] : ops)
-    if (op->worker && !op->done) fail_op(*op, "the engine was closed in mid-step", -1);
+  // What fails now gives its memory back to the caller, so nothing may read it any more.
+  std::erase_if(ops, [this](auto& entry) {
+    Op& op = *entry.second;
+    if (!op.worker || op.done) return false;
+    fail_op(op, "the engine was closed in mid-step", -1);
+    return true;
+  });
   for (auto& p : paths) {
     if (!p || p->gone) continue;
     p->byes_left = kFarewells;

@@ -12,6 +12,9 @@ namespace {
 
 const std::vector<uint32_t> kNoChunks;
 
+// One op at a time may be larger than the memory limit, but not by more than this factor.
+constexpr uint64_t kLargestShare = 64;
+
 struct OpenFixed {
   uint64_t hash;
   uint64_t step;
@@ -117,7 +120,9 @@ std::string Endpoint::Impl::start(OpSpec spec, Nanos now) {
   if (!spec.data) return "data is null";
   for (const auto& p : paths) {
     if (!p || !p->gone || p->gone_op > spec.op) continue;
-    return name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start";
+    fail(name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",
+         p->peer, now);
+    return failure;
   }
   ++next_op;
   Op& op = make_op(std::move(spec), true, now);
@@ -343,6 +348,8 @@ bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
   const uint32_t region = op.grid.region[chunk];
   const Plan& plan = op.spec.plan;
   if (plan.regions[region].bound == 0.0 && !op.exact) return false;
+  for (uint16_t w = 0; w < config.workers; ++w)
+    if (!op.aggregator->opened(w)) return false;  // what is critical is not known yet
   if (op.aggregator->critical(chunk)) return false;
   const uint64_t elements = op.aggregator->region_elements(region);
   const uint64_t spent = op.withheld_elements[region] + op.grid.length(chunk);
@@ -534,19 +541,31 @@ void Endpoint::Impl::retire(Nanos now) {
     while (finished(expected) || ops.contains(expected)) ++expected;
     if (it->first != expected) break;
     const MessageReceiver* ready = nullptr;
-    for (const auto& [worker, message] : it->second)
-      if (message.done()) ready = &message;
+    uint16_t sender = 0;
+    for (const auto& [worker, message] : it->second) {
+      if (!message.done()) continue;
+      ready = &message;
+      sender = worker;
+    }
     if (!ready) break;
     const std::span<const uint8_t> bytes(ready->bytes());
     wire::Reader reader(bytes);
     OpenFixed fixed{};
     OpSpec spec;
     if (!read_open(reader, fixed) || !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan)) {
-      ++counters.malformed;
-      it = waiting_opens.erase(it);
-      continue;
+      fail(name(sender) + " sent an OPEN of op " + std::to_string(it->first) +
+               " that holds no valid plan",
+           sender, now);
+      return;
     }
     const uint64_t more = memory_of(spec.plan, config);
+    if (more / kLargestShare > config.memory_limit) {
+      fail(name(sender) + " asks for " + std::to_string(more) + " bytes in op " +
+               std::to_string(it->first) + "; the memory limit here is " +
+               std::to_string(config.memory_limit) + ": raise it, or use more servers",
+           sender, now);
+      return;
+    }
     if (!ops.empty() && used + more > config.memory_limit) break;
     used += more;
     spec.op = it->first;

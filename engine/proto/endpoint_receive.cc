@@ -113,8 +113,8 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   path.batch_bytes += bytes;
   if (header->flags & wire::kOutOfCredit) receive_window.limited();
   if (path.unacked++ == 0) path.ack_due = now + kAckDelay;
-  if (number == 0 || path.received.seen(number) ||
-      number > path.received.largest() + ReceivedPackets::kWindow) {
+  // However far ahead a number is: a peer whose packets were refused for long has used up many.
+  if (number == 0 || path.received.seen(number)) {
     ++counters.duplicates;
     path.ack_now = true;
     return;
@@ -190,7 +190,7 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
     }
     case wire::Kind::pull: {
       if (op.done) return true;
-      if (aggregator == UINT16_MAX || !op.worker || header.chunk >= op.grid.chunks() ||
+      if (aggregator == UINT16_MAX || !op.worker || !op.pulls || header.chunk >= op.grid.chunks() ||
           op.grid.aggregator_of(header.chunk) != aggregator ||
           payload.size() != codec::f32_bytes(op.grid.length(header.chunk)))
         break;
@@ -223,16 +223,23 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
       if (op.done) return true;
       if (aggregator == UINT16_MAX || !op.worker || payload.size() % 4) break;
       wire::Reader reader(payload);
-      while (!reader.rest().empty()) op.push[aggregator].stop_region(reader.get<uint32_t>());
-      return true;
+      good = true;
+      while (!reader.rest().empty()) {
+        const auto region = reader.get<uint32_t>();
+        good = good && !op.exact && region < op.spec.plan.regions.size() &&
+               op.spec.plan.regions[region].bound > 0;
+        if (good) op.push[aggregator].stop_region(region);
+      }
+      break;
     }
     case wire::Kind::close:
-      if (aggregator == UINT16_MAX || !op.worker) break;
+      // An exact plan with an exact pull has nothing to say here.
+      if (aggregator == UINT16_MAX || !op.worker || (op.exact && !op.committed && op.pulls)) break;
       if (op.done) return true;
       good = on_message(op, aggregator, kind, op.closes[aggregator], header, payload, now);
       break;
     case wire::Kind::commit:
-      if (aggregator == UINT16_MAX || !op.worker) break;
+      if (aggregator == UINT16_MAX || !op.worker || !op.committed) break;
       if (op.done) return true;
       good = on_message(op, aggregator, kind, op.commits[aggregator], header, payload, now);
       break;

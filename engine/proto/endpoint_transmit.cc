@@ -69,10 +69,12 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
   if (path.ping_now || path.pong_now) {
     const bool pong = path.pong_now;
     (pong ? path.pong_now : path.ping_now) = false;
-    uint8_t* at = begin_control(train, path.peer, wire::kCommonBytes + 8);
+    constexpr size_t bytes = wire::kCommonBytes + 8;
+    uint8_t* at = begin_control(train, path.peer, bytes);
+    std::fill_n(at, bytes, uint8_t{0});
     wire::write_common(at, common(pong ? wire::Kind::pong : wire::Kind::ping));
     wire::put(at + wire::kCommonBytes, pong ? path.pong_echo : static_cast<uint64_t>(now));
-    end_control(train, wire::kCommonBytes + 8);
+    end_control(train, bytes);
     return true;
   }
   if (path.errors_left && now >= path.next_farewell) {

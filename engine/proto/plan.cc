@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kMaxRegions = 1u << 16;
 constexpr size_t kMaxSchedule = 16;
+constexpr Nanos kLongestDelay = 3600 * kSecond;
 constexpr uint64_t kMaxElements = uint64_t{1} << 36;
 
 template <class T>
@@ -52,7 +53,8 @@ std::string Plan::validate() const {
   if (schedule.empty() || schedule.size() > kMaxSchedule)
     return "schedule has " + std::to_string(schedule.size()) + " steps; 1 to 16 are allowed";
   for (const ScheduleStep& s : schedule) {
-    if (s.delay < 0) return "schedule: delay " + std::to_string(s.delay) + " ns is negative";
+    if (s.delay < 0 || s.delay > kLongestDelay)
+      return "schedule: delay " + std::to_string(s.delay) + " ns; 0 to one hour is allowed";
     if (s.fraction != ScheduleStep::kOneMinusBound && !(s.fraction >= 0.0 && s.fraction <= 1.0))
       return "schedule: fraction " + std::to_string(s.fraction) +
              "; allowed are [0, 1] and -1 (one minus the bound)";
