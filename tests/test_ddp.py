@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import warnings
@@ -375,6 +376,31 @@ def detaches(rank: int, world: int) -> None:
 
 def test_detach_forwards_to_the_host_group_and_attach_comes_back(two: Ranks) -> None:
     two.run(detaches)
+
+
+def comes_back(rank: int, world: int) -> tuple[float, float]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable")
+    train(ddp, rank, range(2))
+    attachment.detach()
+    before = attachment._pipeline.communicator.counters()["packets_sent"]
+    kept = attachment if rank == 0 else None  # rank 1 lets go of the old attachment
+    del attachment
+    gc.collect()
+    again = gradwire.attach(ddp, "mlt", p=0.1)
+    del kept
+    gc.collect()
+    after = again._pipeline.communicator.counters()["packets_sent"]
+    train(ddp, rank, range(2, 4))
+    again.detach()
+    return before, after
+
+
+def test_attach_comes_back_to_the_open_engine_whoever_holds_the_old_attachment(
+    two: Ranks,
+) -> None:
+    for before, after in two.run(comes_back):
+        assert after >= before > 0
 
 
 def foreign(rank: int, world: int) -> None:

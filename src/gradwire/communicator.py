@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import gc
 import itertools
 import os
 import socket
@@ -201,8 +202,8 @@ class Communicator:
         self._host: _Host | None = None
         if world_size > 1 or settings.server_count > 0:
             self._host = _Host.join(store, group, rank, world_size, settings)
-        self._release = weakref.finalize(self, _release, self._host)
-        self._release.atexit = False  # the engines are closed by this module's own atexit
+        self._forget = weakref.finalize(self, _forget, self._host)
+        self._forget.atexit = False  # the engines are closed by this module's own atexit
 
     @property
     def aggregators(self) -> int:
@@ -312,7 +313,9 @@ class Communicator:
     def close(self) -> None:
         """Closes the communicator, and the engine with its last communicator. Idempotent."""
         self._closed = True
-        self._release()
+        if self._forget.detach() is not None:
+            gc.collect()  # forgotten communicators count on no rank
+            _release(self._host)
 
     def _described(self, plan: TransferPlan) -> tuple[ChunkGrid, tuple[float, ...]]:
         key = (plan.elements, plan.regions)
@@ -367,10 +370,19 @@ class _Host:
         """The open engine of this group in this store, or a new one."""
         with _hosts_lock:
             host = _Host._find(store, group, rank, world_size)
-            if host is not None:
-                _check_same_transport(host.settings, settings)
+        if host is not None and host.settings.transport() != settings.transport():
+            gc.collect()
+            if host.users <= 0:
+                _drop(host)
+                host = None
+        if host is not None and host.engine.failure():
+            _drop(host)
+            host = None
+        if host is not None:
+            _check_same_transport(host.settings, settings)
+            with _hosts_lock:
                 host.users += 1
-                return host
+            return host
         host = _Host._open(store, group, rank, world_size, settings)
         with _hosts_lock:
             _hosts.append(host)
@@ -708,8 +720,16 @@ def _session_key(session: int) -> str:
 
 
 _hosts: list[_Host] = []
-_hosts_lock = threading.Lock()
+_hosts_lock = threading.RLock()  # collected garbage may take it once more
 _left_to_the_parent: list[_Host] = []
+
+
+def _forget(host: _Host | None) -> None:
+    """A communicator was garbage-collected. Its engine stays open for the next one: when garbage
+    is collected differs from rank to rank, and all ranks must open or reuse an engine alike."""
+    if host is not None and os.getpid() == host.pid:
+        with _hosts_lock:
+            host.users -= 1
 
 
 def _release(host: _Host | None) -> None:
@@ -717,10 +737,16 @@ def _release(host: _Host | None) -> None:
         return
     with _hosts_lock:
         host.users -= 1
-        last = host.users <= 0 and host in _hosts
-        if last:
+    if host.users <= 0:
+        _drop(host)
+
+
+def _drop(host: _Host) -> None:
+    with _hosts_lock:
+        known = host in _hosts
+        if known:
             _hosts.remove(host)
-    if last:
+    if known:
         host.close()
 
 
@@ -736,7 +762,7 @@ def _close_all() -> None:
 def _after_fork_in_child() -> None:
     """The engines' threads exist only in the parent: the child keeps its hands off them."""
     global _hosts_lock
-    _hosts_lock = threading.Lock()
+    _hosts_lock = threading.RLock()
     for host in _hosts:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(host.engine))  # never destroyed here
         _left_to_the_parent.append(host)

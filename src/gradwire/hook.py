@@ -46,6 +46,7 @@ class HookState:
         self._names = ParameterNames(model)
         self._policy, self._settings = configure(policy, options)
         self._pipeline: GradientPipeline | None = None
+        self._previous: GradientPipeline | None = None  # keeps the engine until the next is open
 
     @property
     def pipeline(self) -> GradientPipeline:
@@ -56,12 +57,13 @@ class HookState:
             self._pipeline = GradientPipeline(
                 communicator, self._policy, self._settings, self._names
             )
+            self._previous = None
         return self._pipeline
 
     def activate(self, policy: str | Policy | None, options: dict[str, object]) -> None:
-        """Takes up a new policy after `deactivate`."""
+        """Takes up a new policy after `deactivate`, over the engine that is open already."""
         self._policy, self._settings = configure(policy, options)
-        self._pipeline = None
+        self._previous, self._pipeline = self._pipeline or self._previous, None
         self.active = True
 
     def deactivate(self) -> None:
@@ -79,6 +81,7 @@ class HookState:
         self._names = ParameterNames()
         self._policy, self._settings = state["policy"], state["settings"]
         self._pipeline = None
+        self._previous = None
 
 
 def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
