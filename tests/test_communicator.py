@@ -389,6 +389,15 @@ def test_arrays_that_cannot_be_reduced(
         two.members[0].all_reduce(array)
 
 
+def test_what_the_engine_refuses_is_not_waited_for(two: Team) -> None:
+    for member in two.members:
+        with pytest.raises((TypeError, ValueError)):
+            member.all_reduce(np.ones(4, np.float32), stats=["many"])  # type: ignore[list-item]
+        assert member._host is not None
+        assert member._host._pending == {}
+    two.reduce([np.ones(10, np.float32) for _ in range(2)])  # the next one has its number
+
+
 def test_a_plan_of_another_size_is_an_error(two: Team) -> None:
     with pytest.raises(ConfigError, match=r"plan\.elements=5 for an array of 4"):
         two.members[0].all_reduce(np.ones(4, np.float32), TransferPlan.whole(5))

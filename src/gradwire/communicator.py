@@ -456,6 +456,9 @@ class _Host:
                 del self._pending[op]
                 why = self.engine.failure() or str(error)
                 raise TransferError(f"rank {self.rank}, step {step}: {why}", step=step) from error
+            except BaseException:  # the engine has not taken the array: nobody waits for it
+                del self._pending[op]
+                raise
             self._next_op += 1
 
     def close(self) -> None:
