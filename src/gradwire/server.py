@@ -77,8 +77,8 @@ def serve(
             failure = opened.engine.failure()
             try:
                 left = opened.meeting.all_workers_left()
-            except Exception:  # the store went away with the job
-                left = True
+            except Exception:  # the store went away with the job, which may have failed
+                left = not failure
             if left:
                 break
             if failure:
