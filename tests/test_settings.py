@@ -100,6 +100,13 @@ def test_impossible_settings_name_themselves(options: dict[str, object], message
     assert message in str(raised.value)
 
 
+def test_known_settings_are_listed_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        configure("dblp", {"nonsense": 5}, {})
+    listed = str(raised.value).split("known are ")[1].split(", ")
+    assert len(listed) == len(set(listed))
+
+
 def test_tools_variables_are_no_settings() -> None:
     configure("mlt", {}, {"GRADWIRE_LAB_X": "1", "GRADWIRE_TEST_Y": "1", "PATH": "x"})
 

@@ -159,11 +159,12 @@ class Settings:
         """
         given = dict(options or {})
         known = setting_names()
+        words = list(dict.fromkeys([*known, *also_known]))
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(
-                    f"unknown setting {name}={value!r}{suggestion(name, [*known, *also_known])}; "
-                    f"known are {', '.join([*known, *also_known])}"
+                    f"unknown setting {name}={value!r}{suggestion(name, words)}; "
+                    f"known are {', '.join(words)}"
                 )
         hints = typing.get_type_hints(Settings)
         read = from_environment(
