@@ -362,6 +362,12 @@ def test_world_size_1_needs_no_sockets() -> None:
         alone.all_reduce(array)
 
 
+def test_a_groups_endless_timeout_is_one_the_engine_can_count() -> None:
+    endless = Communicator(dist.HashStore(), 0, 1, timeout_s=float("inf"))
+    assert int(endless.timeout_s * 1e9) < 1 << 62
+    endless.close()
+
+
 def test_communicators_of_one_group_share_an_engine(two: Team) -> None:
     more = two.all(lambda rank: Communicator(two.store, rank, 2, two.members[rank].settings))
     assert more[0]._host is two.members[0]._host

@@ -62,6 +62,7 @@ def test_policy_and_its_options_may_come_from_variables() -> None:
         ("dblp", {}, {"GRADWIRE_P_LOW": "2"}, "p_low=2.0"),
         ("dblp", {}, {"GRADWIRE_POLICY": "x", "GRADWIRE_ERROR_FEEDBACK": "maybe"}, "'auto' or"),
         (None, {}, {"GRADWIRE_POLICY": "magic"}, "policy='magic'"),
+        (["dblp"], {}, {}, "policy=['dblp']"),
     ],
 )
 def test_configure_names_what_is_wrong(
@@ -92,6 +93,10 @@ def test_configure_names_what_is_wrong(
         ({"control": "probe"}, "control='probe': allowed are 'stream'"),
         ({"drop_rate": 1.0}, "drop_rate=1.0"),
         ({"drop_burst": 0.5}, "drop_burst=0.5"),
+        ({"drop_rate": "0.1"}, "drop_rate='0.1'"),
+        ({"error_feedback": 1}, "error_feedback=1"),
+        ({"timeout": 1e10}, "timeout=10000000000.0"),
+        ({"peer_timeout": 1e10}, "peer_timeout=10000000000.0"),
     ],
 )
 def test_impossible_settings_name_themselves(options: dict[str, object], message: str) -> None:

@@ -29,7 +29,7 @@ from gradwire import rendezvous
 from gradwire.errors import ConfigError, EngineMissingError, RendezvousError, TransferError
 from gradwire.executor import CompletionPool
 from gradwire.plans import TransferPlan, TransferReport
-from gradwire.settings import Settings
+from gradwire.settings import LONGEST_S, Settings
 
 if TYPE_CHECKING:
     import torch
@@ -194,7 +194,7 @@ class Communicator:
         self.rank = rank
         self.world_size = world_size
         self.settings = settings
-        self.timeout_s = settings.timeout or timeout_s
+        self.timeout_s = min(settings.timeout or timeout_s, LONGEST_S)
         self._store = store
         self._group = group
         self._plans: dict[object, tuple[ChunkGrid, tuple[float, ...]]] = {}
