@@ -152,6 +152,17 @@ def test_ages_follow_their_parameters_into_rebuilt_buckets() -> None:
     assert list(book.due(REBUILT[1], grid(35, 10))) == []
 
 
+def test_ages_wait_for_the_last_of_the_rebuilt_buckets() -> None:
+    book = AgeBook(1)
+    counted = np.ones(10, np.uint8)
+    counted[1] = 0  # elements 10..19: a's
+    book.due(A, grid(100, 10))
+    book.settle(A, grid(100, 10), outcome(counted))
+    assert list(book.due(REBUILT[0], grid(70, 10))) == []
+    assert list(book.due(REBUILT[1], grid(35, 10))) == [1]
+    assert set(book._ages) == set(REBUILT)
+
+
 def test_nonfinite_chunks_are_found_wherever_they_lie() -> None:
     order = np.array([3, 0, 2, 1, 9, 8, 7, 6, 5, 4])
     bucket = np.ones(100, np.float32)

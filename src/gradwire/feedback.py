@@ -147,18 +147,27 @@ class AgeBook:
             old = self._elements(slots)
             starts, order = _sorted_starts(grid)
             ages[order] = np.maximum.reduceat(old, starts)
-        names = {slot.name for slot in slots}
-        for key in [key for key in self._ages if any(slot.name in names for slot in key)]:
-            del self._ages[key]
-        self._ages[slots] = (grid, ages)
+        self._ages.pop(slots, None)
+        self._ages[slots] = (grid, ages)  # the newest comes last
+        self._drop_outdated()
         return ages
+
+    def _drop_outdated(self) -> None:
+        """Forgets the layouts whose parameters newer ones hold, all of them: DDP rebuilds its
+        buckets one after another, and each finds its ages in what the old layouts still say."""
+        newer: set[str] = set()
+        for key in reversed(list(self._ages)):
+            names = {slot.name for slot in key}
+            if names <= newer:
+                del self._ages[key]
+            newer |= names
 
     def _elements(self, slots: tuple[TensorSlot, ...]) -> NDArray[np.uint8]:
         """The age of each element of a bucket, from whatever grids the parameters last had."""
         elements = np.zeros(sum(slot.length for slot in slots), np.uint8)
         place = {slot.name: slot for slot in slots}
         for key, (grid, ages) in self._ages.items():
-            if not any(slot.name in place and ages.any() for slot in key):
+            if not any(slot.name in place for slot in key):
                 continue
             spread = _per_element(grid, ages)
             for slot in key:
