@@ -636,6 +636,36 @@ def test_a_resumed_run_decides_as_the_first_would(two: Ranks) -> None:
     assert first == second
 
 
+def ages_resume(rank: int, world: int) -> None:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "mlt", p=0.5)
+    train(ddp, rank, range(3))
+    state = attachment.state_dict()
+    ages = state["ages"]
+    assert isinstance(ages, dict)
+    assert ages
+    sizes = {name: p.numel() for name, p in ddp.module.named_parameters()}
+    assert all(int(runs[:, 0].sum()) == sizes[name] for name, runs in ages.items())
+    attachment.detach()
+    attachment = gradwire.attach(ddp, "mlt", p=0.5)
+    attachment.load_state_dict(state)
+    again = attachment.state_dict()["ages"]
+    assert isinstance(again, dict)
+    assert {name: runs.tolist() for name, runs in again.items()} == {
+        name: runs.tolist() for name, runs in ages.items()
+    }
+    attachment.flush()
+    train(ddp, rank, range(3, 4))
+    assert attachment.state_dict()["ages"] == {}
+    del state["ages"]  # as saved before ages were
+    attachment.load_state_dict(state)
+    attachment.detach()
+
+
+def test_ages_are_saved_and_emptied_with_the_residuals(two: Ranks) -> None:
+    two.run(ages_resume)
+
+
 def reports(rank: int, world: int, path: str) -> None:
     ddp = wrap(model())
     attachment = gradwire.attach(ddp, "mlt", p=0.2, report=path)

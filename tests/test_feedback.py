@@ -163,6 +163,47 @@ def test_ages_wait_for_the_last_of_the_rebuilt_buckets() -> None:
     assert set(book._ages) == set(REBUILT)
 
 
+def test_ages_survive_a_restart_into_other_buckets() -> None:
+    book = AgeBook(2)
+    for missing in (1, 4), (4,):  # chunk 4: b's elements 10..19, two steps running
+        counted = np.ones(10, np.uint8)
+        counted[list(missing)] = 0
+        book.due(A, grid(100, 10))
+        book.settle(A, grid(100, 10), outcome(counted))
+    state = book.state_dict()
+    assert set(state) == {"b"}  # a has counted again
+    np.testing.assert_array_equal(state["b"], [(10, 0), (10, 2), (50, 0)])
+    other = AgeBook(2)
+    other.load_state_dict(state)
+    assert list(other.due(REBUILT[1], grid(35, 10))) == []
+    assert list(other.due(REBUILT[0], grid(70, 7))) == [1, 2]
+    np.testing.assert_array_equal(other.state_dict()["b"], [(7, 0), (14, 2), (49, 0)])
+
+
+@pytest.mark.parametrize("runs", [[1, 2], [[0, 1]], [[5, 256]], [[5, -1]], [[5.0, 1.0]]])
+def test_ages_that_cannot_be_are_an_error(runs: list[object]) -> None:
+    with pytest.raises(ConfigError, match="ages of parameter 'a'"):
+        AgeBook(1).load_state_dict({"a": np.array(runs)})
+
+
+def test_ages_of_another_model_are_an_error() -> None:
+    book = AgeBook(1)
+    book.load_state_dict({"a": np.array([(29, 1)])})
+    with pytest.raises(ConfigError, match="ages of parameter 'a' are of 29 elements"):
+        book.due(A, grid(100, 10))
+
+
+def test_an_exact_step_leaves_no_age() -> None:
+    book = AgeBook(1)
+    chunks = grid(100, 10)
+    book.settle(A, chunks, outcome(np.ones(10, np.uint8)))
+    assert book._ages == {}  # reliable plans keep no books
+    book.settle(A, chunks, outcome(np.zeros(10, np.uint8)))
+    assert len(book.due(A, chunks)) == 10
+    book.settle(A, grid(100, 50), outcome(np.ones(2, np.uint8)))
+    assert book.state_dict() == {}
+
+
 def test_nonfinite_chunks_are_found_wherever_they_lie() -> None:
     order = np.array([3, 0, 2, 1, 9, 8, 7, 6, 5, 4])
     bucket = np.ones(100, np.float32)

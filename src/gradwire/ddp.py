@@ -123,7 +123,8 @@ class Attachment:
         self._pipeline.flush()
 
     def state_dict(self) -> dict[str, object]:
-        """Step, phase and this rank's residuals (float32 tensors by parameter name)."""
+        """Step, phase, and by parameter name this rank's residuals (float32 tensors, 1-D) and ages
+        (int64 tensors of shape [runs, 2]: elements, steps running without counting)."""
         return self._pipeline.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ is critical. They are kept with and without feedback.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -119,31 +120,69 @@ class ResidualBook:
 
 
 class AgeBook:
-    """How many steps running each chunk of each bucket has not counted."""
+    """How many steps running each chunk of each bucket has not counted; thread-safe."""
 
     def __init__(self, max_age: int) -> None:
         self.max_age = max_age
         self._ages: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, NDArray[np.uint8]]] = {}
+        self._mutex = threading.Lock()  # buckets begin and end on threads of their own
 
     def due(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.uint32]:
-        """The chunks that have to count in this step."""
-        return np.flatnonzero(self._open(slots, grid) >= self.max_age).astype(np.uint32)
+        """The chunks that have to count in this step: their ids, in rising order."""
+        with self._mutex:
+            return np.flatnonzero(self._open(slots, grid) >= self.max_age).astype(np.uint32)
 
     def settle(
         self, slots: tuple[TensorSlot, ...], grid: ChunkGrid, report: TransferReport
     ) -> None:
         """Starts anew for the chunks that counted and whose result was applied; ages the others."""
-        ages = self._open(slots, grid)
         missed = (report.counted & report.applied) == 0
-        ages += missed & (ages < 255)
-        ages[~missed] = 0
+        with self._mutex:
+            if not self._ages and not missed.any():
+                return  # nothing has an age, and nothing gets one
+            ages = self._open(slots, grid)
+            ages += missed & (ages < 255)
+            ages[~missed] = 0
+
+    def state_dict(self) -> dict[str, NDArray[np.int64]]:
+        """The ages by parameter name, for those that have any: int64 of shape [runs, 2], one
+        (elements, age) per run of equal ages, in the order of the elements."""
+        with self._mutex:
+            spread: dict[str, NDArray[np.uint8]] = {}
+            for slots, (grid, ages) in self._ages.items():  # the newest comes last and rules
+                elements = _per_element(grid, ages)
+                for slot in slots:
+                    spread[slot.name] = elements[slot.offset : slot.offset + slot.length]
+        return {name: _runs(values) for name, values in spread.items() if values.any()}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[np.int64]]) -> None:
+        """Replaces the ages by those of `state`, as `state_dict` returned it.
+
+        Raises ConfigError for other shapes and for ages beyond 255.
+        """
+        loaded: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, NDArray[np.uint8]]] = {}
+        for name, values in state.items():
+            runs = np.asarray(values)
+            sound = runs.ndim == 2 and runs.shape[1] == 2 and np.issubdtype(runs.dtype, np.integer)
+            if not sound or (runs[:, 0] < 1).any() or not _within(runs[:, 1], 0, 255):
+                raise ConfigError(
+                    f"ages of parameter {name!r}: integers of shape [runs, 2], (elements, age)"
+                )
+            lengths = runs[:, 0].astype(np.int64)
+            none = np.zeros(len(runs), np.uint32)
+            offsets = (np.cumsum(lengths) - lengths).astype(np.uint64)
+            grid = ChunkGrid(offsets, lengths.astype(np.uint32), none, none)
+            slot = TensorSlot(name, 0, int(lengths.sum()))
+            loaded[(slot,)] = (grid, runs[:, 1].astype(np.uint8))
+        with self._mutex:
+            self._ages = loaded
 
     def _open(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.uint8]:
         known = self._ages.get(slots)
         if known is not None and known[0] is grid:
             return known[1]
         ages = np.zeros(len(grid), np.uint8)
-        if known is not None or self._ages:
+        if self._ages:
             old = self._elements(slots)
             starts, order = _sorted_starts(grid)
             ages[order] = np.maximum.reduceat(old, starts)
@@ -172,10 +211,16 @@ class AgeBook:
             spread = _per_element(grid, ages)
             for slot in key:
                 new = place.get(slot.name)
-                if new is not None:
-                    elements[new.offset : new.offset + new.length] = spread[
-                        slot.offset : slot.offset + slot.length
-                    ]
+                if new is None:
+                    continue
+                if new.length != slot.length:
+                    raise ConfigError(
+                        f"ages of parameter {slot.name!r} are of {slot.length} elements, the "
+                        f"parameter has {new.length}: the state is of another model"
+                    )
+                elements[new.offset : new.offset + new.length] = spread[
+                    slot.offset : slot.offset + slot.length
+                ]
         return elements
 
 
@@ -205,6 +250,17 @@ def _per_element(grid: ChunkGrid, values: NDArray[np.uint8]) -> NDArray[np.uint8
     """Spreads one value per chunk over the chunk's elements."""
     _, order = _sorted_starts(grid)
     return np.repeat(values[order], grid.lengths[order])
+
+
+def _runs(values: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """(elements, value) of each run of equal values, as int64 of shape [runs, 2]."""
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
+    lengths = np.diff(np.append(starts, len(values)))
+    return np.stack([lengths, values[starts]], axis=1).astype(np.int64)
+
+
+def _within(values: NDArray[np.int64], low: int, high: int) -> bool:
+    return bool(((values >= low) & (values <= high)).all())
 
 
 def _fill_chunks(array: FloatArray, grid: ChunkGrid, chunks: NDArray[np.bool_]) -> None:

@@ -122,7 +122,7 @@ class GradientPipeline:
         return self._last
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed run needs: step, phase, votes, residuals (this rank's own)."""
+        """What a resumed run needs: step, phase, votes, residuals and ages (this rank's own)."""
         residuals = {} if self._residuals is None else self._residuals.state_dict()
         return {
             "version": STATE_VERSION,
@@ -133,6 +133,7 @@ class GradientPipeline:
             "grad_scale": self._grad_scale,
             "phases": self.policy.state_dict(),
             "residuals": {name: torch.from_numpy(v) for name, v in residuals.items()},
+            "ages": {name: torch.from_numpy(v) for name, v in self._ages.state_dict().items()},
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -148,14 +149,17 @@ class GradientPipeline:
                 f"{self.policy.name!r}"
             )
         residuals = state["residuals"]
+        ages = state.get("ages", {})
         phases = state["phases"]
         assert isinstance(residuals, dict)
+        assert isinstance(ages, dict)
         assert isinstance(phases, dict)
         if residuals and self._residuals is None:
             raise ConfigError(
                 "gradwire state with residuals loaded with error_feedback off: their gradient "
                 "would be lost; set error_feedback=True, or flush() before saving"
             )
+        self._ages.load_state_dict({name: np.asarray(runs) for name, runs in ages.items()})
         self.policy.load_state_dict(phases)
         self._step = int(state["step"])  # type: ignore[call-overload]
         self._epoch = int(state["epoch"])  # type: ignore[call-overload]
@@ -308,8 +312,7 @@ class GradientPipeline:
         grid = self.communicator.chunk_grid(plan)
         if self._residuals is not None:
             self._residuals.settle(transfer.slots, grid, report, plan.scale)
-        if plan.lossy:
-            self._ages.settle(transfer.slots, grid, report)
+        self._ages.settle(transfer.slots, grid, report)
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":
             transfer.applied_square = _square_norm(transfer.stage.host()) / self._grad_scale**2
