@@ -306,6 +306,28 @@ def test_callbacks_run_after_the_fact_too_and_their_faults_harm_nobody(two: Team
     two.reduce([np.ones(4, np.float32) for _ in range(2)])
 
 
+def test_a_callback_that_raises_keeps_no_other_from_its_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither of the same handle nor of those that fail with it when the engine closes."""
+    team = Team(2)
+    member = team.members[0]
+    seen: list[Handle] = []
+    handles = [member.all_reduce(np.ones(5000, np.float32), step=step) for step in range(3)]
+    for handle in handles:
+        handle.add_done_callback(lambda _: 1 / 0)
+        handle.add_done_callback(seen.append)
+    assert member._host is not None
+    member._host._fail_pending("told to")
+    assert seen == handles
+    for step, handle in enumerate(handles):
+        with pytest.raises(TransferError, match=f"rank 0, step {step}: told to"):
+            handle.wait(1)
+    assert sum("ZeroDivisionError" in (r.exc_text or "") for r in caplog.records) == 3
+    handles[0].add_done_callback(lambda _: 1 / 0)  # at once
+    team.close()
+
+
 def _noop() -> Any:
     import contextlib
 

@@ -14,6 +14,7 @@ import ctypes
 import functools
 import gc
 import itertools
+import logging
 import os
 import socket
 import threading
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from gradwire import _engine
 
 __all__ = ["ChunkGrid", "Communicator", "Handle"]
+
+log = logging.getLogger(__name__)
 
 POLL_NS = 500_000_000
 """How long a thread waits in the engine before it looks whether the engine has failed."""
@@ -138,13 +141,13 @@ class Handle:
     def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
         """Calls `callback(handle)` once done, on a completion thread; at once if already done.
 
-        The callback may wait for other handles.
+        The callback may wait for other handles. What it raises is logged and dropped.
         """
         with self._mutex:
             if not self._done.is_set():
                 self._callbacks.append(callback)
                 return
-        callback(self)
+        self._call(callback)
 
     def finish(self, outcome: TransferReport | TransferError) -> None:
         """Ends the handle and runs its callbacks on this thread. For the communicator."""
@@ -159,7 +162,13 @@ class Handle:
             self._done.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[Handle], None]) -> None:
+        try:
             callback(self)
+        except Exception:  # its own fault: others wait for the same end
+            log.exception("a callback of an all-reduce raised")
 
 
 class Communicator:
