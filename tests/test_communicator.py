@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from gradwire.communicator import Communicator, Handle
+from gradwire import rendezvous
+from gradwire.communicator import Communicator, Handle, _wait_connected
 from gradwire.errors import ConfigError, RendezvousError, TransferError
 from gradwire.executor import CompletionPool
 from gradwire.plans import Region, TransferPlan, TransferReport, mix_seed
@@ -489,6 +490,36 @@ def test_a_port_in_use_is_named_and_told_to_the_others() -> None:
     assert isinstance(errors[0], RendezvousError)
     assert "rank 1 failed" in str(errors[0])
     assert f"port={port}" in str(errors[0])
+
+
+class Unanswered:
+    """An engine that rank 1 does not answer."""
+
+    def __init__(self, failure: str) -> None:
+        self.failure = lambda: failure
+
+    def wait_connected(self, timeout_ns: int) -> list[int]:
+        return [1]
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ("", r"no answer over UDP from rank 1 at 10\.0\.0\.1:77 on 'b' within 0\.01 s: a firewall"),
+        ("rank 2 has left the job", r"failed before rank 1 at .*: rank 2 has left the job"),
+    ],
+)
+def test_a_peer_that_does_not_answer_is_named_with_what_the_engine_knows(
+    failure: str, message: str
+) -> None:
+    meeting = rendezvous.Meeting(
+        dist.HashStore(), "world", endpoint=0, workers=2, servers=0, timeout_s=1
+    )
+    everybody = [rendezvous.Introduction(rank, 1, host="ab"[rank]) for rank in range(2)]
+    addresses = [("10.0.0.0", 77), ("10.0.0.1", 77)]
+    with pytest.raises(RendezvousError, match=message) as raised:
+        _wait_connected(Unanswered(failure), meeting, everybody, addresses, 0.01)  # type: ignore[arg-type]
+    assert raised.value.ranks == (1,)
 
 
 def test_closing_fails_what_is_open() -> None:

@@ -601,15 +601,21 @@ def _wait_connected(
     addresses: list[tuple[str, int]],
     timeout_s: float,
 ) -> None:
+    """Raises RendezvousError naming who has not answered, and why the engine failed if it did."""
     deadline = time.monotonic() + timeout_s
     while missing := list(engine.wait_connected(200_000_000)):
-        if time.monotonic() < deadline and not engine.failure():
+        failure = engine.failure()
+        if time.monotonic() < deadline and not failure:
             continue
         where = ", ".join(
             f"{meeting.describe([m])} at {addresses[m][0]}:{addresses[m][1]} on "
             f"{everybody[m].host!r}"
             for m in missing
         )
+        if failure:
+            raise RendezvousError(
+                f"the engine failed before {where} answered over UDP: {failure}", missing
+            )
         raise RendezvousError(
             f"no answer over UDP from {where} within {timeout_s:g} s: a firewall, or the wrong "
             "network; set interface= or GRADWIRE_INTERFACE, and port= for a fixed port",
