@@ -50,9 +50,9 @@ class Ground(Protocol):
     store: tuple[str, int]
 
     def spawn(
-        self, rank: int, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]
+        self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a rank's program."""
+        """Start a rank's program, with options of `subprocess.Popen`."""
 
     @property
     def parent(self) -> int:
@@ -79,12 +79,10 @@ class _Hosts:
         self.store = (network.address(0), _STORE_PORT)
 
     def spawn(
-        self, rank: int, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]
+        self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[Any]:
         with uninterrupted():
-            return self._network.spawn(
-                rank, command, env=env, pass_fds=pass_fds, stdin=subprocess.DEVNULL
-            )
+            return self._network.spawn(rank, command, env=env, **options)
 
     def start_bursts(self) -> None:
         assert self.burst is not None
@@ -112,14 +110,11 @@ class _Loopback:
         return os.getpid()
 
     def spawn(
-        self, rank: int, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]
+        self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[Any]:
         with uninterrupted():
             return subprocess.Popen(
-                command,
-                env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env},
-                pass_fds=pass_fds,
-                stdin=subprocess.DEVNULL,
+                command, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env}, **options
             )
 
     def start_bursts(self) -> None:
