@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from gradwire import rendezvous
+from gradwire import communicator, rendezvous
 from gradwire.communicator import Communicator, Handle, _wait_connected
 from gradwire.errors import ConfigError, RendezvousError, TransferError
 from gradwire.executor import CompletionPool
 from gradwire.plans import Region, TransferPlan, TransferReport, mix_seed
+from gradwire.settings import Settings
 
 Array = NDArray[np.float32]
 
@@ -400,6 +402,64 @@ def test_communicators_of_one_group_share_an_engine(two: Team) -> None:
     for member in more:
         member.close()
     two.reduce([np.ones(10, np.float32) for _ in range(2)])  # the first ones still work
+
+
+class FakeHost:
+    def __init__(self, session: int, settings: Settings) -> None:
+        self.group, self.rank, self.world_size = "world", 0, 2
+        self.session, self.settings, self.users = session, settings, 0
+        self.engine = SimpleNamespace(failure=lambda: "")
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_an_engine_closed_during_the_search_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.build({}, environment={})
+    hosts: list[Any] = [FakeHost(session, settings) for session in (1, 2)]
+    monkeypatch.setattr(communicator, "_hosts", hosts)
+
+    class Closing:
+        """A store that, when asked for the first, makes the garbage collector close it."""
+
+        def check(self, keys: list[str]) -> bool:
+            if keys == ["gradwire/session/1"]:
+                assert communicator._drop_unused(hosts[0])
+                return False
+            return True
+
+    first, second = hosts
+    assert communicator._Host._find(Closing(), "world", 0, 2) is second  # type: ignore[arg-type]
+    assert first.closed
+
+
+def test_an_engine_closed_before_it_is_joined_is_not_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = Settings.build({}, environment={})
+    closed: Any = FakeHost(1, settings)
+    fresh: Any = FakeHost(2, settings)
+    hosts: list[Any] = []
+    monkeypatch.setattr(communicator, "_hosts", hosts)
+    monkeypatch.setattr(communicator._Host, "_find", lambda *_: closed)
+    monkeypatch.setattr(communicator._Host, "_open", lambda *_: fresh)
+    assert communicator._Host.join(dist.HashStore(), "world", 0, 2, settings) is fresh
+    assert hosts == [fresh]
+
+
+def test_an_engine_in_use_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    host: Any = FakeHost(1, Settings.build({}, environment={}))
+    hosts: list[Any] = [host]
+    monkeypatch.setattr(communicator, "_hosts", hosts)
+    host.users = 1
+    assert not communicator._drop_unused(host)
+    assert hosts == [host]
+    host.users = 0
+    assert communicator._drop_unused(host)
+    assert communicator._drop_unused(host)  # gone already
+    assert host.closed
+    assert hosts == []
 
 
 @pytest.mark.parametrize(

@@ -381,8 +381,7 @@ class _Host:
             host = _Host._find(store, group, rank, world_size)
         if host is not None and host.settings.transport() != settings.transport():
             gc.collect()
-            if host.users <= 0:
-                _drop(host)
+            if _drop_unused(host):
                 host = None
         if host is not None and host.engine.failure():
             _drop(host)
@@ -390,8 +389,9 @@ class _Host:
         if host is not None:
             _check_same_transport(host.settings, settings)
             with _hosts_lock:
-                host.users += 1
-            return host
+                host.users += 1  # first, so that nobody closes it after the look
+                if host in _hosts:
+                    return host
         host = _Host._open(store, group, rank, world_size, settings)
         with _hosts_lock:
             _hosts.append(host)
@@ -399,7 +399,7 @@ class _Host:
 
     @staticmethod
     def _find(store: rendezvous.Store, group: str, rank: int, world_size: int) -> _Host | None:
-        for host in _hosts:
+        for host in list(_hosts):  # garbage collected meanwhile may close one
             same = (host.group, host.rank, host.world_size) == (group, rank, world_size)
             if same and rendezvous.base_store(store).check([_session_key(host.session)]):
                 return host
@@ -755,8 +755,19 @@ def _release(host: _Host | None) -> None:
         return
     with _hosts_lock:
         host.users -= 1
-    if host.users <= 0:
-        _drop(host)
+    _drop_unused(host)
+
+
+def _drop_unused(host: _Host) -> bool:
+    """Closes the host unless somebody uses it; whether nobody did."""
+    with _hosts_lock:
+        unused = host.users <= 0
+        known = unused and host in _hosts
+        if known:
+            _hosts.remove(host)
+    if known:
+        host.close()
+    return unused
 
 
 def _drop(host: _Host) -> None:
