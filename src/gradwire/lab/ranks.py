@@ -40,6 +40,13 @@ class RankError(RuntimeError):
         self.details = details
 
 
+class _RemoteTraceback(Exception):
+    """A rank's traceback, as the cause of what is raised here: so that it is printed with it."""
+
+    def __str__(self) -> str:
+        return f"in the rank:\n{self.args[0]}"
+
+
 class Spawn(Protocol):
     """Starts a program on a host, as `gradwire.lab.network.Network.spawn` does."""
 
@@ -200,9 +207,9 @@ class _Rank:
         messages: list[Message] = [json.loads(line) for line in lines]
         for message in messages:
             if "error" in message:
-                raise RankError(
-                    f"rank {self.number}: {message['error']}", str(message.get("traceback", ""))
-                )
+                details = message["traceback"]
+                cause = _RemoteTraceback(details)
+                raise RankError(f"rank {self.number}: {message['error']}", details) from cause
         return messages
 
     def _fate(self) -> str:
