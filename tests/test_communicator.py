@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import socket
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from gradwire import communicator, rendezvous
 from gradwire.communicator import Communicator, Handle, _wait_connected
 from gradwire.errors import ConfigError, RendezvousError, TransferError
-from gradwire.executor import CompletionPool
+from gradwire.executor import CompletionPool, Stager
 from gradwire.plans import Region, TransferPlan, TransferReport, mix_seed
 from gradwire.settings import Settings
 
@@ -368,6 +369,28 @@ def test_the_pool_grows_to_what_blocks_and_shrinks_again() -> None:
     assert pool.size <= 4
     pool.stop()
     assert pool.size == 0
+
+
+def test_a_stager_runs_in_order_and_survives_what_is_thrown() -> None:
+    stager = Stager("test")
+    assert not stager.started
+    seen: list[int] = []
+    done = threading.Event()
+    stager.submit(lambda: time.sleep(0.1))
+    assert stager.started
+    stager.submit(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    for number in range(5):
+        stager.submit(functools.partial(seen.append, number))
+    stager.stop()
+    assert not stager.started
+    stager.stop()
+    stager.submit(done.set)  # starts anew
+    assert done.wait(5)
+    deadline = time.monotonic() + 5
+    while len(seen) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert seen == list(range(5))
+    stager.stop()
 
 
 # ---------------------------------------------------------------------------- one process

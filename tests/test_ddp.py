@@ -5,20 +5,24 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from ranks import Failed, Ranks, free_port
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.communicator import Communicator
+from gradwire.staging import _DirectStage
 
 DTYPES = {
     "float32": torch.float32,
@@ -473,6 +477,59 @@ def pickles(rank: int, world: int) -> None:
 
 def test_the_hooks_state_can_be_pickled_with_its_module(two: Ranks) -> None:
     two.run(pickles)
+
+
+# ---------------------------------------------------------------------------- order of ops
+
+
+class SlowStage(_DirectStage):
+    """Waits for its copy, as if the bucket lay on a CUDA device."""
+
+    waits = True
+    delay_s = 0.0
+
+    def host(self) -> NDArray[np.float32]:
+        time.sleep(self.delay_s)
+        self.delay_s = 0.0
+        return super().host()
+
+
+def slow(attachment: gradwire.Attachment, delay_s: float) -> None:
+    def stage(index: int, buffer: torch.Tensor) -> SlowStage:
+        made = SlowStage(buffer)
+        made.delay_s = delay_s
+        return made
+
+    attachment._pipeline._stages.stage = stage  # type: ignore[method-assign]
+
+
+def two_at_once(rank: int, world: int, staged: int) -> None:
+    """The first model's copies are the slow ones on rank 0, the second one's on rank 1."""
+    nets, references = [model(), model()], [model(), model()]
+    ddps = [wrap(net) for net in nets]
+    attachments = [gradwire.attach(ddp, "reliable", timeout=20) for ddp in ddps]
+    for number, attachment in enumerate(attachments[:staged]):
+        slow(attachment, 0.03 if number == rank else 0.0)
+    for step in range(3):
+        x = batch(rank, step)
+        expected = [
+            average_of(local_gradients(net, sign * x))
+            for net, sign in zip(references, (1, -1), strict=True)
+        ]
+        for net in nets:
+            net.zero_grad()
+        losses = [ddp(sign * x).square().mean() for ddp, sign in zip(ddps, (1, -1), strict=True)]
+        sum(losses, start=torch.zeros(())).backward()
+        for net, want in zip(nets, expected, strict=True):
+            assert torch.equal(gradients(net), want)
+    for attachment in attachments:
+        attachment.detach()
+
+
+@pytest.mark.parametrize("staged", [0, 1, 2])
+def test_two_models_in_one_backward_keep_their_gradients_apart(two: Ranks, staged: int) -> None:
+    """However long their copies take on each rank, and if only one of them has any."""
+    two.run(two_at_once, staged=staged)
 
 
 # ---------------------------------------------------------------------------- lossy training

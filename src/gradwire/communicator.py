@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from gradwire import rendezvous
 from gradwire.errors import ConfigError, EngineMissingError, RendezvousError, TransferError
-from gradwire.executor import CompletionPool
+from gradwire.executor import CompletionPool, Stager
 from gradwire.plans import TransferPlan, TransferReport
 from gradwire.settings import LONGEST_S, Settings
 
@@ -211,13 +211,21 @@ class Communicator:
         self._host: _Host | None = None
         if world_size > 1 or settings.server_count > 0:
             self._host = _Host.join(store, group, rank, world_size, settings)
-        self._forget = weakref.finalize(self, _forget, self._host)
+        self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
+        self._forget = weakref.finalize(self, _forget, self._host, self._stager)
         self._forget.atexit = False  # the engines are closed by this module's own atexit
 
     @property
     def aggregators(self) -> int:
         """How many aggregators share a bucket: the ranks, or the servers."""
         return self.settings.server_count or self.world_size
+
+    @property
+    def stager(self) -> Stager:
+        """The queue of the all-reduces that start later than they are asked for; one for all
+        communicators of the engine. Whoever uses the engine starts through it once it is started.
+        """
+        return self._stager
 
     @property
     def datagram(self) -> int:
@@ -325,6 +333,8 @@ class Communicator:
         if self._forget.detach() is not None:
             gc.collect()  # forgotten communicators count on no rank
             _release(self._host)
+        if self._host is None:
+            self._stager.stop()
 
     def _described(self, plan: TransferPlan) -> tuple[ChunkGrid, tuple[float, ...]]:
         key = (plan.elements, plan.regions)
@@ -368,6 +378,7 @@ class _Host:
         self._next_op = 0
         self._pending: dict[int, tuple[Handle, int, tuple[float, ...]]] = {}
         self._failed_at: float | None = None
+        self.stager = Stager(f"gradwire-stage-{rank}")
         self._pool: CompletionPool[_engine.Completion] = CompletionPool(
             self._poll, self._complete, f"gradwire-{rank}"
         )
@@ -478,6 +489,7 @@ class _Host:
             self._meeting.leave()
         self.engine.close()
         self._pool.stop()
+        self.stager.stop()
         self._fail_pending("the engine was closed")
 
     def _poll(self) -> _engine.Completion | None:
@@ -742,10 +754,12 @@ _hosts_lock = threading.RLock()  # collected garbage may take it once more
 _left_to_the_parent: list[_Host] = []
 
 
-def _forget(host: _Host | None) -> None:
+def _forget(host: _Host | None, stager: Stager) -> None:
     """A communicator was garbage-collected. Its engine stays open for the next one: when garbage
     is collected differs from rank to rank, and all ranks must open or reuse an engine alike."""
-    if host is not None and os.getpid() == host.pid:
+    if host is None:
+        stager.stop()
+    elif os.getpid() == host.pid:
         with _hosts_lock:
             host.users -= 1
 

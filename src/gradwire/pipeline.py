@@ -24,7 +24,7 @@ from gradwire.phases import PHASES, Ballot, Phase, Summary
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.policies import PlanContext, Policy
 from gradwire.settings import Settings
-from gradwire.staging import Stage, StagePool, Stager
+from gradwire.staging import Stage, StagePool
 from gradwire.telemetry import ReportWriter, StepReport, build_report
 
 __all__ = ["GradientPipeline"]
@@ -47,7 +47,6 @@ class GradientPipeline:
         self.settings = settings
         self._layouts = Layouts(names)
         self._stages = StagePool()
-        self._stager = Stager()
         self._residuals = ResidualBook() if settings.feedback else None
         self._ages = AgeBook(settings.max_age)
         self._writer = (
@@ -185,12 +184,11 @@ class GradientPipeline:
             ) from self._failure
         try:
             transfer = self._begin(bucket)
-            device = transfer.stage.buffer.device
-            if device.type == "cuda":
-                result = torch.futures.Future[torch.Tensor](devices=[device])
-                self._stager.submit(lambda: self._guarded_start(transfer, result))
+            result = transfer.stage.future()
+            stager = self.communicator.stager
+            if transfer.stage.waits or stager.started:  # then nobody overtakes those that wait
+                stager.submit(lambda: self._guarded_start(transfer, result))
             else:
-                result = torch.futures.Future[torch.Tensor]()
                 self._start(transfer, result)
         except Exception as error:
             self._failure = error  # this rank has fallen out of step with the others
