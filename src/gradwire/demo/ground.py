@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from gradwire.lab import BURSTS, NETWORKS, Burst, BurstTraffic, Network, Preset, probe
+from gradwire.lab.addresses import STORE_PORT
 
 FORCE_LOOPBACK = "GRADWIRE_DEMO_LOOPBACK"
 """Environment variable that, if set, forbids the demo to try namespaces."""
 
-_STORE_PORT = 29400
 _LOOPBACK = "127.0.0.1"
 
 
@@ -76,7 +76,7 @@ class _Hosts:
         self.preset: Preset | None = network.preset
         self.burst: Burst | None = BURSTS[network.preset.name]
         self.traffic: BurstTraffic | None = None
-        self.store = (network.address(0), _STORE_PORT)
+        self.store = (network.address(0), STORE_PORT)
 
     def spawn(
         self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any

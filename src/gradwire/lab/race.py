@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradwire.lab.addresses import STORE_PORT
 from gradwire.lab.bursts import BurstTraffic
+from gradwire.lab.clock import sleep_until
 from gradwire.lab.network import Network
 from gradwire.lab.ranks import Message, Ranks
 
 _SETUP_SECONDS = 120.0
 _ROUND_SECONDS = 60.0
-_STORE_PORT = 29400
 _LEAD_SECONDS = 0.003
 
 
@@ -112,7 +113,7 @@ class Race:
             "world": self.network.hosts,
             "bytes": self.size,
             "store_host": self.network.address(0),
-            "store_port": _STORE_PORT,
+            "store_port": STORE_PORT,
             "entries": [
                 {"name": entry.name, "factory": entry.factory, "options": dict(entry.options)}
                 for entry in self._entries
@@ -147,7 +148,7 @@ class Race:
         while len(results[self._entries[-1].name]) < rounds:
             for name, done in results.items():
                 if bursts is not None:
-                    time.sleep(max(0.0, bursts.next_phase() - time.monotonic() - _LEAD_SECONDS))
+                    sleep_until(bursts.next_phase() - _LEAD_SECONDS)
                 for _ in range(warm_up):
                     self._round(name)
                 for _ in range(min(block, rounds - len(done))):

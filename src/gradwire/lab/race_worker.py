@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from gradwire.lab.clock import sleep_until
 from gradwire.lab.contestants import Contestant
 from gradwire.lab.rank_program import Commands, obey
 from gradwire.lab.ranks import Message
@@ -55,8 +56,7 @@ class Worker:
     def round(self, contestant: str, start: float, verify: bool) -> dict[str, Any]:
         """Run one round at a moment of ``time.monotonic()``; answers the seconds since then."""
         runner = self._contestants[contestant]
-        while (left := start - time.monotonic()) > 0:
-            time.sleep(left)
+        sleep_until(start)
         runner.run_round(self._buffer)
         seconds = time.monotonic() - start
         if verify:
