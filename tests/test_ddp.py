@@ -532,6 +532,59 @@ def test_two_models_in_one_backward_keep_their_gradients_apart(two: Ranks, stage
     two.run(two_at_once, staged=staged)
 
 
+def swapped(rank: int, world: int) -> str:
+    """Each rank sends the buckets of another model first: what an unordered backward would do."""
+    ddps = [wrap(model()), wrap(model())]
+    attachments = [gradwire.attach(ddp, "reliable", timeout=20) for ddp in ddps]
+    assert [a._pipeline._number for a in attachments] == [0, 1]
+
+    def backward() -> None:
+        for ddp in ddps if rank == 0 else reversed(ddps):
+            ddp.require_forward_param_sync = False
+            ddp(batch(rank, 0)).square().mean().backward()
+
+    with pytest.raises(RuntimeError) as raised:
+        backward()
+    for attachment in attachments:
+        attachment.detach()
+    return str(raised.value)
+
+
+def test_ops_in_another_order_are_an_error_and_no_sum() -> None:
+    with Ranks(2, GRADWIRE_PEER_TIMEOUT="10", GRADWIRE_RENDEZVOUS_TIMEOUT="20") as ranks:
+        messages = ranks.run(swapped)
+    assert all("plan" in message and "rank" in message for message in messages)
+
+
+def numbers(rank: int, world: int) -> list[int]:
+    def attach() -> gradwire.Attachment:
+        return gradwire.attach(wrap(model()), "reliable")
+
+    first, second = attach(), attach()
+    seen = [first._pipeline._number, second._pipeline._number]
+    first.detach()
+    third = attach()
+    first.detach()  # again: no harm to the third
+    fourth = attach()
+    seen += [third._pipeline._number, fourth._pipeline._number]
+    for attachment in (second, third, fourth):
+        attachment.detach()
+    wrong = wrap(model())
+    with pytest.raises(gradwire.RendezvousError):
+        gradwire.attach(wrong, "mlt", p=0.1 * (rank + 1))
+    last = attach()
+    seen.append(last._pipeline._number)
+    last.detach()
+    return seen
+
+
+def test_attachments_are_numbered_alike_and_numbers_come_back(two: Ranks) -> None:
+    first, second = two.run(numbers)
+    assert first == second
+    lowest = first[0]  # the bare hook of another test may still hold one
+    assert [number - lowest for number in first] == [0, 1, 0, 2, 0]
+
+
 # ---------------------------------------------------------------------------- lossy training
 
 

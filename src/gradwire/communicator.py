@@ -238,6 +238,24 @@ class Communicator:
         header = 40 if self._host is None else int(load_engine().HEADER_BYTES)
         return max(1, (self.datagram - header) // 4)
 
+    def take_number(self) -> int:
+        """The smallest number from 0 on that no other user of this engine has taken.
+
+        Alike on all ranks if all take and return theirs in the same order.
+        """
+        if self._host is None:
+            return 0
+        with _hosts_lock:
+            number = next(n for n in itertools.count() if n not in self._host.numbers)
+            self._host.numbers.add(number)
+        return number
+
+    def return_number(self, number: int) -> None:
+        """Gives back what `take_number` returned; once."""
+        if self._host is not None:
+            with _hosts_lock:
+                self._host.numbers.discard(number)
+
     def agree(self, topic: str, configuration: Mapping[str, object]) -> None:
         """Checks that all workers pass the same configuration; a collective call.
 
@@ -372,6 +390,7 @@ class _Host:
         self.session = session
         self.datagram = datagram
         self.users = 1
+        self.numbers: set[int] = set()
         self.pid = os.getpid()
         self._meeting = meeting if settings.server_count else None
         self._mutex = threading.Lock()

@@ -53,10 +53,16 @@ class HookState:
         """The open pipeline. Opening it is collective: every rank of the group takes part."""
         if self._pipeline is None:
             communicator = open_communicator(self.process_group, self._settings)
-            communicator.agree("attach", agreed_configuration(self._policy, self._settings))
-            self._pipeline = GradientPipeline(
-                communicator, self._policy, self._settings, self._names
-            )
+            number = communicator.take_number()
+            try:
+                agreed = agreed_configuration(self._policy, self._settings)
+                communicator.agree("attach", {**agreed, "attachment": number})
+                self._pipeline = GradientPipeline(
+                    communicator, self._policy, self._settings, self._names, number
+                )
+            except BaseException:
+                communicator.return_number(number)
+                raise
             self._previous = None
         return self._pipeline
 

@@ -33,7 +33,10 @@ STATE_VERSION = 1
 
 
 class GradientPipeline:
-    """Carries the buckets of one DDP module; thread-safe against its own completions."""
+    """Carries the buckets of one DDP module; thread-safe against its own completions.
+
+    number: which of the communicator's numbers it has taken; `close` returns it.
+    """
 
     def __init__(
         self,
@@ -41,10 +44,13 @@ class GradientPipeline:
         policy: Policy,
         settings: Settings,
         names: ParameterNames,
+        number: int,
     ) -> None:
         self.communicator = communicator
         self.policy = policy
         self.settings = settings
+        self._number = number
+        self._closed = False
         self._layouts = Layouts(names)
         self._stages = StagePool()
         self._residuals = ResidualBook() if settings.feedback else None
@@ -170,7 +176,10 @@ class GradientPipeline:
             )
 
     def close(self) -> None:
-        """Closes the report file. The engine stays, for the next attachment."""
+        """Closes the report file. The engine stays, for the next attachment. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.communicator.return_number(self._number)
         if self._writer is not None:
             self._writer.close()
 
@@ -260,10 +269,14 @@ class GradientPipeline:
             step=step.number,
             phase=step.phase,
             world_size=self.communicator.world_size,
-            seed=mix_seed(self.settings.seed, step.number, transfer.index),
+            seed=mix_seed(self.settings.seed, self._number, step.number, transfer.index),
             chunk_elements=self.communicator.chunk_elements,
         )
         plan = self.policy.plan(context)
+        if plan.seed != context.seed:
+            # Also where the order needs none: ranks that number their ops differently then have
+            # different plans, which is an error, and not each other's gradients.
+            plan = replace(plan, seed=context.seed)
         return plan.exact() if step.exact else plan
 
     def _vote_with(
