@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ class Failing(Base):
 
 class Wrong(Base):
     def verify(self, buffer, inputs): raise ValueError("a wrong sum")
+
+class Stuck(Base):
+    def run_round(self, buffer):
+        if self.rank == 1: raise ValueError("a broken contestant")
+        time.sleep(30)
 
 class Dying(Base):
     def run_round(self, buffer):
@@ -118,6 +124,19 @@ def test_a_failing_rank_is_named_with_its_cause(env: dict[str, str], name: str, 
         Race(network, [_entry(name)], 400, env=env) as race,
     ):
         race.run(1)
+
+
+def test_a_rank_that_fails_while_others_hang_is_noticed_at_once(env: dict[str, str]) -> None:
+    begun = time.monotonic()
+    with (
+        Network(2) as network,
+        pytest.raises(RankError, match=r"^rank 1: ValueError: a broken contestant$") as caught,
+        Race(network, [_entry("Stuck")], 400, env=env) as race,
+    ):
+        race.run(1)
+    assert time.monotonic() - begun < 20  # starting the ranks included
+    assert "in run_round" in caught.value.details
+    assert caught.value.details in str(caught.value.__cause__)  # so that it is printed, too
 
 
 def test_a_contestant_that_is_not_there_is_named() -> None:
