@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from gradwire import communicator, rendezvous
-from gradwire.communicator import Communicator, Handle, _wait_connected
+from gradwire import hosts, rendezvous
+from gradwire.communicator import Communicator, Handle
 from gradwire.errors import ConfigError, RendezvousError, TransferError
 from gradwire.executor import CompletionPool, Stager
+from gradwire.opening import _wait_connected
 from gradwire.plans import Region, TransferPlan, TransferReport, mix_seed
 from gradwire.settings import Settings
 
@@ -440,20 +441,20 @@ class FakeHost:
 
 def test_an_engine_closed_during_the_search_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings.build({}, environment={})
-    hosts: list[Any] = [FakeHost(session, settings) for session in (1, 2)]
-    monkeypatch.setattr(communicator, "_hosts", hosts)
+    opened: list[Any] = [FakeHost(session, settings) for session in (1, 2)]
+    monkeypatch.setattr(hosts, "_hosts", opened)
 
     class Closing:
         """A store that, when asked for the first, makes the garbage collector close it."""
 
         def check(self, keys: list[str]) -> bool:
             if keys == ["gradwire/session/1"]:
-                assert communicator._drop_unused(hosts[0])
+                assert hosts._drop_unused(opened[0])
                 return False
             return True
 
-    first, second = hosts
-    assert communicator._Host._find(Closing(), "world", 0, 2) is second  # type: ignore[arg-type]
+    first, second = opened
+    assert hosts._find(Closing(), "world", 0, 2) is second  # type: ignore[arg-type]
     assert first.closed
 
 
@@ -463,26 +464,26 @@ def test_an_engine_closed_before_it_is_joined_is_not_joined(
     settings = Settings.build({}, environment={})
     closed: Any = FakeHost(1, settings)
     fresh: Any = FakeHost(2, settings)
-    hosts: list[Any] = []
-    monkeypatch.setattr(communicator, "_hosts", hosts)
-    monkeypatch.setattr(communicator._Host, "_find", lambda *_: closed)
-    monkeypatch.setattr(communicator._Host, "_open", lambda *_: fresh)
-    assert communicator._Host.join(dist.HashStore(), "world", 0, 2, settings) is fresh
-    assert hosts == [fresh]
+    opened: list[Any] = []
+    monkeypatch.setattr(hosts, "_hosts", opened)
+    monkeypatch.setattr(hosts, "_find", lambda *_: closed)
+    monkeypatch.setattr(hosts, "_open", lambda *_: fresh)
+    assert hosts.join_host(dist.HashStore(), "world", 0, 2, settings) is fresh
+    assert opened == [fresh]
 
 
 def test_an_engine_in_use_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     host: Any = FakeHost(1, Settings.build({}, environment={}))
-    hosts: list[Any] = [host]
-    monkeypatch.setattr(communicator, "_hosts", hosts)
+    opened: list[Any] = [host]
+    monkeypatch.setattr(hosts, "_hosts", opened)
     host.users = 1
-    assert not communicator._drop_unused(host)
-    assert hosts == [host]
+    assert not hosts._drop_unused(host)
+    assert opened == [host]
     host.users = 0
-    assert communicator._drop_unused(host)
-    assert communicator._drop_unused(host)  # gone already
+    assert hosts._drop_unused(host)
+    assert hosts._drop_unused(host)  # gone already
     assert host.closed
-    assert hosts == []
+    assert opened == []
 
 
 @pytest.mark.parametrize(

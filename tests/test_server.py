@@ -164,7 +164,7 @@ def test_a_store_that_goes_away_hides_no_failure(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = LostStore(failure)
-    monkeypatch.setattr("gradwire.communicator.open_engine", lambda *_: opened)
+    monkeypatch.setattr("gradwire.opening.open_engine", lambda *_: opened)
     settings = Settings.build({"route": "server"}, environment={})
     if failure:
         with pytest.raises(GradwireError, match="server 0: rank 1 has sent nothing"):

@@ -62,7 +62,7 @@ def serve(
     Raises ConfigError, RendezvousError naming the ranks at fault, and GradwireError when the
     engine fails (a dead peer, another plan).
     """
-    from gradwire.communicator import open_engine
+    from gradwire.opening import open_engine
 
     servers = settings.server_count
     if workers < 1:
