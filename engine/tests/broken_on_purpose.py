@@ -68,6 +68,7 @@ INVARIANTS = {
     9: "nothing from the wire is trusted",
     10: "one plan",
     11: "self-inflicted loss is a bug",
+    0: "neither starved nor collapsed",  # no invariant, but promised
 }
 
 BREAKS = (
@@ -360,6 +361,22 @@ BREAKS = (
         "target_(target),",
         "target_(8 * target),",
         SIM + "network.py",
+    ),
+    Break(
+        0,
+        "beside TCP the window gives way as ever",
+        PROTO + "delay_window.cc",
+        "competitive_ = true;",
+        "competitive_ = false;",
+        SIM + "sharing.py",
+    ),
+    Break(
+        0,
+        "the circuit breaker never breaks",
+        PROTO + "circuit_breaker.h",
+        "return factor_;",
+        "return 1.0;",
+        SIM + "sharing.py",
     ),
 )
 
