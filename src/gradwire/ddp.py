@@ -28,8 +28,13 @@ def attach(
     `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl", …); what is not
     given is read from GRADWIRE_* variables.
 
+    Several modules may be attached, alike on all ranks. Those that share a backward pass should lie
+    on one device: autograd runs a thread per device, and if their buckets come in another order on
+    another rank, that is an error that names both ranks.
+
     Raises ConfigError for a module that is not DDP, that already has a communication hook, or
-    for impossible options; RendezvousError naming ranks that are absent or configured otherwise.
+    for impossible options; RendezvousError naming ranks that are absent or configured otherwise;
+    OSError for a report file that cannot be opened.
     """
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
