@@ -42,7 +42,7 @@ class RateMeter {
  private:
   static constexpr Nanos kInterval = 20 * kMillisecond;
   // A first guess, so that the windows have a bound before they overshoot; it is not kept.
-  static constexpr Nanos kFirstInterval = 4 * kMillisecond;
+  static constexpr Nanos kFirstInterval = 2 * kMillisecond;
   static constexpr Nanos kIdle = 3 * kMillisecond;
   static constexpr uint64_t kLeastBytes = 32 * 1024;
   static constexpr Nanos kWindow = 10 * kSecond;
