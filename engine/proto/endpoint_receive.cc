@@ -32,13 +32,6 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   ++counters.packets_received;
   counters.bytes_received += datagram.size();
   path.last_heard = now;
-  if (!path.connected) {
-    path.connected = true;
-    Event event;
-    event.type = Event::Type::connected;
-    event.endpoint = source;
-    events.push_back(std::move(event));
-  }
   if (wire::is_reliable(head->kind)) {
     on_reliable(path, datagram, now, arrival);
     return;
@@ -64,6 +57,13 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
         path.pong_echo = stamp;
       } else if (static_cast<Nanos>(stamp) <= now && static_cast<Nanos>(stamp) > now - kSecond) {
         path.rtt.sample(now - static_cast<Nanos>(stamp), 0, now);
+        if (!path.connected) {
+          path.connected = true;
+          Event event;
+          event.type = Event::Type::connected;
+          event.endpoint = source;
+          events.push_back(std::move(event));
+        }
       }
       return;
     }

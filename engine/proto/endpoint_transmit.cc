@@ -70,7 +70,9 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
   if (path.ping_now || path.pong_now) {
     const bool pong = path.pong_now;
     (pong ? path.pong_now : path.ping_now) = false;
-    constexpr size_t bytes = wire::kCommonBytes + 8;
+    // As long as the longest datagram until one is answered: a path that does not carry them shows
+    // before the first step (RFC 8899, in its plainest form).
+    const size_t bytes = pong || path.connected ? wire::kCommonBytes + 8 : config.datagram_bytes;
     uint8_t* at = begin_control(train, path.peer, bytes);
     std::fill_n(at, bytes, uint8_t{0});
     wire::write_common(at, common(pong ? wire::Kind::pong : wire::Kind::ping));
