@@ -16,13 +16,14 @@ constexpr int kTopExponent = 14;
 constexpr int kLeastShift = kTopExponent - 127;
 constexpr int kMostShift = 126;  // 2^shift and 2^-shift are normal floats
 
-constexpr float kMostHalf = 65'504.0f;
-// 2^15 less one step: at the largest shift down, 2^15 would decode to 2^128.
-constexpr float kMostAtTheTop = 32'752.0f;
+// As bits of floats. The second is 2^15 less one step: at the largest shift down, 2^15 would decode
+// to 2^128.
+constexpr auto kMostHalf = std::bit_cast<uint32_t>(65'504.0f);
+constexpr auto kMostAtTheTop = std::bit_cast<uint32_t>(32'752.0f);
 
 struct Shift {
   int16_t shift;
-  float limit;
+  uint32_t limit;
 };
 
 Shift choose_shift(const float* values, uint32_t count) {
@@ -33,18 +34,21 @@ Shift choose_shift(const float* values, uint32_t count) {
 }
 
 // Rounds to nearest even. Finite values are within ±65504.
-inline uint16_t to_half(float value, float limit) {
+inline uint16_t to_half(float value, uint32_t limit) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & kMagnitude;
-  const float clamped = std::min(std::bit_cast<float>(magnitude), limit);
-  const uint32_t a = std::bit_cast<uint32_t>(clamped);
+  const uint32_t a = std::min(magnitude, limit);
   // Normal: rebias the exponent and round the 13 bits away.
   const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
   // Subnormal: adding 0.5 makes the float adder round at 2^-24.
-  const uint32_t small = std::bit_cast<uint32_t>(clamped + 0.5f) - 0x3f000000u;
-  const uint32_t finite = a < 0x38800000u ? small : normal;
-  const uint32_t special = magnitude > kInfinity ? 0x7e00u : 0x7c00u;
-  return static_cast<uint16_t>((magnitude < kInfinity ? finite : special) |
+  const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(a) + 0.5f) - 0x3f000000u;
+  // By masks: the compiler vectorises no choice whose result it can narrow early.
+  const uint32_t is_small = a < 0x38800000u ? ~0u : 0u;
+  const uint32_t is_finite = magnitude < kInfinity ? ~0u : 0u;
+  const uint32_t is_nan = magnitude > kInfinity ? ~0u : 0u;
+  const uint32_t finite = (small & is_small) | (normal & ~is_small);
+  const uint32_t special = 0x7c00u | (0x200u & is_nan);
+  return static_cast<uint16_t>((finite & is_finite) | (special & ~is_finite) |
                                ((bits & kSignBit) >> 16));
 }
 
@@ -61,7 +65,7 @@ inline float from_half(uint16_t half, float factor) {
 }  // namespace
 
 GRADWIRE_VECTORISED static void pack_halves(const float* values, uint32_t count, float factor,
-                                            float limit, uint8_t* bytes) {
+                                            uint32_t limit, uint8_t* bytes) {
   LooseHalf* out = reinterpret_cast<LooseHalf*>(bytes);
   for (uint32_t i = 0; i < count; ++i) out[i] = to_half(values[i] * factor, limit);
 }

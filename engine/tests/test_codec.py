@@ -178,6 +178,35 @@ def test_topk_takes_what_is_not_finite_first_and_never_loses_any(values: Array) 
         assert (back[np.isinf(values)] == values[np.isinf(values)]).all()
 
 
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 65_535),
+    kept=st.floats(1e-5, 0.1),
+    levels=st.sampled_from([2, 50, 10**9]),
+    bad=st.sampled_from([0, 0, 1, 5, 60]),
+)
+def test_topk_of_large_chunks(seed: int, count: int, kept: float, levels: int, bad: int) -> None:
+    """Where most of a chunk is looked at only once; with many equals, and with what is not finite
+    in any place."""
+    random = np.random.default_rng(seed)
+    values = (random.integers(-levels, levels + 1, count) / 3).astype(np.float32)
+    values[random.integers(0, count, bad)] = random.choice([np.nan, np.inf, -np.inf], bad)
+    entries = max(1, int(np.ceil(kept * count - 1e-9)))
+    payload = _engine.encode_chunk(values, "topk", kept)
+    assert len(payload) == 6 * entries
+    back = _engine.decode_chunk(payload, count, "topk", kept)
+    if np.count_nonzero(~np.isfinite(values)) > entries:
+        assert np.isnan(back).all()
+        return
+    # NaN before infinity before the rest; the first of equals.
+    order = np.argsort(-np.abs(np.where(np.isnan(values), np.inf, values)), kind="stable")
+    order = order[np.argsort(~np.isnan(values[order]), kind="stable")]
+    expected = np.zeros_like(values)
+    keep = order[:entries]
+    expected[keep] = values[keep]
+    np.testing.assert_array_equal(back, expected)
+
+
 def test_topk_of_a_whole_chunk() -> None:
     """As many elements as indices go round, all alike: the first are taken."""
     values = np.ones(65_535, np.float32)
