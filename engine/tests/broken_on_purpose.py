@@ -123,6 +123,16 @@ BREAKS = (
     ),
     Break(
         2,
+        "an aggregator adds back for itself what an encoding took from its results",
+        PROTO + "endpoint_ops.cc",
+        "r.error_offset = op.grid.offset[op.own_shard().begin];",
+        "r.error_offset = op.grid.offset[op.own_shard().begin];"
+        " reduce::add(op.spec.data + r.error_offset, r.result_error.data(),"
+        " r.result_error.size());",
+        SIM + "encodings.py",
+    ),
+    Break(
+        2,
         "exact sums are in order of arrival",
         PROTO + "aggregator.cc",
         "exact_(plan.exact()),",
@@ -259,6 +269,30 @@ BREAKS = (
     ),
     Break(
         8,
+        "what an encoding took from the results is forgotten",
+        PROTO + "endpoint_ops.cc",
+        "r.result_error = op.aggregator->take_error();",
+        "r.result_error.resize(op.aggregator->take_error().size());",
+        SIM + "encodings.py",
+    ),
+    Break(
+        8,
+        "what an encoding took from the pushes is forgotten",
+        PYTHON + "feedback.py",
+        "if keep_error is not None:",
+        "if False:",
+        "tests/test_feedback.py",
+    ),
+    Break(
+        8,
+        "an infinity becomes the largest finite value of its encoding",
+        "engine/codec/int8.cc",
+        "magnitude < kInfinity ? code : special",
+        "magnitude <= kInfinity ? code : special",
+        "engine/tests/test_codec.py",
+    ),
+    Break(
+        8,
         "what did not count is forgotten",
         PYTHON + "feedback.py",
         "counted = report.counted.astype(bool)",
@@ -288,6 +322,22 @@ BREAKS = (
         "!codec::valid(op.spec.plan.format, payload, op.grid.length(header.chunk)))",
         "false)",
         SIM + "faults.py",
+    ),
+    Break(
+        9,
+        "the indices of a sparse chunk may lie beyond it",
+        "engine/codec/topk.cc",
+        "if (indices[entries - 1] >= count) return false;",
+        "",
+        "engine/tests/test_codec.py",
+    ),
+    Break(
+        9,
+        "the scale of a chunk may be anything",
+        "engine/codec/int8.cc",
+        "return scale >= 0.0f && std::isfinite(scale * kMostCode);",
+        "return scale == scale || scale != scale;",
+        "engine/tests/test_codec.py",
     ),
     Break(
         9,
