@@ -251,6 +251,49 @@ def test_a_committed_pull_keeps_replicas_alike_and_the_rest_with_its_aggregator(
             member.set_drop(0.0)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "kept"), [("f16", 1.0), ("bf16", 1.0), ("int8", 1.0), ("topk", 0.05)]
+)
+def test_encoded_results_are_alike_and_the_books_balance(
+    three: Team, encoding: str, kept: float
+) -> None:
+    for member in three.members:
+        member.set_drop(0.05, 2.0, 3)
+    try:
+        plain = three.reduce(random_arrays(3, 90_000), None)
+        for step in range(3):
+            arrays = random_arrays(3, 90_000, step)
+            residuals = [array.copy() for array in arrays]
+            total = np.sum(residuals, axis=0, dtype=np.float64)
+            plan = lossy(
+                90_000, 0.2, spend="lost", scale=1 / 3, encoding=encoding, kept=kept, seed=step
+            )
+            reports = three.reduce(arrays, plan)
+            assert arrays[0].tobytes() == arrays[1].tobytes() == arrays[2].tobytes()
+            books = arrays[0].astype(np.float64) * 3
+            for member, report, residual in zip(three.members, reports, residuals, strict=True):
+                member.keep_encoding_error(plan, residual, report.counted)
+                books += residual
+                begin = report.error_offset
+                books[begin : begin + len(report.result_error)] += report.result_error * 3.0
+                assert report.bytes_sent < 0.7 * plain[0].bytes_sent
+            np.testing.assert_allclose(books, total, rtol=2e-5, atol=1e-3)
+    finally:
+        for member in three.members:
+            member.set_drop(0.0)
+
+
+def test_an_encoding_says_what_a_datagram_carries(two: Team) -> None:
+    member = two.members[0]
+    assert member.elements_per_chunk("f32") == member.chunk_elements
+    assert member.elements_per_chunk("int8") >= 4 * member.chunk_elements - 4
+    plan = lossy(50_000, 0.0, encoding="topk", kept=0.1)
+    values = random_arrays(1, 50_000)[0]
+    assert np.count_nonzero(member.round_trip(plan, values)) == pytest.approx(5000, abs=30)
+    # The grid of an encoding is its own.
+    assert len(member.chunk_grid(plan)) < len(member.chunk_grid(plan.exact()))
+
+
 def test_a_plain_all_reduce_is_exact_however_much_is_lost(three: Team) -> None:
     """Only what a plan allows is lossy (docs/design.md, invariant 3)."""
     for member in three.members:
@@ -407,6 +450,12 @@ def test_world_size_1_needs_no_sockets() -> None:
     assert report.stats_sum[0] == 2.0
     assert alone.counters() == {}
     alone.agree("topic", {"a": 1})
+    # What travels nowhere is encoded nowhere, so nothing is left of it.
+    coarse = TransferPlan(3, (Region(0, 3, 0.0),), encoding="topk", kept=0.1)
+    sent = np.float32([1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(alone.round_trip(coarse, sent), sent)
+    alone.keep_encoding_error(coarse, sent, alone.all_reduce(array, coarse).wait().counted)
+    assert not sent.any()
     alone.close()
     with pytest.raises(TransferError, match="closed"):
         alone.all_reduce(array)

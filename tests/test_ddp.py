@@ -8,8 +8,9 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.communicator import Communicator
+from gradwire.plans import TransferPlan
+from gradwire.policies import MLT, PlanContext
 from gradwire.staging import _DirectStage
 
 DTYPES = {
@@ -588,6 +591,26 @@ def test_attachments_are_numbered_alike_and_numbers_come_back(two: Ranks) -> Non
 # ---------------------------------------------------------------------------- lossy training
 
 
+@dataclass
+class Encoded(MLT):
+    """A bounded loss and an encoding; names no published system."""
+
+    name: ClassVar[str] = "encoded"
+    encoding: str = "f16"
+    kept: float = 1.0
+
+    def plan(self, context: PlanContext) -> TransferPlan:
+        return replace(super().plan(context), encoding=self.encoding, kept=self.kept)
+
+
+ENCODINGS = {
+    "f16": {"encoding": "f16"},
+    "bf16": {"encoding": "bf16"},
+    "int8": {"encoding": "int8"},
+    "topk": {"encoding": "topk", "kept": 0.05},
+}
+
+
 def replicas(rank: int, world: int, steps: int, **options: Any) -> tuple[bytes, Any]:
     ddp = wrap(model())
     attachment = gradwire.attach(ddp, **options)
@@ -611,6 +634,9 @@ def replicas(rank: int, world: int, steps: int, **options: Any) -> tuple[bytes, 
         {"policy": "mlt", "p": 0.2, "fill": "mean"},
         {"policy": "dblp", "detector": "paper", "every": 3, "eta": 0.01},
         {"policy": "reliable"},
+        {"policy": Encoded(p=0.2, encoding="f16"), "error_feedback": True},
+        {"policy": Encoded(p=0.2, encoding="int8", pull="committed")},
+        {"policy": Encoded(p=0.1, encoding="topk", kept=0.1), "error_feedback": True},
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
@@ -622,10 +648,10 @@ def test_replicas_stay_bit_identical_under_loss(two: Ranks, options: dict[str, A
     assert delivered >= 1 - bound - 1e-9
 
 
-def given_back(rank: int, world: int) -> tuple[float, float]:
+def given_back(rank: int, world: int, **encoding: Any) -> tuple[float, float]:
     """Without an optimizer: what was applied over many steps against the true sum."""
     ddp = wrap(model())
-    attachment = gradwire.attach(ddp, "mlt", p=0.5, error_feedback=True)
+    attachment = gradwire.attach(ddp, Encoded(p=0.5, **encoding), error_feedback=True)
     reference = model()
     true = torch.zeros_like(gradients_like(reference))
     applied = torch.zeros_like(true)
@@ -648,8 +674,10 @@ def gradients_like(net: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def test_feedback_gives_everything_back_by_a_flush(two: Ranks) -> None:
-    for error, left in two.run(given_back):
+@pytest.mark.parametrize("encoding", [{"encoding": "f32"}, *ENCODINGS.values()], ids=str)
+def test_feedback_gives_everything_back_by_a_flush(two: Ranks, encoding: dict[str, Any]) -> None:
+    """What was lost, and what the encoding took of pushes and of results."""
+    for error, left in two.run(given_back, **encoding):
         assert error < 1e-5
         assert left == 0.0
 

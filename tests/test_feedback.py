@@ -30,6 +30,7 @@ def outcome(counted: NDArray[np.uint8], **withheld: object) -> TransferReport:
     fields: dict[str, object] = dict.fromkeys(TransferReport.__dataclass_fields__, 0)
     fields["withheld_chunks"] = np.zeros(0, np.uint32)
     fields["withheld_values"] = np.zeros(0, np.float32)
+    fields["result_error"] = np.zeros(0, np.float32)
     fields.update(counted=counted, applied=np.ones_like(counted), **withheld)
     return TransferReport(**fields)  # type: ignore[arg-type]
 
@@ -93,6 +94,49 @@ def test_a_withheld_result_returns_to_the_sum() -> None:
     expected[20:30] = np.arange(10) * 4
     expected[90:100] = np.arange(10, 20) * 4
     np.testing.assert_array_equal(again, expected)
+
+
+def test_what_the_encoding_of_our_results_took_returns_to_the_sum() -> None:
+    book = ResidualBook()
+    bucket = np.ones(100, np.float32)
+    book.add_to(A, bucket)
+    report = outcome(
+        np.ones(10, np.uint8),
+        result_error=np.full(20, 0.5, np.float32),
+        error_offset=30,
+    )
+    book.settle(A, grid(100, 10), report, scale=0.25)
+    again = np.zeros(100, np.float32)
+    book.add_to(A, again)
+    expected = np.zeros(100, np.float32)
+    expected[30:50] = 2.0
+    np.testing.assert_array_equal(again, expected)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_the_books_balance_with_an_encoding(seed: int) -> None:
+    """What a chunk that counted lost on the wire stays, all of one that did not count does."""
+    chance = np.random.default_rng(seed)
+    chunks = grid(100, 10)
+    book = ResidualBook()
+    total, applied = np.zeros(100), np.zeros(100)
+    for _ in range(6):
+        gradient = chance.standard_normal(100).astype(np.float32)
+        total += gradient
+        bucket = gradient.copy()
+        book.add_to(A, bucket)
+        counted = (chance.random(10) < 0.7).astype(np.uint8)
+        got = bucket.astype(np.float16).astype(np.float32)
+        applied += np.where(mask(chunks, counted), got, 0)
+
+        def keep(sent: NDArray[np.float32], which: NDArray[np.uint8]) -> None:
+            here = mask(chunks, which)
+            sent[here] -= sent[here].astype(np.float16).astype(np.float32)
+
+        book.settle(A, chunks, outcome(counted), 1.0, keep)
+    state = book.state_dict()
+    residual = np.concatenate([state["a"], state["b"]])
+    np.testing.assert_allclose(applied + residual, total, atol=1e-5)
 
 
 def test_what_counted_leaves_no_trace_even_if_it_was_not_finite() -> None:

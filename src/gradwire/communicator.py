@@ -194,6 +194,37 @@ class Communicator:
             return (0.0,) * len(plan.regions)
         return self._described(plan)[1]
 
+    def elements_per_chunk(self, encoding: str, kept: float = 1.0) -> int:
+        """How many elements one datagram carries in an encoding."""
+        if self._host is None:
+            return self.chunk_elements
+        return int(load_engine().chunk_elements(encoding, kept, self.datagram))
+
+    def round_trip(self, plan: TransferPlan, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the other ranks get of these values under the plan's encoding; a new array."""
+        if self._host is None:
+            return values.copy()
+        native = native_plan(plan)
+        made: NDArray[np.float32] = load_engine().round_trip(
+            native, values, self.datagram, self.aggregators
+        )
+        return made
+
+    def keep_encoding_error(
+        self, plan: TransferPlan, sent: NDArray[np.float32], counted: NDArray[np.uint8]
+    ) -> None:
+        """Leaves in `sent` (what was pushed) what did not count of it, in place.
+
+        Of chunks that counted, what the encoding took; nothing of those with a value that is not
+        finite. Chunks that did not count stay as they are. counted: of the transfer's report.
+        """
+        if self._host is None:
+            sent.fill(0.0)  # no wire, no encoding
+            return
+        load_engine().keep_encoding_error(
+            native_plan(plan), sent, counted, self.datagram, self.aggregators
+        )
+
     def counters(self) -> dict[str, float]:
         """The engine's counters; empty without an engine."""
         return {} if self._host is None else dict(self._host.engine.counters())
@@ -213,7 +244,7 @@ class Communicator:
             self._stager.stop()
 
     def _described(self, plan: TransferPlan) -> tuple[ChunkGrid, tuple[float, ...]]:
-        key = (plan.elements, plan.regions)
+        key = (plan.elements, plan.regions, plan.encoding, plan.kept)
         known = self._plans.get(key)
         if known is None:
             if len(self._plans) >= 256:

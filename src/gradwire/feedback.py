@@ -1,9 +1,9 @@
 """Error feedback and ages: the books of what did not count (docs/design.md, invariants 5 and 8).
 
 A residual is what a worker's gradient still has to give: it is added before the push, and after
-the push holds exactly what did not count. Residuals are float32, per rank, and belong to
-parameters, because DDP rebuilds its buckets; each bucket's residuals lie in one flat array, so
-that adding and clearing are single passes.
+the push holds exactly what did not count, an encoding's error included. Residuals are float32, per
+rank, and belong to parameters, because DDP rebuilds its buckets; each bucket's residuals lie in one
+flat array, so that adding and clearing are single passes.
 
 The engine overwrites the bucket with the result, so what was sent must be kept aside. The cheapest
 place is the residual itself: `residual += gradient; bucket = residual` before, `residual[counted]
@@ -16,7 +16,7 @@ is critical. They are kept with and without feedback.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,10 @@ from gradwire.plans import TensorSlot, TransferReport
 __all__ = ["AgeBook", "ResidualBook", "nonfinite_chunks"]
 
 FloatArray = NDArray[np.float32]
+
+KeepError = Callable[[FloatArray, NDArray[np.uint8]], None]
+"""Leaves in what was sent, in place, what did not count of it: all of a chunk that did not, and
+what the encoding took of one that did. Called with what was sent and the report's `counted`."""
 
 
 class ResidualBook:
@@ -49,15 +53,19 @@ class ResidualBook:
         grid: ChunkGrid,
         report: TransferReport,
         scale: float,
+        keep_error: KeepError | None = None,
     ) -> None:
-        """Leaves in the residuals what did not count, and what a committed pull left with us.
+        """Leaves in the residuals what did not count, and what stays with us of the results that
+        we aggregated: those a committed pull withheld, and what their encoding took.
 
-        scale: what the results were multiplied by; a withheld result returns to the sum as
-        result / scale.
+        scale: what the results were multiplied by; what is kept of one returns to the sum as
+        result / scale. keep_error: for plans with an encoding, see `KeepError`.
         """
         residual = self._flat[slots]
         counted = report.counted.astype(bool)
-        if counted.all():
+        if keep_error is not None:
+            keep_error(residual, report.counted)
+        elif counted.all():
             residual.fill(0.0)
         else:
             _fill_chunks(residual, grid, counted)
@@ -69,6 +77,10 @@ class ResidualBook:
                 if np.isfinite(values).all():
                     residual[begin : begin + length] += values / np.float32(scale)
                 at += length
+        if len(report.result_error):
+            begin = report.error_offset
+            part = residual[begin : begin + len(report.result_error)]
+            part += report.result_error / np.float32(scale)
 
     def rescale(self, factor: float) -> None:
         """Multiplies all residuals (a gradient scaler has changed its scale)."""

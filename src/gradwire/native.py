@@ -86,6 +86,8 @@ def native_plan(plan: TransferPlan) -> _engine.Plan:
         pull_bound=plan.pull_bound,
         scale=plan.scale,
         seed=plan.seed,
+        encoding=plan.encoding,
+        kept=plan.kept,
     )
     return native
 
@@ -112,6 +114,8 @@ def transfer_report(completion: _engine.Completion, effective: tuple[float, ...]
         retransmissions=completion.retransmissions,
         rtprop_s=completion.rtprop_ns / 1e9,
         btlbw=completion.btlbw,
+        result_error=completion.result_error,
+        error_offset=completion.error_offset,
     )
 
 

@@ -7,6 +7,7 @@ the agreed summary is folded, the policy reads the report and decides the next s
 before DDP sees the last future, so every rank enters the next step with the same decision.
 """
 
+import functools
 import math
 import threading
 import time
@@ -322,7 +323,10 @@ class GradientPipeline:
         assert plan is not None
         grid = self.communicator.chunk_grid(plan)
         if self._residuals is not None:
-            self._residuals.settle(transfer.slots, grid, report, plan.scale)
+            keep_error = None
+            if plan.encoding != "f32":
+                keep_error = functools.partial(self.communicator.keep_encoding_error, plan)
+            self._residuals.settle(transfer.slots, grid, report, plan.scale, keep_error)
         self._ages.settle(transfer.slots, grid, report)
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":
