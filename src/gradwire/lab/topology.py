@@ -82,6 +82,7 @@ class Topology:
         """
         self._plan = plan
         _quiet_ipv6()
+        _switch_frames_unfiltered()
         self._switch_namespace = open_network_namespace()
         self._switch = IPRoute()
         self._switch.link(
@@ -205,6 +206,18 @@ def _quiet_ipv6() -> None:
     switch = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
     if switch.exists():
         switch.write_text("1")
+
+
+def _switch_frames_unfiltered() -> None:
+    """Keep the firewall's hooks of this namespace away from what the bridge forwards.
+
+    A switch has none, and here they cost a tenth of the processor time of every contestant.
+    """
+    for family in ("iptables", "ip6tables", "arptables"):
+        hook = Path(f"/proc/sys/net/bridge/bridge-nf-call-{family}")
+        with contextlib.suppress(OSError):
+            if hook.exists():
+                hook.write_text("0")
 
 
 def _index(netlink: Any, name: str) -> int:
