@@ -44,7 +44,8 @@ class HookState:
         self.process_group = process_group
         self.active = True
         self._names = ParameterNames(model)
-        self._policy, self._settings = configure(policy, options)
+        self._tensors = None if model is None else sizes(model)
+        self._configure(policy, options)
         self._pipeline: GradientPipeline | None = None
         self._previous: GradientPipeline | None = None  # keeps the engine until the next is open
 
@@ -62,7 +63,7 @@ class HookState:
 
     def activate(self, policy: str | Policy | None, options: dict[str, object]) -> None:
         """Takes up a new policy after `deactivate`, over the engine that is open already."""
-        self._policy, self._settings = configure(policy, options)
+        self._configure(policy, options)
         self._previous, self._pipeline = self._pipeline or self._previous, None
         self.active = True
 
@@ -72,6 +73,10 @@ class HookState:
         if self._pipeline is not None:
             self._pipeline.close()
 
+    def _configure(self, policy: str | Policy | None, options: dict[str, object]) -> None:
+        self._policy, self._settings = configure(policy, options)
+        self._policy.prepare(self._tensors)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"policy": self._policy, "settings": self._settings, "active": self.active}
 
@@ -79,6 +84,7 @@ class HookState:
         self.process_group = None
         self.active = state["active"]
         self._names = ParameterNames()
+        self._tensors = None
         self._policy, self._settings = state["policy"], state["settings"]
         self._pipeline = None
         self._previous = None
@@ -98,6 +104,11 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
     if not state.active:
         return _forward_to_host(state, bucket)
     return state.pipeline.reduce(bucket)
+
+
+def sizes(model: torch.nn.Module) -> dict[str, int]:
+    """The elements of each parameter that is trained, by name."""
+    return {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def open_communicator(group: dist.ProcessGroup | None, settings: Settings) -> Communicator:

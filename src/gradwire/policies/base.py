@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,6 +55,13 @@ class Policy(ABC):
     @abstractmethod
     def plan(self, context: PlanContext) -> TransferPlan:
         """Writes the plan of one bucket's all-reduce."""
+
+    def prepare(self, tensors: Mapping[str, int] | None) -> None:  # noqa: B027, most need none
+        """Checks the configuration against the model, before the ranks meet.
+
+        tensors: elements of each parameter by name, None when no model is known (the bare hook).
+        Raises ConfigError for names or sizes that the model does not have.
+        """
 
     @property
     def phase(self) -> Phase:
