@@ -499,6 +499,8 @@ def replicas(rank: int, world: int, steps: int, **options: Any) -> tuple[bytes, 
         {"policy": "dblp", "spend": "lost", "error_feedback": True},
         {"policy": "mlt", "p": 0.2, "pull": "committed", "error_feedback": True},
         {"policy": "mlt", "p": 0.2, "fill": "mean"},
+        {"policy": "dblp", "p_low": {"*.weight": 0.1, "*": 0.0}, "every": 3},
+        {"policy": "ltp", "every": 5},
         {"policy": "dblp", "detector": "paper", "every": 3, "eta": 0.01},
         {"policy": "reliable"},
     ],
@@ -509,7 +511,8 @@ def test_replicas_stay_bit_identical_under_loss(two: Ranks, options: dict[str, A
     assert first == second
     delivered, bound, _, step = report
     assert step == 39
-    assert delivered >= 1 - bound - 1e-9
+    if options["policy"] != "ltp":  # by time: the deadline may exceed the bound
+        assert delivered >= 1 - bound - 1e-9
 
 
 def given_back(rank: int, world: int) -> tuple[float, float]:

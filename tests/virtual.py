@@ -156,11 +156,10 @@ class Job:
         """Rank 0's report of the last step."""
         return self.pipelines[0].report()
 
-    def all_links(self, link: Link) -> None:
-        """Gives every port, both ways, these properties from now on."""
+    def uplinks(self, link: Link) -> None:
+        """Gives every port's way to the switch these properties from now on."""
         for host in range(self.world + self.fabric.servers):
             self.fabric.set_link(host, "up", link)
-            self.fabric.set_link(host, "down", link)
 
     def step(self, gradients: Sequence[Flat]) -> list[Flat]:
         """One step; gradients of each rank over all tensors. Returns what each rank applies."""

@@ -24,7 +24,7 @@ from typing import Literal
 from gradwire.errors import ConfigError
 from gradwire.plans import check_choice
 
-__all__ = ["Ballot", "Every", "Phase", "PhaseDetector", "Summary"]
+__all__ = ["GAUGES", "Ballot", "Every", "Phase", "PhaseDetector", "Summary", "check_every"]
 
 Phase = Literal["critical", "tolerant"]
 Every = int | Literal["epoch"]
@@ -33,15 +33,37 @@ PHASES = ("critical", "tolerant")
 DETECTORS = ("ours", "paper")
 
 
+def check_every(name: str, value: object) -> None:
+    """Raises ConfigError unless `value` is a cadence: a number of steps, or "epoch"."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not whole and value != "epoch":
+        raise ConfigError(f"{name}={value!r}: a number of steps (1 or more) or 'epoch'")
+
+
+GAUGES = ("lost", "rtprop", "slowness")
+"""What the gauge slot carries, in turn: step s carries GAUGES[s % 3]."""
+
+PARTIAL_S = 1e9
+"""A push time on the wire that stands for "not all of it arrived"."""
+
+_COUNT = 1 << 17
+"""Three counts of up to 65,536 workers share one float64 without rounding."""
+
+
 @dataclass(frozen=True)
 class Ballot:
     """What one worker sends with one bucket, in the engine's eight statistics slots.
 
     Summed over the workers: fresh_square, the bucket's squared L2 norm of the worker's fresh
-    gradient (0 when it is not finite); nonfinite, 1 when it is not finite; loss and losses, the
-    sum and number of losses given since the last step (first bucket only).
-    Maximum over the workers: critical and tolerant, 1 for a manual vote; applied_square, the
-    squared norm of the last step's applied gradient; epoch, the newest epoch begun plus 1.
+    gradient (0 when it is not finite); nonfinite, it is not finite; falling, the learning rate
+    was lowered since the last step; congested, as the worker's policy sees it; loss and losses,
+    the sum and number of losses given since the last step (first bucket only); critical and
+    tolerant, a manual vote.
+    Maximum over the workers: push_s, how long this bucket's last push took, in seconds (0 not
+    known, infinite when not all of it arrived); gauge, what GAUGES says for this step: the largest
+    share of a step lost since last told, RTprop in seconds, or seconds per byte at BtlBw (0 not
+    known); applied_square, the squared norm of the last step's applied gradient; epoch, the
+    newest epoch begun.
     """
 
     fresh_square: float = 0.0
@@ -52,20 +74,33 @@ class Ballot:
     tolerant: bool = False
     applied_square: float = 0.0
     epoch: int = -1
+    falling: bool = False
+    congested: bool = False
+    push_s: float = 0.0
+    gauge: float = 0.0
 
     def slots(self) -> tuple[float, ...]:
         """The eight slots: four summed, then four maximised. All are finite."""
         applied = self.applied_square
         return (
             self.fresh_square,
-            float(self.nonfinite),
+            _pack(self.nonfinite, self.falling, self.congested),
             self.loss,
-            float(self.losses),
-            float(self.critical),
-            float(self.tolerant),
+            _pack(self.critical, self.tolerant, self.losses),
+            self.push_s if math.isfinite(self.push_s) else PARTIAL_S,
+            self.gauge,
             applied if math.isfinite(applied) else -1.0,
             float(self.epoch + 1),
         )
+
+
+def _pack(first: int, second: int, third: int) -> float:
+    return float(first + second * _COUNT + third * _COUNT**2)
+
+
+def _unpack(packed: float) -> tuple[int, int, int]:
+    whole = int(packed)
+    return whole % _COUNT, whole // _COUNT % _COUNT, whole // _COUNT**2
 
 
 @dataclass(frozen=True)
@@ -77,6 +112,11 @@ class Summary:
     averaged gradient applied in the step *before* (it is known only once that step is over).
     vote: the phase that ranks ask for by hand (critical wins), None without a vote.
     epoch: the newest epoch any rank has begun, -1 for none. loss: mean of the losses given.
+    falling: some rank lowered its learning rate. congested: some rank's policy says so.
+    pushes: per bucket, how long its push took at the slowest worker in the step before, in
+    seconds; 0 not known, infinite where not everything arrived. lost, rtprop_s, btlbw (bytes/s):
+    told by turns, None when not in this step or not known: the largest share of a step that a
+    worker lost since last told, the largest RTprop, the smallest BtlBw of any rank.
     """
 
     step: int
@@ -86,6 +126,12 @@ class Summary:
     vote: Phase | None = None
     epoch: int = -1
     loss: float | None = None
+    falling: bool = False
+    congested: bool = False
+    pushes: tuple[float, ...] = ()
+    lost: float | None = None
+    rtprop_s: float | None = None
+    btlbw: float | None = None
 
     @staticmethod
     def fold(
@@ -94,29 +140,47 @@ class Summary:
         buckets: Iterable[tuple[Sequence[float], Sequence[float]]],
     ) -> Summary:
         """Folds each bucket's (summed slots, maximum slots), given in bucket order."""
-        fresh = losses = loss = 0.0
-        nonfinite = False
-        critical = tolerant = False
+        fresh = loss = 0.0
+        nonfinite = falling = congested = critical = tolerant = losses = 0
         applied = 0.0
         epoch = -1
+        pushes: list[float] = []
+        gauge = 0.0
         for sums, maxima in buckets:
             fresh += sums[0]
-            nonfinite |= sums[1] > 0
+            flags = _unpack(sums[1])
+            nonfinite, falling, congested = (
+                nonfinite + flags[0],
+                falling + flags[1],
+                congested + flags[2],
+            )
             loss += sums[2]
-            losses += sums[3]
-            critical |= maxima[0] > 0
-            tolerant |= maxima[1] > 0
+            votes = _unpack(sums[3])
+            critical, tolerant, losses = (
+                critical + votes[0],
+                tolerant + votes[1],
+                losses + votes[2],
+            )
+            pushes.append(math.inf if maxima[0] >= PARTIAL_S else maxima[0])
+            gauge = max(gauge, maxima[1])
             applied = max(applied, maxima[2])
             epoch = max(epoch, int(maxima[3]) - 1)
         mean_square = fresh / world_size
+        told = GAUGES[step % len(GAUGES)]
         return Summary(
             step=step,
             fresh_norm=math.sqrt(mean_square) if mean_square >= 0 else math.nan,
-            nonfinite=nonfinite,
+            nonfinite=nonfinite > 0,
             applied_norm=math.sqrt(applied),
             vote="critical" if critical else "tolerant" if tolerant else None,
             epoch=epoch,
             loss=loss / losses if losses else None,
+            falling=falling > 0,
+            congested=congested > 0,
+            pushes=tuple(pushes),
+            lost=gauge if told == "lost" else None,
+            rtprop_s=gauge if told == "rtprop" and gauge > 0 else None,
+            btlbw=1.0 / gauge if told == "slowness" and gauge > 0 else None,
         )
 
 
@@ -131,10 +195,7 @@ class PhaseDetector:
     def __init__(self, eta: float = 0.5, every: Every = 10, source: str = "ours") -> None:
         if isinstance(eta, bool) or not isinstance(eta, (int, float)) or not 0 < eta < math.inf:
             raise ConfigError(f"eta={eta!r}: a relative change, a number above 0")
-        if every != "epoch" and (isinstance(every, bool) or not isinstance(every, int)):
-            raise ConfigError(f"every={every!r}: a number of steps (1 or more) or 'epoch'")
-        if isinstance(every, int) and every < 1:
-            raise ConfigError(f"every={every!r}: a number of steps (1 or more) or 'epoch'")
+        check_every("every", every)
         check_choice("detector", source, DETECTORS)
         self.eta = float(eta)
         self.every: Every = every

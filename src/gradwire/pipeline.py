@@ -20,7 +20,7 @@ from gradwire.buckets import GradBucket, Layouts, ParameterNames
 from gradwire.communicator import Communicator, Handle
 from gradwire.errors import ConfigError, GradwireError
 from gradwire.feedback import AgeBook, ResidualBook, join_chunks, nonfinite_chunks
-from gradwire.phases import PHASES, Ballot, Phase, Summary
+from gradwire.phases import GAUGES, PHASES, Ballot, Phase, Summary
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.policies import PlanContext, Policy
 from gradwire.settings import Settings
@@ -58,6 +58,8 @@ class GradientPipeline:
         self._running: _Step | None = None
         self._last: StepReport | None = None
         self._applied_square = 0.0
+        self._push_s: dict[tuple[TensorSlot, ...], float] = {}
+        self._lost = 0.0  # largest share of a step lost since the ranks were told
         self._vote: Phase | None = None
         self._epoch = -1
         self._losses: list[float] = []
@@ -218,7 +220,20 @@ class GradientPipeline:
             tolerant=self._vote == "tolerant",
             applied_square=self._applied_square,
             epoch=self._epoch,
+            gauge=self._gauge(),
         )
+
+    def _gauge(self) -> float:
+        """This worker's value for the slot that step numbers take turns in."""
+        told = GAUGES[self._step % len(GAUGES)]
+        if told == "lost":
+            lost, self._lost = self._lost, 0.0
+            return lost
+        if self._last is None:
+            return 0.0
+        if told == "rtprop":
+            return self._last.rtprop_s
+        return 1.0 / self._last.btlbw if self._last.btlbw > 0 else 0.0
 
     def _guarded_start(
         self, transfer: "_Transfer", result: torch.futures.Future[torch.Tensor]
@@ -236,6 +251,7 @@ class GradientPipeline:
         first = transfer.index == 0
         plan = transfer.plan = self._plan(transfer, host.size)
         ballot, finite = self._vote_with(step.ballot, host, plan, first)
+        ballot = replace(ballot, push_s=self._push_s.get(transfer.slots, 0.0))
         critical: NDArray[np.uint32] | None = None
         if self._residuals is not None:
             self._residuals.add_to(transfer.slots, host)
@@ -260,6 +276,7 @@ class GradientPipeline:
             world_size=self.communicator.world_size,
             seed=mix_seed(self.settings.seed, step.number, transfer.index),
             chunk_elements=self.communicator.chunk_elements,
+            bucket=transfer.index,
         )
         plan = self.policy.plan(context)
         return plan.exact() if step.exact else plan
@@ -310,6 +327,8 @@ class GradientPipeline:
             self._residuals.settle(transfer.slots, grid, report, plan.scale)
         if plan.lossy:
             self._ages.settle(transfer.slots, grid, report)
+        whole = all(share >= 1.0 for share in report.delivered)
+        self._push_s[transfer.slots] = report.push_s if whole else math.inf
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":
             transfer.applied_square = _square_norm(transfer.stage.host()) / self._grad_scale**2
@@ -346,6 +365,7 @@ class GradientPipeline:
         if phases is not None:
             report = report.with_phases(phases.critical_share, phases.verdict)
         self._last = report
+        self._lost = max(self._lost, 1.0 - report.delivered)
         self._step = step.number + 1
         if self._writer is not None:
             self._writer.write(report)

@@ -32,7 +32,8 @@ class RegionReport:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One training step as this rank saw it; `agreed` alone is the same on all ranks.
+    """One training step as this rank saw it; only `agreed` and `elements` (of all buckets) are the
+    same on all ranks.
 
     bound and effective_bound: the largest of any region. delivered: fraction of all elements of
     this worker that counted; applied: fraction of the chunks that had a result. bytes: UDP
@@ -53,6 +54,7 @@ class StepReport:
     applied: float
     regions: tuple[RegionReport, ...]
     buckets: int
+    elements: int
     bytes: int
     packets: int
     retransmissions: int
@@ -111,6 +113,7 @@ def build_report(
         applied=float(np.mean(np.concatenate([report.applied for report in reports]))),
         regions=tuple(regions),
         buckets=len(reports),
+        elements=sum(plan.elements for plan, _ in transfers),
         bytes=sum(report.bytes_sent for report in reports),
         packets=sum(report.packets_sent for report in reports),
         retransmissions=sum(report.retransmissions for report in reports),

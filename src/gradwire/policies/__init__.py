@@ -2,12 +2,14 @@
 
 from gradwire.policies.base import PlanContext, Policy
 from gradwire.policies.dblp import DBLP
+from gradwire.policies.ltp import LTP
 from gradwire.policies.mlt import MLT
 from gradwire.policies.registry import create, names, policy_class, register
 from gradwire.policies.reliable import Reliable
 
 __all__ = [
     "DBLP",
+    "LTP",
     "MLT",
     "PlanContext",
     "Policy",

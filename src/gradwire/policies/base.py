@@ -25,7 +25,8 @@ class PlanContext:
     """What a plan may depend on; every field is the same on all ranks.
 
     tensors: the bucket's parameters in order, covering [0, elements). seed: of this step and
-    bucket. chunk_elements: float32 elements that one datagram carries.
+    bucket. chunk_elements: float32 elements that one datagram carries. bucket: its index in the
+    step.
     """
 
     tensors: tuple[TensorSlot, ...]
@@ -35,6 +36,7 @@ class PlanContext:
     world_size: int
     seed: int
     chunk_elements: int
+    bucket: int = 0
 
 
 class Policy(ABC):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gradwire.errors import ConfigError, suggestion
 from gradwire.policies.base import Policy, option_names
 from gradwire.policies.dblp import DBLP
+from gradwire.policies.ltp import LTP
 from gradwire.policies.mlt import MLT
 from gradwire.policies.reliable import Reliable
 
@@ -22,7 +23,7 @@ def register(policy: type[Policy]) -> type[Policy]:
     return policy
 
 
-for _policy in (Reliable, MLT, DBLP):
+for _policy in (Reliable, MLT, DBLP, LTP):
     register(_policy)
 
 
