@@ -579,6 +579,74 @@ def test_a_vote_of_one_rank_rules_all_from_the_next_step(two: Ranks) -> None:
         ]
 
 
+def drops_and_skips(rank: int, world: int) -> tuple[bytes, list[tuple[str, str]]]:
+    """An optimizer given to attach: its rate's drop is critical, and it skips guarded steps."""
+    ddp = wrap(model())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    attachment = gradwire.attach(
+        ddp,
+        "dblp",
+        optimizer=optimizer,
+        every=2,
+        eta=1e6,
+        p_low=0.1,
+        p_high=0.5,
+        detector="layers",
+        floor=0.8,
+        guard="skip",
+    )
+    seen = []
+    for step in range(12):
+        if step == 7:
+            optimizer.param_groups[0]["lr"] = 0.005
+        before = fingerprint(ddp)
+        optimizer.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        optimizer.step()
+        report = attachment.report()
+        assert (fingerprint(ddp) == before) == (report.guard == "skipped")
+        seen.append((report.phase, report.guard))
+    attachment.detach()
+    optimizer.zero_grad()
+    ddp(batch(rank, 12)).square().mean().backward()
+    before = fingerprint(ddp)
+    optimizer.step()
+    assert fingerprint(ddp) != before
+    return fingerprint(ddp), seen
+
+
+def test_an_optimizer_is_watched_and_held_back(two: Ranks) -> None:
+    (first, seen), (second, _) = two.run(drops_and_skips)
+    assert first == second
+    assert seen[:4] == [("critical", "")] * 4
+    assert ("tolerant", "skipped") in seen[4:8]
+    assert seen[8][0] == "critical"  # the drop was told in step 7
+
+
+def resends(rank: int, world: int) -> list[str]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "ltp", every=3, floor=1.0)
+    seen = []
+    for step in range(8):
+        if step == 5:
+            set_drop(attachment, 0.2, 4.0)
+        train(ddp, rank, range(step, step + 1), lr=0.01)
+        seen.append(attachment.report().guard)
+        assert attachment.report().delivered == 1.0
+    set_drop(attachment, 0.0)
+    attachment.detach()
+    everybody: list[Any] = [None] * world
+    dist.all_gather_object(everybody, fingerprint(ddp))
+    assert everybody[0] == everybody[1]
+    return seen
+
+
+def test_the_guard_resends_on_all_ranks(two: Ranks) -> None:
+    first, second = two.run(resends)
+    assert first == second
+    assert set(first) <= {"", "resent"}
+
+
 def scaled(rank: int, world: int) -> None:
     """A loss scale that jumps is no change of phase, and residuals follow it."""
     ddp = wrap(model())

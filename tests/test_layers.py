@@ -14,9 +14,19 @@ ENGINE = ROOT / "engine"
 # Top layer first. A module may import its own layer and those below.
 LAYERS = (
     ("__main__", "cli", "lab", "sim", "bench", "report", "demo", "server", "doctor", "top"),
-    ("ddp", "fsdp", "process_group", "hook", "pipeline", "configure", "buckets", "staging"),
+    (
+        "ddp",
+        "fsdp",
+        "process_group",
+        "hook",
+        "pipeline",
+        "configure",
+        "buckets",
+        "staging",
+        "steps",
+    ),
     ("policies",),
-    ("phases", "feedback", "telemetry"),
+    ("phases", "feedback", "telemetry", "guard"),
     ("communicator", "executor", "rendezvous"),
     ("_engine",),
     ("plans", "errors", "settings"),  # plain data and words that any layer may use

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from virtual import Job
 
 from gradwire.errors import ConfigError
@@ -131,3 +132,36 @@ def test_the_epochs_cadence_looks_at_epochs() -> None:
         job.step(gradients(step, 2))
         phases.append(job.report.phase)
     assert phases == ["critical"] * 9 + ["tolerant"] * 3
+
+
+def test_each_layer_is_bound_by_its_own_phase() -> None:
+    job = Job(3, TENSORS, "dblp", p_low=0.1, every=3, detector="layers")
+    body = TENSORS["body.weight"] + TENSORS["body.bias"]
+    for step in range(9):
+        step_gradients = gradients(step, 3)
+        if step >= 6:
+            for gradient in step_gradients:
+                gradient[body:] *= 5.0
+        job.step(step_gradients)
+    assert {policy.phases.phase_of("body") for policy in job.policies} == {"tolerant"}
+    assert {policy.phases.phase_of("head") for policy in job.policies} == {"critical"}
+    assert set(job.report.agreed.layers) == {"body", "head"}
+    head = job.report.agreed.layers["head"]
+    assert head == pytest.approx(5.0 * np.sqrt(TENSORS["head.weight"]), rel=0.05)
+    job.step(gradients(9, 3))
+    bounds = {region.name: region.bound for region in job.report.regions}
+    assert bounds == {"body.weight … body.bias": 0.5, "head.weight": 0.1}
+
+
+def test_a_drop_of_the_learning_rate_is_critical() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    job = Job(2, TENSORS, "dblp", p_low=0.1, every=2, optimizer=optimizer)
+    for step in range(8):
+        job.step(gradients(step, 2))
+    assert job.report.phase == "tolerant"
+    optimizer.param_groups[0]["lr"] = 0.01
+    phases = []
+    for step in range(8, 14):
+        job.step(gradients(step, 2))
+        phases.append(job.report.phase)
+    assert phases == ["tolerant"] + ["critical"] * 3 + ["tolerant"] * 2

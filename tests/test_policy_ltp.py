@@ -75,7 +75,7 @@ def test_a_quiet_network_loses_next_to_nothing() -> None:
 
 def test_a_burst_ends_at_the_deadline_and_replicas_stay_alike() -> None:
     pushes = {}
-    for policy, options in (("ltp", {"every": 5, "slack": 0.005}), ("reliable", {})):
+    for policy, options in (("ltp", {"every": 5, "slack": 0.005, "floor": 0.0}), ("reliable", {})):
         job = Job(3, TENSORS, policy, **options)
         run(job, range(10))
         job.uplinks(BURST)
@@ -92,7 +92,7 @@ def test_a_burst_ends_at_the_deadline_and_replicas_stay_alike() -> None:
 
 def test_what_is_missing_is_a_bubble_of_zeros() -> None:
     """All workers hold ones, so each element is a count of the contributors over the workers."""
-    job = Job(3, TENSORS, "ltp", every=5, slack=0.0, error_feedback=False)
+    job = Job(3, TENSORS, "ltp", every=5, slack=0.0, floor=0.0)
     run(job, range(10))
     job.uplinks(BURST)
     result = job.step([np.ones(sum(TENSORS.values()), np.float32)] * 3)[0]
@@ -103,7 +103,7 @@ def test_what_is_missing_is_a_bubble_of_zeros() -> None:
 
 
 def test_critical_chunks_outlast_the_deadline() -> None:
-    job = Job(2, TENSORS, "ltp", every=5, slack=0.0, max_age=1)
+    job = Job(2, TENSORS, "ltp", every=5, slack=0.0, max_age=1, floor=0.0)
     run(job, range(8))
     missed = np.zeros(sum(TENSORS.values()), int)
     job.uplinks(Link(loss=0.7))

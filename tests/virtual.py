@@ -126,6 +126,7 @@ class Job:
         link: Link = NETWORK_A,
         servers: int = 0,
         seed: int = 1,
+        optimizer: Any = None,
         **options: Any,
     ) -> None:
         self.world = world
@@ -140,12 +141,14 @@ class Job:
             options.update(route="server", servers=servers)
         self.pipelines = []
         for rank in range(world):
-            chosen, settings = configure(policy, options, {})
+            chosen, settings = configure(policy, options, {}, optimizer)
             chosen.prepare(dict(tensors))
             face = Communicator(None, 0, 1)  # type: ignore[arg-type]
             face.rank, face.world_size, face.settings = rank, world, settings
             face._host = self.hosts[rank]  # type: ignore[assignment]
-            self.pipelines.append(GradientPipeline(face, chosen, settings, ParameterNames(model)))
+            self.pipelines.append(
+                GradientPipeline(face, chosen, settings, ParameterNames(model), optimizer)
+            )
 
     @property
     def policies(self) -> list[Policy]:

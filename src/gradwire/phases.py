@@ -8,6 +8,13 @@ inputs are offered:
          (before residuals are added and before anything is lost). Minibatch noise is averaged
          out and the detector does not see its own loss.
 "paper"  the L2 norm of one step's averaged gradient as it was applied, what the paper looks at.
+"layers" a phase per layer, after Accordion (MLSys 2021): each layer's norm is measured against its
+         own last one. Ours: the norm is that of "ours", RMS over the steps, where Accordion takes
+         the norm of the gradient accumulated over the epoch. The layers' norms take one small
+         exact transfer of their own at each look.
+
+As in Accordion, a drop of the learning rate counts as critical too (`RateWatch`). And a user may
+vote by hand; a vote overrules the detector as long as it stands.
 
 Every value that enters a decision has been folded by the aggregators, alike for all ranks, and
 belongs to a step that is complete everywhere, so every rank decides the same without a message
@@ -17,20 +24,31 @@ of its own. The slots below say where each value travels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from gradwire.errors import ConfigError
 from gradwire.plans import check_choice
 
-__all__ = ["GAUGES", "Ballot", "Every", "Phase", "PhaseDetector", "Summary", "check_every"]
+__all__ = [
+    "GAUGES",
+    "Ballot",
+    "Every",
+    "LayerDetector",
+    "Phase",
+    "PhaseDetector",
+    "RateWatch",
+    "Summary",
+    "check_every",
+    "make_detector",
+]
 
 Phase = Literal["critical", "tolerant"]
 Every = int | Literal["epoch"]
 
 PHASES = ("critical", "tolerant")
-DETECTORS = ("ours", "paper")
+DETECTORS = ("ours", "paper", "layers")
 
 
 def check_every(name: str, value: object) -> None:
@@ -117,6 +135,8 @@ class Summary:
     seconds; 0 not known, infinite where not everything arrived. lost, rtprop_s, btlbw (bytes/s):
     told by turns, None when not in this step or not known: the largest share of a step that a
     worker lost since last told, the largest RTprop, the smallest BtlBw of any rank.
+    layers: the fresh norm per layer, RMS over workers and over the steps since the last look; None
+    in a step whose end is no look of detector "layers".
     """
 
     step: int
@@ -132,6 +152,7 @@ class Summary:
     lost: float | None = None
     rtprop_s: float | None = None
     btlbw: float | None = None
+    layers: Mapping[str, float] | None = None
 
     @staticmethod
     def fold(
@@ -202,7 +223,7 @@ class PhaseDetector:
         self.source = source
         self.phase: Phase = "critical"
         self.steps = 0
-        self.critical_steps = 0
+        self.critical_steps = 0.0
         self.looks = 0
         self.fired = 0
         self._detected: Phase = "critical"
@@ -210,6 +231,7 @@ class PhaseDetector:
         self._squares = 0.0
         self._count = 0
         self._epoch = -1
+        self._hold = False
 
     @property
     def critical_share(self) -> float:
@@ -220,6 +242,16 @@ class PhaseDetector:
     def verdict(self) -> str:
         """ "phases", or "fixed bound" for a run in which nothing fired after the start."""
         return "phases" if self.fired else "fixed bound"
+
+    def due(self, summary: Summary) -> bool:
+        """Whether `observe` will look at this summary's step."""
+        if self.every == "epoch":
+            return summary.epoch > self._epoch
+        return (self.steps + 1) % self.every == 0
+
+    def phase_of(self, layer: str) -> Phase:
+        """The phase of the next step for one layer: the same for all, but for "layers"."""
+        return self.phase
 
     def observe(self, summary: Summary) -> None:
         """Takes the summary of the step just completed and decides the phase of the next."""
@@ -237,8 +269,9 @@ class PhaseDetector:
             self._gather(summary)
             if self.steps % self.every == 0:
                 self._look()
-        if summary.nonfinite:
+        if summary.nonfinite or summary.falling:
             self._fire()
+            self._hold = summary.falling and self.every != "epoch"  # the next window is cut short
         self.phase = summary.vote if summary.vote is not None else self._detected
 
     def state_dict(self) -> dict[str, object]:
@@ -271,15 +304,106 @@ class PhaseDetector:
         self.looks += 1
         if previous is None:
             return
-        usable = math.isfinite(previous) and math.isfinite(current) and previous > 0
-        if usable and abs(previous - current) / previous < self.eta:
-            self._detected = "tolerant"
-        else:
+        if self._hold:
+            self._hold = False
+        elif changed(previous, current, self.eta):
             self._fire()
+        else:
+            self._detected = "tolerant"
 
     def _fire(self) -> None:
         self._detected = "critical"
         self.fired += 1
+
+
+class LayerDetector(PhaseDetector):
+    """A phase per layer. `phase` is critical while any layer is; `critical_share` counts layers.
+
+    eta, every: as for PhaseDetector. A layer is critical until it has been looked at twice.
+    """
+
+    def __init__(self, eta: float = 0.5, every: Every = 10) -> None:
+        super().__init__(eta, every, "layers")
+        self._norms: dict[str, float] = {}
+        self._settled: frozenset[str] = frozenset()  # the layers that are tolerant
+        self._vote: Phase | None = None
+
+    def phase_of(self, layer: str) -> Phase:
+        """The phase of the next step for one layer."""
+        if self._vote is not None:
+            return self._vote
+        return "tolerant" if layer in self._settled else "critical"
+
+    def observe(self, summary: Summary) -> None:
+        """Takes the summary of the step just completed and decides the phases of the next."""
+        self.steps += 1
+        if self._vote is not None or not self._norms:
+            self.critical_steps += self.phase == "critical"
+        else:
+            self.critical_steps += 1.0 - len(self._settled) / len(self._norms)
+        self._epoch = max(self._epoch, summary.epoch)
+        if summary.layers is not None:
+            self._look_at(summary.layers)
+        if summary.nonfinite or summary.falling:
+            self._settled = frozenset()
+            self._hold = summary.falling and self.every != "epoch"
+            self.fired += 1
+        self._vote = summary.vote
+        tolerant = bool(self._norms) and len(self._settled) == len(self._norms)
+        self._detected = "tolerant" if tolerant else "critical"
+        self.phase = self._vote if self._vote is not None else self._detected
+
+    def _look_at(self, norms: Mapping[str, float]) -> None:
+        self.looks += 1
+        before, self._norms = self._norms, dict(norms)
+        if self._hold:
+            self._hold = False
+            return
+        fired = {layer for layer in norms if layer in before} & {
+            layer
+            for layer, norm in norms.items()
+            if changed(before.get(layer, 0.0), norm, self.eta)
+        }
+        self.fired += bool(fired)
+        self._settled = frozenset(layer for layer in norms if layer in before) - fired
+
+
+class RateWatch:
+    """Notices when a learning rate drops: to half of what it was, at once or bit by bit.
+
+    Accordion counts any decay as critical; a rate that falls a little every step (cosine) would
+    then be critical for ever, so this looks at halvings. Ours.
+    """
+
+    SHARE = 0.5
+
+    def __init__(self) -> None:
+        self.reference: list[float] = []
+
+    def observe(self, rates: Sequence[float]) -> bool:
+        """Takes the rates of all parameter groups before a step; whether one has dropped."""
+        known = self.reference if len(self.reference) == len(rates) else list(rates)
+        fell = [
+            now <= self.SHARE * before < before for now, before in zip(rates, known, strict=True)
+        ]
+        self.reference = [
+            now if drop else max(now, before)
+            for now, before, drop in zip(rates, known, fell, strict=True)
+        ]
+        return any(fell)
+
+
+def make_detector(eta: float, every: Every, source: str) -> PhaseDetector:
+    """The detector of this source; raises ConfigError for what it cannot be."""
+    if source == "layers":
+        return LayerDetector(eta, every)
+    return PhaseDetector(eta, every, source)
+
+
+def changed(before: float, now: float, eta: float) -> bool:
+    """Whether a norm changed by the share eta or more; zero and non-finite ones count as that."""
+    usable = math.isfinite(before) and math.isfinite(now) and before > 0
+    return not usable or abs(before - now) / before >= eta
 
 
 _CONFIGURATION = frozenset({"eta", "every", "source"})

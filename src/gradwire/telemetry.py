@@ -41,7 +41,8 @@ class StepReport:
     bucket's start to the last bucket's result. rtprop_s: smallest round-trip time seen; btlbw:
     bytes/s, 0 while it is not known yet. exceeded: names of the regions whose loss exceeded
     their bound. critical_share: of the steps so far; verdict: "phases", or "fixed bound" when
-    nothing has fired since the start.
+    nothing has fired since the start. guard: "resent" or "skipped" for a step that delivered too
+    little, "strict" for one made exact because the loss rose, else "".
     """
 
     step: int
@@ -67,6 +68,7 @@ class StepReport:
     verdict: str
     exceeded: tuple[str, ...]
     agreed: Summary
+    guard: str = ""
 
     def with_phases(self, critical_share: float, verdict: str) -> StepReport:
         """The same report with the detector's words on the run so far."""
@@ -88,6 +90,7 @@ def build_report(
     agreed: Summary,
     critical_share: float,
     verdict: str,
+    guard: str = "",
 ) -> StepReport:
     """Joins the transfers of one step's buckets, in bucket order, into one report."""
     regions: list[RegionReport] = []
@@ -126,6 +129,7 @@ def build_report(
         verdict=verdict,
         exceeded=tuple(exceeded),
         agreed=agreed,
+        guard=guard,
     )
 
 

@@ -50,6 +50,10 @@ class Policy(ABC):
     """The name `attach(policy=…)` knows it by."""
     resting_phase: ClassVar[Phase] = "critical"
     """The phase that is reported when the policy has no phases."""
+    feedback: ClassVar[bool | None] = None
+    """What error_feedback="auto" means for it; None leaves it to the optimizer's family."""
+    halt_after: int = 0
+    """After so many guarded steps running training halts; 0 for never."""
 
     phases: PhaseDetector | None = None
     """Decides the phase; None for a policy without phases."""
@@ -69,6 +73,11 @@ class Policy(ABC):
     def phase(self) -> Phase:
         """The phase of the next step."""
         return self.phases.phase if self.phases is not None else self.resting_phase
+
+    @property
+    def floor(self) -> float:
+        """The share of a step that every worker must deliver, else the guard acts; 0 for none."""
+        return 0.0
 
     def observe(self, report: StepReport) -> None:
         """Reads the report of the step just completed, before the next step's plans."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradwire.errors import ConfigError
-from gradwire.phases import Every, PhaseDetector
-from gradwire.plans import TransferPlan, check_bound
+from gradwire.phases import Every, Phase, make_detector
+from gradwire.plans import TensorSlot, TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options
 from gradwire.policies.regions import (
     check_patterns,
@@ -42,7 +42,8 @@ class DBLP(Policy):
     p_low: one bound, or a table of bounds by tensor-name pattern ({"head.*": 0.0, "*": 0.02}; the
     first that matches rules, 0.008 where none does; a pattern that matches nothing is an error).
     p_high: each tensor's p_low + 0.40 unless given. eta, every, detector: see `gradwire.phases`;
-    every=10 is the cadence of the authors' code, every="epoch" the paper's. spend: "anything" as
+    every=10 is the cadence of the authors' code, every="epoch" the paper's; detector="layers" gives
+    each layer a phase of its own. spend: "anything" as
     in the paper, "lost" gives up only what the network lost (vesting). fill: "zero" as in the
     paper, "mean" divides by the contributors that arrived. order, pull: docs/design.md.
     """
@@ -79,7 +80,7 @@ class DBLP(Policy):
                     "phases may not be the stricter one"
                 )
         check_transfer_options(self.spend, self.fill, self.order, self.pull)
-        self.phases = PhaseDetector(self.eta, self.every, self.detector)
+        self.phases = make_detector(self.eta, self.every, self.detector)
 
     @property
     def _table(self) -> Mapping[str, float]:
@@ -105,7 +106,10 @@ class DBLP(Policy):
         high = [self._widened(bound) for bound in low]
         regions = regions_by_tensor(
             context.tensors,
-            low if context.phase == "critical" else high,
+            [
+                strict if self._phase_of(slot, context) == "critical" else loose
+                for slot, strict, loose in zip(context.tensors, low, high, strict=True)
+            ],
             low if any(low) else high,
             context.chunk_elements,
         )
@@ -121,6 +125,11 @@ class DBLP(Policy):
             scale=1.0 / context.world_size,
             seed=context.seed,
         )
+
+    def _phase_of(self, slot: TensorSlot, context: PlanContext) -> Phase:
+        if self.detector != "layers" or self.phases is None:
+            return context.phase
+        return self.phases.phase_of(slot.layer)
 
     def _widened(self, p_low: float) -> float:
         return round(p_low + WIDENING, 12) if self.p_high is None else self.p_high

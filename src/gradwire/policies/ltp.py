@@ -34,6 +34,8 @@ SLACKS = {"lan": 0.030, "wan": 0.100}
 
 ROUND_TRIPS = 1.5
 
+FLOOR = 0.5
+
 
 @dataclass
 class LTP(Policy):
@@ -83,6 +85,11 @@ class LTP(Policy):
             scale=1.0 / context.world_size,
             seed=context.seed,
         )
+
+    @property
+    def floor(self) -> float:
+        """A step of which the deadline left less than half is the guard's. Ours."""
+        return FLOOR
 
     def threshold(self, bucket: int) -> float | None:
         """T_lt of a bucket in seconds; None while it is not known."""
