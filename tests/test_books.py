@@ -25,6 +25,7 @@ CASES: list[dict[str, Any]] = [
     {"policy": "dblp", "p_low": 0.1, "every": 5},
     {"policy": "dblp", "p_low": 0.3, "spend": "lost", "pull": "committed"},
     {"policy": "dblp", "p_low": {"a.*": 0.3, "*": 0.0}, "detector": "layers", "every": 5},
+    {"policy": "plot", "table": {"a.*": 0.3, "b.*": 0.1}},
     {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.0},
     {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.75},
     {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.75, "guard": "skip"},

@@ -24,6 +24,7 @@ LAYERS = (
         "buckets",
         "staging",
         "steps",
+        "calibration",
     ),
     ("policies",),
     ("phases", "feedback", "telemetry", "guard"),

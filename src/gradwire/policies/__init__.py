@@ -4,6 +4,7 @@ from gradwire.policies.base import PlanContext, Policy
 from gradwire.policies.dblp import DBLP
 from gradwire.policies.ltp import LTP
 from gradwire.policies.mlt import MLT
+from gradwire.policies.plot import PLOT, Calibration
 from gradwire.policies.registry import create, names, policy_class, register
 from gradwire.policies.reliable import Reliable
 
@@ -11,6 +12,8 @@ __all__ = [
     "DBLP",
     "LTP",
     "MLT",
+    "PLOT",
+    "Calibration",
     "PlanContext",
     "Policy",
     "Reliable",
