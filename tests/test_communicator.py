@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,13 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from gradwire import hosts, rendezvous
 from gradwire.communicator import Communicator, Handle
 from gradwire.errors import ConfigError, RendezvousError, TransferError
-from gradwire.executor import CompletionPool
+from gradwire.executor import CompletionPool, Stager
+from gradwire.opening import _wait_connected
 from gradwire.plans import Region, TransferPlan, TransferReport, mix_seed
+from gradwire.settings import Settings
 
 Array = NDArray[np.float32]
 
@@ -246,6 +251,49 @@ def test_a_committed_pull_keeps_replicas_alike_and_the_rest_with_its_aggregator(
             member.set_drop(0.0)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "kept"), [("f16", 1.0), ("bf16", 1.0), ("int8", 1.0), ("topk", 0.05)]
+)
+def test_encoded_results_are_alike_and_the_books_balance(
+    three: Team, encoding: str, kept: float
+) -> None:
+    for member in three.members:
+        member.set_drop(0.05, 2.0, 3)
+    try:
+        plain = three.reduce(random_arrays(3, 90_000), None)
+        for step in range(3):
+            arrays = random_arrays(3, 90_000, step)
+            residuals = [array.copy() for array in arrays]
+            total = np.sum(residuals, axis=0, dtype=np.float64)
+            plan = lossy(
+                90_000, 0.2, spend="lost", scale=1 / 3, encoding=encoding, kept=kept, seed=step
+            )
+            reports = three.reduce(arrays, plan)
+            assert arrays[0].tobytes() == arrays[1].tobytes() == arrays[2].tobytes()
+            books = arrays[0].astype(np.float64) * 3
+            for member, report, residual in zip(three.members, reports, residuals, strict=True):
+                member.keep_encoding_error(plan, residual, report.counted)
+                books += residual
+                begin = report.error_offset
+                books[begin : begin + len(report.result_error)] += report.result_error * 3.0
+                assert report.bytes_sent < 0.7 * plain[0].bytes_sent
+            np.testing.assert_allclose(books, total, rtol=2e-5, atol=1e-3)
+    finally:
+        for member in three.members:
+            member.set_drop(0.0)
+
+
+def test_an_encoding_says_what_a_datagram_carries(two: Team) -> None:
+    member = two.members[0]
+    assert member.elements_per_chunk("f32") == member.chunk_elements
+    assert member.elements_per_chunk("int8") >= 4 * member.chunk_elements - 4
+    plan = lossy(50_000, 0.0, encoding="topk", kept=0.1)
+    values = random_arrays(1, 50_000)[0]
+    assert np.count_nonzero(member.round_trip(plan, values)) == pytest.approx(5000, abs=30)
+    # The grid of an encoding is its own.
+    assert len(member.chunk_grid(plan)) < len(member.chunk_grid(plan.exact()))
+
+
 def test_a_plain_all_reduce_is_exact_however_much_is_lost(three: Team) -> None:
     """Only what a plan allows is lossy (docs/design.md, invariant 3)."""
     for member in three.members:
@@ -306,6 +354,29 @@ def test_callbacks_run_after_the_fact_too_and_their_faults_harm_nobody(two: Team
     two.reduce([np.ones(4, np.float32) for _ in range(2)])
 
 
+def test_a_callback_that_raises_keeps_no_other_from_its_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither of the same handle nor of those that fail with it when the engine closes."""
+    team = Team(2)
+    member = team.members[0]
+    seen: list[Handle] = []
+    handles = [member.all_reduce(np.ones(5000, np.float32), step=step) for step in range(3)]
+    for handle in handles:
+        handle.add_done_callback(lambda _: 1 / 0)
+        handle.add_done_callback(seen.append)
+    assert member._host is not None
+    member._host._fail_pending("told to")
+    assert seen == handles
+    for step, handle in enumerate(handles):
+        with pytest.raises(TransferError, match=f"rank 0, step {step}: told to"):
+            handle.wait(1)
+    own = [r for r in caplog.records if r.thread == threading.get_ident()]
+    assert sum("ZeroDivisionError" in (r.exc_text or "") for r in own) == 3
+    handles[0].add_done_callback(lambda _: 1 / 0)  # at once
+    team.close()
+
+
 def _noop() -> Any:
     import contextlib
 
@@ -344,6 +415,28 @@ def test_the_pool_grows_to_what_blocks_and_shrinks_again() -> None:
     assert pool.size == 0
 
 
+def test_a_stager_runs_in_order_and_survives_what_is_thrown() -> None:
+    stager = Stager("test")
+    assert not stager.started
+    seen: list[int] = []
+    done = threading.Event()
+    stager.submit(lambda: time.sleep(0.1))
+    assert stager.started
+    stager.submit(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    for number in range(5):
+        stager.submit(functools.partial(seen.append, number))
+    stager.stop()
+    assert not stager.started
+    stager.stop()
+    stager.submit(done.set)  # starts anew
+    assert done.wait(5)
+    deadline = time.monotonic() + 5
+    while len(seen) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert seen == list(range(5))
+    stager.stop()
+
+
 # ---------------------------------------------------------------------------- one process
 
 
@@ -362,6 +455,12 @@ def test_world_size_1_needs_no_sockets() -> None:
         alone.all_reduce(array)
 
 
+def test_a_groups_endless_timeout_is_one_the_engine_can_count() -> None:
+    endless = Communicator(dist.HashStore(), 0, 1, timeout_s=float("inf"))
+    assert int(endless.timeout_s * 1e9) < 1 << 62
+    endless.close()
+
+
 def test_communicators_of_one_group_share_an_engine(two: Team) -> None:
     more = two.all(lambda rank: Communicator(two.store, rank, 2, two.members[rank].settings))
     assert more[0]._host is two.members[0]._host
@@ -370,6 +469,64 @@ def test_communicators_of_one_group_share_an_engine(two: Team) -> None:
     for member in more:
         member.close()
     two.reduce([np.ones(10, np.float32) for _ in range(2)])  # the first ones still work
+
+
+class FakeHost:
+    def __init__(self, session: int, settings: Settings) -> None:
+        self.group, self.rank, self.world_size = "world", 0, 2
+        self.session, self.settings, self.users = session, settings, 0
+        self.engine = SimpleNamespace(failure=lambda: "")
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_an_engine_closed_during_the_search_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.build({}, environment={})
+    opened: list[Any] = [FakeHost(session, settings) for session in (1, 2)]
+    monkeypatch.setattr(hosts, "_hosts", opened)
+
+    class Closing:
+        """A store that, when asked for the first, makes the garbage collector close it."""
+
+        def check(self, keys: list[str]) -> bool:
+            if keys == ["gradwire/session/1"]:
+                assert hosts._drop_unused(opened[0])
+                return False
+            return True
+
+    first, second = opened
+    assert hosts._find(Closing(), "world", 0, 2) is second  # type: ignore[arg-type]
+    assert first.closed
+
+
+def test_an_engine_closed_before_it_is_joined_is_not_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = Settings.build({}, environment={})
+    closed: Any = FakeHost(1, settings)
+    fresh: Any = FakeHost(2, settings)
+    opened: list[Any] = []
+    monkeypatch.setattr(hosts, "_hosts", opened)
+    monkeypatch.setattr(hosts, "_find", lambda *_: closed)
+    monkeypatch.setattr(hosts, "_open", lambda *_: fresh)
+    assert hosts.join_host(dist.HashStore(), "world", 0, 2, settings) is fresh
+    assert opened == [fresh]
+
+
+def test_an_engine_in_use_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    host: Any = FakeHost(1, Settings.build({}, environment={}))
+    opened: list[Any] = [host]
+    monkeypatch.setattr(hosts, "_hosts", opened)
+    host.users = 1
+    assert not hosts._drop_unused(host)
+    assert opened == [host]
+    host.users = 0
+    assert hosts._drop_unused(host)
+    assert hosts._drop_unused(host)  # gone already
+    assert host.closed
+    assert opened == []
 
 
 @pytest.mark.parametrize(
@@ -387,6 +544,15 @@ def test_arrays_that_cannot_be_reduced(
 ) -> None:
     with pytest.raises(kind, match=message):
         two.members[0].all_reduce(array)
+
+
+def test_what_the_engine_refuses_is_not_waited_for(two: Team) -> None:
+    for member in two.members:
+        with pytest.raises((TypeError, ValueError)):
+            member.all_reduce(np.ones(4, np.float32), stats=["many"])  # type: ignore[list-item]
+        assert member._host is not None
+        assert member._host._pending == {}
+    two.reduce([np.ones(10, np.float32) for _ in range(2)])  # the next one has its number
 
 
 def test_a_plan_of_another_size_is_an_error(two: Team) -> None:
@@ -452,6 +618,36 @@ def test_a_port_in_use_is_named_and_told_to_the_others() -> None:
     assert isinstance(errors[0], RendezvousError)
     assert "rank 1 failed" in str(errors[0])
     assert f"port={port}" in str(errors[0])
+
+
+class Unanswered:
+    """An engine that rank 1 does not answer."""
+
+    def __init__(self, failure: str) -> None:
+        self.failure = lambda: failure
+
+    def wait_connected(self, timeout_ns: int) -> list[int]:
+        return [1]
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ("", r"no answer over UDP from rank 1 at 10\.0\.0\.1:77 on 'b' within 0\.01 s: a firewall"),
+        ("rank 2 has left the job", r"failed before rank 1 at .*: rank 2 has left the job"),
+    ],
+)
+def test_a_peer_that_does_not_answer_is_named_with_what_the_engine_knows(
+    failure: str, message: str
+) -> None:
+    meeting = rendezvous.Meeting(
+        dist.HashStore(), "world", endpoint=0, workers=2, servers=0, timeout_s=1
+    )
+    everybody = [rendezvous.Introduction(rank, 1, host="ab"[rank]) for rank in range(2)]
+    addresses = [("10.0.0.0", 77), ("10.0.0.1", 77)]
+    with pytest.raises(RendezvousError, match=message) as raised:
+        _wait_connected(Unanswered(failure), meeting, everybody, addresses, 0.01)  # type: ignore[arg-type]
+    assert raised.value.ranks == (1,)
 
 
 def test_closing_fails_what_is_open() -> None:

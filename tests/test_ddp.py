@@ -5,20 +5,27 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from ranks import Failed, Ranks, free_port
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.communicator import Communicator
+from gradwire.plans import TransferPlan
+from gradwire.policies import MLT, PlanContext
+from gradwire.staging import _DirectStage
 
 DTYPES = {
     "float32": torch.float32,
@@ -475,7 +482,133 @@ def test_the_hooks_state_can_be_pickled_with_its_module(two: Ranks) -> None:
     two.run(pickles)
 
 
+# ---------------------------------------------------------------------------- order of ops
+
+
+class SlowStage(_DirectStage):
+    """Waits for its copy, as if the bucket lay on a CUDA device."""
+
+    waits = True
+    delay_s = 0.0
+
+    def host(self) -> NDArray[np.float32]:
+        time.sleep(self.delay_s)
+        self.delay_s = 0.0
+        return super().host()
+
+
+def slow(attachment: gradwire.Attachment, delay_s: float) -> None:
+    def stage(index: int, buffer: torch.Tensor) -> SlowStage:
+        made = SlowStage(buffer)
+        made.delay_s = delay_s
+        return made
+
+    attachment._pipeline._stages.stage = stage  # type: ignore[method-assign]
+
+
+def two_at_once(rank: int, world: int, staged: int) -> None:
+    """The first model's copies are the slow ones on rank 0, the second one's on rank 1."""
+    nets, references = [model(), model()], [model(), model()]
+    ddps = [wrap(net) for net in nets]
+    attachments = [gradwire.attach(ddp, "reliable", timeout=20) for ddp in ddps]
+    for number, attachment in enumerate(attachments[:staged]):
+        slow(attachment, 0.03 if number == rank else 0.0)
+    for step in range(3):
+        x = batch(rank, step)
+        expected = [
+            average_of(local_gradients(net, sign * x))
+            for net, sign in zip(references, (1, -1), strict=True)
+        ]
+        for net in nets:
+            net.zero_grad()
+        losses = [ddp(sign * x).square().mean() for ddp, sign in zip(ddps, (1, -1), strict=True)]
+        sum(losses, start=torch.zeros(())).backward()
+        for net, want in zip(nets, expected, strict=True):
+            assert torch.equal(gradients(net), want)
+    for attachment in attachments:
+        attachment.detach()
+
+
+@pytest.mark.parametrize("staged", [0, 1, 2])
+def test_two_models_in_one_backward_keep_their_gradients_apart(two: Ranks, staged: int) -> None:
+    """However long their copies take on each rank, and if only one of them has any."""
+    two.run(two_at_once, staged=staged)
+
+
+def swapped(rank: int, world: int) -> str:
+    """Each rank sends the buckets of another model first: what an unordered backward would do."""
+    ddps = [wrap(model()), wrap(model())]
+    attachments = [gradwire.attach(ddp, "reliable", timeout=20) for ddp in ddps]
+    assert [a._pipeline._number for a in attachments] == [0, 1]
+
+    def backward() -> None:
+        for ddp in ddps if rank == 0 else reversed(ddps):
+            ddp.require_forward_param_sync = False
+            ddp(batch(rank, 0)).square().mean().backward()
+
+    with pytest.raises(RuntimeError) as raised:
+        backward()
+    for attachment in attachments:
+        attachment.detach()
+    return str(raised.value)
+
+
+def test_ops_in_another_order_are_an_error_and_no_sum() -> None:
+    with Ranks(2, GRADWIRE_PEER_TIMEOUT="10", GRADWIRE_RENDEZVOUS_TIMEOUT="20") as ranks:
+        messages = ranks.run(swapped)
+    assert all("plan" in message and "rank" in message for message in messages)
+
+
+def numbers(rank: int, world: int) -> list[int]:
+    def attach() -> gradwire.Attachment:
+        return gradwire.attach(wrap(model()), "reliable")
+
+    first, second = attach(), attach()
+    seen = [first._pipeline._number, second._pipeline._number]
+    first.detach()
+    third = attach()
+    first.detach()  # again: no harm to the third
+    fourth = attach()
+    seen += [third._pipeline._number, fourth._pipeline._number]
+    for attachment in (second, third, fourth):
+        attachment.detach()
+    wrong = wrap(model())
+    with pytest.raises(gradwire.RendezvousError):
+        gradwire.attach(wrong, "mlt", p=0.1 * (rank + 1))
+    last = attach()
+    seen.append(last._pipeline._number)
+    last.detach()
+    return seen
+
+
+def test_attachments_are_numbered_alike_and_numbers_come_back(two: Ranks) -> None:
+    first, second = two.run(numbers)
+    assert first == second
+    lowest = first[0]  # the bare hook of another test may still hold one
+    assert [number - lowest for number in first] == [0, 1, 0, 2, 0]
+
+
 # ---------------------------------------------------------------------------- lossy training
+
+
+@dataclass
+class Encoded(MLT):
+    """A bounded loss and an encoding; names no published system."""
+
+    name: ClassVar[str] = "encoded"
+    encoding: str = "f16"
+    kept: float = 1.0
+
+    def plan(self, context: PlanContext) -> TransferPlan:
+        return replace(super().plan(context), encoding=self.encoding, kept=self.kept)
+
+
+ENCODINGS = {
+    "f16": {"encoding": "f16"},
+    "bf16": {"encoding": "bf16"},
+    "int8": {"encoding": "int8"},
+    "topk": {"encoding": "topk", "kept": 0.05},
+}
 
 
 def replicas(rank: int, world: int, steps: int, **options: Any) -> tuple[bytes, Any]:
@@ -504,6 +637,9 @@ def replicas(rank: int, world: int, steps: int, **options: Any) -> tuple[bytes, 
         {"policy": "plot", "table": {"0.*": 0.05, "*.weight": 0.3}},
         {"policy": "dblp", "detector": "paper", "every": 3, "eta": 0.01},
         {"policy": "reliable"},
+        {"policy": Encoded(p=0.2, encoding="f16"), "error_feedback": True},
+        {"policy": Encoded(p=0.2, encoding="int8", pull="committed")},
+        {"policy": Encoded(p=0.1, encoding="topk", kept=0.1), "error_feedback": True},
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
@@ -516,10 +652,10 @@ def test_replicas_stay_bit_identical_under_loss(two: Ranks, options: dict[str, A
         assert delivered >= 1 - bound - 1e-9
 
 
-def given_back(rank: int, world: int) -> tuple[float, float]:
+def given_back(rank: int, world: int, **encoding: Any) -> tuple[float, float]:
     """Without an optimizer: what was applied over many steps against the true sum."""
     ddp = wrap(model())
-    attachment = gradwire.attach(ddp, "mlt", p=0.5, error_feedback=True)
+    attachment = gradwire.attach(ddp, Encoded(p=0.5, **encoding), error_feedback=True)
     reference = model()
     true = torch.zeros_like(gradients_like(reference))
     applied = torch.zeros_like(true)
@@ -542,8 +678,10 @@ def gradients_like(net: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def test_feedback_gives_everything_back_by_a_flush(two: Ranks) -> None:
-    for error, left in two.run(given_back):
+@pytest.mark.parametrize("encoding", [{"encoding": "f32"}, *ENCODINGS.values()], ids=str)
+def test_feedback_gives_everything_back_by_a_flush(two: Ranks, encoding: dict[str, Any]) -> None:
+    """What was lost, and what the encoding took of pushes and of results."""
+    for error, left in two.run(given_back, **encoding):
         assert error < 1e-5
         assert left == 0.0
 
@@ -706,6 +844,36 @@ def resumes(rank: int, world: int) -> tuple[bytes, bytes]:
 def test_a_resumed_run_decides_as_the_first_would(two: Ranks) -> None:
     (_, first), (_, second) = two.run(resumes)
     assert first == second
+
+
+def ages_resume(rank: int, world: int) -> None:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "mlt", p=0.5)
+    train(ddp, rank, range(3))
+    state = attachment.state_dict()
+    ages = state["ages"]
+    assert isinstance(ages, dict)
+    assert ages
+    sizes = {name: p.numel() for name, p in ddp.module.named_parameters()}
+    assert all(int(runs[:, 0].sum()) == sizes[name] for name, runs in ages.items())
+    attachment.detach()
+    attachment = gradwire.attach(ddp, "mlt", p=0.5)
+    attachment.load_state_dict(state)
+    again = attachment.state_dict()["ages"]
+    assert isinstance(again, dict)
+    assert {name: runs.tolist() for name, runs in again.items()} == {
+        name: runs.tolist() for name, runs in ages.items()
+    }
+    attachment.flush()
+    train(ddp, rank, range(3, 4))
+    assert attachment.state_dict()["ages"] == {}
+    del state["ages"]  # as saved before ages were
+    attachment.load_state_dict(state)
+    attachment.detach()
+
+
+def test_ages_are_saved_and_emptied_with_the_residuals(two: Ranks) -> None:
+    two.run(ages_resume)
 
 
 def reports(rank: int, world: int, path: str) -> None:

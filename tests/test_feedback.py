@@ -30,6 +30,7 @@ def outcome(counted: NDArray[np.uint8], **withheld: object) -> TransferReport:
     fields: dict[str, object] = dict.fromkeys(TransferReport.__dataclass_fields__, 0)
     fields["withheld_chunks"] = np.zeros(0, np.uint32)
     fields["withheld_values"] = np.zeros(0, np.float32)
+    fields["result_error"] = np.zeros(0, np.float32)
     fields.update(counted=counted, applied=np.ones_like(counted), **withheld)
     return TransferReport(**fields)  # type: ignore[arg-type]
 
@@ -95,6 +96,49 @@ def test_a_withheld_result_returns_to_the_sum() -> None:
     np.testing.assert_array_equal(again, expected)
 
 
+def test_what_the_encoding_of_our_results_took_returns_to_the_sum() -> None:
+    book = ResidualBook()
+    bucket = np.ones(100, np.float32)
+    book.add_to(A, bucket)
+    report = outcome(
+        np.ones(10, np.uint8),
+        result_error=np.full(20, 0.5, np.float32),
+        error_offset=30,
+    )
+    book.settle(A, grid(100, 10), report, scale=0.25)
+    again = np.zeros(100, np.float32)
+    book.add_to(A, again)
+    expected = np.zeros(100, np.float32)
+    expected[30:50] = 2.0
+    np.testing.assert_array_equal(again, expected)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_the_books_balance_with_an_encoding(seed: int) -> None:
+    """What a chunk that counted lost on the wire stays, all of one that did not count does."""
+    chance = np.random.default_rng(seed)
+    chunks = grid(100, 10)
+    book = ResidualBook()
+    total, applied = np.zeros(100), np.zeros(100)
+    for _ in range(6):
+        gradient = chance.standard_normal(100).astype(np.float32)
+        total += gradient
+        bucket = gradient.copy()
+        book.add_to(A, bucket)
+        counted = (chance.random(10) < 0.7).astype(np.uint8)
+        got = bucket.astype(np.float16).astype(np.float32)
+        applied += np.where(mask(chunks, counted), got, 0)
+
+        def keep(sent: NDArray[np.float32], which: NDArray[np.uint8]) -> None:
+            here = mask(chunks, which)
+            sent[here] -= sent[here].astype(np.float16).astype(np.float32)
+
+        book.settle(A, chunks, outcome(counted), 1.0, keep)
+    state = book.state_dict()
+    residual = np.concatenate([state["a"], state["b"]])
+    np.testing.assert_allclose(applied + residual, total, atol=1e-5)
+
+
 def test_what_counted_leaves_no_trace_even_if_it_was_not_finite() -> None:
     book = ResidualBook()
     bucket = np.full(100, np.nan, np.float32)
@@ -150,6 +194,58 @@ def test_ages_follow_their_parameters_into_rebuilt_buckets() -> None:
     book.settle(A, grid(100, 10), outcome(counted))
     assert list(book.due(REBUILT[0], grid(70, 10))) == [1]
     assert list(book.due(REBUILT[1], grid(35, 10))) == []
+
+
+def test_ages_wait_for_the_last_of_the_rebuilt_buckets() -> None:
+    book = AgeBook(1)
+    counted = np.ones(10, np.uint8)
+    counted[1] = 0  # elements 10..19: a's
+    book.due(A, grid(100, 10))
+    book.settle(A, grid(100, 10), outcome(counted))
+    assert list(book.due(REBUILT[0], grid(70, 10))) == []
+    assert list(book.due(REBUILT[1], grid(35, 10))) == [1]
+    assert set(book._ages) == set(REBUILT)
+
+
+def test_ages_survive_a_restart_into_other_buckets() -> None:
+    book = AgeBook(2)
+    for missing in (1, 4), (4,):  # chunk 4: b's elements 10..19, two steps running
+        counted = np.ones(10, np.uint8)
+        counted[list(missing)] = 0
+        book.due(A, grid(100, 10))
+        book.settle(A, grid(100, 10), outcome(counted))
+    state = book.state_dict()
+    assert set(state) == {"b"}  # a has counted again
+    np.testing.assert_array_equal(state["b"], [(10, 0), (10, 2), (50, 0)])
+    other = AgeBook(2)
+    other.load_state_dict(state)
+    assert list(other.due(REBUILT[1], grid(35, 10))) == []
+    assert list(other.due(REBUILT[0], grid(70, 7))) == [1, 2]
+    np.testing.assert_array_equal(other.state_dict()["b"], [(7, 0), (14, 2), (49, 0)])
+
+
+@pytest.mark.parametrize("runs", [[1, 2], [[0, 1]], [[5, 256]], [[5, -1]], [[5.0, 1.0]]])
+def test_ages_that_cannot_be_are_an_error(runs: list[object]) -> None:
+    with pytest.raises(ConfigError, match="ages of parameter 'a'"):
+        AgeBook(1).load_state_dict({"a": np.array(runs)})
+
+
+def test_ages_of_another_model_are_an_error() -> None:
+    book = AgeBook(1)
+    book.load_state_dict({"a": np.array([(29, 1)])})
+    with pytest.raises(ConfigError, match="ages of parameter 'a' are of 29 elements"):
+        book.due(A, grid(100, 10))
+
+
+def test_an_exact_step_leaves_no_age() -> None:
+    book = AgeBook(1)
+    chunks = grid(100, 10)
+    book.settle(A, chunks, outcome(np.ones(10, np.uint8)))
+    assert book._ages == {}  # reliable plans keep no books
+    book.settle(A, chunks, outcome(np.zeros(10, np.uint8)))
+    assert len(book.due(A, chunks)) == 10
+    book.settle(A, grid(100, 50), outcome(np.ones(2, np.uint8)))
+    assert book.state_dict() == {}
 
 
 def test_nonfinite_chunks_are_found_wherever_they_lie() -> None:

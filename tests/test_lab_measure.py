@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from gradwire.lab import NETWORK_A, NETWORK_B
 from gradwire.lab.measure import (
     all_reduce_payload,
-    as_json,
     environment,
     header_ideal,
     percentile,
@@ -46,7 +46,7 @@ def test_a_tail_needs_enough_rounds() -> None:
     assert (few.rounds, few.median, few.max, few.p99) == (3, 4.0, 6.0, None)
     assert summarize([1.0] * 999 + [2.0] * 1001, 1.0).p99 == 2.0
     assert summarize([1.0, 2.0], 1.0, tail_rounds=2).p99 == 2.0
-    assert json.loads(json.dumps(as_json(few)))["p99"] is None
+    assert json.loads(json.dumps(asdict(few)))["p99"] is None
     with pytest.raises(ValueError):
         summarize([1.0], 0.0)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gradwire.lab import BURSTS_A, NETWORK_A, BurstTraffic, Network, probe
-from gradwire.lab.race import GLOO, Entry, Race, RaceError, tcp_push
+from gradwire.lab.race import GLOO, Entry, Race, tcp_push
+from gradwire.lab.ranks import RankError
 
 pytestmark = pytest.mark.netns
 
@@ -35,6 +37,11 @@ class Failing(Base):
 
 class Wrong(Base):
     def verify(self, buffer, inputs): raise ValueError("a wrong sum")
+
+class Stuck(Base):
+    def run_round(self, buffer):
+        if self.rank == 1: raise ValueError("a broken contestant")
+        time.sleep(30)
 
 class Dying(Base):
     def run_round(self, buffer):
@@ -106,22 +113,35 @@ def test_contestants_take_turns_and_the_slowest_rank_counts(env: dict[str, str])
     ("name", "cause"),
     [
         ("Failing", "rank 1: .*a broken contestant"),
-        ("Wrong", "rank 0: .*a wrong sum"),
+        ("Wrong", "rank [01]: .*a wrong sum"),
         ("Dying", "rank 1: ended with status 7"),
     ],
 )
 def test_a_failing_rank_is_named_with_its_cause(env: dict[str, str], name: str, cause: str) -> None:
     with (
         Network(2) as network,
-        pytest.raises(RaceError, match=f"(?s){cause}"),
+        pytest.raises(RankError, match=f"(?s){cause}"),
         Race(network, [_entry(name)], 400, env=env) as race,
     ):
         race.run(1)
 
 
+def test_a_rank_that_fails_while_others_hang_is_noticed_at_once(env: dict[str, str]) -> None:
+    begun = time.monotonic()
+    with (
+        Network(2) as network,
+        pytest.raises(RankError, match=r"^rank 1: ValueError: a broken contestant$") as caught,
+        Race(network, [_entry("Stuck")], 400, env=env) as race,
+    ):
+        race.run(1)
+    assert time.monotonic() - begun < 20  # starting the ranks included
+    assert "in run_round" in caught.value.details
+    assert caught.value.details in str(caught.value.__cause__)  # so that it is printed, too
+
+
 def test_a_contestant_that_is_not_there_is_named() -> None:
     missing = Entry("missing", "gradwire.lab.contestants:Missing")
-    with Network(1) as network, pytest.raises(RaceError, match=r"(?s)rank 0: .*Missing"):
+    with Network(1) as network, pytest.raises(RankError, match=r"(?s)rank 0: .*Missing"):
         Race(network, [missing], 400)
 
 
@@ -135,6 +155,6 @@ def test_impossible_races_are_refused() -> None:
 
 def test_ranks_ignore_the_keyboard(env: dict[str, str]) -> None:
     with Network(2) as network, Race(network, [_entry("Base")], 400, env=env) as race:
-        for rank in race._ranks:
+        for rank in race._ranks._ranks:
             rank._process.send_signal(signal.SIGINT)
         assert len(race.run(1)["base"]) == 1

@@ -28,13 +28,13 @@ LAYERS = (
     ),
     ("policies",),
     ("phases", "feedback", "telemetry", "guard"),
-    ("communicator", "executor", "rendezvous"),
+    ("communicator", "hosts", "opening", "handles", "arrays", "native", "executor", "rendezvous"),
     ("_engine",),
     ("plans", "errors", "settings"),  # plain data and words that any layer may use
 )
 RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
 # Policies write plans and read reports; they never reach for what carries them out.
-FORBIDDEN = {"policies": {"_engine", "communicator"}}
+FORBIDDEN = {"policies": {"_engine", "communicator", "hosts", "opening", "native"}}
 
 # The package's own __init__ is the public face: what it offers comes from the faces to torch.
 INIT = "__init__"

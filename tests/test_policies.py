@@ -88,6 +88,7 @@ def test_an_exact_step_keeps_the_grid() -> None:
     exact = plan.exact()
     assert not exact.lossy
     assert (exact.spend, exact.pull, exact.fill) == ("nothing", "exact", "zero")
+    assert replace(plan, encoding="topk", kept=0.1).exact() == exact
     assert [(r.offset, r.length) for r in exact.regions] == [
         (r.offset, r.length) for r in plan.regions
     ]
@@ -194,6 +195,10 @@ def test_exact_regions_are_not_pooled() -> None:
         ({"schedule": ()}, "schedule=()"),
         ({"scale": float("inf")}, "scale=inf"),
         ({"seed": -1}, "seed=-1"),
+        ({"encoding": "f8"}, "encoding='f8': allowed are 'f32', 'f16', 'bf16', 'int8', 'topk'"),
+        ({"encoding": "topk", "kept": 0}, "kept=0: the share of elements kept is a number in (0,"),
+        ({"encoding": "topk", "kept": "all"}, "kept='all'"),
+        ({"encoding": "f16", "kept": 0.5}, "kept=0.5 with encoding='f16': only encoding='topk'"),
     ],
 )
 def test_impossible_plans_name_the_field(fields: dict[str, object], message: str) -> None:

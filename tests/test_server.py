@@ -138,6 +138,42 @@ def test_an_index_beyond_the_servers_is_an_error() -> None:
         serve(None, workers=0, index=0, settings=settings)
 
 
+class LostStore:
+    """An open engine whose job's store is gone."""
+
+    def __init__(self, failure: str) -> None:
+        self.engine = self.meeting = self
+        self.failure = lambda: failure
+        self.closed = False
+
+    def exchange(self, topic: str, text: str) -> None:
+        pass
+
+    def all_workers_left(self) -> bool:
+        raise RuntimeError("Connection reset by peer")
+
+    def counters(self) -> dict[str, float]:
+        return {"packets_received": 7.0}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("failure", ["", "rank 1 has sent nothing for 2000 ms"])
+def test_a_store_that_goes_away_hides_no_failure(
+    failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = LostStore(failure)
+    monkeypatch.setattr("gradwire.opening.open_engine", lambda *_: opened)
+    settings = Settings.build({"route": "server"}, environment={})
+    if failure:
+        with pytest.raises(GradwireError, match="server 0: rank 1 has sent nothing"):
+            serve(None, workers=2, index=0, settings=settings)
+    else:
+        assert serve(None, workers=2, index=0, settings=settings) == {"packets_received": 7.0}
+    assert opened.closed
+
+
 def test_a_store_that_does_not_answer_is_an_error_in_time() -> None:
     with pytest.raises(GradwireError, match="no store answers at"):
         open_store("127.0.0.1:1", 0.5)

@@ -62,6 +62,7 @@ def test_policy_and_its_options_may_come_from_variables() -> None:
         ("dblp", {}, {"GRADWIRE_P_LOW": "2"}, "p_low=2.0"),
         ("dblp", {}, {"GRADWIRE_POLICY": "x", "GRADWIRE_ERROR_FEEDBACK": "maybe"}, "'auto' or"),
         (None, {}, {"GRADWIRE_POLICY": "magic"}, "policy='magic'"),
+        (["dblp"], {}, {}, "policy=['dblp']"),
     ],
 )
 def test_configure_names_what_is_wrong(
@@ -92,12 +93,23 @@ def test_configure_names_what_is_wrong(
         ({"control": "probe"}, "control='probe': allowed are 'stream'"),
         ({"drop_rate": 1.0}, "drop_rate=1.0"),
         ({"drop_burst": 0.5}, "drop_burst=0.5"),
+        ({"drop_rate": "0.1"}, "drop_rate='0.1'"),
+        ({"error_feedback": 1}, "error_feedback=1"),
+        ({"timeout": 1e10}, "timeout=10000000000.0"),
+        ({"peer_timeout": 1e10}, "peer_timeout=10000000000.0"),
     ],
 )
 def test_impossible_settings_name_themselves(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Settings.build(options, environment={})
     assert message in str(raised.value)
+
+
+def test_known_settings_are_listed_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        configure("dblp", {"nonsense": 5}, {})
+    listed = str(raised.value).split("known are ")[1].split(", ")
+    assert len(listed) == len(set(listed))
 
 
 def test_tools_variables_are_no_settings() -> None:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwire import communicator
 from gradwire.buckets import ParameterNames
 from gradwire.communicator import Communicator, Handle
 from gradwire.configure import configure
+from gradwire.native import transfer_report
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import Policy
 from gradwire.sim import NETWORK_A, Fabric, Link
@@ -84,7 +84,7 @@ class _Host:
             assert completion is not None
             assert completion.ok, completion.error
             data[:] = self.fabric.result(self.rank, op)
-            handle.finish(communicator._report(completion, effective))
+            handle.finish(transfer_report(completion, effective))
 
 
 class _Bucket:
@@ -147,7 +147,7 @@ class Job:
             face.rank, face.world_size, face.settings = rank, world, settings
             face._host = self.hosts[rank]  # type: ignore[assignment]
             self.pipelines.append(
-                GradientPipeline(face, chosen, settings, ParameterNames(model), optimizer)
+                GradientPipeline(face, chosen, settings, ParameterNames(model), 0, optimizer)
             )
 
     @property

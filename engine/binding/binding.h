@@ -21,6 +21,7 @@ template <class T>
 using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 template <class T>
 using InputArray = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using WritableArray = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Hands a vector's memory to NumPy without a copy.
 template <class T>

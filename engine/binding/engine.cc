@@ -16,7 +16,6 @@ namespace gradwire::binding {
 namespace {
 
 using namespace nb::literals;
-using WritableArray = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Engines whose threads are to be stopped before the interpreter goes away. Touched with the GIL.
 std::vector<std::weak_ptr<io::Loop>>& living() {

@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
 
 #include "binding/binding.h"
+#include "codec/codec.h"
 #include "proto/grid.h"
+#include "reduce/accumulate.h"
 #include "wire/packet.h"
 
 namespace gradwire::binding {
@@ -32,13 +35,24 @@ Enum parse(const char* field, const std::string& word,
   throw nb::value_error(text.c_str());
 }
 
+codec::Format parse_format(const std::string& encoding, double kept) {
+  codec::Format format;
+  format.encoding = parse<codec::Encoding>(
+      "encoding", encoding, std::array<std::string_view, 5>{"f32", "f16", "bf16", "int8", "topk"});
+  format.kept = kept;
+  if (const std::string wrong = format.validate(); !wrong.empty()) {
+    throw nb::value_error(wrong.c_str());
+  }
+  return format;
+}
+
 using RegionTuple = std::tuple<uint64_t, uint64_t, double>;
 using ScheduleTuple = std::tuple<std::string, std::string, int64_t, double>;
 
 Plan make_plan(uint64_t elements, const std::vector<RegionTuple>& regions, const std::string& spend,
                const std::vector<ScheduleTuple>& schedule, const std::string& fill,
                const std::string& order, const std::string& pull, double pull_bound, double scale,
-               uint64_t seed) {
+               uint64_t seed, const std::string& encoding, double kept) {
   using Words2 = std::array<std::string_view, 2>;
   using Words3 = std::array<std::string_view, 3>;
   using Words4 = std::array<std::string_view, 4>;
@@ -61,16 +75,21 @@ Plan make_plan(uint64_t elements, const std::vector<RegionTuple>& regions, const
   plan.pull_bound = pull_bound;
   plan.scale = scale;
   plan.seed = seed;
+  plan.format = parse_format(encoding, kept);
   if (const std::string wrong = plan.validate(); !wrong.empty()) {
     throw nb::value_error(wrong.c_str());
   }
   return plan;
 }
 
-Grid make_grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
-  if (datagram_bytes < wire::kMinDatagram || datagram_bytes > wire::kMaxDatagram) {
+void check_datagram(uint32_t bytes) {
+  if (bytes < wire::kMinDatagram || bytes > wire::kMaxDatagram) {
     throw nb::value_error("datagram_bytes: allowed are 256 to 8972");
   }
+}
+
+Grid make_grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
+  check_datagram(datagram_bytes);
   if (aggregators == 0) throw nb::value_error("aggregators: at least 1 is needed");
   return Grid(plan, datagram_bytes, aggregators);
 }
@@ -118,6 +137,82 @@ auto chunk_grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators)
                         to_array(std::move(grid.region)), to_array(std::move(owners)));
 }
 
+void check_elements(const Plan& plan, size_t count) {
+  if (count != plan.elements) {
+    throw nb::value_error(("values has " + std::to_string(count) + " elements, the plan " +
+                           std::to_string(plan.elements))
+                              .c_str());
+  }
+}
+
+Array<float> round_trip(const Plan& plan, const InputArray<float>& values, uint32_t datagram_bytes,
+                        uint16_t aggregators) {
+  check_elements(plan, values.shape(0));
+  std::vector<float> out(values.data(), values.data() + values.shape(0));
+  {
+    const nb::gil_scoped_release release;
+    const Grid grid = make_grid(plan, datagram_bytes, aggregators);
+    std::vector<uint8_t> scratch(plan.format.bytes(grid.chunk_elements));
+    for (uint32_t c = 0; c < grid.chunks(); ++c) {
+      codec::round_trip(plan.format, out.data() + grid.offset[c], grid.length(c), scratch.data());
+    }
+  }
+  return to_array(std::move(out));
+}
+
+// A chunk that is not finite keeps nothing.
+void keep_encoding_error(const Plan& plan, const WritableArray& values,
+                         const InputArray<uint8_t>& counted, uint32_t datagram_bytes,
+                         uint16_t aggregators) {
+  check_elements(plan, values.shape(0));
+  const Grid grid = make_grid(plan, datagram_bytes, aggregators);
+  if (counted.shape(0) != grid.chunks()) {
+    throw nb::value_error(("counted has " + std::to_string(counted.shape(0)) +
+                           " entries, the plan " + std::to_string(grid.chunks()) + " chunks")
+                              .c_str());
+  }
+  const nb::gil_scoped_release release;
+  std::vector<uint8_t> payload(plan.format.bytes(grid.chunk_elements));
+  std::vector<float> decoded(grid.chunk_elements);
+  for (uint32_t c = 0; c < grid.chunks(); ++c) {
+    if (counted.data()[c] == 0) continue;
+    float* const sent = values.data() + grid.offset[c];
+    const uint32_t length = grid.length(c);
+    if (plan.format.plain() || !reduce::all_finite(sent, length)) {
+      std::fill_n(sent, length, 0.0f);
+      continue;
+    }
+    codec::encode(plan.format, sent, length, payload.data());
+    codec::decode(plan.format, payload.data(), length, decoded.data());
+    reduce::subtract(sent, decoded.data(), length);
+  }
+}
+
+uint32_t chunk_length(size_t elements) {
+  if (elements >= 1 && elements <= codec::kMostElements) return static_cast<uint32_t>(elements);
+  throw nb::value_error(
+      ("elements is " + std::to_string(elements) + "; a chunk has 1 to 65535").c_str());
+}
+
+nb::bytes encode_chunk(const InputArray<float>& values, const std::string& encoding, double kept) {
+  const codec::Format format = parse_format(encoding, kept);
+  const uint32_t count = chunk_length(values.shape(0));
+  std::vector<uint8_t> payload(format.bytes(count));
+  codec::encode(format, values.data(), count, payload.data());
+  return nb::bytes(payload.data(), payload.size());
+}
+
+Array<float> decode_chunk(const nb::bytes& payload, size_t elements, const std::string& encoding,
+                          double kept) {
+  const codec::Format format = parse_format(encoding, kept);
+  const uint32_t count = chunk_length(elements);
+  const std::span bytes(reinterpret_cast<const uint8_t*>(payload.c_str()), payload.size());
+  if (!codec::valid(format, bytes, count)) throw nb::value_error("payload: no valid chunk");
+  std::vector<float> values(count);
+  codec::decode(format, bytes.data(), count, values.data());
+  return to_array(std::move(values));
+}
+
 std::vector<double> half_of_stats(const OpReport& report, size_t half) {
   const auto begin = report.stats.begin() + static_cast<ptrdiff_t>(half * kStatSlots / 2);
   return {begin, begin + kStatSlots / 2};
@@ -146,20 +241,38 @@ void bind_plan(nb::module_& module) {
           [](Plan* self, uint64_t elements, const std::vector<RegionTuple>& regions,
              const std::string& spend, const std::vector<ScheduleTuple>& schedule,
              const std::string& fill, const std::string& order, const std::string& pull,
-             double pull_bound, double scale, uint64_t seed) {
+             double pull_bound, double scale, uint64_t seed, const std::string& encoding,
+             double kept) {
             new (self) Plan(make_plan(elements, regions, spend, schedule, fill, order, pull,
-                                      pull_bound, scale, seed));
+                                      pull_bound, scale, seed, encoding, kept));
           },
           nb::kw_only(), "elements"_a, "regions"_a, "spend"_a = "nothing",
           "schedule"_a = std::vector<ScheduleTuple>{{"open", "all", 0, 1.0}}, "fill"_a = "zero",
           "order"_a = "sequential", "pull"_a = "exact", "pull_bound"_a = 0.0, "scale"_a = 1.0,
-          "seed"_a = 0)
+          "seed"_a = 0, "encoding"_a = "f32", "kept"_a = 1.0)
       .def_prop_ro("elements", [](const Plan& plan) { return plan.elements; })
       .def_prop_ro("hash", &Plan::hash)
       .def("effective_bounds", &effective_bounds, "datagram_bytes"_a, "aggregators"_a);
 
   module.def("chunk_grid", &chunk_grid, "plan"_a, "datagram_bytes"_a, "aggregators"_a,
              "Element offsets, lengths, region index and aggregator of each chunk.");
+
+  module.def("round_trip", &round_trip, "plan"_a, "values"_a, "datagram_bytes"_a, "aggregators"_a,
+             "What the other ranks get of these values.");
+  module.def("keep_encoding_error", &keep_encoding_error, "plan"_a, "values"_a.noconvert(),
+             "counted"_a, "datagram_bytes"_a, "aggregators"_a,
+             "Leaves of what was sent and counted only what its encoding took from it.");
+  module.def(
+      "chunk_elements",
+      [](const std::string& encoding, double kept, uint32_t datagram_bytes) {
+        check_datagram(datagram_bytes);
+        return parse_format(encoding, kept).chunk_elements(datagram_bytes - wire::kHeaderBytes);
+      },
+      "encoding"_a, "kept"_a, "datagram_bytes"_a, "The most elements that one datagram carries.");
+  module.def("encode_chunk", &encode_chunk, "values"_a, "encoding"_a, "kept"_a = 1.0,
+             "The payload of one chunk.");
+  module.def("decode_chunk", &decode_chunk, "payload"_a, "elements"_a, "encoding"_a, "kept"_a = 1.0,
+             "The values of one chunk.");
 
   using Report = OpReport;
   nb::class_<Report>(module, "Completion", "What became of one all-reduce.")
@@ -178,6 +291,10 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro(
           "withheld_values", [](const Report& r) { return to_array(r.withheld_values); },
           nb::rv_policy::move)
+      .def_prop_ro(
+          "result_error", [](const Report& r) { return to_array(r.result_error); },
+          nb::rv_policy::move)
+      .def_prop_ro("error_offset", [](const Report& r) { return r.error_offset; })
       .def_prop_ro("delivered", [](const Report& r) { return r.delivered; })
       .def_prop_ro("exceeded", [](const Report& r) { return r.exceeded; })
       .def_prop_ro("stats_sum", [](const Report& r) { return half_of_stats(r, 0); })

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/f32.h"
+#include "codec/codec.h"
 #include "proto/push_sender.h"
 #include "reduce/accumulate.h"
 
@@ -21,6 +21,7 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
       memory_(memory),
       exact_(plan.exact()),
       scheduled_(plan.spend == Spend::late || plan.spend == Spend::anything),
+      encodes_(!plan.result_format().plain()),
       sum_(grid.offset[shard.end] - grid.offset[shard.begin]),
       contributors_(shard.size()),
       decided_(shard.size()),
@@ -44,6 +45,19 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
     w.regions.resize(plan.regions.size());
   }
   finished_.reserve(shard.size());
+  if (!plan.format.plain()) {
+    decoded_.resize(grid.chunk_elements);
+    own_values_.resize(grid.chunk_elements);
+    payload_.resize(plan.format.bytes(grid.chunk_elements));
+  }
+  if (encodes_) {
+    uint64_t at = 0;
+    for (uint32_t c = shard.begin; c < shard.end; ++c) {
+      result_at_.push_back(at);
+      at += plan.format.bytes(grid.length(c));
+    }
+    results_.resize(at);
+  }
   for (uint32_t r = 0; r < regions_.size(); ++r) {
     uint64_t least = regions_[r].elements;
     for (const ScheduleStep& step : plan.schedule) least = std::min(least, need(r, step.fraction));
@@ -86,7 +100,7 @@ void Aggregator::accept_own(Nanos now) {
     const uint32_t local = c - shard_.begin;
     if (worker_[self].decided.test(local)) continue;
     if (contributors_[local]) {
-      reduce::add(result(c), own(c), grid_.length(c));
+      reduce::add(sum(c), own(c), grid_.length(c));
     } else {
       own_left_[local] = 1;
     }
@@ -100,7 +114,7 @@ void Aggregator::accept_own(Nanos now) {
 Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk, std::span<const uint8_t> payload,
                                   bool tail, Nanos now, bool stashed) {
   if (chunk < shard_.begin || chunk >= shard_.end) return Added::malformed;
-  if (payload.size() != codec::f32_bytes(grid_.length(chunk))) return Added::malformed;
+  if (!codec::valid(plan_.format, payload, grid_.length(chunk))) return Added::malformed;
   const uint32_t local = chunk - shard_.begin;
   Worker& w = worker_[worker];
   if (w.first_arrival == kNever) w.first_arrival = now;
@@ -124,10 +138,10 @@ Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk, std::span<con
 void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload) {
   const uint32_t chunk = shard_.begin + local;
   const uint32_t length = grid_.length(chunk);
-  float* sum = result(chunk);
-  const void* values = worker == self_ ? static_cast<const void*>(own(chunk)) : payload.data();
+  bool mine = worker == self_;
+  const uint8_t* values = payload.data();
   if (turn_[local] != worker) {
-    if (worker == self_) return;  // read in place when its turn comes
+    if (mine) return;  // read in place when its turn comes
     uint32_t slot = waiting_free_;
     if (slot == kNone) {
       slot = static_cast<uint32_t>(waiting_.size());
@@ -144,16 +158,18 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
   }
   for (;;) {
     if (turn_[local] == 0) {
-      std::memcpy(sum, values, codec::f32_bytes(length));
+      mine ? start_with_own(chunk) : start_sum(chunk, values);
+    } else if (mine) {
+      reduce::add(sum(chunk), own(chunk), length);
     } else {
-      reduce::add(sum, values, length);
+      reduce::add(plan_.format, sum(chunk), values, length, decoded_.data());
     }
     const uint16_t turn = ++turn_[local];
     ++contributors_[local];
     if (turn == workers_) return;
     if (turn == self_) {
       if (!worker_[turn].counted.test(local)) return;
-      values = own(chunk);
+      mine = true;
       continue;
     }
     uint32_t* link = &waiting_head_[local];
@@ -166,20 +182,61 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
     waiting_free_ = slot;
     waiting_bytes_ -= waiting_[slot].bytes.size();
     values = waiting_[slot].bytes.data();
+    mine = false;
   }
 }
 
-void Aggregator::add_on_arrival(uint32_t local, const void* values) {
+void Aggregator::add_on_arrival(uint32_t local, const uint8_t* payload) {
   const uint32_t chunk = shard_.begin + local;
   const uint32_t length = grid_.length(chunk);
   if (own_left_[local]) {
-    reduce::add_pair(result(chunk), own(chunk), values, length);
     own_left_[local] = 0;
+    if (plan_.format.plain()) {
+      reduce::add_pair(sum(chunk), own(chunk), payload, length);
+      return;
+    }
+    start_with_own(chunk);
   } else if (contributors_[local] == 0) {
-    std::memcpy(result(chunk), values, codec::f32_bytes(length));
-  } else {
-    reduce::add(result(chunk), values, length);
+    start_sum(chunk, payload);
+    return;
   }
+  reduce::add(plan_.format, sum(chunk), payload, length, decoded_.data());
+}
+
+const float* Aggregator::own(uint32_t chunk) {
+  const float* values = own_ + grid_.offset[chunk];
+  if (plan_.format.plain()) return values;
+  codec::encode(plan_.format, values, grid_.length(chunk), payload_.data());
+  codec::decode(plan_.format, payload_.data(), grid_.length(chunk), own_values_.data());
+  return own_values_.data();
+}
+
+void Aggregator::start_with_own(uint32_t chunk) {
+  std::memcpy(sum(chunk), own(chunk), codec::f32_bytes(grid_.length(chunk)));
+}
+
+void Aggregator::start_sum(uint32_t chunk, const uint8_t* payload) {
+  codec::decode(plan_.format, payload, grid_.length(chunk), sum(chunk));
+}
+
+// Once, so that all replicas apply the same bytes. What they lack of the sum stays here, unless it
+// is not finite: such a chunk leaves nothing behind.
+void Aggregator::encode_result(uint32_t chunk) {
+  const uint32_t length = grid_.length(chunk);
+  uint8_t* const payload = results_.data() + result_at_[chunk - shard_.begin];
+  codec::encode(plan_.format, sum(chunk), length, payload);
+  if (!reduce::all_finite(sum(chunk), length)) {
+    std::fill_n(sum(chunk), length, 0.0f);
+    return;
+  }
+  codec::decode(plan_.format, payload, length, decoded_.data());
+  reduce::subtract(sum(chunk), decoded_.data(), length);
+}
+
+std::vector<float> Aggregator::result(uint32_t chunk) const {
+  std::vector<float> values(grid_.length(chunk));
+  codec::decode(plan_.result_format(), result_payload(chunk), grid_.length(chunk), values.data());
+  return values;
 }
 
 void Aggregator::count(uint16_t worker, uint32_t local) {
@@ -204,15 +261,15 @@ void Aggregator::finish(uint32_t local) {
   if (contributors == 0) return;
   const uint32_t chunk = shard_.begin + local;
   const uint32_t length = grid_.length(chunk);
-  float* sum = result(chunk);
   if (own_left_[local]) {
-    std::memcpy(sum, own(chunk), codec::f32_bytes(length));
+    start_with_own(chunk);
     own_left_[local] = 0;
   }
   double factor = plan_.scale;
   if (plan_.fill == Fill::mean)
     factor *= static_cast<double>(workers_) / static_cast<double>(contributors);
-  if (factor != 1.0) reduce::scale(sum, static_cast<float>(factor), length);
+  if (factor != 1.0) reduce::scale(sum(chunk), static_cast<float>(factor), length);
+  if (encodes_) encode_result(chunk);
   finished_.push_back(chunk);
 }
 

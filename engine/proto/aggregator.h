@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/bitmap.h"
@@ -38,12 +39,16 @@ class Aggregator {
   // Chunks with a result, in the order in which they became final.
   const std::vector<uint32_t>& finished() const { return finished_; }
   bool all_final() const { return undecided_ == 0; }
-  const float* result(uint32_t chunk) const {
-    return sum_.data() + (grid_.offset[chunk] - grid_.offset[shard_.begin]);
+  // The one form in which every worker gets it, this one included.
+  const uint8_t* result_payload(uint32_t chunk) const {
+    return encodes_ ? results_.data() + result_at_[chunk - shard_.begin]
+                    : reinterpret_cast<const uint8_t*>(sum(chunk));
   }
-  float* result(uint32_t chunk) {
-    return sum_.data() + (grid_.offset[chunk] - grid_.offset[shard_.begin]);
-  }
+  // What the workers make of it.
+  std::vector<float> result(uint32_t chunk) const;
+  // What the encoding took from the results, per element of the shard; empty where it takes
+  // nothing. Once all is final, and once only.
+  std::vector<float> take_error() { return encodes_ ? std::move(sum_) : std::vector<float>{}; }
   // Some worker's contribution must count, hence its result must be applied.
   bool critical(uint32_t chunk) const;
   uint64_t region_elements(uint32_t region) const { return regions_[region].elements; }
@@ -88,7 +93,7 @@ class Aggregator {
   static constexpr uint32_t kNone = 0xffffffff;
 
   void add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload);
-  void add_on_arrival(uint32_t local, const void* values);
+  void add_on_arrival(uint32_t local, const uint8_t* payload);
   void count(uint16_t worker, uint32_t local);
   void decide(uint16_t worker, uint32_t local);
   void finish(uint32_t local);
@@ -98,7 +103,17 @@ class Aggregator {
   void close_all(Nanos now);
   Nanos clock_time(Clock clock, const Worker& worker) const;
   uint64_t need(uint32_t region, double fraction) const;
-  const float* own(uint32_t chunk) const { return own_ + grid_.offset[chunk]; }
+  // The own worker's chunk as the others would get it; valid until the next call.
+  const float* own(uint32_t chunk);
+  void start_with_own(uint32_t chunk);
+  void start_sum(uint32_t chunk, const uint8_t* payload);
+  void encode_result(uint32_t chunk);
+  const float* sum(uint32_t chunk) const {
+    return sum_.data() + (grid_.offset[chunk] - grid_.offset[shard_.begin]);
+  }
+  float* sum(uint32_t chunk) {
+    return sum_.data() + (grid_.offset[chunk] - grid_.offset[shard_.begin]);
+  }
 
   const Plan& plan_;
   const Grid& grid_;
@@ -109,7 +124,14 @@ class Aggregator {
   uint64_t memory_;
   bool exact_;
   bool scheduled_;  // regions close by count and clock
+  bool encodes_;    // results are encoded
+  // Per element of the shard: the sum; of an encoded result what the encoding took from it.
   std::vector<float> sum_;
+  std::vector<uint8_t> results_;     // encoded ones
+  std::vector<uint64_t> result_at_;  // per chunk, where it lies in results_
+  std::vector<float> decoded_;       // scratch: one chunk
+  std::vector<float> own_values_;    // scratch: one chunk
+  std::vector<uint8_t> payload_;     // scratch: one chunk
   std::vector<uint16_t> contributors_;
   std::vector<uint16_t> decided_;
   std::vector<uint16_t> turn_;     // next rank in order, exact plans

@@ -67,6 +67,9 @@ struct OpReport {
   std::vector<uint8_t> applied;  // per chunk
   std::vector<uint32_t> withheld_chunks;
   std::vector<float> withheld_values;
+  // What the encoding took from this endpoint's own results: of elements [error_offset, …).
+  std::vector<float> result_error;
+  uint64_t error_offset = 0;
   std::vector<double> delivered;  // per region
   std::vector<uint32_t> exceeded;
   Stats stats{};

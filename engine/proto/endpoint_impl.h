@@ -56,6 +56,8 @@ struct Endpoint::Impl {
   bool transmit_control(Path& path, Nanos now, Train& train);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
   uint64_t backlog(const Path& path) const;
+  const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
+                        const Train& train);
   wire::Common common(wire::Kind kind) const {
     return {wire::kVersion, kind, config.endpoint, config.session};
   }
@@ -81,7 +83,7 @@ struct Endpoint::Impl {
   void fold(Op& op, Nanos now);
   bool withhold(Op& op, uint32_t chunk);
   void try_commit(Op& op, Nanos now);
-  void apply(Op& op, uint32_t chunk, const void* values, Nanos now);
+  void apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos now);
   void maybe_done(Op& op, Nanos now);
   void report(Op& op, Nanos now);
   void fail_op(Op& op, const std::string& text, int32_t rank);
@@ -112,7 +114,8 @@ struct Endpoint::Impl {
   double tokens = 0;  // pacing, bytes
   Nanos tokens_time = 0;
   Nanos pace_until = 0;
-  uint16_t next_path = 0;  // round robin
+  uint16_t next_path = 0;        // round robin
+  std::vector<uint8_t> encoded;  // payloads of one train
   bool arrivals = false;
   std::string failure;
   int32_t failure_rank = -1;

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "codec/f32.h"
+#include "codec/codec.h"
 #include "proto/endpoint_impl.h"
 #include "reduce/accumulate.h"
 
@@ -56,7 +56,10 @@ std::string hex(uint64_t value) {
 }
 
 uint64_t memory_of(const Plan& plan, const EndpointConfig& config) {
-  return plan.elements / config.aggregators() * 4 * 2;
+  const uint64_t elements = plan.elements / config.aggregators();
+  const codec::Format format = plan.result_format();
+  const uint64_t encoded = format.plain() ? 0 : elements * format.bytes(1000) / 1000;
+  return elements * 4 * 2 + encoded;
 }
 
 }  // namespace
@@ -314,7 +317,7 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
     const auto& finished = sum.finished();
     for (; op.passed_on < finished.size(); ++op.passed_on) {
       const uint32_t chunk = finished[op.passed_on];
-      apply(op, chunk, sum.result(chunk), now);
+      apply(op, chunk, sum.result_payload(chunk), now);
       own.insert(chunk);
     }
   }
@@ -355,7 +358,8 @@ bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
   const uint64_t spent = op.withheld_elements[region] + op.grid.length(chunk);
   if (static_cast<double>(spent) > plan.pull_bound * static_cast<double>(elements) + 1e-9)
     return false;
-  if (!reduce::all_finite(op.aggregator->result(chunk), op.grid.length(chunk))) return false;
+  const std::vector<float> result = op.aggregator->result(chunk);
+  if (!reduce::all_finite(result.data(), result.size())) return false;
   op.withheld_elements[region] = spent;
   op.withheld.set(local);
   ++op.withheld_count;
@@ -387,10 +391,10 @@ void Endpoint::Impl::try_commit(Op& op, Nanos now) {
 }
 
 // A result lands where the worker's own values were: they are decided by now.
-void Endpoint::Impl::apply(Op& op, uint32_t chunk, const void* values, Nanos now) {
+void Endpoint::Impl::apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos now) {
   if (op.first_result == 0) op.first_result = now;
-  std::memcpy(op.spec.data + op.grid.offset[chunk], values,
-              codec::f32_bytes(op.grid.length(chunk)));
+  codec::decode(op.spec.plan.result_format(), payload, op.grid.length(chunk),
+                op.spec.data + op.grid.offset[chunk]);
 }
 
 void Endpoint::Impl::maybe_done(Op& op, Nanos now) {
@@ -442,9 +446,13 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
     for (uint32_t c : op.aggregator->finished()) {
       if (!op.withheld.test(c - op.own_shard().begin)) continue;
       r.withheld_chunks.push_back(c);
-      const float* values = op.aggregator->result(c);
-      r.withheld_values.insert(r.withheld_values.end(), values, values + op.grid.length(c));
+      const std::vector<float> values = op.aggregator->result(c);
+      r.withheld_values.insert(r.withheld_values.end(), values.begin(), values.end());
     }
+  }
+  if (op.aggregator) {
+    r.result_error = op.aggregator->take_error();
+    r.error_offset = op.grid.offset[op.own_shard().begin];
   }
   r.stats = op.stats;
   r.total = now - op.started;

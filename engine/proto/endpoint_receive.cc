@@ -1,7 +1,7 @@
 // Datagrams in: acknowledgement, loss detection, and the way of each packet to its op.
 #include <algorithm>
 
-#include "codec/f32.h"
+#include "codec/codec.h"
 #include "proto/endpoint_impl.h"
 
 namespace gradwire {
@@ -192,7 +192,7 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
       if (op.done) return true;
       if (aggregator == UINT16_MAX || !op.worker || !op.pulls || header.chunk >= op.grid.chunks() ||
           op.grid.aggregator_of(header.chunk) != aggregator ||
-          payload.size() != codec::f32_bytes(op.grid.length(header.chunk)))
+          !codec::valid(op.spec.plan.format, payload, op.grid.length(header.chunk)))
         break;
       if (op.pull[aggregator].insert(header.chunk)) {
         apply(op, header.chunk, payload.data(), now);

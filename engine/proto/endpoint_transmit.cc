@@ -1,7 +1,7 @@
 // Datagrams out: signs of life and acknowledgements first, then control, then trains of chunks.
 #include <algorithm>
 
-#include "codec/f32.h"
+#include "codec/codec.h"
 #include "proto/endpoint_impl.h"
 
 namespace gradwire {
@@ -143,12 +143,20 @@ uint64_t Endpoint::Impl::backlog(const Path& path) const {
   return total;
 }
 
+// A worker's chunk as its plan has it on the wire, in the train's own place in the scratch memory.
+// Encoded anew whenever it is sent: the bucket holds the same values until the chunk is decided.
+const uint8_t* Endpoint::Impl::encode(const codec::Format& format, const float* values,
+                                      uint32_t count, const Train& train) {
+  if (encoded.empty()) encoded.resize(Train::kMaxBytes);
+  uint8_t* const at = encoded.data() + train.total_bytes;
+  codec::encode(format, values, count, at);
+  return at;
+}
+
 bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t most) {
   uint64_t left = backlog(path);
   if (left == 0) return false;
-  const uint32_t full = static_cast<uint32_t>(wire::kHeaderBytes) +
-                        (config.datagram_bytes - static_cast<uint32_t>(wire::kHeaderBytes)) / 4 * 4;
-  most = std::min<uint32_t>(most, static_cast<uint32_t>(Train::kMaxBytes / full));
+  most = std::min<uint32_t>(most, static_cast<uint32_t>(Train::kMaxBytes / config.datagram_bytes));
   train.destination = path.peer;
   train.count = 0;
   train.total_bytes = 0;
@@ -158,30 +166,37 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
     if (op->worker && !op->done)
       for (uint16_t a = 0; a < config.aggregators(); ++a)
         if (config.aggregator_endpoint(a) == path.peer) aggregator = a;
+    const codec::Format& format = op->spec.plan.format;
+    const auto full =
+        static_cast<uint32_t>(wire::kHeaderBytes + format.bytes(op->grid.chunk_elements));
+    // Datagrams of one train are equally long.
+    if (train.count && full != train.segment_bytes) continue;
     while (train.count < most && !path.sent.full()) {
       uint32_t chunk = 0;
       bool again = false;
-      const float* values = nullptr;
+      const void* payload = nullptr;
       uint16_t flags = 0;
       wire::Kind kind = wire::Kind::push;
       // Pushes first: everybody's results wait for them.
       if (aggregator != UINT16_MAX && op->push[aggregator].next(chunk, again)) {
-        values = op->spec.data + op->grid.offset[chunk];
+        const float* values = op->spec.data + op->grid.offset[chunk];
+        payload = format.plain() ? static_cast<const void*>(values)
+                                 : encode(format, values, op->grid.length(chunk), train);
         flags = op->push[aggregator].in_tail() ? wire::kTail : 0;
       } else if (op->aggregator && path.peer < config.workers &&
                  op->back[path.peer].next(chunk, again)) {
         kind = wire::Kind::pull;
-        values = op->aggregator->result(chunk);
+        payload = op->aggregator->result_payload(chunk);
       } else {
         break;
       }
       if (left) --left;
-      const size_t payload = codec::f32_bytes(op->grid.length(chunk));
+      const size_t payload_bytes = format.bytes(op->grid.length(chunk));
       SentPacket& packet = path.sent.push();
       packet.op = id;
       packet.item = chunk;
       packet.kind = kind;
-      packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload);
+      packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload_bytes);
       wire::Header header{};
       header.common = common(kind);
       header.packet_number = static_cast<uint32_t>(packet.number);
@@ -194,7 +209,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       uint8_t* at = train.headers[train.count].data();
       wire::write_header(at, header);
       train.spans[2 * train.count] = {at, wire::kHeaderBytes};
-      train.spans[2 * train.count + 1] = {values, payload};
+      train.spans[2 * train.count + 1] = {payload, payload_bytes};
       if (train.count == 0) train.segment_bytes = packet.bytes;
       train.total_bytes += packet.bytes;
       ++train.count;

@@ -4,13 +4,12 @@
 #include <cmath>
 #include <numeric>
 
-#include "codec/f32.h"
 #include "wire/packet.h"
 
 namespace gradwire {
 
 Grid::Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
-  chunk_elements = static_cast<uint32_t>((datagram_bytes - wire::kHeaderBytes) / codec::kF32Bytes);
+  chunk_elements = plan.format.chunk_elements(datagram_bytes - wire::kHeaderBytes);
   for (uint32_t r = 0; r < plan.regions.size(); ++r) {
     const Region& part = plan.regions[r];
     for (uint64_t at = 0; at < part.length; at += chunk_elements) {

@@ -65,7 +65,7 @@ std::string Plan::validate() const {
     return "pull_bound is " + std::to_string(pull_bound) +
            " without pull \"committed\"; it must be 0";
   if (!std::isfinite(scale)) return "scale is not finite";
-  return "";
+  return format.validate();
 }
 
 std::vector<uint8_t> Plan::serialize() const {
@@ -78,6 +78,8 @@ std::vector<uint8_t> Plan::serialize() const {
   append(out, static_cast<uint8_t>(fill));
   append(out, static_cast<uint8_t>(order));
   append(out, static_cast<uint8_t>(pull));
+  append(out, static_cast<uint8_t>(format.encoding));
+  append(out, format.kept);
   append(out, static_cast<uint32_t>(schedule.size()));
   for (const ScheduleStep& s : schedule) {
     append(out, static_cast<uint8_t>(s.clock));
@@ -104,11 +106,14 @@ bool Plan::deserialize(std::span<const uint8_t> bytes, Plan& out) {
   const auto fill = reader.get<uint8_t>();
   const auto order = reader.get<uint8_t>();
   const auto pull = reader.get<uint8_t>();
-  if (spend > 3 || fill > 1 || order > 1 || pull > 2) return false;
+  const auto encoding = reader.get<uint8_t>();
+  if (spend > 3 || fill > 1 || order > 1 || pull > 2 || encoding > 4) return false;
   out.spend = static_cast<Spend>(spend);
   out.fill = static_cast<Fill>(fill);
   out.order = static_cast<Order>(order);
   out.pull = static_cast<Pull>(pull);
+  out.format.encoding = static_cast<codec::Encoding>(encoding);
+  out.format.kept = reader.get<double>();
   const auto steps = reader.get<uint32_t>();
   if (steps > kMaxSchedule) return false;
   out.schedule.clear();

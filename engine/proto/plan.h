@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/codec.h"
 #include "proto/time.h"
 
 namespace gradwire {
@@ -45,8 +46,11 @@ struct Plan {
   Pull pull = Pull::exact;
   double pull_bound = 0.0;
   double scale = 1.0;
+  codec::Format format;  // of pushed chunks and of results
   uint64_t seed = 0;
 
+  // Of results: those of a push alone go nowhere, so they stay as they are.
+  codec::Format result_format() const { return pull == Pull::none ? codec::Format{} : format; }
   // True when nothing of the push may be lost: such plans sum in rank order.
   bool exact() const;
   // "" or what is wrong, naming the field, the value and what is allowed.

@@ -3,30 +3,37 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define GRADWIRE_VECTORISED __attribute__((target_clones("avx2", "default")))
-#else
-#define GRADWIRE_VECTORISED
-#endif
+#include "codec/topk.h"
+#include "codec/vectorised.h"
 
 namespace gradwire::reduce {
 
-namespace {
-// Loads from any address; the compiler vectorises these.
-using Loose = float __attribute__((aligned(1), may_alias));
-}  // namespace
-
 GRADWIRE_VECTORISED void add(float* __restrict sum, const void* in, size_t count) {
-  const Loose* __restrict values = static_cast<const Loose*>(in);
+  const LooseFloat* __restrict values = static_cast<const LooseFloat*>(in);
   for (size_t i = 0; i < count; ++i) sum[i] += values[i];
 }
 
 GRADWIRE_VECTORISED void add_pair(float* __restrict sum, const void* a, const void* b,
                                   size_t count) {
-  const Loose* left = static_cast<const Loose*>(a);
-  const Loose* right = static_cast<const Loose*>(b);
+  const LooseFloat* left = static_cast<const LooseFloat*>(a);
+  const LooseFloat* right = static_cast<const LooseFloat*>(b);
   for (size_t i = 0; i < count; ++i) sum[i] = left[i] + right[i];
+}
+
+GRADWIRE_VECTORISED void subtract(float* __restrict sum, const float* __restrict in, size_t count) {
+  for (size_t i = 0; i < count; ++i) sum[i] -= in[i];
+}
+
+void add(const codec::Format& format, float* sum, const uint8_t* payload, uint32_t count,
+         float* scratch) {
+  if (format.plain()) {
+    add(sum, payload, count);
+  } else if (format.encoding == codec::Encoding::topk) {
+    codec::add_topk(sum, payload, count, format.entries(count));
+  } else {
+    codec::decode(format, payload, count, scratch);
+    add(sum, scratch, count);
+  }
 }
 
 GRADWIRE_VECTORISED void scale(float* values, float factor, size_t count) {

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+
+#include "codec/codec.h"
 
 namespace gradwire::reduce {
 
@@ -10,6 +13,12 @@ namespace gradwire::reduce {
 void add(float* sum, const void* in, size_t count);
 // sum[i] = a[i] + b[i], in this order
 void add_pair(float* sum, const void* a, const void* b, size_t count);
+// sum[i] -= in[i]
+void subtract(float* sum, const float* in, size_t count);
+// sum[i] += what a valid payload decodes to, rounded as if it had been decoded first. `scratch` has
+// room for `count` values.
+void add(const codec::Format& format, float* sum, const uint8_t* payload, uint32_t count,
+         float* scratch);
 // values[i] *= factor
 void scale(float* values, float factor, size_t count);
 // True when every value is finite.

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 
+#include "codec/codec.h"
 #include "proto/grid.h"
 
 namespace gradwire::sim {
@@ -38,13 +39,22 @@ class OpCheck {
         config_(config),
         plan_(*outcomes[0].plan),
         grid_(plan_, config.datagram_bytes, config.aggregators()),
-        exact_(plan_.exact()) {}
+        exact_(plan_.exact()) {
+    for (const Outcome& outcome : outcomes) {
+      sent_.push_back(*outcome.input);
+      std::vector<uint8_t> scratch(plan_.format.bytes(grid_.chunk_elements));
+      for (uint32_t c = 0; c < grid_.chunks(); ++c)
+        codec::round_trip(plan_.format, sent_.back().data() + grid_.offset[c], grid_.length(c),
+                          scratch.data());
+    }
+  }
 
   std::string run() {
     for (size_t w = 1; w < outcomes_.size(); ++w) {
       if (outcomes_[w].plan->hash() != plan_.hash()) return "workers with different plans succeed";
     }
     std::string wrong = check_stats();
+    if (wrong.empty()) wrong = check_errors();
     if (!wrong.empty()) return wrong;
     if (plan_.pull == Pull::none) return check_pushed();
     wrong = check_replicas();
@@ -166,7 +176,7 @@ class OpCheck {
     return check_values(c, contributors, kept->second);
   }
 
-  // The sum of the counted contributions, in rank order.
+  // The sum of the counted contributions, in rank order, as the result's encoding leaves it.
   std::string check_values(uint32_t c, uint32_t contributors, const float* got) const {
     double factor = plan_.scale;
     if (plan_.fill == Fill::mean) {
@@ -174,31 +184,94 @@ class OpCheck {
     }
     const auto factor32 = static_cast<float>(factor);
     const uint64_t begin = grid_.offset[c];
-    for (uint32_t i = 0; i < grid_.length(c); ++i) {
-      float ordered = 0.0f;
-      double wide = 0.0;
-      double size = 0.0;
-      bool first = true;
-      for (const Outcome& outcome : outcomes_) {
-        if (outcome.report->counted[c] == 0) continue;
-        const float value = (*outcome.input)[begin + i];
-        ordered = first ? value : ordered + value;
-        wide += static_cast<double>(value);
-        size += std::fabs(static_cast<double>(value));
-        first = false;
+    const uint32_t length = grid_.length(c);
+    std::vector<float> ordered(length);
+    std::vector<double> wide(length);
+    std::vector<double> size(length);
+    bool first = true;
+    for (size_t w = 0; w < outcomes_.size(); ++w) {
+      if (outcomes_[w].report->counted[c] == 0) continue;
+      for (uint32_t i = 0; i < length; ++i) {
+        const float value = sent_[w][begin + i];
+        ordered[i] = first ? value : ordered[i] + value;
+        wide[i] += static_cast<double>(value);
+        size[i] += std::fabs(static_cast<double>(value));
       }
-      if (factor != 1.0) ordered *= factor32;
-      bool right = same_bits(got[i], ordered);
-      // In arrival order the sum may round differently, once per addition.
-      if (!right && !exact_ && std::isfinite(ordered)) {
-        const double tolerance = (contributors + 1) * 0x1.0p-23 * size * std::fabs(factor) + 1e-44;
-        right = std::fabs(static_cast<double>(got[i]) - wide * factor) <= tolerance;
+      first = false;
+    }
+    bool finite = true;
+    for (float& value : ordered) {
+      if (factor != 1.0) value *= factor32;
+      finite = finite && std::isfinite(value);
+    }
+    const codec::Format format = plan_.result_format();
+    const std::vector<float> expected = decoded(format, ordered);
+    const float* const error = error_of(c);
+    for (uint32_t i = 0; i < length; ++i) {
+      bool right = same_bits(got[i], expected[i]);
+      if (right && exact_ && error != nullptr)
+        right = error[i] == (finite ? ordered[i] - expected[i] : 0.0f);
+      // In arrival order the sum may round differently, once per addition, and then be encoded
+      // differently: but result and error together are the sum.
+      if (!right && !exact_ && std::isfinite(ordered[i]) && (format.plain() || error != nullptr)) {
+        const double lost = error != nullptr ? static_cast<double>(error[i]) : 0.0;
+        const double whole = static_cast<double>(got[i]) + lost;
+        const double tolerance =
+            (contributors + 2) * 0x1.0p-23 * (size[i] * std::fabs(factor) + std::fabs(lost)) +
+            1e-44;
+        right = std::fabs(whole - wide[i] * factor) <= tolerance;
       }
+      // A server keeps the error to itself: what is left to see is that none is too large.
+      if (!right && !exact_ && error == nullptr && !format.plain())
+        right = near(format, ordered, got, i);
       if (!right) {
         return chunk_text(grid_, c) + ", element " + std::to_string(begin + i) + ": " +
                std::to_string(got[i]) + " is not the sum of the " + std::to_string(contributors) +
-               " counted contributions, " + std::to_string(ordered);
+               " counted contributions, " + std::to_string(expected[i]);
       }
+    }
+    return "";
+  }
+
+  static std::vector<float> decoded(const codec::Format& format, std::vector<float> values) {
+    const auto count = static_cast<uint32_t>(values.size());
+    std::vector<uint8_t> scratch(format.bytes(count));
+    codec::round_trip(format, values.data(), count, scratch.data());
+    return values;
+  }
+
+  // Whether an encoded sum is as near to it as its encoding gets.
+  static bool near(const codec::Format& format, const std::vector<float>& sum, const float* got,
+                   uint32_t i) {
+    double largest = 0.0;
+    for (const float value : sum)
+      if (std::isfinite(value)) largest = std::max(largest, std::fabs(static_cast<double>(value)));
+    if (!std::isfinite(sum[i]) || !std::isfinite(got[i])) return false;
+    if (format.encoding == codec::Encoding::topk && got[i] == 0.0f) return true;
+    return std::fabs(static_cast<double>(got[i]) - static_cast<double>(sum[i])) <= largest / 200;
+  }
+
+  // What the encoding took from a result, where its aggregator is a worker and said so.
+  const float* error_of(uint32_t c) const {
+    if (config_.servers != 0 || plan_.result_format().plain()) return nullptr;
+    const OpReport& report = *outcomes_[grid_.aggregator_of(c)].report;
+    return report.result_error.data() + (grid_.offset[c] - report.error_offset);
+  }
+
+  std::string check_errors() const {
+    for (size_t w = 0; w < outcomes_.size(); ++w) {
+      const OpReport& report = *outcomes_[w].report;
+      uint64_t expected = 0;
+      if (config_.servers == 0 && !plan_.result_format().plain()) {
+        const Grid::Shard& shard = grid_.shards[w];
+        expected = grid_.offset[shard.end] - grid_.offset[shard.begin];
+        if (report.error_offset != grid_.offset[shard.begin])
+          return "rank " + std::to_string(w) + " reports the error of another shard";
+      }
+      if (report.result_error.size() != expected)
+        return "rank " + std::to_string(w) + " reports the error of " +
+               std::to_string(report.result_error.size()) + " elements, not of " +
+               std::to_string(expected);
     }
     return "";
   }
@@ -231,6 +304,7 @@ class OpCheck {
   const Plan& plan_;
   const Grid grid_;
   const bool exact_;
+  std::vector<std::vector<float>> sent_;  // each worker's values as the others get them
   std::map<uint32_t, const float*> withheld_;
 };
 

@@ -146,6 +146,16 @@ def random_link(random: np.random.Generator) -> Link:
     )
 
 
+def random_encoding(seed: int) -> dict[str, Any]:
+    """Of a third of all jobs; by draws of its own."""
+    random = np.random.default_rng([seed, 1])
+    if random.random() < 2 / 3:
+        return {}
+    encoding = str(random.choice(["f16", "bf16", "int8", "topk"]))
+    kept = float(10 ** random.uniform(-3, 0)) if encoding == "topk" else 1.0
+    return {"encoding": encoding, "kept": kept}
+
+
 def random_job(seed: int) -> Job:
     random = np.random.default_rng(seed)
     workers = int(random.integers(2, 9))
@@ -164,6 +174,7 @@ def random_job(seed: int) -> Job:
         "pull_bound": float(random.choice([0.0, 0.1, 0.4])) if pull == "committed" else 0.0,
         "scale": float(random.choice([1.0, 1 / workers, -0.3])),
         "seed": int(random.integers(2**63)),
+        **random_encoding(seed),
     }
     made = _engine.Plan(elements=elements, **options)
     chunks = len(_engine.chunk_grid(made, datagram, servers or workers)[0])

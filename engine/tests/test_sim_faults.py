@@ -236,6 +236,26 @@ def test_chunks_of_another_length_change_nothing(kind: int, values: int) -> None
     assert fabric.counters(0)["malformed"] == len(chunks)
 
 
+@pytest.mark.parametrize("name", [0, 2, 7])
+def test_nobody_speaks_in_another_s_name(name: int) -> None:
+    """Well-formed pushes, results and goodbyes from rank 1's address, as if from rank `name`."""
+    fabric = Fabric(3)
+    values = gradients(3, 200_000)
+    fabric.all_reduce(0, plan(200_000), values)
+    fabric.run(0.5e-3)
+    for chunk in range(150, 550):
+        for kind in (1, 2):
+            packet = 2 * chunk + kind
+            header = struct.pack("<BBHIIIIIHH", 1, kind, name, 1, packet, 0, 0, chunk, 9, 0)
+            fabric.inject(1, 0, header + struct.pack("<f", 7.0) * 358)
+    fabric.inject(1, 0, struct.pack("<BBHI", 1, 20, name, 1) + bytes(8))
+    fabric.inject(1, 0, struct.pack("<BBHIi", 1, 19, name, 1, 0) + b"done for")
+    fabric.run()
+    must_be_ok(fabric)
+    assert fabric.counters(0)["malformed"] == 802
+    assert same_bits(fabric.result(0, 0), rank_order_sum(values))
+
+
 def test_datagrams_of_any_length_and_kind_from_strangers_change_nothing() -> None:
     """The same with every kind of packet, from nothing to the longest, but of another session."""
     fabric = Fabric(2)

@@ -18,6 +18,9 @@ class Plan:
     order: "shuffled" or "sequential". pull: "exact", "committed" (pull_bound: what may be left
         out) or "none" (push only: each result stays with its aggregator).
     scale multiplies each finished sum (1/world size for an average).
+    encoding: of pushed chunks and of results: "f32", "f16" (with a power-of-two scale per chunk),
+        "bf16", "int8" (with a scale per chunk) or "topk" (the share `kept` of each chunk's
+        elements, the largest magnitudes). Under pull="none" results stay f32.
     Raises ValueError naming the field, the value and what is allowed.
     """
 
@@ -34,6 +37,8 @@ class Plan:
         pull_bound: float = 0.0,
         scale: float = 1.0,
         seed: int = 0,
+        encoding: str = "f32",
+        kept: float = 1.0,
     ) -> None: ...
     @property
     def elements(self) -> int: ...
@@ -45,6 +50,33 @@ def chunk_grid(
     plan: Plan, datagram_bytes: int, aggregators: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
     """The chunk grid: element offsets, lengths, region index and aggregator of each chunk."""
+
+def round_trip(
+    plan: Plan, values: NDArray[np.float32], datagram_bytes: int, aggregators: int
+) -> NDArray[np.float32]:
+    """What the other ranks get of these values: each chunk of the grid encoded and decoded."""
+
+def keep_encoding_error(
+    plan: Plan,
+    values: NDArray[np.float32],
+    counted: NDArray[np.uint8],
+    datagram_bytes: int,
+    aggregators: int,
+) -> None:
+    """Leaves of a worker's values, in place, what did not count: chunks that did not count stay as
+    they are, of the others only what the encoding took remains (0 for f32, and in chunks with a
+    value that is not finite)."""
+
+def chunk_elements(encoding: str, kept: float, datagram_bytes: int) -> int:
+    """The most elements that one datagram carries."""
+
+def encode_chunk(values: NDArray[np.float32], encoding: str, kept: float = 1.0) -> bytes:
+    """The payload of one chunk."""
+
+def decode_chunk(
+    payload: bytes, elements: int, encoding: str, kept: float = 1.0
+) -> NDArray[np.float32]:
+    """The values of one chunk; ValueError for a payload that is none."""
 
 class Completion:
     """What became of one all-reduce (one op)."""
@@ -60,6 +92,10 @@ class Completion:
     # (this rank keeps them as its residual) and their scaled results, concatenated
     withheld_chunks: NDArray[np.uint32]
     withheld_values: NDArray[np.float32]
+    # with an encoding, sharded route: what it took from the scaled results of this rank's shard,
+    # for all elements of the shard, from error_offset on (this rank keeps it as its residual)
+    result_error: NDArray[np.float32]
+    error_offset: int
     delivered: list[float]  # per region: fraction of this worker's elements that counted
     exceeded: list[int]  # regions whose loss exceeded their bound (plans by time only)
     stats_sum: list[float]  # the four summed slots of every worker's stats, in rank order, f64

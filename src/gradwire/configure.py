@@ -45,6 +45,8 @@ def configure(
         if policy is None:
             read = from_environment({"policy": str}, environment)
             policy = str(read.get("policy", DEFAULT_POLICY))
+        if not isinstance(policy, str):
+            raise ConfigError(f"policy={policy!r}: a name or a policy object")
         chosen = _create(policy, others, environment)
         others = {
             name: value for name, value in others.items() if name not in option_names(type(chosen))

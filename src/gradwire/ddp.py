@@ -34,8 +34,13 @@ def attach(
     common settings of `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl",
     …); what is not given is read from GRADWIRE_* variables.
 
+    Several modules may be attached, alike on all ranks. Those that share a backward pass should lie
+    on one device: autograd runs a thread per device, and if their buckets come in another order on
+    another rank, that is an error that names both ranks.
+
     Raises ConfigError for a module that is not DDP, that already has a communication hook, or
-    for impossible options; RendezvousError naming ranks that are absent or configured otherwise.
+    for impossible options; RendezvousError naming ranks that are absent or configured otherwise;
+    OSError for a report file that cannot be opened.
     """
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
@@ -135,7 +140,8 @@ class Attachment:
         self._pipeline.flush()
 
     def state_dict(self) -> dict[str, object]:
-        """Step, phase and this rank's residuals (float32 tensors by parameter name)."""
+        """Step, phase, and by parameter name this rank's residuals (float32 tensors, 1-D) and ages
+        (int64 tensors of shape [runs, 2]: elements, steps running without counting)."""
         return self._pipeline.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

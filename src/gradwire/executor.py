@@ -1,20 +1,27 @@
-"""CompletionPool: threads that take completions and run what was waiting for them.
+"""The threads of an engine's users: CompletionPool for what ends, Stager for what begins.
 
-A callback may block on another completion (PowerSGD's does), so completions may never queue
-behind a running callback. Hence leader and followers: one thread at a time, the leader, waits for
-the next completion; before it runs that one's callbacks it hands the lead to another thread and
-starts one if none is free. The pool so grows to the number of callbacks that run at once, and a
-completion reaches its callbacks without a hop between threads.
+CompletionPool: a callback may block on another completion (PowerSGD's does), so completions may
+never queue behind a running callback. Hence leader and followers: one thread at a time, the
+leader, waits for the next completion; before it runs that one's callbacks it hands the lead to
+another thread and starts one if none is free. The pool so grows to the number of callbacks that
+run at once, and a completion reaches its callbacks without a hop between threads.
+
+Stager: ops are numbered as they start, alike on all ranks, while the copies that starts wait for
+are done sooner or later on each: so one queue holds all starts in the order they were asked for.
 """
 
 from __future__ import annotations
 
+import logging
+import queue
 import threading
 import traceback
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["CompletionPool"]
+__all__ = ["CompletionPool", "Stager"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -102,3 +109,48 @@ class CompletionPool(Generic[T]):
                 return False
             self._free += 1
         return True
+
+
+class Stager:
+    """Runs what it is given one after another, in the order given, on one thread.
+
+    Ordered are the calls of `submit`: calls from several threads at once come in either order.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._mutex = threading.Lock()
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was submitted since the start (or since `stop`): then whatever must
+        not overtake it is to be submitted too. False in a forked child, which has no thread."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Queues `work` and returns at once. What it raises is logged and dropped."""
+        with self._mutex:
+            if not self.started:
+                self._queue = queue.SimpleQueue()
+                self._thread = threading.Thread(
+                    target=_run_in_order, args=(self._queue,), name=self._name, daemon=True
+                )
+                self._thread.start()
+            self._queue.put(work)
+
+    def stop(self) -> None:
+        """Ends the thread once it has run what is queued; waits for nothing. Idempotent."""
+        with self._mutex:
+            self._queue.put(None)
+            self._thread = None
+
+
+def _run_in_order(waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (work := waiting.get()) is not None:
+        try:
+            work()
+        except Exception:  # its own fault must not keep the others from their turn
+            log.exception("a start raised")
+        del work  # the queue may stay empty for long

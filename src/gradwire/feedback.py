@@ -1,9 +1,9 @@
 """Error feedback and ages: the books of what did not count (docs/design.md, invariants 5 and 8).
 
 A residual is what a worker's gradient still has to give: it is added before the push, and after
-the push holds exactly what did not count. Residuals are float32, per rank, and belong to
-parameters, because DDP rebuilds its buckets; each bucket's residuals lie in one flat array, so
-that adding and clearing are single passes.
+the push holds exactly what did not count, an encoding's error included. Residuals are float32, per
+rank, and belong to parameters, because DDP rebuilds its buckets; each bucket's residuals lie in one
+flat array, so that adding and clearing are single passes.
 
 The engine overwrites the bucket with the result, so what was sent must be kept aside. The cheapest
 place is the residual itself: `residual += gradient; bucket = residual` before, `residual[counted]
@@ -15,7 +15,8 @@ is critical. They are kept with and without feedback.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,10 @@ from gradwire.plans import TensorSlot, TransferReport
 __all__ = ["AUTO", "AgeBook", "ResidualBook", "auto_feedback", "nonfinite_chunks"]
 
 FloatArray = NDArray[np.float32]
+
+KeepError = Callable[[FloatArray, NDArray[np.uint8]], None]
+"""Leaves in what was sent, in place, what did not count of it: all of a chunk that did not, and
+what the encoding took of one that did. Called with what was sent and the report's `counted`."""
 
 
 AUTO = {
@@ -76,15 +81,19 @@ class ResidualBook:
         grid: ChunkGrid,
         report: TransferReport,
         scale: float,
+        keep_error: KeepError | None = None,
     ) -> None:
-        """Leaves in the residuals what did not count, and what a committed pull left with us.
+        """Leaves in the residuals what did not count, and what stays with us of the results that
+        we aggregated: those a committed pull withheld, and what their encoding took.
 
-        scale: what the results were multiplied by; a withheld result returns to the sum as
-        result / scale.
+        scale: what the results were multiplied by; what is kept of one returns to the sum as
+        result / scale. keep_error: for plans with an encoding, see `KeepError`.
         """
         residual = self._flat[slots]
         counted = report.counted.astype(bool)
-        if counted.all():
+        if keep_error is not None:
+            keep_error(residual, report.counted)
+        elif counted.all():
             residual.fill(0.0)
         else:
             _fill_chunks(residual, grid, counted)
@@ -96,6 +105,10 @@ class ResidualBook:
                 if np.isfinite(values).all():
                     residual[begin : begin + length] += values / np.float32(scale)
                 at += length
+        if len(report.result_error):
+            begin = report.error_offset
+            part = residual[begin : begin + len(report.result_error)]
+            part += report.result_error / np.float32(scale)
 
     def sent(self, slots: tuple[TensorSlot, ...]) -> FloatArray:
         """What was sent for a bucket: gradient and residual, between `add_to` and `settle`."""
@@ -151,54 +164,107 @@ class ResidualBook:
 
 
 class AgeBook:
-    """How many steps running each chunk of each bucket has not counted."""
+    """How many steps running each chunk of each bucket has not counted; thread-safe."""
 
     def __init__(self, max_age: int) -> None:
         self.max_age = max_age
         self._ages: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, NDArray[np.uint8]]] = {}
+        self._mutex = threading.Lock()  # buckets begin and end on threads of their own
 
     def due(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.uint32]:
-        """The chunks that have to count in this step."""
-        return np.flatnonzero(self._open(slots, grid) >= self.max_age).astype(np.uint32)
+        """The chunks that have to count in this step: their ids, in rising order."""
+        with self._mutex:
+            return np.flatnonzero(self._open(slots, grid) >= self.max_age).astype(np.uint32)
 
     def settle(
         self, slots: tuple[TensorSlot, ...], grid: ChunkGrid, report: TransferReport
     ) -> None:
         """Starts anew for the chunks that counted and whose result was applied; ages the others."""
-        ages = self._open(slots, grid)
         missed = (report.counted & report.applied) == 0
-        ages += missed & (ages < 255)
-        ages[~missed] = 0
+        with self._mutex:
+            if not self._ages and not missed.any():
+                return  # nothing has an age, and nothing gets one
+            ages = self._open(slots, grid)
+            ages += missed & (ages < 255)
+            ages[~missed] = 0
+
+    def state_dict(self) -> dict[str, NDArray[np.int64]]:
+        """The ages by parameter name, for those that have any: int64 of shape [runs, 2], one
+        (elements, age) per run of equal ages, in the order of the elements."""
+        with self._mutex:
+            spread: dict[str, NDArray[np.uint8]] = {}
+            for slots, (grid, ages) in self._ages.items():  # the newest comes last and rules
+                elements = _per_element(grid, ages)
+                for slot in slots:
+                    spread[slot.name] = elements[slot.offset : slot.offset + slot.length]
+        return {name: _runs(values) for name, values in spread.items() if values.any()}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[np.int64]]) -> None:
+        """Replaces the ages by those of `state`, as `state_dict` returned it.
+
+        Raises ConfigError for other shapes and for ages beyond 255.
+        """
+        loaded: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, NDArray[np.uint8]]] = {}
+        for name, values in state.items():
+            runs = np.asarray(values)
+            sound = runs.ndim == 2 and runs.shape[1] == 2 and np.issubdtype(runs.dtype, np.integer)
+            if not sound or (runs[:, 0] < 1).any() or not _within(runs[:, 1], 0, 255):
+                raise ConfigError(
+                    f"ages of parameter {name!r}: integers of shape [runs, 2], (elements, age)"
+                )
+            lengths = runs[:, 0].astype(np.int64)
+            none = np.zeros(len(runs), np.uint32)
+            offsets = (np.cumsum(lengths) - lengths).astype(np.uint64)
+            grid = ChunkGrid(offsets, lengths.astype(np.uint32), none, none)
+            slot = TensorSlot(name, 0, int(lengths.sum()))
+            loaded[(slot,)] = (grid, runs[:, 1].astype(np.uint8))
+        with self._mutex:
+            self._ages = loaded
 
     def _open(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.uint8]:
         known = self._ages.get(slots)
         if known is not None and known[0] is grid:
             return known[1]
         ages = np.zeros(len(grid), np.uint8)
-        if known is not None or self._ages:
+        if self._ages:
             old = self._elements(slots)
             starts, order = _sorted_starts(grid)
             ages[order] = np.maximum.reduceat(old, starts)
-        names = {slot.name for slot in slots}
-        for key in [key for key in self._ages if any(slot.name in names for slot in key)]:
-            del self._ages[key]
-        self._ages[slots] = (grid, ages)
+        self._ages.pop(slots, None)
+        self._ages[slots] = (grid, ages)  # the newest comes last
+        self._drop_outdated()
         return ages
+
+    def _drop_outdated(self) -> None:
+        """Forgets the layouts whose parameters newer ones hold, all of them: DDP rebuilds its
+        buckets one after another, and each finds its ages in what the old layouts still say."""
+        newer: set[str] = set()
+        for key in reversed(list(self._ages)):
+            names = {slot.name for slot in key}
+            if names <= newer:
+                del self._ages[key]
+            newer |= names
 
     def _elements(self, slots: tuple[TensorSlot, ...]) -> NDArray[np.uint8]:
         """The age of each element of a bucket, from whatever grids the parameters last had."""
         elements = np.zeros(sum(slot.length for slot in slots), np.uint8)
         place = {slot.name: slot for slot in slots}
         for key, (grid, ages) in self._ages.items():
-            if not any(slot.name in place and ages.any() for slot in key):
+            if not any(slot.name in place for slot in key):
                 continue
             spread = _per_element(grid, ages)
             for slot in key:
                 new = place.get(slot.name)
-                if new is not None:
-                    elements[new.offset : new.offset + new.length] = spread[
-                        slot.offset : slot.offset + slot.length
-                    ]
+                if new is None:
+                    continue
+                if new.length != slot.length:
+                    raise ConfigError(
+                        f"ages of parameter {slot.name!r} are of {slot.length} elements, the "
+                        f"parameter has {new.length}: the state is of another model"
+                    )
+                elements[new.offset : new.offset + new.length] = spread[
+                    slot.offset : slot.offset + slot.length
+                ]
         return elements
 
 
@@ -228,6 +294,17 @@ def _per_element(grid: ChunkGrid, values: NDArray[np.uint8]) -> NDArray[np.uint8
     """Spreads one value per chunk over the chunk's elements."""
     _, order = _sorted_starts(grid)
     return np.repeat(values[order], grid.lengths[order])
+
+
+def _runs(values: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """(elements, value) of each run of equal values, as int64 of shape [runs, 2]."""
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
+    lengths = np.diff(np.append(starts, len(values)))
+    return np.stack([lengths, values[starts]], axis=1).astype(np.int64)
+
+
+def _within(values: NDArray[np.int64], low: int, high: int) -> bool:
+    return bool(((values >= low) & (values <= high)).all())
 
 
 def _fill_chunks(array: FloatArray, grid: ChunkGrid, chunks: NDArray[np.bool_]) -> None:

@@ -59,10 +59,21 @@ class HookState:
         """The open pipeline. Opening it is collective: every rank of the group takes part."""
         if self._pipeline is None:
             communicator = open_communicator(self.process_group, self._settings)
-            communicator.agree("attach", agreed_configuration(self._policy, self._settings))
-            self._pipeline = GradientPipeline(
-                communicator, self._policy, self._settings, self._names, self._optimizer
-            )
+            number = communicator.take_number()
+            try:
+                agreed = agreed_configuration(self._policy, self._settings)
+                communicator.agree("attach", {**agreed, "attachment": number})
+                self._pipeline = GradientPipeline(
+                    communicator,
+                    self._policy,
+                    self._settings,
+                    self._names,
+                    number,
+                    self._optimizer,
+                )
+            except BaseException:
+                communicator.return_number(number)
+                raise
             if self._optimizer is not None:
                 self._unhook = self._optimizer.register_step_pre_hook(
                     functools.partial(_skip_step, self._pipeline)

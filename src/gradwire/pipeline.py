@@ -13,6 +13,7 @@ numbered alike on all ranks only while one attachment at a time runs a backward 
 modules share one, use neither.
 """
 
+import functools
 import math
 import threading
 import time
@@ -32,7 +33,7 @@ from gradwire.phases import GAUGES, PHASES, Ballot, Phase, RateWatch, Summary
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.policies import PlanContext, Policy
 from gradwire.settings import Settings
-from gradwire.staging import StagePool, Stager
+from gradwire.staging import StagePool
 from gradwire.steps import Step, Transfer, is_finite, layer_norms, square_norm
 from gradwire.telemetry import ReportWriter, StepReport, build_report
 
@@ -42,7 +43,10 @@ STATE_VERSION = 1
 
 
 class GradientPipeline:
-    """Carries the buckets of one DDP module; thread-safe against its own completions."""
+    """Carries the buckets of one DDP module; thread-safe against its own completions.
+
+    number: which of the communicator's numbers it has taken; `close` returns it.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class GradientPipeline:
         policy: Policy,
         settings: Settings,
         names: ParameterNames,
+        number: int,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.communicator = communicator
@@ -69,9 +74,10 @@ class GradientPipeline:
         self._layer_squares: dict[str, float] = {}  # since the last look
         self._layer_steps = 0
         self._skip = False
+        self._number = number
+        self._closed = False
         self._layouts = Layouts(names)
         self._stages = StagePool()
-        self._stager = Stager()
         self._residuals = ResidualBook() if settings.feedback else None
         self._ages = AgeBook(settings.max_age)
         self._writer = (
@@ -148,7 +154,7 @@ class GradientPipeline:
         return self._last
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed run needs: step, phase, votes, residuals (this rank's own)."""
+        """What a resumed run needs: step, phase, votes, residuals and ages (this rank's own)."""
         residuals = {} if self._residuals is None else self._residuals.state_dict()
         return {
             "version": STATE_VERSION,
@@ -161,6 +167,7 @@ class GradientPipeline:
             "rates": list(self._rates.reference),
             "losses": {} if self._loss_watch is None else self._loss_watch.state_dict(),
             "residuals": {name: torch.from_numpy(v) for name, v in residuals.items()},
+            "ages": {name: torch.from_numpy(v) for name, v in self._ages.state_dict().items()},
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -176,14 +183,17 @@ class GradientPipeline:
                 f"{self.policy.name!r}"
             )
         residuals = state["residuals"]
+        ages = state.get("ages", {})
         phases = state["phases"]
         assert isinstance(residuals, dict)
+        assert isinstance(ages, dict)
         assert isinstance(phases, dict)
         if residuals and self._residuals is None:
             raise ConfigError(
                 "gradwire state with residuals loaded with error_feedback off: their gradient "
                 "would be lost; set error_feedback=True, or flush() before saving"
             )
+        self._ages.load_state_dict({name: np.asarray(runs) for name, runs in ages.items()})
         self.policy.load_state_dict(phases)
         self._rates.reference = list(state["rates"])  # type: ignore[call-overload]
         losses = state["losses"]
@@ -205,7 +215,10 @@ class GradientPipeline:
         return skip
 
     def close(self) -> None:
-        """Closes the report file. The engine stays, for the next attachment."""
+        """Closes the report file. The engine stays, for the next attachment. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.communicator.return_number(self._number)
         if self._writer is not None:
             self._writer.close()
 
@@ -219,12 +232,11 @@ class GradientPipeline:
             ) from self._failure
         try:
             transfer = self._begin(bucket)
-            device = transfer.stage.buffer.device
-            if device.type == "cuda":
-                result = torch.futures.Future[torch.Tensor](devices=[device])
-                self._stager.submit(lambda: self._guarded_start(transfer, result))
+            result = transfer.stage.future()
+            stager = self.communicator.stager
+            if transfer.stage.waits or stager.started:  # then nobody overtakes those that wait
+                stager.submit(lambda: self._guarded_start(transfer, result))
             else:
-                result = torch.futures.Future[torch.Tensor]()
                 self._start(transfer, result)
         except Exception as error:
             self._fail(self._running, error)  # this rank has fallen out of step with the others
@@ -324,11 +336,15 @@ class GradientPipeline:
             step=step.number,
             phase=step.phase,
             world_size=self.communicator.world_size,
-            seed=mix_seed(self.settings.seed, step.number, transfer.index),
+            seed=mix_seed(self.settings.seed, self._number, step.number, transfer.index),
             chunk_elements=self.communicator.chunk_elements,
             bucket=transfer.index,
         )
         plan = self.policy.plan(context)
+        if plan.seed != context.seed:
+            # Also where the order needs none: ranks that number their ops differently then have
+            # different plans, which is an error, and not each other's gradients.
+            plan = replace(plan, seed=context.seed)
         return plan.exact() if step.exact else plan
 
     def _vote_with(
@@ -361,13 +377,15 @@ class GradientPipeline:
         self._end(transfer)
 
     def _settle(self, transfer: Transfer, report: TransferReport) -> None:
-        plan = transfer.plan
+        plan = transfer.resent or transfer.plan
         assert plan is not None
         grid = self.communicator.chunk_grid(plan)
         if self._residuals is not None:
-            self._residuals.settle(transfer.slots, grid, report, plan.scale)
-        if plan.lossy:
-            self._ages.settle(transfer.slots, grid, report)
+            keep_error = None
+            if plan.encoding != "f32":
+                keep_error = functools.partial(self.communicator.keep_encoding_error, plan)
+            self._residuals.settle(transfer.slots, grid, report, plan.scale, keep_error)
+        self._ages.settle(transfer.slots, grid, report)
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":
             transfer.applied_square = square_norm(transfer.stage.host()) / self._grad_scale**2
@@ -514,9 +532,10 @@ class GradientPipeline:
 
         for transfer in step.transfers:
             assert transfer.plan is not None
+            transfer.resent = transfer.plan.exact()
             host = transfer.stage.host()
             np.copyto(host, self._sent(transfer))
-            handle = self.communicator.all_reduce(host, transfer.plan.exact(), step=step.number)
+            handle = self.communicator.all_reduce(host, transfer.resent, step=step.number)
             handle.add_done_callback(callback(transfer))
 
     def _skip_step(self, step: Step) -> None:

@@ -19,6 +19,7 @@ from gradwire.errors import ConfigError
 __all__ = [
     "BY_BOUND",
     "CLOCKS",
+    "ENCODINGS",
     "FILLS",
     "ORDERS",
     "PULLS",
@@ -31,6 +32,7 @@ __all__ = [
     "TransferReport",
     "check_bound",
     "check_choice",
+    "check_kept",
     "mix_seed",
     "pool",
 ]
@@ -41,6 +43,7 @@ ORDERS = ("shuffled", "sequential")
 PULLS = ("exact", "committed", "none")
 CLOCKS = ("open", "first_arrival", "tail")
 SCOPES = ("worker", "all")
+ENCODINGS = ("f32", "f16", "bf16", "int8", "topk")
 
 BY_BOUND = -1.0
 """The fraction of a CloseStep that stands for "one minus the region's bound"."""
@@ -58,6 +61,13 @@ def check_bound(name: str, value: object) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0.0 <= value < 1.0:  # type: ignore[operator]
         raise ConfigError(f"{name}={value!r}: a bound is a number in [0, 1)")
+
+
+def check_kept(name: str, value: object) -> None:
+    """Raises ConfigError unless `value` is a number in (0, 1]."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0.0 < value <= 1.0:  # type: ignore[operator]
+        raise ConfigError(f"{name}={value!r}: the share of elements kept is a number in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,9 @@ class TransferPlan:
     that arrived. order: of the chunks within the push; "shuffled" by `seed`, alike on all
     workers. pull: "exact", or "committed" with up to `pull_bound` of the result left out alike on
     all workers. scale: multiplies each finished sum (1 / world size for an average).
+    encoding: of the elements on the wire, pushed and pulled (docs/design.md, "Encodings"); under
+    "topk" only the share `kept` of each chunk's elements travels, the largest magnitudes. What an
+    encoding takes is no loss in the sense of the bounds: error feedback alone gives it back.
 
     Raises ConfigError naming the field, the value and what is allowed.
     """
@@ -132,6 +145,8 @@ class TransferPlan:
     pull_bound: float = 0.0
     scale: float = 1.0
     seed: int = 0
+    encoding: str = "f32"
+    kept: float = 1.0
 
     def __post_init__(self) -> None:
         if self.elements <= 0:
@@ -164,6 +179,13 @@ class TransferPlan:
             raise ConfigError(f"scale={self.scale!r}: a finite number")
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed={self.seed!r}: an integer in [0, 2**64)")
+        check_choice("encoding", self.encoding, ENCODINGS)
+        check_kept("kept", self.kept)
+        if self.encoding != "topk" and self.kept != 1.0:
+            raise ConfigError(
+                f"kept={self.kept!r} with encoding={self.encoding!r}: only encoding='topk' keeps "
+                "less than all"
+            )
 
     @property
     def lossy(self) -> bool:
@@ -182,7 +204,8 @@ class TransferPlan:
         return max(region.bound for region in self.regions)
 
     def exact(self) -> TransferPlan:
-        """The same transfer with nothing left out; the same regions, so the same chunk grid."""
+        """The same transfer with nothing left out or taken by an encoding; the same regions, so
+        the same chunk grid where the encoding was f32 before."""
         return replace(
             self,
             regions=tuple(replace(region, bound=0.0) for region in self.regions),
@@ -191,6 +214,8 @@ class TransferPlan:
             fill="zero",
             pull="exact",
             pull_bound=0.0,
+            encoding="f32",
+            kept=1.0,
         )
 
     @staticmethod
@@ -206,6 +231,8 @@ class TransferReport:
     counted, applied: per chunk of the grid, uint8; 1 where this worker's contribution counted,
     where a result was applied. withheld_chunks (uint32) and withheld_values (float32, scaled,
     concatenated): a committed pull's results that this rank keeps as its residual.
+    result_error (float32, scaled): what the encoding took from the results that this rank
+    aggregated, for the elements from error_offset on; this rank keeps it as its residual.
     delivered: per region, the fraction of this worker's elements that counted. exceeded: the
     regions whose loss exceeded their bound (plans by time only). stats_sum and stats_max: the
     workers' statistics, folded alike everywhere. bytes_sent: UDP payload bytes of this worker.
@@ -230,6 +257,8 @@ class TransferReport:
     retransmissions: int
     rtprop_s: float
     btlbw: float
+    result_error: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    error_offset: int = 0
 
 
 def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> tuple[Region, ...]:

@@ -62,7 +62,7 @@ def serve(
     Raises ConfigError, RendezvousError naming the ranks at fault, and GradwireError when the
     engine fails (a dead peer, another plan).
     """
-    from gradwire.communicator import open_engine
+    from gradwire.opening import open_engine
 
     servers = settings.server_count
     if workers < 1:
@@ -77,8 +77,8 @@ def serve(
             failure = opened.engine.failure()
             try:
                 left = opened.meeting.all_workers_left()
-            except Exception:  # the store went away with the job
-                left = True
+            except Exception:  # the store went away with the job, which may have failed
+                left = not failure
             if left:
                 break
             if failure:

@@ -29,6 +29,9 @@ FREE_PREFIXES = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE
 LARGEST_DATAGRAM = 8972
 SMALLEST_DATAGRAM = 256
 
+LONGEST_S = 10 * 365 * 86_400.0
+"""The longest time a setting may name: ten years, which still fit 64 bits of nanoseconds."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -103,7 +106,7 @@ class Settings:
         if self.timeout is not None:
             _positive("timeout", self.timeout)
         _whole("memory_limit", self.memory_limit, 0, 1 << 62)
-        if self.error_feedback not in ("auto", True, False):
+        if self.error_feedback != "auto" and not isinstance(self.error_feedback, bool):
             raise ConfigError(
                 f"error_feedback={self.error_feedback!r}: allowed are 'auto', True, False"
             )
@@ -119,9 +122,9 @@ class Settings:
         _whole("seed", self.seed, 0, (1 << 64) - 1)
         check_choice("on_failure", self.on_failure, ("raise",))
         check_choice("control", self.control, ("stream",))
-        if not 0.0 <= self.drop_rate < 1.0:
+        if not _is_number(self.drop_rate) or not 0.0 <= self.drop_rate < 1.0:
             raise ConfigError(f"drop_rate={self.drop_rate!r}: a share of packets in [0, 1)")
-        if not (math.isfinite(self.drop_burst) and self.drop_burst >= 1.0):
+        if not _is_number(self.drop_burst) or not 1.0 <= self.drop_burst < math.inf:
             raise ConfigError(f"drop_burst={self.drop_burst!r}: packets, 1 or more")
         _whole("drop_seed", self.drop_seed, 0, (1 << 64) - 1)
 
@@ -180,11 +183,12 @@ class Settings:
         """
         given = dict(options or {})
         known = setting_names()
+        words = list(dict.fromkeys([*known, *also_known]))
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(
-                    f"unknown setting {name}={value!r}{suggestion(name, [*known, *also_known])}; "
-                    f"known are {', '.join([*known, *also_known])}"
+                    f"unknown setting {name}={value!r}{suggestion(name, words)}; "
+                    f"known are {', '.join(words)}"
                 )
         hints = typing.get_type_hints(Settings)
         read = from_environment(
@@ -298,11 +302,10 @@ def _whole(name: str, value: object, low: int, high: int) -> None:
         raise ConfigError(f"{name}={value!r}: a whole number from {low} to {high}")
 
 
+def _positive(name: str, value: object) -> None:
+    if not _is_number(value) or not 0 < value <= LONGEST_S:  # type: ignore[operator]
+        raise ConfigError(f"{name}={value!r}: seconds, a number above 0 and at most {LONGEST_S:g}")
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _positive(name: str, value: object) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:  # type: ignore[operator]
-        raise ConfigError(f"{name}={value!r}: seconds, a number above 0")

@@ -301,6 +301,12 @@ class Fabric:
         """The worker's buffer after the op; ValueError while it runs."""
         return self._core.result(worker, op)
 
+    def round_trip(self, plan: _engine.Plan, data: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the others get of a worker's values under the plan's encoding."""
+        return _engine.round_trip(
+            plan, np.ascontiguousarray(data), self.datagram_bytes, self.servers or self.workers
+        )
+
     def finished_at(self, worker: int, op: int) -> float:
         """When the worker's op was done, in seconds since the start."""
         return self._core.finished_at_ns(worker, op) * 1e-9

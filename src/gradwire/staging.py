@@ -6,16 +6,13 @@ to float32 on the way in (relative error 6e-8; magnitudes beyond 3.4e38 become i
 carries float32 and so do the sums.
 
 A bucket on a CUDA device is copied through pinned memory on a stream of its own: the autograd
-thread only queues the copy, and a staging thread waits for it.
+thread only queues the copy, and the engine's stager (`gradwire.executor`) waits for it.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +21,7 @@ from numpy.typing import NDArray
 
 from gradwire.errors import ConfigError
 
-__all__ = ["Stage", "StagePool", "Stager"]
+__all__ = ["Stage", "StagePool"]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -32,8 +29,15 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 class Stage(ABC):
     """One bucket's way to host memory and back."""
 
+    waits = False
+    """Whether `host` waits for a copy, so that the thread that stages is not the one to call it."""
+
     def __init__(self, buffer: torch.Tensor) -> None:
         self.buffer = buffer
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """A new future for `deliver`."""
+        return torch.futures.Future()
 
     @abstractmethod
     def host(self) -> NDArray[np.float32]:
@@ -48,7 +52,7 @@ class StagePool:
     """Makes stages, and keeps their host copies and streams for the next step."""
 
     def __init__(self) -> None:
-        self._copies: dict[tuple[int, bool], torch.Tensor] = {}
+        self._copies: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._streams: dict[torch.device, Any] = {}
         self._warned = False
 
@@ -68,21 +72,25 @@ class StagePool:
         if buffer.device.type == "cpu":
             if buffer.dtype == torch.float32:
                 return _DirectStage(buffer)
-            return _CastStage(buffer, self._copy(index, buffer.numel(), pinned=False))
+            return _CastStage(buffer, self._copy(index, buffer))
         if buffer.device.type == "cuda":
             stream = self._streams.get(buffer.device)
             if stream is None:
                 stream = self._streams[buffer.device] = torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
-            return _CudaStage(buffer, self._copy(index, buffer.numel(), pinned=True), stream)
+            return _CudaStage(buffer, self._copy(index, buffer), stream)
         raise ConfigError(
             f"bucket {index} lies on device {buffer.device}: allowed are cpu and cuda"
         )
 
-    def _copy(self, index: int, elements: int, *, pinned: bool) -> torch.Tensor:
-        copy = self._copies.get((index, pinned))
-        if copy is None or copy.numel() != elements:
-            copy = torch.empty(elements, dtype=torch.float32, pin_memory=pinned)
-            self._copies[index, pinned] = copy
+    def _copy(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
+        """The float32 host copy of a bucket. By device, because only one device's own stream keeps
+        the next copy into it behind the last copy out of it."""
+        key = (index, buffer.device)
+        copy = self._copies.get(key)
+        if copy is None or copy.numel() != buffer.numel():
+            pinned = buffer.device.type == "cuda"
+            copy = torch.empty(buffer.numel(), dtype=torch.float32, pin_memory=pinned)
+            self._copies[key] = copy
         return copy
 
 
@@ -117,6 +125,8 @@ class _CastStage(Stage):
 class _CudaStage(Stage):
     """On a CUDA device: a float32 copy in pinned memory, made on a side stream."""
 
+    waits = True
+
     def __init__(self, buffer: torch.Tensor, copy: torch.Tensor, stream: Any) -> None:
         super().__init__(buffer)
         self._copy = copy
@@ -128,6 +138,9 @@ class _CudaStage(Stage):
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record(stream)
 
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        return torch.futures.Future(devices=[self.buffer.device])
+
     def host(self) -> NDArray[np.float32]:
         self._arrived.synchronize()
         memory: NDArray[np.float32] = self._copy.numpy()
@@ -137,22 +150,3 @@ class _CudaStage(Stage):
         with torch.cuda.stream(self._stream):
             self.buffer.copy_(self._copy, non_blocking=True)
             future.set_result(self.buffer)  # consumers wait for this stream's events
-
-
-class Stager:
-    """One thread that runs what it is given in order; for starts that wait for a CUDA copy."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def submit(self, work: Callable[[], None]) -> None:
-        """Queues `work`, which must not raise."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="gradwire-stage", daemon=True)
-            self._thread.start()
-        self._queue.put(work)
-
-    def _run(self) -> None:
-        while True:
-            self._queue.get()()

@@ -78,6 +78,7 @@ class Transfer:
         self.slots = slots
         self.stage = stage
         self.plan: TransferPlan | None = None
+        self.resent: TransferPlan | None = None  # the guard's exact plan, if it took one
         self.first: TransferReport | None = None
         self.report: TransferReport | None = None
         self.result: torch.futures.Future[torch.Tensor] | None = None

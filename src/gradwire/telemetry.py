@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gradwire.phases import Phase, Summary
 from gradwire.plans import TransferPlan, TransferReport
 
-__all__ = ["RegionReport", "ReportWriter", "StepReport", "build_report"]
+__all__ = ["RegionReport", "ReportWriter", "StepReport", "build_report", "finite"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class StepReport:
 
     def line(self) -> str:
         """The report as one line of JSON; non-finite numbers become null."""
-        return json.dumps(_finite(asdict(self)), allow_nan=False, separators=(",", ":"))
+        return json.dumps(finite(asdict(self)), allow_nan=False, separators=(",", ":"))
 
 
 def build_report(
@@ -172,11 +173,12 @@ class ReportWriter:
             self._file = None
 
 
-def _finite(value: object) -> object:
+def finite(value: Any) -> Any:
+    """A value as JSON can hold it: non-finite numbers, however deep in it, become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return value

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gradwire.communicator import Communicator
-from gradwire.plans import BY_BOUND, CloseStep, Region, TransferPlan
+from gradwire.plans import BY_BOUND, CloseStep, Region, TransferPlan, TransferReport
 from gradwire.server import serve
 from gradwire.settings import Settings
 
@@ -34,33 +34,56 @@ def make_plan(elements: int, bound: float, spend: str, pull: str, seed: int) -> 
     )
 
 
+class _Rounds:
+    """The rounds of one contestant on a communicator, counted.
+
+    The engine is shared by this process's contestants: its counters are everybody's.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self.step = 0
+        self._sent = 0
+        self._retransmissions = 0
+
+    def run(self, buffer: torch.Tensor, plan: TransferPlan) -> TransferReport:
+        report = self._communicator.all_reduce(buffer, plan, step=self.step).wait(_ROUND_TIMEOUT)
+        self.step += 1
+        self._sent += report.packets_sent
+        self._retransmissions += report.retransmissions
+        return report
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "engine": self._communicator.counters(),
+            "packets_sent": self._sent,
+            "retransmissions": self._retransmissions,
+        }
+
+    def close(self) -> None:
+        self._communicator.close()
+
+
 class GradwireAllReduce:
     """All-reduce over the sharded route; bound 0 is exact."""
 
     def __init__(self, bound: float = 0.0, spend: str = "nothing", pull: str = "exact") -> None:
         """Choose the plan: see `make_plan`."""
         self._bound, self._spend, self._pull = bound, spend, pull
-        self._step = 0
         self._delivered: list[float] = []
-        self._sent = 0
-        self._retransmissions = 0
-        self._communicator: Communicator | None = None
+        self._rounds: _Rounds | None = None
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Open the engine and meet the other ranks."""
-        self._communicator = Communicator(
-            store, rank, world, Settings.build({}), timeout_s=_ROUND_TIMEOUT
+        self._rounds = _Rounds(
+            Communicator(store, rank, world, Settings.build({}), timeout_s=_ROUND_TIMEOUT)
         )
 
     def run_round(self, buffer: torch.Tensor) -> None:
         """Sum the buffer over all ranks."""
-        assert self._communicator is not None
-        plan = make_plan(buffer.numel(), self._bound, self._spend, self._pull, self._step)
-        report = self._communicator.all_reduce(buffer, plan, step=self._step).wait(_ROUND_TIMEOUT)
-        self._step += 1
-        self._delivered.append(min(report.delivered))
-        self._sent += report.packets_sent
-        self._retransmissions += report.retransmissions
+        assert self._rounds is not None
+        plan = make_plan(buffer.numel(), self._bound, self._spend, self._pull, self._rounds.step)
+        self._delivered.append(min(self._rounds.run(buffer, plan).delivered))
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         """Check the exact sum, or that each element is the sum of some contributions."""
@@ -75,21 +98,18 @@ class GradwireAllReduce:
 
     def report(self) -> dict[str, Any]:
         """Counters of the engine and what was delivered."""
-        assert self._communicator is not None
+        assert self._rounds is not None
         delivered = self._delivered or [1.0]
-        # The engine is shared by this process's contestants: its counters are everybody's.
         return {
-            "engine": self._communicator.counters(),
-            "packets_sent": self._sent,
-            "retransmissions": self._retransmissions,
+            **self._rounds.report(),
             "delivered_mean": sum(delivered) / len(delivered),
             "delivered_min": min(delivered),
         }
 
     def close(self) -> None:
         """Close the engine."""
-        if self._communicator is not None:
-            self._communicator.close()
+        if self._rounds is not None:
+            self._rounds.close()
 
 
 class GradwirePush:
@@ -97,12 +117,9 @@ class GradwirePush:
 
     def __init__(self) -> None:
         """Nothing to choose."""
-        self._communicator: Communicator | None = None
+        self._rounds: _Rounds | None = None
         self._server: threading.Thread | None = None
         self._stop = threading.Event()
-        self._step = 0
-        self._sent = 0
-        self._retransmissions = 0
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Open the engine: the server's on the last rank."""
@@ -116,37 +133,26 @@ class GradwirePush:
             )
             self._server.start()
             return
-        self._communicator = Communicator(
-            store, rank, world - 1, settings, timeout_s=_ROUND_TIMEOUT
+        self._rounds = _Rounds(
+            Communicator(store, rank, world - 1, settings, timeout_s=_ROUND_TIMEOUT)
         )
 
     def run_round(self, buffer: torch.Tensor) -> None:
         """Push the buffer; done when the server has summed all of it from everybody."""
-        if self._communicator is None:
-            return
-        plan = make_plan(buffer.numel(), 0.0, "nothing", "none", 0)
-        report = self._communicator.all_reduce(buffer, plan, step=self._step).wait(_ROUND_TIMEOUT)
-        self._step += 1
-        self._sent += report.packets_sent
-        self._retransmissions += report.retransmissions
+        if self._rounds is not None:
+            self._rounds.run(buffer, make_plan(buffer.numel(), 0.0, "nothing", "none", 0))
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         """Nothing comes back that could be checked; the sums are, where they are pulled."""
 
     def report(self) -> dict[str, Any]:
         """Counters of the worker's engine."""
-        if self._communicator is None:
-            return {}
-        return {
-            "engine": self._communicator.counters(),
-            "packets_sent": self._sent,
-            "retransmissions": self._retransmissions,
-        }
+        return {} if self._rounds is None else self._rounds.report()
 
     def close(self) -> None:
         """Close the engine or stop the server."""
-        if self._communicator is not None:
-            self._communicator.close()
+        if self._rounds is not None:
+            self._rounds.close()
         self._stop.set()
         if self._server is not None:
             self._server.join(10)

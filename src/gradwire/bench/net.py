@@ -43,7 +43,7 @@ def run_case(
 
     Raises:
         LabUnavailable: this machine cannot make namespaces.
-        RaceError: a contestant failed.
+        RankError: a contestant failed.
     """
     rate = float(case.network.rate)
     payload = (

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
+import time
 from typing import Any
 
+from gradwire.lab.addresses import STORE_PORT
 from gradwire.lab.bursts import BurstTraffic
 from gradwire.lab.measure import environment
 from gradwire.lab.network import Network
 from gradwire.lab.presets import BURSTS, NETWORKS, Burst
+from gradwire.lab.ranks import Ranks
 
 HOSTS = 4
 BOUND = 0.2
-STORE_PORT = 29500
 TIMEOUT = 600.0
 
 
@@ -29,7 +28,7 @@ def run_replicas(network: str, steps: int, pull: str) -> dict[str, Any]:
 
     Raises:
         LabUnavailable: this machine cannot make namespaces.
-        RuntimeError: a rank failed; the message names it.
+        RankError: a rank failed; the message names it.
     """
     preset, usual = NETWORKS[network], BURSTS[network]
     # Twice as often as the standard bursts: nearly every step shall lose something.
@@ -37,28 +36,23 @@ def run_replicas(network: str, steps: int, pull: str) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(Network(HOSTS, preset, extra_hosts=1))
         stack.enter_context(BurstTraffic(net, burst, target=1))
-        ranks = [
-            net.spawn(
-                rank,
-                [
-                    sys.executable,
-                    "-m",
-                    "gradwire.bench.replicas_worker",
-                    *map(str, (rank, HOSTS, net.address(0), STORE_PORT, steps, pull, BOUND)),
-                ],
-                env={"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+        configs = [
+            {
+                "rank": rank,
+                "world": HOSTS,
+                "store_host": net.address(0),
+                "store_port": STORE_PORT,
+                "pull": pull,
+                "bound": BOUND,
+            }
             for rank in range(HOSTS)
         ]
-        answers = []
-        for rank, process in enumerate(ranks):
-            out, err = process.communicate(timeout=TIMEOUT)
-            if process.returncode:
-                raise RuntimeError(f"rank {rank} failed: {err.strip().splitlines()[-1:]}")
-            answers.append(json.loads(out.splitlines()[-1]))
+        worker = "gradwire.bench.replicas_worker"
+        ranks = stack.enter_context(Ranks(net.spawn, worker, configs))
+        deadline = time.monotonic() + TIMEOUT
+        ranks.gather(deadline)
+        answers = ranks.ask({"command": "train", "steps": steps}, deadline)
+        ranks.ask({"command": "close"}, deadline)
     return {
         "case": "replicas",
         "network": network,

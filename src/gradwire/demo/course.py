@@ -6,11 +6,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradwire.demo.crew import Crew, DemoError
+from gradwire.demo import crew
 from gradwire.demo.ground import Ground, open_ground
 from gradwire.demo.scenario import Entry, Scenario
 from gradwire.lab.bursts import BurstRecord
 from gradwire.lab.measure import softnet_drops
+from gradwire.lab.ranks import RankError, Ranks
 
 READY_SECONDS = 60.0
 BLOCK_SECONDS = 90.0
@@ -104,27 +105,27 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
             outcome.ground = ground
             audience.grounded(ground)
             audience.stage("starting the ranks")
-            with Crew(ground, scenario) as crew:
-                outcome.facts = crew.ready(time.monotonic() + READY_SECONDS)
+            with crew.start(ground, scenario) as ranks:
+                outcome.facts = ranks.gather(time.monotonic() + READY_SECONDS)[0]
                 ground.start_bursts()
                 audience.stage("training in turn")
                 before = softnet_drops()
                 try:
-                    _train(scenario, crew, ground, outcome, audience)
+                    _train(scenario, ranks, ground, outcome, audience)
                 finally:
                     outcome.softnet_drops = softnet_drops() - before
                     if ground.traffic is not None:
                         outcome.bursts = ground.traffic.records()
                 audience.stage("comparing the replicas")
-                _close(crew, ground, outcome)
-    except (DemoError, OSError) as error:
+                _close(ranks, ground, outcome)
+    except (RankError, OSError) as error:
         outcome.error = str(error)
         outcome.details = getattr(error, "details", "")
     return outcome
 
 
 def _train(
-    scenario: Scenario, crew: Crew, ground: Ground, outcome: Outcome, audience: Audience
+    scenario: Scenario, ranks: Ranks, ground: Ground, outcome: Outcome, audience: Audience
 ) -> None:
     done, slowest = 0, 0.0
     while done < scenario.steps:
@@ -137,14 +138,14 @@ def _train(
                 return
         steps = min(scenario.block, scenario.steps - done, room)
         for entry in scenario.entries:
-            outcome.blocks.append(_block(scenario, crew, ground, entry, steps, audience))
+            outcome.blocks.append(_block(scenario, ranks, ground, entry, steps, audience))
         done += steps
         slowest = max(slowest, (time.monotonic() - began) / steps)
 
 
 def _block(
     scenario: Scenario,
-    crew: Crew,
+    ranks: Ranks,
     ground: Ground,
     entry: Entry,
     steps: int,
@@ -154,13 +155,13 @@ def _block(
     if ground.traffic is not None:
         start = ground.traffic.next_phase(_PHASE * ground.traffic.burst.period, after=start)
     try:
-        answers = crew.ask(
+        answers = ranks.ask(
             {"command": "block", "contestant": entry.name, "steps": steps, "start": start},
             start + BLOCK_SECONDS,
             lambda step: audience.tick(entry, step),
         )
-    except DemoError as error:
-        raise DemoError(f"{entry.label}: {error}", error.details) from error
+    except RankError as error:
+        raise RankError(f"{entry.label}: {error}", error.details) from error
     return Block(
         contestant=entry.name,
         start=start,
@@ -171,9 +172,9 @@ def _block(
     )
 
 
-def _close(crew: Crew, ground: Ground, outcome: Outcome) -> None:
-    answers = crew.ask({"command": "fingerprints"}, time.monotonic() + CLOSE_SECONDS)
+def _close(ranks: Ranks, ground: Ground, outcome: Outcome) -> None:
+    answers = ranks.ask({"command": "fingerprints"}, time.monotonic() + CLOSE_SECONDS)
     for entry in outcome.scenario.entries:
         outcome.fingerprints[entry.name] = [answer[entry.name] for answer in answers]
     outcome.network_drops = ground.dropped()
-    crew.ask({"command": "close"}, time.monotonic() + CLOSE_SECONDS)
+    ranks.ask({"command": "close"}, time.monotonic() + CLOSE_SECONDS)

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from gradwire.lab import BURSTS, NETWORKS, Burst, BurstTraffic, Network, Preset, probe
+from gradwire.lab.addresses import STORE_PORT
 
 FORCE_LOOPBACK = "GRADWIRE_DEMO_LOOPBACK"
 """Environment variable that, if set, forbids the demo to try namespaces."""
 
-_STORE_PORT = 29400
 _LOOPBACK = "127.0.0.1"
 
 
@@ -50,9 +50,9 @@ class Ground(Protocol):
     store: tuple[str, int]
 
     def spawn(
-        self, rank: int, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]
+        self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a rank's program."""
+        """Start a rank's program, with options of `subprocess.Popen`."""
 
     @property
     def parent(self) -> int:
@@ -76,15 +76,13 @@ class _Hosts:
         self.preset: Preset | None = network.preset
         self.burst: Burst | None = BURSTS[network.preset.name]
         self.traffic: BurstTraffic | None = None
-        self.store = (network.address(0), _STORE_PORT)
+        self.store = (network.address(0), STORE_PORT)
 
     def spawn(
-        self, rank: int, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]
+        self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[Any]:
         with uninterrupted():
-            return self._network.spawn(
-                rank, command, env=env, pass_fds=pass_fds, stdin=subprocess.DEVNULL
-            )
+            return self._network.spawn(rank, command, env=env, **options)
 
     def start_bursts(self) -> None:
         assert self.burst is not None
@@ -112,14 +110,11 @@ class _Loopback:
         return os.getpid()
 
     def spawn(
-        self, rank: int, command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]
+        self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[Any]:
         with uninterrupted():
             return subprocess.Popen(
-                command,
-                env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env},
-                pass_fds=pass_fds,
-                stdin=subprocess.DEVNULL,
+                command, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env}, **options
             )
 
     def start_bursts(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from gradwire.demo.course import Block, Outcome
 from gradwire.demo.scenario import TAIL_STEPS, Entry
 from gradwire.demo.words import headline, notes
 from gradwire.lab.measure import all_reduce_payload, environment, header_ideal, percentile
+from gradwire.telemetry import finite
 
 FORMAT = 1
 _FLOAT_BYTES = 4
@@ -93,18 +93,8 @@ def summarize(steps: Sequence[Step], tail_steps: int = TAIL_STEPS) -> dict[str, 
 
 def document(outcome: Outcome, command: str) -> dict[str, Any]:
     """Everything that is known about a demo, as JSON; non-finite numbers become null."""
-    known: dict[str, Any] = _finite(_document(outcome, command))
+    known: dict[str, Any] = finite(_document(outcome, command))
     return {"headline": headline(known), **known, "notes": notes(known)}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return value
 
 
 def _document(outcome: Outcome, command: str) -> dict[str, Any]:

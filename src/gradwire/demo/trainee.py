@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,6 +16,8 @@ from gradwire.demo.scenario import Entry, Scenario
 from gradwire.demo.startline import StartLine
 from gradwire.demo.stopwatch import TimedDDP
 from gradwire.demo.text import SYMBOLS, Text
+from gradwire.lab.clock import sleep_until
+from gradwire.lab.fingerprint import fingerprint
 
 LINE_SECONDS = 60.0
 
@@ -101,8 +102,7 @@ class Trainee:
         Returns:
             The steps, as JSON.
         """
-        while (left := start - time.monotonic()) > 0:
-            time.sleep(left)
+        sleep_until(start)
         done = []
         for _ in range(steps):
             step = self._train()
@@ -170,10 +170,7 @@ class Trainee:
 
     def fingerprint(self) -> str:
         """A hash of all weights: equal on all ranks if the replicas are."""
-        digest = hashlib.sha256()
-        for parameter in self.model.parameters():
-            digest.update(parameter.detach().numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint(self.model)
 
     def close(self) -> None:
         """Let go of the transport."""

@@ -9,6 +9,9 @@ PREFIX_LENGTH = 24
 DISCARD_NETWORK = "10.78.0.0/24"
 MAX_HOSTS = 200
 
+STORE_PORT = 29400
+"""Where torch's store listens on rank 0's host: all ports of a host are free."""
+
 ADDRESS_VARIABLE = "GRADWIRE_LAB_ADDRESS"
 """Environment variable in which a program on a host finds the host's own address."""
 

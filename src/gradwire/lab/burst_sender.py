@@ -13,6 +13,8 @@ import socket
 import sys
 import time
 
+from gradwire.lab.clock import sleep_until
+
 SOL_UDP = 17
 UDP_SEGMENT = 103
 
@@ -39,12 +41,6 @@ def open_socket(address: str) -> socket.socket:
     sender.setblocking(False)
     sender.connect((address, DISCARD_PORT))
     return sender
-
-
-def sleep_until(moment: float) -> None:
-    """Wait for a moment of ``time.monotonic()``, to a few microseconds."""
-    while (left := moment - time.monotonic()) > 0:
-        time.sleep(left)
 
 
 def send_burst(sender: socket.socket, rate: float, start: float, stop: float) -> int:

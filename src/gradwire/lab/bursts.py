@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
 from gradwire.lab.helper import helper_command
@@ -124,9 +123,8 @@ class BurstTraffic:
 
     def close(self) -> None:
         """Stop sending. May be called again."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()  # which leaves alone what has ended
+        self._process.wait()
         self._log.close()
 
     def _check(self) -> None:
@@ -136,12 +134,7 @@ class BurstTraffic:
     def __enter__(self) -> BurstTraffic:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

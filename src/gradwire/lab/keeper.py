@@ -7,7 +7,6 @@ is killed and this one ends; the namespaces have no names and go with it.
 
 from __future__ import annotations
 
-import array
 import errno
 import json
 import os
@@ -92,10 +91,8 @@ def main(arguments: list[str]) -> None:
         return
     descriptors = [host.namespace for host in topology.hosts] + ([] if user is None else [user])
     try:
-        channel.sendmsg(
-            [json.dumps({"user_namespace": user is not None}).encode()],
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))],
-        )
+        answer = json.dumps({"user_namespace": user is not None}).encode()
+        socket.send_fds(channel, [answer], descriptors)
         serve(channel, owner, topology)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the owner is gone

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -96,11 +96,6 @@ def summarize(seconds: Sequence[float], ideal: float, tail_rounds: int = TAIL_RO
         p99=tail,
         max=max(seconds) / ideal,
     )
-
-
-def as_json(summary: Summary) -> dict[str, Any]:
-    """A summary as JSON."""
-    return asdict(summary)
 
 
 def softnet_drops() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
@@ -12,7 +11,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
 from gradwire.lab.addresses import (
@@ -27,6 +25,7 @@ from gradwire.lab.presets import NETWORK_A, Preset
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 2.0
+_MAX_ANSWER = 1 << 16
 
 
 class LabUnavailable(OSError):
@@ -126,23 +125,26 @@ class Network:
             "preset": asdict(self.preset),
             "congestion_control": self.congestion_control,
         }
-        numbers = array.array("i")
+        # A namespace for each host, and perhaps the user namespace that they belong to.
+        answer, namespaces = self._ask(plan, "the lab's helper process gave no answer", count + 1)
+        user = namespaces.pop() if answer["user_namespace"] else None
+        return namespaces, user
+
+    def _ask(
+        self, request: dict[str, Any], trouble: str, descriptors: int = 0
+    ) -> tuple[dict[str, Any], list[int]]:
+        """What the keeper answers, with so many descriptors at most."""
         try:
-            self._channel.send(json.dumps(plan).encode())
-            message, ancillary, _, _ = self._channel.recvmsg(
-                1 << 16, socket.CMSG_SPACE((count + 1) * numbers.itemsize)
-            )
+            self._channel.send(json.dumps(request).encode())
+            message, received, _, _ = socket.recv_fds(self._channel, _MAX_ANSWER, descriptors)
         except OSError as error:
-            raise LabUnavailable(f"the lab's helper process: {error}") from error
+            raise LabUnavailable(f"{trouble}: {error}") from error
         if not message:
-            raise LabUnavailable("the lab's helper process ended without an answer")
-        answer = json.loads(message)
+            raise LabUnavailable(trouble)
+        answer: dict[str, Any] = json.loads(message)
         if "error" in answer:
             raise LabUnavailable(answer["error"])
-        for _, _, data in ancillary:
-            numbers.frombytes(data)
-        user = numbers.pop() if answer["user_namespace"] else None
-        return list(numbers), user
+        return answer, received
 
     def address(self, host: int) -> str:
         """IPv4 address of a host."""
@@ -211,17 +213,8 @@ class Network:
             LabUnavailable: the network is closed.
         """
         self._check(host)
-        try:
-            with self._lock:
-                self._channel.send(json.dumps({"host": host}).encode())
-                message = self._channel.recv(1 << 16)
-        except OSError as error:
-            raise LabUnavailable(f"the network is closed: {error}") from error
-        if not message:
-            raise LabUnavailable("the network is closed")
-        answer = json.loads(message)
-        if "error" in answer:
-            raise LabUnavailable(answer["error"])
+        with self._lock:
+            answer, _ = self._ask({"host": host}, "the network is closed")
         stats = answer["stats"]
         return PortStats(QueueStats(**stats["uplink"]), QueueStats(**stats["downlink"]))
 
@@ -239,16 +232,14 @@ class Network:
         with self._lock:
             processes, self._processes = self._processes, []
         for process in processes:
-            if process.poll() is None:
-                process.terminate()
+            process.terminate()  # which, like kill, leaves alone what has ended
         deadline = time.monotonic() + _STOP_SECONDS
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
         self._stop_keeper()
         namespaces, self._namespaces = self._namespaces, []
         if self._user_namespace is not None:
@@ -272,12 +263,7 @@ class Network:
     def __enter__(self) -> Network:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
+from gradwire.lab.addresses import STORE_PORT
 from gradwire.lab.bursts import BurstTraffic
+from gradwire.lab.clock import sleep_until
 from gradwire.lab.network import Network
+from gradwire.lab.ranks import Message, Ranks
 
 _SETUP_SECONDS = 120.0
 _ROUND_SECONDS = 60.0
-_STORE_PORT = 29400
 _LEAD_SECONDS = 0.003
-
-# The second keeps torch's store from complaining that the hosts have no names.
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-
-
-class RaceError(RuntimeError):
-    """A rank of a race failed; the message names it and the cause."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ class Race:
 
         Raises:
             ValueError: a size or a set of names that makes no sense.
-            RaceError: a rank failed.
+            RankError: a rank failed.
         """
         if size <= 0 or size % 4:
             raise ValueError("the buffer must have a positive number of float32 elements")
@@ -109,22 +99,21 @@ class Race:
         self.size = size
         self._entries = list(entries)
         self._verified: set[str] = set()
-        self._ranks: list[_Rank] = []
+        configs = [self._config(rank) for rank in range(network.hosts)]
+        self._ranks = Ranks(network.spawn, "gradwire.lab.race_worker", configs, env=env)
         try:
-            for rank in range(network.hosts):
-                self._ranks.append(_Rank(network, rank, env))
-            self._ask(self._config, _SETUP_SECONDS)
+            self._ranks.gather(time.monotonic() + _SETUP_SECONDS)
         except BaseException:
-            self._kill()
+            self._ranks.kill()
             raise
 
-    def _config(self, rank: int) -> dict[str, Any]:
+    def _config(self, rank: int) -> Message:
         return {
             "rank": rank,
             "world": self.network.hosts,
             "bytes": self.size,
             "store_host": self.network.address(0),
-            "store_port": _STORE_PORT,
+            "store_port": STORE_PORT,
             "entries": [
                 {"name": entry.name, "factory": entry.factory, "options": dict(entry.options)}
                 for entry in self._entries
@@ -153,13 +142,13 @@ class Race:
             The counted rounds by contestant, in order.
 
         Raises:
-            RaceError: a rank failed, gave a wrong result, or did not come back.
+            RankError: a rank failed, gave a wrong result, or did not come back.
         """
         results: dict[str, list[Round]] = {entry.name: [] for entry in self._entries}
         while len(results[self._entries[-1].name]) < rounds:
             for name, done in results.items():
                 if bursts is not None:
-                    time.sleep(max(0.0, bursts.next_phase() - time.monotonic() - _LEAD_SECONDS))
+                    sleep_until(bursts.next_phase() - _LEAD_SECONDS)
                 for _ in range(warm_up):
                     self._round(name)
                 for _ in range(min(block, rounds - len(done))):
@@ -173,102 +162,33 @@ class Race:
         verify = name not in self._verified
         self._verified.add(name)
         command = {"command": "round", "contestant": name, "start": start, "verify": verify}
-        answers = self._ask(lambda _: command, _ROUND_SECONDS)
+        answers = self._ask(command)
         return Round(start, tuple(float(answer["seconds"]) for answer in answers))
 
     def reports(self) -> dict[str, list[dict[str, Any]]]:
         """What each contestant's ranks have to say, by contestant and in rank order.
 
         Raises:
-            RaceError: a rank failed.
+            RankError: a rank failed.
         """
-        answers = self._ask(lambda _: {"command": "report"}, _ROUND_SECONDS)
+        answers = self._ask({"command": "report"})
         return {entry.name: [answer[entry.name] for answer in answers] for entry in self._entries}
 
     def close(self) -> None:
         """Let the contestants close, then end all ranks. May be called again."""
         try:
-            if self._ranks:
-                self._ask(lambda _: {"command": "close"}, _ROUND_SECONDS)
+            self._ask({"command": "close"})
         finally:
-            self._kill()
+            self._ranks.kill()
 
-    def _ask(
-        self, message: Callable[[int], dict[str, Any]], timeout: float
-    ) -> list[dict[str, Any]]:
-        for rank in self._ranks:
-            rank.send(message(rank.number))
-        deadline = time.monotonic() + timeout
-        return [rank.receive(deadline) for rank in self._ranks]
-
-    def _kill(self) -> None:
-        ranks, self._ranks = self._ranks, []
-        for rank in ranks:
-            rank.kill()
+    def _ask(self, command: Message) -> list[Message]:
+        return self._ranks.ask(command, time.monotonic() + _ROUND_SECONDS)
 
     def __enter__(self) -> Race:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
-            self._kill()
-
-
-class _Rank:
-    """The parent's end of one rank."""
-
-    def __init__(self, network: Network, number: int, env: Mapping[str, str] | None) -> None:
-        self.number = number
-        self._channel, theirs = socket.socketpair()
-        with theirs:
-            self._process = network.spawn(
-                number,
-                [sys.executable, "-m", "gradwire.lab.race_worker", str(theirs.fileno())],
-                env={**_ENVIRONMENT, **(env or {})},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        self._buffer = b""
-
-    def send(self, message: dict[str, Any]) -> None:
-        try:
-            self._channel.sendall(json.dumps(message).encode() + b"\n")
-        except OSError as error:
-            raise RaceError(f"rank {self.number}: {self._fate()}") from error
-
-    def receive(self, deadline: float) -> dict[str, Any]:
-        while b"\n" not in self._buffer:
-            self._channel.settimeout(max(0.001, deadline - time.monotonic()))
-            try:
-                data = self._channel.recv(1 << 16)
-            except TimeoutError:
-                raise RaceError(f"rank {self.number} did not answer in time") from None
-            except OSError:
-                data = b""
-            if not data:
-                raise RaceError(f"rank {self.number}: {self._fate()}")
-            self._buffer += data
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise RaceError(f"rank {self.number}: {answer['error']}")
-        return answer
-
-    def _fate(self) -> str:
-        try:
-            return f"ended with status {self._process.wait(1.0)}"
-        except subprocess.TimeoutExpired:
-            return "closed its channel"
-
-    def kill(self) -> None:
-        self._channel.close()
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+            self._ranks.kill()

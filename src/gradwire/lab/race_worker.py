@@ -1,24 +1,23 @@
 """One rank of a race, a program on a host: argument DESCRIPTOR, of a socket to the parent.
 
-The first line is the configuration; each later one a command, which is answered by one line.
+Obeys as `gradwire.lab.rank_program` says.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import signal
-import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from gradwire.lab.clock import sleep_until
 from gradwire.lab.contestants import Contestant
+from gradwire.lab.rank_program import Commands, obey
+from gradwire.lab.ranks import Message
 
 
 def load(entry: dict[str, Any]) -> Contestant:
@@ -57,8 +56,7 @@ class Worker:
     def round(self, contestant: str, start: float, verify: bool) -> dict[str, Any]:
         """Run one round at a moment of ``time.monotonic()``; answers the seconds since then."""
         runner = self._contestants[contestant]
-        while (left := start - time.monotonic()) > 0:
-            time.sleep(left)
+        sleep_until(start)
         runner.run_round(self._buffer)
         seconds = time.monotonic() - start
         if verify:
@@ -77,35 +75,11 @@ class Worker:
         return {}
 
 
-def serve(channel: TextIO) -> None:
-    """Obey the parent until it hangs up."""
-    worker = Worker(json.loads(channel.readline()))
-    _answer(channel, {"ready": True})
-    commands: dict[str, Callable[..., dict[str, Any]]] = {
-        "round": worker.round,
-        "report": worker.report,
-        "close": worker.close,
-    }
-    for line in channel:
-        command = json.loads(line)
-        _answer(channel, commands[command.pop("command")](**command))
-
-
-def _answer(channel: TextIO, answer: dict[str, Any]) -> None:
-    channel.write(json.dumps(answer) + "\n")
-    channel.flush()
-
-
-def main(arguments: list[str]) -> None:
-    """Connect to the parent and serve; an error is its last answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
-    torch.set_num_threads(1)
-    with socket.socket(fileno=int(arguments[0])) as endpoint, endpoint.makefile("rw") as channel:
-        try:
-            serve(channel)
-        except Exception:
-            _answer(channel, {"error": traceback.format_exc()})
+def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
+    """Set the rank up; its rounds are too short for news of them."""
+    worker = Worker(config)
+    return {}, {"round": worker.round, "report": worker.report, "close": worker.close}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    obey(int(sys.argv[1]), set_up)

@@ -1,0 +1,57 @@
+// How the elements of one chunk become the payload of one datagram, and back. A payload decodes
+// with no other packet; its length follows from the format and the number of elements alone.
+//
+//   f32   the elements, little-endian
+//   f16   i16 shift | binary16 × n: the elements × 2^shift, which brings the largest magnitude of
+//         the chunk to [2^14, 2^15): no overflow, and small gradients keep their 11 bits
+//   bf16  bfloat16 × n, to nearest even; what would round to infinity saturates
+//   int8  f32 scale | i8 × n: element / scale, scale = largest finite magnitude / 126; the codes
+//         127, -127 and -128 stand for infinity, minus infinity and NaN
+//   topk  u16 index × k | f32 value × k: the k largest magnitudes, indices within the chunk and
+//         increasing; a chunk of more than k non-finite values has only indices 0xffff and reads
+//         NaN
+//
+// No finite element decodes to a non-finite one (but for the last case), no non-finite one to a
+// finite one. Encoding is a pure function of its input, so a retransmission has the same bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace gradwire::codec {
+
+enum class Encoding : uint8_t { f32, f16, bf16, int8, topk };
+
+inline constexpr size_t kF32Bytes = 4;
+// Indices are 16 bits, and 0xffff is none.
+inline constexpr uint32_t kMostElements = 65'535;
+
+inline constexpr size_t f32_bytes(size_t elements) {
+  return elements * kF32Bytes;
+}
+
+struct Format {
+  Encoding encoding = Encoding::f32;
+  double kept = 1.0;  // topk: the share of elements that travel, in (0, 1]; else 1
+
+  bool plain() const { return encoding == Encoding::f32; }
+  // "" or what is wrong, naming the field, the value and what is allowed.
+  std::string validate() const;
+  // topk: how many elements of a chunk travel.
+  uint32_t entries(uint32_t elements) const;
+  size_t bytes(uint32_t elements) const;
+  // The most elements whose payload has at most `bytes` bytes.
+  uint32_t chunk_elements(size_t bytes) const;
+};
+
+// Writes format.bytes(count) bytes.
+void encode(const Format& format, const float* values, uint32_t count, uint8_t* out);
+// Whether `payload` is one of a chunk of `count` elements; decode takes no other.
+bool valid(const Format& format, std::span<const uint8_t> payload, uint32_t count);
+void decode(const Format& format, const uint8_t* payload, uint32_t count, float* out);
+// What the others make of these values, in place. `scratch` has room for one payload.
+void round_trip(const Format& format, float* values, uint32_t count, uint8_t* scratch);
+
+}  // namespace gradwire::codec

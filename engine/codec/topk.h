@@ -1,0 +1,18 @@
+// Top-k chunks: the `entries` largest magnitudes of a chunk, lower indices first among equals.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace gradwire::codec {
+
+inline constexpr size_t kEntryBytes = 6;  // u16 index, f32 value
+
+void encode_topk(const float* values, uint32_t count, uint32_t entries, uint8_t* out);
+bool valid_topk(const uint8_t* payload, uint32_t count, uint32_t entries);
+void decode_topk(const uint8_t* payload, uint32_t count, uint32_t entries, float* out);
+// sum += the decoded values, to the bit of adding all of them: no sum is a negative zero, which
+// adding the zeros between the entries would turn positive.
+void add_topk(float* sum, const uint8_t* payload, uint32_t count, uint32_t entries);
+
+}  // namespace gradwire::codec

@@ -1,0 +1,315 @@
+"""Ports shared with others: a second job, TCP, inelastic traffic near line rate, hopeless loss.
+
+A fabric holds one job. Two jobs are two fabrics in lockstep: what one offered to the shared ports
+in a slice of time is foreign traffic in the other one slice later, packet by packet. TCP is Reno
+as a fluid that sends whole segments: its window grows by one per round trip and halves on loss.
+Each test is one run of one seed.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+from scenarios import gradients, must_be_ok, own_drops, plan
+
+from gradwire.sim import NETWORK_A, NETWORK_B, Direction, Fabric, Link
+
+HOSTS = {"host_delay": 10e-6, "host_jitter": 60e-6}
+SEGMENT = 1514
+SLICE = 100e-6
+FOUND = 0.05  # seconds until everybody has found everybody
+WORKERS = 4
+PORT = 1  # the host whose port is shared
+
+Port = tuple[int, Direction]
+
+
+def header_ideal(elements: int, link: Link) -> float:
+    """Of an all-reduce by WORKERS."""
+    return elements * 4 * 2 * (WORKERS - 1) / WORKERS / link.rate * SEGMENT / 1432
+
+
+def advance(fabric: Fabric, until: float) -> None:
+    """Without the comparison of all results that ends each Fabric.run: for many short slices."""
+    fabric._core.run(round(until * 1e9), False)
+
+
+class Foreign:
+    """Somebody else's packets into a port."""
+
+    def __init__(self, fabric: Fabric, port: Port) -> None:
+        self.fabric = fabric
+        self.host, self.direction = port
+        self.owed = 0.0
+
+    def send(self, size: float, start: float, length: float) -> None:
+        """`size` bytes in whole packets, evenly over [start, start + length)."""
+        self.owed += size
+        packets = int(self.owed // SEGMENT)
+        self.owed -= packets * SEGMENT
+        for number in range(packets):
+            at = start + (number + 0.5) * length / packets
+            self.fabric.cross_traffic(
+                self.host, rate=1e9, length=1e-9, start=at, direction=self.direction
+            )
+
+
+class Reno:
+    """One TCP flow into a host's port."""
+
+    def __init__(self, fabric: Fabric, host: int, link: Link) -> None:
+        self.fabric, self.host, self.link = fabric, host, link
+        self.out = Foreign(fabric, (host, "down"))
+        self.window = 10.0 * SEGMENT
+        self.queue = 0.0  # of the port, by what came and what it can have served
+        self.seen = 0
+        self.lost = 0
+        self.deaf_until = 0.0  # one cut per round trip
+        self.slow_start = True
+
+    def step(self, now: float) -> None:
+        """Decides what goes in the slice that begins now."""
+        port = self.fabric.link_counters(self.host, "down")
+        round_trip = 4 * self.link.delay + 50e-6 + self.queue / self.link.rate
+        size = self.window * SLICE / round_trip
+        arrived = port["bytes"] - self.seen + size
+        self.seen = port["bytes"]
+        self.queue = max(0.0, self.queue + arrived - self.link.rate * SLICE)
+        self.queue = min(self.queue, float(self.link.queue))
+        if port["cross_dropped"] > self.lost:
+            self.lost = port["cross_dropped"]
+            self.queue = float(self.link.queue)
+            if now > self.deaf_until:
+                self.window = max(2.0 * SEGMENT, self.window / 2)
+                self.deaf_until = now + round_trip
+                self.slow_start = False
+        else:
+            self.window += size if self.slow_start else SEGMENT * SLICE / round_trip
+        self.out.send(size, now, SLICE)
+
+
+# ---------------------------------------------------------------------------- two jobs
+
+
+class Job:
+    """All-reduces one after the other, for as long as the clock runs."""
+
+    def __init__(self, seed: int, link: Link, elements: int) -> None:
+        self.fabric = Fabric(WORKERS, seed=seed, link=link, **HOSTS)
+        self.plan = plan(elements)
+        self.values = gradients(WORKERS, elements, seed)
+        self.times: list[float] = []
+        self.fabric.run(FOUND, until_done=False)
+        self.begin()
+
+    def begin(self) -> None:
+        self.started = self.fabric.now
+        self.fabric.all_reduce(len(self.times), self.plan, self.values, at=self.started)
+
+    def step(self, until: float) -> None:
+        advance(self.fabric, until)
+        op = len(self.times)
+        if all(self.fabric.completion(worker, op) for worker in range(WORKERS)):
+            must_be_ok(self.fabric, op + 1)
+            self.times.append(self.fabric.now - self.started)
+            self.begin()
+
+
+def share(jobs: tuple[Job, Job], ports: list[Port], until: float) -> None:
+    """Runs two jobs in lockstep, their packets side by side in these ports."""
+    foreign = {(job, port): Foreign(job.fabric, port) for job in jobs for port in ports}
+    seen = dict.fromkeys(foreign, 0)
+    now = FOUND
+    while now < until:
+        now += SLICE
+        for job in jobs:
+            job.step(now)
+        for job, other in (jobs, jobs[::-1]):
+            for port in ports:
+                offered = job.fabric.link_counters(*port)["bytes"]
+                foreign[other, port].send(offered - seen[job, port], now, SLICE)
+                seen[job, port] = offered
+    for job in jobs:
+        job.fabric.run(now, until_done=False)  # the fabric's own checks, at last
+
+
+ONE_PORT: list[Port] = [(PORT, "up"), (PORT, "down")]
+ALL_PORTS: list[Port] = [(host, way) for host in range(WORKERS) for way in ("up", "down")]
+
+
+@pytest.mark.parametrize("ports", [ONE_PORT, ALL_PORTS], ids=["one port", "all ports"])
+@pytest.mark.parametrize(
+    ("network", "elements", "slowest", "lost"),
+    [(NETWORK_A, 400_000, 1.4, 0.005), (NETWORK_B, 100_000, 1.9, 0.03)],
+    ids=["A", "B"],
+)
+def test_two_jobs_share_ports_evenly(
+    network: Link, elements: int, slowest: float, lost: float, ports: list[Port]
+) -> None:
+    ideal = header_ideal(elements, network)
+    jobs = (Job(1, network, elements), Job(2, network, elements))
+    share(jobs, ports, FOUND + 2 * ideal * 8)
+    first, second = (median(job.times) / ideal for job in jobs)
+    assert max(first, second) < 2 * slowest  # each has half
+    assert max(first, second) < 1.4 * min(first, second)
+    for job in jobs:
+        assert len(job.times) >= 4
+        sent = sum(job.fabric.counters(worker)["packets_sent"] for worker in range(WORKERS))
+        assert own_drops(job.fabric) < lost * sent
+
+
+def test_two_jobs_beside_inelastic_traffic_do_not_collapse() -> None:
+    """What is left of the port is shared by both."""
+    elements, taken = 200_000, 0.6
+    ideal = header_ideal(elements, NETWORK_A)
+    jobs = (Job(1, NETWORK_A, elements), Job(2, NETWORK_A, elements))
+    for job in jobs:
+        job.fabric.cross_traffic(PORT, rate=taken * NETWORK_A.rate, start=FOUND, length=1e6)
+    share(jobs, ONE_PORT, FOUND + 2 / (1 - taken) * ideal * 6)
+    for job in jobs:
+        assert median(job.times) < 1.5 * 2 / (1 - taken) * ideal
+
+
+# ---------------------------------------------------------------------------- TCP
+
+
+def beside_tcp(link: Link, flows: int, seconds: float, elements: int) -> tuple[float, float]:
+    """Of the port's rate: what is ours, what is theirs, in the second half of the time."""
+    fabric = Fabric(WORKERS, seed=3, link=link, **HOSTS)
+    tcp = [Reno(fabric, PORT, link) for _ in range(flows)]
+    made, values = plan(elements), gradients(WORKERS, elements)
+    now, op, counters = FOUND, -1, {"bytes": 0, "cross_packets": 0, "cross_dropped": 0}
+    begin, half = FOUND + 0.25, FOUND + 0.25 + seconds / 2
+    fabric.run(now, until_done=False)
+    while now < begin + seconds:
+        now += SLICE
+        advance(fabric, now)
+        for flow in tcp:
+            flow.step(now)
+        if half <= now < half + SLICE:
+            counters = fabric.link_counters(PORT, "down")
+        if now < begin:  # TCP is there first
+            continue
+        if op < 0 or all(fabric.completion(worker, op) for worker in range(WORKERS)):
+            op += 1
+            fabric.all_reduce(op, made, values, at=now)
+    fabric.run(now, until_done=False)
+    port = fabric.link_counters(PORT, "down")
+    moved = {key: port[key] - counters[key] for key in counters}
+    theirs = (moved["cross_packets"] - moved["cross_dropped"]) * SEGMENT
+    every = (now - half) * link.rate
+    return moved["bytes"] / every, theirs / every
+
+
+@pytest.mark.parametrize("flows", [1, 2])
+@pytest.mark.parametrize(
+    ("network", "elements", "least"), [(NETWORK_A, 1_000_000, 0.12), (NETWORK_B, 200_000, 0.25)]
+)
+def test_beside_tcp_nobody_starves(network: Link, elements: int, least: float, flows: int) -> None:
+    ours, theirs = beside_tcp(network, flows, 1.0, elements)
+    assert ours > least
+    assert theirs > 0.3
+    assert ours + theirs > 0.9, "the port stood idle"
+
+
+def test_beside_tcp_in_a_long_queue_the_window_competes() -> None:
+    """Three flows that keep 2 to 4 ms of queue: giving way to delay alone leaves 8 % to us."""
+    ours, theirs = beside_tcp(Link(queue=512 << 10), 3, 3.0, 10_000_000)
+    assert ours > 0.1
+    assert theirs > 0.3
+
+
+@pytest.mark.xfail(
+    strict=False,
+    reason="4 %: whether a window starves is judged by our own delivered rate, which has shrunk "
+    "with the window, so the competitive mode is never entered",
+)
+def test_beside_tcp_in_a_very_long_queue_the_window_competes() -> None:
+    """One flow that keeps 4 to 8 ms of queue."""
+    ours, _ = beside_tcp(Link(queue=1 << 20), 1, 2.0, 10_000_000)
+    assert ours > 0.15
+
+
+# ---------------------------------------------------------------------------- inelastic
+
+
+@pytest.mark.parametrize("taken", [0.9, 0.95, 0.98])
+@pytest.mark.parametrize(
+    ("network", "elements"), [(NETWORK_A, 200_000), (NETWORK_B, 100_000)], ids=["A", "B"]
+)
+def test_beside_a_flow_at_nearly_line_rate(network: Link, elements: int, taken: float) -> None:
+    """What is left is used, and the flow loses little by us."""
+    fabric = Fabric(WORKERS, seed=4, link=network, **HOSTS)
+    fabric.cross_traffic(PORT, rate=taken * network.rate, length=1e6)
+    fabric.run(FOUND, until_done=False)
+    times = []
+    for op in range(3):
+        started = fabric.now
+        fabric.all_reduce(op, plan(elements), gradients(WORKERS, elements), at=started)
+        assert fabric.run(started + 60)
+        must_be_ok(fabric, op + 1)
+        times.append((fabric.now - started) / header_ideal(elements, network))
+    assert median(times) < 1.3 / (1 - taken)
+    port = fabric.link_counters(PORT, "down")
+    assert port["cross_dropped"] < 0.2 * port["cross_packets"]
+
+
+# ---------------------------------------------------------------------------- circuit breaker
+
+
+HOPELESS = 9.0  # seconds
+
+
+class Pushes:
+    """Pushes to one server, one after the other, of which HOPELESS seconds long most are lost.
+
+    The plan could live with that, and nothing but loss shows: no delay, no unmet deadline.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        fabric = Fabric(2, servers=1, link=NETWORK_B, seed=3, **HOSTS)
+        lossy = Link(rate=NETWORK_B.rate, queue=NETWORK_B.queue, loss=0.7)
+        fabric.set_link(2, "down", lossy)
+        elements = 200_000
+        made = plan(elements, 0.9, spend="lost", order="shuffled", pull="none")
+        values = gradients(2, elements)
+        self.ideal = 2 * elements * 4 / NETWORK_B.rate * SEGMENT / 1432
+        self.sent: list[float] = []  # packets, by the end of each second
+        self.times: list[tuple[float, float]] = []  # when a push ended, and its time
+        fabric.run(FOUND, until_done=False)
+        op, begun, second = 0, -1.0, 1
+        while fabric.now < FOUND + seconds:
+            if begun < 0:
+                begun = fabric.now
+                fabric.all_reduce(op, made, values, at=begun)
+            advance(fabric, fabric.now + 5e-3)
+            if all(fabric.completion(worker, op) for worker in range(2)):
+                self.times.append((fabric.now - FOUND, fabric.now - begun))
+                op, begun = op + 1, -1.0
+            if fabric.now >= FOUND + second:
+                second += 1
+                self.sent.append(sum(fabric.counters(w)["packets_sent"] for w in range(2)))
+            if lossy is not NETWORK_B and fabric.now >= FOUND + HOPELESS:
+                lossy = NETWORK_B
+                fabric.set_link(2, "down", lossy)
+        fabric.run(fabric.now, until_done=False)
+
+
+def test_the_circuit_breaks_when_most_is_lost_for_seconds() -> None:
+    """RFC 8084 in spirit."""
+    sent = Pushes(HOPELESS).sent
+    before = (sent[4] - sent[1]) / 3
+    after = (sent[8] - sent[6]) / 2
+    assert after < 0.65 * before
+
+
+@pytest.mark.xfail(
+    strict=False,
+    reason="5.5 times the ideal, for good: the windows are at their minimum, and the queue that "
+    "trains of four packets make by themselves forbids to probe above the rate once measured",
+)
+def test_the_rate_comes_back_after_hopeless_loss() -> None:
+    pushes = Pushes(HOPELESS + 6)
+    late = [time for when, time in pushes.times if when > HOPELESS + 4]
+    assert median(late) < 1.4 * pushes.ideal

@@ -1,0 +1,314 @@
+"""Engine hosts: the open engines of this process, each shared by all users of one group.
+
+An engine is opened by the first communicator of its group and closed with the last one that is
+closed. All ranks must open or reuse alike, so what happens by chance closes none: a communicator
+that is merely forgotten leaves the engine open for the next.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import itertools
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire import rendezvous
+from gradwire.errors import ConfigError, RendezvousError, TransferError
+from gradwire.executor import CompletionPool, Stager
+from gradwire.handles import Handle
+from gradwire.native import transfer_report
+from gradwire.opening import open_engine
+from gradwire.settings import Settings
+
+if TYPE_CHECKING:
+    from gradwire import _engine
+
+__all__ = ["EngineHost", "forget_host", "join_host", "release_host"]
+
+POLL_NS = 500_000_000
+"""How long a thread waits in the engine before it looks whether the engine has failed."""
+
+
+class EngineHost:
+    """An open engine with its completion threads, shared by communicators of one group."""
+
+    def __init__(
+        self,
+        engine: _engine.Engine,
+        *,
+        group: str,
+        rank: int,
+        world_size: int,
+        settings: Settings,
+        session: int,
+        datagram: int,
+        meeting: rendezvous.Meeting,
+    ) -> None:
+        self.engine = engine
+        self.group = group
+        self.rank = rank
+        self.world_size = world_size
+        self.settings = settings
+        self.session = session
+        self.datagram = datagram
+        self.users = 1
+        self._numbers: set[int] = set()
+        self.pid = os.getpid()
+        self._meeting = meeting if settings.server_count else None
+        self._mutex = threading.Lock()
+        self._next_op = 0
+        self._pending: dict[int, tuple[Handle, int, tuple[float, ...]]] = {}
+        self._failed_at: float | None = None
+        self.stager = Stager(f"gradwire-stage-{rank}")
+        self._pool: CompletionPool[_engine.Completion] = CompletionPool(
+            self._poll, self._complete, f"gradwire-{rank}"
+        )
+
+    def start(
+        self,
+        handle: Handle,
+        *,
+        engine_plan: _engine.Plan,
+        effective_bounds: tuple[float, ...],
+        data: NDArray[np.float32],
+        step: int,
+        critical: NDArray[np.uint32] | None,
+        stats: tuple[float, ...],
+        timeout_ns: int,
+    ) -> None:
+        """Gives one all-reduce to the engine, numbered in the order of these calls."""
+        if os.getpid() != self.pid:
+            raise TransferError(
+                f"rank {self.rank}: the engine belongs to process {self.pid}, not to its fork "
+                f"{os.getpid()}: gradwire cannot be used in a forked child",
+                rank=self.rank,
+                step=step,
+            )
+        with self._mutex:
+            op = self._next_op
+            self._pending[op] = (handle, step, effective_bounds)
+            try:
+                self.engine.all_reduce(
+                    op=op,
+                    step=step,
+                    plan=engine_plan,
+                    data=data,
+                    critical=critical,
+                    stats=stats,
+                    timeout_ns=timeout_ns,
+                )
+            except RuntimeError as error:
+                del self._pending[op]
+                why = self.engine.failure() or str(error)
+                raise TransferError(f"rank {self.rank}, step {step}: {why}", step=step) from error
+            except BaseException:  # the engine has not taken the array: nobody waits for it
+                del self._pending[op]
+                raise
+            self._next_op += 1
+
+    def take_number(self) -> int:
+        """The smallest number from 0 on that no other user of this engine has taken."""
+        with _hosts_lock:
+            number = next(n for n in itertools.count() if n not in self._numbers)
+            self._numbers.add(number)
+        return number
+
+    def return_number(self, number: int) -> None:
+        """Gives back what `take_number` returned."""
+        with _hosts_lock:
+            self._numbers.discard(number)
+
+    def close(self) -> None:
+        """Closes the engine and ends the threads; open transfers fail."""
+        if os.getpid() != self.pid:
+            return
+        if self._meeting is not None:
+            self._meeting.leave()
+        self.engine.close()
+        self._pool.stop()
+        self.stager.stop()
+        self._fail_pending("the engine was closed")
+
+    def _poll(self) -> _engine.Completion | None:
+        completion = self.engine.next_completion(POLL_NS)
+        if completion is None and self._pending:
+            self._watch_failure()
+        return completion
+
+    def _watch_failure(self) -> None:
+        """Fails what is open when the engine has failed without saying so per transfer."""
+        why = self.engine.failure()
+        if not why:
+            return
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+        elif time.monotonic() - self._failed_at > 1.0:
+            threading.Thread(target=self._fail_pending, args=(why,), daemon=True).start()
+
+    def _fail_pending(self, why: str) -> None:
+        with self._mutex:
+            pending, self._pending = self._pending, {}
+        for handle, step, _ in pending.values():
+            message = f"rank {self.rank}, step {step}: {why}"
+            handle.finish(TransferError(message, rank=self.rank, step=step))
+
+    def _complete(self, completion: _engine.Completion) -> None:
+        with self._mutex:
+            known = self._pending.pop(completion.op, None)
+        if known is None:
+            return
+        handle, step, effective = known
+        if completion.ok:
+            handle.finish(transfer_report(completion, effective))
+        else:
+            handle.finish(TransferError(completion.error, rank=completion.error_rank, step=step))
+
+
+def join_host(
+    store: rendezvous.Store, group: str, rank: int, world_size: int, settings: Settings
+) -> EngineHost:
+    """The open engine of this group in this store, or a new one; whoever joins releases it.
+
+    Raises ConfigError if the open one runs with other transport settings and is in use, and what
+    `open_engine` raises.
+    """
+    with _hosts_lock:
+        host = _find(store, group, rank, world_size)
+    if host is not None and host.settings.transport() != settings.transport():
+        gc.collect()
+        if _drop_unused(host):
+            host = None
+    if host is not None and host.engine.failure():
+        _drop(host)
+        host = None
+    if host is not None:
+        _check_same_transport(host.settings, settings)
+        with _hosts_lock:
+            host.users += 1  # first, so that nobody closes it after the look
+            if host in _hosts:
+                return host
+    host = _open(store, group, rank, world_size, settings)
+    with _hosts_lock:
+        _hosts.append(host)
+    return host
+
+
+def _find(store: rendezvous.Store, group: str, rank: int, world_size: int) -> EngineHost | None:
+    for host in list(_hosts):  # garbage collected meanwhile may close one
+        same = (host.group, host.rank, host.world_size) == (group, rank, world_size)
+        if same and rendezvous.base_store(store).check([_session_key(host.session)]):
+            return host
+    return None
+
+
+def _open(
+    store: rendezvous.Store, group: str, rank: int, world_size: int, settings: Settings
+) -> EngineHost:
+    opened = open_engine(store, group, rank, world_size, settings)
+    if rank == 0:
+        rendezvous.base_store(store).set(_session_key(opened.session), "1")
+    try:
+        opened.meeting.exchange("marked", "1")
+    except RendezvousError:
+        opened.engine.close()
+        raise
+    return EngineHost(
+        opened.engine,
+        group=group,
+        rank=rank,
+        world_size=world_size,
+        settings=settings,
+        session=opened.session,
+        datagram=opened.datagram,
+        meeting=opened.meeting,
+    )
+
+
+def _check_same_transport(open_: Settings, wanted: Settings) -> None:
+    for name, value in wanted.transport().items():
+        have = open_.transport()[name]
+        if value != have:
+            raise ConfigError(
+                f"{name}={value!r}: this process's engine already runs with {name}={have!r}, and "
+                "one engine serves all attachments of a group; use the same value"
+            )
+
+
+def _session_key(session: int) -> str:
+    return f"gradwire/session/{session}"
+
+
+_hosts: list[EngineHost] = []
+_hosts_lock = threading.RLock()  # collected garbage may take it once more
+_left_to_the_parent: list[EngineHost] = []
+
+
+def forget_host(host: EngineHost | None, stager: Stager) -> None:
+    """A communicator was garbage-collected. Its engine stays open for the next one: when garbage
+    is collected differs from rank to rank, and all ranks must open or reuse an engine alike."""
+    if host is None:
+        stager.stop()
+    elif os.getpid() == host.pid:
+        with _hosts_lock:
+            host.users -= 1
+
+
+def release_host(host: EngineHost | None) -> None:
+    """A communicator was closed: with the last one its engine is, too."""
+    if host is None or os.getpid() != host.pid:
+        return
+    with _hosts_lock:
+        host.users -= 1
+    _drop_unused(host)
+
+
+def _drop_unused(host: EngineHost) -> bool:
+    """Closes the host unless somebody uses it; whether nobody did."""
+    with _hosts_lock:
+        unused = host.users <= 0
+        known = unused and host in _hosts
+        if known:
+            _hosts.remove(host)
+    if known:
+        host.close()
+    return unused
+
+
+def _drop(host: EngineHost) -> None:
+    with _hosts_lock:
+        known = host in _hosts
+        if known:
+            _hosts.remove(host)
+    if known:
+        host.close()
+
+
+def _close_all() -> None:
+    with _hosts_lock:
+        hosts = list(_hosts)
+        _hosts.clear()
+    for host in hosts:
+        with contextlib.suppress(Exception):
+            host.close()
+
+
+def _after_fork_in_child() -> None:
+    """The engines' threads exist only in the parent: the child keeps its hands off them."""
+    global _hosts_lock
+    _hosts_lock = threading.RLock()
+    for host in _hosts:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(host.engine))  # never destroyed here
+        _left_to_the_parent.append(host)
+    _hosts.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,148 @@
+"""What crosses between Python and the compiled engine: plans and chunk grids in, reports out."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.errors import EngineMissingError
+from gradwire.plans import TransferPlan, TransferReport
+
+if TYPE_CHECKING:
+    from gradwire import _engine
+
+__all__ = ["ChunkGrid", "load_engine", "native_plan", "transfer_report", "trivial_report"]
+
+
+def load_engine() -> Any:
+    """Imports `gradwire._engine`; raises EngineMissingError saying how to build it."""
+    try:
+        from gradwire import _engine
+    except ImportError as error:
+        raise EngineMissingError(
+            f"the compiled engine gradwire._engine cannot be imported ({error}); in a source "
+            "checkout build it with `make engine`"
+        ) from error
+    return _engine
+
+
+class ChunkGrid:
+    """The chunks of a plan: what one datagram carries each. Arrays of one entry per chunk.
+
+    offsets: uint64, lengths: uint32, in elements; regions, aggregators: uint32.
+    """
+
+    def __init__(
+        self,
+        offsets: NDArray[np.uint64],
+        lengths: NDArray[np.uint32],
+        regions: NDArray[np.uint32],
+        aggregators: NDArray[np.uint32],
+    ) -> None:
+        self.offsets = offsets
+        self.lengths = lengths
+        self.regions = regions
+        self.aggregators = aggregators
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @functools.cached_property
+    def runs(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Runs of neighbouring chunks of one length: (first chunk, chunks, offset, length).
+
+        Chunks first … first + chunks - 1 cover the elements from `offset` on, `length` each, so
+        that a run can be treated as the rows of a matrix.
+        """
+        if not len(self):
+            return ()
+        offsets, lengths = self.offsets.astype(np.int64), self.lengths.astype(np.int64)
+        breaks = (offsets[1:] != offsets[:-1] + lengths[:-1]) | (lengths[1:] != lengths[:-1])
+        starts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(self)]
+        return tuple(
+            (first, end - first, int(offsets[first]), int(lengths[first]))
+            for first, end in itertools.pairwise(starts)
+        )
+
+
+def native_plan(plan: TransferPlan) -> _engine.Plan:
+    """The plan as the engine takes it; its times are in nanoseconds."""
+    native: _engine.Plan = load_engine().Plan(
+        elements=plan.elements,
+        regions=[(region.offset, region.length, region.bound) for region in plan.regions],
+        spend=plan.spend,
+        schedule=[
+            (step.clock, step.scope, int(step.delay_s * 1e9), step.fraction)
+            for step in plan.schedule
+        ],
+        fill=plan.fill,
+        order=plan.order,
+        pull=plan.pull,
+        pull_bound=plan.pull_bound,
+        scale=plan.scale,
+        seed=plan.seed,
+        encoding=plan.encoding,
+        kept=plan.kept,
+    )
+    return native
+
+
+def transfer_report(completion: _engine.Completion, effective: tuple[float, ...]) -> TransferReport:
+    """The report of a transfer that went well. effective: each region's effective bound."""
+    return TransferReport(
+        op=completion.op,
+        step=completion.step,
+        counted=completion.counted,
+        applied=completion.applied,
+        withheld_chunks=completion.withheld_chunks,
+        withheld_values=completion.withheld_values,
+        delivered=tuple(completion.delivered),
+        effective_bounds=effective,
+        exceeded=tuple(completion.exceeded),
+        stats_sum=tuple(completion.stats_sum),
+        stats_max=tuple(completion.stats_max),
+        push_s=completion.push_ns / 1e9,
+        pull_s=completion.pull_ns / 1e9,
+        total_s=completion.total_ns / 1e9,
+        bytes_sent=completion.bytes_sent,
+        packets_sent=completion.packets_sent,
+        retransmissions=completion.retransmissions,
+        rtprop_s=completion.rtprop_ns / 1e9,
+        btlbw=completion.btlbw,
+        result_error=completion.result_error,
+        error_offset=completion.error_offset,
+    )
+
+
+def trivial_report(
+    plan: TransferPlan, elements: int, step: int, stats: Sequence[float]
+) -> TransferReport:
+    """The report of a transfer that needed no network: everything counted."""
+    padded = [*stats, *[0.0] * (8 - len(stats))]
+    chunks = 1 if elements else 0
+    return TransferReport(
+        op=-1,
+        step=step,
+        counted=np.ones(chunks, np.uint8),
+        applied=np.ones(chunks, np.uint8),
+        withheld_chunks=np.zeros(0, np.uint32),
+        withheld_values=np.zeros(0, np.float32),
+        delivered=(1.0,) * len(plan.regions),
+        effective_bounds=(0.0,) * len(plan.regions),
+        exceeded=(),
+        stats_sum=tuple(padded[:4]),
+        stats_max=tuple(padded[4:]),
+        push_s=0.0,
+        pull_s=0.0,
+        total_s=0.0,
+        bytes_sent=0,
+        packets_sent=0,
+        retransmissions=0,
+        rtprop_s=0.0,
+        btlbw=0.0,
+    )

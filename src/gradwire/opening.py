@@ -1,0 +1,127 @@
+"""Opening an engine: the endpoints meet in the store, then over UDP."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from gradwire import rendezvous
+from gradwire.errors import ConfigError, RendezvousError
+from gradwire.native import load_engine
+from gradwire.settings import Settings
+
+if TYPE_CHECKING:
+    from gradwire import _engine
+
+__all__ = ["OpenEngine", "open_engine"]
+
+
+class OpenEngine:
+    """An engine that has met all its peers. For communicators and `gradwire server`."""
+
+    def __init__(
+        self, engine: _engine.Engine, session: int, datagram: int, meeting: rendezvous.Meeting
+    ) -> None:
+        self.engine = engine
+        self.session = session
+        self.datagram = datagram
+        self.meeting = meeting
+
+
+def open_engine(
+    store: rendezvous.Store, group: str, endpoint: int, workers: int, settings: Settings
+) -> OpenEngine:
+    """Meets the other endpoints in the store, opens the engine and connects it.
+
+    With servers the store under all prefixes is used, because servers know no process group.
+    Raises ConfigError for an address or port that cannot be had, and RendezvousError naming the
+    endpoints that are absent, differ or do not answer.
+    """
+    native = load_engine()
+    servers = settings.server_count
+    meeting = rendezvous.Meeting(
+        rendezvous.base_store(store) if servers else store,
+        group,
+        endpoint=endpoint,
+        workers=workers,
+        servers=servers,
+        timeout_s=settings.rendezvous_timeout,
+    )
+    address = rendezvous.local_address(settings.interface, rendezvous.store_host(store))
+    everybody = meeting.introduce(
+        rendezvous.Introduction(
+            endpoint=endpoint,
+            protocol=int(native.PROTOCOL_VERSION),
+            address=address,
+            datagram=settings.datagram or rendezvous.datagram_for(address),
+            host=socket.gethostname(),
+            configuration={"route": settings.route, "servers": servers, "workers": workers},
+            session=rendezvous.new_session() if endpoint == 0 else 0,
+        )
+    )
+    rendezvous.check_introductions(meeting, everybody)
+    datagram = min(each.datagram for each in everybody)
+    session = everybody[0].session
+    try:
+        engine = native.Engine(
+            endpoint=endpoint,
+            workers=workers,
+            servers=servers,
+            session=session,
+            address=address,
+            port=settings.port,
+            datagram_bytes=datagram,
+            peer_timeout_ns=int(settings.peer_timeout * 1e9),
+            memory_limit=settings.memory_limit,
+            drop_rate=settings.drop_rate,
+            drop_burst=settings.drop_burst,
+            drop_seed=settings.drop_seed,
+        )
+    except (OSError, ValueError) as error:
+        who = meeting.describe([endpoint])
+        what = f"cannot open UDP {address} port={settings.port}: {error}"
+        meeting.tell_failure("port", what)
+        if isinstance(error, OSError):
+            raise ConfigError(
+                f"{who} {what}; choose another port= or 0 for any free one"
+            ) from error
+        raise ConfigError(f"{who} {what}") from error
+    try:
+        ports = meeting.exchange("port", str(engine.address[1]))
+        addresses = [(each.address, int(port)) for each, port in zip(everybody, ports, strict=True)]
+        engine.connect(addresses)
+        _wait_connected(engine, meeting, everybody, addresses, settings.rendezvous_timeout)
+    except BaseException:
+        engine.close()
+        raise
+    return OpenEngine(engine, session, datagram, meeting)
+
+
+def _wait_connected(
+    engine: _engine.Engine,
+    meeting: rendezvous.Meeting,
+    everybody: list[rendezvous.Introduction],
+    addresses: list[tuple[str, int]],
+    timeout_s: float,
+) -> None:
+    """Raises RendezvousError naming who has not answered, and why the engine failed if it did."""
+    deadline = time.monotonic() + timeout_s
+    while missing := list(engine.wait_connected(200_000_000)):
+        failure = engine.failure()
+        if time.monotonic() < deadline and not failure:
+            continue
+        where = ", ".join(
+            f"{meeting.describe([m])} at {addresses[m][0]}:{addresses[m][1]} on "
+            f"{everybody[m].host!r}"
+            for m in missing
+        )
+        if failure:
+            raise RendezvousError(
+                f"the engine failed before {where} answered over UDP: {failure}", missing
+            )
+        raise RendezvousError(
+            f"no answer over UDP from {where} within {timeout_s:g} s: a firewall, or the wrong "
+            "network; set interface= or GRADWIRE_INTERFACE, and port= for a fixed port",
+            missing,
+        )
