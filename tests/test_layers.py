@@ -30,7 +30,7 @@ LAYERS = (
     ("phases", "feedback", "telemetry", "guard"),
     ("communicator", "hosts", "opening", "handles", "arrays", "native", "executor", "rendezvous"),
     ("_engine",),
-    ("plans", "errors", "settings"),  # plain data and words that any layer may use
+    ("plans", "errors", "settings", "transforms"),  # plain data and words that any layer may use
 )
 RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
 # Policies write plans and read reports; they never reach for what carries them out.

@@ -122,7 +122,7 @@ def test_plans_are_pure_functions_of_their_context() -> None:
         (lambda: MLT(pull="none"), "pull='none': allowed are 'exact', 'committed'"),
         (
             lambda: create("dlbp"),
-            "policy='dlbp': allowed are 'reliable', 'mlt', 'dblp', 'ltp', 'plot' (did you",
+            "policy='dlbp': allowed are 'reliable', 'mlt', 'dblp', 'ltp', 'plot', 'optireduce'",
         ),
         (lambda: create("mlt", p_low=0.1), "p_low=0.1 is no option of policy 'mlt'"),
         (lambda: create("reliable", p=0.1), "its options: none"),

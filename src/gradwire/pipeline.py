@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gradwire import transforms
 from gradwire.buckets import GradBucket, Layouts, ParameterNames
 from gradwire.communicator import Communicator, Handle
 from gradwire.errors import ConfigError, GradwireError
@@ -317,6 +318,8 @@ class GradientPipeline:
             self._residuals.add_to(transfer.slots, host)
         elif step.guarded:
             transfer.kept = host.copy()
+        if plan.transform != "none":
+            transforms.forward(host, plan.seed)
         if plan.lossy:
             grid = self.communicator.chunk_grid(plan)
             parts = [self._ages.due(transfer.slots, grid)]
@@ -384,7 +387,16 @@ class GradientPipeline:
             keep_error = None
             if plan.encoding != "f32":
                 keep_error = functools.partial(self.communicator.keep_encoding_error, plan)
+            owed = bool(len(report.withheld_chunks) or len(report.result_error))
+            turn = plan.transform != "none" and (owed or not report.counted.all())
+            sent = self._residuals.sent(transfer.slots)
+            if turn:  # what is owed is known by coefficient
+                transforms.forward(sent, plan.seed)
             self._residuals.settle(transfer.slots, grid, report, plan.scale, keep_error)
+            if turn:
+                transforms.inverse(sent, plan.seed)
+        if plan.transform != "none" and transfer.step.action != "skipped":
+            transforms.inverse(transfer.stage.host(), plan.seed)
         self._ages.settle(transfer.slots, grid, report)
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":

@@ -4,6 +4,7 @@ from gradwire.policies.base import PlanContext, Policy
 from gradwire.policies.dblp import DBLP
 from gradwire.policies.ltp import LTP
 from gradwire.policies.mlt import MLT
+from gradwire.policies.optireduce import OptiReduce
 from gradwire.policies.plot import PLOT, Calibration
 from gradwire.policies.registry import create, names, policy_class, register
 from gradwire.policies.reliable import Reliable
@@ -14,6 +15,7 @@ __all__ = [
     "MLT",
     "PLOT",
     "Calibration",
+    "OptiReduce",
     "PlanContext",
     "Policy",
     "Reliable",

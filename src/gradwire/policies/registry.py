@@ -7,6 +7,7 @@ from gradwire.policies.base import Policy, option_names
 from gradwire.policies.dblp import DBLP
 from gradwire.policies.ltp import LTP
 from gradwire.policies.mlt import MLT
+from gradwire.policies.optireduce import OptiReduce
 from gradwire.policies.plot import PLOT
 from gradwire.policies.reliable import Reliable
 
@@ -24,7 +25,7 @@ def register(policy: type[Policy]) -> type[Policy]:
     return policy
 
 
-for _policy in (Reliable, MLT, DBLP, LTP, PLOT):
+for _policy in (Reliable, MLT, DBLP, LTP, PLOT, OptiReduce):
     register(_policy)
 
 

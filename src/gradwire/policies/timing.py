@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gradwire.phases import Every, Summary
 
-__all__ = ["BestPushes", "EpochClock", "PathEstimate"]
+__all__ = ["BestPushes", "EpochClock", "MovingAverages", "PathEstimate", "quantile"]
 
 
 @dataclass
@@ -66,3 +67,25 @@ class BestPushes:
         """The best times by bucket; starts anew."""
         taken, self.best = self.best, {}
         return taken
+
+
+@dataclass
+class MovingAverages:
+    """An exponential moving average per bucket; the first value is its start."""
+
+    weight: float
+    means: dict[int, float] = field(default_factory=dict)
+
+    def observe(self, values: Mapping[int, float]) -> None:
+        """Takes one value for each of some buckets."""
+        means = dict(self.means)
+        for bucket, value in values.items():
+            mean = means.get(bucket, value)
+            means[bucket] = mean + self.weight * (value - mean)
+        self.means = means
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest of the values that at least `share` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
