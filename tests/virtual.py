@@ -147,8 +147,17 @@ class Job:
             face.rank, face.world_size, face.settings = rank, world, settings
             face._host = self.hosts[rank]  # type: ignore[assignment]
             self.pipelines.append(
-                GradientPipeline(face, chosen, settings, ParameterNames(model), 0, optimizer)
+                GradientPipeline(
+                    face, chosen, settings, ParameterNames(model), 0, optimizer, self._now
+                )
             )
+
+    def _now(self) -> float:
+        return self.fabric.now
+
+    def compute(self, seconds: float) -> None:
+        """Lets virtual time pass before the next step."""
+        self.fabric.run(self.fabric.now + seconds, until_done=False)
 
     @property
     def policies(self) -> list[Policy]:

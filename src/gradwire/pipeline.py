@@ -57,11 +57,14 @@ class GradientPipeline:
         names: ParameterNames,
         number: int,
         optimizer: torch.optim.Optimizer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.communicator = communicator
         self.policy = policy
         self.settings = settings
         self._optimizer = optimizer
+        self._clock = clock
+        self._started: float | None = None  # the last step
         self._rates = RateWatch()
         self._floor = settings.floor if settings.floor is not None else policy.floor
         if settings.guard == "off":
@@ -257,7 +260,7 @@ class GradientPipeline:
                     exact=self._flush or strict,
                     strict=strict,
                     floor=self._floor,
-                    started=time.perf_counter(),
+                    started=self._clock(),
                 )
                 self._flush = False
                 self._losses = []
@@ -278,6 +281,7 @@ class GradientPipeline:
             epoch=self._epoch,
             falling=self._optimizer is not None
             and self._rates.observe([float(g["lr"]) for g in self._optimizer.param_groups]),
+            congested=self.policy.congested,
             gauge=self._gauge(),
         )
 
@@ -584,7 +588,9 @@ class GradientPipeline:
         done = [(t.plan, t.report) for t in step.transfers]
         transfers = [(p, r) for p, r in done if p is not None and r is not None]
         self._applied_square = sum(t.applied_square for t in step.transfers)
-        report = self._report(step, transfers, agreed)
+        period_s = 0.0 if self._started is None else step.started - self._started
+        self._started = step.started
+        report = self._report(step, transfers, agreed, period_s)
         self.policy.observe(report)
         if self._loss_watch is not None:
             self._loss_watch.observe(agreed)
@@ -603,6 +609,7 @@ class GradientPipeline:
         step: Step,
         transfers: list[tuple[TransferPlan, TransferReport]],
         agreed: Summary,
+        period_s: float,
     ) -> StepReport:
         return build_report(
             step=step.number,
@@ -610,11 +617,12 @@ class GradientPipeline:
             policy=self.policy.name,
             phase=step.phase,
             transfers=transfers,
-            comm_s=time.perf_counter() - step.started,
+            comm_s=self._clock() - step.started,
             agreed=agreed,
             critical_share=1.0 if step.phase == "critical" else 0.0,
             verdict="fixed bound",
             guard=step.action,
+            period_s=period_s,
         )
 
 

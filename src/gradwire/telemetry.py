@@ -43,7 +43,8 @@ class StepReport:
     bytes/s, 0 while it is not known yet. exceeded: names of the regions whose loss exceeded
     their bound. critical_share: of the steps so far; verdict: "phases", or "fixed bound" when
     nothing has fired since the start. guard: "resent" or "skipped" for a step that delivered too
-    little, "strict" for one made exact because the loss rose, else "".
+    little, "strict" for one made exact because the loss rose, else "". period_s: from the start of
+    the step before to the start of this one, computation included; 0 for the first.
     """
 
     step: int
@@ -70,6 +71,7 @@ class StepReport:
     exceeded: tuple[str, ...]
     agreed: Summary
     guard: str = ""
+    period_s: float = 0.0
 
     def with_phases(self, critical_share: float, verdict: str) -> StepReport:
         """The same report with the detector's words on the run so far."""
@@ -92,6 +94,7 @@ def build_report(
     critical_share: float,
     verdict: str,
     guard: str = "",
+    period_s: float = 0.0,
 ) -> StepReport:
     """Joins the transfers of one step's buckets, in bucket order, into one report."""
     regions: list[RegionReport] = []
@@ -131,6 +134,7 @@ def build_report(
         exceeded=tuple(exceeded),
         agreed=agreed,
         guard=guard,
+        period_s=period_s,
     )
 
 

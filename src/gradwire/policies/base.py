@@ -75,6 +75,11 @@ class Policy(ABC):
         return self.phases.phase if self.phases is not None else self.resting_phase
 
     @property
+    def congested(self) -> bool:
+        """Whether this worker's last step found its network congested; travels to all ranks."""
+        return False
+
+    @property
     def floor(self) -> float:
         """The share of a step that every worker must deliver, else the guard acts; 0 for none."""
         return 0.0
