@@ -9,6 +9,7 @@ import pytest
 import torch
 from virtual import Job
 
+from gradwire.communicator import Communicator
 from gradwire.configure import configure
 from gradwire.feedback import auto_feedback
 from gradwire.sim import Link
@@ -102,6 +103,17 @@ def test_a_jump_of_the_loss_scale_keeps_the_books() -> None:
                 pipeline.flush()
         applied += job.step([np.float32(scale) * each for each in gradients])[0] / scale
     np.testing.assert_allclose(applied, true, atol=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_one_worker_keeps_its_gradient(case: dict[str, Any]) -> None:
+    job = Job(1, TENSORS, optimizer=sgd(), **{"error_feedback": True, **case})
+    face = Communicator(None, 0, 1)  # type: ignore[arg-type]
+    job.pipelines[0].communicator = face
+    for step in range(12):
+        gradient = np.random.default_rng(step).standard_normal(ELEMENTS).astype(np.float32)
+        np.testing.assert_allclose(job.step([gradient])[0], gradient, atol=1e-5)
+        assert job.report.guard == ""
 
 
 class Mine(torch.optim.AdamW):

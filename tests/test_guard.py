@@ -81,12 +81,14 @@ def test_a_skipped_step_applies_nothing_and_returns_to_the_residuals() -> None:
         np.testing.assert_array_equal(job.residual(rank), owed[rank] + gradients(8)[rank])
         assert pipeline.take_skip()
         assert not pipeline.take_skip()
+        pipeline._skip = True  # nobody asked
     job.uplinks(NETWORK_A)
     for pipeline in job.pipelines:
         pipeline.flush()
     sent = [job.residual(rank) + gradients(9)[rank] for rank in range(3)]
     for result in job.step(gradients(9)):
         np.testing.assert_array_equal(result, average(sent))
+    assert not any(pipeline.take_skip() for pipeline in job.pipelines)
 
 
 def test_a_skipped_step_leaves_no_infinity_in_the_residuals() -> None:

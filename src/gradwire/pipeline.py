@@ -199,8 +199,8 @@ class GradientPipeline:
             )
         self._ages.load_state_dict({name: np.asarray(runs) for name, runs in ages.items()})
         self.policy.load_state_dict(phases)
-        self._rates.reference = list(state["rates"])  # type: ignore[call-overload]
-        losses = state["losses"]
+        self._rates.reference = list(state.get("rates", ()))  # type: ignore[call-overload]
+        losses = state.get("losses", {})
         assert isinstance(losses, dict)
         if self._loss_watch is not None and losses:
             self._loss_watch.load_state_dict(losses)
@@ -252,6 +252,7 @@ class GradientPipeline:
         slots = self._layouts.of(bucket)
         with self._mutex:
             if index == 0 or self._running is None:
+                self._skip = False  # a loss scaler may have kept the optimizer from asking
                 strict = self._loss_watch is not None and self._loss_watch.strict
                 self._running = Step(
                     self._step,
