@@ -7,7 +7,9 @@ import pytest
 from virtual import Job
 
 from gradwire.errors import ConfigError
+from gradwire.phases import Summary
 from gradwire.policies import Adaptive
+from gradwire.policies.congestion import stage
 from gradwire.sim import NETWORK_B, Link
 
 TENSORS = {
@@ -62,6 +64,10 @@ def test_congestion_is_answered_by_an_encoding() -> None:
     for step in range(25):
         job.step(gradients(step, 2))
     assert job.policies[0]._ladder.ratio < 1.0
+    for policy in job.policies:
+        for step in range(200):
+            policy._ladder.observe(Summary(step, congested=True))
+        assert stage(policy._ladder.ratio)[0] == "int8"  # no top-k unless asked for
     plain = Job(2, TENSORS, "adaptive", every=5, link=NETWORK_B, compress="never")
     for step in range(25):
         plain.step(gradients(step, 2))
@@ -81,7 +87,7 @@ def test_state_survives_a_restart() -> None:
     ("options", "message"),
     [
         ({"p_low": 0.5, "p_high": 0.4}, "p_high=0.4 is below p_low=0.5"),
-        ({"compress": "much"}, "compress='much': allowed are 'auto', 'never'"),
+        ({"compress": "much"}, "compress='much': allowed are 'auto', 'topk', 'never'"),
         ({"table": {"*": 2.0}}, "table['*']=2.0"),
         ({"detector": "eye"}, "detector='eye': allowed are 'ours', 'paper', 'layers'"),
     ],

@@ -23,7 +23,7 @@ from gradwire.errors import ConfigError
 from gradwire.phases import Every, make_detector
 from gradwire.plans import TransferPlan, check_bound, check_choice
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
-from gradwire.policies.congestion import Ladder, congested, stage, wider
+from gradwire.policies.congestion import FLOOR, Ladder, congested, stage, wider
 from gradwire.policies.plot import PLOT
 from gradwire.policies.regions import regions_by_tensor
 from gradwire.telemetry import StepReport
@@ -34,6 +34,7 @@ FRAGILE = re.compile(r"(^|\.)bias$|norm|(^|[._])(bn|ln)\d*([._]|$)", re.IGNORECA
 """Names of tensors that may lose nothing where no calibration says otherwise."""
 
 FRONT, FRONT_TOLERANCE = 0.1, 0.5
+INT8 = 0.25
 SHARE = 0.8
 """Of the bandwidth-delay product that the data in flight may take before it is congested."""
 
@@ -44,8 +45,9 @@ class Adaptive(Policy):
 
     p_low, p_high: bounds of critical and of tolerant phases before a tensor's tolerance. table: a
     file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"). eta, every,
-    detector: `gradwire.phases`. compress: "auto" takes an encoding (f16, int8, top-k) while the
-    network is congested, "never" stays dense. fill, order, pull: docs/design.md.
+    detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while the network is
+    congested, "topk" goes on to top-k (which needs error feedback), "never" stays dense. fill,
+    order, pull: docs/design.md.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -70,10 +72,10 @@ class Adaptive(Policy):
                 f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
                 "phases may not be the stricter one"
             )
-        check_choice("compress", self.compress, ("auto", "never"))
+        check_choice("compress", self.compress, ("auto", "topk", "never"))
         check_transfer_options("lost", self.fill, self.order, self.pull)
         self._bounds = None if self.table is None else PLOT(table=self.table)
-        self._ladder = Ladder(1.0, False)
+        self._ladder = Ladder(1.0, False, FLOOR if self.compress == "topk" else INT8)
         self._congested = False
         self.phases = make_detector(self.eta, self.every, self.detector)
 
@@ -110,7 +112,7 @@ class Adaptive(Policy):
         """One region per tensor (small ones pooled), in the encoding that congestion asks for."""
         phases = self.phases
         assert phases is not None
-        encoding, kept = stage(self._ladder.ratio) if self.compress == "auto" else ("f32", 1.0)
+        encoding, kept = stage(self._ladder.ratio) if self.compress != "never" else ("f32", 1.0)
         low, high = zip(*(self.bounds_of(slot.name) for slot in context.tensors), strict=True)
         now = [
             strict if self._critical(slot.layer, context) else loose

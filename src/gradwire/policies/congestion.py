@@ -47,16 +47,17 @@ def congested(report: StepReport, share: float) -> bool:
 
 @dataclass
 class Ladder:
-    """The agreed ratio: the share of the dense bytes that a step may send."""
+    """The agreed ratio: the share of the dense bytes that a step may send; never below `floor`."""
 
     ratio: float = 0.1
     ramping: bool = True
+    floor: float = FLOOR
 
     def observe(self, summary: Summary) -> None:
         """Takes the agreed flag: one congested rank is enough, so all keep the smallest ratio."""
         if summary.congested:
             self.ramping = False
-            self.ratio = max(FLOOR, self.ratio * SHRINK)
+            self.ratio = max(self.floor, self.ratio * SHRINK)
         elif self.ramping:
             self.ratio = min(1.0, self.ratio * RAMP)
             self.ramping = self.ratio < 1.0
