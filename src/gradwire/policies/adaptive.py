@@ -75,6 +75,7 @@ class Adaptive(Policy):
         check_choice("compress", self.compress, ("auto", "topk", "never"))
         check_transfer_options("lost", self.fill, self.order, self.pull)
         self._bounds = None if self.table is None else PLOT(table=self.table)
+        self._known: dict[str, tuple[float, float]] = {}
         self._ladder = Ladder(1.0, False, FLOOR if self.compress == "topk" else INT8)
         self._congested = False
         self.phases = make_detector(self.eta, self.every, self.detector)
@@ -91,10 +92,17 @@ class Adaptive(Policy):
         if self._bounds is not None:
             self._bounds.prepare(tensors)
         names = list(tensors or ())
+        self._known = {}
         self._front = frozenset(names[: int(len(names) * FRONT)])
 
     def bounds_of(self, tensor: str) -> tuple[float, float]:
         """A tensor's bounds in critical and in tolerant phases."""
+        known = self._known.get(tensor)
+        if known is None:
+            known = self._known[tensor] = self._find_bounds(tensor)
+        return known
+
+    def _find_bounds(self, tensor: str) -> tuple[float, float]:
         if self._bounds is not None:
             most = self._bounds.bound_of(tensor)
             return min(self.p_low, most), most

@@ -20,9 +20,9 @@ from gradwire.phases import Every, Phase, make_detector
 from gradwire.plans import TensorSlot, TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options
 from gradwire.policies.regions import (
+    BoundTable,
     check_patterns,
     check_table,
-    find_bound,
     regions_by_tensor,
 )
 
@@ -65,7 +65,9 @@ class DBLP(Policy):
             check_table("p_low", self.p_low)
         else:
             check_bound("p_low", self.p_low)
-        largest = max(self._table.values(), default=P_LOW)
+        table = self.p_low if isinstance(self.p_low, Mapping) else {"*": self.p_low}
+        self._low = BoundTable(table, P_LOW)
+        largest = max(table.values())
         if self.p_high is None:
             if largest + WIDENING >= 1.0:
                 raise ConfigError(
@@ -81,10 +83,6 @@ class DBLP(Policy):
                 )
         check_transfer_options(self.spend, self.fill, self.order, self.pull)
         self.phases = make_detector(self.eta, self.every, self.detector)
-
-    @property
-    def _table(self) -> Mapping[str, float]:
-        return self.p_low if isinstance(self.p_low, Mapping) else {"*": self.p_low}
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
         """Checks the patterns of p_low against the model's names."""
@@ -102,7 +100,7 @@ class DBLP(Policy):
 
         Both phases pool for the stricter bound, so that the chunk grid stays the same.
         """
-        low = [find_bound(self._table, slot.name, P_LOW) for slot in context.tensors]
+        low = [self._low(slot.name) for slot in context.tensors]
         high = [self._widened(bound) for bound in low]
         regions = regions_by_tensor(
             context.tensors,

@@ -21,7 +21,7 @@ from gradwire.errors import ConfigError
 from gradwire.phases import Phase
 from gradwire.plans import TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
-from gradwire.policies.regions import check_patterns, check_table, find_bound, regions_by_tensor
+from gradwire.policies.regions import BoundTable, check_patterns, check_table, regions_by_tensor
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -111,6 +111,7 @@ class PLOT(Policy):
         self._file: Calibration | None = None
         if isinstance(self.table, Mapping):
             check_table("table", self.table)
+            self._bounds = BoundTable(self.table, 0.0)
         elif isinstance(self.table, (str, Path)):
             self._file = Calibration.load(self.table)
         else:
@@ -124,8 +125,7 @@ class PLOT(Policy):
         """The bound of a tensor."""
         if self._file is not None:
             return self._file.bounds.get(tensor, 0.0)
-        assert isinstance(self.table, Mapping)
-        return find_bound(self.table, tensor, 0.0)
+        return self._bounds(tensor)
 
     def options(self) -> dict[str, object]:
         """The options, with the file's contents in its place: ranks compare those."""

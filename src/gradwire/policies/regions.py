@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
 from gradwire.errors import ConfigError, suggestion
 from gradwire.plans import Region, TensorSlot, check_bound
 
-__all__ = ["check_patterns", "check_table", "find_bound", "regions_by_tensor"]
+__all__ = ["BoundTable", "check_patterns", "check_table", "regions_by_tensor"]
 
 
 def check_table(name: str, table: Mapping[str, float]) -> None:
@@ -33,12 +34,20 @@ def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]
             )
 
 
-def find_bound(table: Mapping[str, float], tensor: str, default: float) -> float:
-    """The bound of the first pattern in `table` that matches the tensor's name, else `default`."""
-    for pattern, bound in table.items():
-        if fnmatch.fnmatchcase(tensor, pattern):
-            return bound
-    return default
+class BoundTable:
+    """The bound of each tensor: that of the first pattern that matches its name, else `default`."""
+
+    def __init__(self, table: Mapping[str, float], default: float) -> None:
+        self._table = dict(table)
+        self._default = default
+        self._known: dict[str, float] = {}
+
+    def __call__(self, tensor: str) -> float:
+        known = self._known.get(tensor)
+        if known is None:
+            hits = (b for p, b in self._table.items() if fnmatch.fnmatchcase(tensor, p))
+            known = self._known[tensor] = next(hits, self._default)
+        return known
 
 
 def regions_by_tensor(
@@ -56,34 +65,42 @@ def regions_by_tensor(
     critical by `grid_bounds` share regions among themselves only.
     """
 
-    def enough(group: list[int]) -> bool:
-        chunks = sum(slots[i].length for i in group) // chunk_elements
-        return chunks >= math.ceil(1.0 / min(grid_bounds[i] for i in group) - 1e-9)
-
-    def mergeable(left: list[int], right: list[int], within_layer: bool) -> bool:
-        if (grid_bounds[left[-1]] == 0.0) != (grid_bounds[right[0]] == 0.0):
-            return False
-        if within_layer and slots[left[-1]].layer != slots[right[0]].layer:
-            return False
-        return grid_bounds[right[0]] == 0.0 or not enough(left) or not enough(right)
-
-    groups = [[i] for i in range(len(slots))]
-    for within_layer in (True, False):
-        merged: list[list[int]] = []
-        for group in groups:
-            if merged and mergeable(merged[-1], group, within_layer):
-                merged[-1].extend(group)
-            else:
-                merged.append(list(group))
-        groups = merged
     return tuple(
         Region(
-            slots[group[0]].offset,
-            sum(slots[i].length for i in group),
-            min(bounds[i] for i in group),
-            slots[group[0]].name
-            if len(group) == 1
-            else f"{slots[group[0]].name} … {slots[group[-1]].name}",
+            slots[first].offset,
+            slots[last].offset + slots[last].length - slots[first].offset,
+            min(bounds[first : last + 1]),
+            slots[first].name if first == last else f"{slots[first].name} … {slots[last].name}",
         )
-        for group in groups
+        for first, last in _pools(tuple(slots), tuple(grid_bounds), chunk_elements)
     )
+
+
+@functools.lru_cache(maxsize=256)  # a plan is written for each bucket of each step
+def _pools(
+    slots: tuple[TensorSlot, ...], bounds: tuple[float, ...], chunk_elements: int
+) -> tuple[tuple[int, int], ...]:
+    """The first and last tensor of each region."""
+
+    def enough(first: int, last: int) -> bool:
+        elements = slots[last].offset + slots[last].length - slots[first].offset
+        needed = math.ceil(1.0 / min(bounds[first : last + 1]) - 1e-9)
+        return elements // chunk_elements >= needed
+
+    def mergeable(left: tuple[int, int], right: tuple[int, int], within_layer: bool) -> bool:
+        if (bounds[left[1]] == 0.0) != (bounds[right[0]] == 0.0):
+            return False
+        if within_layer and slots[left[1]].layer != slots[right[0]].layer:
+            return False
+        return bounds[right[0]] == 0.0 or not enough(*left) or not enough(*right)
+
+    groups = [(i, i) for i in range(len(slots))]
+    for within_layer in (True, False):
+        merged: list[tuple[int, int]] = []
+        for group in groups:
+            if merged and mergeable(merged[-1], group, within_layer):
+                merged[-1] = (merged[-1][0], group[1])
+            else:
+                merged.append(group)
+        groups = merged
+    return tuple(groups)
