@@ -118,6 +118,28 @@ def test_too_many_guarded_steps_running_halt_all_ranks() -> None:
         job.pipelines[2].reduce(None)  # type: ignore[arg-type]
 
 
+def test_the_last_bucket_waits_though_an_earlier_one_is_delivered_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two buckets end on two threads: the first is about to be delivered when the last ends."""
+    job = Job(2, TENSORS, "dblp", p_low=0.1, every=1, detector="layers", buckets=[1, 1])
+    _, futures = job.start(gradients(0, 2))
+    assert job.fabric.run(job.fabric.now + 60)
+    pipeline, host = job.pipelines[0], job.hosts[0]
+    last = host.pending[1]
+    deliver = pipeline._deliver
+
+    def overtaken(transfer: object) -> None:
+        if not last[1].done():
+            host.finish(*last)
+        deliver(transfer)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pipeline, "_deliver", overtaken)
+    host.collect()
+    assert [future.done() for future in futures[:2]] == [True, False]
+    assert len(host.pending) == 1  # the consultation
+
+
 def test_a_floor_guards_other_policies_too() -> None:
     job = Job(2, TENSORS, "mlt", p=0.3, floor=0.8)
     results = job.step(gradients(0, 2))

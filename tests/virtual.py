@@ -79,10 +79,15 @@ class _Host:
     def collect(self) -> None:
         """Finishes the handles of what is done; their callbacks may start more."""
         pending, self.pending = self.pending, []
-        for op, handle, data, effective in pending:
-            completion = self.fabric.completion(self.rank, op)
-            assert completion is not None
-            assert completion.ok, completion.error
+        for entry in pending:
+            self.finish(*entry)
+
+    def finish(self, op: int, handle: Handle, data: Flat, effective: tuple[float, ...]) -> None:
+        """Finishes one handle."""
+        completion = self.fabric.completion(self.rank, op)
+        assert completion is not None
+        assert completion.ok, completion.error
+        if not handle.done():
             data[:] = self.fabric.result(self.rank, op)
             handle.finish(transfer_report(completion, effective))
 
@@ -175,6 +180,17 @@ class Job:
 
     def step(self, gradients: Sequence[Flat]) -> list[Flat]:
         """One step; gradients of each rank over all tensors. Returns what each rank applies."""
+        results, futures = self.start(gradients)
+        while any(host.pending for host in self.hosts):
+            assert self.fabric.run(self.fabric.now + UNLIMITED), "the job hangs"
+            for host in self.hosts:
+                host.collect()
+        for future in futures:
+            future.wait()
+        return results
+
+    def start(self, gradients: Sequence[Flat]) -> tuple[list[Flat], list[Any]]:
+        """Begins a step: where its results will be, and the futures by rank and bucket."""
         results = [np.array(gradient, np.float32) for gradient in gradients]
         futures = []
         for rank, pipeline in enumerate(self.pipelines):
@@ -186,13 +202,7 @@ class Job:
                 )
                 futures.append(pipeline.reduce(bucket))  # type: ignore[arg-type]
                 at += length
-        while any(host.pending for host in self.hosts):
-            assert self.fabric.run(self.fabric.now + UNLIMITED), "the job hangs"
-            for host in self.hosts:
-                host.collect()
-        for future in futures:
-            future.wait()
-        return results
+        return results, futures
 
     def residual(self, rank: int) -> Flat:
         """The rank's residual over all tensors; zeros without error feedback."""

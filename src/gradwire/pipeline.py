@@ -424,9 +424,12 @@ class GradientPipeline:
             )
             if over:
                 self._running = None
-            step.held.append(transfer)
             hold = not failed and (over or step.guarded)
+            if hold:
+                step.held.append(transfer)
         if not hold:
+            self._deliver(transfer)
+        if failed:
             self._release(step)
         if over:
             self._attempt(step, lambda: self._close(step))
@@ -436,13 +439,17 @@ class GradientPipeline:
         with self._mutex:
             held, step.held = step.held, []
         for transfer in held:
-            assert transfer.result is not None
-            try:
-                transfer.stage.deliver(transfer.result)
-            except Exception as error:
-                transfer.error = transfer.error or error
-                if not transfer.result.done():
-                    transfer.result.set_result(transfer.stage.buffer)
+            self._deliver(transfer)
+
+    @staticmethod
+    def _deliver(transfer: Transfer) -> None:
+        assert transfer.result is not None
+        try:
+            transfer.stage.deliver(transfer.result)
+        except Exception as error:
+            transfer.error = transfer.error or error
+            if not transfer.result.done():
+                transfer.result.set_result(transfer.stage.buffer)
 
     def _fail(self, step: Step | None, error: Exception) -> None:
         """Stops this pipeline: nothing may be held back any more."""
