@@ -450,6 +450,12 @@ def test_world_size_1_needs_no_sockets() -> None:
     assert report.stats_sum[0] == 2.0
     assert alone.counters() == {}
     alone.agree("topic", {"a": 1})
+    # What travels nowhere is encoded nowhere, so nothing is left of it.
+    coarse = TransferPlan(3, (Region(0, 3, 0.0),), encoding="topk", kept=0.1)
+    sent = np.float32([1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(alone.round_trip(coarse, sent), sent)
+    alone.keep_encoding_error(coarse, sent, alone.all_reduce(array, coarse).wait().counted)
+    assert not sent.any()
     alone.close()
     with pytest.raises(TransferError, match="closed"):
         alone.all_reduce(array)

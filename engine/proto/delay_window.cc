@@ -13,7 +13,8 @@ constexpr double kCareful = 0.05;    // growth per epoch above the threshold
 constexpr double kOverflowCut = 0.85;
 constexpr double kCeilingGrowth = 0.002;  // per epoch: a new try after some tenths of a second
 constexpr Nanos kOverflowPause = 50 * kMillisecond;
-constexpr double kEnough = 1.1;
+constexpr double kWayBack = 0.85;  // of what is on its way back: part of it waits at others' ports
+constexpr double kSlowly = 1.0 / 16;  // a window that wavers makes its senders take turns unevenly
 constexpr double kSegment = 1514.0;
 constexpr Nanos kStarving = 150 * kMillisecond;
 constexpr double kStarved = 0.5;  // of what the target's queue would hold
@@ -70,22 +71,32 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   last_delay_ = delay;
   const double target = static_cast<double>(target_);
   // The queue that is wanted, the path, and what is on its way back: more only lengthens the queue.
-  const Nanos way_back = rtprop + std::clamp<Nanos>(round - delay - rtprop, 0, 2 * target_);
-  enough_ = meter_.bytes_per_second() > 0 ? kEnough * meter_.bytes_per_second() * 1e-9 *
-                                                static_cast<double>(target_ + way_back)
-                                          : maximum_;
+  const auto sample =
+      static_cast<double>(rtprop + std::clamp<Nanos>(round - delay - rtprop, 0, 2 * target_));
+  way_back_ += (sample - way_back_) * (way_back_ == 0 ? 1.0 : kSlowly);
+  enough_ = meter_.bytes_per_second() > 0
+                ? meter_.bytes_per_second() * 1e-9 * (target + kWayBack * way_back_)
+                : maximum_;
   // Loss while our own traffic fills the port is an overflow of our making (invariant 11). While
   // somebody else's does, or with an empty queue, it tells nothing about this window.
   const double rate =
       bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
-  if (lost_ && 2 * delay > target_ && rate > kFullRate * meter_.bytes_per_second()) {
+  const bool queued = 2 * delay > target_;
+  const bool ours = rate > kFullRate * meter_.bytes_per_second();
+  if (lost_ && queued && ours) {
     // One overflow shows over several epochs.
-    if (now - last_overflow_ > kOverflowPause)
+    if (now - last_overflow_ > kOverflowPause) {
+      ceiling_before_ = ceiling_;
+      overflow_start_ = now;
       ceiling_ = std::max(minimum_, kOverflowCut * std::min(window_, ceiling_));
+    }
     last_overflow_ = now;
   } else {
     ceiling_ = std::min(maximum_, ceiling_ * (1.0 + kCeilingGrowth));
   }
+  // The first epoch of a burst looks like our doing: who takes the port shows in the next ones.
+  if (queued && !ours && now - overflow_start_ < kOverflowPause)
+    ceiling_ = std::max(ceiling_, ceiling_before_);
   compete(delay, now);
   if (competitive_) {
     if (lost_) {
@@ -103,10 +114,11 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     threshold_ = std::max(minimum_, std::min(threshold_, enough_));
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
     window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - 0.7 * excess));
-  } else if (limited_ && window_ >= threshold_ && window_ < enough_) {
+  } else if (limited_ && window_ < enough_) {
+    // Above the threshold, and below it where the queue is too long for doubling.
     const double room = (target - static_cast<double>(delay)) / target;
     window_ = std::min(maximum_, window_ + std::max(kSegment, kCareful * window_) * room);
-    threshold_ = window_;
+    threshold_ = std::max(threshold_, window_);
   }
   // A window that is too large gives way only to a queue: a long round without one is the doing of
   // busy hosts, and giving way to that would make the rate, and with it the window, ever smaller.

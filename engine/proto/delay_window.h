@@ -37,7 +37,8 @@ class DelayWindow {
   double maximum_;
   double threshold_;  // doubling below it, careful growth above
   Nanos target_;
-  double enough_;  // what the rate and the way back account for
+  double enough_;        // what the rate and the way back account for
+  double way_back_ = 0;  // ns: smoothed
   RateMeter meter_;
   Nanos epoch_end_ = 0;
   double delay_sum_ = 0;  // weighted by bytes
@@ -48,6 +49,8 @@ class DelayWindow {
   Nanos under_since_ = 0;
   bool competitive_ = false;
   Nanos last_overflow_ = 0;
+  Nanos overflow_start_ = 0;
+  double ceiling_before_ = 0;
   Nanos epoch_start_ = 0;
   bool limited_ = false;
   bool lost_ = false;

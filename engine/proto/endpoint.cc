@@ -20,7 +20,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
       send_window(32.0 * (c.datagram_bytes + 42), 4.0 * (c.datagram_bytes + 42), 64e6,
                   c.delay_target),
       // What the peers may send without being asked is there in any case.
-      receive_window(32.0 * (c.datagram_bytes + 42),
+      receive_window(std::max<double>(24, c.workers) * (c.datagram_bytes + 42),
                      std::max<double>(24, c.workers) * (c.datagram_bytes + 42),
                      std::max(0.5 * c.receive_buffer, 8.0 * c.datagram_bytes), c.delay_target),
       last_timer(now) {

@@ -46,6 +46,7 @@ struct Endpoint::Impl {
   void packet_lost(Path& path, SentPacket& packet, bool forgivable, Nanos now);
   void detect_loss(Path& path, Nanos now);
   void flush(Nanos now);
+  uint64_t in_use(SmoothedDelay Path::* which, Nanos now) const;
   Nanos shared_delay(SmoothedDelay Path::* which, Nanos now) const;
   void replay(uint64_t op, Nanos now);
 

@@ -7,7 +7,7 @@
 namespace gradwire {
 
 namespace {
-constexpr Nanos kAckDelay = 200 * kMicrosecond;
+constexpr Nanos kAckDelay = 800 * kMicrosecond;  // Rtt::kMaxAckDelay is above it
 constexpr uint64_t kMostPacketThreshold = 512;
 constexpr size_t kStashMost = 512;    // packets per path
 constexpr uint64_t kOpsAhead = 1024;  // a peer's op may be this far ahead
@@ -32,13 +32,6 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   ++counters.packets_received;
   counters.bytes_received += datagram.size();
   path.last_heard = now;
-  if (!path.connected) {
-    path.connected = true;
-    Event event;
-    event.type = Event::Type::connected;
-    event.endpoint = source;
-    events.push_back(std::move(event));
-  }
   if (wire::is_reliable(head->kind)) {
     on_reliable(path, datagram, now, arrival);
     return;
@@ -64,6 +57,13 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
         path.pong_echo = stamp;
       } else if (static_cast<Nanos>(stamp) <= now && static_cast<Nanos>(stamp) > now - kSecond) {
         path.rtt.sample(now - static_cast<Nanos>(stamp), 0, now);
+        if (!path.connected) {
+          path.connected = true;
+          Event event;
+          event.type = Event::Type::connected;
+          event.endpoint = source;
+          events.push_back(std::move(event));
+        }
       }
       return;
     }
@@ -128,7 +128,9 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     receive_window.lost();
   }
   if (header->backlog == 0 || header->common.kind > wire::Kind::pull) path.ack_now = true;
-  if (path.unacked >= std::clamp<uint32_t>(path.share / 4, 2, 32)) path.ack_now = true;
+  // Three or more for each turn of the credit: fewer make the sender wait, and each takes as much
+  // of the way back as a tenth of a chunk.
+  if (path.unacked >= std::clamp<uint32_t>(path.share / 3, 1, 32)) path.ack_now = true;
 }
 
 // True when the packet has been dealt with, so that it may be acknowledged.
@@ -368,12 +370,22 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     path.probe_base = now;
     detect_loss(path, now);
     if (path.lost_floor + 2048 < path.sent.lowest()) path.lost_floor = UINT64_MAX;
-    path.delay_to.add(Nanos{ack.queue_us} * kMicrosecond, acked_bytes, now);
-    send_window.sample(acked_bytes, shared_delay(&Path::delay_to, now), path.rtt.smoothed(),
+    path.delay_to.add(Nanos{ack.queue_us} * kMicrosecond,
+                      acked_bytes * in_use(&Path::delay_to, now), now);
+    send_window.sample(acked_bytes, shared_delay(&Path::delay_to, now), path.rtt.round(),
                        path.rtt.minimum(), now);
     counters.btlbw = btlbw();
     retire(now);
   }
+}
+
+// The paths in use. Each brings its part of what tells of the shared queue: with many, every one of
+// them must forget the faster.
+uint64_t Endpoint::Impl::in_use(SmoothedDelay Path::* which, Nanos now) const {
+  const auto fresh = std::count_if(paths.begin(), paths.end(), [which, now](const auto& p) {
+    return p && ((*p).*which).fresh(now);
+  });
+  return std::max<uint64_t>(1, static_cast<uint64_t>(fresh));
 }
 
 // The smallest delay over the paths in use is that of the queue they share: this endpoint's port.
@@ -390,8 +402,8 @@ void Endpoint::Impl::flush(Nanos now) {
     for (auto& p : paths) {
       if (!p || p->batch_bytes == 0) continue;
       p->delay_from.add(static_cast<Nanos>(p->batch_delay / static_cast<double>(p->batch_bytes)),
-                        p->batch_bytes, now);
-      receive_window.sample(p->batch_bytes, shared_delay(&Path::delay_from, now), p->rtt.smoothed(),
+                        p->batch_bytes * in_use(&Path::delay_from, now), now);
+      receive_window.sample(p->batch_bytes, shared_delay(&Path::delay_from, now), p->rtt.round(),
                             p->rtt.minimum(), now);
       p->ack_delay += p->batch_delay;
       p->ack_bytes += p->batch_bytes;

@@ -9,7 +9,8 @@ namespace gradwire {
 namespace {
 
 constexpr Nanos kFarewellInterval = 10 * kMillisecond;
-constexpr double kProbeGain = 1.15;
+constexpr double kProbeGain = 0.2;     // with an empty queue, nearly
+constexpr double kProbeQueue = 0.75;   // of the target: without probing from there on
 constexpr double kPaceDepth = 0.0005;  // seconds of the rate that a late timer may catch up
 constexpr uint32_t kShortestTrain = 4;
 constexpr uint32_t kLongestTrain = 44;
@@ -53,7 +54,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
             ? 0.0
             : std::max(0.0, path.ack_delay / static_cast<double>(path.ack_bytes)) / kMicrosecond);
     const auto words =
-        static_cast<uint16_t>(std::clamp<uint32_t>(path.share / 32, 4, wire::kAckMaxWords));
+        static_cast<uint16_t>(std::clamp<uint32_t>(path.share / 32, 2, wire::kAckMaxWords));
     path.received.fill(ack, words);
     uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
     end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack));
@@ -69,7 +70,9 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
   if (path.ping_now || path.pong_now) {
     const bool pong = path.pong_now;
     (pong ? path.pong_now : path.ping_now) = false;
-    constexpr size_t bytes = wire::kCommonBytes + 8;
+    // As long as the longest datagram until one is answered: a path that does not carry them shows
+    // before the first step (RFC 8899, in its plainest form).
+    const size_t bytes = pong || path.connected ? wire::kCommonBytes + 8 : config.datagram_bytes;
     uint8_t* at = begin_control(train, path.peer, bytes);
     std::fill_n(at, bytes, uint8_t{0});
     wire::write_common(at, common(pong ? wire::Kind::pong : wire::Kind::ping));
@@ -245,8 +248,10 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const auto quantum = std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / 4),
                                   kShortestTrain, kLongestTrain);
   // At BtlBw the port's own queue stays short and what waits, waits here, where the choice of
-  // destination is still open; a little above it while there is no queue, to find more.
-  const double gain = 4 * send_window.queue_delay() < config.delay_target ? kProbeGain : 1.0;
+  // destination is still open; a little above it while the queue is short, to find more.
+  const double queue = static_cast<double>(send_window.queue_delay());
+  const double longest = kProbeQueue * static_cast<double>(config.delay_target);
+  const double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue / longest, 0.0, 0.75);
   const double pace = config.pacing ? gain * breaker.factor() * btlbw() : 0;
   if (pace > 0) {
     const double depth = std::max(2.0 * quantum * wire_bytes, pace * kPaceDepth);

@@ -12,7 +12,7 @@ namespace gradwire {
 class RateMeter {
  public:
   void add(uint64_t bytes, Nanos now) {
-    if (start_ == 0 || now - last_ > kIdle) {
+    if (start_ == 0 || now - last_ > idle()) {
       // The first clump opens the interval; its bytes were delivered before it.
       start_ = last_ = now;
       bytes_ = 0;
@@ -40,10 +40,16 @@ class RateMeter {
   double bytes_per_second() const { return std::max(previous_, current_); }
 
  private:
+  // Two trains at the known rate are no pause, however slow that is.
+  Nanos idle() const {
+    const double rate = bytes_per_second();
+    return rate > 0 ? std::max(kIdle, static_cast<Nanos>(kIdleBytes / rate * 1e9)) : kIdle;
+  }
   static constexpr Nanos kInterval = 20 * kMillisecond;
   // A first guess, so that the windows have a bound before they overshoot; it is not kept.
-  static constexpr Nanos kFirstInterval = 4 * kMillisecond;
+  static constexpr Nanos kFirstInterval = 2 * kMillisecond;
   static constexpr Nanos kIdle = 3 * kMillisecond;
+  static constexpr double kIdleBytes = 8 * 1514.0;
   static constexpr uint64_t kLeastBytes = 32 * 1024;
   static constexpr Nanos kWindow = 10 * kSecond;
   Nanos start_ = 0;

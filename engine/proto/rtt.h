@@ -44,14 +44,18 @@ class Rtt {
       any_ = true;
       smoothed_ = adjusted;
       deviation_ = adjusted / 2;
+      held_ = latest - adjusted;
       return;
     }
     const Nanos error = adjusted > smoothed_ ? adjusted - smoothed_ : smoothed_ - adjusted;
     deviation_ += (error - deviation_) / 4;
     smoothed_ += (adjusted - smoothed_) / 8;
+    held_ += (latest - adjusted - held_) / 8;
   }
   bool any() const { return any_; }
   Nanos smoothed() const { return any_ ? smoothed_ : kInitial; }
+  // From sending to hearing of it, the peer's delay of its ACKs included.
+  Nanos round() const { return smoothed() + held_; }
   Nanos latest() const { return latest_; }
   Nanos minimum() const { return min_.any() ? min_.get() : 0; }
   // Time-out of a tail probe, before backoff.
@@ -60,7 +64,7 @@ class Rtt {
     return smoothed_ + std::max(4 * deviation_, kGranularity) + kMaxAckDelay;
   }
 
-  static constexpr Nanos kMaxAckDelay = 500 * kMicrosecond;
+  static constexpr Nanos kMaxAckDelay = 1 * kMillisecond;
 
  private:
   static constexpr Nanos kInitial = 20 * kMillisecond;
@@ -69,6 +73,7 @@ class Rtt {
   Nanos smoothed_ = 0;
   Nanos deviation_ = 0;
   Nanos latest_ = 0;
+  Nanos held_ = 0;
   WindowedMin min_;
 };
 

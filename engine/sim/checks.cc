@@ -8,6 +8,23 @@
 
 namespace gradwire::sim {
 
+namespace {
+
+// Eight bytes at a time: the hash is taken of everything that is sent.
+uint64_t hash_of(uint64_t h, std::span<const uint8_t> bytes) {
+  size_t at = 0;
+  for (; at + 8 <= bytes.size(); at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + at, 8);
+    h = (h ^ word) * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+  }
+  for (; at < bytes.size(); ++at) h = (h ^ bytes[at]) * 0x100000001b3u;
+  return h;
+}
+
+}  // namespace
+
 void Fabric::violate(const std::string& text) {
   if (violations_.size() < 16) {
     violations_.push_back("at " + std::to_string(now_) + " ns: " + text);
@@ -57,6 +74,21 @@ void Fabric::check_datagram(uint16_t host, uint16_t destination, std::span<const
             std::to_string(last));
   }
   last = number;
+  if (header->common.kind == wire::Kind::push || header->common.kind == wire::Kind::pull) {
+    check_payload(host, *header, bytes.subspan(wire::kHeaderBytes));
+  }
+}
+
+// A chunk sent again has the bytes that it had before, and a result the same for every worker.
+void Fabric::check_payload(uint16_t host, const wire::Header& header,
+                           std::span<const uint8_t> payload) {
+  const Sent sent{header.op, header.chunk, host, header.common.kind};
+  const uint64_t bytes = hash_of(payload.size(), payload);
+  const auto [known, fresh] = payloads_.emplace(sent, bytes);
+  if (!fresh && known->second != bytes) {
+    violate("endpoint " + std::to_string(host) + " sent chunk " + std::to_string(header.chunk) +
+            " of op " + std::to_string(header.op) + " with other bytes than before");
+  }
 }
 
 // Each report by itself as it comes, the whole op when the last worker has one.
@@ -98,17 +130,7 @@ void Fabric::hash(uint64_t value) {
 }
 
 void Fabric::hash(std::span<const uint8_t> bytes) {
-  // Eight bytes at a time: the hash is taken of everything that is sent.
-  uint64_t h = trace_hash_ ^ bytes.size();
-  size_t at = 0;
-  for (; at + 8 <= bytes.size(); at += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + at, 8);
-    h = (h ^ word) * 0x9e3779b97f4a7c15u;
-    h ^= h >> 29;
-  }
-  for (; at < bytes.size(); ++at) h = (h ^ bytes[at]) * 0x100000001b3u;
-  trace_hash_ = h;
+  trace_hash_ = hash_of(trace_hash_ ^ bytes.size(), bytes);
 }
 
 uint32_t Fabric::record(const Unit& unit, std::span<const uint8_t> bytes) {

@@ -12,11 +12,13 @@
 #include <queue>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "proto/endpoint.h"
 #include "sim/link.h"
 #include "sim/random.h"
+#include "wire/packet.h"
 
 namespace gradwire::sim {
 
@@ -167,6 +169,21 @@ class Fabric {
     Nanos burst_end;
   };
 
+  // One chunk as one host sends it; a result is the same for all who get it.
+  struct Sent {
+    uint32_t op;
+    uint32_t chunk;
+    uint16_t host;
+    wire::Kind kind;
+    bool operator==(const Sent&) const = default;
+  };
+  struct SentHash {
+    size_t operator()(const Sent& s) const {
+      return (uint64_t{s.op} << 32 ^ uint64_t{s.host} << 16 ^ uint64_t(s.kind) << 56 ^ s.chunk) *
+             0x9e3779b97f4a7c15u;
+    }
+  };
+
   void push(Nanos time, Event::Kind kind, uint32_t index);
   void handle(const Event& event);
   uint32_t new_unit();
@@ -190,6 +207,7 @@ class Fabric {
 
   void check_train(uint16_t host, const Train& train);
   void check_datagram(uint16_t host, uint16_t destination, std::span<const uint8_t> bytes);
+  void check_payload(uint16_t host, const wire::Header& header, std::span<const uint8_t> payload);
   void check_op(uint64_t op);
   void violate(const std::string& text);
   void hash(uint64_t value);
@@ -212,6 +230,7 @@ class Fabric {
   std::vector<bool> parted_;  // [from × hosts + to]
   Train train_;
   gradwire::Event event_;
+  std::unordered_map<Sent, uint64_t, SentHash> payloads_;  // hashes
   std::vector<std::string> violations_;
   std::vector<TraceEntry> trace_;
   uint64_t trace_hash_ = 0xcbf29ce484222325u;

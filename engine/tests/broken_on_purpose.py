@@ -144,7 +144,8 @@ BREAKS = (
         "a plain all-reduce may lose a fifth",
         PYTHON + "communicator.py",
         "plan = plan or TransferPlan.whole(flat.size)",
-        'plan = plan or TransferPlan(flat.size, (Region(0, flat.size, 0.2, "all"),), spend="lost")',
+        "from gradwire.plans import Region; plan = plan or"
+        ' TransferPlan(flat.size, (Region(0, flat.size, 0.2, "all"),), spend="lost")',
         "tests/test_invariants.py",
     ),
     Break(
@@ -507,6 +508,7 @@ def engine_digest() -> str:
 class Verdict:
     noticed: str  # by what; "" if by nothing
     fault: str = ""  # why the run says nothing
+    words: str = ""  # of the failed test
 
 
 def test(arguments: list[str]) -> Verdict:
@@ -546,7 +548,8 @@ def test(arguments: list[str]) -> Verdict:
     failed = re.search(r"^FAILED \S*/(\S+?::\S+)", output, re.MULTILINE)
     if process.returncode != 1 or failed is None:
         return Verdict("", f"pytest ended with {process.returncode}:\n{output[-2000:]}")
-    return Verdict(failed[1])
+    words = re.search(r"^E +(.*)", output, re.MULTILINE)
+    return Verdict(failed[1], words=words[1][:160] if words else "")
 
 
 # ---------------------------------------------------------------------------- breaking
@@ -644,6 +647,8 @@ def break_all(wanted: list[Break], commit: str | None) -> int:
         verdict = verdicts[case] = try_break(case, intact_engine)
         text = f"noticed by {verdict.noticed}" if verdict.noticed else "NOBODY NOTICES"
         print(f"    {verdict.fault or text} ({time.monotonic() - started:.0f} s)", flush=True)
+        if verdict.words:
+            print(f"      {verdict.words}", flush=True)
     print("\n| invariant | broken on purpose | noticed by |\n|---|---|---|")
     for case in wanted:
         verdict = verdicts[case]

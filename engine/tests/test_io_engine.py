@@ -309,6 +309,53 @@ def test_datagrams_above_the_mtu_are_counted_not_fatal() -> None:
         assert engines[0].counters()["send_too_long"] == 0
 
 
+class Narrow:
+    """Stands between two engines and passes on what is no longer than `most` bytes."""
+
+    def __init__(self, ends: list[tuple[str, int]], most: int) -> None:
+        self._sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in ends]
+        for each in self._sockets:
+            each.bind(("127.0.0.1", 0))
+            each.settimeout(0.05)
+        self.addresses = [each.getsockname() for each in self._sockets]
+        self._ends = ends
+        self._most = most
+        self._over = False
+        self._threads = [threading.Thread(target=self._pass_on, args=(i,)) for i in (0, 1)]
+        for thread in self._threads:
+            thread.start()
+
+    def _pass_on(self, end: int) -> None:
+        """What comes to the stand-in of `end` goes to `end`, from the stand-in of the other."""
+        while not self._over:
+            with contextlib.suppress(TimeoutError):
+                datagram = self._sockets[end].recv(65_536)
+                if len(datagram) <= self._most:
+                    self._sockets[1 - end].sendto(datagram, self._ends[end])
+
+    def close(self) -> None:
+        self._over = True
+        for thread in self._threads:
+            thread.join()
+        for each in self._sockets:
+            each.close()
+
+
+@pytest.mark.parametrize(("most", "missing"), [(1472, []), (1471, [1])])
+def test_a_path_that_does_not_carry_the_longest_datagrams_shows_before_the_first_step(
+    most: int, missing: list[int]
+) -> None:
+    engines = [engine(i, 2, datagram_bytes=1472) for i in range(2)]
+    narrow = Narrow([each.address for each in engines], most)
+    try:
+        engines[0].connect([engines[0].address, narrow.addresses[1]])
+        engines[1].connect([narrow.addresses[0], engines[1].address])
+        assert engines[0].wait_connected(SECOND) == missing
+    finally:
+        close_all(engines)
+        narrow.close()
+
+
 def test_many_small_ops_in_flight() -> None:
     with job(3) as engines:
         count = 200

@@ -121,7 +121,8 @@ def _wait_connected(
                 f"the engine failed before {where} answered over UDP: {failure}", missing
             )
         raise RendezvousError(
-            f"no answer over UDP from {where} within {timeout_s:g} s: a firewall, or the wrong "
-            "network; set interface= or GRADWIRE_INTERFACE, and port= for a fixed port",
+            f"no answer over UDP from {where} within {timeout_s:g} s: a firewall, the wrong "
+            "network, or a path that does not carry the longest datagrams; set interface= or "
+            "GRADWIRE_INTERFACE, port= for a fixed port, datagram= for shorter ones",
             missing,
         )
