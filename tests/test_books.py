@@ -116,6 +116,17 @@ def test_one_worker_keeps_its_gradient(case: dict[str, Any]) -> None:
         assert job.report.guard == ""
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_replicas_agree_on_the_server_route_too(case: dict[str, Any]) -> None:
+    job = Job(2, TENSORS, optimizer=sgd(), servers=1, link=LOSSY, error_feedback=True, **case)
+    for step in range(12):
+        chance = np.random.default_rng(step)
+        gradients = [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(2)]
+        first, second = job.step(gradients)
+        assert np.array_equal(first, second)
+        assert first.any() != (job.report.guard == "skipped")
+
+
 class Mine(torch.optim.AdamW):
     """Somebody's own AdamW."""
 
