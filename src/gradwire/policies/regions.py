@@ -64,7 +64,6 @@ def regions_by_tensor(
     first within its layer; the strictest bound of its tensors is the region's. Tensors that are
     critical by `grid_bounds` share regions among themselves only.
     """
-
     return tuple(
         Region(
             slots[first].offset,
