@@ -14,12 +14,23 @@ ENGINE = ROOT / "engine"
 # Top layer first. A module may import its own layer and those below.
 LAYERS = (
     ("__main__", "cli", "lab", "sim", "bench", "report", "demo", "server", "doctor", "top"),
-    ("ddp", "fsdp", "process_group", "hook", "pipeline", "configure", "buckets", "staging"),
+    (
+        "ddp",
+        "fsdp",
+        "process_group",
+        "hook",
+        "pipeline",
+        "configure",
+        "buckets",
+        "staging",
+        "steps",
+        "calibration",
+    ),
     ("policies",),
-    ("phases", "feedback", "telemetry"),
+    ("phases", "feedback", "telemetry", "guard"),
     ("communicator", "hosts", "opening", "handles", "arrays", "native", "executor", "rendezvous"),
     ("_engine",),
-    ("plans", "errors", "settings"),  # plain data and words that any layer may use
+    ("plans", "errors", "settings", "transforms"),  # plain data and words that any layer may use
 )
 RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
 # Policies write plans and read reports; they never reach for what carries them out.

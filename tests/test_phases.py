@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.errors import ConfigError
-from gradwire.phases import Ballot, Every, PhaseDetector, Summary
+from gradwire.phases import (
+    Ballot,
+    Every,
+    LayerDetector,
+    PhaseDetector,
+    RateWatch,
+    Summary,
+)
 
 
 def feed(detector: PhaseDetector, norms: list[float], **fields: object) -> list[str]:
@@ -201,3 +208,91 @@ def test_losses_fold_to_their_mean() -> None:
 def test_what_travels_is_finite() -> None:
     ballot = Ballot(applied_square=math.inf)
     assert all(math.isfinite(slot) for slot in ballot.slots())
+
+
+# ---------------------------------------------------------------------------- per layer
+
+
+def looks(detector: LayerDetector, norms: list[dict[str, float]], **fields: object) -> None:
+    for layers in norms:
+        detector.observe(Summary(detector.steps, layers=layers, **fields))  # type: ignore[arg-type]
+
+
+def test_each_layer_has_a_phase_of_its_own() -> None:
+    detector = LayerDetector(every=1)
+    assert detector.phase_of("a") == "critical"
+    looks(detector, [{"a": 1.0, "b": 1.0}])
+    assert (detector.phase_of("a"), detector.phase_of("b")) == ("critical", "critical")
+    looks(detector, [{"a": 1.1, "b": 3.0}])
+    assert (detector.phase_of("a"), detector.phase_of("b")) == ("tolerant", "critical")
+    assert detector.phase == "critical"
+    looks(detector, [{"a": 1.1, "b": 3.0, "new": 1.0}])
+    assert detector.phase_of("b") == "tolerant"
+    assert detector.phase_of("new") == "critical"
+    looks(detector, [{"a": 1.1, "b": 3.0, "new": 1.0}])
+    assert detector.phase == "tolerant"
+    assert detector.critical_share == pytest.approx((1 + 1 + 0.5 + 1 / 3) / 4)
+    assert detector.verdict == "phases"
+    looks(detector, [{"a": 0.0, "b": math.nan, "new": 1.0}])
+    assert [detector.phase_of(layer) for layer in ("a", "b", "new")] == [
+        "critical",
+        "critical",
+        "tolerant",
+    ]
+
+
+def test_votes_and_bad_gradients_rule_all_layers() -> None:
+    detector = LayerDetector(every=1)
+    settled = {"a": 1.0, "b": 1.0}
+    looks(detector, [settled] * 3)
+    assert detector.phase == "tolerant"
+    looks(detector, [settled], vote="critical")
+    assert detector.phase_of("a") == "critical"
+    looks(detector, [settled])
+    assert detector.phase_of("a") == "tolerant"
+    looks(detector, [settled], nonfinite=True)
+    assert detector.phase_of("b") == "critical"
+    other = LayerDetector(every=1)
+    other.load_state_dict(detector.state_dict())
+    for each in (detector, other):
+        looks(each, [settled])
+        assert each.phase == "tolerant"
+
+
+def test_it_is_due_at_its_cadence() -> None:
+    by_steps = LayerDetector(every=3)
+    due = []
+    for step in range(6):
+        due.append(by_steps.due(Summary(step)))
+        by_steps.observe(Summary(step))
+    assert due == [False, False, True] * 2
+    by_epoch = LayerDetector(every="epoch")
+    due = []
+    for step, epoch in enumerate([0, 0, 1, 1]):
+        due.append(by_epoch.due(Summary(step, epoch=epoch)))
+        by_epoch.observe(Summary(step, epoch=epoch))
+    assert due == [True, False, True, False]
+
+
+# ---------------------------------------------------------------------------- learning rates
+
+
+def test_a_learning_rate_counts_as_dropped_when_it_has_halved() -> None:
+    watch = RateWatch()
+    rates = [0.1] * 3 + [0.01] * 3 + [0.02, 0.02, 0.009]
+    assert [watch.observe([rate]) for rate in rates] == [False] * 3 + [True] + [False] * 4 + [True]
+    cosine = RateWatch()
+    fired = [cosine.observe([0.5 * (1 + math.cos(math.pi * i / 1000))]) for i in range(900)]
+    assert 3 <= sum(fired) <= 6
+    several = RateWatch()
+    several.observe([0.1, 0.2])
+    assert several.observe([0.1, 0.05])
+    assert not several.observe([0.1, 0.05, 0.3])
+
+
+def test_a_drop_is_critical_for_at_least_one_whole_window() -> None:
+    detector = PhaseDetector(every=5)
+    feed(detector, [1.0] * 17)
+    assert detector.phase == "tolerant"
+    ruled = feed(detector, [1.0], falling=True) + feed(detector, [1.0] * 12)
+    assert ruled == ["tolerant"] + ["critical"] * 7 + ["tolerant"] * 5

@@ -52,7 +52,7 @@ def test_policy_and_its_options_may_come_from_variables() -> None:
         ("dblp", {"p_lo": 0.1}, {}, "unknown setting p_lo=0.1 (did you mean 'p_low'?)"),
         ("dblp", {"prot": 5}, {}, "unknown setting prot=5 (did you mean 'port'?)"),
         ("mlt", {"p_low": 0.1}, {}, "p_low=0.1 does not go with policy='mlt'"),
-        ("reliable", {"fill": "mean"}, {}, "an option of 'mlt', 'dblp'"),
+        ("reliable", {"fill": "mean"}, {}, "an option of 'mlt', 'dblp', 'plot'"),
         (MLT(p=0.1), {"p": 0.2}, {}, "p=0.2 beside a policy object"),
         ("dblp", {"fill": "mean", "error_feedback": True}, {}, "fill='mean' with error_feedback"),
         (MLT(fill="mean"), {"error_feedback": True}, {}, "fill='mean' with error_feedback"),

@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gradwire import policies
+    from gradwire.calibration import calibrate
     from gradwire.communicator import Communicator, Handle
     from gradwire.ddp import Attachment, attach
     from gradwire.errors import ConfigError, GradwireError, RendezvousError, TransferError
@@ -31,6 +32,7 @@ _PUBLIC = {
     "TransferPlan": "gradwire.plans",
     "TransferReport": "gradwire.plans",
     "attach": "gradwire.ddp",
+    "calibrate": "gradwire.calibration",
     "comm_hook": "gradwire.hook",
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "TransferReport",
     "__version__",
     "attach",
+    "calibrate",
     "comm_hook",
     "policies",
 ]

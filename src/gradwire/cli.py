@@ -10,22 +10,27 @@ from typer.core import TyperGroup
 from gradwire import __version__
 
 # In the order of the help. A module loads only when its command runs or is listed.
-COMMANDS = ("demo", "bench", "server", "doctor", "lab", "sim", "top", "report")
+COMMANDS = ("demo", "bench", "server", "calibrate", "doctor", "lab", "sim", "top", "report")
+MODULES = {"calibrate": "calibration"}  # where a command's module has another name
 
 
 class LazyCommands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name in COMMANDS if find_spec(f"gradwire.{name}")]
+        return [name for name in COMMANDS if find_spec(_module(name))]
 
     def get_command(self, ctx: Any, name: str) -> Any:
         if name not in self.list_commands(ctx):
             return None
-        module = import_module(f"gradwire.{name}")
+        module = import_module(_module(name))
         if not hasattr(module, "app"):
             return None
         command = typer.main.get_command(module.app)
         command.name = name
         return command
+
+
+def _module(command: str) -> str:
+    return f"gradwire.{MODULES.get(command, command)}"
 
 
 app = typer.Typer(cls=LazyCommands, no_args_is_help=True, add_completion=False)

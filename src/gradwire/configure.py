@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import typing
 from collections.abc import Mapping
 
 from gradwire.errors import ConfigError
+from gradwire.feedback import auto_feedback
 from gradwire.policies import Policy, create, names, policy_class
 from gradwire.policies.base import option_names
 from gradwire.settings import Settings, check_environment, from_environment, setting_names
@@ -20,10 +22,12 @@ def configure(
     policy: str | Policy | None,
     options: Mapping[str, object],
     environment: Mapping[str, str] | None = None,
+    optimizer: object | None = None,
 ) -> tuple[Policy, Settings]:
     """Splits `options` into the policy's and the common settings, fills in GRADWIRE_* variables.
 
     policy: a name, a policy object (it is copied), or None for GRADWIRE_POLICY, else "dblp".
+    optimizer: decides error_feedback="auto"; the settings returned say True or False.
     Raises ConfigError naming the setting, the value and what is allowed.
     """
     check_environment(_all_names(), environment)
@@ -52,11 +56,21 @@ def configure(
     settings = Settings.build(
         common, environment=environment, also_known=option_names(type(chosen))
     )
+    if settings.error_feedback == "auto":
+        feedback = auto_feedback(optimizer) if chosen.feedback is None else chosen.feedback
+        if getattr(chosen, "fill", "zero") == "mean":
+            feedback = False
+        settings = dataclasses.replace(settings, error_feedback=feedback)
     if settings.feedback and getattr(chosen, "fill", "zero") == "mean":
         raise ConfigError(
             "fill='mean' with error_feedback=True: the mean already stands in for what did not "
             "arrive, and feedback would give it a second time; use fill='zero' or "
             "error_feedback=False"
+        )
+    if settings.guard == "skip" and (optimizer is None or not settings.feedback):
+        raise ConfigError(
+            "guard='skip': needs attach(optimizer=…), which it keeps from stepping, and "
+            "error_feedback=True, which gives the skipped gradient back; or guard='resend'"
         )
     return chosen, settings
 

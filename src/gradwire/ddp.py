@@ -16,17 +16,23 @@ __all__ = ["Attachment", "attach"]
 
 
 def attach(
-    model: DistributedDataParallel, policy: str | Policy | None = None, **options: object
+    model: DistributedDataParallel,
+    policy: str | Policy | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    **options: object,
 ) -> "Attachment":
     """Lets the gradients of a DDP module travel over gradwire, on top of any process group.
 
     A collective call: every rank of the module's process group makes it, alike, between
     construction and the first backward pass. It returns once all ranks have met.
 
-    policy: a name ("reliable", "mlt", "dblp"), a policy object, or None for GRADWIRE_POLICY,
-    else "dblp". options: the policy's own (p_low=0.01, …) and the common settings of
-    `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl", …); what is not
-    given is read from GRADWIRE_* variables.
+    policy: a name ("reliable", "dblp", …: docs/policies.md), a policy object, or None for
+    GRADWIRE_POLICY, else "dblp". optimizer: the one that steps once after each backward pass: its
+    learning rate's drops count as critical, its family decides error_feedback="auto", and
+    guard="skip" can keep it from stepping. options: the policy's own (p_low=0.01, …) and the
+    common settings of `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl",
+    …); what is not given is read from GRADWIRE_* variables.
 
     Several modules may be attached, alike on all ranks. Those that share a backward pass should lie
     on one device: autograd runs a thread per device, and if their buckets come in another order on
@@ -43,7 +49,13 @@ def attach(
         )
     hooks = model._comm_hooks
     if not hooks:
-        state = HookState(policy, model=model.module, process_group=model.process_group, **options)
+        state = HookState(
+            policy,
+            model=model.module,
+            process_group=model.process_group,
+            optimizer=optimizer,
+            **options,
+        )
         _register(model, state)
         return _open(state)
     hook, found = hooks[0]
@@ -57,7 +69,7 @@ def attach(
         raise ConfigError(
             "gradwire is already attached to this module: call detach() on that attachment first"
         )
-    found.activate(policy, options)
+    found.activate(policy, options, optimizer)
     return _open(found)
 
 

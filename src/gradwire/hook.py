@@ -6,6 +6,8 @@ ddp_model.register_comm_hook(gradwire.HookState(policy="dblp"), gradwire.comm_ho
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
 
 import datetime
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +28,8 @@ class HookState:
     """What `comm_hook` needs: a policy, settings, and the pipeline that it opens when first used.
 
     policy: a name or a policy object; None for GRADWIRE_POLICY, else "dblp". model: names the
-    parameters; without it they are named in the order they appear. process_group: the group the
+    parameters; without it they are named in the order they appear. optimizer: the one that steps
+    with these gradients (see `gradwire.attach`). process_group: the group the
     gradients are averaged over, None for the default one. options: policy options and common
     settings (`gradwire.settings.Settings`). Raises ConfigError.
 
@@ -39,12 +42,15 @@ class HookState:
         *,
         model: torch.nn.Module | None = None,
         process_group: dist.ProcessGroup | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         **options: object,
     ) -> None:
         self.process_group = process_group
         self.active = True
         self._names = ParameterNames(model)
-        self._policy, self._settings = configure(policy, options)
+        self._tensors = None if model is None else sizes(model)
+        self._unhook: Callable[[], None] = _nothing
+        self._configure(policy, options, optimizer)
         self._pipeline: GradientPipeline | None = None
         self._previous: GradientPipeline | None = None  # keeps the engine until the next is open
 
@@ -58,25 +64,51 @@ class HookState:
                 agreed = agreed_configuration(self._policy, self._settings)
                 communicator.agree("attach", {**agreed, "attachment": number})
                 self._pipeline = GradientPipeline(
-                    communicator, self._policy, self._settings, self._names, number
+                    communicator,
+                    self._policy,
+                    self._settings,
+                    self._names,
+                    number,
+                    self._optimizer,
                 )
             except BaseException:
                 communicator.return_number(number)
                 raise
+            if self._optimizer is not None:
+                self._unhook = self._optimizer.register_step_pre_hook(
+                    functools.partial(_skip_step, self._pipeline)
+                ).remove
             self._previous = None
         return self._pipeline
 
-    def activate(self, policy: str | Policy | None, options: dict[str, object]) -> None:
+    def activate(
+        self,
+        policy: str | Policy | None,
+        options: dict[str, object],
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         """Takes up a new policy after `deactivate`, over the engine that is open already."""
-        self._policy, self._settings = configure(policy, options)
+        self._configure(policy, options, optimizer)
         self._previous, self._pipeline = self._pipeline or self._previous, None
         self.active = True
 
     def deactivate(self) -> None:
         """From now on the hook forwards to the host group."""
         self.active = False
+        self._unhook()
         if self._pipeline is not None:
             self._pipeline.close()
+
+    def _configure(
+        self,
+        policy: str | Policy | None,
+        options: dict[str, object],
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self._policy, self._settings = configure(policy, options, optimizer=optimizer)
+        self._policy.prepare(self._tensors)
+        self._optimizer = optimizer
+        self._unhook = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
         return {"policy": self._policy, "settings": self._settings, "active": self.active}
@@ -85,6 +117,9 @@ class HookState:
         self.process_group = None
         self.active = state["active"]
         self._names = ParameterNames()
+        self._tensors = None
+        self._optimizer = None
+        self._unhook = _nothing
         self._policy, self._settings = state["policy"], state["settings"]
         self._pipeline = None
         self._previous = None
@@ -104,6 +139,24 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
     if not state.active:
         return _forward_to_host(state, bucket)
     return state.pipeline.reduce(bucket)
+
+
+def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before the optimizer steps: without gradients, nothing of a skipped step is applied, and
+    neither momentum nor weight decay moves."""
+    if pipeline.take_skip():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
+def _nothing() -> None:
+    """There is no optimizer to let go of."""
+
+
+def sizes(model: torch.nn.Module) -> dict[str, int]:
+    """The elements of each parameter that is trained, by name."""
+    return {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def open_communicator(group: dist.ProcessGroup | None, settings: Settings) -> Communicator:

@@ -8,6 +8,13 @@ inputs are offered:
          (before residuals are added and before anything is lost). Minibatch noise is averaged
          out and the detector does not see its own loss.
 "paper"  the L2 norm of one step's averaged gradient as it was applied, what the paper looks at.
+"layers" a phase per layer, after Accordion (MLSys 2021): each layer's norm is measured against its
+         own last one. Ours: the norm is that of "ours", RMS over the steps, where Accordion takes
+         the norm of the gradient accumulated over the epoch. The layers' norms take one small
+         exact transfer of their own at each look.
+
+As in Accordion, a drop of the learning rate counts as critical too (`RateWatch`). And a user may
+vote by hand; a vote overrules the detector as long as it stands.
 
 Every value that enters a decision has been folded by the aggregators, alike for all ranks, and
 belongs to a step that is complete everywhere, so every rank decides the same without a message
@@ -17,20 +24,48 @@ of its own. The slots below say where each value travels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from gradwire.errors import ConfigError
 from gradwire.plans import check_choice
 
-__all__ = ["Ballot", "Every", "Phase", "PhaseDetector", "Summary"]
+__all__ = [
+    "GAUGES",
+    "Ballot",
+    "Every",
+    "LayerDetector",
+    "Phase",
+    "PhaseDetector",
+    "RateWatch",
+    "Summary",
+    "check_every",
+    "make_detector",
+]
 
 Phase = Literal["critical", "tolerant"]
 Every = int | Literal["epoch"]
 
 PHASES = ("critical", "tolerant")
-DETECTORS = ("ours", "paper")
+DETECTORS = ("ours", "paper", "layers")
+
+
+def check_every(name: str, value: object) -> None:
+    """Raises ConfigError unless `value` is a cadence: a number of steps, or "epoch"."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not whole and value != "epoch":
+        raise ConfigError(f"{name}={value!r}: a number of steps (1 or more) or 'epoch'")
+
+
+GAUGES = ("lost", "rtprop", "slowness")
+"""What the gauge slot carries, in turn: step s carries GAUGES[s % 3]."""
+
+PARTIAL_S = 1e9
+"""A push time on the wire that stands for "not all of it arrived"."""
+
+_COUNT = 1 << 17
+"""Three counts of up to 65,536 workers share one float64 without rounding."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +73,15 @@ class Ballot:
     """What one worker sends with one bucket, in the engine's eight statistics slots.
 
     Summed over the workers: fresh_square, the bucket's squared L2 norm of the worker's fresh
-    gradient (0 when it is not finite); nonfinite, 1 when it is not finite; loss and losses, the
-    sum and number of losses given since the last step (first bucket only).
-    Maximum over the workers: critical and tolerant, 1 for a manual vote; applied_square, the
-    squared norm of the last step's applied gradient; epoch, the newest epoch begun plus 1.
+    gradient (0 when it is not finite); nonfinite, it is not finite; falling, the learning rate
+    was lowered since the last step; congested, as the worker's policy sees it; loss and losses,
+    the sum and number of losses given since the last step (first bucket only); critical and
+    tolerant, a manual vote.
+    Maximum over the workers: push_s, how long this bucket's last push took, in seconds (0 not
+    known, infinite when not all of it arrived); gauge, what GAUGES says for this step: the largest
+    share of a step lost since last told, RTprop in seconds, or seconds per byte at BtlBw (0 not
+    known); applied_square, the squared norm of the last step's applied gradient; epoch, the
+    newest epoch begun.
     """
 
     fresh_square: float = 0.0
@@ -52,20 +92,33 @@ class Ballot:
     tolerant: bool = False
     applied_square: float = 0.0
     epoch: int = -1
+    falling: bool = False
+    congested: bool = False
+    push_s: float = 0.0
+    gauge: float = 0.0
 
     def slots(self) -> tuple[float, ...]:
         """The eight slots: four summed, then four maximised. All are finite."""
         applied = self.applied_square
         return (
             self.fresh_square,
-            float(self.nonfinite),
+            _pack(self.nonfinite, self.falling, self.congested),
             self.loss,
-            float(self.losses),
-            float(self.critical),
-            float(self.tolerant),
+            _pack(self.critical, self.tolerant, self.losses),
+            self.push_s if math.isfinite(self.push_s) else PARTIAL_S,
+            self.gauge,
             applied if math.isfinite(applied) else -1.0,
             float(self.epoch + 1),
         )
+
+
+def _pack(first: int, second: int, third: int) -> float:
+    return float(first + second * _COUNT + third * _COUNT**2)
+
+
+def _unpack(packed: float) -> tuple[int, int, int]:
+    whole = int(packed)
+    return whole % _COUNT, whole // _COUNT % _COUNT, whole // _COUNT**2
 
 
 @dataclass(frozen=True)
@@ -77,6 +130,13 @@ class Summary:
     averaged gradient applied in the step *before* (it is known only once that step is over).
     vote: the phase that ranks ask for by hand (critical wins), None without a vote.
     epoch: the newest epoch any rank has begun, -1 for none. loss: mean of the losses given.
+    falling: some rank lowered its learning rate. congested: some rank's policy says so.
+    pushes: per bucket, how long its push took at the slowest worker in the step before, in
+    seconds; 0 not known, infinite where not everything arrived. lost, rtprop_s, btlbw (bytes/s):
+    told by turns, None when not in this step or not known: the largest share of a step that a
+    worker lost since last told, the largest RTprop, the smallest BtlBw of any rank.
+    layers: the fresh norm per layer, RMS over workers and over the steps since the last look; None
+    in a step whose end is no look of detector "layers".
     """
 
     step: int
@@ -86,6 +146,13 @@ class Summary:
     vote: Phase | None = None
     epoch: int = -1
     loss: float | None = None
+    falling: bool = False
+    congested: bool = False
+    pushes: tuple[float, ...] = ()
+    lost: float | None = None
+    rtprop_s: float | None = None
+    btlbw: float | None = None
+    layers: Mapping[str, float] | None = None
 
     @staticmethod
     def fold(
@@ -94,29 +161,47 @@ class Summary:
         buckets: Iterable[tuple[Sequence[float], Sequence[float]]],
     ) -> Summary:
         """Folds each bucket's (summed slots, maximum slots), given in bucket order."""
-        fresh = losses = loss = 0.0
-        nonfinite = False
-        critical = tolerant = False
+        fresh = loss = 0.0
+        nonfinite = falling = congested = critical = tolerant = losses = 0
         applied = 0.0
         epoch = -1
+        pushes: list[float] = []
+        gauge = 0.0
         for sums, maxima in buckets:
             fresh += sums[0]
-            nonfinite |= sums[1] > 0
+            flags = _unpack(sums[1])
+            nonfinite, falling, congested = (
+                nonfinite + flags[0],
+                falling + flags[1],
+                congested + flags[2],
+            )
             loss += sums[2]
-            losses += sums[3]
-            critical |= maxima[0] > 0
-            tolerant |= maxima[1] > 0
+            votes = _unpack(sums[3])
+            critical, tolerant, losses = (
+                critical + votes[0],
+                tolerant + votes[1],
+                losses + votes[2],
+            )
+            pushes.append(math.inf if maxima[0] >= PARTIAL_S else maxima[0])
+            gauge = max(gauge, maxima[1])
             applied = max(applied, maxima[2])
             epoch = max(epoch, int(maxima[3]) - 1)
         mean_square = fresh / world_size
+        told = GAUGES[step % len(GAUGES)]
         return Summary(
             step=step,
             fresh_norm=math.sqrt(mean_square) if mean_square >= 0 else math.nan,
-            nonfinite=nonfinite,
+            nonfinite=nonfinite > 0,
             applied_norm=math.sqrt(applied),
             vote="critical" if critical else "tolerant" if tolerant else None,
             epoch=epoch,
             loss=loss / losses if losses else None,
+            falling=falling > 0,
+            congested=congested > 0,
+            pushes=tuple(pushes),
+            lost=gauge if told == "lost" else None,
+            rtprop_s=gauge if told == "rtprop" and gauge > 0 else None,
+            btlbw=1.0 / gauge if told == "slowness" and gauge > 0 else None,
         )
 
 
@@ -131,17 +216,14 @@ class PhaseDetector:
     def __init__(self, eta: float = 0.5, every: Every = 10, source: str = "ours") -> None:
         if isinstance(eta, bool) or not isinstance(eta, (int, float)) or not 0 < eta < math.inf:
             raise ConfigError(f"eta={eta!r}: a relative change, a number above 0")
-        if every != "epoch" and (isinstance(every, bool) or not isinstance(every, int)):
-            raise ConfigError(f"every={every!r}: a number of steps (1 or more) or 'epoch'")
-        if isinstance(every, int) and every < 1:
-            raise ConfigError(f"every={every!r}: a number of steps (1 or more) or 'epoch'")
+        check_every("every", every)
         check_choice("detector", source, DETECTORS)
         self.eta = float(eta)
         self.every: Every = every
         self.source = source
         self.phase: Phase = "critical"
         self.steps = 0
-        self.critical_steps = 0
+        self.critical_steps = 0.0
         self.looks = 0
         self.fired = 0
         self._detected: Phase = "critical"
@@ -149,6 +231,7 @@ class PhaseDetector:
         self._squares = 0.0
         self._count = 0
         self._epoch = -1
+        self._hold = False
 
     @property
     def critical_share(self) -> float:
@@ -159,6 +242,16 @@ class PhaseDetector:
     def verdict(self) -> str:
         """ "phases", or "fixed bound" for a run in which nothing fired after the start."""
         return "phases" if self.fired else "fixed bound"
+
+    def due(self, summary: Summary) -> bool:
+        """Whether `observe` will look at this summary's step."""
+        if self.every == "epoch":
+            return summary.epoch > self._epoch
+        return (self.steps + 1) % self.every == 0
+
+    def phase_of(self, layer: str) -> Phase:
+        """The phase of the next step for one layer: the same for all, but for "layers"."""
+        return self.phase
 
     def observe(self, summary: Summary) -> None:
         """Takes the summary of the step just completed and decides the phase of the next."""
@@ -176,8 +269,9 @@ class PhaseDetector:
             self._gather(summary)
             if self.steps % self.every == 0:
                 self._look()
-        if summary.nonfinite:
+        if summary.nonfinite or summary.falling:
             self._fire()
+            self._hold = summary.falling and self.every != "epoch"  # the next window is cut short
         self.phase = summary.vote if summary.vote is not None else self._detected
 
     def state_dict(self) -> dict[str, object]:
@@ -210,15 +304,106 @@ class PhaseDetector:
         self.looks += 1
         if previous is None:
             return
-        usable = math.isfinite(previous) and math.isfinite(current) and previous > 0
-        if usable and abs(previous - current) / previous < self.eta:
-            self._detected = "tolerant"
-        else:
+        if self._hold:
+            self._hold = False
+        elif changed(previous, current, self.eta):
             self._fire()
+        else:
+            self._detected = "tolerant"
 
     def _fire(self) -> None:
         self._detected = "critical"
         self.fired += 1
+
+
+class LayerDetector(PhaseDetector):
+    """A phase per layer. `phase` is critical while any layer is; `critical_share` counts layers.
+
+    eta, every: as for PhaseDetector. A layer is critical until it has been looked at twice.
+    """
+
+    def __init__(self, eta: float = 0.5, every: Every = 10) -> None:
+        super().__init__(eta, every, "layers")
+        self._norms: dict[str, float] = {}
+        self._settled: frozenset[str] = frozenset()  # the layers that are tolerant
+        self._vote: Phase | None = None
+
+    def phase_of(self, layer: str) -> Phase:
+        """The phase of the next step for one layer."""
+        if self._vote is not None:
+            return self._vote
+        return "tolerant" if layer in self._settled else "critical"
+
+    def observe(self, summary: Summary) -> None:
+        """Takes the summary of the step just completed and decides the phases of the next."""
+        self.steps += 1
+        if self._vote is not None or not self._norms:
+            self.critical_steps += self.phase == "critical"
+        else:
+            self.critical_steps += 1.0 - len(self._settled) / len(self._norms)
+        self._epoch = max(self._epoch, summary.epoch)
+        if summary.layers is not None:
+            self._look_at(summary.layers)
+        if summary.nonfinite or summary.falling:
+            self._settled = frozenset()
+            self._hold = summary.falling and self.every != "epoch"
+            self.fired += 1
+        self._vote = summary.vote
+        tolerant = bool(self._norms) and len(self._settled) == len(self._norms)
+        self._detected = "tolerant" if tolerant else "critical"
+        self.phase = self._vote if self._vote is not None else self._detected
+
+    def _look_at(self, norms: Mapping[str, float]) -> None:
+        self.looks += 1
+        before, self._norms = self._norms, dict(norms)
+        if self._hold:
+            self._hold = False
+            return
+        fired = {layer for layer in norms if layer in before} & {
+            layer
+            for layer, norm in norms.items()
+            if changed(before.get(layer, 0.0), norm, self.eta)
+        }
+        self.fired += bool(fired)
+        self._settled = frozenset(layer for layer in norms if layer in before) - fired
+
+
+class RateWatch:
+    """Notices when a learning rate drops: to half of what it was, at once or bit by bit.
+
+    Accordion counts any decay as critical; a rate that falls a little every step (cosine) would
+    then be critical for ever, so this looks at halvings. Ours.
+    """
+
+    SHARE = 0.5
+
+    def __init__(self) -> None:
+        self.reference: list[float] = []
+
+    def observe(self, rates: Sequence[float]) -> bool:
+        """Takes the rates of all parameter groups before a step; whether one has dropped."""
+        known = self.reference if len(self.reference) == len(rates) else list(rates)
+        fell = [
+            now <= self.SHARE * before < before for now, before in zip(rates, known, strict=True)
+        ]
+        self.reference = [
+            now if drop else max(now, before)
+            for now, before, drop in zip(rates, known, fell, strict=True)
+        ]
+        return any(fell)
+
+
+def make_detector(eta: float, every: Every, source: str) -> PhaseDetector:
+    """The detector of this source; raises ConfigError for what it cannot be."""
+    if source == "layers":
+        return LayerDetector(eta, every)
+    return PhaseDetector(eta, every, source)
+
+
+def changed(before: float, now: float, eta: float) -> bool:
+    """Whether a norm changed by the share eta or more; zero and non-finite ones count as that."""
+    usable = math.isfinite(before) and math.isfinite(now) and before > 0
+    return not usable or abs(before - now) / before >= eta
 
 
 _CONFIGURATION = frozenset({"eta", "every", "source"})

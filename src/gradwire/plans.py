@@ -25,6 +25,7 @@ __all__ = [
     "PULLS",
     "SCOPES",
     "SPENDS",
+    "TRANSFORMS",
     "CloseStep",
     "Region",
     "TensorSlot",
@@ -43,6 +44,7 @@ ORDERS = ("shuffled", "sequential")
 PULLS = ("exact", "committed", "none")
 CLOCKS = ("open", "first_arrival", "tail")
 SCOPES = ("worker", "all")
+TRANSFORMS = ("none", "hadamard")
 ENCODINGS = ("f32", "f16", "bf16", "int8", "topk")
 
 BY_BOUND = -1.0
@@ -131,6 +133,8 @@ class TransferPlan:
     encoding: of the elements on the wire, pushed and pulled (docs/design.md, "Encodings"); under
     "topk" only the share `kept` of each chunk's elements travels, the largest magnitudes. What an
     encoding takes is no loss in the sense of the bounds: error feedback alone gives it back.
+    transform: what is done to the gradient before it travels and undone after, from `seed`
+    ("hadamard": `gradwire.transforms`); the engine carries coefficients and knows nothing of it.
 
     Raises ConfigError naming the field, the value and what is allowed.
     """
@@ -147,6 +151,7 @@ class TransferPlan:
     seed: int = 0
     encoding: str = "f32"
     kept: float = 1.0
+    transform: str = "none"
 
     def __post_init__(self) -> None:
         if self.elements <= 0:
@@ -181,6 +186,7 @@ class TransferPlan:
             raise ConfigError(f"seed={self.seed!r}: an integer in [0, 2**64)")
         check_choice("encoding", self.encoding, ENCODINGS)
         check_kept("kept", self.kept)
+        check_choice("transform", self.transform, TRANSFORMS)
         if self.encoding != "topk" and self.kept != 1.0:
             raise ConfigError(
                 f"kept={self.kept!r} with encoding={self.encoding!r}: only encoding='topk' keeps "
@@ -216,6 +222,7 @@ class TransferPlan:
             pull_bound=0.0,
             encoding="f32",
             kept=1.0,
+            transform="none",
         )
 
     @staticmethod

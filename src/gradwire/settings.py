@@ -46,9 +46,14 @@ class Settings:
         engine may be silent before it is dead. timeout: how long one transfer may take (peers
         may compute meanwhile); None for the process group's timeout. memory_limit: of the
         aggregator's buffers, 0 for the engine's default.
-    error_feedback: give back later what did not count. "auto" is off in this release for every
-        optimizer; where it helps is still to be measured. max_age: how many steps running an
-        element may go uncounted.
+    error_feedback: give back later what did not count. "auto" goes by the optimizer given to
+        attach (`gradwire.feedback.AUTO`), and is off without one. max_age: how many steps running
+        an element may go uncounted.
+    floor: the share of a step that every worker must deliver, else the guard acts; None for the
+        policy's own, 0 for never. guard: what it does, "resend" the step exactly, "skip" it on
+        all ranks (needs attach(optimizer=…) and error feedback, which gives it back) or "off".
+    loss_rise: by how much the agreed loss may exceed its running mean (0.2: a fifth) before the
+        next `strict_steps` steps are exact; None for never. Losses come by `attachment.loss(x)`.
     seed: of the shuffled orders, alike on all ranks. report: file for one JSON line per step
         (rank 0; a "{rank}" in the name makes every rank write). on_failure: "raise".
     control: "stream". drop_rate, drop_burst, drop_seed: loss injected in the receive path, for
@@ -66,6 +71,10 @@ class Settings:
     memory_limit: int = 0
     error_feedback: Literal["auto"] | bool = "auto"
     max_age: int = 4
+    floor: float | None = None
+    guard: str = "resend"
+    loss_rise: float | None = None
+    strict_steps: int = 10
     seed: int = 0
     report: str | None = None
     on_failure: str = "raise"
@@ -102,6 +111,14 @@ class Settings:
                 f"error_feedback={self.error_feedback!r}: allowed are 'auto', True, False"
             )
         _whole("max_age", self.max_age, 1, 254)
+        if self.floor is not None and not (_is_number(self.floor) and 0.0 <= self.floor <= 1.0):
+            raise ConfigError(f"floor={self.floor!r}: a share of a step in [0, 1], or None")
+        check_choice("guard", self.guard, ("resend", "skip", "off"))
+        if self.loss_rise is not None:
+            rise = self.loss_rise
+            if not (_is_number(rise) and 0.0 < rise < math.inf):
+                raise ConfigError(f"loss_rise={rise!r}: a share, a number above 0, or None")
+        _whole("strict_steps", self.strict_steps, 1, 1 << 31)
         _whole("seed", self.seed, 0, (1 << 64) - 1)
         check_choice("on_failure", self.on_failure, ("raise",))
         check_choice("control", self.control, ("stream",))
@@ -130,6 +147,10 @@ class Settings:
             "servers": self.server_count,
             "error_feedback": self.feedback,
             "max_age": self.max_age,
+            "floor": self.floor,
+            "guard": self.guard,
+            "loss_rise": self.loss_rise,
+            "strict_steps": self.strict_steps,
             "seed": self.seed,
         }
 

@@ -33,7 +33,8 @@ class RegionReport:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One training step as this rank saw it; `agreed` alone is the same on all ranks.
+    """One training step as this rank saw it; only `agreed` and `elements` (of all buckets) are the
+    same on all ranks.
 
     bound and effective_bound: the largest of any region. delivered: fraction of all elements of
     this worker that counted; applied: fraction of the chunks that had a result. bytes: UDP
@@ -41,7 +42,9 @@ class StepReport:
     bucket's start to the last bucket's result. rtprop_s: smallest round-trip time seen; btlbw:
     bytes/s, 0 while it is not known yet. exceeded: names of the regions whose loss exceeded
     their bound. critical_share: of the steps so far; verdict: "phases", or "fixed bound" when
-    nothing has fired since the start.
+    nothing has fired since the start. guard: "resent" or "skipped" for a step that delivered too
+    little, "strict" for one made exact because the loss rose, else "". period_s: from the start of
+    the step before to the start of this one, computation included; 0 for the first.
     """
 
     step: int
@@ -54,6 +57,7 @@ class StepReport:
     applied: float
     regions: tuple[RegionReport, ...]
     buckets: int
+    elements: int
     bytes: int
     packets: int
     retransmissions: int
@@ -66,6 +70,8 @@ class StepReport:
     verdict: str
     exceeded: tuple[str, ...]
     agreed: Summary
+    guard: str = ""
+    period_s: float = 0.0
 
     def with_phases(self, critical_share: float, verdict: str) -> StepReport:
         """The same report with the detector's words on the run so far."""
@@ -87,6 +93,8 @@ def build_report(
     agreed: Summary,
     critical_share: float,
     verdict: str,
+    guard: str = "",
+    period_s: float = 0.0,
 ) -> StepReport:
     """Joins the transfers of one step's buckets, in bucket order, into one report."""
     regions: list[RegionReport] = []
@@ -112,6 +120,7 @@ def build_report(
         applied=float(np.mean(np.concatenate([report.applied for report in reports]))),
         regions=tuple(regions),
         buckets=len(reports),
+        elements=sum(plan.elements for plan, _ in transfers),
         bytes=sum(report.bytes_sent for report in reports),
         packets=sum(report.packets_sent for report in reports),
         retransmissions=sum(report.retransmissions for report in reports),
@@ -124,6 +133,8 @@ def build_report(
         verdict=verdict,
         exceeded=tuple(exceeded),
         agreed=agreed,
+        guard=guard,
+        period_s=period_s,
     )
 
 

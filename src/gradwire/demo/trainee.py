@@ -80,7 +80,7 @@ class Trainee:
         if entry.policy is None:
             self._ddp.register_comm_hook(None, allreduce_hook)
         else:
-            drops = (
+            drops: dict[str, Any] = (
                 {"drop_rate": scenario.drop_rate, "drop_burst": scenario.drop_burst}
                 if lossy
                 else {}

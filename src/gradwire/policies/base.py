@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +25,8 @@ class PlanContext:
     """What a plan may depend on; every field is the same on all ranks.
 
     tensors: the bucket's parameters in order, covering [0, elements). seed: of this step and
-    bucket. chunk_elements: float32 elements that one datagram carries.
+    bucket. chunk_elements: float32 elements that one datagram carries. bucket: its index in the
+    step.
     """
 
     tensors: tuple[TensorSlot, ...]
@@ -34,6 +36,7 @@ class PlanContext:
     world_size: int
     seed: int
     chunk_elements: int
+    bucket: int = 0
 
 
 class Policy(ABC):
@@ -47,6 +50,10 @@ class Policy(ABC):
     """The name `attach(policy=…)` knows it by."""
     resting_phase: ClassVar[Phase] = "critical"
     """The phase that is reported when the policy has no phases."""
+    feedback: ClassVar[bool | None] = None
+    """What error_feedback="auto" means for it; None leaves it to the optimizer's family."""
+    halt_after: int = 0
+    """After so many guarded steps running training halts; 0 for never."""
 
     phases: PhaseDetector | None = None
     """Decides the phase; None for a policy without phases."""
@@ -55,10 +62,27 @@ class Policy(ABC):
     def plan(self, context: PlanContext) -> TransferPlan:
         """Writes the plan of one bucket's all-reduce."""
 
+    def prepare(self, tensors: Mapping[str, int] | None) -> None:  # noqa: B027, most need none
+        """Checks the configuration against the model, before the ranks meet.
+
+        tensors: elements of each parameter by name, None when no model is known (the bare hook).
+        Raises ConfigError for names or sizes that the model does not have.
+        """
+
     @property
     def phase(self) -> Phase:
         """The phase of the next step."""
         return self.phases.phase if self.phases is not None else self.resting_phase
+
+    @property
+    def congested(self) -> bool:
+        """Whether this worker's last step found its network congested; travels to all ranks."""
+        return False
+
+    @property
+    def floor(self) -> float:
+        """The share of a step that every worker must deliver, else the guard acts; 0 for none."""
+        return 0.0
 
     def observe(self, report: StepReport) -> None:
         """Reads the report of the step just completed, before the next step's plans."""

@@ -1,16 +1,35 @@
-"""Policy "dblp": the bound follows the training phase (arXiv 2605.01989)."""
+"""Policy "dblp": the bound follows the training phase (arXiv 2605.01989).
+
+The paper's: p_low in critical phases and p_low + 40 points elsewhere; a region closes as soon as
+1 - p of it has arrived (the receiver's "stop" in mid-pass); zero fill; the detector's rule and η.
+The authors' code looks every 10 rounds, the paper once an epoch. Ours: one bound per tensor
+instead of one for the whole gradient, small tensors pooled; the shuffled order; the exact way
+down; the detector's default input (`gradwire.phases`); the options spend, fill and a table for
+p_low. Vesting (spend="lost") is the authors' later idea. Their probe, bitmap and stop rounds
+(control="probe") are not built.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from gradwire.errors import ConfigError
-from gradwire.phases import Every, PhaseDetector
-from gradwire.plans import TransferPlan, check_bound, pool
+from gradwire.phases import Every, Phase, make_detector
+from gradwire.plans import TensorSlot, TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options
+from gradwire.policies.regions import (
+    BoundTable,
+    check_patterns,
+    check_table,
+    regions_by_tensor,
+)
 
 __all__ = ["DBLP"]
+
+P_LOW = 0.008
+"""The paper's bound for EfficientNet-B0, AlexNet and GPT-2 small (ResNet-50: 0.024)."""
 
 WIDENING = 0.40
 """The paper's distance from p_low to p_high: 40 percentage points."""
@@ -20,16 +39,18 @@ WIDENING = 0.40
 class DBLP(Policy):
     """p_low in critical phases, p_high elsewhere; training starts critical.
 
-    p_low: 0.008 is the paper's for EfficientNet-B0, AlexNet and GPT-2 small (ResNet-50: 0.024).
-    p_high: p_low + 0.40 unless given. eta, every, detector: see `gradwire.phases`; every=10 is
-    the cadence of the authors' code, every="epoch" the paper's. spend: "anything" as in the
-    paper, "lost" gives up only what the network lost (vesting). fill, order, pull:
-    docs/design.md.
+    p_low: one bound, or a table of bounds by tensor-name pattern ({"head.*": 0.0, "*": 0.02}; the
+    first that matches rules, 0.008 where none does; a pattern that matches nothing is an error).
+    p_high: each tensor's p_low + 0.40 unless given. eta, every, detector: see `gradwire.phases`;
+    every=10 is the cadence of the authors' code, every="epoch" the paper's; detector="layers" gives
+    each layer a phase of its own. spend: "anything" as
+    in the paper, "lost" gives up only what the network lost (vesting). fill: "zero" as in the
+    paper, "mean" divides by the contributors that arrived. order, pull: docs/design.md.
     """
 
     name: ClassVar[str] = "dblp"
 
-    p_low: float = 0.008
+    p_low: float | dict[str, float] = P_LOW
     p_high: float | None = None
     eta: float = 0.5
     every: Every = 10
@@ -40,34 +61,60 @@ class DBLP(Policy):
     pull: str = "exact"
 
     def __post_init__(self) -> None:
-        check_bound("p_low", self.p_low)
+        if isinstance(self.p_low, Mapping):
+            check_table("p_low", self.p_low)
+        else:
+            check_bound("p_low", self.p_low)
+        table = self.p_low if isinstance(self.p_low, Mapping) else {"*": self.p_low}
+        self._low = BoundTable(table, P_LOW)
+        largest = max(table.values())
         if self.p_high is None:
-            self.p_high = round(self.p_low + WIDENING, 12)
-            if self.p_high >= 1.0:
+            if largest + WIDENING >= 1.0:
                 raise ConfigError(
                     f"p_low={self.p_low!r} without p_high: p_high would be p_low + {WIDENING:g}, "
                     "which must stay below 1; give p_high"
                 )
-        check_bound("p_high", self.p_high)
-        if self.p_high < self.p_low:
-            raise ConfigError(
-                f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
-                "phases may not be the stricter one"
-            )
+        else:
+            check_bound("p_high", self.p_high)
+            if self.p_high < largest:
+                raise ConfigError(
+                    f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
+                    "phases may not be the stricter one"
+                )
         check_transfer_options(self.spend, self.fill, self.order, self.pull)
-        self.phases = PhaseDetector(self.eta, self.every, self.detector)
+        self.phases = make_detector(self.eta, self.every, self.detector)
+
+    def prepare(self, tensors: Mapping[str, int] | None) -> None:
+        """Checks the patterns of p_low against the model's names."""
+        if not isinstance(self.p_low, Mapping):
+            return
+        if tensors is None:
+            raise ConfigError(
+                f"p_low={self.p_low!r} without a model: the hook needs HookState(model=…) for its "
+                "names"
+            )
+        check_patterns("p_low", self.p_low, list(tensors))
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """One region per tensor (small ones pooled), closed at 1 - p(phase).
 
         Both phases pool for the stricter bound, so that the chunk grid stays the same.
         """
-        assert self.p_high is not None
-        bound = self.p_low if context.phase == "critical" else self.p_high
-        regions = pool(context.tensors, self.p_low or self.p_high, context.chunk_elements)
+        low = [self._low(slot.name) for slot in context.tensors]
+        high = [self._widened(bound) for bound in low]
+        regions = regions_by_tensor(
+            context.tensors,
+            [
+                strict if self._phase_of(slot, context) == "critical" else loose
+                for slot, strict, loose in zip(context.tensors, low, high, strict=True)
+            ],
+            low if any(low) else high,
+            context.chunk_elements,
+        )
+        bound = min(region.bound for region in regions)
         return TransferPlan(
             context.elements,
-            tuple(replace(region, bound=bound) for region in regions),
+            regions,
             spend=self.spend,
             fill=self.fill,
             order=self.order,
@@ -76,3 +123,11 @@ class DBLP(Policy):
             scale=1.0 / context.world_size,
             seed=context.seed,
         )
+
+    def _phase_of(self, slot: TensorSlot, context: PlanContext) -> Phase:
+        if self.detector != "layers" or self.phases is None:
+            return context.phase
+        return self.phases.phase_of(slot.layer)
+
+    def _widened(self, p_low: float) -> float:
+        return round(p_low + WIDENING, 12) if self.p_high is None else self.p_high

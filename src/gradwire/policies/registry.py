@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from gradwire.errors import ConfigError, suggestion
+from gradwire.policies.adaptive import Adaptive
 from gradwire.policies.base import Policy, option_names
 from gradwire.policies.dblp import DBLP
+from gradwire.policies.ltp import LTP
 from gradwire.policies.mlt import MLT
+from gradwire.policies.netsenseml import NetSenseML
+from gradwire.policies.optireduce import OptiReduce
+from gradwire.policies.plot import PLOT
 from gradwire.policies.reliable import Reliable
 
 __all__ = ["create", "names", "policy_class", "register"]
@@ -22,7 +27,7 @@ def register(policy: type[Policy]) -> type[Policy]:
     return policy
 
 
-for _policy in (Reliable, MLT, DBLP):
+for _policy in (Reliable, MLT, DBLP, LTP, PLOT, OptiReduce, NetSenseML, Adaptive):
     register(_policy)
 
 

@@ -1,0 +1,62 @@
+"""The guard: what happens to a step that lost too much, and when a rising loss makes steps strict.
+
+Both decide by agreed values only, so all ranks do the same in the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from gradwire.phases import Summary
+
+__all__ = ["ACTIONS", "Action", "LossWatch"]
+
+ACTIONS = ("resend", "skip", "off")
+Action = Literal["", "resent", "skipped", "strict"]
+"""What the guard did in a step."""
+
+
+class LossWatch:
+    """Asks for strict steps after the training loss rose.
+
+    rise: the share by which the agreed loss must exceed its running mean, > 0. strict_steps: how
+    many steps are then exact. The mean is exponential over about ten losses and is not judged
+    against before it has seen ten.
+    """
+
+    WEIGHT = 0.1
+    ENOUGH = 10
+
+    def __init__(self, rise: float, strict_steps: int) -> None:
+        self.rise = rise
+        self.strict_steps = strict_steps
+        self.mean = 0.0
+        self.losses = 0
+        self.left = 0
+
+    @property
+    def strict(self) -> bool:
+        """Whether the next step has to be exact."""
+        return self.left > 0
+
+    def observe(self, summary: Summary) -> None:
+        """Takes the summary of the step just completed."""
+        self.left = max(0, self.left - 1)
+        loss = summary.loss
+        if loss is None or not math.isfinite(loss):
+            return
+        if self.losses >= self.ENOUGH and loss - self.mean > self.rise * abs(self.mean):
+            self.left = self.strict_steps
+        self.losses += 1
+        weight = max(self.WEIGHT, 1.0 / self.losses)
+        self.mean += weight * (loss - self.mean)
+
+    def state_dict(self) -> dict[str, float]:
+        """What the next decision depends on."""
+        return {"mean": self.mean, "losses": self.losses, "left": self.left}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restores what `state_dict` returned."""
+        self.mean = float(state["mean"])
+        self.losses, self.left = int(state["losses"]), int(state["left"])

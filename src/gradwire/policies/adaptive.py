@@ -1,0 +1,173 @@
+"""Policy "adaptive", ours: bound = phase × layer, spent only on what the network lost.
+
+From DBLP the phases, from PLOT that layers differ, from Accordion a phase per layer, from the
+follow-up of DBLP the vesting, from NetSenseML that compression waits for congestion. A tensor's
+bound is p_low in its layer's critical phases and p_high elsewhere, times its tolerance:
+
+- with a calibration (`table`, made by `gradwire calibrate`) p_high is the tensor's own bound there
+  and p_low at most that;
+- without one, by name and place: norm layers and biases 0, the front tenth of the model half.
+
+There is no schedule to learn and no time-out to guess: a chunk is given up when loss detection,
+whose times follow the measured round trips, declares it lost, and the ledger has room.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from gradwire.errors import ConfigError
+from gradwire.phases import Every, make_detector
+from gradwire.plans import TransferPlan, check_bound, check_choice
+from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
+from gradwire.policies.congestion import FLOOR, Ladder, congested, stage, wider
+from gradwire.policies.plot import PLOT
+from gradwire.policies.regions import regions_by_tensor
+from gradwire.telemetry import StepReport
+
+__all__ = ["Adaptive"]
+
+FRAGILE = re.compile(r"(^|\.)bias$|norm|(^|[._])(bn|ln)\d*([._]|$)", re.IGNORECASE)
+"""Names of tensors that may lose nothing where no calibration says otherwise."""
+
+FRONT, FRONT_TOLERANCE = 0.1, 0.5
+INT8 = 0.25
+SHARE = 0.8
+"""Of the bandwidth-delay product that the data in flight may take before it is congested."""
+
+
+@dataclass
+class Adaptive(Policy):
+    """Phase × layer × congestion.
+
+    p_low, p_high: bounds of critical and of tolerant phases before a tensor's tolerance. table: a
+    file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"). eta, every,
+    detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while the network is
+    congested, "topk" goes on to top-k (which needs error feedback), "never" stays dense. fill,
+    order, pull: docs/design.md.
+    """
+
+    name: ClassVar[str] = "adaptive"
+
+    p_low: float = 0.008
+    p_high: float = 0.408
+    table: str | dict[str, float] | None = None
+    eta: float = 0.5
+    every: Every = 10
+    detector: str = "layers"
+    compress: str = "auto"
+    fill: str = "zero"
+    order: str = "shuffled"
+    pull: str = "exact"
+    _front: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_bound("p_low", self.p_low)
+        check_bound("p_high", self.p_high)
+        if self.p_high < self.p_low:
+            raise ConfigError(
+                f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
+                "phases may not be the stricter one"
+            )
+        check_choice("compress", self.compress, ("auto", "topk", "never"))
+        check_transfer_options("lost", self.fill, self.order, self.pull)
+        self._bounds = None if self.table is None else PLOT(table=self.table)
+        self._known: dict[str, tuple[float, float]] = {}
+        self._ladder = Ladder(1.0, False, FLOOR if self.compress == "topk" else INT8)
+        self._congested = False
+        self.phases = make_detector(self.eta, self.every, self.detector)
+
+    def options(self) -> dict[str, object]:
+        """The options, with the table's contents in its place: ranks compare those."""
+        values = {name: getattr(self, name) for name in option_names(type(self))}
+        if self._bounds is not None:
+            values["table"] = self._bounds.options()["table"]
+        return values
+
+    def prepare(self, tensors: Mapping[str, int] | None) -> None:
+        """Checks the table against the model; without a table, notes which tensors are in front."""
+        if self._bounds is not None:
+            self._bounds.prepare(tensors)
+        names = list(tensors or ())
+        self._known = {}
+        self._front = frozenset(names[: int(len(names) * FRONT)])
+
+    def bounds_of(self, tensor: str) -> tuple[float, float]:
+        """A tensor's bounds in critical and in tolerant phases."""
+        known = self._known.get(tensor)
+        if known is None:
+            known = self._known[tensor] = self._find_bounds(tensor)
+        return known
+
+    def _find_bounds(self, tensor: str) -> tuple[float, float]:
+        if self._bounds is not None:
+            most = self._bounds.bound_of(tensor)
+            return min(self.p_low, most), most
+        tolerance = 0.0 if FRAGILE.search(tensor) else 1.0
+        if tensor in self._front:
+            tolerance *= FRONT_TOLERANCE
+        return tolerance * self.p_low, tolerance * self.p_high
+
+    @property
+    def congested(self) -> bool:
+        """This worker's view of its last step; all ranks' views are agreed with the next."""
+        return self._congested
+
+    def plan(self, context: PlanContext) -> TransferPlan:
+        """One region per tensor (small ones pooled), in the encoding that congestion asks for."""
+        phases = self.phases
+        assert phases is not None
+        encoding, kept = stage(self._ladder.ratio) if self.compress != "never" else ("f32", 1.0)
+        low, high = zip(*(self.bounds_of(slot.name) for slot in context.tensors), strict=True)
+        now = [
+            strict if self._critical(slot.layer, context) else loose
+            for slot, strict, loose in zip(context.tensors, low, high, strict=True)
+        ]
+        regions = regions_by_tensor(
+            context.tensors,
+            now,
+            [strict or loose for strict, loose in zip(low, high, strict=True)],
+            wider(context.chunk_elements, encoding, kept),
+        )
+        strictest = min(region.bound for region in regions)
+        return TransferPlan(
+            context.elements,
+            regions,
+            spend="lost",
+            fill=self.fill,
+            order=self.order,
+            pull=self.pull,
+            pull_bound=strictest if self.pull == "committed" else 0.0,
+            scale=1.0 / context.world_size,
+            seed=context.seed,
+            encoding=encoding,
+            kept=kept,
+        )
+
+    def observe(self, report: StepReport) -> None:
+        """Moves phases and encoding by what was agreed; judges the step's own congestion."""
+        super().observe(report)
+        self._ladder.observe(report.agreed)
+        self._congested = congested(report, SHARE)
+
+    def state_dict(self) -> dict[str, object]:
+        """Phases, ratio, and this worker's view of its last step."""
+        return {
+            **super().state_dict(),
+            "ladder": self._ladder.state_dict(),
+            "congested": self._congested,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        super().load_state_dict(state)
+        self._ladder.load_state_dict(state["ladder"])
+        self._congested = bool(state["congested"])
+
+    def _critical(self, layer: str, context: PlanContext) -> bool:
+        if self.detector != "layers" or self.phases is None:
+            return context.phase == "critical"
+        return self.phases.phase_of(layer) == "critical"

@@ -1,0 +1,90 @@
+"""The BDP rule of NetSenseML with a congestion signal that works, and the ladder of encodings.
+
+The rule (arXiv 2506.16235 and its code): while the data in flight exceed 0.9 of the
+bandwidth-delay product, the ratio shrinks by the factor 0.95, down to 0.005; else it grows by
+0.001, up to 1, which is dense. All ranks use the smallest of their ratios.
+
+Theirs takes a transfer's own duration for the round-trip time, so a transfer that fills the link
+always looks congested and the ratio decays on an idle link. Here RTprop comes from acknowledgements
+and BtlBw from the delivery rate, and the data in flight are the mean over the step, by Little's
+law: bytes sent per step time (computation included) times RTprop. A step that would keep a free
+link busy for more than 0.9 of its time is congested, one that hides behind computation is not.
+
+Ours, too: the stages (dense, f16, int8, top-k) are chosen by what they leave of the bytes, indices
+counted; and a start-up ramp doubles the ratio each step until the first congestion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire.phases import Summary
+from gradwire.telemetry import StepReport
+
+__all__ = ["Ladder", "congested", "stage"]
+
+SHRINK, GROW, FLOOR = 0.95, 0.001, 0.005
+RAMP = 2.0
+
+TOPK_SHARE = 6.0 / 4.0
+"""Bytes of a kept element (value and 16-bit index) over those of a dense one."""
+
+WIDTH = {"f32": 1.0, "f16": 2.0, "int8": 4.0}
+"""Elements of a datagram over those of a dense one."""
+
+
+def congested(report: StepReport, share: float) -> bool:
+    """Whether the mean of this worker's data in flight exceeds `share` of its path's BDP.
+
+    Both sides hold RTprop as a factor, so it is left out. Not known: not congested.
+    """
+    if report.period_s <= 0.0 or report.btlbw <= 0.0:
+        return False
+    return report.bytes / report.period_s > share * report.btlbw
+
+
+@dataclass
+class Ladder:
+    """The agreed ratio: the share of the dense bytes that a step may send; never below `floor`."""
+
+    ratio: float = 0.1
+    ramping: bool = True
+    floor: float = FLOOR
+
+    def observe(self, summary: Summary) -> None:
+        """Takes the agreed flag: one congested rank is enough, so all keep the smallest ratio."""
+        if summary.congested:
+            self.ramping = False
+            self.ratio = max(self.floor, self.ratio * SHRINK)
+        elif self.ramping:
+            self.ratio = min(1.0, self.ratio * RAMP)
+            self.ramping = self.ratio < 1.0
+        else:
+            self.ratio = min(1.0, self.ratio + GROW)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ratio and whether it still ramps up."""
+        return {"ratio": self.ratio, "ramping": self.ramping}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        self.ratio, self.ramping = float(state["ratio"]), bool(state["ramping"])
+
+
+def stage(ratio: float) -> tuple[str, float]:
+    """(encoding, kept) that sends at most `ratio` of the dense bytes, the mildest that does."""
+    if ratio >= 1.0:
+        return "f32", 1.0
+    if ratio >= 0.5:
+        return "f16", 1.0
+    if ratio >= 0.25:
+        return "int8", 1.0
+    return "topk", max(ratio, FLOOR) / TOPK_SHARE
+
+
+def wider(chunk_elements: int, encoding: str, kept: float) -> int:
+    """About how many elements a datagram carries; for pooling small tensors."""
+    width = WIDTH.get(encoding, 1.0 / (TOPK_SHARE * kept))
+    return max(1, int(chunk_elements * width))

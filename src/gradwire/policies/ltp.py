@@ -1,0 +1,155 @@
+"""Policy "ltp": Early Close with a learned threshold (LTP, IWQoS 2023, arXiv 2305.04279).
+
+The paper's: out-of-order transmission with an acknowledgement per packet, the three send queues
+(critical, normal, retransmission), Early Close that adapts to the network, Bubble Filling (zeros
+in place of what is missing, payloads of whole floats), loss on the gather only and a reliable way
+back. The engine gives all of it to every plan; this file is Early Close.
+
+Ours, because nothing public says (gathered in docs/policies.md): the threshold T_lt starts at
+1.5·RTprop + size/BtlBw and is afterwards the best time in which everything arrived in the last
+epoch; from T_lt on 80 % are enough; at T_lt + slack the transfer ends at once, critical chunks
+excepted. T_lt is per bucket and its clock starts with each worker's first arrival, so that skew of
+the workers' compute eats no deadline. `size` is that of a whole step, whose buckets share the
+path. Every number comes from the agreed summary, hence all ranks write the same plan. Chunks go in
+a shuffled order, so that a deadline does not always cut the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+from gradwire.errors import ConfigError
+from gradwire.phases import Every, Phase, check_every
+from gradwire.plans import CloseStep, TransferPlan, check_choice, pool
+from gradwire.policies.base import REPLICATED_PULLS, PlanContext, Policy
+from gradwire.policies.timing import BestPushes, EpochClock, PathEstimate
+from gradwire.telemetry import StepReport
+
+__all__ = ["LTP"]
+
+SLACKS = {"lan": 0.030, "wan": 0.100}
+"""Seconds from the threshold to the deadline, in a data centre and on a wide-area network."""
+
+ROUND_TRIPS = 1.5
+
+FLOOR = 0.5
+
+
+@dataclass
+class LTP(Policy):
+    """Everything until T_lt, then `fraction` of it, at T_lt + slack whatever there is.
+
+    fraction: in (0, 1). slack: "lan" (30 ms), "wan" (100 ms) or seconds. every: an epoch of T_lt
+    is so many steps, or "epoch" for those that `attachment.epoch(n)` begins. order, pull:
+    docs/design.md. While RTprop and BtlBw are not known, everything is waited for.
+    """
+
+    name: ClassVar[str] = "ltp"
+    resting_phase: ClassVar[Phase] = "tolerant"
+
+    fraction: float = 0.8
+    slack: float | Literal["lan", "wan"] = "lan"
+    every: Every = 100
+    order: str = "shuffled"
+    pull: str = "exact"
+
+    def __post_init__(self) -> None:
+        if not _number(self.fraction) or not 0.0 < self.fraction < 1.0:
+            raise ConfigError(f"fraction={self.fraction!r}: a number above 0 and below 1")
+        if self.slack not in SLACKS and (
+            not _number(self.slack) or not 0.0 <= self.slack < math.inf  # type: ignore[operator]
+        ):
+            raise ConfigError(f"slack={self.slack!r}: 'lan', 'wan' or seconds, 0 or more")
+        check_every("every", self.every)
+        check_choice("order", self.order, ("shuffled", "sequential"))
+        check_choice("pull", self.pull, REPLICATED_PULLS)
+        self._path = PathEstimate()
+        self._clock = EpochClock(self.every)
+        self._pushes = BestPushes()
+        self._learned: dict[int, float] = {}  # T_lt by bucket, of the last epoch
+        self._step_bytes = 0
+
+    def plan(self, context: PlanContext) -> TransferPlan:
+        """One region per tensor (small ones pooled) that closes by count and time."""
+        bound = round(1.0 - self.fraction, 12)
+        return TransferPlan(
+            context.elements,
+            pool(context.tensors, bound, context.chunk_elements),
+            spend="late",
+            schedule=self._schedule(self.threshold(context.bucket)),
+            order=self.order,
+            pull=self.pull,
+            pull_bound=bound if self.pull == "committed" else 0.0,
+            scale=1.0 / context.world_size,
+            seed=context.seed,
+        )
+
+    @property
+    def floor(self) -> float:
+        """A step of which the deadline left less than half is the guard's. Ours."""
+        return FLOOR
+
+    def threshold(self, bucket: int) -> float | None:
+        """T_lt of a bucket in seconds; None while it is not known."""
+        return self._learned.get(bucket, self._estimate())
+
+    def observe(self, report: StepReport) -> None:
+        """Learns T_lt, from what all ranks agreed on only."""
+        super().observe(report)
+        summary = report.agreed
+        self._step_bytes = 4 * report.elements
+        self._path.observe(summary)
+        self._pushes.observe(summary)
+        if self._clock.observe(summary):
+            self._learn(len(summary.pushes))
+
+    def state_dict(self) -> dict[str, object]:
+        """What was learned."""
+        return {
+            "path": asdict(self._path),
+            "clock": asdict(self._clock),
+            "best": dict(self._pushes.best),
+            "learned": dict(self._learned),
+            "step_bytes": self._step_bytes,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        self._path = PathEstimate(**state["path"])
+        self._clock = EpochClock(**state["clock"])
+        self._pushes = BestPushes(dict(state["best"]))
+        self._learned = dict(state["learned"])
+        self._step_bytes = int(state["step_bytes"])
+
+    def _schedule(self, threshold: float | None) -> tuple[CloseStep, ...]:
+        everything = CloseStep("first_arrival", "worker", 0.0, 1.0)
+        if threshold is None:
+            return (everything,)
+        slack = SLACKS[self.slack] if isinstance(self.slack, str) else self.slack
+        return (
+            everything,
+            CloseStep("first_arrival", "worker", threshold, self.fraction),
+            CloseStep("first_arrival", "worker", threshold + slack, 0.0),
+        )
+
+    def _estimate(self) -> float | None:
+        return self._path.transfer_s(self._step_bytes, ROUND_TRIPS)
+
+    def _learn(self, buckets: int) -> None:
+        """An epoch without a whole push waits at least as long as before and as the estimate."""
+        best = self._pushes.take()
+        estimate = self._estimate()
+        learned = {}
+        for bucket in range(buckets):
+            known = [t for t in (self._learned.get(bucket), estimate) if t is not None]
+            if bucket in best:
+                learned[bucket] = best[bucket]
+            elif known:
+                learned[bucket] = max(known)
+        self._learned = learned
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,142 @@
+"""Policy "optireduce": transfers bounded in time (OptiReduce, NSDI 2025, arXiv 2310.06993).
+
+The paper's: transpose all-reduce (route="sharded"); a hard bound tB, the 95th percentile of the
+times of warm-up rounds; an early timeout tC once the last-percentile marker of every sender has
+been seen; a randomised Hadamard transform, which spreads what is lost; skip or halt on excessive
+loss. Its dynamic incast is the receiver's credit here (docs/design.md).
+
+Ours, because nothing public says or because it fits better: the warm-up is `warmup` steps of the
+job itself, carried by gradwire without a limit of time instead of 20 rounds over TCP; times are
+per bucket and the agreed ones, those of the slowest worker. tC is a share of the moving average of
+the whole pushes' times; the share starts at 10 %, doubles up to 50 % after steps that lost more
+than 0.1 % and shrinks by a point after those that lost less than 0.01 %. A region's bound is
+`excess`: more loss than that is reported, and the guard acts (`floor`, `guard`), halting after
+`halt_after` such steps running. After the early timeout or tB whatever there is is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from gradwire.errors import ConfigError
+from gradwire.phases import Phase
+from gradwire.plans import CloseStep, TransferPlan, check_choice, pool
+from gradwire.policies.base import REPLICATED_PULLS, PlanContext, Policy
+from gradwire.policies.timing import MovingAverages, quantile
+from gradwire.telemetry import StepReport
+
+__all__ = ["OptiReduce"]
+
+WEIGHT = 0.1
+"""Of the newest time in the moving average behind tC."""
+
+SMALLEST_SHARE, LARGEST_SHARE = 0.01, 0.50
+MUCH_LOSS, LITTLE_LOSS = 1e-3, 1e-4
+
+
+@dataclass
+class OptiReduce(Policy):
+    """Everything until tC after the tail markers, or until tB; then whatever there is.
+
+    warmup: steps without a limit of time that tB is learned from, 1 or more. quantile: of their
+    times that tB is. excess: the share of a region whose loss is excessive, in (0, 1). hadamard:
+    transform the gradient. halt_after: so many steps running under the guard's floor (1 - excess)
+    end training, 0 for never. order, pull: docs/design.md.
+    """
+
+    name: ClassVar[str] = "optireduce"
+    resting_phase: ClassVar[Phase] = "tolerant"
+
+    warmup: int = 20
+    quantile: float = 0.95
+    excess: float = 0.1
+    hadamard: bool = True
+    halt_after: int = 10
+    order: str = "shuffled"
+    pull: str = "exact"
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 1), ("halt_after", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name}={value!r}: a number of steps, {least} or more")
+        for name in ("quantile", "excess"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+                raise ConfigError(f"{name}={value!r}: a number above 0 and below 1")
+        if not isinstance(self.hadamard, bool):
+            raise ConfigError(f"hadamard={self.hadamard!r}: True or False")
+        check_choice("order", self.order, ("shuffled", "sequential"))
+        check_choice("pull", self.pull, REPLICATED_PULLS)
+        self._steps = 0
+        self._warm: dict[int, list[float]] = {}  # whole pushes of the warm-up, by bucket
+        self._average = MovingAverages(WEIGHT)
+        self._share = 0.10
+
+    @property
+    def floor(self) -> float:
+        """A step that loses more than `excess` is the guard's."""
+        return 1.0 - self.excess
+
+    def limits(self, bucket: int) -> tuple[float, float] | None:
+        """tB and tC of a bucket in seconds; None during the warm-up."""
+        times = self._warm.get(bucket)
+        if self._steps < self.warmup or not times:
+            return None
+        bound = quantile(times, self.quantile)
+        return bound, self._share * self._average.means.get(bucket, bound)
+
+    def plan(self, context: PlanContext) -> TransferPlan:
+        """One region per tensor (small ones pooled) that closes by time."""
+        limits = self.limits(context.bucket)
+        schedule = [CloseStep("open", "worker", 0.0, 1.0)]
+        if limits is not None:
+            hard, early = limits
+            schedule.append(CloseStep("tail", "all", early, 0.0))
+            schedule.append(CloseStep("open", "all", hard, 0.0))
+        return TransferPlan(
+            context.elements,
+            pool(context.tensors, self.excess, context.chunk_elements),
+            spend="late",
+            schedule=tuple(schedule),
+            order=self.order,
+            pull=self.pull,
+            pull_bound=self.excess if self.pull == "committed" else 0.0,
+            scale=1.0 / context.world_size,
+            seed=context.seed,
+            transform="hadamard" if self.hadamard else "none",
+        )
+
+    def observe(self, report: StepReport) -> None:
+        """Learns the limits, from what all ranks agreed on only."""
+        super().observe(report)
+        summary = report.agreed
+        whole = {b: t for b, t in enumerate(summary.pushes) if 0.0 < t < math.inf}
+        if self._steps <= self.warmup:  # pushes are those of the step before
+            for bucket, push in whole.items():
+                self._warm.setdefault(bucket, []).append(push)
+        self._average.observe(whole)
+        self._steps += 1
+        if summary.lost is not None and self._steps > self.warmup:
+            if summary.lost > MUCH_LOSS:
+                self._share = min(LARGEST_SHARE, 2.0 * self._share)
+            elif summary.lost < LITTLE_LOSS:
+                self._share = max(SMALLEST_SHARE, self._share - 0.01)
+
+    def state_dict(self) -> dict[str, object]:
+        """What was learned."""
+        return {
+            "steps": self._steps,
+            "warm": {bucket: list(times) for bucket, times in self._warm.items()},
+            "average": asdict(self._average),
+            "share": self._share,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        self._steps = int(state["steps"])
+        self._warm = {bucket: list(times) for bucket, times in state["warm"].items()}
+        self._average = MovingAverages(**state["average"])
+        self._share = float(state["share"])

@@ -1,0 +1,105 @@
+"""Bounds by tensor: name patterns, and the regions that a bucket gets from them."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+from gradwire.errors import ConfigError, suggestion
+from gradwire.plans import Region, TensorSlot, check_bound
+
+__all__ = ["BoundTable", "check_patterns", "check_table", "regions_by_tensor"]
+
+
+def check_table(name: str, table: Mapping[str, float]) -> None:
+    """Raises ConfigError unless `table` maps name patterns to bounds; `name` is the setting's."""
+    if not table:
+        raise ConfigError(f"{name}={{}}: at least one pattern with its bound is needed")
+    for pattern, bound in table.items():
+        if not isinstance(pattern, str) or not pattern:
+            raise ConfigError(f"{name}: pattern {pattern!r}: a tensor's name, * and ? allowed")
+        check_bound(f"{name}[{pattern!r}]", bound)
+
+
+def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]) -> None:
+    """Raises ConfigError for a pattern that matches none of the model's tensors."""
+    for pattern in table:
+        if not any(fnmatch.fnmatchcase(tensor, pattern) for tensor in tensors):
+            raise ConfigError(
+                f"{name}[{pattern!r}]: matches no tensor of the model"
+                f"{suggestion(pattern, tensors)}; it has {len(tensors)}, such as "
+                f"{', '.join(map(repr, tensors[:3]))}"
+            )
+
+
+class BoundTable:
+    """The bound of each tensor: that of the first pattern that matches its name, else `default`."""
+
+    def __init__(self, table: Mapping[str, float], default: float) -> None:
+        self._table = dict(table)
+        self._default = default
+        self._known: dict[str, float] = {}
+
+    def __call__(self, tensor: str) -> float:
+        known = self._known.get(tensor)
+        if known is None:
+            hits = (b for p, b in self._table.items() if fnmatch.fnmatchcase(tensor, p))
+            known = self._known[tensor] = next(hits, self._default)
+        return known
+
+
+def regions_by_tensor(
+    slots: Sequence[TensorSlot],
+    bounds: Sequence[float],
+    grid_bounds: Sequence[float],
+    chunk_elements: int,
+) -> tuple[Region, ...]:
+    """Makes the regions of a bucket whose tensors have a bound each.
+
+    slots: in order, without gaps. bounds: of this step. grid_bounds: those that decide which
+    tensors share a region, alike in all phases, so that the chunk grid stays. As in
+    `gradwire.plans.pool`, a tensor of fewer than 1/bound chunks is merged with its neighbours,
+    first within its layer; the strictest bound of its tensors is the region's. Tensors that are
+    critical by `grid_bounds` share regions among themselves only.
+    """
+    return tuple(
+        Region(
+            slots[first].offset,
+            slots[last].offset + slots[last].length - slots[first].offset,
+            min(bounds[first : last + 1]),
+            slots[first].name if first == last else f"{slots[first].name} … {slots[last].name}",
+        )
+        for first, last in _pools(tuple(slots), tuple(grid_bounds), chunk_elements)
+    )
+
+
+@functools.lru_cache(maxsize=256)  # a plan is written for each bucket of each step
+def _pools(
+    slots: tuple[TensorSlot, ...], bounds: tuple[float, ...], chunk_elements: int
+) -> tuple[tuple[int, int], ...]:
+    """The first and last tensor of each region."""
+
+    def enough(first: int, last: int) -> bool:
+        elements = slots[last].offset + slots[last].length - slots[first].offset
+        needed = math.ceil(1.0 / min(bounds[first : last + 1]) - 1e-9)
+        return elements // chunk_elements >= needed
+
+    def mergeable(left: tuple[int, int], right: tuple[int, int], within_layer: bool) -> bool:
+        if (bounds[left[1]] == 0.0) != (bounds[right[0]] == 0.0):
+            return False
+        if within_layer and slots[left[1]].layer != slots[right[0]].layer:
+            return False
+        return bounds[right[0]] == 0.0 or not enough(*left) or not enough(*right)
+
+    groups = [(i, i) for i in range(len(slots))]
+    for within_layer in (True, False):
+        merged: list[tuple[int, int]] = []
+        for group in groups:
+            if merged and mergeable(merged[-1], group, within_layer):
+                merged[-1] = (merged[-1][0], group[1])
+            else:
+                merged.append(group)
+        groups = merged
+    return tuple(groups)

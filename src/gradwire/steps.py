@@ -1,0 +1,117 @@
+"""One training step on its way: its buckets, and what waits until the step is decided."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwire.guard import Action
+from gradwire.phases import Ballot, Phase
+from gradwire.plans import TensorSlot, TransferPlan, TransferReport
+from gradwire.staging import Stage
+
+__all__ = ["Step", "Transfer", "is_finite", "square_norm"]
+
+
+class Step:
+    """One training step on its way."""
+
+    def __init__(
+        self,
+        number: int,
+        phase: Phase,
+        ballot: Ballot,
+        *,
+        exact: bool,
+        strict: bool,
+        floor: float,
+        started: float,
+    ) -> None:
+        self.number = number
+        self.phase = phase
+        self.ballot = ballot
+        self.exact = exact
+        self.action: Action = "strict" if strict else ""
+        self.floor = 0.0 if exact else floor  # delivered less than this, the guard acts
+        self.started = started
+        self.transfers: list[Transfer] = []
+        self.complete = False  # its last bucket has begun
+        self.held: list[Transfer] = []  # done, but DDP has not been told
+        self.layer_squares: dict[str, float] = {}  # of this worker's fresh gradient
+
+    @property
+    def guarded(self) -> bool:
+        """Whether its results wait for the guard's verdict."""
+        return self.floor > 0.0
+
+    @property
+    def lost(self) -> float:
+        """The share of this worker's elements that did not count at the first attempt."""
+        counted = elements = 0.0
+        for transfer in self.transfers:
+            if transfer.plan is None or transfer.first is None:
+                continue
+            for region, share in zip(transfer.plan.regions, transfer.first.delivered, strict=True):
+                counted += share * region.length
+                elements += region.length
+        return 1.0 - counted / elements if elements else 0.0
+
+    def add_layers(self, slots: tuple[TensorSlot, ...], values: NDArray[np.float32]) -> None:
+        """Adds the squared norms of a bucket's layers; a non-finite layer counts as 0."""
+        for slot in slots:
+            square = square_norm(values[slot.offset : slot.offset + slot.length])
+            known = self.layer_squares.get(slot.layer, 0.0)
+            self.layer_squares[slot.layer] = known + (square if math.isfinite(square) else 0.0)
+
+
+class Transfer:
+    """One bucket of one step on its way.
+
+    first: the report of the first attempt; report: of the one that was applied.
+    """
+
+    def __init__(self, step: Step, index: int, slots: tuple[TensorSlot, ...], stage: Stage) -> None:
+        self.step = step
+        self.index = index
+        self.slots = slots
+        self.stage = stage
+        self.plan: TransferPlan | None = None
+        self.resent: TransferPlan | None = None  # the guard's exact plan, if it took one
+        self.first: TransferReport | None = None
+        self.report: TransferReport | None = None
+        self.result: torch.futures.Future[torch.Tensor] | None = None
+        self.kept: NDArray[np.float32] | None = None  # what was sent, for the guard
+        self.error: Exception | None = None
+        self.applied_square = 0.0
+        self.done = False
+
+    def value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        """For `.then()`: the averaged bucket. Raising here is the one safe way to fail: an
+        exception set on the future itself crashes DDP's backward."""
+        if self.error is not None:
+            raise self.error
+        return self.stage.buffer
+
+
+def layer_norms(sums: NDArray[np.float32], names: list[str], samples: int) -> Mapping[str, float]:
+    """Norms by layer from the sums of squares over `samples` worker steps."""
+    return {
+        name: math.sqrt(max(float(square), 0.0) / samples)
+        for name, square in zip(names, sums, strict=True)
+    }
+
+
+def square_norm(values: NDArray[np.float32]) -> float:
+    """The squared L2 norm; NaN or infinite only if an element is."""
+    tensor = torch.from_numpy(values)
+    square = float(torch.linalg.vector_norm(tensor)) ** 2
+    if math.isfinite(square):
+        return square
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
+
+
+def is_finite(values: NDArray[np.float32]) -> bool:
+    """Whether no element is NaN or infinite."""
+    return math.isfinite(square_norm(values))

@@ -1,0 +1,144 @@
+"""The books balance with every policy: what was applied and what is owed are all gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from virtual import Job
+
+from gradwire.communicator import Communicator
+from gradwire.configure import configure
+from gradwire.feedback import auto_feedback
+from gradwire.sim import Link
+
+STEPS = 200
+TENSORS = {"a.weight": 9 * 358, "a.bias": 30, "b.weight": 11 * 358}
+ELEMENTS = sum(TENSORS.values())
+LOSSY = Link(loss=0.15, loss_burst=3.0)
+
+CASES: list[dict[str, Any]] = [
+    {"policy": "reliable"},
+    {"policy": "mlt", "p": 0.3},
+    {"policy": "mlt", "p": 0.3, "pull": "committed"},
+    {"policy": "dblp", "p_low": 0.1, "every": 5},
+    {"policy": "dblp", "p_low": 0.3, "spend": "lost", "pull": "committed"},
+    {"policy": "dblp", "p_low": {"a.*": 0.3, "*": 0.0}, "detector": "layers", "every": 5},
+    {"policy": "plot", "table": {"a.*": 0.3, "b.*": 0.1}},
+    {"policy": "optireduce", "warmup": 5, "floor": 0.0, "halt_after": 0},
+    {
+        "policy": "optireduce",
+        "warmup": 5,
+        "excess": 0.2,
+        "guard": "skip",
+        "floor": 0.7,
+        "halt_after": 0,
+    },
+    {
+        "policy": "optireduce",
+        "warmup": 5,
+        "excess": 0.3,
+        "pull": "committed",
+        "halt_after": 0,
+        "floor": 0.0,
+    },
+    {"policy": "netsenseml"},
+    {"policy": "adaptive", "every": 5, "p_low": 0.2},
+    {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.0},
+    {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.75},
+    {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.75, "guard": "skip"},
+]
+
+
+def sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_applied_and_owed_are_all_gradients(case: dict[str, Any]) -> None:
+    """Over 200 lossy steps; a gradient is applied once, whatever became of its datagrams.
+
+    The sum over workers: applied · workers + residuals = all gradients, per element.
+    """
+    world = 3
+    job = Job(world, TENSORS, buckets=[2, 1], optimizer=sgd(), error_feedback=True, **case)
+    chance = np.random.default_rng(7)
+    total = np.zeros(ELEMENTS)
+    applied = np.zeros(ELEMENTS)
+    short = guarded = 0
+    for step in range(STEPS):
+        if step % 20 == 0:
+            job.uplinks(LOSSY if step % 40 else Link())
+        gradients = [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
+        total += np.sum(gradients, axis=0, dtype=np.float64)
+        results = job.step(gradients)
+        applied += world * results[0].astype(np.float64)
+        assert all(np.array_equal(results[0], other) for other in results[1:])
+        short += job.report.delivered < 1.0
+        guarded += bool(job.report.guard)
+    owed = np.sum([job.residual(rank) for rank in range(world)], axis=0, dtype=np.float64)
+    np.testing.assert_allclose(applied + owed, total, atol=2e-3)
+    assert (short > 0) == (case["policy"] not in ("reliable", "netsenseml"))
+    assert (guarded > 0) == (case.get("floor", 0.0) > 0.0)
+    for pipeline in job.pipelines:
+        pipeline.flush()
+    job.step([np.zeros(ELEMENTS, np.float32)] * world)
+    assert not any(job.residual(rank).any() for rank in range(world))
+
+
+def test_a_jump_of_the_loss_scale_keeps_the_books() -> None:
+    job = Job(2, TENSORS, "mlt", p=0.3, error_feedback=True)
+    true, applied = np.zeros(ELEMENTS), np.zeros(ELEMENTS)
+    for step in range(12):
+        scale = 1.0 if step % 3 else 256.0
+        for pipeline in job.pipelines:
+            pipeline.set_grad_scale(scale)
+        chance = np.random.default_rng(step)
+        gradients = [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(2)]
+        true += np.mean(gradients, axis=0, dtype=np.float64)
+        if step == 11:
+            for pipeline in job.pipelines:
+                pipeline.flush()
+        applied += job.step([np.float32(scale) * each for each in gradients])[0] / scale
+    np.testing.assert_allclose(applied, true, atol=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_one_worker_keeps_its_gradient(case: dict[str, Any]) -> None:
+    job = Job(1, TENSORS, optimizer=sgd(), **{"error_feedback": True, **case})
+    face = Communicator(None, 0, 1)  # type: ignore[arg-type]
+    job.pipelines[0].communicator = face
+    for step in range(12):
+        gradient = np.random.default_rng(step).standard_normal(ELEMENTS).astype(np.float32)
+        np.testing.assert_allclose(job.step([gradient])[0], gradient, atol=1e-5)
+        assert job.report.guard == ""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_replicas_agree_on_the_server_route_too(case: dict[str, Any]) -> None:
+    job = Job(2, TENSORS, optimizer=sgd(), servers=1, link=LOSSY, error_feedback=True, **case)
+    for step in range(12):
+        chance = np.random.default_rng(step)
+        gradients = [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(2)]
+        first, second = job.step(gradients)
+        assert np.array_equal(first, second)
+        assert first.any() != (job.report.guard == "skipped")
+
+
+class Mine(torch.optim.AdamW):
+    """Somebody's own AdamW."""
+
+
+def test_auto_goes_by_the_optimizers_family() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    assert auto_feedback(torch.optim.SGD(parameters, lr=0.1))
+    for family in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, Mine):
+        assert not auto_feedback(family(parameters, lr=0.1))
+    assert not auto_feedback(None)
+    assert not auto_feedback(object())
+    assert configure("mlt", {}, {}, sgd())[1].feedback
+    assert not configure("mlt", {}, {})[1].feedback
+    assert not configure("mlt", {"error_feedback": False}, {}, sgd())[1].feedback
+    assert not configure("mlt", {"fill": "mean"}, {}, sgd())[1].feedback  # it would count twice

@@ -1,0 +1,197 @@
+"""The guard: steps that delivered too little, and a loss that rises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from virtual import Job
+
+from gradwire.configure import configure
+from gradwire.errors import ConfigError, GradwireError
+from gradwire.guard import LossWatch
+from gradwire.phases import Summary
+from gradwire.sim import NETWORK_A, Link
+
+TENSORS = {"a.weight": 60 * 358, "b.weight": 60 * 358}
+ELEMENTS = sum(TENSORS.values())
+BURST = Link(loss=0.7)
+
+
+def gradients(step: int, world: int = 3) -> list[np.ndarray]:
+    chance = np.random.default_rng(step)
+    return [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
+
+
+def sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+
+
+def learned(**options: object) -> Job:
+    """A job under LTP that has learned its threshold and then meets a burst."""
+    job = Job(3, TENSORS, "ltp", every=4, slack=0.0, buckets=[1, 1], **options)
+    for step in range(8):
+        job.step(gradients(step))
+        assert job.report.guard == ""
+    job.uplinks(BURST)
+    return job
+
+
+def average(parts: list[np.ndarray]) -> np.ndarray:
+    total = parts[0].astype(np.float32)
+    for part in parts[1:]:
+        total = total + part
+    return total * np.float32(1.0 / len(parts))
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+def test_a_step_under_its_floor_is_resent_exactly(feedback: bool) -> None:
+    job = learned(floor=0.9, error_feedback=feedback)
+    owed = [job.residual(rank) for rank in range(3)]
+    sent = [gradient + rest for gradient, rest in zip(gradients(8), owed, strict=True)]
+    results = job.step(gradients(8))
+    assert job.report.guard == "resent"
+    assert job.report.delivered == 1.0
+    assert job.report.exceeded
+    for result in results:
+        np.testing.assert_array_equal(result, average(sent))
+    for rank in range(3):
+        assert not job.residual(rank).any()
+    job.uplinks(NETWORK_A)
+    job.step(gradients(9))
+    assert job.report.guard == ""
+
+
+def test_without_a_floor_the_deadlines_cut_stands() -> None:
+    for options in ({"floor": 0.0}, {"floor": 0.9, "guard": "off"}):
+        job = learned(**options)
+        job.step(gradients(8))
+        assert job.report.guard == ""
+        assert job.report.delivered < 0.8
+
+
+def test_a_skipped_step_applies_nothing_and_returns_to_the_residuals() -> None:
+    job = learned(floor=0.9, guard="skip", optimizer=sgd())
+    owed = [job.residual(rank) for rank in range(3)]
+    results = job.step(gradients(8))
+    assert job.report.guard == "skipped"
+    assert job.report.delivered == 0.0
+    for rank, pipeline in enumerate(job.pipelines):
+        assert not results[rank].any()
+        np.testing.assert_array_equal(job.residual(rank), owed[rank] + gradients(8)[rank])
+        assert pipeline.take_skip()
+        assert not pipeline.take_skip()
+        pipeline._skip = True  # nobody asked
+    job.uplinks(NETWORK_A)
+    for pipeline in job.pipelines:
+        pipeline.flush()
+    sent = [job.residual(rank) + gradients(9)[rank] for rank in range(3)]
+    for result in job.step(gradients(9)):
+        np.testing.assert_array_equal(result, average(sent))
+    assert not any(pipeline.take_skip() for pipeline in job.pipelines)
+
+
+def test_a_skipped_step_leaves_no_infinity_in_the_residuals() -> None:
+    job = learned(floor=1.0, guard="skip", optimizer=sgd())
+    bad = gradients(8)
+    bad[1][77] = np.inf
+    job.step(bad)
+    assert job.report.guard == "skipped"
+    assert np.isfinite(job.residual(1)).all()
+
+
+def test_skipping_needs_an_optimizer_and_feedback() -> None:
+    for options, optimizer in (({}, None), ({"error_feedback": False}, sgd())):
+        with pytest.raises(ConfigError, match="guard='skip': needs attach"):
+            configure("ltp", {"guard": "skip", **options}, {}, optimizer)
+    configure("ltp", {"guard": "skip"}, {}, sgd())
+
+
+def test_too_many_guarded_steps_running_halt_all_ranks() -> None:
+    job = learned(floor=0.9)
+    for policy in job.policies:
+        policy.halt_after = 2
+    job.step(gradients(8))
+    with pytest.raises(RuntimeError, match=r"2 steps running delivered less than floor=0\.9"):
+        job.step(gradients(9))
+    with pytest.raises(GradwireError, match="stopped at an earlier failure"):
+        job.pipelines[2].reduce(None)  # type: ignore[arg-type]
+
+
+def test_the_last_bucket_waits_though_an_earlier_one_is_delivered_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two buckets end on two threads: the first is about to be delivered when the last ends."""
+    job = Job(2, TENSORS, "dblp", p_low=0.1, every=1, detector="layers", buckets=[1, 1])
+    _, futures = job.start(gradients(0, 2))
+    assert job.fabric.run(job.fabric.now + 60)
+    pipeline, host = job.pipelines[0], job.hosts[0]
+    last = host.pending[1]
+    deliver = pipeline._deliver
+
+    def overtaken(transfer: object) -> None:
+        if not last[1].done():
+            host.finish(*last)
+        deliver(transfer)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pipeline, "_deliver", overtaken)
+    host.collect()
+    assert [future.done() for future in futures[:2]] == [True, False]
+    assert len(host.pending) == 1  # the consultation
+
+
+def test_a_floor_guards_other_policies_too() -> None:
+    job = Job(2, TENSORS, "mlt", p=0.3, floor=0.8)
+    results = job.step(gradients(0, 2))
+    assert job.report.guard == "resent"
+    np.testing.assert_array_equal(results[0], average(gradients(0, 2)))
+
+
+def test_a_rising_loss_makes_the_next_steps_strict_on_all_ranks() -> None:
+    job = Job(2, TENSORS, "mlt", p=0.3, loss_rise=0.5, strict_steps=3)
+    seen = []
+    for step in range(20):
+        job.pipelines[0].add_loss(2.0 if step == 12 else 1.0)  # one rank is enough
+        job.step(gradients(step, 2))
+        seen.append(job.report.guard)
+        assert (job.report.delivered == 1.0) == (job.report.guard == "strict")
+    assert seen == [""] * 13 + ["strict"] * 3 + [""] * 4
+
+
+def test_the_watch_judges_by_the_running_mean() -> None:
+    watch = LossWatch(0.2, 5)
+    for step in range(30):
+        watch.observe(Summary(step, loss=3.0 - 0.05 * step))
+        assert not watch.strict
+    watch.observe(Summary(30, loss=None))
+    assert not watch.strict
+    watch.observe(Summary(31, loss=3.0))
+    assert watch.strict
+    other = LossWatch(0.2, 5)
+    other.load_state_dict(watch.state_dict())
+    for step in range(32, 37):
+        assert watch.strict
+        assert other.strict
+        for each in (watch, other):
+            each.observe(Summary(step, loss=1.5))
+    assert not watch.strict
+    negative = LossWatch(0.2, 5)
+    for step in range(20):
+        negative.observe(Summary(step, loss=-2.0))
+    negative.observe(Summary(20, loss=-1.0))
+    assert negative.strict
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"floor": 1.5}, "floor=1.5: a share of a step in [0, 1]"),
+        ({"guard": "pray"}, "guard='pray': allowed are 'resend', 'skip', 'off'"),
+        ({"loss_rise": 0.0}, "loss_rise=0.0"),
+        ({"strict_steps": 0}, "strict_steps=0"),
+    ],
+)
+def test_impossible_settings_name_themselves(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        configure("ltp", options, {})
+    assert message in str(raised.value)

@@ -1,0 +1,103 @@
+"""Our own policy: phase × layer, spent on what is lost, encoded while the network is congested."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from virtual import Job
+
+from gradwire.errors import ConfigError
+from gradwire.phases import Summary
+from gradwire.policies import Adaptive
+from gradwire.policies.congestion import stage
+from gradwire.sim import NETWORK_B, Link
+
+TENSORS = {
+    "stem.weight": 30 * 361,
+    **{f"body{i}.weight": 30 * 361 for i in range(4)},
+    **{f"body{i}.bias": 40 for i in range(4)},
+    "norm1.weight": 40,
+    "head.weight": 30 * 361,
+}
+ELEMENTS = sum(TENSORS.values())
+
+
+def gradients(step: int, world: int = 3) -> list[np.ndarray]:
+    chance = np.random.default_rng(step)
+    return [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
+
+
+def test_bounds_are_phase_times_layer() -> None:
+    policy = Adaptive(p_low=0.01, p_high=0.4)
+    policy.prepare(TENSORS)
+    assert policy.bounds_of("head.weight") == (0.01, 0.4)
+    assert policy.bounds_of("stem.weight") == (0.005, 0.2)  # the front tenth
+    for fragile in ("body1.bias", "norm1.weight", "layer1.0.bn2.weight", "h.0.ln_1.weight"):
+        assert policy.bounds_of(fragile) == (0.0, 0.0)
+    assert policy.bounds_of("blend.weight") == (0.01, 0.4)
+    calibrated = Adaptive(p_low=0.01, table={"head.*": 0.1, "body*": 0.004})
+    calibrated.prepare(TENSORS)
+    assert calibrated.bounds_of("head.weight") == (0.01, 0.1)
+    assert calibrated.bounds_of("body1.weight") == (0.004, 0.004)
+    assert calibrated.bounds_of("stem.weight") == (0.0, 0.0)
+
+
+def test_it_spends_only_what_is_lost_and_within_each_layers_bound() -> None:
+    job = Job(3, TENSORS, "adaptive", every=3, p_low=0.1, compress="never")
+    for step in range(7):
+        job.step(gradients(step))
+        assert job.report.delivered == 1.0
+    assert job.report.phase == "tolerant"
+    job.fabric.set_link(0, "up", Link(loss=0.3))
+    lost = 0.0
+    for step in range(7, 12):
+        results = job.step(gradients(step))
+        assert all(np.array_equal(results[0], other) for other in results)
+        for region in job.report.regions:
+            assert region.delivered >= 1.0 - region.bound
+        lost += 1.0 - job.report.delivered
+    assert lost > 0.0
+
+
+def test_congestion_is_answered_by_an_encoding() -> None:
+    job = Job(2, TENSORS, "adaptive", every=5, link=NETWORK_B, error_feedback=True)
+    for step in range(25):
+        job.step(gradients(step, 2))
+    assert job.policies[0]._ladder.ratio < 1.0
+    for policy in job.policies:
+        for step in range(200):
+            policy._ladder.observe(Summary(step, congested=True))
+        assert stage(policy._ladder.ratio)[0] == "int8"  # no top-k unless asked for
+    plain = Job(2, TENSORS, "adaptive", every=5, link=NETWORK_B, compress="never")
+    for step in range(25):
+        plain.step(gradients(step, 2))
+    assert job.report.bytes < 0.7 * plain.report.bytes
+
+
+def test_state_survives_a_restart() -> None:
+    job = Job(2, TENSORS, "adaptive", every=3)
+    for step in range(5):
+        job.step(gradients(step, 2))
+    other = Adaptive(every=3)
+    other.load_state_dict(job.policies[0].state_dict())
+    assert other.state_dict() == job.policies[0].state_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"p_low": 0.5, "p_high": 0.4}, "p_high=0.4 is below p_low=0.5"),
+        ({"compress": "much"}, "compress='much': allowed are 'auto', 'topk', 'never'"),
+        ({"table": {"*": 2.0}}, "table['*']=2.0"),
+        ({"detector": "eye"}, "detector='eye': allowed are 'ours', 'paper', 'layers'"),
+    ],
+)
+def test_impossible_options_name_themselves(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Adaptive(**options)  # type: ignore[arg-type]
+    assert message in str(raised.value)
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_before_the_first_step() -> None:
+    with pytest.raises(ConfigError, match="matches no tensor"):
+        Job(2, TENSORS, "adaptive", table={"tail.*": 0.1})
