@@ -160,8 +160,8 @@ struct Path {
   Nanos last_heard = 0;
   Nanos last_ping = 0;
   bool connected = false;  // a ping of full length has been answered
-  bool gone = false;     // said goodbye
-  uint64_t gone_op = 0;  // ops below it were complete at the peer
+  bool gone = false;       // said goodbye
+  uint64_t gone_op = 0;    // ops below it were complete at the peer
   bool ping_now = false;
   bool pong_now = false;
   uint64_t pong_echo = 0;
