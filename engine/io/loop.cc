@@ -21,6 +21,10 @@
 #include "io/priority.h"
 #include "wire/packet.h"
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 namespace gradwire::io {
 namespace {
 
@@ -254,6 +258,9 @@ void Loop::close() {
 
 void Loop::Impl::run() {
   ::pthread_setname_np(::pthread_self(), "gradwire");
+#if defined(__x86_64__)
+  _mm_setcsr(0x1f80);  // the caller's flush-to-zero is not ours: replicas decode alike
+#endif
   // Signals are the interpreter's; timers are meant to the microsecond, not to the default 50.
   sigset_t all;
   ::sigfillset(&all);

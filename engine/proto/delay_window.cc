@@ -26,11 +26,11 @@ constexpr double kFullRate = 0.6;  // of BtlBw: the port was ours alone
 DelayWindow::DelayWindow(double initial, double minimum, double maximum, Nanos target)
     : window_(initial),
       minimum_(minimum),
-      maximum_(maximum),
-      threshold_(maximum),
+      maximum_(std::max(minimum, maximum)),
+      threshold_(maximum_),
       target_(target),
-      enough_(maximum),
-      ceiling_(maximum) {}
+      enough_(maximum_),
+      ceiling_(maximum_) {}
 
 void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, Nanos now) {
   queue = std::max<Nanos>(queue, 0);
@@ -74,9 +74,12 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const auto sample =
       static_cast<double>(rtprop + std::clamp<Nanos>(round - delay - rtprop, 0, 2 * target_));
   way_back_ += (sample - way_back_) * (way_back_ == 0 ? 1.0 : kSlowly);
-  enough_ = meter_.bytes_per_second() > 0
-                ? meter_.bytes_per_second() * 1e-9 * (target + kWayBack * way_back_)
-                : maximum_;
+  // But never less than what is on its way at this rate and a quarter of the target's queue: a
+  // window that holds the rate down could not grow out of it.
+  const double least = static_cast<double>(std::max<Nanos>(round - delay, 0)) - 0.75 * target;
+  enough_ = meter_.bytes_per_second() > 0 ? meter_.bytes_per_second() * 1e-9 *
+                                                (target + std::max(kWayBack * way_back_, least))
+                                          : maximum_;
   // Loss while our own traffic fills the port is an overflow of our making (invariant 11). While
   // somebody else's does, or with an empty queue, it tells nothing about this window.
   const double rate =
@@ -95,7 +98,9 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     ceiling_ = std::min(maximum_, ceiling_ * (1.0 + kCeilingGrowth));
   }
   // The first epoch of a burst looks like our doing: who takes the port shows in the next ones.
-  if (queued && !ours && now - overflow_start_ < kOverflowPause)
+  // An epoch that a pause has stretched does not tell.
+  const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
+  if (queued && !ours && whole && now - overflow_start_ < kOverflowPause)
     ceiling_ = std::max(ceiling_, ceiling_before_);
   compete(delay, now);
   if (competitive_) {

@@ -12,8 +12,13 @@ constexpr Nanos kFarewellInterval = 10 * kMillisecond;
 constexpr double kProbeGain = 0.2;     // with an empty queue, nearly
 constexpr double kProbeQueue = 0.75;   // of the target: without probing from there on
 constexpr double kPaceDepth = 0.0005;  // seconds of the rate that a late timer may catch up
+// Long trains from several senders collide in a port and leave others idle.
+constexpr double kTrainsPerWindow = 16;
 constexpr uint32_t kShortestTrain = 4;
 constexpr uint32_t kLongestTrain = 44;
+// Elements encoded for one train: its packets are stamped before, and what this takes looks like a
+// queue to the receiver.
+constexpr uint32_t kMostEncoded = 1U << 16;
 
 uint8_t* begin_control(Train& train, uint16_t destination, size_t bytes) {
   train.destination = destination;
@@ -53,8 +58,12 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
         path.ack_bytes == 0
             ? 0.0
             : std::max(0.0, path.ack_delay / static_cast<double>(path.ack_bytes)) / kMicrosecond);
+    // Twice over, whatever the share has become: one batch may hold hundreds.
+    const uint64_t span =
+        std::max<uint64_t>(path.share, path.received.largest() - path.largest_told);
     const auto words =
-        static_cast<uint16_t>(std::clamp<uint32_t>(path.share / 32, 2, wire::kAckMaxWords));
+        static_cast<uint16_t>(std::clamp<uint64_t>(span / 32, 2, wire::kAckMaxWords));
+    path.largest_told = path.received.largest();
     path.received.fill(ack, words);
     uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
     end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack));
@@ -164,6 +173,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   train.count = 0;
   train.total_bytes = 0;
   train.segment_bytes = 0;
+  uint32_t encoded = 0;
   for (auto& [id, op] : ops) {
     uint16_t aggregator = UINT16_MAX;
     if (op->worker && !op->done)
@@ -185,6 +195,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
         const float* values = op->spec.data + op->grid.offset[chunk];
         payload = format.plain() ? static_cast<const void*>(values)
                                  : encode(format, values, op->grid.length(chunk), train);
+        if (!format.plain()) encoded += op->grid.length(chunk);
         flags = op->push[aggregator].in_tail() ? wire::kTail : 0;
       } else if (op->aggregator && path.peer < config.workers &&
                  op->back[path.peer].next(chunk, again)) {
@@ -224,7 +235,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
         ++counters.retransmissions;
       }
       // A shorter datagram ends a train.
-      if (packet.bytes < full) return true;
+      if (packet.bytes < full || encoded >= kMostEncoded) return true;
     }
     if (train.count >= most || path.sent.full()) break;
   }
@@ -245,8 +256,9 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
 // destinations of one op are served alike and finish together.
 bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const double wire_bytes = config.datagram_bytes + 42.0;
-  const auto quantum = std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / 4),
-                                  kShortestTrain, kLongestTrain);
+  const auto quantum =
+      std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / kTrainsPerWindow),
+                 kShortestTrain, kLongestTrain);
   // At BtlBw the port's own queue stays short and what waits, waits here, where the choice of
   // destination is still open; a little above it while the queue is short, to find more.
   const double queue = static_cast<double>(send_window.queue_delay());
@@ -265,6 +277,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   Path* best = nullptr;
   uint64_t best_left = 0;
   uint64_t best_allowed = 0;
+  uint32_t destinations = 0;
   const double room = breaker.factor() * send_window.bytes() - static_cast<double>(in_flight_bytes);
   const uint64_t window = room > 0 ? static_cast<uint64_t>(room / wire_bytes) + 1 : 0;
   const auto count = static_cast<uint16_t>(paths.size());
@@ -276,6 +289,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
       path->probes = 0;
       continue;
     }
+    ++destinations;
     if (path->probes) {  // a probe goes whatever the windows say
       if (!transmit_data(*path, now, train, path->probes)) continue;
       tokens -= train.total_bytes;
@@ -302,14 +316,17 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     send_window.limited();
   }
   if (!best) return false;
-  if (pace > 0 && tokens <= 0) {
+  // With one destination there is nothing to choose, its receiver's credit holds the queue short,
+  // and a rate that was measured among many senders would hold back whoever comes last.
+  const bool paced = pace > 0 && destinations > 1;
+  if (paced && tokens <= 0) {
     pace_until = now + static_cast<Nanos>((quantum * wire_bytes * 0.5 - tokens) / pace * 1e9);
     return false;
   }
   // Chunks that were decided meanwhile counted as left, and no longer do: choose anew.
   if (!transmit_data(*best, now, train, static_cast<uint32_t>(best_allowed)))
     return transmit_train(now, train);
-  tokens -= train.total_bytes + 42.0 * train.count;
+  if (paced) tokens -= train.total_bytes + 42.0 * train.count;
   next_path = static_cast<uint16_t>((best->peer + 1) % count);
   return true;
 }

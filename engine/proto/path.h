@@ -137,6 +137,7 @@ struct Path {
   QueueDelay delay;
   uint64_t granted = 0;       // credit given: highest packet number
   uint64_t granted_sent = 0;  // as last told
+  uint64_t largest_told = 0;  // the largest number of the last ACK
   uint16_t demand = 0;        // packets that the peer still wants to send
   uint32_t share = 0;         // of the window, in packets
   uint32_t unacked = 0;

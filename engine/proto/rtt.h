@@ -61,7 +61,7 @@ class Rtt {
   // Time-out of a tail probe, before backoff.
   Nanos probe_timeout() const {
     if (!any_) return kInitial;
-    return smoothed_ + std::max(4 * deviation_, kGranularity) + kMaxAckDelay;
+    return smoothed_ + std::max(4 * deviation_, kGranularity) + std::max(kMaxAckDelay, 2 * held_);
   }
 
   static constexpr Nanos kMaxAckDelay = 1 * kMillisecond;
