@@ -64,6 +64,14 @@ def test_what_compression_takes_comes_back_by_error_feedback() -> None:
     assert not job.residual(0).any()
 
 
+def test_a_server_is_never_sent_top_k() -> None:
+    """It keeps no residuals, so what top-k leaves out of a result would be gone."""
+    job = Job(2, TENSORS, "netsenseml", servers=1, start=0.01)
+    assert stage(job.policies[0].ratio)[0] == "topk"
+    result = job.step(gradients(0))[0]
+    np.testing.assert_allclose(result, np.mean(gradients(0), axis=0), atol=0.1)
+
+
 def test_one_congested_rank_slows_all() -> None:
     ladder = Ladder(1.0, False)
     ladder.observe(Summary(0, congested=True))

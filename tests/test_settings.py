@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
@@ -33,6 +34,20 @@ def test_variables_convert_to_what_a_setting_takes() -> None:
     assert settings.interface == "eth0"
     assert settings.server_count == 2
     assert Settings.build(environment={"GRADWIRE_ERROR_FEEDBACK": "auto"}).feedback is False
+
+
+def test_top_k_without_feedback_is_an_error() -> None:
+    for options in ({}, {"error_feedback": False}):
+        with pytest.raises(ConfigError, match="compress='topk' with error_feedback off"):
+            configure("adaptive", {"compress": "topk", **options}, {})
+    assert configure("adaptive", {"compress": "topk", "error_feedback": True}, {})[1].feedback
+    configure("adaptive", {"compress": "never"}, {})
+
+
+def test_an_exact_policy_needs_no_feedback() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    assert not configure("reliable", {}, {}, optimizer)[1].feedback
+    assert configure("mlt", {}, {}, optimizer)[1].feedback
 
 
 def test_policy_and_its_options_may_come_from_variables() -> None:

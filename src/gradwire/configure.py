@@ -67,6 +67,11 @@ def configure(
             "arrive, and feedback would give it a second time; use fill='zero' or "
             "error_feedback=False"
         )
+    if getattr(chosen, "compress", None) == "topk" and not settings.feedback:
+        raise ConfigError(
+            "compress='topk' with error_feedback off: top-k leaves most elements out and only "
+            "feedback gives them back; set error_feedback=True, or compress='auto' or 'never'"
+        )
     if settings.guard == "skip" and (optimizer is None or not settings.feedback):
         raise ConfigError(
             "guard='skip': needs attach(optimizer=…), which it keeps from stepping, and "

@@ -349,6 +349,9 @@ class GradientPipeline:
             bucket=transfer.index,
         )
         plan = self.policy.plan(context)
+        if plan.encoding == "topk" and self.settings.server_count:
+            # A server keeps no residuals, so what top-k left out of its results would be gone.
+            plan = replace(plan, encoding="int8", kept=1.0)
         if plan.seed != context.seed:
             # Also where the order needs none: ranks that number their ops differently then have
             # different plans, which is an error, and not each other's gradients.

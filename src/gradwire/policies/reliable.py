@@ -16,6 +16,7 @@ class Reliable(Policy):
     """Every chunk of every worker counts (docs/design.md, row "reliable"). It has no options."""
 
     name: ClassVar[str] = "reliable"
+    feedback: ClassVar[bool | None] = False  # nothing is ever owed
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """One region over the whole bucket, bound 0, averaged."""
