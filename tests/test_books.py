@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,12 +13,26 @@ from virtual import Job
 from gradwire.communicator import Communicator
 from gradwire.configure import configure
 from gradwire.feedback import auto_feedback
+from gradwire.plans import TransferPlan
+from gradwire.policies import MLT, PlanContext
 from gradwire.sim import Link
 
 STEPS = 200
 TENSORS = {"a.weight": 9 * 358, "a.bias": 30, "b.weight": 11 * 358}
 ELEMENTS = sum(TENSORS.values())
 LOSSY = Link(loss=0.15, loss_burst=3.0)
+
+
+@dataclass
+class Encoded(MLT):
+    """A bounded loss under bf16; names no published system."""
+
+    name: ClassVar[str] = "encoded"
+
+    def plan(self, context: PlanContext) -> TransferPlan:
+        wide = replace(context, chunk_elements=2 * context.chunk_elements)
+        return replace(super().plan(wide), encoding="bf16")
+
 
 CASES: list[dict[str, Any]] = [
     {"policy": "reliable"},
@@ -44,6 +59,7 @@ CASES: list[dict[str, Any]] = [
         "halt_after": 0,
         "floor": 0.0,
     },
+    {"policy": Encoded(p=0.6), "guard": "skip", "floor": 0.9},
     {"policy": "netsenseml"},
     {"policy": "adaptive", "every": 5, "p_low": 0.2},
     {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.0},

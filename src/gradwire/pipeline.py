@@ -580,6 +580,7 @@ class GradientPipeline:
                 applied=none,
                 withheld_chunks=np.zeros(0, np.uint32),
                 withheld_values=np.zeros(0, np.float32),
+                result_error=np.zeros(0, np.float32),
                 delivered=(0.0,) * len(transfer.report.delivered),
             )
             transfer.stage.host().fill(0.0)
