@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from virtual import Job
 
 from gradwire.communicator import Communicator
 from gradwire.configure import configure
+from gradwire.errors import ConfigError
 from gradwire.feedback import auto_feedback
 from gradwire.plans import TransferPlan
 from gradwire.policies import MLT, PlanContext
@@ -102,6 +104,40 @@ def test_applied_and_owed_are_all_gradients(case: dict[str, Any]) -> None:
         pipeline.flush()
     job.step([np.zeros(ELEMENTS, np.float32)] * world)
     assert not any(job.residual(rank).any() for rank in range(world))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_the_state_survives_torch_load_with_its_defaults(case: dict[str, Any]) -> None:
+    options = {"optimizer": sgd(), "error_feedback": True, **case}
+    one = Job(2, TENSORS, link=LOSSY, **options)
+    chance = np.random.default_rng(3)
+    for _ in range(12):
+        one.step([chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(2)])
+    two = Job(2, TENSORS, link=LOSSY, **options)
+    for saved, loaded in zip(one.pipelines, two.pipelines, strict=True):
+        file = io.BytesIO()
+        torch.save(saved.state_dict(), file)
+        file.seek(0)
+        loaded.load_state_dict(torch.load(file))
+        assert loaded.policy.state_dict() == saved.policy.state_dict()
+        assert loaded.step == saved.step
+    for rank in range(2):
+        np.testing.assert_array_equal(two.residual(rank), one.residual(rank))
+    two.step([np.zeros(ELEMENTS, np.float32)] * 2)
+
+
+def test_empty_residuals_load_without_feedback() -> None:
+    one = Job(2, TENSORS, "mlt", p=0.3, error_feedback=True)
+    gradients = [np.ones(ELEMENTS, np.float32)] * 2
+    one.uplinks(LOSSY)
+    one.step(gradients)
+    two = Job(2, TENSORS, "mlt", p=0.3, error_feedback=False)
+    with pytest.raises(ConfigError, match="residuals loaded with error_feedback off"):
+        two.pipelines[0].load_state_dict(one.pipelines[0].state_dict())
+    for pipeline in one.pipelines:
+        pipeline.flush()
+    one.step(gradients)
+    two.pipelines[0].load_state_dict(one.pipelines[0].state_dict())
 
 
 def test_a_jump_of_the_loss_scale_keeps_the_books() -> None:

@@ -353,6 +353,15 @@ class LayerDetector(PhaseDetector):
         self._detected = "tolerant" if tolerant else "critical"
         self.phase = self._vote if self._vote is not None else self._detected
 
+    def state_dict(self) -> dict[str, object]:
+        """Everything the next decision depends on; sets as lists, which torch.load takes."""
+        return {**super().state_dict(), "_settled": sorted(self._settled)}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Restores what `state_dict` returned; raises ConfigError for anything else."""
+        super().load_state_dict(state)
+        self._settled = frozenset(self._settled)
+
     def _look_at(self, norms: Mapping[str, float]) -> None:
         self.looks += 1
         before, self._norms = self._norms, dict(norms)

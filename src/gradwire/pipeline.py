@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -186,18 +187,16 @@ class GradientPipeline:
                 f"gradwire state of policy {state.get('policy')!r} loaded into policy "
                 f"{self.policy.name!r}"
             )
-        residuals = state["residuals"]
-        ages = state.get("ages", {})
+        residuals = _arrays(state["residuals"])
+        ages = _arrays(state.get("ages", {}))
         phases = state["phases"]
-        assert isinstance(residuals, dict)
-        assert isinstance(ages, dict)
         assert isinstance(phases, dict)
-        if residuals and self._residuals is None:
+        if self._residuals is None and any(values.any() for values in residuals.values()):
             raise ConfigError(
                 "gradwire state with residuals loaded with error_feedback off: their gradient "
                 "would be lost; set error_feedback=True, or flush() before saving"
             )
-        self._ages.load_state_dict({name: np.asarray(runs) for name, runs in ages.items()})
+        self._ages.load_state_dict(ages)
         self.policy.load_state_dict(phases)
         self._rates.reference = list(state.get("rates", ()))  # type: ignore[call-overload]
         losses = state.get("losses", {})
@@ -209,9 +208,7 @@ class GradientPipeline:
         self._applied_square = float(state["applied_square"])  # type: ignore[arg-type]
         self._grad_scale = float(state["grad_scale"])  # type: ignore[arg-type]
         if self._residuals is not None:
-            self._residuals.load_state_dict(
-                {name: np.asarray(values) for name, values in residuals.items()}
-            )
+            self._residuals.load_state_dict(residuals)
 
     def take_skip(self) -> bool:
         """Whether the optimizer must skip the step just reduced; asking resets it."""
@@ -636,6 +633,12 @@ class GradientPipeline:
             guard=step.action,
             period_s=period_s,
         )
+
+
+def _arrays(tensors: object) -> dict[str, NDArray[Any]]:
+    """Arrays by name from a state's tensors, wherever the loader mapped them to."""
+    assert isinstance(tensors, dict)
+    return {name: torch.as_tensor(values).cpu().numpy() for name, values in tensors.items()}
 
 
 def _both(first: TransferReport, second: TransferReport) -> TransferReport:
