@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
+import torch
 from virtual import Job
 
 from gradwire.errors import ConfigError
+from gradwire.hook import HookState
 from gradwire.phases import Summary
 from gradwire.policies import Adaptive
 from gradwire.policies.congestion import stage
@@ -40,6 +44,26 @@ def test_bounds_are_phase_times_layer() -> None:
     assert calibrated.bounds_of("head.weight") == (0.01, 0.1)
     assert calibrated.bounds_of("body1.weight") == (0.004, 0.004)
     assert calibrated.bounds_of("stem.weight") == (0.0, 0.0)
+
+
+def test_tensors_of_one_dimension_are_fragile_whatever_their_names() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.LayerNorm(9))
+    more = torch.nn.Sequential(*(torch.nn.Linear(9, 9) for _ in range(10)))
+    state = HookState("adaptive", model=torch.nn.Sequential(more, model))
+    policy = state._policy
+    assert isinstance(policy, Adaptive)
+    assert policy.bounds_of("1.1.weight") == (0.0, 0.0)
+    assert policy.bounds_of("1.0.weight") == (policy.p_low, policy.p_high)
+    assert "vectors" not in policy.options()
+    assert pickle.loads(pickle.dumps(policy)).vectors == policy.vectors
+
+
+def test_it_needs_the_models_names() -> None:
+    with pytest.raises(ConfigError, match="policy='adaptive' without a model"):
+        HookState("adaptive")
+    copied = pickle.loads(pickle.dumps(HookState("adaptive", model=torch.nn.Linear(2, 2))))
+    with pytest.raises(ConfigError, match="policy='adaptive' without a model"):
+        copied._policy.prepare(copied._tensors)
 
 
 def test_it_spends_only_what_is_lost_and_within_each_layers_bound() -> None:

@@ -69,7 +69,7 @@ def attach(
         raise ConfigError(
             "gradwire is already attached to this module: call detach() on that attachment first"
         )
-    found.activate(policy, options, optimizer)
+    found.activate(policy, options, optimizer, model.module)
     return _open(found)
 
 

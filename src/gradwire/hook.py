@@ -47,8 +47,7 @@ class HookState:
     ) -> None:
         self.process_group = process_group
         self.active = True
-        self._names = ParameterNames(model)
-        self._tensors = None if model is None else sizes(model)
+        self._know(model)
         self._unhook: Callable[[], None] = _nothing
         self._configure(policy, options, optimizer)
         self._pipeline: GradientPipeline | None = None
@@ -58,6 +57,7 @@ class HookState:
     def pipeline(self) -> GradientPipeline:
         """The open pipeline. Opening it is collective: every rank of the group takes part."""
         if self._pipeline is None:
+            self._policy.prepare(self._tensors)  # a copy knows no names
             communicator = open_communicator(self.process_group, self._settings)
             number = communicator.take_number()
             try:
@@ -86,8 +86,14 @@ class HookState:
         policy: str | Policy | None,
         options: dict[str, object],
         optimizer: torch.optim.Optimizer | None = None,
+        model: torch.nn.Module | None = None,
     ) -> None:
-        """Takes up a new policy after `deactivate`, over the engine that is open already."""
+        """Takes up a new policy after `deactivate`, over the engine that is open already.
+
+        model: names the parameters anew; None keeps the names known.
+        """
+        if model is not None:
+            self._know(model)
         self._configure(policy, options, optimizer)
         self._previous, self._pipeline = self._pipeline or self._previous, None
         self.active = True
@@ -99,6 +105,12 @@ class HookState:
         if self._pipeline is not None:
             self._pipeline.close()
 
+    def _know(self, model: torch.nn.Module | None) -> None:
+        """Takes the names of a model's parameters, and what policies ask of them."""
+        self._names = ParameterNames(model)
+        self._tensors = None if model is None else sizes(model)
+        self._vectors = frozenset() if model is None else vectors(model)
+
     def _configure(
         self,
         policy: str | Policy | None,
@@ -106,6 +118,7 @@ class HookState:
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
         self._policy, self._settings = configure(policy, options, optimizer=optimizer)
+        self._policy.vectors = self._vectors
         self._policy.prepare(self._tensors)
         self._optimizer = optimizer
         self._unhook = _nothing
@@ -116,8 +129,7 @@ class HookState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
         self.active = state["active"]
-        self._names = ParameterNames()
-        self._tensors = None
+        self._know(None)
         self._optimizer = None
         self._unhook = _nothing
         self._policy, self._settings = state["policy"], state["settings"]
@@ -157,6 +169,11 @@ def _nothing() -> None:
 def sizes(model: torch.nn.Module) -> dict[str, int]:
     """The elements of each parameter that is trained, by name."""
     return {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def vectors(model: torch.nn.Module) -> frozenset[str]:
+    """The names of the trained parameters of fewer than two dimensions."""
+    return frozenset(n for n, p in model.named_parameters() if p.requires_grad and p.dim() < 2)
 
 
 def open_communicator(group: dist.ProcessGroup | None, settings: Settings) -> Communicator:

@@ -6,7 +6,8 @@ bound is p_low in its layer's critical phases and p_high elsewhere, times its to
 
 - with a calibration (`table`, made by `gradwire calibrate`) p_high is the tensor's own bound there
   and p_low at most that;
-- without one, by name and place: norm layers and biases 0, the front tenth of the model half.
+- without one, by shape, name and place: tensors of one dimension (norm layers and biases,
+  whatever they are called) and those named like them 0, the front tenth of the model half.
 
 There is no schedule to learn and no time-out to guess: a chunk is given up when loss detection,
 whose times follow the measured round trips, declares it lost, and the ledger has room.
@@ -89,9 +90,13 @@ class Adaptive(Policy):
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
         """Checks the table against the model; without a table, notes which tensors are in front."""
+        if tensors is None:
+            raise ConfigError(
+                "policy='adaptive' without a model: the hook needs HookState(model=…) for its names"
+            )
         if self._bounds is not None:
             self._bounds.prepare(tensors)
-        names = list(tensors or ())
+        names = list(tensors)
         self._known = {}
         self._front = frozenset(names[: int(len(names) * FRONT)])
 
@@ -106,7 +111,8 @@ class Adaptive(Policy):
         if self._bounds is not None:
             most = self._bounds.bound_of(tensor)
             return min(self.p_low, most), most
-        tolerance = 0.0 if FRAGILE.search(tensor) else 1.0
+        fragile = tensor in self.vectors or FRAGILE.search(tensor)
+        tolerance = 0.0 if fragile else 1.0
         if tensor in self._front:
             tolerance *= FRONT_TOLERANCE
         return tolerance * self.p_low, tolerance * self.p_high

@@ -55,6 +55,9 @@ class Policy(ABC):
     halt_after: int = 0
     """After so many guarded steps running training halts; 0 for never."""
 
+    vectors: frozenset[str] = frozenset()
+    """The model's tensors of fewer than two dimensions; set before `prepare`."""
+
     phases: PhaseDetector | None = None
     """Decides the phase; None for a policy without phases."""
 
