@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from gradwire.configure import configure
 from gradwire.errors import ConfigError, GradwireError
 from gradwire.guard import LossWatch
 from gradwire.phases import Summary
+from gradwire.plans import TransferPlan
 from gradwire.sim import NETWORK_A, Link
 
 TENSORS = {"a.weight": 60 * 358, "b.weight": 60 * 358}
@@ -98,6 +101,32 @@ def test_a_skipped_step_leaves_no_infinity_in_the_residuals() -> None:
     job.step(bad)
     assert job.report.guard == "skipped"
     assert np.isfinite(job.residual(1)).all()
+
+
+def seeds_of_a_step(number: int) -> list[int]:
+    """The seeds of all transfers that two ranks start in a guarded step of attachment `number`."""
+    job = Job(2, TENSORS, "mlt", p=0.1, floor=0.5, buckets=[1, 1])
+    seeds: list[int] = []
+    for pipeline in job.pipelines:
+        pipeline._number = number
+        start = pipeline.communicator.all_reduce
+
+        def noting(
+            array: Any, plan: TransferPlan | None = None, start: Any = start, **more: Any
+        ) -> Any:
+            seeds.append(0 if plan is None else plan.seed)
+            return start(array, plan, **more)
+
+        pipeline.communicator.all_reduce = noting  # type: ignore[method-assign]
+    job.step(gradients(0, 2))
+    return seeds
+
+
+def test_a_consultation_is_told_from_any_other_transfer() -> None:
+    first, second = seeds_of_a_step(0), seeds_of_a_step(1)
+    assert len(first) == len(second) == 2 * 3  # two buckets and the consultation
+    assert len(set(first)) == 3  # alike on both ranks
+    assert not set(first) & set(second)
 
 
 def test_skipping_needs_an_optimizer_and_feedback() -> None:

@@ -36,7 +36,9 @@ def attach(
 
     Several modules may be attached, alike on all ranks. Those that share a backward pass should lie
     on one device: autograd runs a thread per device, and if their buckets come in another order on
-    another rank, that is an error that names both ranks.
+    another rank, that is an error that names both ranks. With the guard on (a policy with a floor,
+    or floor=…) or detector="layers", which is adaptive's default, a module must not share its
+    backward pass: those end a step with a transfer that takes its turn only when the step is done.
 
     Raises ConfigError for a module that is not DDP, that already has a communication hook, or
     for impossible options; RendezvousError naming ranks that are absent or configured otherwise;

@@ -478,8 +478,13 @@ class GradientPipeline:
             self._conclude(step, summary)
             return
         squares = np.array([self._layer_squares[name] for name in names] or [0.0], np.float32)
+        # As for buckets: another attachment's consultation under the same number is a plan error.
+        seed = mix_seed(self.settings.seed, self._number, step.number, len(step.transfers))
         handle = self.communicator.all_reduce(
-            squares, step=step.number, stats=(0.0, 0.0, 0.0, 0.0, step.lost)
+            squares,
+            replace(TransferPlan.whole(squares.size), seed=seed),
+            step=step.number,
+            stats=(0.0, 0.0, 0.0, 0.0, step.lost),
         )
 
         def consulted(done: Handle) -> None:
