@@ -84,6 +84,17 @@ def test_a_burst_ends_in_time_and_replicas_stay_alike() -> None:
     assert error < 1.0
 
 
+def test_a_bucket_without_a_push_in_the_warm_up_gets_its_limit_later() -> None:
+    policy = OptiReduce(warmup=1)
+    for push in (0.0, 0.0, 0.01, 0.5):
+        assert policy.limits(0) is None or push == 0.5
+        report = type("R", (), {"agreed": Summary(0, pushes=(push,))})
+        policy.observe(report)  # type: ignore[arg-type]
+    limits = policy.limits(0)
+    assert limits is not None
+    assert limits[0] == 0.01
+
+
 def test_the_share_behind_tc_doubles_under_loss_and_creeps_back() -> None:
     policy = OptiReduce(warmup=1)
     shares = []

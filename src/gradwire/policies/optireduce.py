@@ -114,8 +114,9 @@ class OptiReduce(Policy):
         super().observe(report)
         summary = report.agreed
         whole = {b: t for b, t in enumerate(summary.pushes) if 0.0 < t < math.inf}
-        if self._steps <= self.warmup:  # pushes are those of the step before
-            for bucket, push in whole.items():
+        for bucket, push in whole.items():  # pushes are those of the step before
+            # DDP rebuilds its buckets after the first step: one may be new once the warm-up is over
+            if self._steps <= self.warmup or bucket not in self._warm:
                 self._warm.setdefault(bucket, []).append(push)
         self._average.observe(whole)
         self._steps += 1
