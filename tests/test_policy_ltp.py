@@ -143,6 +143,18 @@ def test_an_epoch_without_a_whole_push_does_not_shorten_the_wait() -> None:
     assert policy.threshold(0) == 0.5
 
 
+def test_a_loaded_state_leaves_the_configured_epoch() -> None:
+    policy = LTP(every=7)
+    policy.load_state_dict(LTP(every=100).state_dict())
+    assert policy._clock.every == 7
+
+
+def test_no_schedule_is_later_than_the_engine_takes() -> None:
+    policy = LTP(slack=600)
+    assert policy._schedule(5000.0)[2].delay_s == 3600.0
+    assert policy._schedule(5000.0)[1].delay_s == 3000.0
+
+
 def test_epochs_end_by_steps_or_by_hand() -> None:
     clock = EpochClock(3)
     assert [clock.observe(Summary(step)) for step in range(6)] == [False, False, True] * 2
@@ -159,6 +171,7 @@ def test_epochs_end_by_steps_or_by_hand() -> None:
         ({"fraction": "most"}, "fraction='most'"),
         ({"slack": "moon"}, "slack='moon': 'lan', 'wan' or seconds"),
         ({"slack": -1.0}, "slack=-1.0"),
+        ({"slack": 601}, "slack=601: 'lan', 'wan' or seconds from 0 to 600"),
         ({"every": 0}, "every=0"),
         ({"pull": "none"}, "pull='none'"),
     ],

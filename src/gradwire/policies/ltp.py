@@ -16,7 +16,6 @@ a shuffled order, so that a deadline does not always cut the same ones.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -32,6 +31,10 @@ __all__ = ["LTP"]
 SLACKS = {"lan": 0.030, "wan": 0.100}
 """Seconds from the threshold to the deadline, in a data centre and on a wide-area network."""
 
+LONGEST_SLACK = 600.0
+LONGEST_DELAY = 3600.0
+"""Seconds: the latest a schedule may say."""
+
 ROUND_TRIPS = 1.5
 
 FLOOR = 0.5
@@ -41,9 +44,9 @@ FLOOR = 0.5
 class LTP(Policy):
     """Everything until T_lt, then `fraction` of it, at T_lt + slack whatever there is.
 
-    fraction: in (0, 1). slack: "lan" (30 ms), "wan" (100 ms) or seconds. every: an epoch of T_lt
-    is so many steps, or "epoch" for those that `attachment.epoch(n)` begins. order, pull:
-    docs/design.md. While RTprop and BtlBw are not known, everything is waited for.
+    fraction: in (0, 1). slack: "lan" (30 ms), "wan" (100 ms) or seconds, 600 at most. every: an
+    epoch of T_lt is so many steps, or "epoch" for those that `attachment.epoch(n)` begins. order,
+    pull: docs/design.md. While RTprop and BtlBw are not known, everything is waited for.
     """
 
     name: ClassVar[str] = "ltp"
@@ -59,9 +62,11 @@ class LTP(Policy):
         if not _number(self.fraction) or not 0.0 < self.fraction < 1.0:
             raise ConfigError(f"fraction={self.fraction!r}: a number above 0 and below 1")
         if self.slack not in SLACKS and (
-            not _number(self.slack) or not 0.0 <= self.slack < math.inf  # type: ignore[operator]
+            not _number(self.slack) or not 0.0 <= self.slack <= LONGEST_SLACK  # type: ignore[operator]
         ):
-            raise ConfigError(f"slack={self.slack!r}: 'lan', 'wan' or seconds, 0 or more")
+            raise ConfigError(
+                f"slack={self.slack!r}: 'lan', 'wan' or seconds from 0 to {LONGEST_SLACK:g}"
+            )
         check_every("every", self.every)
         check_choice("order", self.order, ("shuffled", "sequential"))
         check_choice("pull", self.pull, REPLICATED_PULLS)
@@ -118,7 +123,7 @@ class LTP(Policy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         self._path = PathEstimate(**state["path"])
-        self._clock = EpochClock(**state["clock"])
+        self._clock = EpochClock(**{**state["clock"], "every": self.every})
         self._pushes = BestPushes(dict(state["best"]))
         self._learned = dict(state["learned"])
         self._step_bytes = int(state["step_bytes"])
@@ -128,6 +133,7 @@ class LTP(Policy):
         if threshold is None:
             return (everything,)
         slack = SLACKS[self.slack] if isinstance(self.slack, str) else self.slack
+        threshold = min(threshold, LONGEST_DELAY - slack)
         return (
             everything,
             CloseStep("first_arrival", "worker", threshold, self.fraction),
