@@ -290,6 +290,23 @@ def test_a_learning_rate_counts_as_dropped_when_it_has_halved() -> None:
     assert not several.observe([0.1, 0.05, 0.3])
 
 
+def test_an_overflow_after_a_drop_does_not_end_its_window_early() -> None:
+    detector = PhaseDetector(every=5)
+    feed(detector, [1.0] * 17)
+    feed(detector, [1.0], falling=True)
+    feed(detector, [1.0], nonfinite=True)
+    assert feed(detector, [1.0] * 7) == ["critical"] * 6 + ["tolerant"]
+    layers = LayerDetector(every=1)
+    settled = {"a": 1.0, "b": 1.0}
+    looks(layers, [settled] * 3)
+    layers.observe(Summary(3, falling=True))
+    layers.observe(Summary(4, nonfinite=True))
+    looks(layers, [settled])
+    assert layers.phase == "critical"
+    looks(layers, [settled])
+    assert layers.phase == "tolerant"
+
+
 def test_a_drop_is_critical_for_at_least_one_whole_window() -> None:
     detector = PhaseDetector(every=5)
     feed(detector, [1.0] * 17)

@@ -271,7 +271,8 @@ class PhaseDetector:
                 self._look()
         if summary.nonfinite or summary.falling:
             self._fire()
-            self._hold = summary.falling and self.every != "epoch"  # the next window is cut short
+            # The next window is cut short.
+            self._hold = self._hold or (summary.falling and self.every != "epoch")
         self.phase = summary.vote if summary.vote is not None else self._detected
 
     def state_dict(self) -> dict[str, object]:
@@ -346,7 +347,7 @@ class LayerDetector(PhaseDetector):
             self._look_at(summary.layers)
         if summary.nonfinite or summary.falling:
             self._settled = frozenset()
-            self._hold = summary.falling and self.every != "epoch"
+            self._hold = self._hold or (summary.falling and self.every != "epoch")
             self.fired += 1
         self._vote = summary.vote
         tolerant = bool(self._norms) and len(self._settled) == len(self._norms)
