@@ -13,6 +13,11 @@ class RateMeter {
  public:
   void add(uint64_t bytes, Nanos now) {
     if (start_ == 0 || now - last_ > idle()) {
+      // Where all bursts are shorter than an interval they are all there is to learn from. They
+      // only raise the rate, and a little at a time: an idle port may begin faster than it can go
+      // on.
+      if (current_ > 0 && last_ - start_ >= kShortInterval && bytes_ >= kLeastBytes)
+        current_ = std::clamp(rate_until(last_), current_, kShortRise * current_);
       // The first clump opens the interval; its bytes were delivered before it.
       start_ = last_ = now;
       bytes_ = 0;
@@ -22,7 +27,7 @@ class RateMeter {
     bytes_ += bytes;
     const bool first = current_ == 0;
     if (now - start_ < (first ? kFirstInterval : kInterval) || bytes_ < kLeastBytes) return;
-    const double rate = static_cast<double>(bytes_) * 1e9 / static_cast<double>(now - start_);
+    const double rate = rate_until(now);
     start_ = now;
     bytes_ = 0;
     if (first || provisional_) {
@@ -40,15 +45,21 @@ class RateMeter {
   double bytes_per_second() const { return std::max(previous_, current_); }
 
  private:
+  double rate_until(Nanos end) const {
+    return static_cast<double>(bytes_) * 1e9 / static_cast<double>(end - start_);
+  }
   // Two trains at the known rate are no pause, however slow that is.
   Nanos idle() const {
     const double rate = bytes_per_second();
     return rate > 0 ? std::max(kIdle, static_cast<Nanos>(kIdleBytes / rate * 1e9)) : kIdle;
   }
   static constexpr Nanos kInterval = 20 * kMillisecond;
-  // A first guess, so that the windows have a bound before they overshoot; it is not kept.
+  // A first guess, so that the windows have a bound before they overshoot; the next interval
+  // replaces it.
   static constexpr Nanos kFirstInterval = 2 * kMillisecond;
   static constexpr Nanos kIdle = 3 * kMillisecond;
+  static constexpr Nanos kShortInterval = 4 * kMillisecond;
+  static constexpr double kShortRise = 1.1;
   static constexpr double kIdleBytes = 8 * 1514.0;
   static constexpr uint64_t kLeastBytes = 32 * 1024;
   static constexpr Nanos kWindow = 10 * kSecond;

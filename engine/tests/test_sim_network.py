@@ -116,6 +116,25 @@ def test_the_rate_comes_back_after(disturb: Callable[[Fabric], float]) -> None:
     assert disturb(Fabric(4, **HOSTS)) < 1.2
 
 
+def test_the_rate_is_learned_from_short_bursts() -> None:
+    """Ops of 12 ms with pauses between them, the first beside a burst: no interval is ever whole."""
+    fabric = Fabric(4, **HOSTS)
+    fabric.run(0.05, until_done=False)
+    fabric.cross_traffic(1, rate=75e6, length=0.02, start=0.05)
+    made, values = plan(250_000), gradients(4, 250_000)
+    times = []
+    for op in range(20):
+        started = fabric.now
+        fabric.all_reduce(op, made, values, at=started)
+        assert fabric.run(started + 60)
+        must_be_ok(fabric, op + 1)
+        ended = max(fabric.finished_at(worker, op) for worker in range(4))
+        times.append((ended - started) / header_ideal(1.5e6, NETWORK_A))
+        fabric.run(fabric.now + 5e-3, until_done=False)
+    assert times[0] > 1.5, "the burst did not matter"
+    assert max(times[-5:]) < 1.2
+
+
 @pytest.mark.parametrize("share", [0.5, 0.8])
 def test_inelastic_traffic_leaves_the_rest_to_us(share: float) -> None:
     """No collapse beside a flow that does not yield: what is left is used."""
