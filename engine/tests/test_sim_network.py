@@ -117,7 +117,7 @@ def test_the_rate_comes_back_after(disturb: Callable[[Fabric], float]) -> None:
 
 
 def test_the_rate_is_learned_from_short_bursts() -> None:
-    """Ops of 12 ms with pauses between them, the first beside a burst: no interval is ever whole."""
+    """Ops of 12 ms with pauses, the first beside a burst: no interval of 20 ms is ever whole."""
     fabric = Fabric(4, **HOSTS)
     fabric.run(0.05, until_done=False)
     fabric.cross_traffic(1, rate=75e6, length=0.02, start=0.05)
