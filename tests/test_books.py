@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from virtual import Job
 
 from gradwire.communicator import Communicator
 from gradwire.configure import configure
 from gradwire.feedback import auto_feedback
 from gradwire.sim import Link
+from gradwire.virtual import Job
 
 STEPS = 200
 TENSORS = {"a.weight": 9 * 358, "a.bias": 30, "b.weight": 11 * 358}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from virtual import Job
 
 from gradwire.errors import ConfigError
 from gradwire.phases import Summary
 from gradwire.policies import Adaptive
 from gradwire.policies.congestion import stage
 from gradwire.sim import NETWORK_B, Link
+from gradwire.virtual import Job
 
 TENSORS = {
     "stem.weight": 30 * 361,
