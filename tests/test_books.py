@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from virtual import Job
 
 from gradwire.communicator import Communicator
 from gradwire.configure import configure
@@ -18,6 +17,7 @@ from gradwire.feedback import auto_feedback
 from gradwire.plans import TransferPlan
 from gradwire.policies import MLT, PlanContext
 from gradwire.sim import Link
+from gradwire.virtual import Job
 
 STEPS = 200
 TENSORS = {"a.weight": 9 * 358, "a.bias": 30, "b.weight": 11 * 358}

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from virtual import Job
 
 from gradwire.configure import configure
 from gradwire.errors import ConfigError, GradwireError
@@ -15,6 +14,7 @@ from gradwire.guard import LossWatch
 from gradwire.phases import Summary
 from gradwire.plans import TransferPlan
 from gradwire.sim import NETWORK_A, Link
+from gradwire.virtual import Job
 
 TENSORS = {"a.weight": 60 * 358, "b.weight": 60 * 358}
 ELEMENTS = sum(TENSORS.values())

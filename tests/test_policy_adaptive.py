@@ -7,7 +7,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from virtual import Job
 
 from gradwire.errors import ConfigError
 from gradwire.hook import HookState
@@ -15,6 +14,7 @@ from gradwire.phases import Summary
 from gradwire.policies import Adaptive
 from gradwire.policies.congestion import stage
 from gradwire.sim import NETWORK_B, Link
+from gradwire.virtual import Job
 
 TENSORS = {
     "stem.weight": 30 * 361,

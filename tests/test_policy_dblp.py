@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from virtual import Job
 
 from gradwire.errors import ConfigError
 from gradwire.plans import TensorSlot
 from gradwire.policies import DBLP, PlanContext
 from gradwire.policies.regions import regions_by_tensor
 from gradwire.sim import NETWORK_A, Link
+from gradwire.virtual import Job
 
 CHUNK = 358
 TENSORS = {"body.weight": 40 * CHUNK, "body.bias": 64, "head.weight": 40 * CHUNK}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from virtual import Job
 
 from gradwire.errors import ConfigError
 from gradwire.phases import Summary
@@ -12,6 +11,7 @@ from gradwire.plans import TransferPlan
 from gradwire.policies import LTP
 from gradwire.policies.timing import EpochClock
 from gradwire.sim import NETWORK_A, Link
+from gradwire.virtual import Job
 
 CHUNK = 358
 TENSORS = {"a.weight": 120 * CHUNK, "a.bias": 64, "b.weight": 120 * CHUNK}

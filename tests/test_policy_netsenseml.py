@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from virtual import Job
 
 from gradwire.errors import ConfigError
 from gradwire.phases import Summary
 from gradwire.policies import NetSenseML
 from gradwire.policies.congestion import FLOOR, Ladder, congested, stage
 from gradwire.sim import Link
+from gradwire.virtual import Job
 
 TENSORS = {"a.weight": 200 * 361, "b.weight": 200 * 361}
 ELEMENTS = sum(TENSORS.values())

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual import Job
 
 from gradwire import transforms
 from gradwire.errors import ConfigError
@@ -14,6 +13,7 @@ from gradwire.phases import Summary
 from gradwire.policies import OptiReduce
 from gradwire.policies.timing import MovingAverages, quantile
 from gradwire.sim import NETWORK_A, Link
+from gradwire.virtual import Job
 
 TENSORS = {"a.weight": 60 * 358, "a.bias": 64, "b.weight": 60 * 358}
 ELEMENTS = sum(TENSORS.values())

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from typer.testing import CliRunner
-from virtual import Job
 
 import gradwire
 from gradwire.calibration import CANDIDATES
@@ -18,6 +17,7 @@ from gradwire.cli import app
 from gradwire.errors import ConfigError
 from gradwire.policies import PLOT, Calibration
 from gradwire.sim import Link
+from gradwire.virtual import Job
 
 CHUNK = 358
 TENSORS = {

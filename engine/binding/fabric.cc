@@ -277,6 +277,7 @@ void bind_fabric(nb::module_& module) {
           "close",
           [](Fabric& f, int64_t host, int64_t linger) { f.close(known_host(f, host), linger); },
           "host"_a, "linger_ns"_a = 2 * kSecond)
+      .def("forget", &Fabric::forget)
       .def("run", &run, "until_ns"_a, "until_done"_a = true)
       .def(
           "completion",

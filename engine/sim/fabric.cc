@@ -128,6 +128,27 @@ void Fabric::close(uint16_t host, Nanos linger) {
   step(host);
 }
 
+void Fabric::forget() {
+  violations();  // the last look at their buffers
+  std::erase_if(by_op_, [this](const auto& entry) {
+    const std::vector<uint32_t>& slots = entry.second;
+    const bool over = std::all_of(slots.begin(), slots.end(), [this](uint32_t slot) {
+      return slot != kNoRun && runs_[slot].done;
+    });
+    if (!over) return false;
+    for (const uint32_t slot : slots) {
+      Run& run = runs_[slot];
+      run.spec = {};
+      run.report = {};
+      for (std::vector<float>* values : {&run.input, &run.data, &run.final}) {
+        std::vector<float>().swap(*values);
+      }
+    }
+    return true;
+  });
+  std::erase_if(payloads_, [this](const auto& entry) { return !by_op_.contains(entry.first.op); });
+}
+
 bool Fabric::run(Nanos until, bool until_done) {
   while (!queue_.empty() && violations_.empty()) {
     if (until_done && open_runs_ == 0) return true;

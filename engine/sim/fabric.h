@@ -89,6 +89,9 @@ class Fabric {
   void start(uint16_t worker, OpSpec spec, std::vector<float> data, Nanos at);
   void close(uint16_t host, Nanos linger);
 
+  // Lets go of the ops that all workers have finished: buffers, reports, what was sent of them.
+  void forget();
+
   // Runs until all ops of living workers are done (if asked for), nothing happens any more, a check
   // fails, or `until`. True when all ops are done.
   bool run(Nanos until, bool until_done);

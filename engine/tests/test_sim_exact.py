@@ -173,3 +173,29 @@ def test_a_quiet_all_reduce_comes_near_the_header_ideal() -> None:
     ideal = elements * 4 * 2 * 3 / 4 / 125e6 * 1514 / 1432
     took = fabric.finished_at(0, 1) - fabric.finished_at(0, 0)
     assert took < 1.15 * ideal
+
+
+def test_a_fabric_that_forgets_goes_on_as_one_that_does_not() -> None:
+    """Beside losses, so that packets of forgotten ops are still sent again."""
+    hashes = []
+    for forgets in (False, True):
+        fabric = Fabric(3, link=LOSSY, seed=5)
+        for op in range(6):
+            fabric.all_reduce(op, plan(20_000), gradients(3, 20_000, op), at=fabric.now)
+            assert fabric.run(fabric.now + 60)
+            if forgets:
+                fabric.forget()
+                assert fabric.completion(0, op) is None
+        hashes.append(fabric.trace_hash)
+    assert hashes[0] == hashes[1]
+
+
+def test_an_op_that_runs_is_not_forgotten() -> None:
+    fabric = Fabric(2)
+    values = gradients(2, 50_000)
+    fabric.all_reduce(0, plan(50_000), values)
+    fabric.run(1e-3)
+    fabric.forget()
+    fabric.run()
+    must_be_ok(fabric)
+    assert same_bits(fabric.result(1, 0), rank_order_sum(values))

@@ -291,6 +291,11 @@ class Fabric:
         """The endpoint says goodbye; `closed` tells when it has."""
         self._core.close(host, _ns(linger))
 
+    def forget(self) -> None:
+        """Lets go of the ops that all workers have finished, so that a long run takes no more
+        memory than a short one; their completions and results are gone."""
+        self._core.forget()
+
     # ------------------------------------------------------------------ what came of it
 
     def completion(self, worker: int, op: int) -> _engine.Completion | None:

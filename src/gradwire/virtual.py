@@ -1,31 +1,37 @@
 """A job in virtual time: the real pipelines of all ranks in one process, over `gradwire.sim`.
 
-What is tested is what ships: policies, books, guard and phases run in `GradientPipeline`, and the
-protocol is the engine's own. Only the process group, DDP and the network are replaced.
+What runs is what ships: policies, books, guard and phases in `GradientPipeline`, and the engine's
+own protocol. Only the process group, DDP and the network are replaced.
+
+    job = Job(4, {"layer.weight": 4096, "layer.bias": 64}, "dblp", p_low=0.1)
+    applied = job.step([gradient of rank 0, …])[0]     # the same on every rank
+    print(job.report.delivered)
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwire.buckets import ParameterNames
+from gradwire.buckets import GradBucket, ParameterNames
 from gradwire.communicator import Communicator, Handle
 from gradwire.configure import configure
+from gradwire.errors import TransferError
 from gradwire.native import transfer_report
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import Policy
 from gradwire.sim import NETWORK_A, Fabric, Link
+from gradwire.telemetry import StepReport
 
 __all__ = ["Job", "model_of"]
 
 Flat = NDArray[np.float32]
-UNLIMITED = 3600.0  # virtual seconds
+PATIENCE_S = 3600.0
+"""Virtual seconds that a step may take."""
 
 
 def model_of(tensors: Mapping[str, int]) -> torch.nn.Module:
@@ -36,7 +42,7 @@ def model_of(tensors: Mapping[str, int]) -> torch.nn.Module:
         for part in path[:-1]:
             if part not in dict(module.named_children()):
                 module.add_module(part, torch.nn.Module())
-            module = getattr(module, part)
+            module = cast(torch.nn.Module, getattr(module, part))
         module.register_parameter(path[-1], torch.nn.Parameter(torch.zeros(elements)))
     return root
 
@@ -59,7 +65,7 @@ class _Host:
         effective_bounds: tuple[float, ...],
         data: Flat,
         step: int,
-        critical: Any,
+        critical: NDArray[np.uint32] | None,
         stats: Sequence[float],
         timeout_ns: int,
     ) -> None:
@@ -86,7 +92,8 @@ class _Host:
         """Finishes one handle."""
         completion = self.fabric.completion(self.rank, op)
         assert completion is not None
-        assert completion.ok, completion.error
+        if not completion.ok:
+            raise TransferError(completion.error, rank=completion.error_rank, step=completion.step)
         if not handle.done():
             data[:] = self.fabric.result(self.rank, op)
             handle.finish(transfer_report(completion, effective))
@@ -118,7 +125,10 @@ class _Bucket:
 class Job:
     """`world` ranks that train `tensors` (elements by name) over one network.
 
-    buckets: how many tensors each bucket holds, in order (None: all in one).
+    buckets: how many tensors each bucket holds, in order (None: all in one). backwards: the
+    buckets take the tensors from the last to the first, as DDP's do; gradients and results lie in
+    that order then. datagram: the largest UDP payload. seed: of the network's chances; shuffle:
+    the `seed` of gradwire's settings. optimizer, and all other options: as for `gradwire.attach`.
     """
 
     def __init__(
@@ -128,33 +138,39 @@ class Job:
         policy: str | Policy = "reliable",
         *,
         buckets: Sequence[int] | None = None,
+        backwards: bool = False,
         link: Link = NETWORK_A,
+        datagram: int = 1472,
         servers: int = 0,
         seed: int = 1,
-        optimizer: Any = None,
+        shuffle: int = 0,
+        optimizer: torch.optim.Optimizer | None = None,
         **options: Any,
     ) -> None:
         self.world = world
-        self.fabric = Fabric(world, servers=servers, link=link, seed=seed)
+        self.fabric = Fabric(world, servers=servers, link=link, seed=seed, datagram_bytes=datagram)
         self.hosts = [_Host(self.fabric, rank) for rank in range(world)]
         model = model_of(tensors)
-        parameters = list(model.parameters())
-        cuts = [0, *np.cumsum(buckets if buckets is not None else [len(parameters)]).tolist()]
-        self.groups = [parameters[a:b] for a, b in itertools.pairwise(cuts)]
+        known = dict(model.named_parameters())
+        order = list(reversed(list(tensors))) if backwards else list(tensors)
+        self.groups: list[list[torch.nn.Parameter]] = []
+        for count in buckets if buckets is not None else [len(order)]:
+            self.groups.append([known[name] for name in order[:count]])
+            del order[:count]
         self.elements = sum(tensors.values())
         if servers:
             options.update(route="server", servers=servers)
+        options["seed"] = shuffle
+        self._names = ParameterNames(model)
         self.pipelines = []
         for rank in range(world):
             chosen, settings = configure(policy, options, {}, optimizer)
             chosen.prepare(dict(tensors))
-            face = Communicator(None, 0, 1)  # type: ignore[arg-type]
+            face = Communicator(cast(Any, None), 0, 1)  # meets nobody: its host is ours
             face.rank, face.world_size, face.settings = rank, world, settings
-            face._host = self.hosts[rank]  # type: ignore[assignment]
+            face._host = cast(Any, self.hosts[rank])
             self.pipelines.append(
-                GradientPipeline(
-                    face, chosen, settings, ParameterNames(model), 0, optimizer, self._now
-                )
+                GradientPipeline(face, chosen, settings, self._names, 0, optimizer, self._now)
             )
 
     def _now(self) -> float:
@@ -166,10 +182,11 @@ class Job:
 
     @property
     def policies(self) -> list[Policy]:
+        """The policy of each rank."""
         return [pipeline.policy for pipeline in self.pipelines]
 
     @property
-    def report(self) -> Any:
+    def report(self) -> StepReport:
         """Rank 0's report of the last step."""
         return self.pipelines[0].report()
 
@@ -179,17 +196,24 @@ class Job:
             self.fabric.set_link(host, "up", link)
 
     def step(self, gradients: Sequence[Flat]) -> list[Flat]:
-        """One step; gradients of each rank over all tensors. Returns what each rank applies."""
+        """One step; gradients of each rank over all tensors. Returns what each rank applies.
+
+        Raises TransferError when it fails, or hangs.
+        """
         results, futures = self.start(gradients)
         while any(host.pending for host in self.hosts):
-            assert self.fabric.run(self.fabric.now + UNLIMITED), "the job hangs"
+            if not self.fabric.run(self.fabric.now + PATIENCE_S):
+                raise TransferError(f"the job hangs: {PATIENCE_S:g} virtual seconds are over")
             for host in self.hosts:
                 host.collect()
         for future in futures:
             future.wait()
+        self.fabric.forget()
         return results
 
-    def start(self, gradients: Sequence[Flat]) -> tuple[list[Flat], list[Any]]:
+    def start(
+        self, gradients: Sequence[Flat]
+    ) -> tuple[list[Flat], list[torch.futures.Future[torch.Tensor]]]:
         """Begins a step: where its results will be, and the futures by rank and bucket."""
         results = [np.array(gradient, np.float32) for gradient in gradients]
         futures = []
@@ -200,7 +224,7 @@ class Job:
                 bucket = _Bucket(
                     index, index == len(self.groups) - 1, group, results[rank][at : at + length]
                 )
-                futures.append(pipeline.reduce(bucket))  # type: ignore[arg-type]
+                futures.append(pipeline.reduce(cast(GradBucket, bucket)))
                 at += length
         return results, futures
 
@@ -210,5 +234,4 @@ class Job:
         assert isinstance(state, dict)
         if not state:
             return np.zeros(self.elements, np.float32)
-        names = self.pipelines[rank]._layouts._names
-        return np.concatenate([state[names(p)].numpy() for group in self.groups for p in group])
+        return np.concatenate([state[self._names(p)].numpy() for g in self.groups for p in g])

@@ -1,0 +1,58 @@
+"""One cell of the study: what is trained, over what, from which seed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Cell", "Outcome"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What determines a result, all of it. parts: how many of the task's trainings are made."""
+
+    task: str
+    optimizer: str
+    data: str
+    arm: str
+    scenario: str
+    seed: int
+    rounds: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one cell.
+
+    Attributes:
+        score: mean of the parts' scores; None where a training failed.
+        scores: of each part.
+        delivered: share of the gradients that counted, mean over rounds and workers.
+        critical_share: of the rounds, as the arm's policy saw them.
+        lossy_rounds: rounds in which some worker's gradient did not count whole.
+        guarded: rounds that the guard sent again.
+        comm_s: virtual seconds of communication, mean of the rounds.
+        error: why a training ended early; "" if none did.
+        seconds: that the cell took to compute.
+    """
+
+    score: float | None
+    scores: tuple[float, ...]
+    delivered: float
+    critical_share: float
+    lossy_rounds: int
+    guarded: int
+    comm_s: float
+    error: str
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**asdict(self), "scores": list(self.scores)}
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Outcome:
+        """From what `to_json` made."""
+        return Outcome(**{**values, "scores": tuple(values["scores"])})

@@ -1,0 +1,51 @@
+"""The one model that stands for all replicas: they are identical to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["Replica", "exact_mean"]
+
+Flat = NDArray[np.float32]
+
+
+class Replica:
+    """A model and its optimizer; gradients are flat, the last parameter first, as in DDP."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Train this model by this optimizer."""
+        self.optimizer = optimizer
+        self.tensors = {name: p.numel() for name, p in model.named_parameters()}
+        self._parameters = list(reversed(list(model.parameters())))
+        self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+
+    def gradient(self, loss: torch.Tensor) -> Flat:
+        """The gradient of a loss."""
+        parts = torch.autograd.grad(loss, self._parameters)
+        flat: Flat = torch.cat([part.reshape(-1) for part in parts]).numpy()
+        return flat
+
+    def apply(self, gradient: Flat) -> None:
+        """Make a step of the optimizer with this gradient."""
+        flat = torch.from_numpy(gradient)
+        at = 0
+        for parameter in self._parameters:
+            length = parameter.numel()
+            parameter.grad = flat[at : at + length].view_as(parameter)
+            at += length
+        self.optimizer.step()
+
+    def slow_down(self, factor: float) -> None:
+        """Set the learning rate to this share of what it began with."""
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+
+
+def exact_mean(gradients: list[Flat]) -> Flat:
+    """The sum in rank order times 1/N, as the aggregators take it of exact plans."""
+    total = gradients[0]
+    for gradient in gradients[1:]:
+        total = total + gradient
+    return total * np.float32(1.0 / len(gradients))

@@ -1,0 +1,58 @@
+"""The scenarios: what the network loses, and in which rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire.sim import NETWORK_A, Link
+
+__all__ = ["BURSTS", "QUIET", "SCENARIOS", "Scenario"]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A network.
+
+    Attributes:
+        name: on the command line.
+        loss: share of all packets lost on the workers' ways to the switch while it loses any.
+        run: mean packets of a run of losses (Gilbert–Elliott; 1: independent).
+        when: rounds that lose: "always", or those in which the phase is "critical" or "tolerant".
+        share: of those rounds that do, drawn by the seed.
+        uneven: all of the loss falls on one worker.
+        link: without its losses.
+        compute_s: virtual seconds between two rounds.
+    """
+
+    name: str
+    loss: float = 0.0
+    run: float = 1.0
+    when: str = "always"
+    share: float = 1.0
+    uneven: bool = False
+    link: Link = NETWORK_A
+    compute_s: float = 0.01
+
+
+QUIET = "quiet"
+SHARES = {"critical": 0.5, "tolerant": 0.1}
+"""Of the rounds of a phase; critical rounds are few."""
+
+BURSTS = tuple(
+    Scenario(f"burst-{percent}-{when}", percent / 100, when=when, share=SHARES[when])
+    for when in ("tolerant", "critical")
+    for percent in (60, 70, 80, 90)
+)
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(QUIET),
+        *BURSTS,
+        Scenario("even-10", 0.1),
+        Scenario("runs-10", 0.1, run=8.0),
+        Scenario("uneven-10", 0.1, uneven=True),
+        Scenario("even-40", 0.4),
+        Scenario("congested", link=Link(rate=12.5e6, queue=64 << 10), compute_s=0.0),
+    )
+}

@@ -1,0 +1,104 @@
+"""The rows of the study, and the cells that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gradwire.bench.accuracy.arms import ARMS, BAD, LOSSLESS, POLICIES, THIRDS
+from gradwire.bench.accuracy.cell import Cell
+from gradwire.bench.accuracy.scenarios import BURSTS, QUIET
+from gradwire.bench.accuracy.tasks import TASKS
+
+__all__ = ["QUICK", "SECTIONS", "Row", "Training", "cell_of", "cells", "rows"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm in a scenario; `section` is the table it stands in."""
+
+    section: str
+    arm: str
+    scenario: str = QUIET
+    data: str = "mixed"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What all rows are trained with."""
+
+    task: str
+    optimizer: str
+    rounds: int
+    parts: int
+
+
+_QUIET = tuple(Row("quiet", arm) for arm in (BAD, *(arm.name for arm in POLICIES)))
+_BURSTS = tuple(Row("bursts", arm.name, each.name) for each in BURSTS for arm in POLICIES)
+_MOTIVATION = tuple(Row("thirds", f"{loss}-{when}") for loss in (40, 80) for when in THIRDS)
+_CHOICES = (
+    Row("choices", "eager-40"),
+    Row("choices", "eager-40-mean"),
+    Row("choices", "eager-40-feedback"),
+    Row("choices", "eager-40-fixed-order"),
+    Row("choices", "dblp-plain"),
+    Row("choices", "vesting-40", "even-40"),
+    Row("choices", "vesting-40-mean", "even-40"),
+    Row("choices", "vesting-40-feedback", "even-40"),
+    Row("choices", "netsenseml", "congested"),
+    Row("choices", "adaptive", "congested"),
+)
+_SHAPES = tuple(
+    Row("shapes", arm, scenario, data)
+    for data in ("mixed", "own")
+    for scenario in ("even-10", "runs-10", "uneven-10")
+    for arm in ("vesting-40", "vesting-40-mean", "dblp-vesting", "ltp", "adaptive")
+)
+_ALL = (*_QUIET, *_BURSTS, *_MOTIVATION, *_CHOICES, *_SHAPES)
+
+SECTIONS = tuple(dict.fromkeys(row.section for row in _ALL))
+
+QUICK = (Row("quiet", BAD), Row("quiet", "dblp"))
+
+
+def rows(
+    sections: Sequence[str] = (), arms: Sequence[str] = (), scenarios: Sequence[str] = ()
+) -> tuple[Row, ...]:
+    """The rows of these sections, arms and scenarios; empty: of all."""
+    return tuple(
+        row
+        for row in _ALL
+        if (not sections or row.section in sections)
+        and (not arms or row.arm in arms)
+        and (not scenarios or row.scenario in scenarios)
+    )
+
+
+def cells(trainings: Sequence[Training], chosen: Sequence[Row], seeds: int) -> list[Cell]:
+    """All cells of the rows and their lossless baselines, a seed after the other."""
+    return list(dict.fromkeys(_cells(trainings, chosen, seeds)))
+
+
+def _cells(trainings: Sequence[Training], chosen: Sequence[Row], seeds: int) -> Iterator[Cell]:
+    for seed in range(seeds):
+        for training in trainings:
+            for data in dict.fromkeys(row.data for row in chosen):
+                yield cell_of(training, Row("", LOSSLESS, QUIET, data), seed)
+            for row in chosen:
+                yield cell_of(training, row, seed)
+
+
+def cell_of(training: Training, row: Row, seed: int) -> Cell:
+    """The cell of one seed of a row."""
+    assert row.arm in ARMS
+    assert training.task in TASKS
+    return Cell(
+        task=training.task,
+        optimizer=training.optimizer,
+        data=row.data,
+        arm=row.arm,
+        scenario=row.scenario,
+        seed=seed,
+        rounds=training.rounds,
+        parts=training.parts,
+    )

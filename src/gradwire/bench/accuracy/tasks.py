@@ -1,0 +1,11 @@
+"""The tasks by name."""
+
+from __future__ import annotations
+
+from gradwire.bench.accuracy.digits import DIGITS
+from gradwire.bench.accuracy.lesson import Task
+from gradwire.bench.accuracy.text import TEXT
+
+__all__ = ["TASKS"]
+
+TASKS: dict[str, Task] = {task.name: task for task in (DIGITS, TEXT)}

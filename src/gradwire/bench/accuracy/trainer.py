@@ -1,0 +1,157 @@
+"""Trains one cell: four workers' gradients, carried by an arm through a scenario's network."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwire.bench.accuracy.arms import ARMS, Arm
+from gradwire.bench.accuracy.cell import Cell, Outcome
+from gradwire.bench.accuracy.lesson import WORKERS, Lesson
+from gradwire.bench.accuracy.replica import Replica, exact_mean
+from gradwire.bench.accuracy.scenarios import SCENARIOS
+from gradwire.bench.accuracy.tasks import TASKS
+from gradwire.bench.accuracy.weather import PhaseWatch, Weather
+from gradwire.calibration import calibrate
+from gradwire.virtual import Job
+
+__all__ = ["train"]
+
+DATAGRAM = 256
+"""Bytes of a datagram: 54 elements, so that a net this small has as many chunks as a larger one's
+tensors have (about 600)."""
+
+SLOW_FROM, SLOW_FACTOR = 0.75, 0.1
+"""The learning rate is a tenth in the last quarter of training."""
+
+
+@dataclass
+class _Tally:
+    """What is counted over the rounds of a cell's trainings."""
+
+    rounds: int = 0
+    delivered: float = 0.0
+    critical: float = 0.0
+    lossy: int = 0
+    guarded: int = 0
+    comm_s: float = 0.0
+
+    def add(self, job: Job) -> None:
+        reports = [pipeline.report() for pipeline in job.pipelines]
+        self.rounds += 1
+        self.delivered += sum(report.delivered for report in reports) / len(reports)
+        self.lossy += any(report.delivered < 1.0 for report in reports)
+        self.guarded += reports[0].guard == "resent"
+        self.comm_s += max(report.comm_s for report in reports)
+
+    def close(self, job: Job, rounds: int) -> None:
+        self.critical += job.report.critical_share * rounds
+
+
+def train(cell: Cell) -> Outcome:
+    """Train all parts of a cell.
+
+    Raises:
+        MissingDataError: the task's data are not on this machine.
+        BrokenInvariantError: the protocol did what it must not.
+    """
+    started = time.perf_counter()
+    tally = _Tally()
+    scores: list[float] = []
+    error = ""
+    for part in range(cell.parts):
+        try:
+            scores.append(_train_part(cell, part, tally))
+        except RuntimeError as failure:  # a policy may halt training
+            error = str(failure).strip().splitlines()[0]
+            break
+    rounds = max(tally.rounds, 1)
+    return Outcome(
+        score=None if error else float(np.mean(scores)),
+        scores=tuple(scores),
+        delivered=tally.delivered / rounds if tally.rounds else 1.0,
+        critical_share=tally.critical / rounds,
+        lossy_rounds=tally.lossy,
+        guarded=tally.guarded,
+        comm_s=tally.comm_s / rounds,
+        error=error,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _train_part(cell: Cell, part: int, tally: _Tally) -> float:
+    task, arm = TASKS[cell.task], ARMS[cell.arm]
+    lesson = task.open(cell.seed, part, cell.data)
+    replica = Replica(lesson.model, task.optimizers[cell.optimizer](lesson.model))
+    carrier = None if arm.policy is None else _Carrier(cell, part, arm, lesson, replica)
+    for number in range(cell.rounds):
+        replica.slow_down(SLOW_FACTOR if number >= SLOW_FROM * cell.rounds else 1.0)
+        gradients = [replica.gradient(lesson.loss(number, w)) for w in range(WORKERS)]
+        if carrier is None:
+            replica.apply(exact_mean(gradients))
+        else:
+            replica.apply(carrier.carry(number, gradients))
+            tally.add(carrier.job)
+    if carrier is not None:
+        tally.close(carrier.job, cell.rounds)
+    return lesson.score()
+
+
+class _Carrier:
+    """An arm with a policy, over a scenario's network."""
+
+    def __init__(self, cell: Cell, part: int, arm: Arm, lesson: Lesson, replica: Replica) -> None:
+        scenario = SCENARIOS[cell.scenario]
+        options: dict[str, Any] = dict(arm.options)
+        if arm.calibrated:
+            options["table"] = _calibration(lesson)
+        assert arm.policy is not None
+        chances = [cell.seed, part, zlib.crc32(scenario.name.encode())]
+        self.job = Job(
+            WORKERS,
+            replica.tensors,
+            arm.policy,
+            backwards=True,
+            link=scenario.link,
+            datagram=DATAGRAM,
+            seed=zlib.crc32(repr(chances).encode()),
+            shuffle=1 + 100 * cell.seed + part,
+            optimizer=replica.optimizer,
+            **options,
+        )
+        self._weather = Weather(scenario, self.job, chances)
+        self._watch = PhaseWatch(replica.optimizer)
+        self._arm = arm
+        self._rounds = cell.rounds
+        self._epoch = lesson.rounds_per_epoch
+
+    def carry(self, number: int, gradients: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """What all workers apply in this round."""
+        if number % self._epoch == 0:
+            for pipeline in self.job.pipelines:
+                pipeline.begin_epoch(number // self._epoch)
+        if self._arm.thirds:  # a vote rules from the next round on
+            loose = 3 * (number + 1) // self._rounds in self._arm.thirds
+            for pipeline in self.job.pipelines:
+                pipeline.set_phase("tolerant" if loose else "critical")
+        self._weather.before_round(self._watch.phase)
+        applied = self.job.step(gradients)
+        if not all(np.array_equal(applied[0], other) for other in applied[1:]):
+            raise AssertionError(f"round {number} of {self._arm.name}: the replicas differ")
+        self._watch.observe(number, gradients)
+        return applied[0]
+
+
+def _calibration(lesson: Lesson) -> dict[str, float]:
+    """Bounds by tensor, found on the fresh model with worker 0's first batches."""
+
+    def loss(model: torch.nn.Module, batch: int) -> torch.Tensor:
+        return lesson.loss(batch, 0)
+
+    return calibrate(lesson.model, loss, range(8), chunk_elements=(DATAGRAM - 40) // 4).bounds
