@@ -138,17 +138,12 @@ class Adaptive(Policy):
             [strict or loose for strict, loose in zip(low, high, strict=True)],
             wider(context.chunk_elements, encoding, kept),
         )
-        strictest = min(region.bound for region in regions)
-        return TransferPlan(
-            context.elements,
+        return context.plan(
             regions,
             spend="lost",
             fill=self.fill,
             order=self.order,
             pull=self.pull,
-            pull_bound=strictest if self.pull == "committed" else 0.0,
-            scale=1.0 / context.world_size,
-            seed=context.seed,
             encoding=encoding,
             kept=kept,
         )

@@ -6,11 +6,11 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gradwire.errors import ConfigError
 from gradwire.phases import Phase, PhaseDetector
-from gradwire.plans import FILLS, ORDERS, SPENDS, TensorSlot, TransferPlan, check_choice
+from gradwire.plans import FILLS, ORDERS, SPENDS, Region, TensorSlot, TransferPlan, check_choice
 from gradwire.telemetry import StepReport
 
 __all__ = ["PlanContext", "Policy", "check_transfer_options", "option_names"]
@@ -37,6 +37,22 @@ class PlanContext:
     seed: int
     chunk_elements: int
     bucket: int = 0
+
+    def plan(self, regions: tuple[Region, ...], *, pull: str, **answers: Any) -> TransferPlan:
+        """The bucket's plan: the workers' mean, of regions whose strictest bound a pull keeps too.
+
+        answers: the policy's own, fields of `TransferPlan`.
+        """
+        strictest = min(region.bound for region in regions)
+        return TransferPlan(
+            self.elements,
+            regions,
+            pull=pull,
+            pull_bound=strictest if pull == "committed" else 0.0,
+            scale=1.0 / self.world_size,
+            seed=self.seed,
+            **answers,
+        )
 
 
 class Policy(ABC):

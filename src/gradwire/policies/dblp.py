@@ -111,17 +111,12 @@ class DBLP(Policy):
             low if any(low) else high,
             context.chunk_elements,
         )
-        bound = min(region.bound for region in regions)
-        return TransferPlan(
-            context.elements,
+        return context.plan(
             regions,
             spend=self.spend,
             fill=self.fill,
             order=self.order,
             pull=self.pull,
-            pull_bound=bound if self.pull == "committed" else 0.0,
-            scale=1.0 / context.world_size,
-            seed=context.seed,
         )
 
     def _phase_of(self, slot: TensorSlot, context: PlanContext) -> Phase:

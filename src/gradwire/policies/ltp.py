@@ -79,16 +79,12 @@ class LTP(Policy):
     def plan(self, context: PlanContext) -> TransferPlan:
         """One region per tensor (small ones pooled) that closes by count and time."""
         bound = round(1.0 - self.fraction, 12)
-        return TransferPlan(
-            context.elements,
+        return context.plan(
             pool(context.tensors, bound, context.chunk_elements),
             spend="late",
             schedule=self._schedule(self.threshold(context.bucket)),
             order=self.order,
             pull=self.pull,
-            pull_bound=bound if self.pull == "committed" else 0.0,
-            scale=1.0 / context.world_size,
-            seed=context.seed,
         )
 
     @property

@@ -39,14 +39,10 @@ class MLT(Policy):
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """One region per tensor (small ones pooled), closed at 1 - p."""
-        return TransferPlan(
-            context.elements,
+        return context.plan(
             pool(context.tensors, self.p, context.chunk_elements),
             spend=self.spend,
             fill=self.fill,
             order=self.order,
             pull=self.pull,
-            pull_bound=self.p if self.pull == "committed" else 0.0,
-            scale=1.0 / context.world_size,
-            seed=context.seed,
         )

@@ -96,16 +96,12 @@ class OptiReduce(Policy):
             hard, early = limits
             schedule.append(CloseStep("tail", "all", early, 0.0))
             schedule.append(CloseStep("open", "all", hard, 0.0))
-        return TransferPlan(
-            context.elements,
+        return context.plan(
             pool(context.tensors, self.excess, context.chunk_elements),
             spend="late",
             schedule=tuple(schedule),
             order=self.order,
             pull=self.pull,
-            pull_bound=self.excess if self.pull == "committed" else 0.0,
-            scale=1.0 / context.world_size,
-            seed=context.seed,
             transform="hadamard" if self.hadamard else "none",
         )
 

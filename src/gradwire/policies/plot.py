@@ -158,15 +158,10 @@ class PLOT(Policy):
         """One region per tensor (small ones pooled) with its own bound."""
         bounds = [self.bound_of(slot.name) for slot in context.tensors]
         regions = regions_by_tensor(context.tensors, bounds, bounds, context.chunk_elements)
-        strictest = min(region.bound for region in regions)
-        return TransferPlan(
-            context.elements,
+        return context.plan(
             regions,
             spend=self.spend,
             fill=self.fill,
             order=self.order,
             pull=self.pull,
-            pull_bound=strictest if self.pull == "committed" else 0.0,
-            scale=1.0 / context.world_size,
-            seed=context.seed,
         )
