@@ -21,6 +21,7 @@ from gradwire.bench.accuracy.cell import Cell, Outcome
 from gradwire.bench.accuracy.digits import DigitsLesson
 from gradwire.bench.accuracy.ledger import Ledger, LedgerError
 from gradwire.bench.accuracy.lesson import WORKERS
+from gradwire.bench.accuracy.replica import Replica
 from gradwire.bench.accuracy.results import notes, results
 from gradwire.bench.accuracy.scenarios import SCENARIOS
 from gradwire.bench.accuracy.statistics import Paired, compare, t_quantile
@@ -88,10 +89,11 @@ def test_every_policy_is_in_the_study_and_every_row_is_known() -> None:
         assert row.scenario in SCENARIOS
     quiet = {ARMS[row.arm].policy for row in rows(["quiet"])}
     assert quiet >= set(names())
-    for percent in (60, 70, 80, 90):
-        for phase in ("critical", "tolerant"):
-            there = rows(["bursts"], scenarios=[f"burst-{percent}-{phase}"])
-            assert {ARMS[row.arm].policy for row in there} >= set(names())
+    for phase in ("critical", "tolerant"):
+        there = rows(["bursts"], scenarios=[f"bursts-{phase}"])
+        assert {ARMS[row.arm].policy for row in there} >= set(names())
+        for percent in (60, 70, 80, 90):
+            assert rows(["levels"], scenarios=[f"burst-{percent}-{phase}"])
 
 
 def test_each_cell_is_trained_once_beside_its_baseline() -> None:
@@ -244,6 +246,33 @@ def test_bursts_fall_into_their_phase_only() -> None:
         before = _lost(job)
         job.step(gradients)
         assert (_lost(job) != before) == (phase == "critical")
+
+
+def test_each_burst_draws_its_level() -> None:
+    job = Job(WORKERS, {"a.weight": 54})
+    weather = Weather(replace(SCENARIOS["bursts-tolerant"], share=0.5), job, [1])
+    seen = []
+    for number in range(60):
+        weather.before_round("critical" if number < 10 else "tolerant")
+        seen.append(weather.loss)
+    assert set(seen[:10]) == {0.0}
+    assert set(seen) == {0.0, 0.6, 0.7, 0.8, 0.9}
+
+
+def test_the_rate_rises_and_falls() -> None:
+    text = TASKS["text"].rate
+    assert text(0.0) < 0.2 < text(0.05) < text(0.1) == 1.0
+    assert text(0.5) < 0.7
+    assert text(1.0) == pytest.approx(0.1)
+    assert [TASKS["digits"].rate(done) for done in (0.0, 0.7, 0.75, 0.99)] == [1.0, 1.0, 0.1, 0.1]
+
+
+def test_a_large_gradient_is_clipped() -> None:
+    model = torch.nn.Linear(3, 1, bias=False)
+    before = model.weight.detach().clone()
+    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=1.0), clip=0.5)
+    replica.apply(np.array([3.0, 0.0, 4.0], np.float32))
+    assert torch.allclose(before - model.weight, torch.tensor([[0.3, 0.0, 0.4]]))
 
 
 def test_uneven_loss_is_one_workers() -> None:

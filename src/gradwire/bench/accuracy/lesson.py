@@ -46,7 +46,9 @@ class Task:
         unit: of the score.
         margin: a policy is as good as lossless when the interval of the difference lies within it.
         more_is_better: the sign of the score.
+        rate: of the learning rate which share, at this share of the training.
         open: makes the lesson of a seed, part and kind of data (`DATA`).
+        clip: the largest L2 norm of an applied gradient (larger ones are scaled down); None: any.
     """
 
     name: str
@@ -56,4 +58,6 @@ class Task:
     unit: str
     margin: float
     more_is_better: bool
+    rate: Callable[[float], float]
     open: Callable[[int, int, str], Lesson]
+    clip: float | None = None

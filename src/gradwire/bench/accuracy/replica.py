@@ -14,9 +14,15 @@ Flat = NDArray[np.float32]
 class Replica:
     """A model and its optimizer; gradients are flat, the last parameter first, as in DDP."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Train this model by this optimizer."""
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        clip: float | None = None,
+    ) -> None:
+        """Train this model by this optimizer; clip: see `lesson.Task`."""
         self.optimizer = optimizer
+        self._clip = clip
         self.tensors = {name: p.numel() for name, p in model.named_parameters()}
         self._parameters = list(reversed(list(model.parameters())))
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
@@ -35,9 +41,11 @@ class Replica:
             length = parameter.numel()
             parameter.grad = flat[at : at + length].view_as(parameter)
             at += length
+        if self._clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
         self.optimizer.step()
 
-    def slow_down(self, factor: float) -> None:
+    def set_rate(self, factor: float) -> None:
         """Set the learning rate to this share of what it began with."""
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
@@ -11,6 +12,7 @@ import torch
 from gradwire.bench.accuracy.cell import Cell, Outcome
 from gradwire.bench.accuracy.ledger import Ledger
 from gradwire.bench.accuracy.trainer import train
+from gradwire.lab.kernel import die_with_parent
 
 __all__ = ["run"]
 
@@ -37,7 +39,9 @@ def run(cells: Sequence[Cell], ledger: Ledger, jobs: int, progress: Progress) ->
             torch.set_num_threads(threads)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread) as pool:
+    with ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=_begin, initargs=(os.getpid(),)
+    ) as pool:
         running = {pool.submit(train, cell): cell for cell in left}
         try:
             for future in as_completed(running):
@@ -50,5 +54,7 @@ def run(cells: Sequence[Cell], ledger: Ledger, jobs: int, progress: Progress) ->
             raise
 
 
-def _one_thread() -> None:
+def _begin(parent: int) -> None:
+    """Train with one thread, and no longer than the parent lives, however it ends."""
+    die_with_parent(parent)
     torch.set_num_threads(1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gradwire.sim import NETWORK_A, Link
 
-__all__ = ["BURSTS", "QUIET", "SCENARIOS", "Scenario"]
+__all__ = ["BURSTS", "BY_LEVEL", "QUIET", "SCENARIOS", "Scenario"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class Scenario:
 
     Attributes:
         name: on the command line.
-        loss: share of all packets lost on the workers' ways to the switch while it loses any.
+        losses: share of all packets lost on the workers' ways to the switch in a round that loses
+            any; of several each such round draws one.
         run: mean packets of a run of losses (Gilbert–Elliott; 1: independent).
         when: rounds that lose: "always", or those in which the phase is "critical" or "tolerant".
         share: of those rounds that do, drawn by the seed.
@@ -25,7 +26,7 @@ class Scenario:
     """
 
     name: str
-    loss: float = 0.0
+    losses: tuple[float, ...] = ()
     run: float = 1.0
     when: str = "always"
     share: float = 1.0
@@ -38,10 +39,24 @@ QUIET = "quiet"
 SHARES = {"critical": 0.5, "tolerant": 0.1}
 """Of the rounds of a phase; critical rounds are few."""
 
+LEVELS = (60, 70, 80, 90)
+"""Per cent lost in a round that a burst meets."""
+
 BURSTS = tuple(
-    Scenario(f"burst-{percent}-{when}", percent / 100, when=when, share=SHARES[when])
+    Scenario(
+        f"bursts-{when}",
+        tuple(percent / 100 for percent in LEVELS),
+        when=when,
+        share=SHARES[when],
+    )
     for when in ("tolerant", "critical")
-    for percent in (60, 70, 80, 90)
+)
+"""Each burst draws its level."""
+
+BY_LEVEL = tuple(
+    Scenario(f"burst-{percent}-{when}", (percent / 100,), when=when, share=SHARES[when])
+    for when in ("tolerant", "critical")
+    for percent in LEVELS
 )
 
 SCENARIOS: dict[str, Scenario] = {
@@ -49,10 +64,11 @@ SCENARIOS: dict[str, Scenario] = {
     for scenario in (
         Scenario(QUIET),
         *BURSTS,
-        Scenario("even-10", 0.1),
-        Scenario("runs-10", 0.1, run=8.0),
-        Scenario("uneven-10", 0.1, uneven=True),
-        Scenario("even-40", 0.4),
+        *BY_LEVEL,
+        Scenario("even-10", (0.1,)),
+        Scenario("runs-10", (0.1,), run=8.0),
+        Scenario("uneven-10", (0.1,), uneven=True),
+        Scenario("even-40", (0.4,)),
         Scenario("congested", link=Link(rate=12.5e6, queue=64 << 10), compute_s=0.0),
     )
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradwire.bench.accuracy.arms import ARMS, BAD, LOSSLESS, POLICIES, THIRDS
 from gradwire.bench.accuracy.cell import Cell
-from gradwire.bench.accuracy.scenarios import BURSTS, QUIET
+from gradwire.bench.accuracy.scenarios import BURSTS, BY_LEVEL, QUIET
 from gradwire.bench.accuracy.tasks import TASKS
 
 __all__ = ["QUICK", "SECTIONS", "Row", "Training", "cell_of", "cells", "rows"]
@@ -35,6 +35,11 @@ class Training:
 
 _QUIET = tuple(Row("quiet", arm) for arm in (BAD, *(arm.name for arm in POLICIES)))
 _BURSTS = tuple(Row("bursts", arm.name, each.name) for each in BURSTS for arm in POLICIES)
+_LEVELS = tuple(
+    Row("levels", arm, each.name)
+    for each in BY_LEVEL
+    for arm in ("mlt", "dblp", "dblp-vesting", "ltp", "optireduce", "adaptive")
+)
 _MOTIVATION = tuple(Row("thirds", f"{loss}-{when}") for loss in (40, 80) for when in THIRDS)
 _CHOICES = (
     Row("choices", "eager-40"),
@@ -54,7 +59,7 @@ _SHAPES = tuple(
     for scenario in ("even-10", "runs-10", "uneven-10")
     for arm in ("vesting-40", "vesting-40-mean", "dblp-vesting", "ltp", "adaptive")
 )
-_ALL = (*_QUIET, *_BURSTS, *_MOTIVATION, *_CHOICES, *_SHAPES)
+_ALL = (*_QUIET, *_BURSTS, *_LEVELS, *_MOTIVATION, *_CHOICES, *_SHAPES)
 
 SECTIONS = tuple(dict.fromkeys(row.section for row in _ALL))
 

@@ -27,9 +27,6 @@ DATAGRAM = 256
 """Bytes of a datagram: 54 elements, so that a net this small has as many chunks as a larger one's
 tensors have (about 600)."""
 
-SLOW_FROM, SLOW_FACTOR = 0.75, 0.1
-"""The learning rate is a tenth in the last quarter of training."""
-
 
 @dataclass
 class _Tally:
@@ -88,10 +85,10 @@ def train(cell: Cell) -> Outcome:
 def _train_part(cell: Cell, part: int, tally: _Tally) -> float:
     task, arm = TASKS[cell.task], ARMS[cell.arm]
     lesson = task.open(cell.seed, part, cell.data)
-    replica = Replica(lesson.model, task.optimizers[cell.optimizer](lesson.model))
+    replica = Replica(lesson.model, task.optimizers[cell.optimizer](lesson.model), task.clip)
     carrier = None if arm.policy is None else _Carrier(cell, part, arm, lesson, replica)
     for number in range(cell.rounds):
-        replica.slow_down(SLOW_FACTOR if number >= SLOW_FROM * cell.rounds else 1.0)
+        replica.set_rate(task.rate(number / cell.rounds))
         gradients = [replica.gradient(lesson.loss(number, w)) for w in range(WORKERS)]
         if carrier is None:
             replica.apply(exact_mean(gradients))

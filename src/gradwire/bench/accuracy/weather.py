@@ -58,22 +58,23 @@ class Weather:
         self._scenario = scenario
         self._job = job
         self._chance = np.random.default_rng(list(seed))
-        self._lossy = False
+        self.loss = 0.0  # of this round
 
     def before_round(self, phase: Phase) -> None:
         """Let the computation pass and the network be as this round finds it."""
         scenario = self._scenario
         drawn = bool(self._chance.random() < scenario.share)
-        lossy = scenario.loss > 0.0 and drawn and scenario.when in ("always", phase)
+        loss = float(self._chance.choice(scenario.losses)) if scenario.losses else 0.0
+        if not drawn or scenario.when not in ("always", phase):
+            loss = 0.0
         self._job.compute(scenario.compute_s)
-        if lossy == self._lossy:
+        if loss == self.loss:
             return
-        self._lossy = lossy
+        self.loss = loss
         world = self._job.world
         for worker in range(world):
+            share = loss
             if scenario.uneven:
-                loss = world * scenario.loss if worker == UNLUCKY else 0.0
-            else:
-                loss = scenario.loss
-            link = replace(scenario.link, loss=loss if lossy else 0.0, loss_burst=scenario.run)
+                share = world * loss if worker == UNLUCKY else 0.0
+            link = replace(scenario.link, loss=share, loss_burst=scenario.run)
             self._job.fabric.set_link(worker, "up", link)
