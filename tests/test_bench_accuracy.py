@@ -19,6 +19,7 @@ from gradwire.bench.accuracy import digits
 from gradwire.bench.accuracy.arms import ARMS, BAD, LOSSLESS
 from gradwire.bench.accuracy.cell import Cell, Outcome
 from gradwire.bench.accuracy.digits import DigitsLesson
+from gradwire.bench.accuracy.kernel import train_on_kernel
 from gradwire.bench.accuracy.ledger import Ledger, LedgerError
 from gradwire.bench.accuracy.lesson import WORKERS
 from gradwire.bench.accuracy.replica import Replica
@@ -200,6 +201,19 @@ def test_reliable_is_lossless_to_the_bit(task: str, optimizer: str) -> None:
     assert reliable.score == lossless.score
     assert reliable.delivered == 1.0
     assert reliable.comm_s > 0.0
+
+
+@pytest.mark.netns
+@pytest.mark.slow
+def test_real_processes_train_as_virtual_ones_do() -> None:
+    cell = replace(
+        SHORT, task="text", optimizer="adamw", arm="reliable", scenario="even-10", rounds=5
+    )
+    assert train_on_kernel(replace(cell, where="kernel")).score == train(cell).score
+    cell = replace(SHORT, arm=BAD, rounds=5)
+    there, here = train_on_kernel(replace(cell, where="kernel")), train(cell)
+    assert there.delivered == pytest.approx(here.delivered)
+    assert there.lossy_rounds == here.lossy_rounds == 5
 
 
 def test_a_cell_is_determined_by_what_it_says() -> None:

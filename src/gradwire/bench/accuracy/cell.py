@@ -10,7 +10,11 @@ __all__ = ["Cell", "Outcome"]
 
 @dataclass(frozen=True)
 class Cell:
-    """What determines a result, all of it. parts: how many of the task's trainings are made."""
+    """What determines a result, all of it.
+
+    parts: how many of the task's trainings are made. where: "virtual" (time, and a simulated
+    network) or "kernel" (four processes on a network of namespaces).
+    """
 
     task: str
     optimizer: str
@@ -20,6 +24,7 @@ class Cell:
     seed: int
     rounds: int
     parts: int
+    where: str = "virtual"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["accuracy"]
 
 _INTERRUPTED = 130
+NARROWEST = 112
+"""Columns that a table needs; a narrower terminal wraps its lines."""
 SEEDS, QUICK_SEEDS, QUICK_ROUNDS = 10, 2, 44
 
 
@@ -27,7 +29,8 @@ def accuracy(
     task: Annotated[str, typer.Option(help="digits, text, or all")] = "all",
     optimizer: Annotated[str, typer.Option(help="sgd or adam (digits), adamw (text), all")] = "all",
     section: Annotated[
-        str, typer.Option(help="tables: quiet, bursts, levels, thirds, choices, shapes; comma")
+        str,
+        typer.Option(help="only these tables (docs/accuracy.md); comma between"),
     ] = "",
     arms: Annotated[str, typer.Option(help="only these arms; comma between")] = "",
     scenarios: Annotated[str, typer.Option(help="only these networks; comma between")] = "",
@@ -144,7 +147,7 @@ def _print(found: list[Result], as_json: bool) -> None:
         document = {"rows": entries, "notes": lines, "environment": environment()}
         typer.echo(json.dumps(document, allow_nan=False))
         return
-    console = Console()
+    console = Console(width=max(Console().width, NARROWEST))
     for table in tables(found):
         console.print(table)
     for line in lines:

@@ -15,12 +15,13 @@ __all__ = ["QUICK", "SECTIONS", "Row", "Training", "cell_of", "cells", "rows"]
 
 @dataclass(frozen=True)
 class Row:
-    """An arm in a scenario; `section` is the table it stands in."""
+    """An arm in a scenario; `section` is the table it stands in, where: see `cell.Cell`."""
 
     section: str
     arm: str
     scenario: str = QUIET
     data: str = "mixed"
+    where: str = "virtual"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,17 @@ _SHAPES = tuple(
     for scenario in ("even-10", "runs-10", "uneven-10")
     for arm in ("vesting-40", "vesting-40-mean", "dblp-vesting", "ltp", "adaptive")
 )
-_ALL = (*_QUIET, *_BURSTS, *_LEVELS, *_MOTIVATION, *_CHOICES, *_SHAPES)
+_CHECK = tuple(
+    Row("check", arm, scenario, where=where)
+    for arm, scenario in (
+        ("reliable", "even-10"),
+        (BAD, QUIET),
+        ("vesting-40", "even-40"),
+        ("dblp-vesting", "runs-10"),
+    )
+    for where in ("virtual", "kernel")
+)
+_ALL = (*_QUIET, *_BURSTS, *_LEVELS, *_MOTIVATION, *_CHOICES, *_SHAPES, *_CHECK)
 
 SECTIONS = tuple(dict.fromkeys(row.section for row in _ALL))
 
@@ -106,4 +117,5 @@ def cell_of(training: Training, row: Row, seed: int) -> Cell:
         seed=seed,
         rounds=training.rounds,
         parts=training.parts,
+        where=row.where,
     )

@@ -25,7 +25,7 @@ def tables(results: Sequence[Result]) -> Iterator[Table]:
             + f": difference to lossless in {task.unit}, 90 % interval, margin ± {task.margin:g}",
             box=box.SIMPLE_HEAD,
         )
-        for column in ("table", "arm", "network", "data"):
+        for column in ("table", "arm", "network", "data", "where"):
             table.add_column(column)
         for column in ("seeds", "lossless", "difference", "", "delivered", "critical", "resent"):
             table.add_column(column, justify="right")
@@ -39,7 +39,7 @@ def _cells(result: Result) -> list[str]:
     row, difference = result.row, result.difference
     color = COLORS.get(result.verdict)
     words = f"[{color}]{result.verdict}[/{color}]" if color else result.verdict
-    cells = [row.section, row.arm, row.scenario, row.data, str(result.seeds)]
+    cells = [row.section, row.arm, row.scenario, row.data, row.where, str(result.seeds)]
     if difference is None or result.lossless is None:
         cells += ["–", "–"]
     else:

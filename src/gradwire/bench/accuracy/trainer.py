@@ -21,7 +21,7 @@ from gradwire.bench.accuracy.weather import PhaseWatch, Weather
 from gradwire.calibration import calibrate
 from gradwire.virtual import Job
 
-__all__ = ["train"]
+__all__ = ["DATAGRAM", "shuffle_of", "train"]
 
 DATAGRAM = 256
 """Bytes of a datagram: 54 elements, so that a net this small has as many chunks as a larger one's
@@ -49,6 +49,11 @@ class _Tally:
 
     def close(self, job: Job, rounds: int) -> None:
         self.critical += job.report.critical_share * rounds
+
+
+def shuffle_of(cell: Cell, part: int) -> int:
+    """The `seed` setting: of the order in which chunks are sent."""
+    return 1 + 100 * cell.seed + part
 
 
 def train(cell: Cell) -> Outcome:
@@ -118,7 +123,7 @@ class _Carrier:
             link=scenario.link,
             datagram=DATAGRAM,
             seed=zlib.crc32(repr(chances).encode()),
-            shuffle=1 + 100 * cell.seed + part,
+            shuffle=shuffle_of(cell, part),
             optimizer=replica.optimizer,
             **options,
         )
