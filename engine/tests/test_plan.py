@@ -24,7 +24,10 @@ from gradwire import _engine
         ({"regions": [(0, 100, float("nan"))]}, "bound"),
         ({"spend": "some"}, 'spend is "some"; allowed are "nothing", "late", "lost", "anything"'),
         ({"fill": "one"}, 'fill is "one"; allowed are "zero", "mean"'),
-        ({"order": "random"}, 'order is "random"; allowed are "sequential", "shuffled", "priority"'),
+        (
+            {"order": "random"},
+            'order is "random"; allowed are "sequential", "shuffled", "priority"',
+        ),
         ({"class_dscp": [8]}, 'class_dscp is given without order "priority"'),
         ({"order": "priority", "class_dscp": [64]}, "class_dscp: 64; a DSCP is from 0 to 63"),
         ({"order": "priority", "class_dscp": [0] * 9}, "class_dscp has 9 values; at most 8"),
