@@ -365,7 +365,7 @@ def test_one_engine_has_one_dscp() -> None:
     try:
 
         def other(rank: int) -> None:
-            Communicator(team.store, rank, 2, {"dscp": 12})
+            Communicator(team.store, rank, 2, {"dscp": 12, "peer_timeout": 10})
 
         with pytest.raises(ConfigError, match="dscp=12: this process's engine already runs with"):
             team.all(other)
