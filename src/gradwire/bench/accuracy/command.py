@@ -27,7 +27,7 @@ def accuracy(
     task: Annotated[str, typer.Option(help="digits, text, or all")] = "all",
     optimizer: Annotated[str, typer.Option(help="sgd or adam (digits), adamw (text), all")] = "all",
     section: Annotated[
-        str, typer.Option(help="tables: quiet, bursts, thirds, choices, shapes; comma between")
+        str, typer.Option(help="tables: quiet, bursts, thirds, choices, priority, shapes; comma")
     ] = "",
     arms: Annotated[str, typer.Option(help="only these arms; comma between")] = "",
     scenarios: Annotated[str, typer.Option(help="only these networks; comma between")] = "",

@@ -48,13 +48,24 @@ _CHOICES = (
     Row("choices", "netsenseml", "congested"),
     Row("choices", "adaptive", "congested"),
 )
+_PRIORITY = tuple(
+    Row("priority", arm)
+    for arm in (
+        "mlt",
+        "mlt-priority",
+        "eager-40",
+        "priority-40",
+        "eager-40-feedback",
+        "priority-40-feedback",
+    )
+)
 _SHAPES = tuple(
     Row("shapes", arm, scenario, data)
     for data in ("mixed", "own")
     for scenario in ("even-10", "runs-10", "uneven-10")
     for arm in ("vesting-40", "vesting-40-mean", "dblp-vesting", "ltp", "adaptive")
 )
-_ALL = (*_QUIET, *_BURSTS, *_MOTIVATION, *_CHOICES, *_SHAPES)
+_ALL = (*_QUIET, *_BURSTS, *_MOTIVATION, *_CHOICES, *_PRIORITY, *_SHAPES)
 
 SECTIONS = tuple(dict.fromkeys(row.section for row in _ALL))
 
