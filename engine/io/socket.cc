@@ -216,7 +216,7 @@ Socket::Segmented Socket::send_segmented(const Address& to, const Train& train, 
 
   Control control;
   control.add_segment(train.segment_bytes);
-  if (train.dscp != dscp_) control.add_dscp(address_.family() == AF_INET6, train.dscp);
+  if (marks(train)) control.add_dscp(address_.family() == AF_INET6, train.dscp);
   msghdr header{};
   header.msg_name = const_cast<sockaddr*>(to.get());
   header.msg_namelen = to.size();
@@ -247,7 +247,7 @@ uint32_t Socket::send_plain(const Address& to, const Train& train, uint32_t firs
   std::array<iovec, 2 * Train::kMaxSegments> vectors;
   std::array<mmsghdr, Train::kMaxSegments> headers;
   Control control;
-  if (train.dscp != dscp_) control.add_dscp(address_.family() == AF_INET6, train.dscp);
+  if (marks(train)) control.add_dscp(address_.family() == AF_INET6, train.dscp);
   for (uint32_t i = first; i < train.count; ++i) {
     msghdr& header = headers[i].msg_hdr;
     header = {};

@@ -78,6 +78,8 @@ class Socket {
   Segmented send_segmented(const Address& to, const Train& train, uint32_t first);
   uint32_t send_plain(const Address& to, const Train& train, uint32_t first);
   bool takes_dscp();
+  // A server does not choose its plans: where the kernel cannot mark it sends unmarked.
+  bool marks(const Train& train) const { return train.dscp != dscp_ && features_.dscp; }
   void read_control(msghdr& header, Message& message);
   void align_clocks(Nanos now);
 
