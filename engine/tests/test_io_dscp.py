@@ -80,17 +80,17 @@ def test_the_receiver_sees_each_chunks_class(family: socket.AddressFamily) -> No
     classes = (np.arange(len(owner)) % 3).astype(np.uint8)
     with pair(family, dscp=2) as (engine, peer):
         before = listen(peer, PING, 1)
+        segmented = engine.features()["udp_segment"]
         data = np.ones(elements, np.float32)
         engine.all_reduce(op=0, step=0, plan=made, data=data, priorities=classes)
         seen = listen(peer, PUSH, int((owner == 1).sum()))
-        sent = engine.counters()
-        segmented = engine.features()["udp_segment"]
+        # A train that the kernel had refused with both would have gone out piece by piece.
+        assert engine.features()["udp_segment"] == segmented
+        assert engine.counters()["send_errors"] == 0
     assert {dscp for _, _, dscp in before} == {2}
     pushed = {chunk: dscp for kind, chunk, dscp in seen if kind == PUSH}
     assert pushed == {int(c): TABLE[classes[c]] for c in np.flatnonzero(owner == 1)}
     assert {dscp for kind, _, dscp in seen if kind == OPEN} == {TABLE[0]}
-    if segmented:  # three trains of pushes: fewer calls than datagrams
-        assert sent["send_calls"] < sent["packets_sent"]
 
 
 @pytest.mark.parametrize("family", LOOPBACK, ids=["IPv4", "IPv6"])
