@@ -40,6 +40,8 @@ CASES: list[dict[str, Any]] = [
     {"policy": "reliable"},
     {"policy": "mlt", "p": 0.3},
     {"policy": "mlt", "p": 0.3, "pull": "committed"},
+    {"policy": "mlt", "p": 0.3, "priority": "both"},
+    {"policy": "mlt", "p": 0.3, "priority": "magnitude", "spend": "lost", "pull": "committed"},
     {"policy": "dblp", "p_low": 0.1, "every": 5},
     {"policy": "dblp", "p_low": 0.3, "spend": "lost", "pull": "committed"},
     {"policy": "dblp", "p_low": {"a.*": 0.3, "*": 0.0}, "detector": "layers", "every": 5},

@@ -318,6 +318,61 @@ def test_critical_chunks_count(three: Team) -> None:
         assert report.delivered[0] < 0.9  # the eager close did leave something out
 
 
+def test_each_worker_leaves_out_what_it_ranks_last(two: Team) -> None:
+    elements = 60_000
+    plan = lossy(elements, 0.3, order="priority", class_dscp=(40, 8))
+    arrays = random_arrays(2, elements)
+    before = [array.copy() for array in arrays]
+    grid = two.members[0].chunk_grid(plan)
+    classes = [((np.arange(len(grid)) + rank) % 2).astype(np.uint8) for rank in range(2)]
+    reports = two.all(
+        lambda rank: two.members[rank].all_reduce(arrays[rank], plan, priorities=classes[rank])
+    )
+    reports = [handle.wait(20) for handle in reports]
+    assert arrays[0].tobytes() == arrays[1].tobytes()
+    sums = np.zeros(elements)
+    for rank, report in enumerate(reports):
+        counted = report.counted.astype(bool)
+        assert counted[classes[rank] == 0].all()
+        assert not counted[classes[rank] == 1].all()
+        sums += before[rank] * np.repeat(counted, grid.lengths)
+    np.testing.assert_allclose(arrays[0], sums, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("order", "classes", "message"),
+    [
+        ("shuffled", np.zeros(3, np.uint8), "only order='priority' has classes"),
+        (
+            "priority",
+            np.zeros(2, np.uint8),
+            r"shape \(2,\) and type uint8: one uint8 for each of 3",
+        ),
+        ("priority", np.zeros(3, np.int64), "type int64: one uint8 for each of 3 chunks"),
+        ("priority", np.full(3, 8, np.uint8), "priorities: class 8; allowed are 0 to 7"),
+    ],
+)
+def test_priorities_that_do_not_fit_name_what_is_wrong(
+    two: Team, order: str, classes: NDArray[Any], message: str
+) -> None:
+    plan = lossy(1000, 0.0, 1, order=order)
+    with pytest.raises(ConfigError, match=message):
+        two.members[0].all_reduce(np.zeros(1000, np.float32), plan, priorities=classes)
+
+
+def test_one_engine_has_one_dscp() -> None:
+    team = Team(2, dscp=10)
+    try:
+
+        def other(rank: int) -> None:
+            Communicator(team.store, rank, 2, {"dscp": 12, "peer_timeout": 10})
+
+        with pytest.raises(ConfigError, match="dscp=12: this process's engine already runs with"):
+            team.all(other)
+    finally:
+        team.close()
+
+
 # ---------------------------------------------------------------------------- callbacks
 
 

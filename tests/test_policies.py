@@ -198,6 +198,10 @@ def test_exact_regions_are_not_pooled() -> None:
         ({"encoding": "f8"}, "encoding='f8': allowed are 'f32', 'f16', 'bf16', 'int8', 'topk'"),
         ({"encoding": "topk", "kept": 0}, "kept=0: the share of elements kept is a number in (0,"),
         ({"encoding": "topk", "kept": "all"}, "kept='all'"),
+        ({"class_dscp": (40,)}, "class_dscp=(40,) with order='sequential': only order='priority'"),
+        ({"order": "priority", "class_dscp": (64,)}, "class_dscp=(64,): a DSCP is a whole number"),
+        ({"order": "priority", "class_dscp": (0,) * 9}, "a tuple of up to 8 DSCPs"),
+        ({"order": "random"}, "order='random': allowed are 'shuffled', 'sequential', 'priority'"),
         ({"encoding": "f16", "kept": 0.5}, "kept=0.5 with encoding='f16': only encoding='topk'"),
     ],
 )

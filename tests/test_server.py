@@ -111,6 +111,7 @@ def test_a_server_told_to_stop_stops_while_it_waits() -> None:
         (["--workers", "2"], "MASTER_ADDR and MASTER_PORT"),
         (["--store", "h:1", "--servers", "0"], "servers=0 with route='server'"),
         (["--store", "h:1", "--port", "99999"], "port=99999"),
+        (["--store", "h:1", "--dscp", "64"], "dscp=64: a whole number from 0 to 63"),
         (["--store", "h:1"], "give --workers, or set WORLD_SIZE"),
     ],
 )

@@ -65,6 +65,7 @@ class Engine {
 
   void all_reduce(uint64_t op, uint64_t step, const Plan& plan, const WritableArray& data,
                   const std::optional<InputArray<uint32_t>>& critical,
+                  const std::optional<InputArray<uint8_t>>& priorities,
                   const std::vector<double>& stats, int64_t timeout) {
     if (data.shape(0) != plan.elements) {
       throw nb::value_error(("data has " + std::to_string(data.shape(0)) + " elements, the plan " +
@@ -78,6 +79,8 @@ class Engine {
     spec.plan = plan;
     spec.data = data.data();
     if (critical) spec.critical.assign(critical->data(), critical->data() + critical->shape(0));
+    if (priorities)
+      spec.priorities.assign(priorities->data(), priorities->data() + priorities->shape(0));
     spec.stats = to_stats(stats);
     spec.timeout = timeout;
     loop_->start(std::move(spec));
@@ -101,7 +104,8 @@ class Engine {
 };
 
 EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,
-                           uint32_t datagram_bytes, int64_t peer_timeout, uint64_t memory_limit) {
+                           uint32_t datagram_bytes, int64_t peer_timeout, uint64_t memory_limit,
+                           int64_t dscp) {
   const auto require = [](bool right, const std::string& text) {
     if (!right) throw nb::value_error(text.c_str());
   };
@@ -113,6 +117,8 @@ EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers
   require(datagram_bytes >= wire::kMinDatagram && datagram_bytes <= wire::kMaxDatagram,
           "datagram_bytes is " + std::to_string(datagram_bytes) + "; allowed are 256 to 8972");
   require(peer_timeout > 0, "peer_timeout_ns must be positive");
+  require(dscp >= 0 && dscp <= kMostDscp,
+          "dscp is " + std::to_string(dscp) + "; allowed are 0 to 63");
   EndpointConfig config;
   config.endpoint = endpoint;
   config.workers = workers;
@@ -122,6 +128,7 @@ EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers
   config.peer_timeout = peer_timeout;
   config.ping_interval = std::min(config.ping_interval, std::max<Nanos>(peer_timeout / 5, 1));
   if (memory_limit != 0) config.memory_limit = memory_limit;
+  config.dscp = static_cast<uint8_t>(dscp);
   return config;
 }
 
@@ -156,6 +163,7 @@ nb::dict features_of(io::Loop& loop) {
   out["udp_segment"] = snapshot.features.segment;
   out["udp_gro"] = snapshot.features.gro;
   out["timestamps"] = snapshot.features.timestamps;
+  out["dscp"] = snapshot.features.dscp;
   out["rcvbuf"] = snapshot.features.receive_buffer;
   out["sndbuf"] = snapshot.features.send_buffer;
   return out;
@@ -192,14 +200,16 @@ void bind_engine(nb::module_& module) {
           [](Engine* self, uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,
              const std::string& address, uint16_t port, uint32_t datagram_bytes,
              int64_t peer_timeout, uint64_t memory_limit, double drop_rate, double drop_burst,
-             uint64_t drop_seed) {
-            const EndpointConfig config = make_config(endpoint, workers, servers, session,
-                                                      datagram_bytes, peer_timeout, memory_limit);
+             uint64_t drop_seed, int64_t dscp) {
+            const EndpointConfig config =
+                make_config(endpoint, workers, servers, session, datagram_bytes, peer_timeout,
+                            memory_limit, dscp);
             new (self) Engine(config, address, port, make_drop(drop_rate, drop_burst, drop_seed));
           },
           nb::kw_only(), "endpoint"_a, "workers"_a, "servers"_a, "session"_a, "address"_a,
           "port"_a = 0, "datagram_bytes"_a = 1472, "peer_timeout_ns"_a = 30 * kSecond,
-          "memory_limit"_a = 0, "drop_rate"_a = 0.0, "drop_burst"_a = 1.0, "drop_seed"_a = 0)
+          "memory_limit"_a = 0, "drop_rate"_a = 0.0, "drop_burst"_a = 1.0, "drop_seed"_a = 0,
+          "dscp"_a = 0)
       .def_prop_ro("address",
                    [](Engine& engine) {
                      const io::Address& address = engine.loop().address();
@@ -224,8 +234,8 @@ void bind_engine(nb::module_& module) {
           },
           "timeout_ns"_a)
       .def("all_reduce", &Engine::all_reduce, nb::kw_only(), "op"_a, "step"_a, "plan"_a,
-           "data"_a.noconvert(), "critical"_a = nb::none(), "stats"_a = std::vector<double>{},
-           "timeout_ns"_a = 1800 * kSecond)
+           "data"_a.noconvert(), "critical"_a = nb::none(), "priorities"_a = nb::none(),
+           "stats"_a = std::vector<double>{}, "timeout_ns"_a = 1800 * kSecond)
       .def("next_completion", &Engine::next_completion, "timeout_ns"_a)
       .def(
           "set_drop",

@@ -105,7 +105,7 @@ nb::list trace_list(const Fabric& fabric) {
   for (const sim::TraceEntry& entry : fabric.trace()) {
     out.append(nb::make_tuple(entry.time, entry.source, entry.destination, kind_name(entry.kind),
                               entry.packet_number, entry.op, entry.chunk, entry.bytes,
-                              fate_name(entry.fate)));
+                              fate_name(entry.fate), entry.dscp));
   }
   return out;
 }
@@ -151,7 +151,8 @@ void set_link(Fabric& fabric, int64_t host, const std::string& direction,
 
 void start(Fabric& fabric, uint16_t worker, uint64_t op, uint64_t step, const Plan& plan,
            const InputArray<float>& data, const std::optional<InputArray<uint32_t>>& critical,
-           const std::vector<double>& stats, int64_t timeout, int64_t at) {
+           const std::optional<InputArray<uint8_t>>& priorities, const std::vector<double>& stats,
+           int64_t timeout, int64_t at) {
   if (data.shape(0) != plan.elements) {
     throw nb::value_error(("data has " + std::to_string(data.shape(0)) + " elements, the plan " +
                            std::to_string(plan.elements))
@@ -162,6 +163,8 @@ void start(Fabric& fabric, uint16_t worker, uint64_t op, uint64_t step, const Pl
   spec.step = step;
   spec.plan = plan;
   if (critical) spec.critical.assign(critical->data(), critical->data() + critical->shape(0));
+  if (priorities)
+    spec.priorities.assign(priorities->data(), priorities->data() + priorities->shape(0));
   spec.stats = to_stats(stats);
   spec.timeout = timeout;
   fabric.start(worker, std::move(spec), {data.data(), data.data() + data.shape(0)}, at);
@@ -271,8 +274,8 @@ void bind_fabric(nb::module_& module) {
           },
           "source"_a, "destination"_a, "data"_a)
       .def("start", &start, nb::kw_only(), "worker"_a, "op"_a, "step"_a, "plan"_a, "data"_a,
-           "critical"_a = nb::none(), "stats"_a = std::vector<double>{},
-           "timeout_ns"_a = 1800 * kSecond, "at_ns"_a = 0)
+           "critical"_a = nb::none(), "priorities"_a = nb::none(),
+           "stats"_a = std::vector<double>{}, "timeout_ns"_a = 1800 * kSecond, "at_ns"_a = 0)
       .def(
           "close",
           [](Fabric& f, int64_t host, int64_t linger) { f.close(known_host(f, host), linger); },

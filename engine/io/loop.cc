@@ -42,7 +42,7 @@ std::chrono::nanoseconds bounded(Nanos timeout) {
 
 struct Loop::Impl {
   Impl(const EndpointConfig& wanted, const std::string& host, uint16_t port)
-      : config(wanted), socket(host, port), poller(socket.fd()), owner(::getpid()) {
+      : config(wanted), socket(host, port, wanted.dscp), poller(socket.fd()), owner(::getpid()) {
     // The kernel's figure counts its own overhead per packet, up to twice the packet.
     config.receive_buffer = static_cast<uint32_t>(socket.features().receive_buffer) / 3;
     last_snapshot.features = socket.features();
@@ -188,6 +188,11 @@ void Loop::start(OpSpec spec) {
     if (impl.close_wanted || impl.finished) throw std::runtime_error("the engine is closed");
     if (!impl.failure.empty()) throw std::runtime_error(impl.failure);
     if (!impl.connected) throw std::runtime_error("the engine is not connected");
+    if (!spec.plan.class_dscp.empty() && !impl.socket.features().dscp) {
+      throw std::runtime_error(
+          "class_dscp: the kernel takes no DSCP for each datagram (IP_TOS or IPV6_TCLASS in "
+          "sendmsg); leave it out");
+    }
     if (!impl.open_ops.emplace(spec.op, spec.step).second) {
       throw std::runtime_error("op " + std::to_string(spec.op) + " runs already");
     }

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 #include <system_error>
 
 namespace gradwire::io {
@@ -18,6 +19,7 @@ namespace {
 
 constexpr int kReceiveBuffer = 16 << 20;
 constexpr int kSendBuffer = 4 << 20;
+constexpr int kProbe = 0x10;  // the kernel's MSG_PROBE, which glibc does not name
 constexpr Nanos kAlignEvery = 10 * kMillisecond;
 
 Nanos read_clock(clockid_t clock) {
@@ -68,6 +70,36 @@ size_t gather(const Train& train, uint32_t i, iovec* out) {
   return count;
 }
 
+// The control messages of one sendmsg: at most how long the datagrams of a train are, and their
+// DSCP.
+class Control {
+ public:
+  void attach(msghdr& header) {
+    header.msg_control = used_ != 0 ? bytes_.data() : nullptr;
+    header.msg_controllen = used_;
+  }
+  void add_segment(uint32_t bytes) { add(IPPROTO_UDP, UDP_SEGMENT, static_cast<uint16_t>(bytes)); }
+  // The two bits below a DSCP are ECN's (RFC 3168), which is not used.
+  void add_dscp(bool v6, uint8_t dscp) {
+    add(v6 ? IPPROTO_IPV6 : IPPROTO_IP, v6 ? IPV6_TCLASS : IP_TOS, int{dscp} << 2);
+  }
+
+ private:
+  template <class T>
+  void add(int level, int type, T value) {
+    auto* const at = reinterpret_cast<cmsghdr*>(bytes_.data() + used_);
+    at->cmsg_level = level;
+    at->cmsg_type = type;
+    at->cmsg_len = CMSG_LEN(sizeof(T));
+    std::memcpy(CMSG_DATA(at), &value, sizeof(T));
+    used_ += CMSG_SPACE(sizeof(T));
+  }
+
+  alignas(
+      cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(int))> bytes_{};
+  size_t used_ = 0;
+};
+
 bool is_full(int code) {
   return code == EAGAIN || code == EWOULDBLOCK;
 }
@@ -78,7 +110,7 @@ Nanos monotonic_now() {
   return read_clock(CLOCK_MONOTONIC);
 }
 
-Socket::Socket(const std::string& host, uint16_t port) {
+Socket::Socket(const std::string& host, uint16_t port, uint8_t dscp) : dscp_(dscp) {
   const Address wanted = Address::resolve(host, port, AF_UNSPEC);
   fd_ = ::socket(wanted.family(), SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "cannot make a UDP socket");
@@ -106,6 +138,16 @@ Socket::Socket(const std::string& host, uint16_t port) {
   // 0 changes nothing: it only asks whether the kernel knows the option.
   features_.segment = set_option(fd_, IPPROTO_UDP, UDP_SEGMENT, 0);
 
+  const bool marked = v6 ? set_option(fd_, IPPROTO_IPV6, IPV6_TCLASS, int{dscp} << 2)
+                         : set_option(fd_, IPPROTO_IP, IP_TOS, int{dscp} << 2);
+  if (!marked && dscp != 0) {
+    const std::string why = std::generic_category().message(errno);
+    ::close(fd_);
+    throw std::invalid_argument("dscp=" + std::to_string(dscp) + ": the kernel refuses " +
+                                (v6 ? "IPV6_TCLASS (" : "IP_TOS (") + why + "); 0 leaves it alone");
+  }
+  features_.dscp = takes_dscp();
+
   buffers_ = std::make_unique_for_overwrite<uint8_t[]>(kBatch * kMessageBytes);
   std::memset(headers_.data(), 0, sizeof(headers_));
   for (size_t i = 0; i < kBatch; ++i) {
@@ -115,6 +157,21 @@ Socket::Socket(const std::string& host, uint16_t port) {
     headers_[i].msg_hdr.msg_name = sources_[i].get();
     headers_[i].msg_hdr.msg_control = controls_[i].data();
   }
+}
+
+// Whether sendmsg takes a DSCP: all is checked, nothing is sent.
+bool Socket::takes_dscp() {
+  uint8_t byte = 0;
+  iovec vector{&byte, 1};
+  Control control;
+  control.add_dscp(address_.family() == AF_INET6, dscp_);
+  msghdr header{};
+  header.msg_name = address_.get();
+  header.msg_namelen = address_.size();
+  header.msg_iov = &vector;
+  header.msg_iovlen = 1;
+  control.attach(header);
+  return ::sendmsg(fd_, &header, kProbe | MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
 }
 
 Socket::~Socket() {
@@ -157,20 +214,15 @@ Socket::Segmented Socket::send_segmented(const Address& to, const Train& train, 
   size_t count = 0;
   for (uint32_t i = first; i < train.count; ++i) count += gather(train, i, &vectors[count]);
 
-  alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(uint16_t))> control{};
+  Control control;
+  control.add_segment(train.segment_bytes);
+  if (marks(train)) control.add_dscp(address_.family() == AF_INET6, train.dscp);
   msghdr header{};
   header.msg_name = const_cast<sockaddr*>(to.get());
   header.msg_namelen = to.size();
   header.msg_iov = vectors.data();
   header.msg_iovlen = count;
-  header.msg_control = control.data();
-  header.msg_controllen = control.size();
-  cmsghdr* const segment = CMSG_FIRSTHDR(&header);
-  segment->cmsg_level = IPPROTO_UDP;
-  segment->cmsg_type = UDP_SEGMENT;
-  segment->cmsg_len = CMSG_LEN(sizeof(uint16_t));
-  const auto bytes = static_cast<uint16_t>(train.segment_bytes);
-  std::memcpy(CMSG_DATA(segment), &bytes, sizeof(bytes));
+  control.attach(header);
 
   for (;;) {
     ++counters_.send_calls;
@@ -194,6 +246,8 @@ Socket::Segmented Socket::send_segmented(const Address& to, const Train& train, 
 uint32_t Socket::send_plain(const Address& to, const Train& train, uint32_t first) {
   std::array<iovec, 2 * Train::kMaxSegments> vectors;
   std::array<mmsghdr, Train::kMaxSegments> headers;
+  Control control;
+  if (marks(train)) control.add_dscp(address_.family() == AF_INET6, train.dscp);
   for (uint32_t i = first; i < train.count; ++i) {
     msghdr& header = headers[i].msg_hdr;
     header = {};
@@ -201,6 +255,7 @@ uint32_t Socket::send_plain(const Address& to, const Train& train, uint32_t firs
     header.msg_namelen = to.size();
     header.msg_iov = &vectors[2 * size_t{i}];
     header.msg_iovlen = gather(train, i, header.msg_iov);
+    control.attach(header);
   }
   while (first < train.count) {
     ++counters_.send_calls;
@@ -290,6 +345,7 @@ void HeldTrain::hold(const Train& train, uint32_t from) {
   train_.count = train.count;
   train_.segment_bytes = train.segment_bytes;
   train_.total_bytes = train.total_bytes;
+  train_.dscp = train.dscp;
   for (uint32_t i = from; i < train.count; ++i) {
     const size_t begin = bytes_.size();
     for (size_t half = 0; half < 2; ++half) {

@@ -22,6 +22,7 @@ struct Features {
   bool segment = false;
   bool gro = false;
   bool timestamps = false;
+  bool dscp = false;       // a DSCP for each datagram
   int receive_buffer = 0;  // as getsockopt says: the kernel counts its own overhead in it
   int send_buffer = 0;
 };
@@ -48,8 +49,9 @@ class Socket {
     Nanos arrival;  // CLOCK_MONOTONIC; 0 when the kernel did not say
   };
 
-  // Throws std::system_error with a text that names the address.
-  Socket(const std::string& host, uint16_t port);
+  // `dscp`: of what is sent, where a train says nothing else. Throws std::system_error with a text
+  // that names the address, std::invalid_argument for a DSCP that the kernel refuses.
+  Socket(const std::string& host, uint16_t port, uint8_t dscp = 0);
   ~Socket();
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
@@ -75,6 +77,9 @@ class Socket {
   enum class Segmented : uint8_t { sent, blocked, lost, refused };
   Segmented send_segmented(const Address& to, const Train& train, uint32_t first);
   uint32_t send_plain(const Address& to, const Train& train, uint32_t first);
+  bool takes_dscp();
+  // A server does not choose its plans: where the kernel cannot mark it sends unmarked.
+  bool marks(const Train& train) const { return train.dscp != dscp_ && features_.dscp; }
   void read_control(msghdr& header, Message& message);
   void align_clocks(Nanos now);
 
@@ -83,6 +88,7 @@ class Socket {
 
   int fd_ = -1;
   Address address_;
+  uint8_t dscp_;
   Features features_;
   SocketCounters counters_;
   uint32_t overflow_mark_ = 0;

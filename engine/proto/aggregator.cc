@@ -11,13 +11,15 @@
 namespace gradwire {
 
 Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                       uint16_t workers, int self, const float* own, uint64_t memory)
+                       uint16_t workers, int self, const float* own, uint64_t memory,
+                       std::span<const uint8_t> priorities)
     : plan_(plan),
       grid_(grid),
       shard_(shard),
       workers_(workers),
       self_(self),
       own_(own),
+      own_priorities_(priorities),
       memory_(memory),
       exact_(plan.exact()),
       scheduled_(plan.spend == Spend::late || plan.spend == Spend::anything),
@@ -79,8 +81,8 @@ void Aggregator::open(uint16_t worker, std::span<const uint32_t> critical, Nanos
   if (scheduled_) close_all(now);
 }
 
-// The own worker's chunks count as if they had arrived in the shared order: an eager close leaves
-// out the same ones as everywhere, so that masks stay shared.
+// The own worker's chunks count as if they had arrived in the order in which it would send them: an
+// eager close leaves out the same ones as everywhere, so that masks stay shared, or its own last.
 void Aggregator::accept_own(Nanos now) {
   const auto self = static_cast<uint16_t>(self_);
   if (exact_) {
@@ -96,7 +98,7 @@ void Aggregator::accept_own(Nanos now) {
   std::vector<uint32_t> critical;
   for (uint32_t local = 0; local < shard_.size(); ++local)
     if (worker_[self].critical.test(local)) critical.push_back(shard_.begin + local);
-  for (uint32_t c : push_list(plan_, grid_, shard_, critical)) {
+  for (uint32_t c : push_list(plan_, grid_, shard_, critical, own_priorities_)) {
     const uint32_t local = c - shard_.begin;
     if (worker_[self].decided.test(local)) continue;
     if (contributors_[local]) {

@@ -20,9 +20,10 @@ class Aggregator {
   static constexpr int kNoSelf = -1;
 
   // `self`: the worker in this process, whose values are read from `own` (the whole op's elements).
+  // `priorities`: of its chunks, where the plan's order is priority; they live as long as `own`.
   // `memory`: bytes that contributions may wait in for their turn in rank order.
   Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard, uint16_t workers,
-             int self, const float* own, uint64_t memory);
+             int self, const float* own, uint64_t memory, std::span<const uint8_t> priorities = {});
 
   // `critical`: chunk ids of this worker that must count.
   void open(uint16_t worker, std::span<const uint32_t> critical, Nanos now);
@@ -121,6 +122,7 @@ class Aggregator {
   uint16_t workers_;
   int self_;
   const float* own_;
+  std::span<const uint8_t> own_priorities_;
   uint64_t memory_;
   bool exact_;
   bool scheduled_;  // regions close by count and clock

@@ -33,6 +33,7 @@ struct EndpointConfig {
   uint32_t receive_buffer = 1u << 20;         // usable bytes of the socket's receive buffer
   uint64_t memory_limit = uint64_t{1} << 31;  // of sums and reordering at the aggregator
   bool pacing = true;
+  uint8_t dscp = 0;  // of all datagrams to which no plan gives another
 
   uint16_t endpoints() const { return static_cast<uint16_t>(workers + servers); }
   uint16_t aggregators() const { return servers ? servers : workers; }
@@ -52,8 +53,9 @@ struct OpSpec {
   uint64_t op = 0;  // 0, 1, 2, … alike on all workers
   uint64_t step = 0;
   Plan plan;
-  float* data = nullptr;           // plan.elements values, replaced by the result
-  std::vector<uint32_t> critical;  // chunk ids
+  float* data = nullptr;            // plan.elements values, replaced by the result
+  std::vector<uint32_t> critical;   // chunk ids
+  std::vector<uint8_t> priorities;  // order priority: class of each chunk, 0 first; empty: alike
   Stats stats{};
   Nanos timeout = 1800 * kSecond;
 };
@@ -109,6 +111,7 @@ struct Train {
   uint32_t count = 0;
   uint32_t segment_bytes = 0;
   uint32_t total_bytes = 0;
+  uint8_t dscp = 0;
   std::array<Span, 2 * kMaxSegments> spans;
   alignas(8) std::array<std::array<uint8_t, 32>, kMaxSegments> headers;
   std::vector<uint8_t> control;  // backing store of control payloads

@@ -1,5 +1,6 @@
 // The inside of Endpoint. Its parts live in endpoint.cc (life, timers), endpoint_receive.cc,
-// endpoint_transmit.cc, endpoint_ops.cc (ops from start to report) and credit.cc.
+// endpoint_transmit.cc, endpoint_priority.cc, endpoint_ops.cc (ops from start to report) and
+// credit.cc.
 #pragma once
 
 #include <algorithm>
@@ -64,6 +65,12 @@ struct Endpoint::Impl {
   }
   void sent(Path& path, SentPacket& packet, Nanos now);
 
+  // endpoint_priority.cc
+  void set_classes(Op& op);
+  static uint16_t class_flag(const Op& op, uint32_t chunk);
+  static void note_class(Op& op, const wire::Header& header);
+  uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer);
+
   // credit.cc
   void share_credit(Nanos now);
   uint32_t standing_credit(uint16_t receiver) const;
@@ -115,6 +122,7 @@ struct Endpoint::Impl {
   double tokens = 0;  // pacing, bytes
   Nanos tokens_time = 0;
   Nanos pace_until = 0;
+  uint8_t control_dscp = 0;      // of the first class in the newest op's plan
   uint16_t next_path = 0;        // round robin
   std::vector<uint8_t> encoded;  // payloads of one train
   bool arrivals = false;

@@ -4,6 +4,7 @@
 
 #include "codec/codec.h"
 #include "proto/endpoint_impl.h"
+#include "proto/priority.h"
 #include "reduce/accumulate.h"
 
 namespace gradwire {
@@ -85,23 +86,26 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   op.pulls = plan.pull != Pull::none;
   op.started = now;
   op.worker = worker;
+  op.aggregates = config.servers == 0 || config.endpoint >= config.workers;
+  if (op.aggregates)
+    op.shard =
+        static_cast<uint16_t>(config.servers ? config.endpoint - config.workers : config.endpoint);
+  set_classes(op);
   if (worker) {
     op.deadline = now + op.spec.timeout;
     op.push.reserve(op.grid.shards.size());
     for (const Grid::Shard& shard : op.grid.shards) {
-      op.push.emplace_back(plan, op.grid, shard, op.spec.critical);
+      op.push.emplace_back(plan, op.grid, shard, op.spec.critical, op.spec.priorities);
       op.pull.emplace_back(shard);
     }
     op.closes.resize(op.grid.shards.size());
     op.commits.resize(op.grid.shards.size());
   }
-  const bool aggregates = config.servers == 0 || config.endpoint >= config.workers;
-  if (aggregates) {
-    op.shard =
-        static_cast<uint16_t>(config.servers ? config.endpoint - config.workers : config.endpoint);
+  if (op.aggregates) {
     const int self = worker ? config.endpoint : Aggregator::kNoSelf;
-    op.aggregator = std::make_unique<Aggregator>(plan, op.grid, op.own_shard(), config.workers,
-                                                 self, op.spec.data, config.memory_limit / 2);
+    op.aggregator =
+        std::make_unique<Aggregator>(plan, op.grid, op.own_shard(), config.workers, self,
+                                     op.spec.data, config.memory_limit / 2, op.spec.priorities);
     op.back.reserve(config.workers);
     for (uint16_t w = 0; w < config.workers; ++w)
       op.back.emplace_back(op.own_shard(), op.pulls ? op.aggregator->finished() : kNoChunks);
@@ -121,6 +125,12 @@ std::string Endpoint::Impl::start(OpSpec spec, Nanos now) {
     return "op " + std::to_string(spec.op) + " is out of order; next is " + std::to_string(next_op);
   if (std::string wrong = spec.plan.validate(); !wrong.empty()) return "plan: " + wrong;
   if (!spec.data) return "data is null";
+  if (!spec.priorities.empty()) {
+    const Grid grid(spec.plan, config.datagram_bytes, config.aggregators());
+    if (std::string wrong = check_priorities(spec.plan, grid.chunks(), spec.priorities);
+        !wrong.empty())
+      return wrong;
+  }
   for (const auto& p : paths) {
     if (!p || !p->gone || p->gone_op > spec.op) continue;
     fail(name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",

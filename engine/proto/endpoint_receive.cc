@@ -187,6 +187,7 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
                                             header.flags & wire::kTail, now, stashed);
       if (added == Aggregator::Added::no_memory) return false;
       if (added == Aggregator::Added::malformed) break;
+      note_class(op, header);
       after_sum(op, now);
       return true;
     }

@@ -26,7 +26,8 @@ uint8_t* begin_control(Train& train, uint16_t destination, size_t bytes) {
   return train.control.data();
 }
 
-void end_control(Train& train, size_t bytes) {
+void end_control(Train& train, size_t bytes, uint8_t dscp) {
+  train.dscp = dscp;
   train.count = 1;
   train.segment_bytes = train.total_bytes = static_cast<uint32_t>(bytes);
   train.spans[0] = {train.control.data(), bytes};
@@ -66,7 +67,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     path.largest_told = path.received.largest();
     path.received.fill(ack, words);
     uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
-    end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack));
+    end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack), control_dscp);
     path.ack_now = false;
     path.ack_due = kNever;
     path.unacked = 0;
@@ -86,7 +87,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     std::fill_n(at, bytes, uint8_t{0});
     wire::write_common(at, common(pong ? wire::Kind::pong : wire::Kind::ping));
     wire::put(at + wire::kCommonBytes, pong ? path.pong_echo : static_cast<uint64_t>(now));
-    end_control(train, bytes);
+    end_control(train, bytes, control_dscp);
     return true;
   }
   if (path.errors_left && now >= path.next_farewell) {
@@ -97,7 +98,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     wire::write_common(at, common(wire::Kind::error));
     at = wire::put(at + wire::kCommonBytes, failure_rank);
     std::memcpy(at, failure.data(), length);
-    end_control(train, wire::kCommonBytes + 4 + length);
+    end_control(train, wire::kCommonBytes + 4 + length, control_dscp);
     return true;
   }
   if (path.byes_left && now >= path.next_farewell) {
@@ -109,7 +110,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     for (const auto& [id, op] : ops)
       if (op->worker && !op->done) complete_below = std::min(complete_below, id);
     wire::put(at + wire::kCommonBytes, complete_below);
-    end_control(train, wire::kCommonBytes + 8);
+    end_control(train, wire::kCommonBytes + 8, control_dscp);
     return true;
   }
   return false;
@@ -135,7 +136,7 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   header.backlog = static_cast<uint16_t>(std::min<uint64_t>(backlog(path), 65'535));
   wire::write_header(at, header);
   std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());
-  end_control(train, bytes);
+  end_control(train, bytes, control_dscp);
   sent(path, packet, now);
   if (Op* op = find(frame.op)) {
     ++op->packets_sent;
@@ -189,6 +190,8 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       bool again = false;
       const void* payload = nullptr;
       uint16_t flags = 0;
+      const uint8_t dscp = next_dscp(*op, aggregator, path.peer);
+      if (train.count && dscp != train.dscp) return true;  // one class to a train
       wire::Kind kind = wire::Kind::push;
       // Pushes first: everybody's results wait for them.
       if (aggregator != UINT16_MAX && op->push[aggregator].next(chunk, again)) {
@@ -196,7 +199,8 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
         payload = format.plain() ? static_cast<const void*>(values)
                                  : encode(format, values, op->grid.length(chunk), train);
         if (!format.plain()) encoded += op->grid.length(chunk);
-        flags = op->push[aggregator].in_tail() ? wire::kTail : 0;
+        flags = class_flag(*op, chunk);
+        if (op->push[aggregator].in_tail()) flags |= wire::kTail;
       } else if (op->aggregator && path.peer < config.workers &&
                  op->back[path.peer].next(chunk, again)) {
         kind = wire::Kind::pull;
@@ -224,7 +228,10 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       wire::write_header(at, header);
       train.spans[2 * train.count] = {at, wire::kHeaderBytes};
       train.spans[2 * train.count + 1] = {payload, payload_bytes};
-      if (train.count == 0) train.segment_bytes = packet.bytes;
+      if (train.count == 0) {
+        train.segment_bytes = packet.bytes;
+        train.dscp = dscp;
+      }
       train.total_bytes += packet.bytes;
       ++train.count;
       sent(path, packet, now);

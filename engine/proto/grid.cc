@@ -52,7 +52,7 @@ uint64_t mix(uint64_t& state) {
 std::vector<uint32_t> send_order(const Plan& plan, const Grid::Shard& shard) {
   std::vector<uint32_t> order(shard.size());
   std::iota(order.begin(), order.end(), shard.begin);
-  if (plan.order == Order::shuffled) {
+  if (plan.order != Order::sequential) {
     uint64_t state = plan.seed ^ (uint64_t{shard.begin} << 32);
     for (size_t i = order.size(); i > 1; --i) {
       // Multiply-shift keeps the draw unbiased enough for sizes far below 2^32.

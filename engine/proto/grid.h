@@ -32,7 +32,8 @@ struct Grid {
 };
 
 // The order in which every worker sends the chunks of one shard: shared by all workers, so that
-// what an eager close leaves out is the same for everybody.
+// what an eager close leaves out is the same for everybody. (Under order "priority" a worker's
+// classes come before it: push_list.)
 std::vector<uint32_t> send_order(const Plan& plan, const Grid::Shard& shard);
 
 // Elements of each region inside a shard, and how many of them may go uncounted: floor(bound ×

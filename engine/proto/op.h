@@ -37,12 +37,14 @@ struct Op {
   Nanos first_result = 0;
 
   // As an aggregator.
+  bool aggregates = false;
   uint16_t shard = 0;
   std::unique_ptr<Aggregator> aggregator;
   std::vector<PullSender> back;  // per worker
   std::vector<MessageReceiver> opens;
   std::vector<Stats> votes;
-  size_t passed_on = 0;  // finished chunks that the own worker has
+  std::vector<uint8_t> result_class;  // per chunk of the shard, where the plan's classes have DSCPs
+  size_t passed_on = 0;               // finished chunks that the own worker has
   bool fold_sent = false;
   bool close_sent = false;
   bool commit_sent = false;

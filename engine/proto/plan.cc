@@ -65,6 +65,12 @@ std::string Plan::validate() const {
     return "pull_bound is " + std::to_string(pull_bound) +
            " without pull \"committed\"; it must be 0";
   if (!std::isfinite(scale)) return "scale is not finite";
+  if (!class_dscp.empty() && order != Order::priority)
+    return "class_dscp is given without order \"priority\"; it must be empty";
+  if (class_dscp.size() > kPriorityClasses)
+    return "class_dscp has " + std::to_string(class_dscp.size()) + " values; at most 8 are allowed";
+  for (uint8_t dscp : class_dscp)
+    if (dscp > kMostDscp) return "class_dscp: " + std::to_string(dscp) + "; a DSCP is from 0 to 63";
   return format.validate();
 }
 
@@ -80,6 +86,8 @@ std::vector<uint8_t> Plan::serialize() const {
   append(out, static_cast<uint8_t>(pull));
   append(out, static_cast<uint8_t>(format.encoding));
   append(out, format.kept);
+  append(out, static_cast<uint8_t>(class_dscp.size()));
+  out.insert(out.end(), class_dscp.begin(), class_dscp.end());
   append(out, static_cast<uint32_t>(schedule.size()));
   for (const ScheduleStep& s : schedule) {
     append(out, static_cast<uint8_t>(s.clock));
@@ -107,13 +115,15 @@ bool Plan::deserialize(std::span<const uint8_t> bytes, Plan& out) {
   const auto order = reader.get<uint8_t>();
   const auto pull = reader.get<uint8_t>();
   const auto encoding = reader.get<uint8_t>();
-  if (spend > 3 || fill > 1 || order > 1 || pull > 2 || encoding > 4) return false;
+  if (spend > 3 || fill > 1 || order > 2 || pull > 2 || encoding > 4) return false;
   out.spend = static_cast<Spend>(spend);
   out.fill = static_cast<Fill>(fill);
   out.order = static_cast<Order>(order);
   out.pull = static_cast<Pull>(pull);
   out.format.encoding = static_cast<codec::Encoding>(encoding);
   out.format.kept = reader.get<double>();
+  const auto dscps = reader.take(reader.get<uint8_t>());
+  out.class_dscp.assign(dscps.begin(), dscps.end());
   const auto steps = reader.get<uint32_t>();
   if (steps > kMaxSchedule) return false;
   out.schedule.clear();

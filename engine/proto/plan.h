@@ -15,11 +15,15 @@ namespace gradwire {
 
 enum class Spend : uint8_t { nothing, late, lost, anything };
 enum class Fill : uint8_t { zero, mean };
-enum class Order : uint8_t { sequential, shuffled };
+// priority: shuffled within the classes that each worker gives its own chunks.
+enum class Order : uint8_t { sequential, shuffled, priority };
 // none: push only (reduce-scatter): each result stays with its aggregator.
 enum class Pull : uint8_t { exact, committed, none };
 enum class Clock : uint8_t { open, first_arrival, tail };
 enum class Scope : uint8_t { worker, all };
+
+inline constexpr size_t kPriorityClasses = 8;
+inline constexpr uint8_t kMostDscp = 63;
 
 // From `delay` after `clock` on, a region may close at `fraction` (of represented elements).
 struct ScheduleStep {
@@ -48,6 +52,7 @@ struct Plan {
   double scale = 1.0;
   codec::Format format;  // of pushed chunks and of results
   uint64_t seed = 0;
+  std::vector<uint8_t> class_dscp;  // order priority: of each class; empty: the engine's for all
 
   // Of results: those of a push alone go nowhere, so they stay as they are.
   codec::Format result_format() const { return pull == Pull::none ? codec::Format{} : format; }

@@ -30,6 +30,20 @@ bool PullSender::next(uint32_t& chunk, bool& again) {
   return false;
 }
 
+bool PullSender::peek(uint32_t& chunk) {
+  for (size_t i = lost_head_; i < lost_.size(); ++i) {
+    if (state_[lost_[i] - begin_] != State::queued) continue;
+    chunk = lost_[i];
+    return true;
+  }
+  for (size_t i = cursor_; i < finished_->size(); ++i) {
+    if (state_[(*finished_)[i] - begin_] != State::idle) continue;
+    chunk = (*finished_)[i];
+    return true;
+  }
+  return false;
+}
+
 void PullSender::acked(uint32_t chunk) {
   State& s = state_[chunk - begin_];
   if (s == State::acked || s == State::forgotten) return;

@@ -20,6 +20,8 @@ class PullSender {
     return static_cast<uint32_t>(finished_->size() - cursor_ + (lost_.size() - lost_head_));
   }
   bool next(uint32_t& chunk, bool& again);
+  // The chunk that next() would give.
+  bool peek(uint32_t& chunk);
   void acked(uint32_t chunk);
   void lost(uint32_t chunk);
   void forget(uint32_t chunk);  // nobody needs it any more

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "proto/priority.h"
+
 namespace gradwire {
 
 namespace {
@@ -15,8 +17,10 @@ bool eager_from_start(const Plan& plan) {
 }  // namespace
 
 std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                                std::span<const uint32_t> critical) {
+                                std::span<const uint32_t> critical,
+                                std::span<const uint8_t> priorities) {
   std::vector<uint32_t> order = send_order(plan, shard);
+  if (plan.order == Order::priority) by_priority(order, priorities);
   std::vector<uint8_t> is_critical(shard.size());
   for (uint32_t c : critical)
     if (c >= shard.begin && c < shard.end) is_critical[c - shard.begin] = 1;
@@ -38,11 +42,11 @@ std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::
 }
 
 PushSender::PushSender(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                       std::span<const uint32_t> critical)
+                       std::span<const uint32_t> critical, std::span<const uint8_t> priorities)
     : plan_(plan),
       grid_(grid),
       begin_(shard.begin),
-      list_(push_list(plan, grid, shard, critical)),
+      list_(push_list(plan, grid, shard, critical, priorities)),
       state_(shard.size(), State::done),
       critical_(shard.size()),
       open_(static_cast<uint32_t>(list_.size())),
@@ -70,10 +74,7 @@ bool PushSender::pop_lost(uint32_t& chunk) {
 
 bool PushSender::next(uint32_t& chunk, bool& again) {
   if (open_ == 0) return false;
-  // Where nothing may be spent a hole delays the sum, so it is filled first; else it may yet be
-  // forgiven, and fresh chunks go first.
-  const bool holes_first = plan_.spend == Spend::nothing || plan_.spend == Spend::anything;
-  if (holes_first && queued_ && pop_lost(chunk)) {
+  if (holes_first() && queued_ && pop_lost(chunk)) {
     state(chunk) = State::flight;
     again = true;
     return true;
@@ -92,6 +93,19 @@ bool PushSender::next(uint32_t& chunk, bool& again) {
     return true;
   }
   return false;
+}
+
+bool PushSender::peek(uint32_t& chunk) {
+  if (open_ == 0) return false;
+  while (cursor_ < list_.size() && state(list_[cursor_]) != State::idle) ++cursor_;
+  const bool fresh = cursor_ < list_.size();
+  if (queued_ && (holes_first() || !fresh)) {
+    while (state(lost_[lost_head_]) != State::queued) ++lost_head_;
+    chunk = lost_[lost_head_];
+    return true;
+  }
+  if (fresh) chunk = list_[cursor_];
+  return fresh;
 }
 
 void PushSender::settle(uint32_t chunk, State to) {

@@ -10,16 +10,18 @@
 
 namespace gradwire {
 
-// What a worker sends of one shard, in order: the critical chunks, then the shared order; under an
-// eager close from the start (spend anything, fraction one minus the bound) only as much of each
-// region as the close asks for, so that every worker leaves out the same chunks.
+// What a worker sends of one shard, in order: the critical chunks, then by its own priority classes
+// (order priority), within a class in the shared order. Under an eager close from the start (spend
+// anything, fraction one minus the bound) only as much of each region as the close asks for: every
+// worker leaves out the same chunks, with classes those of its own last ones.
 std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                                std::span<const uint32_t> critical);
+                                std::span<const uint32_t> critical,
+                                std::span<const uint8_t> priorities = {});
 
 class PushSender {
  public:
   PushSender(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-             std::span<const uint32_t> critical);
+             std::span<const uint32_t> critical, std::span<const uint8_t> priorities = {});
 
   // Chunks still to be sent or sent again.
   uint32_t backlog() const {
@@ -28,6 +30,8 @@ class PushSender {
   bool settled() const { return open_ == 0; }
   // False when there is nothing to send now.
   bool next(uint32_t& chunk, bool& again);
+  // The chunk that next() would give.
+  bool peek(uint32_t& chunk);
   // True for the chunk from which on less than 1 % of the list follows.
   bool in_tail() const { return cursor_ + list_.size() / 100 >= list_.size(); }
 
@@ -54,6 +58,11 @@ class PushSender {
   void settle(uint32_t chunk, State to);
   bool room(uint32_t chunk) const;
   void forgive_queued();
+  // Where nothing may be spent a hole delays the sum, so it is filled first; else it may yet be
+  // forgiven, and fresh chunks go first.
+  bool holes_first() const {
+    return plan_.spend == Spend::nothing || plan_.spend == Spend::anything;
+  }
   bool pop_lost(uint32_t& chunk);
 
   const Plan& plan_;

@@ -133,7 +133,7 @@ void Fabric::hash(std::span<const uint8_t> bytes) {
   trace_hash_ = hash_of(trace_hash_ ^ bytes.size(), bytes);
 }
 
-uint32_t Fabric::record(const Unit& unit, std::span<const uint8_t> bytes) {
+uint32_t Fabric::record(const Unit& unit, std::span<const uint8_t> bytes, uint8_t dscp) {
   if (trace_.size() >= options_.trace_limit) return kUntraced;
   TraceEntry entry{};
   entry.time = now_;
@@ -142,6 +142,7 @@ uint32_t Fabric::record(const Unit& unit, std::span<const uint8_t> bytes) {
   entry.kind = bytes.size() > 1 ? bytes[1] : 0;
   entry.bytes = static_cast<uint32_t>(bytes.size());
   entry.fate = TraceEntry::Fate::delivered;
+  entry.dscp = dscp;
   if (wire::is_reliable(static_cast<wire::Kind>(entry.kind))) {
     if (const auto header = wire::read_header(bytes)) {
       entry.packet_number = header->packet_number;

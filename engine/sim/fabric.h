@@ -59,6 +59,7 @@ struct TraceEntry {
   uint32_t chunk;
   uint32_t bytes;
   Fate fate;
+  uint8_t dscp;
 };
 
 class Fabric {
@@ -215,7 +216,7 @@ class Fabric {
   void violate(const std::string& text);
   void hash(uint64_t value);
   void hash(std::span<const uint8_t> bytes);
-  uint32_t record(const Unit& unit, std::span<const uint8_t> bytes);
+  uint32_t record(const Unit& unit, std::span<const uint8_t> bytes, uint8_t dscp);
   void set_fate(const Unit& unit, TraceEntry::Fate fate);
 
   FabricOptions options_;

@@ -55,7 +55,7 @@ void Fabric::launch(uint16_t host, const Train& train) {
     check_datagram(host, train.destination, datagram);
     hash(static_cast<uint64_t>(now_));
     hash(datagram.first(std::min<size_t>(datagram.size(), 64)));
-    const uint32_t trace = record(u, datagram);
+    const uint32_t trace = record(u, datagram, train.dscp);
     if (fresh) u.trace = trace;
     if (!options_.whole_trains || i + 1 == train.count) {
       cross(unit, *hosts_[host].up, Event::Kind::at_switch);

@@ -156,6 +156,16 @@ def random_encoding(seed: int) -> dict[str, Any]:
     return {"encoding": encoding, "kept": kept}
 
 
+def random_classes(seed: int, workers: int) -> tuple[dict[str, Any], list[int]]:
+    """Of a third of all jobs; by draws of its own. How many classes each worker uses, 0: none."""
+    random = np.random.default_rng([seed, 2])
+    if random.random() < 2 / 3:
+        return {}, []
+    table = random.integers(0, 64, int(random.integers(0, 9))).tolist()
+    used = random.choice([0, 1, 2, 8], workers).tolist()
+    return {"order": "priority", "class_dscp": table}, used
+
+
 def random_job(seed: int) -> Job:
     random = np.random.default_rng(seed)
     workers = int(random.integers(2, 9))
@@ -176,6 +186,8 @@ def random_job(seed: int) -> Job:
         "seed": int(random.integers(2**63)),
         **random_encoding(seed),
     }
+    order, used = random_classes(seed, workers)
+    options.update(order)
     made = _engine.Plan(elements=elements, **options)
     chunks = len(_engine.chunk_grid(made, datagram, servers or workers)[0])
     ops = []
@@ -190,6 +202,13 @@ def random_job(seed: int) -> Job:
                 "critical": [
                     random.integers(0, chunks, int(random.integers(0, 4))) for _ in range(workers)
                 ],
+                "priorities": [
+                    np.random.default_rng([seed, 3, rank]).integers(0, n, chunks, np.uint8)
+                    if n
+                    else None
+                    for rank, n in enumerate(used)
+                ]
+                or None,
                 "stats": random.standard_normal((workers, 8)).tolist(),
                 "at": starts.tolist(),
             }

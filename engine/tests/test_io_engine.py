@@ -294,7 +294,14 @@ def test_strangers_and_garbage_are_counted_and_dropped() -> None:
 def test_features_and_counters_have_their_names() -> None:
     with job(2) as engines:
         features = engines[0].features()
-        assert set(features) == {"udp_segment", "udp_gro", "timestamps", "rcvbuf", "sndbuf"}
+        assert set(features) == {
+            "udp_segment",
+            "udp_gro",
+            "timestamps",
+            "dscp",
+            "rcvbuf",
+            "sndbuf",
+        }
         assert features["rcvbuf"] >= 100_000
         counters = engines[0].counters()
         assert all(isinstance(value, (int, float)) for value in counters.values())

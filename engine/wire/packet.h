@@ -53,6 +53,11 @@ struct Common {
 // Flags of a header.
 inline constexpr uint16_t kTail = 1;         // less than 1 % of this push follows
 inline constexpr uint16_t kOutOfCredit = 2;  // the last credit went; more is waiting
+inline constexpr uint16_t kClassShift = 8;   // bits 8 to 10 of a push: the chunk's priority class
+
+inline uint8_t priority_class(uint16_t flags) {
+  return static_cast<uint8_t>(flags >> kClassShift & 7);
+}
 
 struct Header {
   Common common;

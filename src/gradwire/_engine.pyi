@@ -15,7 +15,10 @@ class Plan:
     schedule: (clock, scope, delay_ns, fraction); clock is "open", "first_arrival" or "tail",
         scope "worker" or "all"; fraction in [0, 1], or -1 for "one minus the region's bound".
     spend: "nothing", "late", "lost" or "anything". fill: "zero" or "mean".
-    order: "shuffled" or "sequential". pull: "exact", "committed" (pull_bound: what may be left
+    order: "shuffled", "sequential", or "priority": by the classes that each worker gives its own
+        chunks, shuffled within a class. class_dscp (order "priority" only): DSCP of the datagrams
+        of each class, up to 8 from 0 to 63, the last one for all further classes; empty for the
+        engine's. pull: "exact", "committed" (pull_bound: what may be left
         out) or "none" (push only: each result stays with its aggregator).
     scale multiplies each finished sum (1/world size for an average).
     encoding: of pushed chunks and of results: "f32", "f16" (with a power-of-two scale per chunk),
@@ -39,6 +42,7 @@ class Plan:
         seed: int = 0,
         encoding: str = "f32",
         kept: float = 1.0,
+        class_dscp: Sequence[int] = (),
     ) -> None: ...
     @property
     def elements(self) -> int: ...
@@ -131,6 +135,7 @@ class Engine:
         drop_rate: float = 0.0,  # receive-path loss injection: of DATA packets
         drop_burst: float = 1.0,  # mean length of a loss run (Gilbert-Elliott)
         drop_seed: int = 0,
+        dscp: int = 0,  # of all datagrams to which no plan gives another
     ) -> None: ...
     @property
     def address(self) -> tuple[str, int]: ...
@@ -146,6 +151,7 @@ class Engine:
         plan: Plan,
         data: NDArray[np.float32],
         critical: NDArray[np.uint32] | None = None,  # chunk ids that must count
+        priorities: NDArray[np.uint8] | None = None,  # class of each chunk, 0 (first) to 7
         stats: Sequence[float] = (),  # up to 8: first four are summed, last four maximised
         timeout_ns: int = 1_800_000_000_000,
     ) -> None:
@@ -159,7 +165,7 @@ class Engine:
     def counters(self) -> dict[str, float]:
         """packets/bytes sent and received, retransmissions, drops, rtprop_ns, btlbw, …"""
     def features(self) -> dict[str, bool | int]:
-        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps: what the kernel granted."""
+        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp: what the kernel granted."""
     def failure(self) -> str:
         """Empty, or why the engine can no longer serve (a dead peer, another plan…)."""
     def close(self) -> None:
@@ -253,6 +259,7 @@ class Fabric:
         plan: Plan,
         data: NDArray[np.float32],
         critical: NDArray[np.uint32] | None = None,
+        priorities: NDArray[np.uint8] | None = None,
         stats: Sequence[float] = (),
         timeout_ns: int = 1_800_000_000_000,
         at_ns: int = 0,
@@ -267,4 +274,4 @@ class Fabric:
     def closed(self, host: int) -> bool: ...
     def counters(self, host: int) -> dict[str, float]: ...
     def violations(self) -> list[str]: ...
-    def trace(self) -> list[tuple[int, int, int, str, int, int, int, int, str]]: ...
+    def trace(self) -> list[tuple[int, int, int, str, int, int, int, int, str, int]]: ...

@@ -23,7 +23,7 @@ from gradwire.executor import Stager
 from gradwire.handles import Handle
 from gradwire.hosts import EngineHost, forget_host, join_host, release_host
 from gradwire.native import ChunkGrid, load_engine, native_plan, trivial_report
-from gradwire.plans import TransferPlan
+from gradwire.plans import PRIORITY_CLASSES, TransferPlan
 from gradwire.settings import LONGEST_S, Settings
 
 if TYPE_CHECKING:
@@ -139,16 +139,19 @@ class Communicator:
         *,
         step: int = 0,
         critical: NDArray[np.uint32] | None = None,
+        priorities: NDArray[np.uint8] | None = None,
         stats: Sequence[float] = (),
     ) -> Handle:
         """Starts the all-reduce of a float32 array (numpy, or a torch CPU tensor) in place.
 
         The array stays untouched by the caller until the handle is done. plan: an exact sum when
-        None. step: for reports and errors. critical: ids of chunks that must count. stats: up to
-        eight finite numbers; the first four are summed over the workers, the others maximised.
+        None. step: for reports and errors. critical: ids of chunks that must count. priorities:
+        this worker's class of each chunk of the plan's grid, uint8 from 0, which goes first, to 7;
+        for plans with order "priority" (None: all alike). stats: up to eight finite numbers; the
+        first four are summed over the workers, the others maximised.
 
-        Raises TypeError and ValueError for an array that cannot be reduced, TransferError when
-        the engine has failed or is closed.
+        Raises TypeError and ValueError for an array that cannot be reduced, ConfigError for
+        priorities that do not fit the plan, TransferError when the engine has failed or is closed.
         """
         flat = as_float32(array)
         if self._closed:
@@ -168,7 +171,9 @@ class Communicator:
                 np.multiply(flat, np.float32(plan.scale), out=flat)
             handle.finish(trivial_report(plan, flat.size, step, stats))
             return handle
-        _, effective = self._described(plan)
+        grid, effective = self._described(plan)
+        if priorities is not None:
+            _check_priorities(plan, len(grid), priorities)
         self._host.start(
             handle,
             engine_plan=native_plan(plan),
@@ -176,6 +181,7 @@ class Communicator:
             data=flat,
             step=step,
             critical=critical,
+            priorities=priorities,
             stats=tuple(stats),
             timeout_ns=int(self.timeout_s * 1e9),
         )
@@ -254,3 +260,19 @@ class Communicator:
             bounds = tuple(native.effective_bounds(self.datagram, self.aggregators))
             known = self._plans[key] = (grid, bounds)
         return known
+
+
+def _check_priorities(plan: TransferPlan, chunks: int, priorities: NDArray[np.uint8]) -> None:
+    if plan.order != "priority":
+        raise ConfigError(
+            f"priorities for a plan with order={plan.order!r}: only order='priority' has classes"
+        )
+    if priorities.dtype != np.uint8 or priorities.shape != (chunks,):
+        raise ConfigError(
+            f"priorities of shape {priorities.shape} and type {priorities.dtype}: one uint8 for "
+            f"each of {chunks} chunks"
+        )
+    if chunks and int(priorities.max()) >= PRIORITY_CLASSES:
+        raise ConfigError(
+            f"priorities: class {priorities.max()}; allowed are 0 to {PRIORITY_CLASSES - 1}"
+        )

@@ -81,6 +81,7 @@ class EngineHost:
         data: NDArray[np.float32],
         step: int,
         critical: NDArray[np.uint32] | None,
+        priorities: NDArray[np.uint8] | None = None,
         stats: tuple[float, ...],
         timeout_ns: int,
     ) -> None:
@@ -102,6 +103,7 @@ class EngineHost:
                     plan=engine_plan,
                     data=data,
                     critical=critical,
+                    priorities=priorities,
                     stats=stats,
                     timeout_ns=timeout_ns,
                 )

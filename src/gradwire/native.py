@@ -88,6 +88,7 @@ def native_plan(plan: TransferPlan) -> _engine.Plan:
         seed=plan.seed,
         encoding=plan.encoding,
         kept=plan.kept,
+        class_dscp=plan.class_dscp,
     )
     return native
 

@@ -77,6 +77,7 @@ def open_engine(
             drop_rate=settings.drop_rate,
             drop_burst=settings.drop_burst,
             drop_seed=settings.drop_seed,
+            dscp=settings.dscp,
         )
     except (OSError, ValueError) as error:
         who = meeting.describe([endpoint])

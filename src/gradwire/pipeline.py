@@ -310,7 +310,8 @@ class GradientPipeline:
         transfer.result = result
         host = transfer.stage.host()
         first = transfer.index == 0
-        plan = transfer.plan = self._plan(transfer, host.size)
+        context = self._context(transfer, host.size)
+        plan = transfer.plan = self._plan(step, context)
         ballot, finite = self._vote_with(step.ballot, host, plan, first)
         ballot = replace(ballot, push_s=self._push_s.get(transfer.slots, 0.0))
         critical: NDArray[np.uint32] | None = None
@@ -328,14 +329,23 @@ class GradientPipeline:
             if not finite or (self._residuals is not None and not is_finite(host)):
                 parts.append(nonfinite_chunks(grid, host))
             critical = join_chunks(parts)
+        priorities = None
+        if plan.order == "priority":
+            grid = self.communicator.chunk_grid(plan)
+            priorities = self.policy.priorities(context, host, grid)
         handle = self.communicator.all_reduce(
-            host, plan, step=step.number, critical=critical, stats=ballot.slots()
+            host,
+            plan,
+            step=step.number,
+            critical=critical,
+            priorities=priorities,
+            stats=ballot.slots(),
         )
         handle.add_done_callback(lambda done: self._finish(transfer, done))
 
-    def _plan(self, transfer: Transfer, elements: int) -> TransferPlan:
+    def _context(self, transfer: Transfer, elements: int) -> PlanContext:
         step = transfer.step
-        context = PlanContext(
+        return PlanContext(
             tensors=transfer.slots,
             elements=elements,
             step=step.number,
@@ -345,6 +355,8 @@ class GradientPipeline:
             chunk_elements=self.communicator.chunk_elements,
             bucket=transfer.index,
         )
+
+    def _plan(self, step: Step, context: PlanContext) -> TransferPlan:
         plan = self.policy.plan(context)
         if plan.encoding == "topk" and self.settings.server_count:
             # A server keeps no residuals, so what top-k left out of its results would be gone.

@@ -22,6 +22,7 @@ __all__ = [
     "ENCODINGS",
     "FILLS",
     "ORDERS",
+    "PRIORITY_CLASSES",
     "PULLS",
     "SCOPES",
     "SPENDS",
@@ -33,6 +34,7 @@ __all__ = [
     "TransferReport",
     "check_bound",
     "check_choice",
+    "check_class_dscp",
     "check_kept",
     "mix_seed",
     "pool",
@@ -40,12 +42,15 @@ __all__ = [
 
 SPENDS = ("nothing", "late", "lost", "anything")
 FILLS = ("zero", "mean")
-ORDERS = ("shuffled", "sequential")
+ORDERS = ("shuffled", "sequential", "priority")
 PULLS = ("exact", "committed", "none")
 CLOCKS = ("open", "first_arrival", "tail")
 SCOPES = ("worker", "all")
 TRANSFORMS = ("none", "hadamard")
 ENCODINGS = ("f32", "f16", "bf16", "int8", "topk")
+
+PRIORITY_CLASSES = 8
+"""Classes of order "priority", from 0, which goes first."""
 
 BY_BOUND = -1.0
 """The fraction of a CloseStep that stands for "one minus the region's bound"."""
@@ -70,6 +75,15 @@ def check_kept(name: str, value: object) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0.0 < value <= 1.0:  # type: ignore[operator]
         raise ConfigError(f"{name}={value!r}: the share of elements kept is a number in (0, 1]")
+
+
+def check_class_dscp(name: str, values: object) -> None:
+    """Raises ConfigError unless `values` is a tuple of up to 8 DSCPs (RFC 2474), 0 to 63."""
+    if not isinstance(values, tuple) or len(values) > PRIORITY_CLASSES:
+        raise ConfigError(f"{name}={values!r}: a tuple of up to {PRIORITY_CLASSES} DSCPs")
+    for value in values:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 63:
+            raise ConfigError(f"{name}={values!r}: a DSCP is a whole number from 0 to 63")
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,11 @@ class TransferPlan:
     spend: which missing chunks may be given up. schedule: when a region may close.
     fill: "zero" leaves a missing contribution out of the sum, "mean" divides by the contributors
     that arrived. order: of the chunks within the push; "shuffled" by `seed`, alike on all
-    workers. pull: "exact", or "committed" with up to `pull_bound` of the result left out alike on
+    workers; "priority" by the classes that each worker gives its own chunks with the transfer
+    (`Communicator.all_reduce(priorities=…)`), within a class by `seed`: under an eager close each
+    worker so leaves out its own last chunks. class_dscp: with order "priority" the DSCP of the
+    datagrams of each class, the last one for all further classes; () for the setting `dscp`.
+    pull: "exact", or "committed" with up to `pull_bound` of the result left out alike on
     all workers. scale: multiplies each finished sum (1 / world size for an average).
     encoding: of the elements on the wire, pushed and pulled (docs/design.md, "Encodings"); under
     "topk" only the share `kept` of each chunk's elements travels, the largest magnitudes. What an
@@ -152,6 +170,7 @@ class TransferPlan:
     encoding: str = "f32"
     kept: float = 1.0
     transform: str = "none"
+    class_dscp: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.elements <= 0:
@@ -187,6 +206,12 @@ class TransferPlan:
         check_choice("encoding", self.encoding, ENCODINGS)
         check_kept("kept", self.kept)
         check_choice("transform", self.transform, TRANSFORMS)
+        check_class_dscp("class_dscp", self.class_dscp)
+        if self.class_dscp and self.order != "priority":
+            raise ConfigError(
+                f"class_dscp={self.class_dscp!r} with order={self.order!r}: only "
+                "order='priority' has classes"
+            )
         if self.encoding != "topk" and self.kept != 1.0:
             raise ConfigError(
                 f"kept={self.kept!r} with encoding={self.encoding!r}: only encoding='topk' keeps "
@@ -210,14 +235,17 @@ class TransferPlan:
         return max(region.bound for region in self.regions)
 
     def exact(self) -> TransferPlan:
-        """The same transfer with nothing left out or taken by an encoding; the same regions, so
-        the same chunk grid where the encoding was f32 before."""
+        """The same transfer with nothing left out or taken by an encoding, in an order that all
+        workers share; the same regions, so the same chunk grid where the encoding was f32 before.
+        """
         return replace(
             self,
             regions=tuple(replace(region, bound=0.0) for region in self.regions),
             spend="nothing",
             schedule=(CloseStep(),),
             fill="zero",
+            order="shuffled" if self.order == "priority" else self.order,
+            class_dscp=(),
             pull="exact",
             pull_bound=0.0,
             encoding="f32",

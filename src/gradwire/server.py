@@ -96,6 +96,7 @@ def server(
     servers: Annotated[int, typer.Option(help="number of servers")] = 1,
     interface: Annotated[str, typer.Option(help="network interface or own address")] = "",
     port: Annotated[int, typer.Option(help="UDP port, 0 for any free one")] = 0,
+    dscp: Annotated[int, typer.Option(help="DSCP of its datagrams, 0 to 63")] = 0,
     timeout: Annotated[float, typer.Option(help="seconds to wait for the workers")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
 ) -> None:
@@ -111,6 +112,7 @@ def server(
             "servers": servers,
             "port": port,
             "rendezvous_timeout": timeout,
+            "dscp": dscp,
         }
         if interface:
             options["interface"] = interface

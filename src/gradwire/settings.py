@@ -54,6 +54,7 @@ class Settings:
         all ranks (needs attach(optimizer=…) and error feedback, which gives it back) or "off".
     loss_rise: by how much the agreed loss may exceed its running mean (0.2: a fifth) before the
         next `strict_steps` steps are exact; None for never. Losses come by `attachment.loss(x)`.
+    dscp: the DSCP (RFC 2474) of gradwire's datagrams, 0 to 63, where the plan gives no other.
     seed: of the shuffled orders, alike on all ranks. report: file for one JSON line per step
         (rank 0; a "{rank}" in the name makes every rank write). on_failure: "raise".
     control: "stream". drop_rate, drop_burst, drop_seed: loss injected in the receive path, for
@@ -82,6 +83,7 @@ class Settings:
     drop_rate: float = 0.0
     drop_burst: float = 1.0
     drop_seed: int = 0
+    dscp: int = 0
 
     def __post_init__(self) -> None:
         check_choice("route", self.route, ("sharded", "server"))
@@ -127,6 +129,7 @@ class Settings:
         if not _is_number(self.drop_burst) or not 1.0 <= self.drop_burst < math.inf:
             raise ConfigError(f"drop_burst={self.drop_burst!r}: packets, 1 or more")
         _whole("drop_seed", self.drop_seed, 0, (1 << 64) - 1)
+        _whole("dscp", self.dscp, 0, 63)
 
     @property
     def server_count(self) -> int:
@@ -167,6 +170,7 @@ class Settings:
             "drop_rate",
             "drop_burst",
             "drop_seed",
+            "dscp",
         )
         return {name: getattr(self, name) for name in names}
 

@@ -69,6 +69,7 @@ class Sent(NamedTuple):
     chunk: int
     bytes: int
     fate: str  # "delivered", "queue", "loss" or "unreachable"
+    dscp: int
 
 
 def _ns(seconds: float) -> int:
@@ -244,6 +245,7 @@ class Fabric:
         *,
         step: int | None = None,
         critical: Sequence[int] | NDArray[np.uint32] | None = None,
+        priorities: NDArray[np.uint8] | None = None,
         stats: Sequence[float] = (),
         timeout: float = 1800.0,
         at: float = 0.0,
@@ -256,6 +258,7 @@ class Fabric:
             plan=plan,
             data=np.ascontiguousarray(data, dtype=np.float32),
             critical=None if critical is None else np.asarray(critical, dtype=np.uint32),
+            priorities=priorities,
             stats=stats,
             timeout_ns=_ns(timeout),
             at_ns=_ns(at),
@@ -269,6 +272,7 @@ class Fabric:
         *,
         step: int | None = None,
         critical: Sequence[Sequence[int] | NDArray[np.uint32] | None] | None = None,
+        priorities: Sequence[NDArray[np.uint8] | None] | None = None,
         stats: Sequence[Sequence[float]] | None = None,
         timeout: float = 1800.0,
         at: float | Sequence[float] = 0.0,
@@ -282,6 +286,7 @@ class Fabric:
                 values,
                 step=step,
                 critical=None if critical is None else critical[worker],
+                priorities=None if priorities is None else priorities[worker],
                 stats=() if stats is None else stats[worker],
                 timeout=timeout,
                 at=at if isinstance(at, (int, float)) else at[worker],

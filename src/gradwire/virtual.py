@@ -66,6 +66,7 @@ class _Host:
         data: Flat,
         step: int,
         critical: NDArray[np.uint32] | None,
+        priorities: NDArray[np.uint8] | None = None,
         stats: Sequence[float],
         timeout_ns: int,
     ) -> None:
@@ -76,6 +77,7 @@ class _Host:
             data,
             step=step,
             critical=critical,
+            priorities=priorities,
             stats=stats,
             at=self.fabric.now,
         )

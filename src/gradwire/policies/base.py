@@ -8,14 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gradwire.errors import ConfigError
 from gradwire.phases import Phase, PhaseDetector
-from gradwire.plans import FILLS, ORDERS, SPENDS, Region, TensorSlot, TransferPlan, check_choice
+from gradwire.plans import FILLS, SPENDS, Region, TensorSlot, TransferPlan, check_choice
+from gradwire.policies.priorities import Chunks, Priorities
 from gradwire.telemetry import StepReport
 
 __all__ = ["PlanContext", "Policy", "check_transfer_options", "option_names"]
 
 
+SHARED_ORDERS = ("shuffled", "sequential")
+"""The orders that a user may ask for: "priority" is for policies that give classes."""
 REPLICATED_PULLS = ("exact", "committed")
 """The pulls that give every replica the same result; a push alone is no way to train."""
 
@@ -88,6 +94,18 @@ class Policy(ABC):
         Raises ConfigError for names or sizes that the model does not have.
         """
 
+    def priorities(
+        self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
+    ) -> Priorities | None:
+        """This worker's class of each chunk, uint8, from 0, which goes first, to 7.
+
+        Asked after `plan`, for plans with order "priority" only, in the thread that starts the
+        transfer. gradient: what will be sent, flat: with the residual, and transformed if the plan
+        has a transform; not to be changed. Unlike a plan the classes may differ between ranks, so
+        they may depend on the gradient. None: all alike.
+        """
+        return None
+
     @property
     def phase(self) -> Phase:
         """The phase of the next step."""
@@ -138,5 +156,5 @@ def check_transfer_options(spend: str, fill: str, order: str, pull: str) -> None
     """Raises ConfigError unless the four words common to lossy policies are known."""
     check_choice("spend", spend, SPENDS)
     check_choice("fill", fill, FILLS)
-    check_choice("order", order, ORDERS)
+    check_choice("order", order, SHARED_ORDERS)
     check_choice("pull", pull, REPLICATED_PULLS)

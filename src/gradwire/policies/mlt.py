@@ -1,19 +1,47 @@
 """Policy "mlt": one fixed bound for every tensor, agreed before training (MLT, NSDI 2024).
 
-MLT's load balancing and its priorities live in the switch and are no part of this; gradwire
-carries its bounded-loss receive. Lost gradients become zero, as there.
+The paper's: the bound, the bounded-loss receive, zeros for what was lost, and priorities for the
+front layers and the large magnitudes, which a switch reads from the DSCP. Ours: how classes are
+made of them (`MLT.priorities`), and which DSCPs they get. The switch's load balancing is no part
+of this.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradwire.phases import Phase
-from gradwire.plans import TransferPlan, check_bound, pool
-from gradwire.policies.base import PlanContext, Policy, check_transfer_options
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["MLT"]
+from gradwire.errors import ConfigError
+from gradwire.phases import Phase
+from gradwire.plans import (
+    PRIORITY_CLASSES,
+    TransferPlan,
+    check_bound,
+    check_choice,
+    check_class_dscp,
+    pool,
+)
+from gradwire.policies.base import PlanContext, Policy, check_transfer_options
+from gradwire.policies.priorities import (
+    Chunks,
+    LayerOrder,
+    Priorities,
+    by_size,
+    lowest,
+    magnitudes,
+)
+
+__all__ = ["CLASS_DSCP", "MLT"]
+
+PRIORITIES = ("none", "layer", "magnitude", "both")
+
+CLASS_DSCP = (40, 32, 32, 24, 24, 16, 16, 8)
+"""What class_dscp=True means: class selectors (RFC 2474) CS5 down to CS1, in switches that know
+nothing else their queues 5 to 1; all below the network's own control traffic. Ours."""
 
 
 @dataclass
@@ -22,6 +50,9 @@ class MLT(Policy):
 
     p: the bound, in [0, 1); 0.008 is the paper's for EfficientNet-B0 (ResNet-50: 0.024).
     spend: "anything" closes as soon as 1 - p has arrived. fill, order, pull: docs/design.md.
+    priority: what goes first, and so is not left out: "layer" (front layers), "magnitude" (large
+    gradients), "both", or "none" (`order`). class_dscp: the DSCP of each of the 8 classes for
+    switches that know them; True for `CLASS_DSCP`, False for the setting `dscp` alone.
     """
 
     name: ClassVar[str] = "mlt"
@@ -32,10 +63,39 @@ class MLT(Policy):
     fill: str = "zero"
     order: str = "shuffled"
     pull: str = "exact"
+    priority: str = "none"
+    class_dscp: bool | Sequence[int] = False
 
     def __post_init__(self) -> None:
         check_bound("p", self.p)
         check_transfer_options(self.spend, self.fill, self.order, self.pull)
+        check_choice("priority", self.priority, PRIORITIES)
+        if isinstance(self.class_dscp, (list, tuple)):
+            self.class_dscp = tuple(self.class_dscp)
+        if not isinstance(self.class_dscp, bool):
+            check_class_dscp("class_dscp", self.class_dscp)
+        if self.priority == "none" and self.class_dscp:
+            raise ConfigError(
+                f"class_dscp={self.class_dscp!r} with priority='none': there are no classes; "
+                "set priority='layer', 'magnitude' or 'both', or the setting dscp= for all traffic"
+            )
+        if self.priority != "none" and self.order != "shuffled":
+            raise ConfigError(
+                f"order={self.order!r} with priority={self.priority!r}: chunks go by priority, "
+                "shuffled within a class; leave order out, or set priority='none'"
+            )
+        self._table = CLASS_DSCP if self.class_dscp is True else tuple(self.class_dscp or ())
+        self._layers: LayerOrder | None = None
+
+    def prepare(self, tensors: Mapping[str, int] | None) -> None:
+        """Notes the order of the model's layers."""
+        if tensors is not None:
+            self._layers = LayerOrder(tensors)
+        elif self.priority in ("layer", "both"):
+            raise ConfigError(
+                f"priority={self.priority!r}: needs the model, which knows its front layers: use "
+                "attach, or HookState(model=…)"
+            )
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """One region per tensor (small ones pooled), closed at 1 - p."""
@@ -43,6 +103,31 @@ class MLT(Policy):
             pool(context.tensors, self.p, context.chunk_elements),
             spend=self.spend,
             fill=self.fill,
-            order=self.order,
+            order=self.order if self.priority == "none" else "priority",
+            class_dscp=self._table,
             pull=self.pull,
         )
+
+    def priorities(
+        self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
+    ) -> Priorities | None:
+        """Classes of equally many layers, of equally many chunks by mean magnitude, or both.
+
+        With "both" the class is the sum of the layer's quarter and the magnitude's. The last class
+        is that of the chunks that the bound allows to leave out: the share p of each tensor with
+        the smallest magnitudes.
+        """
+        if self.priority == "none":
+            return None
+        if self.priority == "layer":
+            assert self._layers is not None
+            return self._layers.classes(context.tensors, chunks, PRIORITY_CLASSES)
+        order = np.argsort(magnitudes(chunks, gradient), kind="stable")
+        last = PRIORITY_CLASSES - 1
+        if self.priority == "magnitude":
+            classes = by_size(order, last)
+        else:
+            assert self._layers is not None
+            classes = self._layers.classes(context.tensors, chunks, 4) + by_size(order, 4)
+        classes[lowest(order, chunks, self.p)] = last
+        return classes

@@ -57,6 +57,9 @@ _CHOICES = (
     Arm("vesting-40", "mlt", {**_PLAIN, "spend": "lost"}),
     Arm("vesting-40-mean", "mlt", {**_PLAIN, "spend": "lost", "fill": "mean"}),
     Arm("vesting-40-feedback", "mlt", {**_PLAIN, "spend": "lost", "error_feedback": True}),
+    Arm("mlt-priority", "mlt", {"priority": "both"}),
+    Arm("priority-40", "mlt", {**_PLAIN, "priority": "both"}),
+    Arm("priority-40-feedback", "mlt", {**_PLAIN, "priority": "both", "error_feedback": True}),
     Arm("dblp-plain", "dblp", {"detector": "paper", "error_feedback": False}),
 )
 

@@ -54,6 +54,17 @@ _CHOICES = (
     Row("choices", "netsenseml", "congested"),
     Row("choices", "adaptive", "congested"),
 )
+_PRIORITY = tuple(
+    Row("priority", arm)
+    for arm in (
+        "mlt",
+        "mlt-priority",
+        "eager-40",
+        "priority-40",
+        "eager-40-feedback",
+        "priority-40-feedback",
+    )
+)
 _SHAPES = tuple(
     Row("shapes", arm, scenario, data)
     for data in ("mixed", "own")
@@ -70,7 +81,7 @@ _CHECK = tuple(
     )
     for where in ("virtual", "kernel")
 )
-_ALL = (*_QUIET, *_BURSTS, *_LEVELS, *_MOTIVATION, *_CHOICES, *_SHAPES, *_CHECK)
+_ALL = (*_QUIET, *_BURSTS, *_LEVELS, *_MOTIVATION, *_CHOICES, *_PRIORITY, *_SHAPES, *_CHECK)
 
 SECTIONS = tuple(dict.fromkeys(row.section for row in _ALL))
 

@@ -1,0 +1,89 @@
+"""Priority classes of chunks, 0 first, from a layer's place and from the gradient itself.
+
+Everything here is a pass or two of vectorised arithmetic over a bucket. Magnitudes are each
+worker's own; so are the classes, and no other rank needs to know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.plans import TensorSlot
+
+__all__ = ["Chunks", "LayerOrder", "Priorities", "by_size", "lowest", "magnitudes"]
+
+Priorities = NDArray[np.uint8]
+
+
+class Chunks(Protocol):
+    """The chunk grid of a plan, as far as a policy needs it: arrays of one entry per chunk.
+
+    offsets: uint64, rising, lengths: uint32, in elements. regions, aggregators: uint32, rising:
+    which region a chunk is of, and who sums it.
+    """
+
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint32]
+    regions: NDArray[np.uint32]
+    aggregators: NDArray[np.uint32]
+
+
+class LayerOrder:
+    """Where each layer of a model stands, front to back.
+
+    tensors: names of the parameters in the order of `model.named_parameters()`. A layer is the
+    module that owns a parameter.
+    """
+
+    def __init__(self, tensors: Iterable[str]) -> None:
+        self._place: dict[str, int] = {}
+        for name in tensors:
+            self._place.setdefault(TensorSlot(name, 0, 1).layer, len(self._place))
+
+    def classes(self, slots: tuple[TensorSlot, ...], chunks: Chunks, count: int) -> Priorities:
+        """`count` classes of equally many layers; a chunk has that of its first element's layer."""
+        layers = len(self._place)
+        of_slot = [self._place[slot.layer] * count // layers for slot in slots]
+        starts = np.array([slot.offset for slot in slots], np.uint64)
+        at = np.searchsorted(starts, chunks.offsets, side="right") - 1
+        return np.array(of_slot, np.uint8)[at]
+
+
+def magnitudes(chunks: Chunks, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The mean magnitude of each chunk's elements; infinite where one is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.add.reduceat(np.abs(gradient), chunks.offsets.astype(np.intp))
+        means = sums / chunks.lengths
+    return np.nan_to_num(means, copy=False, nan=np.inf, posinf=np.inf).astype(np.float32)
+
+
+def by_size(order: NDArray[np.intp], count: int) -> Priorities:
+    """`count` classes of equally many chunks, the largest first.
+
+    order: the chunks from the smallest to the largest (argsort).
+    """
+    classes = np.empty(len(order), np.uint8)
+    classes[order[::-1]] = np.arange(len(order)) * count // max(1, len(order))
+    return classes
+
+
+def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.bool_]:
+    """Marks the smallest chunks: `share` of each region's, at each aggregator.
+
+    Rounded up; an eager close of bound `share` leaves out none but these. order: as in `by_size`.
+    """
+    new = (np.diff(chunks.regions) != 0) | (np.diff(chunks.aggregators) != 0)
+    starts = np.concatenate([[0], np.flatnonzero(new) + 1])
+    sizes = np.diff(np.append(starts, len(order)))
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    if len(sizes) < 1 << 16:
+        groups = groups.astype(np.uint16)  # which numpy sorts by radix
+    within = order[np.argsort(groups[order], kind="stable")]
+    place = np.arange(len(order)) - np.repeat(starts, sizes)
+    marked = np.empty(len(order), np.bool_)
+    marked[within] = place < np.repeat(np.ceil(share * sizes - 1e-9), sizes)
+    return marked
