@@ -20,6 +20,7 @@ class Arm:
         policy: of gradwire; None for plain sums, without any transport.
         options: as for `gradwire.attach`.
         calibrated: the policy gets the table that `gradwire.calibrate` makes on the fresh model.
+        own_order: each worker leaves out chunks of its own (`own_order.OwnOrder` for "mlt").
         thirds: the thirds of training (0, 1, 2) in which all workers ask for the tolerant phase;
             in the others they ask for the critical one. Empty: the policy's detector decides.
     """
@@ -28,6 +29,7 @@ class Arm:
     policy: str | None
     options: Mapping[str, object] = field(default_factory=dict)
     calibrated: bool = False
+    own_order: bool = False
     thirds: tuple[int, ...] = ()
 
 
@@ -52,6 +54,8 @@ _PLAIN = {"p": 0.4, "error_feedback": False}
 _CHOICES = (
     Arm("eager-40", "mlt", _PLAIN),
     Arm("eager-40-mean", "mlt", {**_PLAIN, "fill": "mean"}),
+    Arm("eager-40-own", "mlt", _PLAIN, own_order=True),
+    Arm("eager-40-own-mean", "mlt", {**_PLAIN, "fill": "mean"}, own_order=True),
     Arm("eager-40-feedback", "mlt", {**_PLAIN, "error_feedback": True}),
     Arm("eager-40-fixed-order", "mlt", {**_PLAIN, "order": "sequential"}),
     Arm("vesting-40", "mlt", {**_PLAIN, "spend": "lost"}),

@@ -45,6 +45,8 @@ _MOTIVATION = tuple(Row("thirds", f"{loss}-{when}") for loss in (40, 80) for whe
 _CHOICES = (
     Row("choices", "eager-40"),
     Row("choices", "eager-40-mean"),
+    Row("choices", "eager-40-own"),
+    Row("choices", "eager-40-own-mean"),
     Row("choices", "eager-40-feedback"),
     Row("choices", "eager-40-fixed-order"),
     Row("choices", "dblp-plain"),

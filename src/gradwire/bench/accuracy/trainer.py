@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from gradwire.bench.accuracy.arms import ARMS, Arm
 from gradwire.bench.accuracy.cell import Cell, Outcome
 from gradwire.bench.accuracy.lesson import WORKERS, Lesson
+from gradwire.bench.accuracy.own_order import OwnOrder
 from gradwire.bench.accuracy.replica import Replica, exact_mean
 from gradwire.bench.accuracy.scenarios import SCENARIOS
 from gradwire.bench.accuracy.tasks import TASKS
 from gradwire.bench.accuracy.weather import PhaseWatch, Weather
 from gradwire.calibration import calibrate
+from gradwire.policies import Policy
+from gradwire.policies.base import option_names
 from gradwire.virtual import Job
 
 __all__ = ["DATAGRAM", "shuffle_of", "train"]
@@ -113,12 +116,16 @@ class _Carrier:
         options: dict[str, Any] = dict(arm.options)
         if arm.calibrated:
             options["table"] = _calibration(lesson)
-        assert arm.policy is not None
+        policy: str | Policy | None = arm.policy
+        if arm.own_order:
+            own = {name: options.pop(name) for name in option_names(OwnOrder) if name in options}
+            policy = OwnOrder(**own)
+        assert policy is not None
         chances = [cell.seed, part, zlib.crc32(scenario.name.encode())]
         self.job = Job(
             WORKERS,
             replica.tensors,
-            arm.policy,
+            policy,
             backwards=True,
             link=scenario.link,
             datagram=DATAGRAM,

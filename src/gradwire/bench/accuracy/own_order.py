@@ -1,0 +1,33 @@
+"""An eager close whose masks are each worker's own, to set beside shared ones."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.plans import PRIORITY_CLASSES
+from gradwire.policies import MLT
+from gradwire.policies.base import PlanContext
+from gradwire.policies.priorities import Chunks, Priorities
+
+__all__ = ["OwnOrder"]
+
+
+@dataclass
+class OwnOrder(MLT):
+    """MLT whose priorities mean nothing: each worker draws its own, anew in every step."""
+
+    name: ClassVar[str] = "own-order"
+
+    priority: str = "magnitude"
+
+    def priorities(
+        self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
+    ) -> Priorities | None:
+        """Classes drawn by a seed that the worker's own gradient makes."""
+        chance = np.random.default_rng(zlib.crc32(gradient.tobytes()))
+        return chance.integers(PRIORITY_CLASSES, size=len(chunks.lengths), dtype=np.uint8)
