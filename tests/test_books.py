@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.communicator import Communicator
 from gradwire.configure import configure
 from gradwire.errors import ConfigError
 from gradwire.feedback import auto_feedback
@@ -160,8 +159,7 @@ def test_a_jump_of_the_loss_scale_keeps_the_books() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_one_worker_keeps_its_gradient(case: dict[str, Any]) -> None:
     job = Job(1, TENSORS, optimizer=sgd(), **{"error_feedback": True, **case})
-    face = Communicator(None, 0, 1)  # type: ignore[arg-type]
-    job.pipelines[0].communicator = face
+    job.pipelines[0].communicator._host = None  # as where there is nobody to meet
     for step in range(12):
         gradient = np.random.default_rng(step).standard_normal(ELEMENTS).astype(np.float32)
         np.testing.assert_allclose(job.step([gradient])[0], gradient, atol=1e-5)

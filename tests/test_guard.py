@@ -84,7 +84,7 @@ def test_a_skipped_step_applies_nothing_and_returns_to_the_residuals() -> None:
         np.testing.assert_array_equal(job.residual(rank), owed[rank] + gradients(8)[rank])
         assert pipeline.take_skip()
         assert not pipeline.take_skip()
-        pipeline._skip = True  # nobody asked
+        pipeline._guard._skip = True  # nobody asked
     job.uplinks(NETWORK_A)
     for pipeline in job.pipelines:
         pipeline.flush()
@@ -108,7 +108,7 @@ def seeds_of_a_step(number: int) -> list[int]:
     job = Job(2, TENSORS, "mlt", p=0.1, floor=0.5, buckets=[1, 1])
     seeds: list[int] = []
     for pipeline in job.pipelines:
-        pipeline._number = number
+        pipeline._number = pipeline._consultation._number = number
         start = pipeline.communicator.all_reduce
 
         def noting(
