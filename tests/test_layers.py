@@ -41,6 +41,7 @@ LAYERS = (
         "staging",
         "steps",
         "calibration",
+        "layer_search",
     ),
     ("policies",),
     ("phases", "feedback", "telemetry", "guard"),

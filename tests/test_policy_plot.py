@@ -12,9 +12,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 import gradwire
-from gradwire.calibration import CANDIDATES
 from gradwire.cli import app
 from gradwire.errors import ConfigError
+from gradwire.layer_search import CANDIDATES
 from gradwire.policies import PLOT, Calibration
 from gradwire.sim import Link
 from gradwire.virtual import Job
