@@ -42,6 +42,7 @@ LAYERS = (
         "steps",
         "calibration",
         "layer_search",
+        "job_calibration",
     ),
     ("policies",),
     ("phases", "feedback", "telemetry", "guard"),

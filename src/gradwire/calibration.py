@@ -19,7 +19,7 @@ import typer
 
 from gradwire.errors import ConfigError
 from gradwire.layer_search import LayerSearch, LossFunction
-from gradwire.policies.plot import Calibration
+from gradwire.policies.plot import EPS, LR, Calibration, check_eps, check_lr
 
 __all__ = ["calibrate"]
 
@@ -31,9 +31,9 @@ def calibrate(
     loss_fn: LossFunction,
     batches: Iterable[Any],
     *,
-    eps: float = 0.05,
+    eps: float = EPS,
     steps: int = 8,
-    lr: float = 0.05,
+    lr: float = LR,
     chunk_elements: int = 358,
     seed: int = 0,
 ) -> Calibration:
@@ -46,12 +46,10 @@ def calibrate(
     Takes about 3 · steps · (layers + 2) evaluations of loss_fn. Raises ConfigError when a setting
     is impossible, batches are too few, or no calibration step decreases the loss.
     """
-    if not 0.0 < eps < 1.0:
-        raise ConfigError(f"eps={eps!r}: a share of the loss decrease, above 0 and below 1")
+    check_eps(eps)
+    check_lr(lr)
     if steps < 1:
         raise ConfigError(f"steps={steps!r}: 1 or more")
-    if not lr > 0.0:
-        raise ConfigError(f"lr={lr!r}: above 0")
     if chunk_elements < 1:
         raise ConfigError(f"chunk_elements={chunk_elements!r}: 1 or more")
     few = list(itertools.islice(batches, steps))
@@ -78,9 +76,9 @@ def command(
         ..., help="module:function that returns (model, loss_fn, batches)."
     ),
     out: str = typer.Option("bounds.toml", "--out", help="File to write, for policy 'plot'."),
-    eps: float = typer.Option(0.05, help="Share of a step's loss decrease that a layer may cost."),
+    eps: float = typer.Option(EPS, help="Share of a step's loss decrease that a layer may cost."),
     steps: int = typer.Option(8, help="Calibration steps, a batch each."),
-    lr: float = typer.Option(0.05, help="Of the plain gradient steps."),
+    lr: float = typer.Option(LR, help="Of the plain gradient steps."),
     seed: int = typer.Option(0, help="Of what is zeroed."),
     as_json: bool = typer.Option(False, "--json", help="Print the bounds as JSON."),
 ) -> None:

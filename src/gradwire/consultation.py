@@ -22,6 +22,9 @@ from gradwire.steps import Step, layer_norms
 
 __all__ = ["Consultation"]
 
+BETWEEN = 1 << 32
+"""The place of what is added up between two steps: behind every bucket's."""
+
 
 class Consultation:
     """Agrees on the layers' norms and on the share that the unluckiest worker lost.
@@ -56,14 +59,12 @@ class Consultation:
         """Starts the transfer; `agreed` reads what came of it."""
         self._names = self._layers_due(summary)
         self._sums = np.array([self._layer_squares[n] for n in self._names] or [0.0], np.float32)
-        # As for buckets: another attachment's consultation under the same number is a plan error.
-        seed = mix_seed(self._settings.seed, self._number, step.number, len(step.transfers))
-        return self._communicator.all_reduce(
-            self._sums,
-            replace(TransferPlan.whole(self._sums.size), seed=seed),
-            step=step.number,
-            stats=(0.0, 0.0, 0.0, 0.0, step.lost),
-        )
+        place = len(step.transfers)
+        return self._exact(self._sums, step.number, place, (0.0, 0.0, 0.0, 0.0, step.lost))
+
+    def add_up(self, values: NDArray[np.float32], step: int) -> Handle:
+        """Starts an exact sum in place, before the step of this number."""
+        return self._exact(values, step, BETWEEN, ())
 
     def agreed(self, summary: Summary, consulted: Handle) -> tuple[Summary, float]:
         """The completed summary, and the largest share that a worker lost; raises what went wrong
@@ -74,6 +75,14 @@ class Consultation:
         samples = self._layer_steps * self._communicator.world_size
         self._layer_squares, self._layer_steps = {}, 0
         return replace(summary, layers=layer_norms(self._sums, self._names, samples)), lost
+
+    def _exact(
+        self, values: NDArray[np.float32], step: int, place: int, stats: tuple[float, ...]
+    ) -> Handle:
+        # As for buckets: another attachment's transfer under the same number is a plan error.
+        seed = mix_seed(self._settings.seed, self._number, step, place)
+        plan = replace(TransferPlan.whole(values.size), seed=seed)
+        return self._communicator.all_reduce(values, plan, step=step, stats=stats)
 
     def _layers_due(self, summary: Summary) -> list[str]:
         """The layers whose norms the ranks agree on at the end of this step."""

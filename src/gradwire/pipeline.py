@@ -142,6 +142,11 @@ class GradientPipeline:
             raise GradwireError("no step has been completed yet: there is no report")
         return self._last
 
+    def add_up(self, values: NDArray[np.float32]) -> Handle:
+        """Starts an exact sum of a few values over all workers, in place; between two steps, on all
+        ranks between the same ones."""
+        return self._consultation.add_up(values, self._step)
+
     def state_dict(self) -> dict[str, object]:
         """What a resumed run needs: step, phase, votes, residuals and ages (this rank's own)."""
         return {
