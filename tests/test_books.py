@@ -62,6 +62,9 @@ CASES: list[dict[str, Any]] = [
     },
     {"policy": Encoded(p=0.6), "guard": "skip", "floor": 0.9},
     {"policy": "netsenseml"},
+    {"policy": "netsenseml", "start": 0.02, "share": 0.05, "prune": 0.3},
+    {"policy": "netsenseml", "start": 0.02, "share": 0.05, "momentum": 0.9},
+    {"policy": "netsenseml", "start": 0.3, "momentum": 0.5, "prune": 0.5, "guard": "off"},
     {"policy": "adaptive", "every": 5, "p_low": 0.2},
     {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.0},
     {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.75},
@@ -77,7 +80,8 @@ def sgd() -> torch.optim.Optimizer:
 def test_applied_and_owed_are_all_gradients(case: dict[str, Any]) -> None:
     """Over 200 lossy steps; a gradient is applied once, whatever became of its datagrams.
 
-    The sum over workers: applied · workers + residuals = all gradients, per element.
+    The sum over workers: applied · workers + residuals = all gradients, per element. With a
+    momentum memory a step's gradient is its velocity, momentum · what was left of it + fresh.
     """
     world = 3
     job = Job(world, TENSORS, buckets=[2, 1], optimizer=sgd(), error_feedback=True, **case)
@@ -90,6 +94,8 @@ def test_applied_and_owed_are_all_gradients(case: dict[str, Any]) -> None:
             job.uplinks(LOSSY if step % 40 else Link())
         gradients = [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
         total += np.sum(gradients, axis=0, dtype=np.float64)
+        for rank in range(world):
+            total += job.policies[0].momentum * job.velocity(rank)
         results = job.step(gradients)
         applied += world * results[0].astype(np.float64)
         assert all(np.array_equal(results[0], other) for other in results[1:])
@@ -162,7 +168,8 @@ def test_one_worker_keeps_its_gradient(case: dict[str, Any]) -> None:
     job.pipelines[0].communicator._host = None  # as where there is nobody to meet
     for step in range(12):
         gradient = np.random.default_rng(step).standard_normal(ELEMENTS).astype(np.float32)
-        np.testing.assert_allclose(job.step([gradient])[0], gradient, atol=1e-5)
+        expected = job.policies[0].momentum * job.velocity(0) + gradient
+        np.testing.assert_allclose(job.step([gradient])[0], expected, atol=1e-5)
         assert job.report.guard == ""
 
 

@@ -45,7 +45,7 @@ LAYERS = (
         "job_calibration",
     ),
     ("policies",),
-    ("phases", "feedback", "flat_book", "telemetry", "guard"),
+    ("phases", "feedback", "flat_book", "momentum", "pruning", "telemetry", "guard"),
     ("communicator", "hosts", "opening", "handles", "arrays", "native", "executor", "rendezvous"),
     ("_engine",),
     ("plans", "errors", "settings", "transforms"),  # plain data and words that any layer may use

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,10 @@ from gradwire import transforms
 from gradwire.communicator import Communicator
 from gradwire.errors import ConfigError
 from gradwire.feedback import AgeBook, ResidualBook, join_chunks, nonfinite_chunks
-from gradwire.plans import TransferReport
+from gradwire.momentum import VelocityBook
+from gradwire.plans import TransferPlan, TransferReport
+from gradwire.policies import Policy
+from gradwire.pruning import smallest_weights
 from gradwire.settings import Settings
 from gradwire.steps import Transfer, is_finite
 
@@ -23,20 +27,30 @@ __all__ = ["Books"]
 
 @dataclass
 class Books:
-    """What did not count, kept for later (`gradwire.feedback`)."""
+    """What did not count, kept for later (`gradwire.feedback`), and momentum kept at the worker
+    (`gradwire.momentum`)."""
 
     communicator: Communicator
+    policy: Policy
     settings: Settings
 
     def __post_init__(self) -> None:
+        momentum = self.policy.momentum
+        self._velocities = VelocityBook(momentum) if momentum else None
         self._residuals = ResidualBook() if self.settings.feedback else None
         self._ages = AgeBook(self.settings.max_age)
+        self._selects = self.communicator.world_size > 1  # one worker alone keeps everything
 
     def open(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
         """Adds what is owed to a bucket about to be sent, and keeps aside what is sent where the
-        guard may have to send it again."""
+        guard may have to send it again; takes out what the plan prunes."""
+        assert transfer.plan is not None
+        if self._velocities is not None:
+            self._velocities.advance(transfer.slots, host)
         if self._residuals is not None:
             self._residuals.add_to(transfer.slots, host)
+            if transfer.plan.pruned and self._selects:
+                self._prune(transfer, host)
         elif transfer.step.guarded:
             transfer.kept = host.copy()
 
@@ -60,7 +74,7 @@ class Books:
         if self._residuals is not None:
             keep_error = None
             if plan.encoding != "f32":
-                keep_error = functools.partial(self.communicator.keep_encoding_error, plan)
+                keep_error = functools.partial(self._keep_error, transfer, plan)
             owed = bool(len(report.withheld_chunks) or len(report.result_error))
             turn = plan.transform != "none" and (owed or not report.counted.all())
             sent = self._residuals.sent(transfer.slots)
@@ -71,6 +85,36 @@ class Books:
                 transforms.inverse(sent, plan.seed)
         self._ages.settle(transfer.slots, grid, report)
 
+    def _prune(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
+        """Takes the elements of the smallest weights out of what is sent."""
+        assert transfer.plan is not None
+        where = smallest_weights(
+            transfer.slots, transfer.parameters, transfer.plan.pruned, self.policy.vectors
+        )
+        where = where[np.isfinite(host[where])]  # what is not finite passes, as everywhere
+        transfer.pruned = where, host[where]
+        self.sent(transfer)[where] = 0.0
+        host[where] = 0.0
+
+    def restore(self, transfer: Transfer) -> None:
+        """Puts back what was pruned: into what is sent, or into what it left."""
+        if transfer.pruned is not None:
+            where, values = transfer.pruned
+            self.sent(transfer)[where] = values
+            transfer.pruned = None
+
+    def _keep_error(
+        self,
+        transfer: Transfer,
+        plan: TransferPlan,
+        sent: NDArray[np.float32],
+        counted: NDArray[np.uint8],
+    ) -> None:
+        self.communicator.keep_encoding_error(plan, sent, counted)
+        self.restore(transfer)
+        if self._velocities is not None and plan.encoding == "topk" and self._selects:
+            self._velocities.mask(transfer.slots, sent)
+
     def sent(self, transfer: Transfer) -> NDArray[np.float32]:
         """What this worker sent: the residual as it is before it is settled, or the copy."""
         if self._residuals is not None:
@@ -80,15 +124,16 @@ class Books:
 
     def rescale(self, factor: float) -> None:
         """Multiplies all residuals (a gradient scaler has changed its scale)."""
-        if self._residuals is not None:
-            self._residuals.rescale(factor)
+        for book in (self._residuals, self._velocities):
+            if book is not None:
+                book.rescale(factor)
 
     def state_dict(self) -> dict[str, object]:
-        """Residuals and ages by parameter name, as tensors (this rank's own)."""
-        residuals = {} if self._residuals is None else self._residuals.state_dict()
+        """Residuals, velocities and ages by parameter name, as tensors (this rank's own)."""
         return {
-            "residuals": {name: torch.from_numpy(v) for name, v in residuals.items()},
-            "ages": {name: torch.from_numpy(v) for name, v in self._ages.state_dict().items()},
+            "residuals": _tensors(self._residuals),
+            "velocities": _tensors(self._velocities),
+            "ages": _tensors(self._ages),
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -101,8 +146,15 @@ class Books:
                 "would be lost; set error_feedback=True, or flush() before saving"
             )
         self._ages.load_state_dict(ages)
+        if self._velocities is not None:
+            self._velocities.load_state_dict(_arrays(state.get("velocities", {})))
         if self._residuals is not None:
             self._residuals.load_state_dict(residuals)
+
+
+def _tensors(book: ResidualBook | VelocityBook | AgeBook | None) -> dict[str, torch.Tensor]:
+    state: Mapping[str, NDArray[Any]] = {} if book is None else book.state_dict()
+    return {name: torch.from_numpy(values) for name, values in state.items()}
 
 
 def _arrays(tensors: object) -> dict[str, NDArray[Any]]:

@@ -110,6 +110,7 @@ class StepGuard:
         for transfer in step.transfers:
             assert transfer.plan is not None
             transfer.resent = transfer.plan.exact()
+            self._books.restore(transfer)
             host = transfer.stage.host()
             np.copyto(host, self._books.sent(transfer))
             handle = self._communicator.all_reduce(host, transfer.resent, step=step.number)

@@ -65,7 +65,7 @@ class GradientPipeline:
         self._ballots = BallotBox(policy, optimizer)
         self._clock = clock
         self._started: float | None = None  # the last step
-        self._books = Books(communicator, settings)
+        self._books = Books(communicator, policy, settings)
         self._consultation = Consultation(communicator, policy, settings, number)
         self._guard = StepGuard(
             communicator,
@@ -235,7 +235,8 @@ class GradientPipeline:
                 )
                 self._flush = False
             step = self._running
-        transfer = Transfer(step, index, slots, self._stages.stage(index, bucket.buffer()))
+        stage = self._stages.stage(index, bucket.buffer())
+        transfer = Transfer(step, index, slots, bucket.parameters(), stage)
         with self._mutex:
             step.transfers.append(transfer)
             step.complete = bucket.is_last()
@@ -292,7 +293,7 @@ class GradientPipeline:
         plan = self.policy.plan(context)
         if plan.encoding == "topk" and self.settings.server_count:
             # A server keeps no residuals, so what top-k left out of its results would be gone.
-            plan = replace(plan, encoding="int8", kept=1.0)
+            plan = replace(plan, encoding="int8", kept=1.0, pruned=0.0)
         if plan.seed != context.seed:
             # Also where the order needs none: ranks that number their ops differently then have
             # different plans, which is an error, and not each other's gradients.

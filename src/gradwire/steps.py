@@ -69,13 +69,22 @@ class Step:
 class Transfer:
     """One bucket of one step on its way.
 
-    first: the report of the first attempt; report: of the one that was applied.
+    parameters: the bucket's, in order. first: the report of the first attempt; report: of the one
+    that was applied.
     """
 
-    def __init__(self, step: Step, index: int, slots: tuple[TensorSlot, ...], stage: Stage) -> None:
+    def __init__(
+        self,
+        step: Step,
+        index: int,
+        slots: tuple[TensorSlot, ...],
+        parameters: list[torch.Tensor],
+        stage: Stage,
+    ) -> None:
         self.step = step
         self.index = index
         self.slots = slots
+        self.parameters = parameters
         self.stage = stage
         self.plan: TransferPlan | None = None
         self.resent: TransferPlan | None = None  # the guard's exact plan, if it took one
@@ -83,6 +92,7 @@ class Transfer:
         self.report: TransferReport | None = None
         self.result: torch.futures.Future[torch.Tensor] | None = None
         self.kept: NDArray[np.float32] | None = None  # what was sent, for the guard
+        self.pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None  # where, what
         self.error: Exception | None = None
         self.applied_square = 0.0
         self.done = False

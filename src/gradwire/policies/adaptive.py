@@ -24,7 +24,7 @@ from gradwire.errors import ConfigError
 from gradwire.phases import Every, make_detector
 from gradwire.plans import TransferPlan, check_bound, check_choice
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
-from gradwire.policies.congestion import FLOOR, Ladder, congested, stage, wider
+from gradwire.policies.congestion import FLOOR, INT8, Ladder, congested, stage, wider
 from gradwire.policies.plot import PLOT
 from gradwire.policies.regions import regions_by_tensor
 from gradwire.telemetry import StepReport
@@ -35,7 +35,6 @@ FRAGILE = re.compile(r"(^|\.)bias$|norm|(^|[._])(bn|ln)\d*([._]|$)", re.IGNORECA
 """Names of tensors that may lose nothing where no calibration says otherwise."""
 
 FRONT, FRONT_TOLERANCE = 0.1, 0.5
-INT8 = 0.25
 SHARE = 0.8
 """Of the bandwidth-delay product that the data in flight may take before it is congested."""
 
@@ -52,6 +51,7 @@ class Adaptive(Policy):
     """
 
     name: ClassVar[str] = "adaptive"
+    compressions: ClassVar[tuple[str, ...]] = ("auto", "topk", "never")
 
     p_low: float = 0.008
     p_high: float = 0.408
@@ -73,7 +73,7 @@ class Adaptive(Policy):
                 f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
                 "phases may not be the stricter one"
             )
-        check_choice("compress", self.compress, ("auto", "topk", "never"))
+        check_choice("compress", self.compress, self.compressions)
         check_transfer_options("lost", self.fill, self.order, self.pull)
         self._bounds = None if self.table is None else PLOT(table=self.table)
         self._known: dict[str, tuple[float, float]] = {}
