@@ -136,6 +136,18 @@ def test_skipping_needs_an_optimizer_and_feedback() -> None:
     configure("ltp", {"guard": "skip"}, {}, sgd())
 
 
+def test_skipping_needs_a_floor_to_act_on() -> None:
+    def make(policy: str, **options: object) -> None:
+        configure(policy, {"guard": "skip", "error_feedback": True, **options}, {}, sgd())
+
+    with pytest.raises(ConfigError, match=r"guard='skip' with floor=None and policy 'mlt'.*give f"):
+        make("mlt")
+    with pytest.raises(ConfigError, match=r"guard='skip' with floor=0\.0 and policy 'ltp'"):
+        make("ltp", floor=0.0)
+    make("mlt", floor=0.5)
+    make("ltp")
+
+
 def test_too_many_guarded_steps_running_halt_all_ranks() -> None:
     job = learned(floor=0.9)
     for policy in job.policies:

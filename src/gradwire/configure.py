@@ -73,6 +73,13 @@ def configure(
             "guard='skip': needs attach(optimizer=…), which it keeps from stepping, and "
             "error_feedback=True, which gives the skipped gradient back; or guard='resend'"
         )
+    floor = chosen.floor if settings.floor is None else settings.floor
+    if settings.guard == "skip" and floor == 0.0:
+        raise ConfigError(
+            f"guard='skip' with floor={settings.floor!r} and policy {chosen.name!r}, which sets "
+            f"{chosen.floor:g} itself: no step would ever be skipped; give floor=, a share of a "
+            "step above 0 and at most 1, or leave the guard out"
+        )
     return chosen, settings
 
 
