@@ -42,6 +42,8 @@ LAYERS = (
         "steps",
         "calibration",
         "layer_search",
+        "device_books",
+        "device_codec",
         "job_calibration",
     ),
     ("policies",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 
 from gradwire import transforms
 from gradwire.communicator import Communicator
+from gradwire.device_books import DeviceBook, Encoded
+from gradwire.device_codec import ENCODABLE
 from gradwire.errors import ConfigError
 from gradwire.feedback import AgeBook, ResidualBook, join_chunks, nonfinite_chunks
 from gradwire.momentum import VelocityBook
-from gradwire.plans import TransferPlan, TransferReport
+from gradwire.plans import TensorSlot, TransferPlan, TransferReport
 from gradwire.policies import Policy
 from gradwire.pruning import smallest_weights
 from gradwire.settings import Settings
-from gradwire.steps import Transfer, is_finite
+from gradwire.steps import Step, Transfer, is_finite
 
 __all__ = ["Books"]
 
@@ -38,16 +40,30 @@ class Books:
         momentum = self.policy.momentum
         self._velocities = VelocityBook(momentum) if momentum else None
         self._residuals = ResidualBook() if self.settings.feedback else None
+        self._device = DeviceBook(feedback=self.settings.feedback)
         self._ages = AgeBook(self.settings.max_age)
         self._selects = self.communicator.world_size > 1  # one worker alone keeps everything
+
+    def encoder(
+        self, step: Step, slots: tuple[TensorSlot, ...], plan: TransferPlan
+    ) -> Callable[[torch.Tensor], Encoded] | None:
+        """What encodes a bucket on its device; None where the host needs the gradient itself: for
+        the momentum memory, and for what the guard may have to send again exactly."""
+        if plan.encoding not in ENCODABLE or plan.transform != "none":
+            return None
+        if self._velocities is not None or step.guarded or not self._selects:
+            return None
+        grid = self.communicator.chunk_grid(plan)
+        return lambda gradient: self._device.encode(slots, gradient, grid, plan.encoding)
 
     def open(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
         """Adds what is owed to a bucket about to be sent, and keeps aside what is sent where the
         guard may have to send it again; takes out what the plan prunes."""
-        assert transfer.plan is not None
         if self._velocities is not None:
             self._velocities.advance(transfer.slots, host)
         if self._residuals is not None:
+            for slots, values in self._device.recall(transfer.slots, but=transfer.stage.encoded):
+                self._residuals.add(slots, values)
             self._residuals.add_to(transfer.slots, host)
             if transfer.plan.pruned and self._selects:
                 self._prune(transfer, host)
@@ -59,7 +75,6 @@ class Books:
     ) -> NDArray[np.uint32] | None:
         """The chunks that have to count: those of full age, and those with a value that is not
         finite. finite: whether the fresh gradient is."""
-        assert transfer.plan is not None
         grid = self.communicator.chunk_grid(transfer.plan)
         parts = [self._ages.due(transfer.slots, grid)]
         if not finite or (self._residuals is not None and not is_finite(host)):
@@ -69,7 +84,6 @@ class Books:
     def settle(self, transfer: Transfer, report: TransferReport) -> None:
         """Leaves in the residuals what did not count, and ages the chunks."""
         plan = transfer.resent or transfer.plan
-        assert plan is not None
         grid = self.communicator.chunk_grid(plan)
         if self._residuals is not None:
             keep_error = None
@@ -87,7 +101,6 @@ class Books:
 
     def _prune(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
         """Takes the elements of the smallest weights out of what is sent."""
-        assert transfer.plan is not None
         where = smallest_weights(
             transfer.slots, transfer.parameters, transfer.plan.pruned, self.policy.vectors
         )
@@ -124,12 +137,16 @@ class Books:
 
     def rescale(self, factor: float) -> None:
         """Multiplies all residuals (a gradient scaler has changed its scale)."""
+        self._device.rescale(factor)
         for book in (self._residuals, self._velocities):
             if book is not None:
                 book.rescale(factor)
 
     def state_dict(self) -> dict[str, object]:
         """Residuals, velocities and ages by parameter name, as tensors (this rank's own)."""
+        if self._residuals is not None:
+            for slots, values in self._device.recall_all():
+                self._residuals.add(slots, values)
         return {
             "residuals": _tensors(self._residuals),
             "velocities": _tensors(self._velocities),
@@ -145,6 +162,7 @@ class Books:
                 "gradwire state with residuals loaded with error_feedback off: their gradient "
                 "would be lost; set error_feedback=True, or flush() before saving"
             )
+        self._device.clear()
         self._ages.load_state_dict(ages)
         if self._velocities is not None:
             self._velocities.load_state_dict(_arrays(state.get("velocities", {})))

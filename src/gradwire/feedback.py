@@ -72,6 +72,11 @@ class ResidualBook(FlatBook):
         np.add(residual, bucket, out=residual)
         np.copyto(bucket, residual)
 
+    def add(self, slots: tuple[TensorSlot, ...], values: FlatArray) -> None:
+        """Adds what is owed for a bucket of this layout and was kept elsewhere."""
+        residual = self.open(slots, values.size)
+        residual += values
+
     def settle(
         self,
         slots: tuple[TensorSlot, ...],

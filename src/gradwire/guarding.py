@@ -108,7 +108,6 @@ class StepGuard:
             return lambda done: self._attempt(step, lambda: resent(transfer, done))
 
         for transfer in step.transfers:
-            assert transfer.plan is not None
             transfer.resent = transfer.plan.exact()
             self._books.restore(transfer)
             host = transfer.stage.host()

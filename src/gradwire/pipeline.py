@@ -31,11 +31,11 @@ from gradwire.errors import ConfigError, GradwireError
 from gradwire.guard import LossWatch
 from gradwire.guarding import StepGuard
 from gradwire.phases import Phase, Summary
-from gradwire.plans import TransferPlan, TransferReport, mix_seed
+from gradwire.plans import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.policies import PlanContext, Policy
 from gradwire.settings import Settings
 from gradwire.staging import StagePool
-from gradwire.steps import Step, Transfer, square_norm
+from gradwire.steps import Step, Transfer, square_norm, tensor_squares
 from gradwire.telemetry import ReportWriter, StepReport, build_report
 
 __all__ = ["GradientPipeline"]
@@ -235,8 +235,10 @@ class GradientPipeline:
                 )
                 self._flush = False
             step = self._running
-        stage = self._stages.stage(index, bucket.buffer())
-        transfer = Transfer(step, index, slots, bucket.parameters(), stage)
+        buffer = bucket.buffer()
+        plan = self._plan(step, index, slots, buffer.numel())
+        stage = self._stages.stage(index, buffer, self._books.encoder(step, slots, plan))
+        transfer = Transfer(step, index, slots, bucket.parameters(), stage, plan)
         with self._mutex:
             step.transfers.append(transfer)
             step.complete = bucket.is_last()
@@ -257,14 +259,17 @@ class GradientPipeline:
         transfer.result = result
         host = transfer.stage.host()
         first = transfer.index == 0
-        plan = transfer.plan = self._plan(transfer, host.size)
+        plan = transfer.plan
         phases = self.policy.phases
         square, finite = 0.0, True  # of the fresh gradient
         if plan.lossy or phases is not None:
-            square = square_norm(host)
+            fresh = transfer.stage.squares
+            square = square_norm(host) if fresh is None else float(fresh.sum())
             finite = math.isfinite(square)
         if phases is not None and phases.source == "layers":
-            step.add_layers(transfer.slots, host)
+            fresh = transfer.stage.squares
+            squares = tensor_squares(transfer.slots, host) if fresh is None else fresh.tolist()
+            step.add_layers(transfer.slots, squares)
         self._books.open(transfer, host)
         if plan.transform != "none":
             transforms.forward(host, plan.seed)
@@ -278,17 +283,18 @@ class GradientPipeline:
         )
         handle.add_done_callback(lambda done: self._finish(transfer, done))
 
-    def _plan(self, transfer: Transfer, elements: int) -> TransferPlan:
-        step = transfer.step
+    def _plan(
+        self, step: Step, index: int, slots: tuple[TensorSlot, ...], elements: int
+    ) -> TransferPlan:
         context = PlanContext(
-            tensors=transfer.slots,
+            tensors=slots,
             elements=elements,
             step=step.number,
             phase=step.phase,
             world_size=self.communicator.world_size,
-            seed=mix_seed(self.settings.seed, self._number, step.number, transfer.index),
+            seed=mix_seed(self.settings.seed, self._number, step.number, index),
             chunk_elements=self.communicator.chunk_elements,
-            bucket=transfer.index,
+            bucket=index,
         )
         plan = self.policy.plan(context)
         if plan.encoding == "topk" and self.settings.server_count:
@@ -313,7 +319,6 @@ class GradientPipeline:
     def _settle(self, transfer: Transfer, report: TransferReport) -> None:
         self._books.settle(transfer, report)
         plan = transfer.resent or transfer.plan
-        assert plan is not None
         if plan.transform != "none" and transfer.step.action != "skipped":
             transforms.inverse(transfer.stage.host(), plan.seed)
         phases = self.policy.phases
@@ -406,8 +411,7 @@ class GradientPipeline:
 
     def _conclude(self, step: Step, agreed: Summary) -> None:
         """The step is decided: the policy reads the report, and DDP gets its results."""
-        done = [(t.plan, t.report) for t in step.transfers]
-        transfers = [(p, r) for p, r in done if p is not None and r is not None]
+        transfers = [(t.plan, t.report) for t in step.transfers if t.report is not None]
         self._ballots.applied_square = sum(t.applied_square for t in step.transfers)
         period_s = 0.0 if self._started is None else step.started - self._started
         self._started = step.started
