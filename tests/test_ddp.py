@@ -498,7 +498,7 @@ class SlowStage(_DirectStage):
 
 
 def slow(attachment: gradwire.Attachment, delay_s: float) -> None:
-    def stage(index: int, buffer: torch.Tensor) -> SlowStage:
+    def stage(index: int, buffer: torch.Tensor, encode: object = None) -> SlowStage:
         made = SlowStage(buffer)
         made.delay_s = delay_s
         return made
