@@ -199,3 +199,41 @@ def test_auto_goes_by_the_optimizers_family() -> None:
     assert not configure("mlt", {}, {})[1].feedback
     assert not configure("mlt", {"error_feedback": False}, {}, sgd())[1].feedback
     assert not configure("mlt", {"fill": "mean"}, {}, sgd())[1].feedback  # it would count twice
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"policy": "mlt", "p": 0.3},
+        {"policy": "netsenseml", "start": 0.02, "share": 0.05, "momentum": 0.9, "prune": 0.3},
+        {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.9},
+        {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.9, "guard": "skip"},
+    ],
+    ids=lambda case: str(case["policy"]),
+)
+def test_nothing_is_owed_in_vain_to_tensors_that_nobody_used(case: dict[str, Any]) -> None:
+    """DDP drops the results of such a tensor: were something of them, it would be lost."""
+    job = Job(2, TENSORS, buckets=[2, 1], optimizer=sgd(), error_feedback=True, **case)
+    for pipeline in job.pipelines:
+        pipeline.find_unused()
+    job.uplinks(LOSSY)
+    total, applied = np.zeros(ELEMENTS), np.zeros(ELEMENTS)
+    tensor = slice(0, TENSORS["a.weight"])
+    kept = 0
+    for step in range(60):
+        chance = np.random.default_rng(step)
+        gradients = [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(2)]
+        users = (0, 1, 2)[step % 3]  # how many use it
+        for gradient in gradients[users:]:
+            gradient[tensor] = 0.0
+        total += np.sum(gradients, axis=0, dtype=np.float64)
+        for rank in range(2):
+            total += job.policies[0].momentum * job.velocity(rank)
+        result = job.step(gradients)[0]
+        if users == 0:
+            assert not result[tensor].any()
+            kept += bool(job.residual(0)[tensor].any())
+        applied += 2 * result.astype(np.float64)
+    assert kept
+    owed = np.sum([job.residual(rank) for rank in range(2)], axis=0, dtype=np.float64)
+    np.testing.assert_allclose(applied + owed, total, atol=2e-3)

@@ -42,16 +42,20 @@ class Books:
         self._residuals = ResidualBook() if self.settings.feedback else None
         self._device = DeviceBook(feedback=self.settings.feedback)
         self._ages = AgeBook(self.settings.max_age)
+        self.finds_unused = False  # DDP looks for parameters that a step does not use
         self._selects = self.communicator.world_size > 1  # one worker alone keeps everything
 
     def encoder(
         self, step: Step, slots: tuple[TensorSlot, ...], plan: TransferPlan
     ) -> Callable[[torch.Tensor], Encoded] | None:
         """What encodes a bucket on its device; None where the host needs the gradient itself: for
-        the momentum memory, and for what the guard may have to send again exactly."""
+        the momentum memory, for what the guard may have to send again exactly, and to see which
+        tensors were not used."""
         if plan.encoding not in ENCODABLE or plan.transform != "none":
             return None
         if self._velocities is not None or step.guarded or not self._selects:
+            return None
+        if self.finds_unused and self._residuals is not None:
             return None
         grid = self.communicator.chunk_grid(plan)
         return lambda gradient: self._device.encode(slots, gradient, grid, plan.encoding)
@@ -59,12 +63,17 @@ class Books:
     def open(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
         """Adds what is owed to a bucket about to be sent, and keeps aside what is sent where the
         guard may have to send it again; takes out what the plan prunes."""
+        unused = self._unused(transfer, host)
         if self._velocities is not None:
             self._velocities.advance(transfer.slots, host)
         if self._residuals is not None:
             for slots, values in self._device.recall(transfer.slots, but=transfer.stage.encoded):
                 self._residuals.add(slots, values)
             self._residuals.add_to(transfer.slots, host)
+            sent = self.sent(transfer)
+            for part in unused:
+                transfer.unused.append((part, sent[part].copy()))
+                sent[part] = host[part] = 0.0
             if transfer.plan.pruned and self._selects:
                 self._prune(transfer, host)
         elif transfer.step.guarded:
@@ -97,6 +106,7 @@ class Books:
             self._residuals.settle(transfer.slots, grid, report, plan.scale, keep_error)
             if turn:
                 transforms.inverse(sent, plan.seed)
+            self._put_back(transfer)
         self._ages.settle(transfer.slots, grid, report)
 
     def _prune(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
@@ -109,12 +119,31 @@ class Books:
         self.sent(transfer)[where] = 0.0
         host[where] = 0.0
 
-    def restore(self, transfer: Transfer) -> None:
-        """Puts back what was pruned: into what is sent, or into what it left."""
+    def restore_pruned(self, transfer: Transfer) -> None:
+        """Puts what was pruned back into what is sent, which all of it is now."""
         if transfer.pruned is not None:
             where, values = transfer.pruned
-            self.sent(transfer)[where] = values
+            self.sent(transfer)[where] += values
             transfer.pruned = None
+
+    def _unused(self, transfer: Transfer, host: NDArray[np.float32]) -> list[slice]:
+        """Where this worker's fresh gradient has nothing, because the step did not use a tensor.
+
+        DDP ignores the results of tensors that no worker used; what is owed for one is not sent
+        with them. Nobody needs to be asked: a worker that used it makes the result count, and one
+        that did not waits until it does.
+        """
+        if not self.finds_unused or self._residuals is None:
+            return []
+        parts = [slice(slot.offset, slot.offset + slot.length) for slot in transfer.slots]
+        return [part for part in parts if not host[part].any()]
+
+    def _put_back(self, transfer: Transfer) -> None:
+        """Puts back into the residuals what was not sent with the others."""
+        self.restore_pruned(transfer)
+        for part, values in transfer.unused:
+            self.sent(transfer)[part] += values
+        transfer.unused = []
 
     def _keep_error(
         self,
@@ -124,7 +153,7 @@ class Books:
         counted: NDArray[np.uint8],
     ) -> None:
         self.communicator.keep_encoding_error(plan, sent, counted)
-        self.restore(transfer)
+        self._put_back(transfer)
         if self._velocities is not None and plan.encoding == "topk" and self._selects:
             self._velocities.mask(transfer.slots, sent)
 

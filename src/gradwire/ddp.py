@@ -61,7 +61,7 @@ def attach(
             **options,
         )
         _register(model, state)
-        return _open(state, model.module)
+        return _open(state, model)
     hook, found = hooks[0]
     if hook is not comm_hook or not isinstance(found, HookState):
         name = getattr(hook, "__qualname__", repr(hook))
@@ -74,7 +74,7 @@ def attach(
             "gradwire is already attached to this module: call detach() on that attachment first"
         )
     found.activate(policy, options, optimizer, model.module)
-    return _open(found, model.module)
+    return _open(found, model)
 
 
 class Attachment:
@@ -225,9 +225,12 @@ def _register(model: DistributedDataParallel, state: HookState) -> None:
         ) from error
 
 
-def _open(state: HookState, module: torch.nn.Module) -> Attachment:
+def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
     try:
-        return Attachment(state, state.pipeline, module)
+        pipeline = state.pipeline
+        if model.find_unused_parameters:
+            pipeline.find_unused()
+        return Attachment(state, pipeline, model.module)
     except BaseException:
         state.deactivate()  # the module goes on over its process group
         raise

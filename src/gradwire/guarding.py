@@ -109,7 +109,7 @@ class StepGuard:
 
         for transfer in step.transfers:
             transfer.resent = transfer.plan.exact()
-            self._books.restore(transfer)
+            self._books.restore_pruned(transfer)
             host = transfer.stage.host()
             np.copyto(host, self._books.sent(transfer))
             handle = self._communicator.all_reduce(host, transfer.resent, step=step.number)

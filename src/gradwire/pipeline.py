@@ -142,6 +142,10 @@ class GradientPipeline:
             raise GradwireError("no step has been completed yet: there is no report")
         return self._last
 
+    def find_unused(self) -> None:
+        """Says that DDP looks for unused parameters, whose results it may ignore."""
+        self._books.finds_unused = True
+
     def add_up(self, values: NDArray[np.float32]) -> Handle:
         """Starts an exact sum of a few values over all workers, in place; between two steps, on all
         ranks between the same ones."""

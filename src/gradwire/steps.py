@@ -93,6 +93,7 @@ class Transfer:
         self.result: torch.futures.Future[torch.Tensor] | None = None
         self.kept: NDArray[np.float32] | None = None  # what was sent, for the guard
         self.pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None  # where, what
+        self.unused: list[tuple[slice, NDArray[np.float32]]] = []  # where, what was owed
         self.error: Exception | None = None
         self.applied_square = 0.0
         self.done = False
