@@ -62,10 +62,10 @@ def test_tensors_of_one_dimension_are_fragile_whatever_their_names() -> None:
 
 
 def test_it_needs_the_models_names() -> None:
-    with pytest.raises(ConfigError, match="policy='adaptive' without a model"):
+    with pytest.raises(ConfigError, match=r"policy='adaptive' .* without a model"):
         HookState("adaptive")
     copied = pickle.loads(pickle.dumps(HookState("adaptive", model=torch.nn.Linear(2, 2))))
-    with pytest.raises(ConfigError, match="policy='adaptive' without a model"):
+    with pytest.raises(ConfigError, match=r"policy='adaptive' .* without a model"):
         copied._policy.prepare(copied._tensors)
 
 

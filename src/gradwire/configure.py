@@ -15,7 +15,7 @@ from gradwire.settings import Settings, check_environment, from_environment, set
 
 __all__ = ["agreed_configuration", "configure"]
 
-DEFAULT_POLICY = "dblp"
+DEFAULT_POLICY = "adaptive"
 
 
 def configure(
@@ -26,7 +26,8 @@ def configure(
 ) -> tuple[Policy, Settings]:
     """Splits `options` into the policy's and the common settings, fills in GRADWIRE_* variables.
 
-    policy: a name, a policy object (it is copied), or None for GRADWIRE_POLICY, else "dblp".
+    policy: a name, a policy object (it is copied), or None for GRADWIRE_POLICY, else
+        "adaptive".
     optimizer: decides error_feedback="auto"; the settings returned say True or False.
     Raises ConfigError naming the setting, the value and what is allowed.
     """

@@ -30,8 +30,8 @@ def attach(
     construction and the first backward pass. It returns once all ranks have met.
 
     policy: a name ("reliable", "dblp", …: docs/policies.md), a policy object, or None for
-    GRADWIRE_POLICY, else "dblp". optimizer: the one that steps once after each backward pass: its
-    learning rate's drops count as critical, its family decides error_feedback="auto", and
+    GRADWIRE_POLICY, else "adaptive". optimizer: the one that steps once after each backward pass:
+    its learning rate's drops count as critical, its family decides error_feedback="auto", and
     guard="skip" can keep it from stepping. options: the policy's own (p_low=0.01, …) and the
     common settings of `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl",
     …); what is not given is read from GRADWIRE_* variables.
@@ -39,7 +39,7 @@ def attach(
     Several modules may be attached, alike on all ranks. Those that share a backward pass should lie
     on one device: autograd runs a thread per device, and if their buckets come in another order on
     another rank, that is an error that names both ranks. With the guard on (a policy with a floor,
-    or floor=…) or detector="layers", which is adaptive's default, a module must not share its
+    or floor=…) or detector="layers", the default of "adaptive", a module must not share its
     backward pass: those end a step with a transfer that takes its turn only when the step is done.
 
     Raises ConfigError for a module that is not DDP, that already has a communication hook, or

@@ -97,7 +97,8 @@ class Adaptive(Policy):
         """Checks the table against the model; without a table, notes which tensors are in front."""
         if tensors is None:
             raise ConfigError(
-                "policy='adaptive' without a model: the hook needs HookState(model=…) for its names"
+                "policy='adaptive' (the default) without a model: the hook needs "
+                "HookState(model=…) for its names, or another policy"
             )
         if self._bounds is not None:
             self._bounds.prepare(tensors)
