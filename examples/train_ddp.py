@@ -92,7 +92,7 @@ def batches(data: Tensor, size: int, seed: int, device: torch.device):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", default="dblp", help="dblp, mlt, reliable, or none for TCP")
+    parser.add_argument("--policy", default="adaptive", help="dblp, reliable, …, none for TCP")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=8, help="sequences per worker and step")
     parser.add_argument("--lr", type=float, default=1e-3)

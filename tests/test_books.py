@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.communicator import Communicator
 from gradwire.configure import configure
 from gradwire.errors import ConfigError
 from gradwire.feedback import auto_feedback
@@ -65,6 +64,9 @@ CASES: list[dict[str, Any]] = [
     },
     {"policy": Encoded(p=0.6), "guard": "skip", "floor": 0.9},
     {"policy": "netsenseml"},
+    {"policy": "netsenseml", "start": 0.02, "share": 0.05, "prune": 0.3},
+    {"policy": "netsenseml", "start": 0.02, "share": 0.05, "momentum": 0.9},
+    {"policy": "netsenseml", "start": 0.3, "momentum": 0.5, "prune": 0.5, "guard": "off"},
     {"policy": "adaptive", "every": 5, "p_low": 0.2},
     {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.0},
     {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.75},
@@ -80,7 +82,8 @@ def sgd() -> torch.optim.Optimizer:
 def test_applied_and_owed_are_all_gradients(case: dict[str, Any]) -> None:
     """Over 200 lossy steps; a gradient is applied once, whatever became of its datagrams.
 
-    The sum over workers: applied · workers + residuals = all gradients, per element.
+    The sum over workers: applied · workers + residuals = all gradients, per element. With a
+    momentum memory a step's gradient is its velocity, momentum · what was left of it + fresh.
     """
     world = 3
     job = Job(world, TENSORS, buckets=[2, 1], optimizer=sgd(), error_feedback=True, **case)
@@ -93,6 +96,8 @@ def test_applied_and_owed_are_all_gradients(case: dict[str, Any]) -> None:
             job.uplinks(LOSSY if step % 40 else Link())
         gradients = [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
         total += np.sum(gradients, axis=0, dtype=np.float64)
+        for rank in range(world):
+            total += job.policies[0].momentum * job.velocity(rank)
         results = job.step(gradients)
         applied += world * results[0].astype(np.float64)
         assert all(np.array_equal(results[0], other) for other in results[1:])
@@ -162,11 +167,11 @@ def test_a_jump_of_the_loss_scale_keeps_the_books() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_one_worker_keeps_its_gradient(case: dict[str, Any]) -> None:
     job = Job(1, TENSORS, optimizer=sgd(), **{"error_feedback": True, **case})
-    face = Communicator(None, 0, 1)  # type: ignore[arg-type]
-    job.pipelines[0].communicator = face
+    job.pipelines[0].communicator._host = None  # as where there is nobody to meet
     for step in range(12):
         gradient = np.random.default_rng(step).standard_normal(ELEMENTS).astype(np.float32)
-        np.testing.assert_allclose(job.step([gradient])[0], gradient, atol=1e-5)
+        expected = job.policies[0].momentum * job.velocity(0) + gradient
+        np.testing.assert_allclose(job.step([gradient])[0], expected, atol=1e-5)
         assert job.report.guard == ""
 
 
@@ -196,3 +201,41 @@ def test_auto_goes_by_the_optimizers_family() -> None:
     assert not configure("mlt", {}, {})[1].feedback
     assert not configure("mlt", {"error_feedback": False}, {}, sgd())[1].feedback
     assert not configure("mlt", {"fill": "mean"}, {}, sgd())[1].feedback  # it would count twice
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"policy": "mlt", "p": 0.3},
+        {"policy": "netsenseml", "start": 0.02, "share": 0.05, "momentum": 0.9, "prune": 0.3},
+        {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.9},
+        {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.9, "guard": "skip"},
+    ],
+    ids=lambda case: str(case["policy"]),
+)
+def test_nothing_is_owed_in_vain_to_tensors_that_nobody_used(case: dict[str, Any]) -> None:
+    """DDP drops the results of such a tensor: were something of them, it would be lost."""
+    job = Job(2, TENSORS, buckets=[2, 1], optimizer=sgd(), error_feedback=True, **case)
+    for pipeline in job.pipelines:
+        pipeline.find_unused()
+    job.uplinks(LOSSY)
+    total, applied = np.zeros(ELEMENTS), np.zeros(ELEMENTS)
+    tensor = slice(0, TENSORS["a.weight"])
+    kept = 0
+    for step in range(60):
+        chance = np.random.default_rng(step)
+        gradients = [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(2)]
+        users = (0, 1, 2)[step % 3]  # how many use it
+        for gradient in gradients[users:]:
+            gradient[tensor] = 0.0
+        total += np.sum(gradients, axis=0, dtype=np.float64)
+        for rank in range(2):
+            total += job.policies[0].momentum * job.velocity(rank)
+        result = job.step(gradients)[0]
+        if users == 0:
+            assert not result[tensor].any()
+            kept += bool(job.residual(0)[tensor].any())
+        applied += 2 * result.astype(np.float64)
+    assert kept
+    owed = np.sum([job.residual(rank) for rank in range(2)], axis=0, dtype=np.float64)
+    np.testing.assert_allclose(applied + owed, total, atol=2e-3)

@@ -262,6 +262,39 @@ def test_unused_parameters_are_found(two: Ranks) -> None:
     two.run(unused)
 
 
+def owed_to_unused(rank: int, world: int) -> None:
+    """A bound of 30 %: steps in turn use the left branch, then the right one on all ranks."""
+    torch.manual_seed(0)
+    net = Branches()
+    ddp = DistributedDataParallel(net, find_unused_parameters=True, bucket_cap_mb=0.01)
+    attachment = gradwire.attach(ddp, "mlt", p=0.3, error_feedback=True, datagram=256)
+
+    def owed() -> dict[str, torch.Tensor]:
+        residuals = attachment.state_dict()["residuals"]
+        assert isinstance(residuals, dict)
+        return {name: values.clone() for name, values in residuals.items()}
+
+    waited = 0
+    for step in range(8):
+        before = owed()
+        net.zero_grad(set_to_none=True)
+        right = step // 2 % 2 == 0
+        ddp(batch(rank, step), right).square().mean().backward()
+        after = owed()
+        idle, used = ("left.weight", "right.weight") if right else ("right.weight", "left.weight")
+        if idle in before:
+            assert torch.equal(after[idle], before[idle])
+            waited += bool(before[idle].any())
+        assert after[used].any()
+    assert waited
+    attachment.detach()
+
+
+def test_what_is_owed_to_unused_parameters_waits() -> None:
+    with Ranks(2) as ranks:
+        ranks.run(owed_to_unused)
+
+
 def static_graph(rank: int, world: int) -> None:
     reference, net = model(), model()
     ddp = wrap(net, static_graph=True)
@@ -498,7 +531,7 @@ class SlowStage(_DirectStage):
 
 
 def slow(attachment: gradwire.Attachment, delay_s: float) -> None:
-    def stage(index: int, buffer: torch.Tensor) -> SlowStage:
+    def stage(index: int, buffer: torch.Tensor, encode: object = None) -> SlowStage:
         made = SlowStage(buffer)
         made.delay_s = delay_s
         return made

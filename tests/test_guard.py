@@ -84,7 +84,7 @@ def test_a_skipped_step_applies_nothing_and_returns_to_the_residuals() -> None:
         np.testing.assert_array_equal(job.residual(rank), owed[rank] + gradients(8)[rank])
         assert pipeline.take_skip()
         assert not pipeline.take_skip()
-        pipeline._skip = True  # nobody asked
+        pipeline._guard._skip = True  # nobody asked
     job.uplinks(NETWORK_A)
     for pipeline in job.pipelines:
         pipeline.flush()
@@ -108,7 +108,7 @@ def seeds_of_a_step(number: int) -> list[int]:
     job = Job(2, TENSORS, "mlt", p=0.1, floor=0.5, buckets=[1, 1])
     seeds: list[int] = []
     for pipeline in job.pipelines:
-        pipeline._number = number
+        pipeline._number = pipeline._consultation._number = number
         start = pipeline.communicator.all_reduce
 
         def noting(
@@ -134,6 +134,18 @@ def test_skipping_needs_an_optimizer_and_feedback() -> None:
         with pytest.raises(ConfigError, match="guard='skip': needs attach"):
             configure("ltp", {"guard": "skip", **options}, {}, optimizer)
     configure("ltp", {"guard": "skip"}, {}, sgd())
+
+
+def test_skipping_needs_a_floor_to_act_on() -> None:
+    def make(policy: str, **options: object) -> None:
+        configure(policy, {"guard": "skip", "error_feedback": True, **options}, {}, sgd())
+
+    with pytest.raises(ConfigError, match=r"guard='skip' with floor=None and policy 'mlt'.*give f"):
+        make("mlt")
+    with pytest.raises(ConfigError, match=r"guard='skip' with floor=0\.0 and policy 'ltp'"):
+        make("ltp", floor=0.0)
+    make("mlt", floor=0.5)
+    make("ltp")
 
 
 def test_too_many_guarded_steps_running_halt_all_ranks() -> None:

@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from gradwire.configure import configure
 from gradwire.errors import ConfigError
 from gradwire.phases import Summary
+from gradwire.plans import TensorSlot
 from gradwire.policies import NetSenseML
 from gradwire.policies.congestion import FLOOR, Ladder, congested, stage
+from gradwire.pruning import smallest_weights
 from gradwire.sim import Link
 from gradwire.virtual import Job
 
@@ -120,9 +124,125 @@ def test_state_survives_a_restart() -> None:
     assert two.ratio == one.ratio == 0.2
 
 
+# ---------------------------------------------------------------------------- pruning, momentum
+
+
+def weights(job: Job, seed: int = 0) -> np.ndarray:
+    """Gives the job's model weights, and returns them in the buckets' order."""
+    chance = torch.Generator().manual_seed(seed)
+    flat = []
+    for group in job.groups:
+        for parameter in group:
+            with torch.no_grad():
+                parameter.copy_(torch.randn(parameter.shape, generator=chance))
+            flat.append(parameter.detach().numpy())
+    return np.concatenate(flat)
+
+
+def test_the_gradients_of_the_smallest_weights_wait_in_the_residual() -> None:
+    job = Job(2, TENSORS, "netsenseml", link=SLOW, start=0.3, prune=0.4, buckets=[1, 1])
+    magnitude = np.abs(weights(job)).reshape(2, -1)  # by tensor
+    small = (magnitude < np.quantile(magnitude, 0.4, axis=1, keepdims=True)).reshape(-1)
+    for pipeline in job.pipelines:
+        pipeline.policy._ladder.ratio = 0.15  # a tenth of the elements
+    fresh = gradients(0)
+    result = job.step(fresh)[0]
+    assert not result[small].any()
+    assert result[~small].any()
+    for rank in range(2):
+        assert np.array_equal(job.residual(rank)[small], fresh[rank][small])
+    for pipeline in job.pipelines:
+        pipeline.policy._ladder.ratio = 1.0  # the network is free again
+    result = job.step([np.zeros(ELEMENTS, np.float32)] * 2)[0]
+    np.testing.assert_allclose(result[small], np.mean(fresh, axis=0)[small], rtol=1e-6)
+    assert not job.residual(0).any()
+
+
+def test_norm_layers_and_biases_are_not_pruned() -> None:
+    slots = (TensorSlot("a.weight", 0, 8), TensorSlot("a.bias", 8, 8))
+    parameters = [torch.arange(8.0), torch.zeros(0), -torch.arange(8.0)]
+    assert set(smallest_weights(slots, parameters, 0.26, frozenset({"a.bias"}))) == {0, 1}
+    assert set(smallest_weights(slots, parameters, 0.26, frozenset())) == {0, 1, 8, 9}
+    assert not len(smallest_weights(slots, parameters, 0.1, frozenset()))
+
+
+def test_dense_steps_with_the_momentum_memory_are_momentum_sgd() -> None:
+    job = Job(2, TENSORS, "netsenseml", start=1.0, momentum=0.9)
+    velocity = np.zeros(ELEMENTS)
+    for step in range(6):
+        job.compute(0.5)
+        velocity = 0.9 * velocity + np.mean(gradients(step), axis=0, dtype=np.float64)
+        np.testing.assert_allclose(job.step(gradients(step))[0], velocity, atol=1e-5)
+
+
+def test_elements_that_were_selected_start_their_momentum_anew() -> None:
+    job = Job(2, TENSORS, "netsenseml", link=SLOW, start=0.02, share=0.01, momentum=0.9)
+    job.compute(0.001)
+    fresh = gradients(0)
+    result = job.step(fresh)[0]
+    waiting = job.velocity(0) != 0.0
+    assert np.array_equal(job.velocity(0)[waiting], fresh[0][waiting])
+    assert 0 < (~waiting).sum() < ELEMENTS / 10
+    assert np.abs(fresh[0][~waiting]).min() > np.median(np.abs(fresh[0]))  # the selected ones
+    job.step([np.zeros(ELEMENTS, np.float32)] * 2)
+    still = waiting & (job.velocity(0) != 0.0) & (result == 0.0)
+    assert still.any()
+    np.testing.assert_allclose(job.velocity(0)[still], 0.9 * fresh[0][still], rtol=1e-6)
+    owed = job.residual(0)[still] / fresh[0][still]
+    assert np.isclose(owed, 1.9).mean() > 0.9  # but for what results left here
+
+
+def test_no_velocity_keeps_what_is_not_finite() -> None:
+    job = Job(2, TENSORS, "netsenseml", start=1.0, momentum=0.9)
+    bad = gradients(0)
+    bad[0][5] = np.inf
+    assert np.isinf(job.step(bad)[0][5])
+    assert np.isfinite(job.velocity(0)).all()
+    assert np.isfinite(job.step(gradients(1))[0]).all()
+
+
+def test_velocities_survive_a_restart_and_a_loss_scaler() -> None:
+    one, two = (Job(2, TENSORS, "netsenseml", start=1.0, momentum=0.9) for _ in range(2))
+    one.step(gradients(0))
+    for old, new in zip(one.pipelines, two.pipelines, strict=True):
+        new.load_state_dict(old.state_dict())
+        new.set_grad_scale(4.0)
+    scaled = two.step([4 * g for g in gradients(1)])[0]
+    np.testing.assert_allclose(scaled, 4 * one.step(gradients(1))[0], rtol=1e-5, atol=1e-6)
+
+
+def test_what_needs_feedback_or_a_plain_optimizer_says_so() -> None:
+    def make(optimizer: torch.optim.Optimizer | None = None, **options: object) -> None:
+        configure("netsenseml", options, {}, optimizer)
+
+    with pytest.raises(ConfigError, match=r"error_feedback off.*or compress='int8'"):
+        make(error_feedback=False)
+    with pytest.raises(ConfigError, match=r"momentum=0\.5 with error_feedback off"):
+        make(error_feedback=False, compress="int8", momentum=0.5)
+    ours = [torch.nn.Parameter(torch.zeros(1))]
+    with pytest.raises(ConfigError, match=r"optimizer=SGD\(momentum=0\.9\): the workers'"):
+        make(torch.optim.SGD(ours, lr=0.1, momentum=0.9), momentum=0.9)
+    with pytest.raises(ConfigError, match="optimizer=AdamW"):
+        make(torch.optim.AdamW(ours), momentum=0.9)
+    make(torch.optim.SGD(ours, lr=0.1), momentum=0.9)
+    make(error_feedback=False, compress="int8")
+
+
+def test_int8_is_as_far_as_it_goes_when_told_so() -> None:
+    policy = NetSenseML(compress="int8", start=0.01)
+    assert stage(policy.ratio)[0] == "int8"
+    for step in range(100):
+        policy._ladder.observe(Summary(step, congested=True))
+    assert stage(policy.ratio)[0] == "int8"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"compress": "f16"}, "compress='f16': allowed are 'topk', 'int8'"),
+        ({"prune": 1.0}, "prune=1.0: a number in [0, 1)"),
+        ({"momentum": -0.1}, "momentum=-0.1: a number in [0, 1)"),
+        ({"prune": 0.5, "compress": "int8"}, "prune=0.5 with compress='int8'"),
         ({"start": 0.001}, "start=0.001: a number from 0.005 to 1"),
         ({"start": "low"}, "start='low'"),
         ({"share": 0.0}, "share=0.0: a number above 0"),

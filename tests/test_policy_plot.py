@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ranks import Ranks
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from typer.testing import CliRunner
 
 import gradwire
-from gradwire.calibration import CANDIDATES
 from gradwire.cli import app
 from gradwire.errors import ConfigError
+from gradwire.job_calibration import JobCalibration
+from gradwire.layer_search import CANDIDATES, HALVINGS
 from gradwire.policies import PLOT, Calibration
 from gradwire.sim import Link
 from gradwire.virtual import Job
@@ -103,7 +108,7 @@ def test_a_bad_file_names_itself(tmp_path: Path, text: str | None, message: str)
 
 
 def test_a_table_is_needed_and_has_to_match() -> None:
-    with pytest.raises(ConfigError, match="table=None"):
+    with pytest.raises(ConfigError, match=r"table=None.*or None with calibrate=8"):
         PLOT()
     with pytest.raises(ConfigError, match="matches no tensor"):
         Job(2, TENSORS, "plot", table={"head.*": 0.1})
@@ -157,6 +162,145 @@ def test_layers_that_matter_get_small_bounds_and_the_model_stays_as_it_was() -> 
     assert torch.equal(state, torch.random.get_rng_state())
     loose = gradwire.calibrate(model, loss_of, batches(), eps=0.9, steps=6, lr=0.5)
     assert loose.bounds["front.weight"] > found.bounds["front.weight"]
+
+
+# ---------------------------------------------------------------------------- in the job itself
+
+
+def shifted(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(32, 64, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def add_up(job: Job, each: list[np.ndarray]) -> None:
+    """What attachment.calibrate does at the end of a round, on all ranks at once."""
+    handles = [p.add_up(v) for p, v in zip(job.pipelines, each, strict=True)]
+    while any(host.pending for host in job.hosts):
+        job.fabric.run(job.fabric.now + 10.0)
+        for host in job.hosts:
+            host.collect()
+    assert all(handle.report.bytes_sent for handle in handles)
+
+
+def test_the_first_steps_of_a_job_find_the_table_alike_on_all_ranks() -> None:
+    sizes = {name: p.numel() for name, p in Uneven().named_parameters()}
+    job = Job(3, sizes, "plot", calibrate=2, lr=0.5, link=Link(loss=0.3), datagram=256)
+    models = [Uneven() for _ in range(3)]
+    calibrations = [
+        JobCalibration(
+            p.policy, model, rank=rank, seed=0, chunk_elements=p.communicator.chunk_elements
+        )
+        for rank, (p, model) in enumerate(zip(job.pipelines, models, strict=True))
+    ]
+    chance = np.random.default_rng(0)
+    elements = sum(sizes.values())
+    for step in range(2 * HALVINGS + 20):
+        fresh = [chance.standard_normal(elements).astype(np.float32) for _ in range(3)]
+        if step < 2 * HALVINGS:
+            assert all(policy.calibration is None for policy in job.policies)
+            job.step(fresh)
+            assert job.report.bound == 0.0
+            found = [c.weigh(loss_of, shifted(r, step)) for r, c in enumerate(calibrations)]
+            if step % 2:
+                assert not np.array_equal(found[0], found[1])
+                add_up(job, found)
+                assert np.array_equal(found[0], found[1])
+                for calibration, sums in zip(calibrations, found, strict=True):
+                    calibration.take(sums)
+            else:
+                assert found == [None] * 3
+        else:
+            job.step(fresh)
+    tables = [policy.calibration for policy in job.policies]
+    assert tables[0] == tables[1] == tables[2]
+    bounds = tables[0].bounds
+    assert bounds["back.weight"] == CANDIDATES[-1]
+    assert bounds["front.weight"] < 0.2
+    assert bounds["front.bias"] == bounds["norm.weight"] == 0.0
+    regions = {region.name: region for region in job.report.regions}
+    assert regions["back.weight"].bound == CANDIDATES[-1]
+    assert 0.4 <= regions["back.weight"].delivered < 0.95
+    assert all(
+        torch.equal(a, b) for a, b in zip(*(m.parameters() for m in models[:2]), strict=True)
+    )
+
+
+def test_a_found_table_is_resumed_and_saved(tmp_path: Path) -> None:
+    found = Calibration(Calibration.fingerprint(TENSORS), {"back.weight": 0.4}, {"eps": 0.05})
+    first = PLOT(calibrate=4)
+    first.learn(found)
+    second = PLOT(calibrate=4)
+    second.load_state_dict(first.state_dict())
+    assert second.bound_of("back.weight") == 0.4
+    assert second.bound_of("front.weight") == 0.0
+    assert PLOT(calibrate=4).state_dict() == {}
+    second.calibration.save(tmp_path / "found.toml")
+    assert PLOT(table=str(tmp_path / "found.toml")).bound_of("back.weight") == 0.4
+
+
+def test_a_forgotten_calibration_warns_once() -> None:
+    job = Job(2, TENSORS, "plot", calibrate=1)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for step in range(15):
+            job.step(gradients(step, 2))
+    assert len(seen) == 2  # a rank each
+    assert "10 steps, all exact" in str(seen[0].message)
+    assert "attachment.calibrate" in str(seen[0].message)
+    assert job.report.delivered == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"calibrate": -1}, "calibrate=-1: how many steps"),
+        ({"calibrate": True}, "calibrate=True: how many steps"),
+        ({"calibrate": 4, "table": {"*": 0.1}}, "calibrate=4 with table="),
+        ({"eps": 0.2, "table": {"*": 0.1}}, "eps=0.2 with table="),
+        ({"calibrate": 4, "eps": 1.0}, "eps=1.0: a share"),
+        ({"calibrate": 4, "lr": 0.0}, "lr=0.0: a finite number above 0"),
+    ],
+)
+def test_impossible_settings_of_it_name_themselves(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        PLOT(**options)
+    assert message in str(raised.value)
+
+
+def train(rank: int, world: int, path: str) -> tuple[dict[str, float], float, str]:
+    """Six steps that calibrate, then four with the table; bounds, loss of the last, error."""
+    module = DistributedDataParallel(Uneven())
+    transport = {"datagram": 256, "drop_rate": 0.3, "drop_seed": rank}
+    attachment = gradwire.attach(module, policy="plot", calibrate=2, lr=0.5, **transport)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(10):
+        batch = shifted(rank, step)
+        found = attachment.calibrate(loss_of, batch)
+        assert (found is None) == (step < 5)
+        optimizer.zero_grad()
+        loss_of(module, batch).backward()
+        assert attachment.report().bound == (0.0 if found is None else max(found.bounds.values()))
+        optimizer.step()
+    assert found is not None
+    if rank == 0:
+        found.save(path)
+    total = float(sum(p.detach().double().sum() for p in module.parameters()))
+    attachment.detach()
+    other = gradwire.attach(module, policy="mlt", **transport)
+    try:
+        other.calibrate(loss_of, batch)
+    except ConfigError as error:
+        return found.bounds, total, str(error)
+    raise AssertionError("policy 'mlt' was calibrated")
+
+
+def test_real_processes_calibrate_while_they_train(tmp_path: Path) -> None:
+    path = str(tmp_path / "found.toml")
+    with Ranks(2) as ranks:
+        first, second = ranks.run(train, path=path)
+    assert first == second, (first, second)  # tables, and parameters to the bit
+    assert Calibration.load(path).bounds == first[0]
+    assert first[0]["back.weight"] > first[0]["front.weight"]
+    assert "calibrate() with policy 'mlt'" in first[2]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
-from gradwire.policies import DBLP, MLT
+from gradwire.policies import DBLP, MLT, Adaptive
 from gradwire.settings import Settings
 
 
@@ -58,7 +58,7 @@ def test_policy_and_its_options_may_come_from_variables() -> None:
     assert isinstance(policy, DBLP)
     assert (policy.p_high, policy.every) == (0.6, "epoch")
     policy, _ = configure(None, {}, {})
-    assert isinstance(policy, DBLP)
+    assert isinstance(policy, Adaptive)
 
 
 @pytest.mark.parametrize(

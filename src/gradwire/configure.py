@@ -15,7 +15,7 @@ from gradwire.settings import Settings, check_environment, from_environment, set
 
 __all__ = ["agreed_configuration", "configure"]
 
-DEFAULT_POLICY = "dblp"
+DEFAULT_POLICY = "adaptive"
 
 
 def configure(
@@ -26,7 +26,8 @@ def configure(
 ) -> tuple[Policy, Settings]:
     """Splits `options` into the policy's and the common settings, fills in GRADWIRE_* variables.
 
-    policy: a name, a policy object (it is copied), or None for GRADWIRE_POLICY, else "dblp".
+    policy: a name, a policy object (it is copied), or None for GRADWIRE_POLICY, else
+        "adaptive".
     optimizer: decides error_feedback="auto"; the settings returned say True or False.
     Raises ConfigError naming the setting, the value and what is allowed.
     """
@@ -67,15 +68,18 @@ def configure(
             "arrive, and feedback would give it a second time; use fill='zero' or "
             "error_feedback=False"
         )
-    if getattr(chosen, "compress", None) == "topk" and not settings.feedback:
-        raise ConfigError(
-            "compress='topk' with error_feedback off: top-k leaves most elements out and only "
-            "feedback gives them back; set error_feedback=True, or compress='auto' or 'never'"
-        )
+    _check_feedback(chosen, settings, optimizer)
     if settings.guard == "skip" and (optimizer is None or not settings.feedback):
         raise ConfigError(
             "guard='skip': needs attach(optimizer=…), which it keeps from stepping, and "
             "error_feedback=True, which gives the skipped gradient back; or guard='resend'"
+        )
+    floor = chosen.floor if settings.floor is None else settings.floor
+    if settings.guard == "skip" and floor == 0.0:
+        raise ConfigError(
+            f"guard='skip' with floor={settings.floor!r} and policy {chosen.name!r}, which sets "
+            f"{chosen.floor:g} itself: no step would ever be skipped; give floor=, a share of a "
+            "step above 0 and at most 1, or leave the guard out"
         )
     return chosen, settings
 
@@ -87,6 +91,32 @@ def agreed_configuration(policy: Policy, settings: Settings) -> dict[str, object
         **{f"{policy.name}.{name}": value for name, value in policy.options().items()},
         **settings.agreed(),
     }
+
+
+def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None) -> None:
+    """Raises ConfigError for what a policy cannot do without error feedback, or twice."""
+    if getattr(policy, "compress", None) == "topk" and not settings.feedback:
+        words: tuple[str, ...] = getattr(policy, "compressions", ())
+        milder = " or ".join(repr(word) for word in words if word != "topk")
+        raise ConfigError(
+            "compress='topk' with error_feedback off: top-k leaves most elements out and only "
+            f"feedback gives them back; set error_feedback=True, or compress={milder}"
+        )
+    if not policy.momentum:
+        return
+    if not settings.feedback:
+        raise ConfigError(
+            f"momentum={policy.momentum!r} with error_feedback off: velocities wait in the "
+            "residuals; set error_feedback=True, or momentum=0"
+        )
+    groups = getattr(optimizer, "param_groups", [])
+    own = next((g["momentum"] for g in groups if g.get("momentum")), None)
+    if own is not None or any("betas" in group for group in groups):
+        kind = type(optimizer).__name__ + ("" if own is None else f"(momentum={own!r})")
+        raise ConfigError(
+            f"momentum={policy.momentum!r} with optimizer={kind}: the workers' momentum takes the "
+            "place of the optimizer's, and both would count it twice; use an optimizer without"
+        )
 
 
 def _create(

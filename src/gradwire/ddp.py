@@ -7,9 +7,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, GradwireError
 from gradwire.hook import HookState, comm_hook
+from gradwire.job_calibration import JobCalibration
+from gradwire.layer_search import LossFunction
 from gradwire.phases import Phase
 from gradwire.pipeline import GradientPipeline
-from gradwire.policies import Policy
+from gradwire.policies import PLOT, Calibration, Policy
 from gradwire.telemetry import StepReport
 
 __all__ = ["Attachment", "attach"]
@@ -28,8 +30,8 @@ def attach(
     construction and the first backward pass. It returns once all ranks have met.
 
     policy: a name ("reliable", "dblp", …: docs/policies.md), a policy object, or None for
-    GRADWIRE_POLICY, else "dblp". optimizer: the one that steps once after each backward pass: its
-    learning rate's drops count as critical, its family decides error_feedback="auto", and
+    GRADWIRE_POLICY, else "adaptive". optimizer: the one that steps once after each backward pass:
+    its learning rate's drops count as critical, its family decides error_feedback="auto", and
     guard="skip" can keep it from stepping. options: the policy's own (p_low=0.01, …) and the
     common settings of `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl",
     …); what is not given is read from GRADWIRE_* variables.
@@ -37,7 +39,7 @@ def attach(
     Several modules may be attached, alike on all ranks. Those that share a backward pass should lie
     on one device: autograd runs a thread per device, and if their buckets come in another order on
     another rank, that is an error that names both ranks. With the guard on (a policy with a floor,
-    or floor=…) or detector="layers", which is adaptive's default, a module must not share its
+    or floor=…) or detector="layers", the default of "adaptive", a module must not share its
     backward pass: those end a step with a transfer that takes its turn only when the step is done.
 
     Raises ConfigError for a module that is not DDP, that already has a communication hook, or
@@ -59,7 +61,7 @@ def attach(
             **options,
         )
         _register(model, state)
-        return _open(state)
+        return _open(state, model)
     hook, found = hooks[0]
     if hook is not comm_hook or not isinstance(found, HookState):
         name = getattr(hook, "__qualname__", repr(hook))
@@ -72,15 +74,19 @@ def attach(
             "gradwire is already attached to this module: call detach() on that attachment first"
         )
     found.activate(policy, options, optimizer, model.module)
-    return _open(found)
+    return _open(found, model)
 
 
 class Attachment:
     """A DDP module whose gradients travel over gradwire. Made by `attach`."""
 
-    def __init__(self, state: HookState, pipeline: GradientPipeline) -> None:
+    def __init__(
+        self, state: HookState, pipeline: GradientPipeline, module: torch.nn.Module
+    ) -> None:
         self._state = state
         self._pipeline = pipeline
+        self._module = module
+        self._calibration: JobCalibration | None = None
         self._detached = False
 
     @property
@@ -127,6 +133,44 @@ class Attachment:
     def loss(self, value: float | torch.Tensor) -> None:
         """Stores a training loss; the mean over workers is in the next step's report."""
         self._pipeline.add_loss(float(torch.as_tensor(value).detach()))
+
+    def calibrate(self, loss_fn: LossFunction, batch: Any) -> Calibration | None:
+        """One step of the calibration that policy="plot" asks for with calibrate=n.
+
+        A collective call: before each step, every rank alike, with the batch it trains on.
+        loss_fn(module, batch): the training loss, a scalar tensor; module is the one inside DDP
+        and is left as it was. Returns None until all is found, after three rounds of n calls, and
+        from then on the calibration, at no cost: `.save("bounds.toml")` keeps it for
+        table="bounds.toml". Until then every step is exact.
+
+        Raises ConfigError for a policy that is not calibrated and, on all ranks alike, when the
+        calibration's steps do not decrease the loss (lr=…); TransferError.
+        """
+        self._check()
+        policy = self._pipeline.policy
+        if not isinstance(policy, PLOT) or not (policy.calibrate or policy.calibration):
+            raise ConfigError(
+                f"calibrate() with policy {policy.name!r}: it needs policy='plot' with calibrate=8 "
+                "(steps of a round) and without a table by patterns"
+            )
+        if policy.calibration is None:
+            self._calibrate(policy, loss_fn, batch)
+        return policy.calibration
+
+    def _calibrate(self, policy: PLOT, loss_fn: LossFunction, batch: Any) -> None:
+        communicator = self._pipeline.communicator
+        if self._calibration is None:
+            self._calibration = JobCalibration(
+                policy,
+                self._module,
+                rank=communicator.rank,
+                seed=self._pipeline.settings.seed,
+                chunk_elements=communicator.chunk_elements,
+            )
+        sums = self._calibration.weigh(loss_fn, batch)
+        if sums is not None:
+            self._pipeline.add_up(sums).wait()
+            self._calibration.take(sums)
 
     def report(self) -> StepReport:
         """The report of the last completed step; raises GradwireError before the first."""
@@ -181,9 +225,12 @@ def _register(model: DistributedDataParallel, state: HookState) -> None:
         ) from error
 
 
-def _open(state: HookState) -> Attachment:
+def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
     try:
-        return Attachment(state, state.pipeline)
+        pipeline = state.pipeline
+        if model.find_unused_parameters:
+            pipeline.find_unused()
+        return Attachment(state, pipeline, model.module)
     except BaseException:
         state.deactivate()  # the module goes on over its process group
         raise

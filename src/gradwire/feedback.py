@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 
 from gradwire.communicator import ChunkGrid
 from gradwire.errors import ConfigError
+from gradwire.flat_book import FlatArray, FlatBook
 from gradwire.plans import TensorSlot, TransferReport
 
 __all__ = ["AUTO", "AgeBook", "ResidualBook", "auto_feedback", "nonfinite_chunks"]
 
-FloatArray = NDArray[np.float32]
-
-KeepError = Callable[[FloatArray, NDArray[np.uint8]], None]
+KeepError = Callable[[FlatArray, NDArray[np.uint8]], None]
 """Leaves in what was sent, in place, what did not count of it: all of a chunk that did not, and
 what the encoding took of one that did. Called with what was sent and the report's `counted`."""
 
@@ -62,18 +61,21 @@ def auto_feedback(optimizer: object | None) -> bool:
     return False
 
 
-class ResidualBook:
+class ResidualBook(FlatBook):
     """The residuals of one rank, by parameter name."""
 
-    def __init__(self) -> None:
-        self._by_name: dict[str, FloatArray] = {}
-        self._flat: dict[tuple[TensorSlot, ...], FloatArray] = {}
+    kind = "residual"
 
-    def add_to(self, slots: tuple[TensorSlot, ...], bucket: FloatArray) -> None:
+    def add_to(self, slots: tuple[TensorSlot, ...], bucket: FlatArray) -> None:
         """Adds the residuals to a bucket (float32, flat) and keeps aside what is now sent."""
-        residual = self._open(slots, bucket.size)
+        residual = self.open(slots, bucket.size)
         np.add(residual, bucket, out=residual)
         np.copyto(bucket, residual)
+
+    def add(self, slots: tuple[TensorSlot, ...], values: FlatArray) -> None:
+        """Adds what is owed for a bucket of this layout and was kept elsewhere."""
+        residual = self.open(slots, values.size)
+        residual += values
 
     def settle(
         self,
@@ -89,7 +91,7 @@ class ResidualBook:
         scale: what the results were multiplied by; what is kept of one returns to the sum as
         result / scale. keep_error: for plans with an encoding, see `KeepError`.
         """
-        residual = self._flat[slots]
+        residual = self.values(slots)
         counted = report.counted.astype(bool)
         if keep_error is not None:
             keep_error(residual, report.counted)
@@ -110,57 +112,14 @@ class ResidualBook:
             part = residual[begin : begin + len(report.result_error)]
             part += report.result_error / np.float32(scale)
 
-    def sent(self, slots: tuple[TensorSlot, ...]) -> FloatArray:
+    def sent(self, slots: tuple[TensorSlot, ...]) -> FlatArray:
         """What was sent for a bucket: gradient and residual, between `add_to` and `settle`."""
-        return self._flat[slots]
-
-    def rescale(self, factor: float) -> None:
-        """Multiplies all residuals (a gradient scaler has changed its scale)."""
-        for values in self._by_name.values():
-            values *= np.float32(factor)
-
-    def clear(self) -> None:
-        """Forgets all residuals."""
-        self._by_name.clear()
-        self._flat.clear()
+        return self.values(slots)
 
     def norm(self) -> float:
         """The L2 norm of all residuals."""
         squares = (float(np.dot(v, v)) for v in self._by_name.values())
         return float(np.sqrt(sum(squares)))
-
-    def state_dict(self) -> dict[str, FloatArray]:
-        """A copy of the residuals, by parameter name."""
-        return {name: values.copy() for name, values in self._by_name.items()}
-
-    def load_state_dict(self, state: Mapping[str, FloatArray]) -> None:
-        """Replaces the residuals by those of `state` (flat float32 arrays by name)."""
-        self.clear()
-        for name, values in state.items():
-            self._by_name[name] = np.array(values, dtype=np.float32).reshape(-1)
-
-    def _open(self, slots: tuple[TensorSlot, ...], elements: int) -> FloatArray:
-        """The flat residual of a bucket; gathers it from its parameters when it is new."""
-        flat = self._flat.get(slots)
-        if flat is not None:
-            return flat
-        flat = np.zeros(elements, np.float32)
-        names = {slot.name for slot in slots}
-        for slot in slots:
-            view = flat[slot.offset : slot.offset + slot.length]
-            known = self._by_name.get(slot.name)
-            if known is not None:
-                if known.size != slot.length:
-                    raise ConfigError(
-                        f"residual of parameter {slot.name!r} has {known.size} elements, the "
-                        f"parameter has {slot.length}: the state is of another model"
-                    )
-                view[:] = known
-            self._by_name[slot.name] = view
-        for old in [key for key in self._flat if any(slot.name in names for slot in key)]:
-            del self._flat[old]
-        self._flat[slots] = flat
-        return flat
 
 
 class AgeBook:
@@ -268,7 +227,7 @@ class AgeBook:
         return elements
 
 
-def nonfinite_chunks(grid: ChunkGrid, bucket: FloatArray) -> NDArray[np.uint32]:
+def nonfinite_chunks(grid: ChunkGrid, bucket: FlatArray) -> NDArray[np.uint32]:
     """The chunks that hold a NaN or an infinity; they are critical, so that nobody loses one."""
     bad = ~np.isfinite(bucket)
     starts, order = _sorted_starts(grid)
@@ -307,7 +266,7 @@ def _within(values: NDArray[np.int64], low: int, high: int) -> bool:
     return bool(((values >= low) & (values <= high)).all())
 
 
-def _fill_chunks(array: FloatArray, grid: ChunkGrid, chunks: NDArray[np.bool_]) -> None:
+def _fill_chunks(array: FlatArray, grid: ChunkGrid, chunks: NDArray[np.bool_]) -> None:
     """Sets the elements of the marked chunks to zero, whatever they held (NaN too)."""
     for first, count, offset, length in grid.runs:
         marked = chunks[first : first + count]

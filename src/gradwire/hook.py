@@ -1,6 +1,6 @@
 """The bare DDP communication hook, for those who register hooks themselves (Lightning, …).
 
-ddp_model.register_comm_hook(gradwire.HookState(policy="dblp"), gradwire.comm_hook)
+ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwire.comm_hook)
 """
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
@@ -27,11 +27,11 @@ __all__ = ["HookState", "comm_hook"]
 class HookState:
     """What `comm_hook` needs: a policy, settings, and the pipeline that it opens when first used.
 
-    policy: a name or a policy object; None for GRADWIRE_POLICY, else "dblp". model: names the
-    parameters; without it they are named in the order they appear. optimizer: the one that steps
-    with these gradients (see `gradwire.attach`). process_group: the group the
-    gradients are averaged over, None for the default one. options: policy options and common
-    settings (`gradwire.settings.Settings`). Raises ConfigError.
+    policy: a name or a policy object; None for GRADWIRE_POLICY, else "adaptive". model: names
+    the parameters, which "adaptive" needs; without it they are named in the order they appear.
+    optimizer: the one that steps with these gradients (see `gradwire.attach`). process_group: the
+    group the gradients are averaged over, None for the default one. options: policy options and
+    common settings (`gradwire.settings.Settings`). Raises ConfigError.
 
     Copies and pickles keep the configuration and drop the connection: they open their own.
     """

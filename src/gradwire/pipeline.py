@@ -6,37 +6,36 @@ books are settled and the result goes back to the bucket. When the last bucket o
 the agreed summary is folded, the policy reads the report and decides the next step's phase: all
 before DDP sees the last future, so every rank enters the next step with the same decision.
 
-Two things take a small exact transfer of their own at a step's end, the consultation: a phase per
-layer, when it is looked at, and the guard, which holds all results back until the ranks have
-agreed that the step delivered enough, and else sends it again exactly or skips it. Transfers are
-numbered alike on all ranks only while one attachment at a time runs a backward pass: where two
-modules share one, use neither.
+Its rooms: `gradwire.ballots` (what travels with the buckets), `gradwire.books` (residuals and
+ages), `gradwire.consultation` (what else is agreed on at a step's end), `gradwire.guarding` (a step
+that delivered too little).
 """
 
-import functools
 import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from gradwire import transforms
+from gradwire.ballots import BallotBox
+from gradwire.books import Books
 from gradwire.buckets import GradBucket, Layouts, ParameterNames
 from gradwire.communicator import Communicator, Handle
+from gradwire.consultation import Consultation
 from gradwire.errors import ConfigError, GradwireError
-from gradwire.feedback import AgeBook, ResidualBook, join_chunks, nonfinite_chunks
 from gradwire.guard import LossWatch
-from gradwire.phases import GAUGES, PHASES, Ballot, Phase, RateWatch, Summary
+from gradwire.guarding import StepGuard
+from gradwire.phases import Phase, Summary
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.policies import PlanContext, Policy
 from gradwire.settings import Settings
 from gradwire.staging import StagePool
-from gradwire.steps import Step, Transfer, is_finite, layer_norms, square_norm
+from gradwire.steps import Step, Transfer, square_norm, tensor_squares
 from gradwire.telemetry import ReportWriter, StepReport, build_report
 
 __all__ = ["GradientPipeline"]
@@ -63,28 +62,28 @@ class GradientPipeline:
         self.communicator = communicator
         self.policy = policy
         self.settings = settings
-        self._optimizer = optimizer
+        self._ballots = BallotBox(policy, optimizer)
         self._clock = clock
         self._started: float | None = None  # the last step
-        self._rates = RateWatch()
-        self._floor = settings.floor if settings.floor is not None else policy.floor
-        if settings.guard == "off":
-            self._floor = 0.0
-        self._guarded_steps = 0  # running
+        self._books = Books(communicator, policy, settings)
+        self._consultation = Consultation(communicator, policy, settings, number)
+        self._guard = StepGuard(
+            communicator,
+            policy,
+            settings,
+            self._books,
+            settle=self._settle,
+            attempt=self._attempt,
+        )
         self._loss_watch = (
             None
             if settings.loss_rise is None
             else LossWatch(settings.loss_rise, settings.strict_steps)
         )
-        self._layer_squares: dict[str, float] = {}  # since the last look
-        self._layer_steps = 0
-        self._skip = False
         self._number = number
         self._closed = False
         self._layouts = Layouts(names)
         self._stages = StagePool()
-        self._residuals = ResidualBook() if settings.feedback else None
-        self._ages = AgeBook(settings.max_age)
         self._writer = (
             None if settings.report is None else ReportWriter(settings.report, communicator.rank)
         )
@@ -92,12 +91,6 @@ class GradientPipeline:
         self._step = 0
         self._running: Step | None = None
         self._last: StepReport | None = None
-        self._applied_square = 0.0
-        self._push_s: dict[tuple[TensorSlot, ...], float] = {}
-        self._lost = 0.0  # largest share of a step lost since the ranks were told
-        self._vote: Phase | None = None
-        self._epoch = -1
-        self._losses: list[float] = []
         self._flush = False
         self._grad_scale = 1.0
         self._failure: Exception | None = None
@@ -116,24 +109,15 @@ class GradientPipeline:
 
     def set_phase(self, phase: Phase | None) -> None:
         """Votes for a phase from now on; None leaves it to the detector again."""
-        if phase is not None and phase not in PHASES:
-            raise ConfigError(f"phase={phase!r}: allowed are 'critical', 'tolerant', None")
-        if phase is not None and self.policy.phases is None:
-            raise ConfigError(
-                f"phase={phase!r}: policy {self.policy.name!r} has no phases; 'dblp' has"
-            )
-        self._vote = phase
+        self._ballots.set_phase(phase)
 
     def begin_epoch(self, epoch: int) -> None:
         """Notes that an epoch begins."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ConfigError(f"epoch={epoch!r}: a whole number, 0 or more")
-        self._epoch = epoch
+        self._ballots.begin_epoch(epoch)
 
     def add_loss(self, loss: float) -> None:
         """Stores a training loss, to travel with the next step."""
-        if math.isfinite(loss):
-            self._losses.append(loss)
+        self._ballots.add_loss(loss)
 
     def flush(self) -> None:
         """Makes the next step exact, which also empties the residuals."""
@@ -143,8 +127,8 @@ class GradientPipeline:
         """Tells the scale that gradients are multiplied by from now on."""
         if not (math.isfinite(scale) and scale > 0):
             raise ConfigError(f"grad_scale={scale!r}: a finite number above 0")
-        if self._residuals is not None and scale != self._grad_scale:
-            self._residuals.rescale(scale / self._grad_scale)
+        if scale != self._grad_scale:
+            self._books.rescale(scale / self._grad_scale)
         self._grad_scale = scale
 
     @property
@@ -158,21 +142,26 @@ class GradientPipeline:
             raise GradwireError("no step has been completed yet: there is no report")
         return self._last
 
+    def find_unused(self) -> None:
+        """Says that DDP looks for unused parameters, whose results it may ignore."""
+        self._books.finds_unused = True
+
+    def add_up(self, values: NDArray[np.float32]) -> Handle:
+        """Starts an exact sum of a few values over all workers, in place; between two steps, on all
+        ranks between the same ones."""
+        return self._consultation.add_up(values, self._step)
+
     def state_dict(self) -> dict[str, object]:
         """What a resumed run needs: step, phase, votes, residuals and ages (this rank's own)."""
-        residuals = {} if self._residuals is None else self._residuals.state_dict()
         return {
             "version": STATE_VERSION,
             "policy": self.policy.name,
             "step": self._step,
-            "epoch": self._epoch,
-            "applied_square": self._applied_square,
             "grad_scale": self._grad_scale,
             "phases": self.policy.state_dict(),
-            "rates": list(self._rates.reference),
             "losses": {} if self._loss_watch is None else self._loss_watch.state_dict(),
-            "residuals": {name: torch.from_numpy(v) for name, v in residuals.items()},
-            "ages": {name: torch.from_numpy(v) for name, v in self._ages.state_dict().items()},
+            **self._ballots.state_dict(),
+            **self._books.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -187,33 +176,21 @@ class GradientPipeline:
                 f"gradwire state of policy {state.get('policy')!r} loaded into policy "
                 f"{self.policy.name!r}"
             )
-        residuals = _arrays(state["residuals"])
-        ages = _arrays(state.get("ages", {}))
         phases = state["phases"]
         assert isinstance(phases, dict)
-        if self._residuals is None and any(values.any() for values in residuals.values()):
-            raise ConfigError(
-                "gradwire state with residuals loaded with error_feedback off: their gradient "
-                "would be lost; set error_feedback=True, or flush() before saving"
-            )
-        self._ages.load_state_dict(ages)
+        self._books.load_state_dict(state)
         self.policy.load_state_dict(phases)
-        self._rates.reference = list(state.get("rates", ()))  # type: ignore[call-overload]
+        self._ballots.load_state_dict(state)
         losses = state.get("losses", {})
         assert isinstance(losses, dict)
         if self._loss_watch is not None and losses:
             self._loss_watch.load_state_dict(losses)
         self._step = int(state["step"])  # type: ignore[call-overload]
-        self._epoch = int(state["epoch"])  # type: ignore[call-overload]
-        self._applied_square = float(state["applied_square"])  # type: ignore[arg-type]
         self._grad_scale = float(state["grad_scale"])  # type: ignore[arg-type]
-        if self._residuals is not None:
-            self._residuals.load_state_dict(residuals)
 
     def take_skip(self) -> bool:
         """Whether the optimizer must skip the step just reduced; asking resets it."""
-        skip, self._skip = self._skip, False
-        return skip
+        return self._guard.take_skip()
 
     def close(self) -> None:
         """Closes the report file. The engine stays, for the next attachment. Idempotent."""
@@ -249,51 +226,27 @@ class GradientPipeline:
         slots = self._layouts.of(bucket)
         with self._mutex:
             if index == 0 or self._running is None:
-                self._skip = False  # a loss scaler may have kept the optimizer from asking
+                self._guard.take_skip()  # a loss scaler may have kept the optimizer from asking
                 strict = self._loss_watch is not None and self._loss_watch.strict
                 self._running = Step(
                     self._step,
                     self.policy.phase,
-                    self._ballot(),
+                    self._ballots.cast(self._step, self._last),
                     exact=self._flush or strict,
                     strict=strict,
-                    floor=self._floor,
+                    floor=self._guard.floor,
                     started=self._clock(),
                 )
                 self._flush = False
-                self._losses = []
             step = self._running
-        transfer = Transfer(step, index, slots, self._stages.stage(index, bucket.buffer()))
+        buffer = bucket.buffer()
+        plan = self._plan(step, self._context(step, index, slots, buffer.numel()))
+        stage = self._stages.stage(index, buffer, self._books.encoder(step, slots, plan))
+        transfer = Transfer(step, index, slots, bucket.parameters(), stage, plan)
         with self._mutex:
             step.transfers.append(transfer)
             step.complete = bucket.is_last()
         return transfer
-
-    def _ballot(self) -> Ballot:
-        return Ballot(
-            loss=sum(self._losses),
-            losses=len(self._losses),
-            critical=self._vote == "critical",
-            tolerant=self._vote == "tolerant",
-            applied_square=self._applied_square,
-            epoch=self._epoch,
-            falling=self._optimizer is not None
-            and self._rates.observe([float(g["lr"]) for g in self._optimizer.param_groups]),
-            congested=self.policy.congested,
-            gauge=self._gauge(),
-        )
-
-    def _gauge(self) -> float:
-        """This worker's value for the slot that step numbers take turns in."""
-        told = GAUGES[self._step % len(GAUGES)]
-        if told == "lost":
-            lost, self._lost = self._lost, 0.0
-            return lost
-        if self._last is None:
-            return 0.0
-        if told == "rtprop":
-            return self._last.rtprop_s
-        return 1.0 / self._last.btlbw if self._last.btlbw > 0 else 0.0
 
     def _guarded_start(
         self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]
@@ -310,27 +263,28 @@ class GradientPipeline:
         transfer.result = result
         host = transfer.stage.host()
         first = transfer.index == 0
-        context = self._context(transfer, host.size)
-        plan = transfer.plan = self._plan(step, context)
-        ballot, finite = self._vote_with(step.ballot, host, plan, first)
-        ballot = replace(ballot, push_s=self._push_s.get(transfer.slots, 0.0))
-        critical: NDArray[np.uint32] | None = None
-        if self.policy.phases is not None and self.policy.phases.source == "layers":
-            step.add_layers(transfer.slots, host)
-        if self._residuals is not None:
-            self._residuals.add_to(transfer.slots, host)
-        elif step.guarded:
-            transfer.kept = host.copy()
+        plan = transfer.plan
+        phases = self.policy.phases
+        square, finite = 0.0, True  # of the fresh gradient
+        if plan.lossy or phases is not None:
+            fresh = transfer.stage.squares
+            square = square_norm(host) if fresh is None else float(fresh.sum())
+            finite = math.isfinite(square)
+        if phases is not None and phases.source == "layers":
+            fresh = transfer.stage.squares
+            squares = tensor_squares(transfer.slots, host) if fresh is None else fresh.tolist()
+            step.add_layers(transfer.slots, squares)
+        self._books.open(transfer, host)
         if plan.transform != "none":
             transforms.forward(host, plan.seed)
+        critical: NDArray[np.uint32] | None = None
         if plan.lossy:
-            grid = self.communicator.chunk_grid(plan)
-            parts = [self._ages.due(transfer.slots, grid)]
-            if not finite or (self._residuals is not None and not is_finite(host)):
-                parts.append(nonfinite_chunks(grid, host))
-            critical = join_chunks(parts)
+            critical = self._books.critical(transfer, host, finite)
+        fresh_square = square / self._grad_scale**2 if finite else None
+        ballot = self._ballots.of_bucket(step.ballot, transfer.slots, fresh_square, first=first)
         priorities = None
         if plan.order == "priority":
+            context = self._context(step, transfer.index, transfer.slots, host.size)
             grid = self.communicator.chunk_grid(plan)
             priorities = self.policy.priorities(context, host, grid)
         handle = self.communicator.all_reduce(
@@ -343,53 +297,35 @@ class GradientPipeline:
         )
         handle.add_done_callback(lambda done: self._finish(transfer, done))
 
-    def _context(self, transfer: Transfer, elements: int) -> PlanContext:
-        step = transfer.step
+    def _context(
+        self, step: Step, index: int, slots: tuple[TensorSlot, ...], elements: int
+    ) -> PlanContext:
         return PlanContext(
-            tensors=transfer.slots,
+            tensors=slots,
             elements=elements,
             step=step.number,
             phase=step.phase,
             world_size=self.communicator.world_size,
-            seed=mix_seed(self.settings.seed, self._number, step.number, transfer.index),
+            seed=mix_seed(self.settings.seed, self._number, step.number, index),
             chunk_elements=self.communicator.chunk_elements,
-            bucket=transfer.index,
+            bucket=index,
         )
 
     def _plan(self, step: Step, context: PlanContext) -> TransferPlan:
         plan = self.policy.plan(context)
         if plan.encoding == "topk" and self.settings.server_count:
             # A server keeps no residuals, so what top-k left out of its results would be gone.
-            plan = replace(plan, encoding="int8", kept=1.0)
+            plan = replace(plan, encoding="int8", kept=1.0, pruned=0.0)
         if plan.seed != context.seed:
             # Also where the order needs none: ranks that number their ops differently then have
             # different plans, which is an error, and not each other's gradients.
             plan = replace(plan, seed=context.seed)
         return plan.exact() if step.exact else plan
 
-    def _vote_with(
-        self, ballot: Ballot, host: NDArray[np.float32], plan: TransferPlan, first: bool
-    ) -> tuple[Ballot, bool]:
-        """The ballot of one bucket, and whether its fresh gradient is finite."""
-        phases = self.policy.phases
-        square, finite = 0.0, True
-        if plan.lossy or phases is not None:
-            square = square_norm(host)
-            finite = math.isfinite(square)
-        ballot = replace(
-            ballot,
-            fresh_square=square / self._grad_scale**2 if finite else 0.0,
-            nonfinite=not finite,
-            loss=ballot.loss if first else 0.0,
-            losses=ballot.losses if first else 0,
-        )
-        return ballot, finite
-
     def _finish(self, transfer: Transfer, handle: Handle) -> None:
         try:
             transfer.first = transfer.report = handle.report
-            whole = all(share >= 1.0 for share in handle.report.delivered)
-            self._push_s[transfer.slots] = handle.report.push_s if whole else math.inf
+            self._ballots.pushed(transfer.slots, handle.report)
             if not transfer.step.guarded:
                 self._settle(transfer, handle.report)
         except Exception as error:
@@ -397,24 +333,10 @@ class GradientPipeline:
         self._end(transfer)
 
     def _settle(self, transfer: Transfer, report: TransferReport) -> None:
+        self._books.settle(transfer, report)
         plan = transfer.resent or transfer.plan
-        assert plan is not None
-        grid = self.communicator.chunk_grid(plan)
-        if self._residuals is not None:
-            keep_error = None
-            if plan.encoding != "f32":
-                keep_error = functools.partial(self.communicator.keep_encoding_error, plan)
-            owed = bool(len(report.withheld_chunks) or len(report.result_error))
-            turn = plan.transform != "none" and (owed or not report.counted.all())
-            sent = self._residuals.sent(transfer.slots)
-            if turn:  # what is owed is known by coefficient
-                transforms.forward(sent, plan.seed)
-            self._residuals.settle(transfer.slots, grid, report, plan.scale, keep_error)
-            if turn:
-                transforms.inverse(sent, plan.seed)
         if plan.transform != "none" and transfer.step.action != "skipped":
             transforms.inverse(transfer.stage.host(), plan.seed)
-        self._ages.settle(transfer.slots, grid, report)
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":
             transfer.applied_square = square_norm(transfer.stage.host()) / self._grad_scale**2
@@ -485,135 +407,28 @@ class GradientPipeline:
             self.communicator.world_size,
             [(t.first.stats_sum, t.first.stats_max) for t in step.transfers if t.first is not None],
         )
-        names = self._layers_due(step, summary)
-        if not names and not step.guarded:
+        self._consultation.note(step, self._grad_scale)
+        if not self._consultation.due(step, summary):
             self._conclude(step, summary)
             return
-        squares = np.array([self._layer_squares[name] for name in names] or [0.0], np.float32)
-        # As for buckets: another attachment's consultation under the same number is a plan error.
-        seed = mix_seed(self.settings.seed, self._number, step.number, len(step.transfers))
-        handle = self.communicator.all_reduce(
-            squares,
-            replace(TransferPlan.whole(squares.size), seed=seed),
-            step=step.number,
-            stats=(0.0, 0.0, 0.0, 0.0, step.lost),
+        self._consultation.start(step, summary).add_done_callback(
+            lambda done: self._attempt(step, lambda: self._judge(step, summary, done))
         )
 
-        def consulted(done: Handle) -> None:
-            lost = done.report.stats_max[0]
-            agreed = summary
-            if names:
-                samples = self._layer_steps * self.communicator.world_size
-                agreed = replace(summary, layers=layer_norms(squares, names, samples))
-                self._layer_squares, self._layer_steps = {}, 0
-            self._judge(step, agreed, lost)
-
-        handle.add_done_callback(lambda done: self._attempt(step, lambda: consulted(done)))
-
-    def _layers_due(self, step: Step, summary: Summary) -> list[str]:
-        """The layers whose norms the ranks agree on at the end of this step."""
-        for name, square in step.layer_squares.items():
-            known = self._layer_squares.get(name, 0.0)
-            self._layer_squares[name] = known + square / self._grad_scale**2
-        self._layer_steps += 1
-        phases = self.policy.phases
-        if phases is None or phases.source != "layers" or not phases.due(summary):
-            return []
-        return list(self._layer_squares)
-
-    # ------------------------------------------------------------------ the guard
-
-    def _judge(self, step: Step, summary: Summary, lost: float) -> None:
-        """Goes by the share that the unluckiest worker lost, the same number on all ranks."""
-        if not step.guarded:
-            self._conclude(step, summary)
-            return
-        if 1.0 - lost >= step.floor - 1e-9:
-            self._guarded_steps = 0
-            self._settle_all(step)
-            self._conclude(step, summary)
-            return
-        self._guarded_steps += 1
-        halt = self.policy.halt_after
-        if halt and self._guarded_steps >= halt:
-            raise GradwireError(
-                f"rank {self.communicator.rank}, step {step.number}: {halt} steps running "
-                f"delivered less than floor={step.floor:g} of a gradient (this one "
-                f"{1.0 - lost:.3f}): policy {self.policy.name!r} halts (halt_after={halt})"
-            )
-        if self.settings.guard == "skip":
-            self._skip_step(step)
-            self._conclude(step, summary)
+    def _judge(self, step: Step, summary: Summary, consulted: Handle) -> None:
+        """The ranks have agreed: a guarded step is judged before it is concluded."""
+        agreed, lost = self._consultation.agreed(summary, consulted)
+        if step.guarded:
+            self._guard.judge(step, lost, lambda: self._conclude(step, agreed))
         else:
-            self._resend(step, summary)
-
-    def _settle_all(self, step: Step) -> None:
-        for transfer in step.transfers:
-            assert transfer.report is not None
-            self._settle(transfer, transfer.report)
-
-    def _resend(self, step: Step, summary: Summary) -> None:
-        """Sends all buckets again, exactly, in their order."""
-        step.action = "resent"
-        left = len(step.transfers)
-
-        def resent(transfer: Transfer, done: Handle) -> None:
-            nonlocal left
-            assert transfer.first is not None
-            transfer.report = _both(transfer.first, done.report)
-            with self._mutex:
-                left -= 1
-                over = left == 0
-            if over:
-                self._settle_all(step)
-                self._conclude(step, summary)
-
-        def callback(transfer: Transfer) -> Callable[[Handle], None]:
-            return lambda done: self._attempt(step, lambda: resent(transfer, done))
-
-        for transfer in step.transfers:
-            assert transfer.plan is not None
-            transfer.resent = transfer.plan.exact()
-            host = transfer.stage.host()
-            np.copyto(host, self._sent(transfer))
-            handle = self.communicator.all_reduce(host, transfer.resent, step=step.number)
-            handle.add_done_callback(callback(transfer))
-
-    def _skip_step(self, step: Step) -> None:
-        """Applies nothing: everything sent returns to the residuals, the optimizer is told."""
-        step.action = "skipped"
-        self._skip = True
-        for transfer in step.transfers:
-            assert transfer.report is not None
-            sent = self._sent(transfer)
-            sent[~np.isfinite(sent)] = 0.0
-            none = np.zeros_like(transfer.report.counted)
-            transfer.report = replace(
-                transfer.report,
-                counted=none,
-                applied=none,
-                withheld_chunks=np.zeros(0, np.uint32),
-                withheld_values=np.zeros(0, np.float32),
-                result_error=np.zeros(0, np.float32),
-                delivered=(0.0,) * len(transfer.report.delivered),
-            )
-            transfer.stage.host().fill(0.0)
-            self._settle(transfer, transfer.report)
-
-    def _sent(self, transfer: Transfer) -> NDArray[np.float32]:
-        """What this worker sent: the residual as it is before it is settled, or the copy."""
-        if self._residuals is not None:
-            return self._residuals.sent(transfer.slots)
-        assert transfer.kept is not None
-        return transfer.kept
+            self._conclude(step, agreed)
 
     # ------------------------------------------------------------------ the report
 
     def _conclude(self, step: Step, agreed: Summary) -> None:
         """The step is decided: the policy reads the report, and DDP gets its results."""
-        done = [(t.plan, t.report) for t in step.transfers]
-        transfers = [(p, r) for p, r in done if p is not None and r is not None]
-        self._applied_square = sum(t.applied_square for t in step.transfers)
+        transfers = [(t.plan, t.report) for t in step.transfers if t.report is not None]
+        self._ballots.applied_square = sum(t.applied_square for t in step.transfers)
         period_s = 0.0 if self._started is None else step.started - self._started
         self._started = step.started
         report = self._report(step, transfers, agreed, period_s)
@@ -624,7 +439,7 @@ class GradientPipeline:
         if phases is not None:
             report = report.with_phases(phases.critical_share, phases.verdict)
         self._last = report
-        self._lost = max(self._lost, step.lost)
+        self._ballots.lost(step.lost)
         self._step = step.number + 1
         if self._writer is not None:
             self._writer.write(report)
@@ -650,26 +465,3 @@ class GradientPipeline:
             guard=step.action,
             period_s=period_s,
         )
-
-
-def _arrays(tensors: object) -> dict[str, NDArray[Any]]:
-    """Arrays by name from a state's tensors, wherever the loader mapped them to."""
-    assert isinstance(tensors, dict)
-    return {name: torch.as_tensor(values).cpu().numpy() for name, values in tensors.items()}
-
-
-def _both(first: TransferReport, second: TransferReport) -> TransferReport:
-    """The report of a bucket that was sent twice: what came of it, and what it cost together."""
-    return replace(
-        second,
-        stats_sum=first.stats_sum,
-        stats_max=first.stats_max,
-        exceeded=first.exceeded,
-        effective_bounds=first.effective_bounds,
-        push_s=first.push_s + second.push_s,
-        pull_s=first.pull_s + second.pull_s,
-        total_s=first.total_s + second.total_s,
-        bytes_sent=first.bytes_sent + second.bytes_sent,
-        packets_sent=first.packets_sent + second.packets_sent,
-        retransmissions=first.retransmissions + second.retransmissions,
-    )

@@ -36,6 +36,7 @@ __all__ = [
     "check_choice",
     "check_class_dscp",
     "check_kept",
+    "check_share",
     "mix_seed",
     "pool",
 ]
@@ -68,6 +69,13 @@ def check_bound(name: str, value: object) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0.0 <= value < 1.0:  # type: ignore[operator]
         raise ConfigError(f"{name}={value!r}: a bound is a number in [0, 1)")
+
+
+def check_share(name: str, value: object) -> None:
+    """Raises ConfigError unless `value` is a number in [0, 1)."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0.0 <= value < 1.0:  # type: ignore[operator]
+        raise ConfigError(f"{name}={value!r}: a number in [0, 1)")
 
 
 def check_kept(name: str, value: object) -> None:
@@ -153,6 +161,8 @@ class TransferPlan:
     encoding takes is no loss in the sense of the bounds: error feedback alone gives it back.
     transform: what is done to the gradient before it travels and undone after, from `seed`
     ("hadamard": `gradwire.transforms`); the engine carries coefficients and knows nothing of it.
+    pruned: the share of each tensor's elements, those of the smallest weights, that is held back
+    before the push ("topk" only; `gradwire.pruning`), unknown to the engine as well.
 
     Raises ConfigError naming the field, the value and what is allowed.
     """
@@ -171,6 +181,7 @@ class TransferPlan:
     kept: float = 1.0
     transform: str = "none"
     class_dscp: tuple[int, ...] = ()
+    pruned: float = 0.0
 
     def __post_init__(self) -> None:
         if self.elements <= 0:
@@ -217,6 +228,13 @@ class TransferPlan:
                 f"kept={self.kept!r} with encoding={self.encoding!r}: only encoding='topk' keeps "
                 "less than all"
             )
+        check_share("pruned", self.pruned)
+        if self.pruned and (self.encoding != "topk" or self.transform != "none"):
+            raise ConfigError(
+                f"pruned={self.pruned!r} with encoding={self.encoding!r}, "
+                f"transform={self.transform!r}: only encoding='topk' without a transform selects "
+                "among elements"
+            )
 
     @property
     def lossy(self) -> bool:
@@ -251,6 +269,7 @@ class TransferPlan:
             encoding="f32",
             kept=1.0,
             transform="none",
+            pruned=0.0,
         )
 
     @staticmethod

@@ -6,22 +6,28 @@ to float32 on the way in (relative error 6e-8; magnitudes beyond 3.4e38 become i
 carries float32 and so do the sums.
 
 A bucket on a CUDA device is copied through pinned memory on a stream of its own: the autograd
-thread only queues the copy, and the engine's stager (`gradwire.executor`) waits for it.
+thread only queues the copy, and the engine's stager (`gradwire.executor`) waits for it. Where the
+plan has an encoding, the bucket may be encoded on the device first (`gradwire.device_books`), so
+that half or a quarter of the bytes cross.
 """
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gradwire.device_books import Encoded
 from gradwire.errors import ConfigError
 
 __all__ = ["Stage", "StagePool"]
+
+Encode = Callable[[torch.Tensor], Encoded]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -31,6 +37,12 @@ class Stage(ABC):
 
     waits = False
     """Whether `host` waits for a copy, so that the thread that stages is not the one to call it."""
+
+    squares: NDArray[np.float64] | None = None
+    """The squared norm of each tensor's gradient, where `host` brings something else; after it."""
+
+    encoded = False
+    """Whether `host` brings what an encoding on the device left of the gradients."""
 
     def __init__(self, buffer: torch.Tensor) -> None:
         self.buffer = buffer
@@ -51,15 +63,19 @@ class Stage(ABC):
 class StagePool:
     """Makes stages, and keeps their host copies and streams for the next step."""
 
+    encodes: tuple[str, ...] = ("cuda",)
+    """The types of device whose buckets are encoded before they cross to the host."""
+
     def __init__(self) -> None:
         self._copies: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._streams: dict[torch.device, Any] = {}
         self._warned = False
 
-    def stage(self, index: int, buffer: torch.Tensor) -> Stage:
+    def stage(self, index: int, buffer: torch.Tensor, encode: Encode | None = None) -> Stage:
         """The stage of the bucket with this index; queues the copy of a CUDA bucket at once.
 
-        Raises ConfigError for an element type or device that cannot be carried.
+        encode: what may be done to float32 gradients on their device, None for nothing. Raises
+        ConfigError for an element type or device that cannot be carried.
         """
         if buffer.dtype not in DTYPES:
             allowed = ", ".join(str(dtype) for dtype in DTYPES)
@@ -69,7 +85,11 @@ class StagePool:
             warnings.warn(
                 "gradwire carries float64 gradients rounded to float32", UserWarning, stacklevel=2
             )
+        if buffer.device.type not in self.encodes:
+            encode = None
         if buffer.device.type == "cpu":
+            if encode is not None:
+                return _EncodedStage(buffer, self._copy(index, buffer), encode)
             if buffer.dtype == torch.float32:
                 return _DirectStage(buffer)
             return _CastStage(buffer, self._copy(index, buffer))
@@ -77,7 +97,7 @@ class StagePool:
             stream = self._streams.get(buffer.device)
             if stream is None:
                 stream = self._streams[buffer.device] = torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
-            return _CudaStage(buffer, self._copy(index, buffer), stream)
+            return _CudaStage(buffer, self._copy(index, buffer), stream, encode)
         raise ConfigError(
             f"bucket {index} lies on device {buffer.device}: allowed are cpu and cuda"
         )
@@ -122,18 +142,47 @@ class _CastStage(Stage):
         future.set_result(self.buffer)
 
 
+class _EncodedStage(Stage):
+    """On the CPU, but encoded there as on a device."""
+
+    encoded = True
+
+    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor, encode: Encode) -> None:
+        super().__init__(buffer)
+        self._copy = copy
+        encoded = encode(buffer.detach().to(torch.float32)).to_host(pinned=False)
+        encoded.decode_into(copy)
+        self.squares = encoded.squares()
+
+    def host(self) -> NDArray[np.float32]:
+        memory: NDArray[np.float32] = self._copy.numpy()
+        return memory
+
+    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        self.buffer.copy_(self._copy)
+        future.set_result(self.buffer)
+
+
 class _CudaStage(Stage):
     """On a CUDA device: a float32 copy in pinned memory, made on a side stream."""
 
     waits = True
 
-    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor, stream: Any) -> None:
+    def __init__(
+        self, buffer: torch.Tensor, copy: torch.Tensor, stream: Any, encode: Encode | None
+    ) -> None:
         super().__init__(buffer)
         self._copy = copy
+        self._encoded: Encoded | None = None
+        self.encoded = encode is not None
         self._stream = stream
         stream.wait_stream(torch.cuda.current_stream(buffer.device))
         with torch.cuda.stream(stream):
-            self._copy.copy_(buffer.detach().to(torch.float32), non_blocking=True)
+            gradient = buffer.detach().to(torch.float32)
+            if encode is None:
+                self._copy.copy_(gradient, non_blocking=True)
+            else:
+                self._encoded = encode(gradient).to_host(pinned=True)
             buffer.record_stream(stream)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record(stream)
@@ -143,6 +192,10 @@ class _CudaStage(Stage):
 
     def host(self) -> NDArray[np.float32]:
         self._arrived.synchronize()
+        if self._encoded is not None:
+            self._encoded.decode_into(self._copy)
+            self.squares = self._encoded.squares()
+            self._encoded = None
         memory: NDArray[np.float32] = self._copy.numpy()
         return memory
 

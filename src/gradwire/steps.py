@@ -1,7 +1,7 @@
 """One training step on its way: its buckets, and what waits until the step is decided."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from gradwire.phases import Ballot, Phase
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport
 from gradwire.staging import Stage
 
-__all__ = ["Step", "Transfer", "is_finite", "square_norm"]
+__all__ = ["Step", "Transfer", "is_finite", "square_norm", "tensor_squares"]
 
 
 class Step:
@@ -51,17 +51,16 @@ class Step:
         """The share of this worker's elements that did not count at the first attempt."""
         counted = elements = 0.0
         for transfer in self.transfers:
-            if transfer.plan is None or transfer.first is None:
+            if transfer.first is None:
                 continue
             for region, share in zip(transfer.plan.regions, transfer.first.delivered, strict=True):
                 counted += share * region.length
                 elements += region.length
         return 1.0 - counted / elements if elements else 0.0
 
-    def add_layers(self, slots: tuple[TensorSlot, ...], values: NDArray[np.float32]) -> None:
-        """Adds the squared norms of a bucket's layers; a non-finite layer counts as 0."""
-        for slot in slots:
-            square = square_norm(values[slot.offset : slot.offset + slot.length])
+    def add_layers(self, slots: tuple[TensorSlot, ...], squares: Sequence[float]) -> None:
+        """Adds the squared norms of a bucket's tensors; a non-finite one counts as 0."""
+        for slot, square in zip(slots, squares, strict=True):
             known = self.layer_squares.get(slot.layer, 0.0)
             self.layer_squares[slot.layer] = known + (square if math.isfinite(square) else 0.0)
 
@@ -69,20 +68,32 @@ class Step:
 class Transfer:
     """One bucket of one step on its way.
 
-    first: the report of the first attempt; report: of the one that was applied.
+    parameters: the bucket's, in order. first: the report of the first attempt; report: of the one
+    that was applied.
     """
 
-    def __init__(self, step: Step, index: int, slots: tuple[TensorSlot, ...], stage: Stage) -> None:
+    def __init__(
+        self,
+        step: Step,
+        index: int,
+        slots: tuple[TensorSlot, ...],
+        parameters: list[torch.Tensor],
+        stage: Stage,
+        plan: TransferPlan,
+    ) -> None:
         self.step = step
         self.index = index
         self.slots = slots
+        self.parameters = parameters
         self.stage = stage
-        self.plan: TransferPlan | None = None
+        self.plan = plan
         self.resent: TransferPlan | None = None  # the guard's exact plan, if it took one
         self.first: TransferReport | None = None
         self.report: TransferReport | None = None
         self.result: torch.futures.Future[torch.Tensor] | None = None
         self.kept: NDArray[np.float32] | None = None  # what was sent, for the guard
+        self.pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None  # where, what
+        self.unused: list[tuple[slice, NDArray[np.float32]]] = []  # where, what was owed
         self.error: Exception | None = None
         self.applied_square = 0.0
         self.done = False
@@ -110,6 +121,11 @@ def square_norm(values: NDArray[np.float32]) -> float:
     if math.isfinite(square):
         return square
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
+
+
+def tensor_squares(slots: Sequence[TensorSlot], values: NDArray[np.float32]) -> list[float]:
+    """The squared L2 norm of each tensor."""
+    return [square_norm(values[slot.offset : slot.offset + slot.length]) for slot in slots]
 
 
 def is_finite(values: NDArray[np.float32]) -> bool:

@@ -232,7 +232,14 @@ class Job:
 
     def residual(self, rank: int) -> Flat:
         """The rank's residual over all tensors; zeros without error feedback."""
-        state = self.pipelines[rank].state_dict()["residuals"]
+        return self._kept(rank, "residuals")
+
+    def velocity(self, rank: int) -> Flat:
+        """The rank's velocity over all tensors; zeros without a momentum memory."""
+        return self._kept(rank, "velocities")
+
+    def _kept(self, rank: int, what: str) -> Flat:
+        state = self.pipelines[rank].state_dict()[what]
         assert isinstance(state, dict)
         if not state:
             return np.zeros(self.elements, np.float32)

@@ -1,4 +1,4 @@
-"""Policy "adaptive", ours: bound = phase × layer, spent only on what the network lost.
+"""Policy "adaptive", ours: bound = phase × layer, spent on what the network lost or holds up.
 
 From DBLP the phases, from PLOT that layers differ, from Accordion a phase per layer, from the
 follow-up of DBLP the vesting, from NetSenseML that compression waits for congestion. A tensor's
@@ -9,8 +9,11 @@ bound is p_low in its layer's critical phases and p_high elsewhere, times its to
 - without one, by shape, name and place: tensors of one dimension (norm layers and biases,
   whatever they are called) and those named like them 0, the front tenth of the model half.
 
-There is no schedule to learn and no time-out to guess: a chunk is given up when loss detection,
-whose times follow the measured round trips, declares it lost, and the ledger has room.
+No time-out is guessed. The schedule is learned (`gradwire.policies.lateness`): until a push takes
+longer than pushes do here, all of it is waited for, and what the network loses is sent again; from
+then on a region closes as soon as it is within its bound, whatever the rest waits for: a loss, a
+stalled worker, a link cut for a moment. While the times are not known, a chunk is given up when
+loss detection, whose times follow the measured round trips, declares it lost.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from typing import Any, ClassVar
 
 from gradwire.errors import ConfigError
 from gradwire.phases import Every, make_detector
-from gradwire.plans import TransferPlan, check_bound, check_choice
+from gradwire.plans import BY_BOUND, CloseStep, TransferPlan, check_bound, check_choice
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
-from gradwire.policies.congestion import FLOOR, Ladder, congested, stage, wider
+from gradwire.policies.congestion import FLOOR, INT8, Ladder, congested, stage, wider
+from gradwire.policies.lateness import PushHistory
 from gradwire.policies.plot import PLOT
 from gradwire.policies.regions import regions_by_tensor
 from gradwire.telemetry import StepReport
@@ -35,7 +39,6 @@ FRAGILE = re.compile(r"(^|\.)bias$|norm|(^|[._])(bn|ln)\d*([._]|$)", re.IGNORECA
 """Names of tensors that may lose nothing where no calibration says otherwise."""
 
 FRONT, FRONT_TOLERANCE = 0.1, 0.5
-INT8 = 0.25
 SHARE = 0.8
 """Of the bandwidth-delay product that the data in flight may take before it is congested."""
 
@@ -52,6 +55,7 @@ class Adaptive(Policy):
     """
 
     name: ClassVar[str] = "adaptive"
+    compressions: ClassVar[tuple[str, ...]] = ("auto", "topk", "never")
 
     p_low: float = 0.008
     p_high: float = 0.408
@@ -73,11 +77,12 @@ class Adaptive(Policy):
                 f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
                 "phases may not be the stricter one"
             )
-        check_choice("compress", self.compress, ("auto", "topk", "never"))
+        check_choice("compress", self.compress, self.compressions)
         check_transfer_options("lost", self.fill, self.order, self.pull)
         self._bounds = None if self.table is None else PLOT(table=self.table)
         self._known: dict[str, tuple[float, float]] = {}
         self._ladder = Ladder(1.0, False, FLOOR if self.compress == "topk" else INT8)
+        self._pushes = PushHistory()
         self._congested = False
         self.phases = make_detector(self.eta, self.every, self.detector)
 
@@ -92,7 +97,8 @@ class Adaptive(Policy):
         """Checks the table against the model; without a table, notes which tensors are in front."""
         if tensors is None:
             raise ConfigError(
-                "policy='adaptive' without a model: the hook needs HookState(model=…) for its names"
+                "policy='adaptive' (the default) without a model: the hook needs "
+                "HookState(model=…) for its names, or another policy"
             )
         if self._bounds is not None:
             self._bounds.prepare(tensors)
@@ -126,7 +132,7 @@ class Adaptive(Policy):
         """One region per tensor (small ones pooled), in the encoding that congestion asks for."""
         phases = self.phases
         assert phases is not None
-        encoding, kept = stage(self._ladder.ratio) if self.compress != "never" else ("f32", 1.0)
+        encoding, kept = self._stage()
         low, high = zip(*(self.bounds_of(slot.name) for slot in context.tensors), strict=True)
         now = [
             strict if self._critical(slot.layer, context) else loose
@@ -138,9 +144,14 @@ class Adaptive(Policy):
             [strict or loose for strict, loose in zip(low, high, strict=True)],
             wider(context.chunk_elements, encoding, kept),
         )
+        late = self._pushes.late_after(context.bucket)
+        spend: dict[str, Any] = {"spend": "lost"}
+        if late is not None:
+            schedule = (_since_first(0.0, 1.0), _since_first(late, BY_BOUND))
+            spend = {"spend": "late", "schedule": schedule}
         return context.plan(
             regions,
-            spend="lost",
+            **spend,
             fill=self.fill,
             order=self.order,
             pull=self.pull,
@@ -151,7 +162,11 @@ class Adaptive(Policy):
     def observe(self, report: StepReport) -> None:
         """Moves phases and encoding by what was agreed; judges the step's own congestion."""
         super().observe(report)
+        before = self._stage()
         self._ladder.observe(report.agreed)
+        self._pushes.observe(report.agreed)
+        if self._stage() != before:
+            self._pushes.forget()
         self._congested = congested(report, SHARE)
 
     def state_dict(self) -> dict[str, object]:
@@ -160,6 +175,7 @@ class Adaptive(Policy):
             **super().state_dict(),
             "ladder": self._ladder.state_dict(),
             "congested": self._congested,
+            "pushes": self._pushes.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -167,8 +183,18 @@ class Adaptive(Policy):
         super().load_state_dict(state)
         self._ladder.load_state_dict(state["ladder"])
         self._congested = bool(state["congested"])
+        self._pushes.load_state_dict(state["pushes"])
+
+    def _stage(self) -> tuple[str, float]:
+        """Encoding and share kept of the next step."""
+        return stage(self._ladder.ratio) if self.compress != "never" else ("f32", 1.0)
 
     def _critical(self, layer: str, context: PlanContext) -> bool:
         if self.detector != "layers" or self.phases is None:
             return context.phase == "critical"
         return self.phases.phase_of(layer) == "critical"
+
+
+def _since_first(delay_s: float, fraction: float) -> CloseStep:
+    """Since the worker's first arrival, so that skew of the workers' compute makes nobody late."""
+    return CloseStep("first_arrival", "worker", delay_s, fraction)

@@ -77,6 +77,9 @@ class Policy(ABC):
     halt_after: int = 0
     """After so many guarded steps running training halts; 0 for never."""
 
+    momentum: float = 0.0
+    """Of the momentum memory that each worker keeps (`gradwire.momentum`); 0 for none."""
+
     vectors: frozenset[str] = frozenset()
     """The model's tensors of fewer than two dimensions; set before `prepare`."""
 

@@ -23,9 +23,12 @@ from typing import Any
 from gradwire.phases import Summary
 from gradwire.telemetry import StepReport
 
-__all__ = ["Ladder", "congested", "stage"]
+__all__ = ["FLOOR", "INT8", "Ladder", "congested", "stage"]
 
 SHRINK, GROW, FLOOR = 0.95, 0.001, 0.005
+
+INT8 = 0.25
+"""The smallest ratio that needs no top-k."""
 RAMP = 2.0
 
 TOPK_SHARE = 6.0 / 4.0
@@ -79,7 +82,7 @@ def stage(ratio: float) -> tuple[str, float]:
         return "f32", 1.0
     if ratio >= 0.5:
         return "f16", 1.0
-    if ratio >= 0.25:
+    if ratio >= INT8:
         return "int8", 1.0
     return "topk", max(ratio, FLOOR) / TOPK_SHARE
 

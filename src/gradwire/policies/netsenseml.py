@@ -4,8 +4,14 @@ arXiv 2506.16235. The paper's: the network is watched and quantisation and compr
 by the bandwidth-delay product; all ranks agree on the smallest ratio; the ratio's constants are
 those of its code. Nothing is lost on the way: the bound is 0. Where we differ, and why, is in
 `gradwire.policies.congestion`: the signal, the stages, the ramp. Error feedback, which theirs
-lacks, is on unless switched off: top-k is biased without it. Their weight pruning and momentum
-memory are not built; dense steps (ratio 1) are plain exact sums.
+lacks, is on: top-k is biased without it. Dense steps (ratio 1) are plain exact sums.
+
+Their code prunes weights before it selects, and keeps a momentum memory. Both are options here,
+off by default, and what they mean is ours: `prune` holds back the gradient elements of each
+tensor's smallest weights from top-k (`gradwire.pruning`). It saves no bytes, as top-k's share is
+given by the ratio, and what is held back waits in the residual until the network is free again; so
+it is for those who compare. `momentum` moves the optimizer's momentum to the workers, before the
+selection (`gradwire.momentum`), and only makes sense with an optimizer that has none.
 """
 
 from __future__ import annotations
@@ -14,9 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from gradwire.errors import ConfigError
-from gradwire.plans import TransferPlan
+from gradwire.plans import TransferPlan, check_choice, check_share
 from gradwire.policies.base import PlanContext, Policy
-from gradwire.policies.congestion import FLOOR, Ladder, congested, stage
+from gradwire.policies.congestion import FLOOR, INT8, Ladder, congested, stage
 from gradwire.telemetry import StepReport
 
 __all__ = ["NetSenseML"]
@@ -27,14 +33,21 @@ class NetSenseML(Policy):
     """Dense while the network is free, else f16, int8 and top-k as far as congestion asks.
 
     start: the ratio of the first step, doubled each step until the first congestion. share: of
-    the bandwidth-delay product that the data in flight may take.
+    the bandwidth-delay product that the data in flight may take. compress: how far it goes,
+    "topk" (needs error feedback) or "int8". prune: the share of each tensor's elements, those of
+    its smallest weights, that top-k passes over; in [0, 1), norm layers and biases excepted.
+    momentum: of the workers' momentum memory, in [0, 1); for an optimizer without momentum.
     """
 
     name: ClassVar[str] = "netsenseml"
     feedback: ClassVar[bool | None] = True
+    compressions: ClassVar[tuple[str, ...]] = ("topk", "int8")
 
     start: float = 0.1
     share: float = 0.9
+    compress: str = "topk"
+    prune: float = 0.0
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("start", FLOOR), ("share", 0.0)):
@@ -45,7 +58,16 @@ class NetSenseML(Policy):
                     f"{name}={value!r}: a number "
                     + (f"from {least:g} to 1" if least else "above 0 and at most 1")
                 )
-        self._ladder = Ladder(float(self.start), self.start < 1.0)
+        check_choice("compress", self.compress, self.compressions)
+        check_share("prune", self.prune)
+        check_share("momentum", self.momentum)
+        if self.prune and self.compress != "topk":
+            raise ConfigError(
+                f"prune={self.prune!r} with compress={self.compress!r}: only compress='topk' "
+                "selects among elements"
+            )
+        floor = FLOOR if self.compress == "topk" else INT8
+        self._ladder = Ladder(max(floor, float(self.start)), self.start < 1.0, floor)
         self._congested = False
 
     @property
@@ -62,7 +84,8 @@ class NetSenseML(Policy):
         """One exact region in the encoding of the stage."""
         encoding, kept = stage(self._ladder.ratio)
         whole = TransferPlan.whole(context.elements, scale=1.0 / context.world_size)
-        return replace(whole, encoding=encoding, kept=kept)
+        pruned = self.prune if encoding == "topk" else 0.0
+        return replace(whole, encoding=encoding, kept=kept, pruned=pruned)
 
     def observe(self, report: StepReport) -> None:
         """Moves the ratio by the agreed flag; judges the step's own congestion for the next."""

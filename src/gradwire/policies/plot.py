@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,15 +24,34 @@ from gradwire.phases import Phase
 from gradwire.plans import TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
 from gradwire.policies.regions import BoundTable, check_patterns, check_table, regions_by_tensor
+from gradwire.telemetry import StepReport
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["PLOT", "Calibration"]
+__all__ = ["EPS", "LR", "PLOT", "Calibration", "check_eps", "check_lr"]
 
 FORMAT = 1
+
+EPS, LR = 0.05, 0.05
+"""What a layer may cost of a step's loss decrease, and the rate of the plain gradient steps."""
+
+PATIENCE = 10
+"""Steps without a table for each step of a calibration's round before a warning."""
+
+
+def check_eps(eps: object) -> None:
+    """Raises ConfigError unless `eps` is a share of the loss decrease."""
+    if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0.0 < eps < 1.0:
+        raise ConfigError(f"eps={eps!r}: a share of the loss decrease, above 0 and below 1")
+
+
+def check_lr(lr: object) -> None:
+    """Raises ConfigError unless `lr` is a learning rate."""
+    if not isinstance(lr, (int, float)) or isinstance(lr, bool) or not 0.0 < lr < math.inf:
+        raise ConfigError(f"lr={lr!r}: a finite number above 0")
 
 
 @dataclass(frozen=True)
@@ -95,43 +116,97 @@ class PLOT(Policy):
     table: a file that `gradwire calibrate` wrote, or bounds by tensor-name pattern
     ({"features.0.*": 0.01, "*.weight": 0.2}; the first that matches rules, a tensor that none
     matches is critical, a pattern that matches nothing is an error). A file for another model is
-    an error. spend: "lost" gives up only what the network lost. fill, order, pull: docs/design.md.
+    an error. calibrate: instead of a table, find it in the first steps of the job, which are
+    exact: so many calls of `attachment.calibrate(loss_fn, batch)` in each of three rounds; eps, lr:
+    its settings (`gradwire.calibrate`). spend: "lost" gives up only what the network lost. fill,
+    order, pull: docs/design.md.
     """
 
     name: ClassVar[str] = "plot"
     resting_phase: ClassVar[Phase] = "tolerant"
 
     table: str | dict[str, float] | None = None
+    calibrate: int = 0
+    eps: float = EPS
+    lr: float = LR
     spend: str = "lost"
     fill: str = "zero"
     order: str = "shuffled"
     pull: str = "exact"
 
     def __post_init__(self) -> None:
-        self._file: Calibration | None = None
+        self.calibration: Calibration | None = None  # of a file, or found in the job
+        self._waited = 0  # steps without a table
         if isinstance(self.table, Mapping):
             check_table("table", self.table)
             self._bounds = BoundTable(self.table, 0.0)
         elif isinstance(self.table, (str, Path)):
-            self._file = Calibration.load(self.table)
-        else:
+            self.calibration = Calibration.load(self.table)
+        elif self.table is not None or self.calibrate == 0:
             raise ConfigError(
                 f"table={self.table!r}: the file of a calibration (`gradwire calibrate` makes "
-                "one), or bounds by tensor-name pattern"
+                "one), bounds by tensor-name pattern, or None with calibrate=8 to find them in "
+                "the first steps"
             )
+        self._check_calibrate()
         check_transfer_options(self.spend, self.fill, self.order, self.pull)
 
+    def _check_calibrate(self) -> None:
+        whole = isinstance(self.calibrate, int) and not isinstance(self.calibrate, bool)
+        if not whole or not 0 <= self.calibrate <= 1 << 20:
+            raise ConfigError(
+                f"calibrate={self.calibrate!r}: how many steps a round of the calibration takes, a "
+                "whole number; 0 for none"
+            )
+        check_eps(self.eps)
+        check_lr(self.lr)
+        if self.table is not None:
+            for name, default in (("calibrate", 0), ("eps", EPS), ("lr", LR)):
+                if getattr(self, name) != default:
+                    raise ConfigError(
+                        f"{name}={getattr(self, name)!r} with table={self.table!r}: a table is "
+                        f"there already; leave one of them out"
+                    )
+
     def bound_of(self, tensor: str) -> float:
-        """The bound of a tensor."""
-        if self._file is not None:
-            return self._file.bounds.get(tensor, 0.0)
-        return self._bounds(tensor)
+        """The bound of a tensor; 0 while the calibration runs."""
+        if self.calibration is not None:
+            return self.calibration.bounds.get(tensor, 0.0)
+        return 0.0 if self.table is None else self._bounds(tensor)
+
+    def learn(self, calibration: Calibration) -> None:
+        """Takes the calibration that was found in the job; the same on all ranks."""
+        self.calibration = calibration
+
+    def observe(self, report: StepReport) -> None:
+        """Warns, once, where the calibration was asked for and is forgotten."""
+        super().observe(report)
+        if self.calibrate and self.calibration is None:
+            self._waited += 1
+            if self._waited == PATIENCE * self.calibrate:
+                warnings.warn(
+                    f"policy 'plot' with calibrate={self.calibrate}: {self._waited} steps, all "
+                    "exact, have passed without a calibration: call attachment.calibrate(loss_fn, "
+                    "batch) before each step on every rank",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def state_dict(self) -> dict[str, object]:
+        """The calibration found in the job; one that is not complete starts anew."""
+        found = self.calibration if self.calibrate else None
+        return {} if found is None else {"calibration": asdict(found)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        if self.calibrate and "calibration" in state:
+            self.learn(Calibration(**state["calibration"]))
 
     def options(self) -> dict[str, object]:
         """The options, with the file's contents in its place: ranks compare those."""
         values = {name: getattr(self, name) for name in option_names(type(self))}
-        if self._file is not None:
-            values["table"] = self._file.bounds
+        if self.table is not None and self.calibration is not None:
+            values["table"] = self.calibration.bounds
         return values
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
@@ -141,21 +216,23 @@ class PLOT(Policy):
                 f"table={self.table!r} without a model: the hook needs HookState(model=…) for "
                 "its names"
             )
-        if self._file is None:
-            assert isinstance(self.table, Mapping)
+        if isinstance(self.table, Mapping):
             check_patterns("table", self.table, list(tensors))
+        if self.table is None or self.calibration is None:
             return
         here = Calibration.fingerprint(tensors)
-        if self._file.model != here:
-            unknown = [name for name in self._file.bounds if name not in tensors]
+        if self.calibration.model != here:
+            unknown = [name for name in self.calibration.bounds if name not in tensors]
             why = f"it has no tensor {unknown[0]!r}" if unknown else "its sizes differ"
             raise ConfigError(
-                f"table={self.table!r}: made for model {self._file.model}, this is model {here} "
-                f"({why}): calibrate again"
+                f"table={self.table!r}: made for model {self.calibration.model}, this is model "
+                f"{here} ({why}): calibrate again"
             )
 
     def plan(self, context: PlanContext) -> TransferPlan:
-        """One region per tensor (small ones pooled) with its own bound."""
+        """One region per tensor (small ones pooled) with its own bound; exact without a table."""
+        if self.table is None and self.calibration is None:
+            return TransferPlan.whole(context.elements, scale=1.0 / context.world_size)
         bounds = [self.bound_of(slot.name) for slot in context.tensors]
         regions = regions_by_tensor(context.tensors, bounds, bounds, context.chunk_elements)
         return context.plan(

@@ -1,0 +1,133 @@
+"""BallotBox: what this worker tells the others with each step.
+
+Users vote for a phase, begin epochs and give losses; the last step showed a norm, push times, what
+was lost and what the path is like. All of it travels in the ballots that go with the buckets
+(`gradwire.phases.Ballot`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from gradwire.errors import ConfigError
+from gradwire.phases import GAUGES, PHASES, Ballot, Phase, RateWatch
+from gradwire.plans import TensorSlot, TransferReport
+from gradwire.policies import Policy
+from gradwire.telemetry import StepReport
+
+__all__ = ["BallotBox"]
+
+
+class BallotBox:
+    """Gathers what one worker has to say until it travels.
+
+    optimizer: the one whose learning rate is watched, None for none.
+    """
+
+    def __init__(self, policy: Policy, optimizer: torch.optim.Optimizer | None) -> None:
+        self.epoch = -1
+        self.applied_square = 0.0  # of the last step's applied gradient
+        self._policy = policy
+        self._optimizer = optimizer
+        self._rates = RateWatch()
+        self._vote: Phase | None = None
+        self._losses: list[float] = []
+        self._push_s: dict[tuple[TensorSlot, ...], float] = {}
+        self._lost = 0.0  # largest share of a step lost since the ranks were told
+
+    def set_phase(self, phase: Phase | None) -> None:
+        """Votes for a phase from now on; None leaves it to the detector again."""
+        if phase is not None and phase not in PHASES:
+            raise ConfigError(f"phase={phase!r}: allowed are 'critical', 'tolerant', None")
+        if phase is not None and self._policy.phases is None:
+            raise ConfigError(
+                f"phase={phase!r}: policy {self._policy.name!r} has no phases; 'dblp' has"
+            )
+        self._vote = phase
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Notes that an epoch begins."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ConfigError(f"epoch={epoch!r}: a whole number, 0 or more")
+        self.epoch = epoch
+
+    def add_loss(self, loss: float) -> None:
+        """Stores a training loss, to travel with the next step."""
+        if math.isfinite(loss):
+            self._losses.append(loss)
+
+    def cast(self, step: int, last: StepReport | None) -> Ballot:
+        """The ballot of a step that begins; last: the report of the step before it."""
+        losses, self._losses = self._losses, []
+        return Ballot(
+            loss=sum(losses),
+            losses=len(losses),
+            critical=self._vote == "critical",
+            tolerant=self._vote == "tolerant",
+            applied_square=self.applied_square,
+            epoch=self.epoch,
+            falling=self._optimizer is not None
+            and self._rates.observe([float(g["lr"]) for g in self._optimizer.param_groups]),
+            congested=self._policy.congested,
+            gauge=self._gauge(step, last),
+        )
+
+    def of_bucket(
+        self,
+        ballot: Ballot,
+        slots: tuple[TensorSlot, ...],
+        fresh_square: float | None,
+        *,
+        first: bool,
+    ) -> Ballot:
+        """The step's ballot as one bucket carries it; fresh_square: None for a fresh gradient that
+        is not finite. Losses travel with the first bucket only."""
+        return replace(
+            ballot,
+            fresh_square=fresh_square or 0.0,
+            nonfinite=fresh_square is None,
+            loss=ballot.loss if first else 0.0,
+            losses=ballot.losses if first else 0,
+            push_s=self._push_s.get(slots, 0.0),
+        )
+
+    def pushed(self, slots: tuple[TensorSlot, ...], report: TransferReport) -> None:
+        """Notes how long a bucket's push took; the others are told in the next step."""
+        whole = all(share >= 1.0 for share in report.delivered)
+        self._push_s[slots] = report.push_s if whole else math.inf
+
+    def lost(self, share: float) -> None:
+        """Notes the share of a step that was lost."""
+        self._lost = max(self._lost, share)
+
+    def state_dict(self) -> dict[str, object]:
+        """What a resumed run would tell."""
+        return {
+            "epoch": self.epoch,
+            "applied_square": self.applied_square,
+            "rates": list(self._rates.reference),
+        }
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Restores what `state_dict` returned; other keys are left alone."""
+        rates = state.get("rates", ())
+        assert isinstance(rates, Iterable)
+        self._rates.reference = list(rates)
+        self.epoch = int(state["epoch"])  # type: ignore[call-overload]
+        self.applied_square = float(state["applied_square"])  # type: ignore[arg-type]
+
+    def _gauge(self, step: int, last: StepReport | None) -> float:
+        """This worker's value for the slot that step numbers take turns in."""
+        told = GAUGES[step % len(GAUGES)]
+        if told == "lost":
+            lost, self._lost = self._lost, 0.0
+            return lost
+        if last is None:
+            return 0.0
+        if told == "rtprop":
+            return last.rtprop_s
+        return 1.0 / last.btlbw if last.btlbw > 0 else 0.0

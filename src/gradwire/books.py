@@ -1,0 +1,210 @@
+"""Books: residuals and ages of one attachment's buckets, before and after each transfer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwire import transforms
+from gradwire.communicator import Communicator
+from gradwire.device_books import DeviceBook, Encoded
+from gradwire.device_codec import ENCODABLE
+from gradwire.errors import ConfigError
+from gradwire.feedback import AgeBook, ResidualBook, join_chunks, nonfinite_chunks
+from gradwire.momentum import VelocityBook
+from gradwire.plans import TensorSlot, TransferPlan, TransferReport
+from gradwire.policies import Policy
+from gradwire.pruning import smallest_weights
+from gradwire.settings import Settings
+from gradwire.steps import Step, Transfer, is_finite
+
+__all__ = ["Books"]
+
+
+@dataclass
+class Books:
+    """What did not count, kept for later (`gradwire.feedback`), and momentum kept at the worker
+    (`gradwire.momentum`)."""
+
+    communicator: Communicator
+    policy: Policy
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        momentum = self.policy.momentum
+        self._velocities = VelocityBook(momentum) if momentum else None
+        self._residuals = ResidualBook() if self.settings.feedback else None
+        self._device = DeviceBook(feedback=self.settings.feedback)
+        self._ages = AgeBook(self.settings.max_age)
+        self.finds_unused = False  # DDP looks for parameters that a step does not use
+        self._selects = self.communicator.world_size > 1  # one worker alone keeps everything
+
+    def encoder(
+        self, step: Step, slots: tuple[TensorSlot, ...], plan: TransferPlan
+    ) -> Callable[[torch.Tensor], Encoded] | None:
+        """What encodes a bucket on its device; None where the host needs the gradient itself: for
+        the momentum memory, for what the guard may have to send again exactly, and to see which
+        tensors were not used."""
+        if plan.encoding not in ENCODABLE or plan.transform != "none":
+            return None
+        if self._velocities is not None or step.guarded or not self._selects:
+            return None
+        if self.finds_unused and self._residuals is not None:
+            return None
+        grid = self.communicator.chunk_grid(plan)
+        return lambda gradient: self._device.encode(slots, gradient, grid, plan.encoding)
+
+    def open(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
+        """Adds what is owed to a bucket about to be sent, and keeps aside what is sent where the
+        guard may have to send it again; takes out what the plan prunes."""
+        unused = self._unused(transfer, host)
+        if self._velocities is not None:
+            self._velocities.advance(transfer.slots, host)
+        if self._residuals is not None:
+            for slots, values in self._device.recall(transfer.slots, but=transfer.stage.encoded):
+                self._residuals.add(slots, values)
+            self._residuals.add_to(transfer.slots, host)
+            sent = self.sent(transfer)
+            for part in unused:
+                transfer.unused.append((part, sent[part].copy()))
+                sent[part] = host[part] = 0.0
+            if transfer.plan.pruned and self._selects:
+                self._prune(transfer, host)
+        elif transfer.step.guarded:
+            transfer.kept = host.copy()
+
+    def critical(
+        self, transfer: Transfer, host: NDArray[np.float32], finite: bool
+    ) -> NDArray[np.uint32] | None:
+        """The chunks that have to count: those of full age, and those with a value that is not
+        finite. finite: whether the fresh gradient is."""
+        grid = self.communicator.chunk_grid(transfer.plan)
+        parts = [self._ages.due(transfer.slots, grid)]
+        if not finite or (self._residuals is not None and not is_finite(host)):
+            parts.append(nonfinite_chunks(grid, host))
+        return join_chunks(parts)
+
+    def settle(self, transfer: Transfer, report: TransferReport) -> None:
+        """Leaves in the residuals what did not count, and ages the chunks."""
+        plan = transfer.resent or transfer.plan
+        grid = self.communicator.chunk_grid(plan)
+        if self._residuals is not None:
+            keep_error = None
+            if plan.encoding != "f32":
+                keep_error = functools.partial(self._keep_error, transfer, plan)
+            owed = bool(len(report.withheld_chunks) or len(report.result_error))
+            turn = plan.transform != "none" and (owed or not report.counted.all())
+            sent = self._residuals.sent(transfer.slots)
+            if turn:  # what is owed is known by coefficient
+                transforms.forward(sent, plan.seed)
+            self._residuals.settle(transfer.slots, grid, report, plan.scale, keep_error)
+            if turn:
+                transforms.inverse(sent, plan.seed)
+            self._put_back(transfer)
+        self._ages.settle(transfer.slots, grid, report)
+
+    def _prune(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
+        """Takes the elements of the smallest weights out of what is sent."""
+        where = smallest_weights(
+            transfer.slots, transfer.parameters, transfer.plan.pruned, self.policy.vectors
+        )
+        where = where[np.isfinite(host[where])]  # what is not finite passes, as everywhere
+        transfer.pruned = where, host[where]
+        self.sent(transfer)[where] = 0.0
+        host[where] = 0.0
+
+    def restore_pruned(self, transfer: Transfer) -> None:
+        """Puts what was pruned back into what is sent, which all of it is now."""
+        if transfer.pruned is not None:
+            where, values = transfer.pruned
+            self.sent(transfer)[where] += values
+            transfer.pruned = None
+
+    def _unused(self, transfer: Transfer, host: NDArray[np.float32]) -> list[slice]:
+        """Where this worker's fresh gradient has nothing, because the step did not use a tensor.
+
+        DDP ignores the results of tensors that no worker used; what is owed for one is not sent
+        with them. Nobody needs to be asked: a worker that used it makes the result count, and one
+        that did not waits until it does.
+        """
+        if not self.finds_unused or self._residuals is None:
+            return []
+        parts = [slice(slot.offset, slot.offset + slot.length) for slot in transfer.slots]
+        return [part for part in parts if not host[part].any()]
+
+    def _put_back(self, transfer: Transfer) -> None:
+        """Puts back into the residuals what was not sent with the others."""
+        self.restore_pruned(transfer)
+        for part, values in transfer.unused:
+            self.sent(transfer)[part] += values
+        transfer.unused = []
+
+    def _keep_error(
+        self,
+        transfer: Transfer,
+        plan: TransferPlan,
+        sent: NDArray[np.float32],
+        counted: NDArray[np.uint8],
+    ) -> None:
+        self.communicator.keep_encoding_error(plan, sent, counted)
+        self._put_back(transfer)
+        if self._velocities is not None and plan.encoding == "topk" and self._selects:
+            self._velocities.mask(transfer.slots, sent)
+
+    def sent(self, transfer: Transfer) -> NDArray[np.float32]:
+        """What this worker sent: the residual as it is before it is settled, or the copy."""
+        if self._residuals is not None:
+            return self._residuals.sent(transfer.slots)
+        assert transfer.kept is not None
+        return transfer.kept
+
+    def rescale(self, factor: float) -> None:
+        """Multiplies all residuals (a gradient scaler has changed its scale)."""
+        self._device.rescale(factor)
+        for book in (self._residuals, self._velocities):
+            if book is not None:
+                book.rescale(factor)
+
+    def state_dict(self) -> dict[str, object]:
+        """Residuals, velocities and ages by parameter name, as tensors (this rank's own)."""
+        if self._residuals is not None:
+            for slots, values in self._device.recall_all():
+                self._residuals.add(slots, values)
+        return {
+            "residuals": _tensors(self._residuals),
+            "velocities": _tensors(self._velocities),
+            "ages": _tensors(self._ages),
+        }
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Restores what `state_dict` returned; other keys are left alone. Raises ConfigError."""
+        residuals = _arrays(state["residuals"])
+        ages = _arrays(state.get("ages", {}))
+        if self._residuals is None and any(values.any() for values in residuals.values()):
+            raise ConfigError(
+                "gradwire state with residuals loaded with error_feedback off: their gradient "
+                "would be lost; set error_feedback=True, or flush() before saving"
+            )
+        self._device.clear()
+        self._ages.load_state_dict(ages)
+        if self._velocities is not None:
+            self._velocities.load_state_dict(_arrays(state.get("velocities", {})))
+        if self._residuals is not None:
+            self._residuals.load_state_dict(residuals)
+
+
+def _tensors(book: ResidualBook | VelocityBook | AgeBook | None) -> dict[str, torch.Tensor]:
+    state: Mapping[str, NDArray[Any]] = {} if book is None else book.state_dict()
+    return {name: torch.from_numpy(values) for name, values in state.items()}
+
+
+def _arrays(tensors: object) -> dict[str, NDArray[Any]]:
+    """Arrays by name from a state's tensors, wherever the loader mapped them to."""
+    assert isinstance(tensors, dict)
+    return {name: torch.as_tensor(values).cpu().numpy() for name, values in tensors.items()}

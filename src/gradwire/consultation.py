@@ -1,0 +1,92 @@
+"""The consultation: one small exact transfer at a step's end, where the ranks must agree on more
+than the buckets' ballots carry.
+
+Two things ask for it: a phase per layer, in the steps that look, and the guard, in every step that
+it may have to send again. Transfers are numbered as they start, alike on all ranks only while one
+attachment at a time runs a backward pass: where two modules share one, use neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.communicator import Communicator, Handle
+from gradwire.phases import Summary
+from gradwire.plans import TransferPlan, mix_seed
+from gradwire.policies import Policy
+from gradwire.settings import Settings
+from gradwire.steps import Step, layer_norms
+
+__all__ = ["Consultation"]
+
+BETWEEN = 1 << 32
+"""The place of what is added up between two steps: behind every bucket's."""
+
+
+class Consultation:
+    """Agrees on the layers' norms and on the share that the unluckiest worker lost.
+
+    number: the attachment's.
+    """
+
+    def __init__(
+        self, communicator: Communicator, policy: Policy, settings: Settings, number: int
+    ) -> None:
+        self._communicator = communicator
+        self._policy = policy
+        self._settings = settings
+        self._number = number
+        self._layer_squares: dict[str, float] = {}  # since the last look
+        self._layer_steps = 0
+        self._names: list[str] = []  # of the layers asked for
+        self._sums: NDArray[np.float32] = np.zeros(0, np.float32)
+
+    def note(self, step: Step, grad_scale: float) -> None:
+        """Adds the norms of a step's layers to those since the last look."""
+        for name, square in step.layer_squares.items():
+            known = self._layer_squares.get(name, 0.0)
+            self._layer_squares[name] = known + square / grad_scale**2
+        self._layer_steps += 1
+
+    def due(self, step: Step, summary: Summary) -> bool:
+        """Whether there is something to agree on at the end of this step."""
+        return step.guarded or bool(self._layers_due(summary))
+
+    def start(self, step: Step, summary: Summary) -> Handle:
+        """Starts the transfer; `agreed` reads what came of it."""
+        self._names = self._layers_due(summary)
+        self._sums = np.array([self._layer_squares[n] for n in self._names] or [0.0], np.float32)
+        place = len(step.transfers)
+        return self._exact(self._sums, step.number, place, (0.0, 0.0, 0.0, 0.0, step.lost))
+
+    def add_up(self, values: NDArray[np.float32], step: int) -> Handle:
+        """Starts an exact sum in place, before the step of this number."""
+        return self._exact(values, step, BETWEEN, ())
+
+    def agreed(self, summary: Summary, consulted: Handle) -> tuple[Summary, float]:
+        """The completed summary, and the largest share that a worker lost; raises what went wrong
+        with the transfer."""
+        lost = consulted.report.stats_max[0]
+        if not self._names:
+            return summary, lost
+        samples = self._layer_steps * self._communicator.world_size
+        self._layer_squares, self._layer_steps = {}, 0
+        return replace(summary, layers=layer_norms(self._sums, self._names, samples)), lost
+
+    def _exact(
+        self, values: NDArray[np.float32], step: int, place: int, stats: tuple[float, ...]
+    ) -> Handle:
+        # As for buckets: another attachment's transfer under the same number is a plan error.
+        seed = mix_seed(self._settings.seed, self._number, step, place)
+        plan = replace(TransferPlan.whole(values.size), seed=seed)
+        return self._communicator.all_reduce(values, plan, step=step, stats=stats)
+
+    def _layers_due(self, summary: Summary) -> list[str]:
+        """The layers whose norms the ranks agree on at the end of this step."""
+        phases = self._policy.phases
+        if phases is None or phases.source != "layers" or not phases.due(summary):
+            return []
+        return list(self._layer_squares)

@@ -1,0 +1,78 @@
+"""FlatBook: one float32 value per gradient element, kept by parameter from step to step.
+
+DDP rebuilds its buckets, so the values belong to parameters; each bucket's lie in one flat array,
+so that adding and clearing are single passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.errors import ConfigError
+from gradwire.plans import TensorSlot
+
+__all__ = ["FlatArray", "FlatBook"]
+
+FlatArray = NDArray[np.float32]
+
+
+class FlatBook:
+    """Values of one rank, by parameter name; 0 where there are none."""
+
+    kind: ClassVar[str]
+    """What a value is, for errors."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, FlatArray] = {}
+        self._flat: dict[tuple[TensorSlot, ...], FlatArray] = {}
+
+    def values(self, slots: tuple[TensorSlot, ...]) -> FlatArray:
+        """The flat array of a bucket that is open."""
+        return self._flat[slots]
+
+    def rescale(self, factor: float) -> None:
+        """Multiplies all values (a gradient scaler has changed its scale)."""
+        for values in self._by_name.values():
+            values *= np.float32(factor)
+
+    def clear(self) -> None:
+        """Forgets all values."""
+        self._by_name.clear()
+        self._flat.clear()
+
+    def state_dict(self) -> dict[str, FlatArray]:
+        """A copy of the values, by parameter name."""
+        return {name: values.copy() for name, values in self._by_name.items()}
+
+    def load_state_dict(self, state: Mapping[str, FlatArray]) -> None:
+        """Replaces the values by those of `state` (flat float32 arrays by name)."""
+        self.clear()
+        for name, values in state.items():
+            self._by_name[name] = np.array(values, dtype=np.float32).reshape(-1)
+
+    def open(self, slots: tuple[TensorSlot, ...], elements: int) -> FlatArray:
+        """The flat array of a bucket; gathers it from its parameters when it is new."""
+        flat = self._flat.get(slots)
+        if flat is not None:
+            return flat
+        flat = np.zeros(elements, np.float32)
+        names = {slot.name for slot in slots}
+        for slot in slots:
+            view = flat[slot.offset : slot.offset + slot.length]
+            known = self._by_name.get(slot.name)
+            if known is not None:
+                if known.size != slot.length:
+                    raise ConfigError(
+                        f"{self.kind} of parameter {slot.name!r} has {known.size} elements, the "
+                        f"parameter has {slot.length}: the state is of another model"
+                    )
+                view[:] = known
+            self._by_name[slot.name] = view
+        for old in [key for key in self._flat if any(slot.name in names for slot in key)]:
+            del self._flat[old]
+        self._flat[slots] = flat
+        return flat

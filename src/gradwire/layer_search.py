@@ -1,0 +1,192 @@
+"""LayerSearch: the largest bound that each layer of a model bears, found by halving.
+
+A layer bears the share p when random zeroing of that share of its gradient, chunk by chunk as
+datagrams are lost, worsens the loss decrease of a plain gradient step by less than `eps`, in the
+mean over some batches, the other layers being whole. That is our reading of PLOT, whose own
+derivation is not public (`gradwire.policies.plot`). Norm layers and biases (tensors of one
+dimension) are not searched: their bound is 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from gradwire.errors import ConfigError
+
+__all__ = ["CANDIDATES", "HALVINGS", "LayerSearch", "LossFunction"]
+
+CANDIDATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6)
+"""The bounds that are tried, beside 0."""
+
+HALVINGS = len(CANDIDATES).bit_length()
+
+LossFunction = Callable[[torch.nn.Module, Any], torch.Tensor]
+
+
+class LayerSearch:
+    """Weighs layers batch by batch; after each round of batches, `settle` halves what is left.
+
+    parameters: those that are trained, by name. eps: the share of a step's loss decrease that a
+    layer's loss may cost. lr: of the plain gradient steps. chunk_elements: of a datagram.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        *,
+        eps: float,
+        lr: float,
+        chunk_elements: int,
+    ) -> None:
+        self._parameters = dict(parameters)
+        self.eps, self.lr, self.chunk_elements = eps, lr, chunk_elements
+        self.layers: dict[str, list[str]] = {}
+        for name, parameter in self._parameters.items():
+            if parameter.dim() > 1:
+                self.layers.setdefault(name.rpartition(".")[0], []).append(name)
+        self._low = dict.fromkeys(self.layers, 0)  # number of a candidate; 0 stands for bound 0
+        self._high = dict.fromkeys(self.layers, len(CANDIDATES))
+        self._decrease = 0.0  # of the loss, over this round's batches
+        self._cost = dict.fromkeys(self.layers, 0.0)
+
+    @property
+    def done(self) -> bool:
+        """Whether every layer's bound is found."""
+        return self._low == self._high
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The bound of each parameter, as far as it is known to be borne."""
+        bounds = dict.fromkeys(self._parameters, 0.0)
+        for layer, names in self.layers.items():
+            for name in names:
+                bounds[name] = (0.0, *CANDIDATES)[self._low[layer]]
+        return bounds
+
+    def weigh(
+        self,
+        model: torch.nn.Module,
+        loss_fn: LossFunction,
+        batch: Any,
+        *,
+        seed: int,
+        chance: torch.Generator,
+    ) -> None:
+        """Adds what one batch says of this round's candidates; leaves the model as it was.
+
+        loss_fn(model, batch): a scalar tensor. seed: of the model's own chances, alike in all its
+        evaluations. chance: what is zeroed. Evaluates loss_fn once and once more for each layer
+        that is still searched, and takes one gradient.
+        """
+        saved = copy.deepcopy(model.state_dict())
+        try:
+            with torch.random.fork_rng():
+                self._weigh(model, loss_fn, batch, seed, chance)
+        finally:
+            model.load_state_dict(saved)
+
+    def _weigh(
+        self,
+        model: torch.nn.Module,
+        loss_fn: LossFunction,
+        batch: Any,
+        seed: int,
+        chance: torch.Generator,
+    ) -> None:
+        with torch.enable_grad():
+            start = _loss(model, loss_fn, batch, seed)
+            parts = torch.autograd.grad(start, list(self._parameters.values()), allow_unused=True)
+        gradient = {
+            name: torch.zeros_like(p) if part is None else part
+            for (name, p), part in zip(self._parameters.items(), parts, strict=True)
+        }
+        with torch.no_grad():
+            whole = float(start)
+            with self._moved(gradient):
+                whole -= float(_loss(model, loss_fn, batch, seed))
+            self._decrease += whole
+            for layer in self._open():
+                p = CANDIDATES[self._middle(layer) - 1]
+                holed = dict(gradient)
+                for name in self.layers[layer]:
+                    holed[name] = _lose(gradient[name], p, self.chunk_elements, chance)
+                with self._moved(holed):
+                    less = float(start) - float(_loss(model, loss_fn, batch, seed))
+                self._cost[layer] += whole - less
+
+    def sums(self) -> list[float]:
+        """What this round's batches said, to be added over the workers."""
+        return [self._decrease, *self._cost.values()]
+
+    def settle(self, sums: list[float] | None = None) -> None:
+        """Ends a round, by its own sums or those of all workers (`sums` added up).
+
+        Raises ConfigError when the steps did not decrease the loss.
+        """
+        decrease, *costs = self.sums() if sums is None else sums
+        if not decrease > 0.0:
+            raise ConfigError(
+                f"lr={self.lr!r}: the calibration steps do not decrease the loss; a smaller one, "
+                "or more batches"
+            )
+        cost = dict(zip(self.layers, costs, strict=True))
+        for layer in self._open():
+            middle = self._middle(layer)
+            if cost[layer] < self.eps * decrease:
+                self._low[layer] = middle
+            else:
+                self._high[layer] = middle - 1
+        self._decrease, self._cost = 0.0, dict.fromkeys(self.layers, 0.0)
+
+    def _open(self) -> list[str]:
+        return [layer for layer in self.layers if self._low[layer] < self._high[layer]]
+
+    def _middle(self, layer: str) -> int:
+        return (self._low[layer] + self._high[layer] + 1) // 2
+
+    def _moved(self, gradient: Mapping[str, torch.Tensor]) -> _Moved:
+        return _Moved(self._parameters, gradient, self.lr)
+
+
+class _Moved:
+    """The parameters one plain gradient step away, for as long as the block lasts."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        gradient: Mapping[str, torch.Tensor],
+        lr: float,
+    ) -> None:
+        self.parameters, self.gradient, self.lr = parameters, gradient, lr
+        self.before = {name: p.detach().clone() for name, p in parameters.items()}
+
+    def __enter__(self) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.sub_(self.gradient[name], alpha=self.lr)
+
+    def __exit__(self, *_: object) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(self.before[name])
+
+
+def _loss(model: torch.nn.Module, loss_fn: LossFunction, batch: Any, seed: int) -> torch.Tensor:
+    """The loss, with the same dropout each time."""
+    torch.manual_seed(seed)
+    loss = loss_fn(model, batch)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise ConfigError(f"loss_fn returned {type(loss).__name__}: a scalar tensor is needed")
+    return loss
+
+
+def _lose(
+    gradient: torch.Tensor, p: float, chunk_elements: int, chance: torch.Generator
+) -> torch.Tensor:
+    """The gradient without about a share p of its chunks."""
+    chunks = -(-gradient.numel() // chunk_elements)
+    kept = (torch.rand(chunks, generator=chance) >= p).to(gradient.dtype)
+    mask = kept.repeat_interleave(chunk_elements)[: gradient.numel()].to(gradient.device)
+    return gradient * mask.reshape(gradient.shape)
