@@ -14,11 +14,14 @@ namespace gradwire {
 
 class DelayWindow {
  public:
-  DelayWindow(double initial, double minimum, double maximum, Nanos target);
+  // `buffer`: bytes that may wait unread where they arrive; what is on a long path comes on top.
+  DelayWindow(double initial, double minimum, double buffer, Nanos target);
 
   double bytes() const { return window_; }
   bool competitive() const { return competitive_; }
   Nanos queue_delay() const { return last_delay_; }
+  // Doubles each round, because the path's rate has not shown yet.
+  bool ramps() const { return ramps_; }
   double rate() const { return meter_.bytes_per_second(); }
   // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
   // back.
@@ -29,12 +32,14 @@ class DelayWindow {
   void limited() { limited_ = true; }
 
  private:
+  void ramp(Nanos delay, double rate, Nanos rtprop);
   void compete(Nanos delay, Nanos now);
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
 
   double window_;
   double minimum_;
-  double maximum_;
+  double buffer_;
+  double maximum_;    // the buffer, and what the path holds
   double threshold_;  // doubling below it, careful growth above
   Nanos target_;
   double enough_;        // what the rate and the way back account for
@@ -48,6 +53,9 @@ class DelayWindow {
   Nanos over_since_ = 0;  // the queue has been longer than the target since
   Nanos under_since_ = 0;
   bool competitive_ = false;
+  bool ramps_ = true;
+  double ramp_rate_ = 0;      // bytes/s: the best round's
+  uint32_t flat_rounds_ = 0;  // in a row, in which that did not grow
   Nanos last_overflow_ = 0;
   Nanos overflow_start_ = 0;
   double ceiling_before_ = 0;

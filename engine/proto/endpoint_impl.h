@@ -57,6 +57,13 @@ struct Endpoint::Impl {
   bool transmit_control(Path& path, Nanos now, Train& train);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
   uint64_t backlog(const Path& path) const;
+  struct LongPath {
+    Nanos rtprop = 0;     // 0: there is none
+    Nanos round = 0;      // smoothed
+    uint64_t credit = 0;  // packets: how far it reaches beyond what is acknowledged
+    bool alone = false;   // the only destination
+  };
+  LongPath longest_path() const;
   const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
                         const Train& train);
   wire::Common common(wire::Kind kind) const {
@@ -91,6 +98,10 @@ struct Endpoint::Impl {
   bool still_possible(const Op& op, Nanos now);
   bool drained(const Op& op) const;
   void retire(Nanos now);
+  uint64_t most_ack_words() const {
+    return std::min<uint64_t>(wire::kAckMaxWords,
+                              (config.datagram_bytes - wire::kAckFixedBytes) / sizeof(uint64_t));
+  }
   uint32_t part_bytes() const {
     return config.datagram_bytes - static_cast<uint32_t>(wire::kHeaderBytes) - kPartPrefix;
   }

@@ -327,7 +327,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     return;
   }
   const uint64_t credit = wire::expand(ack.credit, path.sent.next());
-  if (credit > path.credit && credit < path.sent.next() + SentPackets::kSize) {
+  if (credit > path.credit && credit < path.sent.next() + SentPackets::kMost) {
     path.credit = credit;
     path.starved = false;
   }

@@ -11,6 +11,10 @@ namespace {
 constexpr Nanos kFarewellInterval = 10 * kMillisecond;
 constexpr double kProbeGain = 0.2;     // with an empty queue, nearly
 constexpr double kProbeQueue = 0.75;   // of the target: without probing from there on
+// Of the target's queue: what probing above the rate may add to it in a round of a long path.
+constexpr double kProbeRoom = 0.5;
+constexpr double kRampGain = 2.0;        // a ramp's round goes out in half of it
+constexpr double kTrainSeconds = 250e-6;  // of the rate, on a long path
 constexpr double kPaceDepth = 0.0005;  // seconds of the rate that a late timer may catch up
 // Long trains from several senders collide in a port and leave others idle.
 constexpr double kTrainsPerWindow = 16;
@@ -62,7 +66,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     const uint64_t span =
         std::max<uint64_t>(path.share, path.received.largest() - path.largest_told);
     const auto words =
-        static_cast<uint16_t>(std::clamp<uint64_t>(span / 32, 2, wire::kAckMaxWords));
+        static_cast<uint16_t>(std::clamp<uint64_t>(span / 32, 2, most_ack_words()));
     path.largest_told = path.received.largest();
     path.received.fill(ack, words);
     uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
@@ -252,19 +256,48 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
   return transmit_train(now, train);
 }
 
+// The longest of the paths that something waits for, where that is a long one.
+Endpoint::Impl::LongPath Endpoint::Impl::longest_path() const {
+  LongPath far;
+  uint32_t destinations = 0;
+  for (const auto& p : paths) {
+    if (!p || p->gone || !long_path(p->rtt.minimum()) || backlog(*p) == 0) continue;
+    ++destinations;
+    far.rtprop = std::max(far.rtprop, p->rtt.minimum());
+    far.round = std::max(far.round, p->rtt.smoothed());
+    far.credit += p->credit - std::min(p->credit, p->largest_acked);
+  }
+  far.alone = destinations == 1;
+  return far;
+}
+
 // The next train of chunks: to whom most is left to send, of those that may be sent to, so that all
 // destinations of one op are served alike and finish together.
 bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const double wire_bytes = config.datagram_bytes + 42.0;
-  const auto quantum =
-      std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / kTrainsPerWindow),
-                 kShortestTrain, kLongestTrain);
   // At BtlBw the port's own queue stays short and what waits, waits here, where the choice of
   // destination is still open; a little above it while the queue is short, to find more.
   const double queue = static_cast<double>(send_window.queue_delay());
   const double longest = kProbeQueue * static_cast<double>(config.delay_target);
-  const double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue / longest, 0.0, 0.75);
-  const double pace = config.pacing ? gain * breaker.factor() * btlbw() : 0;
+  double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue / longest, 0.0, 0.75);
+  const LongPath far = longest_path();
+  if (far.rtprop)
+    gain = std::min(gain, 1.0 + kProbeRoom * static_cast<double>(config.delay_target) /
+                                    static_cast<double>(far.rtprop));
+  double pace = config.pacing ? gain * breaker.factor() * btlbw() : 0;
+  if (far.rtprop && config.pacing) {
+    // A window at a time, in a round: a burst of it would overflow what is on the way.
+    const double spread = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() *
+                          std::min(send_window.bytes(), static_cast<double>(far.credit) * wire_bytes) *
+                          1e9 / static_cast<double>(far.round);
+    pace = far.alone ? spread : std::max(pace, send_window.ramps() ? spread : 0);
+  }
+  auto quantum =
+      std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / kTrainsPerWindow),
+                 kShortestTrain, kLongestTrain);
+  if (far.rtprop)
+    quantum = std::min(quantum, std::max(kShortestTrain,
+                                         static_cast<uint32_t>(pace * kTrainSeconds / wire_bytes)));
   if (pace > 0) {
     const double depth = std::max(2.0 * quantum * wire_bytes, pace * kPaceDepth);
     tokens = std::min(depth, tokens + pace * static_cast<double>(now - tokens_time) * 1e-9);
@@ -318,7 +351,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   if (!best) return false;
   // With one destination there is nothing to choose, its receiver's credit holds the queue short,
   // and a rate that was measured among many senders would hold back whoever comes last.
-  const bool paced = pace > 0 && destinations > 1;
+  const bool paced = pace > 0 && (destinations > 1 || far.rtprop);
   if (paced && tokens <= 0) {
     pace_until = now + static_cast<Nanos>((quantum * wire_bytes * 0.5 - tokens) / pace * 1e9);
     return false;

@@ -17,7 +17,8 @@ class RateMeter {
       // only raise the rate, and a little at a time: an idle port may begin faster than it can go
       // on.
       if (current_ > 0 && last_ - start_ >= kShortInterval && bytes_ >= kLeastBytes)
-        current_ = std::clamp(rate_until(last_), current_, kShortRise * current_);
+        current_ = std::clamp(rate_until(last_), current_,
+                              (provisional_ ? kFirstRise : kShortRise) * current_);
       // The first clump opens the interval; its bytes were delivered before it.
       start_ = last_ = now;
       bytes_ = 0;
@@ -60,6 +61,7 @@ class RateMeter {
   static constexpr Nanos kIdle = 3 * kMillisecond;
   static constexpr Nanos kShortInterval = 4 * kMillisecond;
   static constexpr double kShortRise = 1.1;
+  static constexpr double kFirstRise = 2.2;  // of a first guess: a ramp doubles
   static constexpr double kIdleBytes = 8 * 1514.0;
   static constexpr uint64_t kLeastBytes = 32 * 1024;
   static constexpr Nanos kWindow = 10 * kSecond;

@@ -66,7 +66,7 @@ struct Header {
 
 // Acknowledges packets largest, largest - 1, … by a bitmap (bit 0 = largest).
 inline constexpr size_t kAckFixedBytes = kCommonBytes + 24;
-inline constexpr size_t kAckMaxWords = 16;
+inline constexpr size_t kAckMaxWords = 128;
 struct Ack {
   uint32_t largest;
   uint32_t credit;     // the highest packet number that may be sent
