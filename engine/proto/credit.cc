@@ -40,7 +40,8 @@ void Endpoint::Impl::share_credit(Nanos) {
     if (!p) continue;
     const uint32_t wanted = p->demand;
     const double part = wanted ? static_cast<double>(wanted) * wanted / weights : 0.0;
-    p->share = std::max(standing, std::min(wanted, static_cast<uint32_t>(part * pool)));
+    p->part = std::max(standing, static_cast<uint32_t>(part * pool));
+    p->share = std::max(standing, std::min(wanted, p->part));
     if (p->stash.size() >= kStashLimit) continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
     // A peer that waits is told at once; one that is served hears with its next ACK.

@@ -158,7 +158,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   }
   // A window that is too large gives way only to a queue: a long round without one is the doing of
   // busy hosts, and giving way to that would make the rate, and with it the window, ever smaller.
-  if (4 * delay > target_) window_ = std::min(window_, enough_);
+  if (4 * delay > target_ && !ramps_) window_ = std::min(window_, enough_);
   window_ = std::max(minimum_, std::min({window_, ceiling_, maximum_}));
   threshold_ = std::min(threshold_, ceiling_);
 }

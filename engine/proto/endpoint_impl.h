@@ -58,10 +58,11 @@ struct Endpoint::Impl {
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
   uint64_t backlog(const Path& path) const;
   struct LongPath {
-    Nanos rtprop = 0;     // 0: there is none
-    Nanos round = 0;      // smoothed
-    uint64_t credit = 0;  // packets: how far it reaches beyond what is acknowledged
-    bool alone = false;   // the only destination
+    const Path* path = nullptr;
+    Nanos rtprop = 0;    // 0: there is none
+    Nanos round = 0;     // smoothed
+    double window = 0;   // of the receivers, bytes
+    bool alone = false;  // the only destination
   };
   LongPath longest_path() const;
   const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
@@ -123,6 +124,7 @@ struct Endpoint::Impl {
 
   CircuitBreaker breaker;
   uint64_t in_flight_bytes = 0;
+  const Path* paced_by = nullptr;  // whose receiver's window sets the pace
   double tokens = 0;  // pacing, bytes
   Nanos tokens_time = 0;
   Nanos pace_until = 0;

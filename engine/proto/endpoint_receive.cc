@@ -331,6 +331,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     path.credit = credit;
     path.starved = false;
   }
+  if (ack.share) path.window = ack.share;
   const uint64_t floor = std::min(path.sent.lowest(), path.lost_floor);
   uint64_t acked_bytes = 0;
   for (uint16_t w = 0; w < ack.words; ++w) {

@@ -56,6 +56,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     wire::Ack ack{};
     ack.largest = static_cast<uint32_t>(path.received.largest());
     ack.credit = static_cast<uint32_t>(path.granted);
+    ack.share = path.part * (config.datagram_bytes + 42);
     ack.delay_us = static_cast<uint32_t>(
         std::clamp<Nanos>((now - path.largest_arrival) / kMicrosecond, 0, 1'000'000));
     ack.queue_us = static_cast<uint32_t>(
@@ -178,6 +179,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   train.total_bytes = 0;
   train.segment_bytes = 0;
   uint32_t encoded = 0;
+  const bool by_share = paced_by == &path;
   for (auto& [id, op] : ops) {
     uint16_t aggregator = UINT16_MAX;
     if (op->worker && !op->done)
@@ -222,7 +224,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       header.op = static_cast<uint32_t>(id);
       header.chunk = chunk;
       header.backlog = static_cast<uint16_t>(std::min<uint64_t>(left, 65'535));
-      if (left && packet.number >= path.credit) flags |= wire::kOutOfCredit;
+      if (left && (packet.number >= path.credit || by_share)) flags |= wire::kOutOfCredit;
       header.flags = flags;
       uint8_t* at = train.headers[train.count].data();
       wire::write_header(at, header);
@@ -263,11 +265,12 @@ Endpoint::Impl::LongPath Endpoint::Impl::longest_path() const {
   for (const auto& p : paths) {
     if (!p || p->gone || !long_path(p->rtt.minimum()) || backlog(*p) == 0) continue;
     ++destinations;
+    far.path = p.get();
     far.rtprop = std::max(far.rtprop, p->rtt.minimum());
     far.round = std::max(far.round, p->rtt.smoothed());
-    far.credit += p->credit - std::min(p->credit, p->largest_acked);
+    far.window += p->window;
   }
-  far.alone = destinations == 1;
+  far.alone = far.path && destinations == 1;
   return far;
 }
 
@@ -285,12 +288,15 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     gain = std::min(gain, 1.0 + kProbeRoom * static_cast<double>(config.delay_target) /
                                     static_cast<double>(far.rtprop));
   double pace = config.pacing ? gain * breaker.factor() * btlbw() : 0;
+  paced_by = nullptr;
   if (far.rtprop && config.pacing) {
     // A window at a time, in a round: a burst of it would overflow what is on the way.
     const double spread = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() *
-                          std::min(send_window.bytes(), static_cast<double>(far.credit) * wire_bytes) *
-                          1e9 / static_cast<double>(far.round);
+                          std::min(send_window.bytes(), far.window) * 1e9 /
+                          static_cast<double>(far.round);
     pace = far.alone ? spread : std::max(pace, send_window.ramps() ? spread : 0);
+    if (far.alone && send_window.bytes() < far.window) send_window.limited();
+    if (far.alone && send_window.bytes() >= far.window) paced_by = far.path;
   }
   auto quantum =
       std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / kTrainsPerWindow),

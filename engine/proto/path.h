@@ -123,6 +123,7 @@ struct Path {
   Rtt rtt;
   ControlFrames control;
   uint64_t credit = 0;  // highest packet number that may be sent
+  double window = 0;    // the receiver's, as far as it is this path's: bytes
   uint64_t largest_acked = 0;
   Nanos largest_acked_sent = 0;
   uint64_t lost_floor = UINT64_MAX;  // lowest number declared lost whose ACK would be news
@@ -139,7 +140,8 @@ struct Path {
   uint64_t granted_sent = 0;  // as last told
   uint64_t largest_told = 0;  // the largest number of the last ACK
   uint16_t demand = 0;        // packets that the peer still wants to send
-  uint32_t share = 0;         // of the window, in packets
+  uint32_t share = 0;         // of the window, in packets, no more than wanted
+  uint32_t part = 0;          // of the window, in packets, whatever is wanted
   uint32_t unacked = 0;
   bool ack_now = false;
   Nanos ack_due = kNever;

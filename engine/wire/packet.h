@@ -72,7 +72,7 @@ struct Ack {
   uint32_t credit;     // the highest packet number that may be sent
   uint32_t delay_us;   // since `largest` arrived
   uint32_t queue_us;   // queueing delay seen on this path, above its minimum
-  uint32_t rate_kbps;  // delivery rate of the receiver's port, kbit/s; 0 = unknown
+  uint32_t share;      // bytes of the receiver's window that are this path's
   uint16_t words;      // of the bitmap
   uint16_t reserved;
   uint64_t bitmap[kAckMaxWords];
