@@ -9,6 +9,7 @@ namespace gradwire {
 
 namespace {
 constexpr uint32_t kWireOverhead = 42;  // Ethernet, IP, UDP
+constexpr uint32_t kMostShare = 65'535;
 constexpr size_t kStashLimit = 64;      // packets of ops that have not started here
 }  // namespace
 
@@ -23,7 +24,7 @@ uint32_t Endpoint::Impl::standing_credit(uint16_t receiver) const {
   return std::clamp<uint32_t>(24 / peers, 1, 12);
 }
 
-void Endpoint::Impl::share_credit(Nanos) {
+void Endpoint::Impl::share_credit(Nanos now) {
   const uint32_t wire_bytes = config.datagram_bytes + kWireOverhead;
   const auto window = static_cast<uint32_t>(receive_window.bytes() / wire_bytes);
   const uint32_t standing = standing_credit(config.endpoint);
@@ -42,6 +43,10 @@ void Endpoint::Impl::share_credit(Nanos) {
     const double part = wanted ? static_cast<double>(wanted) * wanted / weights : 0.0;
     p->part = std::max(standing, static_cast<uint32_t>(part * pool));
     p->share = std::max(standing, std::min(wanted, p->part));
+    // What gets lost on the way does not fill the port.
+    const double stretch = receive_window.stretch(p->loss_from.share(now));
+    p->part = static_cast<uint32_t>(p->part * stretch);
+    p->share = std::min(kMostShare, static_cast<uint32_t>(p->share * stretch));
     if (p->stash.size() >= kStashLimit) continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
     // A peer that waits is told at once; one that is served hears with its next ACK.

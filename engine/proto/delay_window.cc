@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "proto/loss_meter.h"
 #include "proto/rtt.h"
 
 namespace gradwire {
@@ -27,6 +28,10 @@ constexpr double kFullRate = 0.6;  // of BtlBw: the port was ours alone
 constexpr double kLargest = 256e6;     // bytes on one path
 constexpr double kStillGrows = 1.25;   // per round of a ramp (BBR's full pipe)
 constexpr uint32_t kFlatRounds = 3;
+constexpr double kFull = 0.95;        // of BtlBw
+constexpr double kStretchCut = 0.6;
+constexpr double kStretchDecay = 0.9;
+constexpr double kStretchRetry = 1.05;
 constexpr double kDrain = 1.25;  // of the queue that is too long, per round of a long path
 }  // namespace
 
@@ -71,6 +76,25 @@ void DelayWindow::ramp(Nanos delay, double rate, Nanos rtprop) {
     ++flat_rounds_;
   }
   if (!long_path(rtprop) || 2 * delay > target_ || flat_rounds_ >= kFlatRounds) ramps_ = false;
+}
+
+// Loss with no queue, while the rate is below what the port can: more may be sent, until that
+// shows as a queue or as the rate. Loss that our own packets cause shows as one of them.
+void DelayWindow::stretch(Nanos delay, double rate, Nanos round, Nanos now) {
+  const bool sender = loss_ >= 0;
+  const double most = 1.0 / (1.0 - (sender ? std::min(loss_, kMostLoss) : kMostLoss));
+  const double use = rate / std::max(1.0, meter_.bytes_per_second());
+  if (2 * delay > target_) {
+    if (stretch_ > 1) overstretched_ = now;
+    stretch_ *= kStretchCut;
+  } else if (use >= kFull) {
+    stretch_ *= kStretchDecay;
+  } else if (!sender) {
+    stretch_ *= use < 0.5 ? 8 : 2;
+  } else if (limited_ && loss_ > kHeavyLoss) {
+    stretch_ *= now - overstretched_ > 8 * round ? 2 : kStretchRetry;
+  }
+  stretch_ = std::clamp(stretch_, 1.0, most);
 }
 
 // Our own queue shrinks when the window does; one that stays long however small the window is
@@ -128,6 +152,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   if (queued && !ours && whole && now - overflow_start_ < kOverflowPause)
     ceiling_ = std::max(ceiling_, ceiling_before_);
   ramp(delay, rate, rtprop);
+  stretch(delay, rate, round, now);
   compete(delay, now);
   if (competitive_) {
     if (lost_) {

@@ -5,6 +5,7 @@
 // window turns competitive: it then grows and shrinks as theirs does, by loss.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "proto/rate_meter.h"
@@ -22,6 +23,14 @@ class DelayWindow {
   Nanos queue_delay() const { return last_delay_; }
   // Doubles each round, because the path's rate has not shown yet.
   bool ramps() const { return ramps_; }
+  // How many times the window may be sent where a share `loss` gets lost on the way with no queue
+  // to show for it, so that the window's worth arrives.
+  double stretch(double loss) const {
+    return std::clamp(stretch_, 1.0, 1.0 / (1.0 - std::min(loss, kMostLoss)));
+  }
+  // What of a sender's own packets gets lost; its window stretches step by step. A receiver, whose
+  // senders bound themselves, does not say, and its window stretches at once.
+  void loss(double share) { loss_ = share; }
   double rate() const { return meter_.bytes_per_second(); }
   // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
   // back.
@@ -33,6 +42,7 @@ class DelayWindow {
 
  private:
   void ramp(Nanos delay, double rate, Nanos rtprop);
+  void stretch(Nanos delay, double rate, Nanos round, Nanos now);
   void compete(Nanos delay, Nanos now);
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
 
@@ -54,6 +64,10 @@ class DelayWindow {
   Nanos under_since_ = 0;
   bool competitive_ = false;
   bool ramps_ = true;
+  static constexpr double kMostLoss = 0.95;
+  double loss_ = -1;
+  double stretch_ = 1;
+  Nanos overstretched_ = 0;  // when it last made a queue
   double ramp_rate_ = 0;      // bytes/s: the best round's
   uint32_t flat_rounds_ = 0;  // in a row, in which that did not grow
   Nanos last_overflow_ = 0;

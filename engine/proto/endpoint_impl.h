@@ -31,6 +31,8 @@ struct Endpoint::Impl {
   void check_life(Nanos now);
   void check_deadlines(Nanos now);
   void check_probe(Path& path, Nanos now);
+  void repeat(Nanos now);
+  Nanos repeat_after(const Path& path, Nanos now) const;
   bool close_ready() const;
   void finish_close(Nanos now);
 
@@ -122,10 +124,14 @@ struct Endpoint::Impl {
   DelayWindow receive_window;
   double btlbw() const { return std::max(send_window.rate(), receive_window.rate()); }
 
+  LossMeter loss_to;  // of all that is sent
   CircuitBreaker breaker;
   uint64_t in_flight_bytes = 0;
   const Path* paced_by = nullptr;  // whose receiver's window sets the pace
   double tokens = 0;  // pacing, bytes
+  double repeats = 0;  // packets that may be repeated now
+  Nanos repeats_time = 0;
+  Nanos repeat_due = kNever;
   Nanos tokens_time = 0;
   Nanos pace_until = 0;
   uint16_t next_path = 0;        // round robin

@@ -123,6 +123,12 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   const uint64_t near = config.endpoint < config.workers ? next_op : done_below;
   if (!accept(path, *header, wire::expand(header->op, near), datagram, now)) return;
   if (number > path.received.largest()) path.largest_arrival = arrival;
+  const uint64_t before = path.received.largest();
+  if (number < before) {
+    path.loss_from.late();
+  } else if (before) {
+    path.loss_from.add(number - before - 1, 1, now);
+  }
   if (path.received.insert(number)) {
     path.ack_now = true;
     receive_window.lost();
@@ -284,6 +290,8 @@ void Endpoint::Impl::packet_lost(Path& path, SentPacket& packet, bool forgivable
   path.sent.settle(packet, forgivable ? SentPacket::State::lost : SentPacket::State::probed);
   path.lost_floor = std::min(path.lost_floor, packet.number);
   if (forgivable) {
+    path.loss_to.add(1, 0, now);
+    loss_to.add(1, 0, now);
     ++counters.declared_lost;
     breaker.lost();
     send_window.lost();
@@ -346,10 +354,13 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
       if (packet->state != SentPacket::State::flight) {
         ++counters.spurious_retransmissions;
         // It had only been late: be slower to call a packet lost (RFC 8985 §6.2 in spirit).
-        if (packet->state == SentPacket::State::lost)
+        if (packet->state == SentPacket::State::lost) {
+          path.loss_to.late();
+          loss_to.late();
           path.packet_threshold =
               std::min(std::max(path.packet_threshold, path.largest_acked - packet->number) + 2,
                        kMostPacketThreshold);
+        }
         packet->state = SentPacket::State::acked;
         packet_acked(path, *packet, now);
         continue;
@@ -359,6 +370,8 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
         path.largest_acked_sent = packet->time;
         if (back == 0) path.rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
       }
+      path.loss_to.add(0, 1, now);
+      loss_to.add(0, 1, now);
       acked_bytes += packet->bytes + 42;
       in_flight_bytes -= packet->bytes;
       path.sent.settle(*packet, SentPacket::State::acked);
@@ -373,6 +386,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     if (path.lost_floor + 2048 < path.sent.lowest()) path.lost_floor = UINT64_MAX;
     path.delay_to.add(Nanos{ack.queue_us} * kMicrosecond,
                       acked_bytes * in_use(&Path::delay_to, now), now);
+    send_window.loss(loss_to.share(now));
     send_window.sample(acked_bytes, shared_delay(&Path::delay_to, now), path.rtt.round(),
                        path.rtt.minimum(), now);
     counters.btlbw = btlbw();

@@ -1,5 +1,6 @@
 // Datagrams out: signs of life and acknowledgements first, then control, then trains of chunks.
 #include <algorithm>
+#include <cmath>
 
 #include "codec/codec.h"
 #include "proto/endpoint_impl.h"
@@ -14,10 +15,15 @@ constexpr double kProbeQueue = 0.75;   // of the target: without probing from th
 // Of the target's queue: what probing above the rate may add to it in a round of a long path.
 constexpr double kProbeRoom = 0.5;
 constexpr double kRampGain = 2.0;        // a ramp's round goes out in half of it
+constexpr Nanos kAckSpacing = 800 * kMicrosecond;
 constexpr double kTrainSeconds = 250e-6;  // of the rate, on a long path
 constexpr double kPaceDepth = 0.0005;  // seconds of the rate that a late timer may catch up
 // Long trains from several senders collide in a port and leave others idle.
 constexpr double kTrainsPerWindow = 16;
+constexpr Nanos kSoonestRepeat = 500 * kMicrosecond;
+constexpr double kRepeatSafety = 3.0;  // e^-3 of the rounds lose all copies
+constexpr double kRepeatsAtOnce = 16;
+constexpr double kSlowestRepeat = 1000;  // packets/s
 constexpr uint32_t kShortestTrain = 4;
 constexpr uint32_t kLongestTrain = 44;
 // Elements encoded for one train: its packets are stamped before, and what this takes looks like a
@@ -52,7 +58,17 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
 }
 
 bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
+  // A gap in every few packets makes an ACK of each; on a long path that tells nothing sooner.
+  const Nanos rtprop = path.rtt.minimum();
+  if (path.ack_now && long_path(rtprop)) {
+    const Nanos next = path.last_ack + std::min(rtprop / 32, kAckSpacing);
+    if (now < next) {
+      path.ack_now = false;
+      path.ack_due = std::min(path.ack_due, next);
+    }
+  }
   if (path.ack_now || path.ack_due <= now) {
+    path.last_ack = now;
     wire::Ack ack{};
     ack.largest = static_cast<uint32_t>(path.received.largest());
     ack.credit = static_cast<uint32_t>(path.granted);
@@ -64,8 +80,9 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
             ? 0.0
             : std::max(0.0, path.ack_delay / static_cast<double>(path.ack_bytes)) / kMicrosecond);
     // Twice over, whatever the share has become: one batch may hold hundreds.
-    const uint64_t span =
-        std::max<uint64_t>(path.share, path.received.largest() - path.largest_told);
+    uint64_t span = std::max<uint64_t>(path.share, path.received.largest() - path.largest_told);
+    const double lossy = path.loss_from.share(now);
+    if (lossy > kHeavyLoss && long_path(rtprop)) span = path.received.largest();
     const auto words =
         static_cast<uint16_t>(std::clamp<uint64_t>(span / 32, 2, most_ack_words()));
     path.largest_told = path.received.largest();
@@ -74,6 +91,9 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack));
     path.ack_now = false;
     path.ack_due = kNever;
+    // Where so much gets lost this way, ACKs may on theirs: as long as they may matter they go on.
+    if (lossy > kHeavyLoss && now - path.largest_arrival < 2 * path.rtt.round())
+      path.ack_due = now + repeat_after(path, now);
     path.unacked = 0;
     path.ack_delay = 0;
     path.ack_bytes = 0;
@@ -252,10 +272,50 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
   for (auto& p : paths)
     if (p && transmit_unreliable(*p, now, train)) return true;
   if (!failure.empty()) return false;
+  repeat(now);
   for (auto& p : paths)
     if (p && !p->gone && transmit_control(*p, now, train)) return true;
 
   return transmit_train(now, train);
+}
+
+// When what is in flight is sent again without waiting for word of it: under heavy loss so that, of
+// the copies of one round, hardly ever all get lost.
+Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
+  const double loss = std::max(path.loss_to.share(now), path.loss_from.share(now));
+  if (loss < kHeavyLoss || !path.rtt.any()) return kNever;
+  return std::max(kSoonestRepeat, static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) *
+                                                     -std::log(loss) / kRepeatSafety));
+}
+
+// With nothing else to send, what is in flight on a path of heavy loss goes again, the oldest
+// first, at the rate that the way is known to carry.
+void Endpoint::Impl::repeat(Nanos now) {
+  const double rate = send_window.stretch(loss_to.share(now)) * breaker.factor() * btlbw() /
+                      (config.datagram_bytes + 42.0);  // packets/s
+  repeats = std::min(kRepeatsAtOnce,
+                     repeats + std::max(rate, kSlowestRepeat) *
+                                   static_cast<double>(now - repeats_time) * 1e-9);
+  repeats_time = now;
+  repeat_due = kNever;
+  for (auto& p : paths) {
+    if (!p || p->gone || p->sent.in_flight() == 0 || p->control.waiting()) continue;
+    const Nanos after = repeat_after(*p, now);
+    if (after == kNever || backlog(*p) > 0) continue;
+    for (uint64_t n = p->sent.lowest(); n < p->sent.next(); ++n) {
+      SentPacket* packet = p->sent.find(n);
+      if (!packet || packet->state != SentPacket::State::flight) continue;
+      const Nanos allowed = now + static_cast<Nanos>((1 - repeats) / std::max(rate, kSlowestRepeat) * 1e9) + 1;
+      const Nanos due = std::max(packet->time + after, repeats < 1 ? allowed : 0);
+      if (due > now) {
+        repeat_due = std::min(repeat_due, due);
+        break;
+      }
+      packet_lost(*p, *packet, false, now);
+      repeats -= 1;
+      ++p->probes;
+    }
+  }
 }
 
 // The longest of the paths that something waits for, where that is a long one.
@@ -282,21 +342,23 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   // destination is still open; a little above it while the queue is short, to find more.
   const double queue = static_cast<double>(send_window.queue_delay());
   const double longest = kProbeQueue * static_cast<double>(config.delay_target);
+  const double stretch = send_window.stretch(loss_to.share(now));
+  const double stretched = stretch * send_window.bytes();
   double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue / longest, 0.0, 0.75);
   const LongPath far = longest_path();
   if (far.rtprop)
     gain = std::min(gain, 1.0 + kProbeRoom * static_cast<double>(config.delay_target) /
                                     static_cast<double>(far.rtprop));
-  double pace = config.pacing ? gain * breaker.factor() * btlbw() : 0;
+  double pace = config.pacing ? stretch * gain * breaker.factor() * btlbw() : 0;
   paced_by = nullptr;
   if (far.rtprop && config.pacing) {
     // A window at a time, in a round: a burst of it would overflow what is on the way.
     const double spread = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() *
-                          std::min(send_window.bytes(), far.window) * 1e9 /
+                          std::min(stretched, far.window) * 1e9 /
                           static_cast<double>(far.round);
     pace = far.alone ? spread : std::max(pace, send_window.ramps() ? spread : 0);
-    if (far.alone && send_window.bytes() < far.window) send_window.limited();
-    if (far.alone && send_window.bytes() >= far.window) paced_by = far.path;
+    if (far.alone && stretched < far.window) send_window.limited();
+    if (far.alone && stretched >= far.window) paced_by = far.path;
   }
   auto quantum =
       std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / kTrainsPerWindow),
@@ -317,7 +379,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   uint64_t best_left = 0;
   uint64_t best_allowed = 0;
   uint32_t destinations = 0;
-  const double room = breaker.factor() * send_window.bytes() - static_cast<double>(in_flight_bytes);
+  const double room = breaker.factor() * stretched - static_cast<double>(in_flight_bytes);
   const uint64_t window = room > 0 ? static_cast<uint64_t>(room / wire_bytes) + 1 : 0;
   const auto count = static_cast<uint16_t>(paths.size());
   for (uint16_t i = 0; i < count; ++i) {

@@ -7,6 +7,7 @@
 #include <deque>
 #include <vector>
 
+#include "proto/loss_meter.h"
 #include "proto/received_packets.h"
 #include "proto/rtt.h"
 #include "proto/sent_packets.h"
@@ -121,6 +122,8 @@ struct Path {
   // Sending.
   SentPackets sent;
   Rtt rtt;
+  LossMeter loss_to;  // of what is sent
+  LossMeter loss_from;
   ControlFrames control;
   uint64_t credit = 0;  // highest packet number that may be sent
   double window = 0;    // the receiver's, as far as it is this path's: bytes
@@ -145,6 +148,7 @@ struct Path {
   uint32_t unacked = 0;
   bool ack_now = false;
   Nanos ack_due = kNever;
+  Nanos last_ack = 0;
   Nanos largest_arrival = 0;
   // Queueing delay times bytes, and bytes: of this batch, and since the last ACK.
   SmoothedDelay delay_from;  // of what arrives
