@@ -31,6 +31,7 @@ struct Endpoint::Impl {
   void check_life(Nanos now);
   void check_deadlines(Nanos now);
   void check_probe(Path& path, Nanos now);
+  double room(Nanos now) const;
   void repeat(Nanos now);
   Nanos repeat_after(const Path& path, Nanos now) const;
   bool close_ready() const;

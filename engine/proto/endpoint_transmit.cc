@@ -279,6 +279,12 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
   return transmit_train(now, train);
 }
 
+// Bytes that the window still lets go.
+double Endpoint::Impl::room(Nanos now) const {
+  return breaker.factor() * send_window.stretch(loss_to.share(now)) * send_window.bytes() -
+         static_cast<double>(in_flight_bytes);
+}
+
 // When what is in flight is sent again without waiting for word of it: under heavy loss so that, of
 // the copies of one round, hardly ever all get lost.
 Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
@@ -296,12 +302,18 @@ void Endpoint::Impl::repeat(Nanos now) {
   repeats = std::min(kRepeatsAtOnce,
                      repeats + std::max(rate, kSlowestRepeat) *
                                    static_cast<double>(now - repeats_time) * 1e-9);
+  const bool blocked = room(now) <= 0;
   repeats_time = now;
   repeat_due = kNever;
   for (auto& p : paths) {
     if (!p || p->gone || p->sent.in_flight() == 0 || p->control.waiting()) continue;
-    const Nanos after = repeat_after(*p, now);
-    if (after == kNever || backlog(*p) > 0) continue;
+    Nanos after = repeat_after(*p, now);
+    if (after == kNever) continue;
+    // With more to send, only where that cannot go before word comes, and none has for a round.
+    if (backlog(*p) > 0) {
+      if (!blocked && p->credit >= p->sent.next()) continue;
+      after = std::max(kSoonestRepeat, p->rtt.smoothed() * 3 / 2);
+    }
     for (uint64_t n = p->sent.lowest(); n < p->sent.next(); ++n) {
       SentPacket* packet = p->sent.find(n);
       if (!packet || packet->state != SentPacket::State::flight) continue;
@@ -379,8 +391,8 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   uint64_t best_left = 0;
   uint64_t best_allowed = 0;
   uint32_t destinations = 0;
-  const double room = breaker.factor() * stretched - static_cast<double>(in_flight_bytes);
-  const uint64_t window = room > 0 ? static_cast<uint64_t>(room / wire_bytes) + 1 : 0;
+  const double space = room(now);
+  const uint64_t window = space > 0 ? static_cast<uint64_t>(space / wire_bytes) + 1 : 0;
   const auto count = static_cast<uint16_t>(paths.size());
   for (uint16_t i = 0; i < count; ++i) {
     Path* path = paths[(next_path + i) % count].get();
