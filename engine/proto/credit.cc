@@ -9,6 +9,7 @@ namespace gradwire {
 
 namespace {
 constexpr uint32_t kWireOverhead = 42;  // Ethernet, IP, UDP
+constexpr uint32_t kUnasked = 4;
 constexpr uint32_t kMostShare = 65'535;
 constexpr size_t kStashLimit = 64;      // packets of ops that have not started here
 }  // namespace
@@ -29,8 +30,9 @@ void Endpoint::Impl::share_credit(Nanos now) {
   const auto window = static_cast<uint32_t>(receive_window.bytes() / wire_bytes);
   const uint32_t standing = standing_credit(config.endpoint);
   uint32_t idle = 0;
+  uint32_t peers = 0;
   for (auto& p : paths)
-    if (p && p->demand == 0) ++idle;
+    if (p) ++peers, idle += p->demand == 0;
   const uint32_t pool = window - std::min(window / 2, idle * standing);
   // In proportion to what each still has to send, squared: whoever lags catches up, and all end
   // together. An even share would favour those whose acknowledgements come back soonest.
@@ -40,9 +42,11 @@ void Endpoint::Impl::share_credit(Nanos now) {
   for (auto& p : paths) {
     if (!p) continue;
     const uint32_t wanted = p->demand;
+    // A long path need not wait a round for word: what may come unasked is still a small part of it.
+    const uint32_t unasked = long_path(p->rtt.minimum()) ? std::max(standing, window / peers / kUnasked) : standing;
     const double part = wanted ? static_cast<double>(wanted) * wanted / weights : 0.0;
-    p->part = std::max(standing, static_cast<uint32_t>(part * pool));
-    p->share = std::max(standing, std::min(wanted, p->part));
+    p->part = std::max(unasked, static_cast<uint32_t>(part * pool));
+    p->share = std::max(unasked, std::min(wanted, p->part));
     // What gets lost on the way does not fill the port.
     const double stretch = receive_window.stretch(p->loss_from.share(now));
     p->part = static_cast<uint32_t>(p->part * stretch);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "proto/loss_meter.h"
 #include "proto/rtt.h"
 
 namespace gradwire {
@@ -31,7 +30,8 @@ constexpr uint32_t kFlatRounds = 3;
 constexpr double kFull = 0.95;        // of BtlBw
 constexpr double kStretchCut = 0.6;
 constexpr double kStretchDecay = 0.9;
-constexpr double kStretchRetry = 1.05;
+constexpr double kStretchRetry = 1.02;
+constexpr double kStretchBelow = 0.75;
 constexpr double kDrain = 1.25;  // of the queue that is too long, per round of a long path
 }  // namespace
 
@@ -80,20 +80,21 @@ void DelayWindow::ramp(Nanos delay, double rate, Nanos rtprop) {
 
 // Loss with no queue, while the rate is below what the port can: more may be sent, until that
 // shows as a queue or as the rate. Loss that our own packets cause shows as one of them.
-void DelayWindow::stretch(Nanos delay, double rate, Nanos round, Nanos now) {
+void DelayWindow::stretch(Nanos delay, double rate) {
   const bool sender = loss_ >= 0;
-  const double most = 1.0 / (1.0 - (sender ? std::min(loss_, kMostLoss) : kMostLoss));
+  const double most = 1.0 / (1.0 - (sender ? std::min(loss_, LossMeter::kMost) : LossMeter::kMost));
   const double use = rate / std::max(1.0, meter_.bytes_per_second());
   if (2 * delay > target_) {
-    if (stretch_ > 1) overstretched_ = now;
+    if (stretch_ > 1) overstretch_ = kStretchBelow * stretch_;
     stretch_ *= kStretchCut;
   } else if (use >= kFull) {
     stretch_ *= kStretchDecay;
   } else if (!sender) {
     stretch_ *= use < 0.5 ? 8 : 2;
   } else if (limited_ && loss_ > kHeavyLoss) {
-    stretch_ *= now - overstretched_ > 8 * round ? 2 : kStretchRetry;
+    stretch_ = 2 * stretch_ < overstretch_ ? 2 * stretch_ : std::max(overstretch_, kStretchRetry * stretch_);
   }
+  if (sender && loss_ < kHeavyLoss) overstretch_ = kUnbounded;
   stretch_ = std::clamp(stretch_, 1.0, most);
 }
 
@@ -152,7 +153,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   if (queued && !ours && whole && now - overflow_start_ < kOverflowPause)
     ceiling_ = std::max(ceiling_, ceiling_before_);
   ramp(delay, rate, rtprop);
-  stretch(delay, rate, round, now);
+  stretch(delay, rate);
   compete(delay, now);
   if (competitive_) {
     if (lost_) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "proto/loss_meter.h"
 #include "proto/rate_meter.h"
 #include "proto/time.h"
 
@@ -26,7 +27,7 @@ class DelayWindow {
   // How many times the window may be sent where a share `loss` gets lost on the way with no queue
   // to show for it, so that the window's worth arrives.
   double stretch(double loss) const {
-    return std::clamp(stretch_, 1.0, 1.0 / (1.0 - std::min(loss, kMostLoss)));
+    return std::clamp(stretch_, 1.0, 1.0 / (1.0 - std::min(loss, LossMeter::kMost)));
   }
   // What of a sender's own packets gets lost; its window stretches step by step. A receiver, whose
   // senders bound themselves, does not say, and its window stretches at once.
@@ -42,7 +43,7 @@ class DelayWindow {
 
  private:
   void ramp(Nanos delay, double rate, Nanos rtprop);
-  void stretch(Nanos delay, double rate, Nanos round, Nanos now);
+  void stretch(Nanos delay, double rate);
   void compete(Nanos delay, Nanos now);
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
 
@@ -64,10 +65,9 @@ class DelayWindow {
   Nanos under_since_ = 0;
   bool competitive_ = false;
   bool ramps_ = true;
-  static constexpr double kMostLoss = 0.95;
   double loss_ = -1;
   double stretch_ = 1;
-  Nanos overstretched_ = 0;  // when it last made a queue
+  double overstretch_ = 1e9;  // made a queue
   double ramp_rate_ = 0;      // bytes/s: the best round's
   uint32_t flat_rounds_ = 0;  // in a row, in which that did not grow
   Nanos last_overflow_ = 0;

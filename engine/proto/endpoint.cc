@@ -142,7 +142,7 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   path.probe_base = now;
   // Silence on a long path: what would be a round's first window is worth trying.
   path.probes = long_path(path.rtt.minimum())
-                    ? std::min(2u << std::min(path.probe_count - 1, 8u), kMostProbes)
+                    ? kMostProbes
                     : 2;
   uint32_t again = 0;
   for (uint64_t n = path.sent.lowest(); n < path.sent.next() && again < path.probes; ++n) {

@@ -127,7 +127,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   if (number < before) {
     path.loss_from.late();
   } else if (before) {
-    path.loss_from.add(number - before - 1, 1, now);
+    path.loss_from.add(static_cast<double>(number - before - 1), 1, now);
   }
   if (path.received.insert(number)) {
     path.ack_now = true;
@@ -290,8 +290,6 @@ void Endpoint::Impl::packet_lost(Path& path, SentPacket& packet, bool forgivable
   path.sent.settle(packet, forgivable ? SentPacket::State::lost : SentPacket::State::probed);
   path.lost_floor = std::min(path.lost_floor, packet.number);
   if (forgivable) {
-    path.loss_to.add(1, 0, now);
-    loss_to.add(1, 0, now);
     ++counters.declared_lost;
     breaker.lost();
     send_window.lost();
@@ -340,6 +338,8 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     path.starved = false;
   }
   if (ack.share) path.window = ack.share;
+  path.loss_told = ack.loss / 65'536.0;
+  path.loss_told_time = now;
   const uint64_t floor = std::min(path.sent.lowest(), path.lost_floor);
   uint64_t acked_bytes = 0;
   for (uint16_t w = 0; w < ack.words; ++w) {
@@ -351,16 +351,14 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
       if (back >= largest || largest - back < floor) break;
       SentPacket* packet = path.sent.find(largest - back);
       if (!packet || packet->state == SentPacket::State::acked) continue;
-      if (packet->state != SentPacket::State::flight) {
+      const bool probed = packet->state == SentPacket::State::probed;
+      if (probed) ++counters.spurious_retransmissions;
+      if (packet->state == SentPacket::State::lost) {
         ++counters.spurious_retransmissions;
         // It had only been late: be slower to call a packet lost (RFC 8985 §6.2 in spirit).
-        if (packet->state == SentPacket::State::lost) {
-          path.loss_to.late();
-          loss_to.late();
-          path.packet_threshold =
-              std::min(std::max(path.packet_threshold, path.largest_acked - packet->number) + 2,
-                       kMostPacketThreshold);
-        }
+        path.packet_threshold =
+            std::min(std::max(path.packet_threshold, path.largest_acked - packet->number) + 2,
+                     kMostPacketThreshold);
         packet->state = SentPacket::State::acked;
         packet_acked(path, *packet, now);
         continue;
@@ -370,10 +368,8 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
         path.largest_acked_sent = packet->time;
         if (back == 0) path.rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
       }
-      path.loss_to.add(0, 1, now);
-      loss_to.add(0, 1, now);
       acked_bytes += packet->bytes + 42;
-      in_flight_bytes -= packet->bytes;
+      if (!probed) in_flight_bytes -= packet->bytes;
       path.sent.settle(*packet, SentPacket::State::acked);
       packet_acked(path, *packet, now);
     }
@@ -386,6 +382,9 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     if (path.lost_floor + 2048 < path.sent.lowest()) path.lost_floor = UINT64_MAX;
     path.delay_to.add(Nanos{ack.queue_us} * kMicrosecond,
                       acked_bytes * in_use(&Path::delay_to, now), now);
+    const double arrived = static_cast<double>(acked_bytes) / (config.datagram_bytes + 42.0);
+    loss_to.add(arrived * path.loss_told / (1.0 - std::min(path.loss_told, LossMeter::kMost)),
+                arrived, now);
     send_window.loss(loss_to.share(now));
     send_window.sample(acked_bytes, shared_delay(&Path::delay_to, now), path.rtt.round(),
                        path.rtt.minimum(), now);

@@ -72,6 +72,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     wire::Ack ack{};
     ack.largest = static_cast<uint32_t>(path.received.largest());
     ack.credit = static_cast<uint32_t>(path.granted);
+    ack.loss = static_cast<uint16_t>(path.loss_from.share(now) * 65'536.0);
     ack.share = path.part * (config.datagram_bytes + 42);
     ack.delay_us = static_cast<uint32_t>(
         std::clamp<Nanos>((now - path.largest_arrival) / kMicrosecond, 0, 1'000'000));
@@ -288,7 +289,7 @@ double Endpoint::Impl::room(Nanos now) const {
 // When what is in flight is sent again without waiting for word of it: under heavy loss so that, of
 // the copies of one round, hardly ever all get lost.
 Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
-  const double loss = std::max(path.loss_to.share(now), path.loss_from.share(now));
+  const double loss = std::max(path.loss_to(now), path.loss_from.share(now));
   if (loss < kHeavyLoss || !path.rtt.any()) return kNever;
   return std::max(kSoonestRepeat, static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) *
                                                      -std::log(loss) / kRepeatSafety));
@@ -318,6 +319,7 @@ void Endpoint::Impl::repeat(Nanos now) {
       SentPacket* packet = p->sent.find(n);
       if (!packet || packet->state != SentPacket::State::flight) continue;
       const Nanos allowed = now + static_cast<Nanos>((1 - repeats) / std::max(rate, kSlowestRepeat) * 1e9) + 1;
+      if (repeats < 1) send_window.limited();
       const Nanos due = std::max(packet->time + after, repeats < 1 ? allowed : 0);
       if (due > now) {
         repeat_due = std::min(repeat_due, due);

@@ -122,8 +122,9 @@ struct Path {
   // Sending.
   SentPackets sent;
   Rtt rtt;
-  LossMeter loss_to;  // of what is sent
-  LossMeter loss_from;
+  LossMeter loss_from;   // of what is sent to here
+  double loss_told = 0;  // of what is sent from here, by the peer's word
+  Nanos loss_told_time = 0;
   ControlFrames control;
   uint64_t credit = 0;  // highest packet number that may be sent
   double window = 0;    // the receiver's, as far as it is this path's: bytes
@@ -135,6 +136,10 @@ struct Path {
   uint32_t probe_count = 0;          // consecutive time-outs
   uint32_t probes = 0;               // packets that may go without credit and window
   bool starved = false;              // backlog without credit, since probe_base
+
+  double loss_to(Nanos now) const {
+    return now - loss_told_time > LossMeter::kMemory ? 0.0 : loss_told;
+  }
 
   // Receiving.
   ReceivedPackets received;

@@ -74,7 +74,7 @@ struct Ack {
   uint32_t queue_us;   // queueing delay seen on this path, above its minimum
   uint32_t share;      // bytes of the receiver's window that are this path's
   uint16_t words;      // of the bitmap
-  uint16_t reserved;
+  uint16_t loss;   // share of packets lost on the way here, of 65,536
   uint64_t bitmap[kAckMaxWords];
 };
 
