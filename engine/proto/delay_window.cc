@@ -30,6 +30,7 @@ constexpr uint32_t kFlatRounds = 3;
 constexpr double kFull = 0.95;        // of BtlBw
 constexpr double kStretchCut = 0.6;
 constexpr double kStretchDecay = 0.9;
+constexpr double kStretchGrowth = 1.25;
 constexpr double kStretchRetry = 1.02;
 constexpr double kStretchBelow = 0.75;
 constexpr double kDrain = 1.25;  // of the queue that is too long, per round of a long path
@@ -92,7 +93,8 @@ void DelayWindow::stretch(Nanos delay, double rate) {
   } else if (!sender) {
     stretch_ *= use < 0.5 ? 8 : 2;
   } else if (limited_ && loss_ > kHeavyLoss) {
-    stretch_ = 2 * stretch_ < overstretch_ ? 2 * stretch_ : std::max(overstretch_, kStretchRetry * stretch_);
+    const double more = kStretchGrowth * stretch_;
+    stretch_ = more < overstretch_ ? more : std::max(overstretch_, kStretchRetry * stretch_);
   }
   if (sender && loss_ < kHeavyLoss) overstretch_ = kUnbounded;
   stretch_ = std::clamp(stretch_, 1.0, most);

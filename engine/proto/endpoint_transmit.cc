@@ -51,6 +51,7 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   in_flight_bytes += packet.bytes;
   path.probe_base = now;
   if (path.probes) --path.probes;
+  repeats = std::max(repeats - 1, -kRepeatsAtOnce);
   path.starved = false;
   breaker.sent();
   ++counters.packets_sent;
@@ -306,6 +307,7 @@ void Endpoint::Impl::repeat(Nanos now) {
   const bool blocked = room(now) <= 0;
   repeats_time = now;
   repeat_due = kNever;
+  double left = repeats;
   for (auto& p : paths) {
     if (!p || p->gone || p->sent.in_flight() == 0 || p->control.waiting()) continue;
     Nanos after = repeat_after(*p, now);
@@ -318,15 +320,15 @@ void Endpoint::Impl::repeat(Nanos now) {
     for (uint64_t n = p->sent.lowest(); n < p->sent.next(); ++n) {
       SentPacket* packet = p->sent.find(n);
       if (!packet || packet->state != SentPacket::State::flight) continue;
-      const Nanos allowed = now + static_cast<Nanos>((1 - repeats) / std::max(rate, kSlowestRepeat) * 1e9) + 1;
-      if (repeats < 1) send_window.limited();
-      const Nanos due = std::max(packet->time + after, repeats < 1 ? allowed : 0);
+      const Nanos allowed = now + static_cast<Nanos>((1 - left) / std::max(rate, kSlowestRepeat) * 1e9) + 1;
+      if (left < 1) send_window.limited();
+      const Nanos due = std::max(packet->time + after, left < 1 ? allowed : 0);
       if (due > now) {
         repeat_due = std::min(repeat_due, due);
         break;
       }
       packet_lost(*p, *packet, false, now);
-      repeats -= 1;
+      left -= 1;
       ++p->probes;
     }
   }
@@ -370,7 +372,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     const double spread = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() *
                           std::min(stretched, far.window) * 1e9 /
                           static_cast<double>(far.round);
-    pace = far.alone ? spread : std::max(pace, send_window.ramps() ? spread : 0);
+    if (far.alone || send_window.ramps()) pace = std::max(pace, spread);
     if (far.alone && stretched < far.window) send_window.limited();
     if (far.alone && stretched >= far.window) paced_by = far.path;
   }

@@ -37,7 +37,10 @@ class SentPackets {
   bool full() const { return next_ - lowest_ >= kMost - 1; }
 
   SentPacket& push() {
-    if (next_ - lowest_ >= ring_.size() - 1) grow();
+    // Word of what was sent again early is still to come.
+    if (next_ - lowest_ >= ring_.size() - 1 ||
+        (at(next_).state == SentPacket::State::probed && ring_.size() < kMost / 2))
+      grow();
     SentPacket& p = at(next_);
     p.number = next_++;
     p.state = SentPacket::State::flight;
@@ -45,6 +48,8 @@ class SentPackets {
     return p;
   }
   void count_bytes(const SentPacket& p) { bytes_in_flight_ += p.bytes; }
+
+  uint64_t history() const { return ring_.size(); }
 
   // Null when that number was never sent or is too old to be known.
   SentPacket* find(uint64_t number) {
