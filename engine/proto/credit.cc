@@ -12,6 +12,7 @@ constexpr uint32_t kWireOverhead = 42;  // Ethernet, IP, UDP
 constexpr uint32_t kUnasked = 4;
 constexpr uint32_t kMostShare = 65'535;
 constexpr size_t kStashLimit = 64;      // packets of ops that have not started here
+constexpr size_t kLongStashLimit = 1024;
 }  // namespace
 
 // What each peer of `receiver` may always send there without having been asked. All of them
@@ -48,10 +49,16 @@ void Endpoint::Impl::share_credit(Nanos now) {
     p->part = std::max(unasked, static_cast<uint32_t>(part * pool));
     p->share = std::max(unasked, std::min(wanted, p->part));
     // What gets lost on the way does not fill the port.
+    // But a peer's port hardly carries more than this one, unless it has shown that it does.
     const double stretch = receive_window.stretch(p->loss_from.share(now));
-    p->part = static_cast<uint32_t>(p->part * stretch);
-    p->share = std::min(kMostShare, static_cast<uint32_t>(p->share * stretch));
-    if (p->stash.size() >= kStashLimit) continue;
+    if (stretch > 1) {
+      const double shown = p->sent_meter.bytes_per_second() * 1e-9 / wire_bytes *
+                           static_cast<double>(p->rtt.round() + config.delay_target);
+      const double most = receive_window.ramps() ? kMostShare : std::max<double>({shown, 1.0 * window, 1.0 * p->part});
+      p->share = static_cast<uint32_t>(std::min(p->share * stretch, most));
+      p->part = static_cast<uint32_t>(std::min(p->part * stretch, most));
+    }
+    if (p->stash.size() >= (long_path(p->rtt.minimum()) ? kLongStashLimit : kStashLimit)) continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
     // A peer that waits is told at once; one that is served hears with its next ACK.
     const uint64_t untold = p->granted - p->granted_sent;

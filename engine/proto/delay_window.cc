@@ -30,7 +30,7 @@ constexpr uint32_t kFlatRounds = 3;
 constexpr double kFull = 0.95;        // of BtlBw
 constexpr double kStretchCut = 0.6;
 constexpr double kStretchDecay = 0.9;
-constexpr double kStretchGrowth = 1.25;
+constexpr double kStretchGrowth = 2;
 constexpr double kStretchRetry = 1.02;
 constexpr double kStretchBelow = 0.75;
 constexpr double kDrain = 1.25;  // of the queue that is too long, per round of a long path
@@ -46,9 +46,10 @@ DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos ta
       enough_(maximum_),
       ceiling_(kUnbounded) {}
 
-void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, Nanos now) {
+void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy,
+                         Nanos now) {
   queue = std::max<Nanos>(queue, 0);
-  meter_.add(bytes, now);
+  meter_.add(bytes, now, lossy);
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
   // Below the threshold: half a byte more for each that came through while the queue is short; on a
@@ -83,7 +84,8 @@ void DelayWindow::ramp(Nanos delay, double rate, Nanos rtprop) {
 // shows as a queue or as the rate. Loss that our own packets cause shows as one of them.
 void DelayWindow::stretch(Nanos delay, double rate) {
   const bool sender = loss_ >= 0;
-  const double most = 1.0 / (1.0 - (sender ? std::min(loss_, LossMeter::kMost) : LossMeter::kMost));
+  double most = 1.0 / (1.0 - (sender ? std::min(loss_, LossMeter::kMost) : LossMeter::kMost));
+  if (sender) most = std::clamp(told_ / window_, 1.0, most);
   const double use = rate / std::max(1.0, meter_.bytes_per_second());
   if (2 * delay > target_) {
     if (stretch_ > 1) overstretch_ = kStretchBelow * stretch_;

@@ -29,13 +29,17 @@ class DelayWindow {
   double stretch(double loss) const {
     return std::clamp(stretch_, 1.0, 1.0 / (1.0 - std::min(loss, LossMeter::kMost)));
   }
-  // What of a sender's own packets gets lost; its window stretches step by step. A receiver, whose
-  // senders bound themselves, does not say, and its window stretches at once.
-  void loss(double share) { loss_ = share; }
+  // What of a sender's own packets gets lost, and the bytes that its receivers' windows have for it:
+  // its window stretches step by step up to that. A receiver, whose senders bound themselves, does
+  // not say, and its window stretches at once.
+  void loss(double share, double told) {
+    loss_ = share;
+    told_ = told;
+  }
   double rate() const { return meter_.bytes_per_second(); }
   // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
-  // back.
-  void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, Nanos now);
+  // back. `lossy`: under heavy loss.
+  void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy, Nanos now);
   // Packets are missing that were sent while this window held.
   void lost() { lost_ = true; }
   // The window is what holds transmission back (else it does not grow).
@@ -66,6 +70,7 @@ class DelayWindow {
   bool competitive_ = false;
   bool ramps_ = true;
   double loss_ = -1;
+  double told_ = 0;
   double stretch_ = 1;
   double overstretch_ = 1e9;  // made a queue
   double ramp_rate_ = 0;      // bytes/s: the best round's

@@ -10,6 +10,7 @@ namespace {
 constexpr Nanos kAckDelay = 800 * kMicrosecond;  // Rtt::kMaxAckDelay is above it
 constexpr uint64_t kMostPacketThreshold = 512;
 constexpr size_t kStashMost = 512;    // packets per path
+constexpr size_t kLongStashMost = 8192;  // of all paths, where they are long
 constexpr uint64_t kOpsAhead = 1024;  // a peer's op may be this far ahead
 constexpr size_t kLongestError = 1024;
 }  // namespace
@@ -128,6 +129,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     path.loss_from.late();
   } else if (before) {
     path.loss_from.add(static_cast<double>(number - before - 1), 1, now);
+    path.sent_meter.add((number - before) * bytes, now);
   }
   if (path.received.insert(number)) {
     path.ack_now = true;
@@ -154,7 +156,13 @@ bool Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_
     ++counters.malformed;
     return false;
   }
-  if (path.stash.size() >= kStashMost) return false;
+  if (path.stash.size() >= kStashMost) {
+    if (!long_path(path.rtt.minimum())) return false;
+    size_t all = 0;
+    for (const auto& p : paths)
+      if (p) all += p->stash.size();
+    if (all >= kLongStashMost) return false;
+  }
   path.stash.push_back({op_id, {datagram.begin(), datagram.end()}});
   return true;
 }
@@ -387,9 +395,12 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     const double arrived = static_cast<double>(acked_bytes) / (config.datagram_bytes + 42.0);
     loss_to.add(arrived * path.loss_told / (1.0 - std::min(path.loss_told, LossMeter::kMost)),
                 arrived, now);
-    send_window.loss(loss_to.share(now));
+    double told = 0;
+    for (const auto& p : paths)
+      if (p && now - p->loss_told_time < LossMeter::kMemory) told += p->window;
+    send_window.loss(loss_to.share(now), told);
     send_window.sample(acked_bytes, shared_delay(&Path::delay_to, now), path.rtt.round(),
-                       path.rtt.minimum(), now);
+                       path.rtt.minimum(), path.loss_told > kHeavyLoss, now);
     counters.btlbw = btlbw();
     retire(now);
   }
@@ -420,7 +431,7 @@ void Endpoint::Impl::flush(Nanos now) {
       p->delay_from.add(static_cast<Nanos>(p->batch_delay / static_cast<double>(p->batch_bytes)),
                         p->batch_bytes * in_use(&Path::delay_from, now), now);
       receive_window.sample(p->batch_bytes, shared_delay(&Path::delay_from, now), p->rtt.round(),
-                            p->rtt.minimum(), now);
+                            p->rtt.minimum(), p->loss_from.share(now) > kHeavyLoss, now);
       p->ack_delay += p->batch_delay;
       p->ack_bytes += p->batch_bytes;
       p->batch_delay = 0;

@@ -163,6 +163,7 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   wire::write_header(at, header);
   std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());
   end_control(train, bytes);
+  path.control_sent.push_back(packet.number);
   sent(path, packet, now);
   if (Op* op = find(frame.op)) {
     ++op->packets_sent;
@@ -309,9 +310,22 @@ void Endpoint::Impl::repeat(Nanos now) {
   repeat_due = kNever;
   double left = repeats;
   for (auto& p : paths) {
-    if (!p || p->gone || p->sent.in_flight() == 0 || p->control.waiting()) continue;
+    if (!p || p->gone || p->sent.in_flight() == 0) continue;
     Nanos after = repeat_after(*p, now);
-    if (after == kNever) continue;
+    if (after == kNever) {
+      p->control_sent.clear();
+      continue;
+    }
+    std::erase_if(p->control_sent, [&](uint64_t n) {
+      SentPacket* packet = p->sent.find(n);
+      if (!packet || packet->state != SentPacket::State::flight) return true;
+      if (packet->time + after > now) {
+        repeat_due = std::min(repeat_due, packet->time + after);
+        return false;
+      }
+      packet_lost(*p, *packet, false, now);
+      return true;
+    });
     // With more to send, only where that cannot go before word comes, and none has for a round.
     if (backlog(*p) > 0) {
       if (!blocked && p->credit >= p->sent.next()) continue;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "proto/loss_meter.h"
+#include "proto/rate_meter.h"
 #include "proto/received_packets.h"
 #include "proto/rtt.h"
 #include "proto/sent_packets.h"
@@ -123,9 +124,11 @@ struct Path {
   SentPackets sent;
   Rtt rtt;
   LossMeter loss_from;   // of what is sent to here
+  RateMeter sent_meter;  // what the peer sends to here, with what gets lost
   double loss_told = 0;  // of what is sent from here, by the peer's word
   Nanos loss_told_time = 0;
   ControlFrames control;
+  std::vector<uint64_t> control_sent;  // packet numbers, in order; some may be settled
   uint64_t credit = 0;  // highest packet number that may be sent
   double window = 0;    // the receiver's, as far as it is this path's: bytes
   uint64_t largest_acked = 0;

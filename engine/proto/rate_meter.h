@@ -11,7 +11,8 @@ namespace gradwire {
 
 class RateMeter {
  public:
-  void add(uint64_t bytes, Nanos now) {
+  // `lossy`: most does not arrive, so that this rate says little about the way.
+  void add(uint64_t bytes, Nanos now, bool lossy = false) {
     if (start_ == 0 || now - last_ > idle()) {
       // Where all bursts are shorter than an interval they are all there is to learn from. They
       // only raise the rate, and a little at a time: an idle port may begin faster than it can go
@@ -32,7 +33,7 @@ class RateMeter {
     start_ = now;
     bytes_ = 0;
     if (first || provisional_) {
-      current_ = rate;
+      current_ = lossy ? std::max(current_, rate) : rate;
       provisional_ = first;
       window_start_ = now;
     } else if (now - window_start_ > kWindow / 2) {
