@@ -12,6 +12,7 @@ constexpr Nanos kLongestEpoch = 300 * kMillisecond;
 constexpr double kDeepestCut = 0.6;  // of one epoch
 constexpr double kForget = 0.97;     // of the threshold, per cut
 constexpr double kCareful = 0.05;    // growth per epoch above the threshold
+constexpr double kLongGrowth = 0.25;   // the same, of a long path: each epoch is a round
 constexpr double kOverflowCut = 0.85;
 constexpr double kCeilingGrowth = 0.002;  // per epoch: a new try after some tenths of a second
 constexpr Nanos kOverflowPause = 50 * kMillisecond;
@@ -87,7 +88,7 @@ void DelayWindow::stretch(Nanos delay, double rate) {
   double most = 1.0 / (1.0 - (sender ? std::min(loss_, LossMeter::kMost) : LossMeter::kMost));
   if (sender) most = std::clamp(told_ / window_, 1.0, most);
   const double use = rate / std::max(1.0, meter_.bytes_per_second());
-  if (2 * delay > target_) {
+  if (4 * delay > 3 * target_) {
     if (stretch_ > 1) overstretch_ = kStretchBelow * stretch_;
     stretch_ *= kStretchCut;
   } else if (use >= kFull) {
@@ -183,7 +184,8 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   } else if (limited_ && window_ < (ramps_ ? maximum_ : enough_)) {
     // Above the threshold, and below it where the queue is too long for doubling.
     const double room = (target - static_cast<double>(delay)) / target;
-    window_ = std::min(maximum_, window_ + std::max(kSegment, kCareful * window_) * room);
+    const double growth = long_path(rtprop) ? kLongGrowth : kCareful;
+    window_ = std::min(maximum_, window_ + std::max(kSegment, growth * window_) * room);
     threshold_ = std::max(threshold_, window_);
   }
   // A window that is too large gives way only to a queue: a long round without one is the doing of
