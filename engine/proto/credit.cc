@@ -9,7 +9,6 @@ namespace gradwire {
 
 namespace {
 constexpr uint32_t kWireOverhead = 42;  // Ethernet, IP, UDP
-constexpr uint32_t kUnasked = 4;
 constexpr uint32_t kMostShare = 65'535;
 constexpr size_t kStashLimit = 64;      // packets of ops that have not started here
 constexpr size_t kLongStashLimit = 1024;
@@ -43,11 +42,19 @@ void Endpoint::Impl::share_credit(Nanos now) {
   for (auto& p : paths) {
     if (!p) continue;
     const uint32_t wanted = p->demand;
-    // A long path need not wait a round for word: what may come unasked is still a small part of it.
-    const uint32_t unasked = long_path(p->rtt.minimum()) ? std::max(standing, window / peers / kUnasked) : standing;
     const double part = wanted ? static_cast<double>(wanted) * wanted / weights : 0.0;
-    p->part = std::max(unasked, static_cast<uint32_t>(part * pool));
-    p->share = std::max(unasked, std::min(wanted, p->part));
+    uint32_t unasked = standing;
+    p->part = std::max(standing, static_cast<uint32_t>(part * pool));
+    if (long_path(p->rtt.minimum())) {
+      // Not to wait a round for word: half of the window may come unasked, from all together.
+      unasked = std::max(standing, window / peers / 2);
+      // The pace is that of the port, also while the window is smaller than what the path holds.
+      const double known = receive_window.rate() * 1e-9 / wire_bytes *
+                           static_cast<double>(p->rtt.minimum() + config.delay_target);
+      p->part = std::max(unasked, static_cast<uint32_t>((wanted ? part : 1.0 / peers) *
+                                                        std::max<double>(pool, known)));
+    }
+    p->share = std::max(unasked, std::min(wanted, static_cast<uint32_t>(part * pool)));
     // What gets lost on the way does not fill the port.
     // But a peer's port hardly carries more than this one, unless it has shown that it does.
     const double stretch = receive_window.stretch(p->loss_from.share(now));

@@ -31,7 +31,7 @@ constexpr uint32_t kFlatRounds = 3;
 constexpr double kFull = 0.95;        // of BtlBw
 constexpr double kStretchCut = 0.6;
 constexpr double kStretchDecay = 0.9;
-constexpr double kStretchGrowth = 2;
+constexpr double kStretchGrowth = 4;
 constexpr double kStretchRetry = 1.02;
 constexpr double kStretchBelow = 0.75;
 constexpr double kDrain = 1.25;  // of the queue that is too long, per round of a long path
@@ -89,7 +89,9 @@ void DelayWindow::stretch(Nanos delay, double rate) {
   if (sender) most = std::clamp(told_ / window_, 1.0, most);
   const double use = rate / std::max(1.0, meter_.bytes_per_second());
   if (4 * delay > 3 * target_) {
-    if (stretch_ > 1) overstretch_ = kStretchBelow * stretch_;
+    // What came through then is what the way carries.
+    if (sender && stretch_ > 1)
+      overstretch_ = std::clamp(use / (1.0 - loss_), kStretchBelow * stretch_, stretch_);
     stretch_ *= kStretchCut;
   } else if (use >= kFull) {
     stretch_ *= kStretchDecay;
@@ -185,7 +187,8 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     // Above the threshold, and below it where the queue is too long for doubling.
     const double room = (target - static_cast<double>(delay)) / target;
     const double growth = long_path(rtprop) ? kLongGrowth : kCareful;
-    window_ = std::min(maximum_, window_ + std::max(kSegment, growth * window_) * room);
+    const double grown = window_ + std::max(kSegment, growth * window_) * room;
+    window_ = std::min(maximum_, long_path(rtprop) && !ramps_ ? std::min(grown, enough_) : grown);
     threshold_ = std::max(threshold_, window_);
   }
   // A window that is too large gives way only to a queue: a long round without one is the doing of

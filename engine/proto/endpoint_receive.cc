@@ -383,7 +383,6 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     }
   }
   if (acked_bytes) {
-    static Nanos lastp=0; if(getenv("GWDBG") && now-lastp>20*kMillisecond && config.endpoint==0){lastp=now; fprintf(stderr,"%7.1f thr=%lu inflight=%luK next-low=%lu largest_acked_back=%lu srtt=%.1f stretch=%.2f loss=%.2f room=%.0fK cred=%ld tokens=%.0f q=%.2f ramps=%d btl=%.1f toldW=%.0fK spur=%lu\n",now*1e-6,path.packet_threshold,path.sent.bytes_in_flight()/1000,path.sent.next()-path.sent.lowest(),path.sent.next()-path.largest_acked,path.rtt.smoothed()*1e-6,send_window.stretch(loss_to.share(now)),path.loss_told,room(now)/1e3,(long)path.credit-(long)path.sent.next(),tokens,send_window.queue_delay()*1e-6,send_window.ramps(),btlbw()/1e6,path.window/1e3,counters.spurious_retransmissions);}
     path.probe_count = 0;
     path.probes = 0;
     path.probe_base = now;

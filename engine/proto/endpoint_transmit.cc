@@ -383,10 +383,10 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   paced_by = nullptr;
   if (far.rtprop && config.pacing) {
     // A window at a time, in a round: a burst of it would overflow what is on the way.
-    const double spread = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() *
-                          std::min(stretched, far.window) * 1e9 /
-                          static_cast<double>(far.round);
-    if (far.alone || send_window.ramps()) pace = std::max(pace, spread);
+    const double round = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() * 1e9 /
+                         static_cast<double>(far.round);
+    if (far.alone || send_window.ramps()) pace = std::max(pace, stretched * round);
+    if (far.alone) pace = std::min(pace, far.window * round);
     if (far.alone && stretched < far.window) send_window.limited();
     if (far.alone && stretched >= far.window) paced_by = far.path;
   }
@@ -423,7 +423,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     ++destinations;
     if (path->probes) {  // a probe goes whatever the windows say
       if (!transmit_data(*path, now, train, path->probes)) continue;
-      tokens -= train.total_bytes;
+      tokens = std::max(tokens - train.total_bytes, std::min(tokens, -64.0 * wire_bytes));
       return true;
     }
     const uint64_t used = path->sent.next() - 1;

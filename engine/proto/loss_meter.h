@@ -36,7 +36,7 @@ class LossMeter {
   static constexpr double kMost = 0.95;
 
  private:
-  static constexpr double kPackets = 256;
+  static constexpr double kPackets = 96;
   static constexpr double kFewest = 8;
   Nanos last_ = 0;
   double known_ = 0;

@@ -35,7 +35,7 @@ class WindowedMin {
 // Much longer than the queue that is aimed at: what is in flight is on its way, not in a queue, and
 // a burst of it fits no queue.
 inline bool long_path(Nanos rtprop) {
-  return rtprop > 3 * kMillisecond;
+  return rtprop > 5 * kMillisecond;
 }
 
 class Rtt {
