@@ -15,13 +15,15 @@ class CircuitBreaker {
   void sent() { ++sent_; }
   void lost() { ++lost_; }
 
-  // Call at least every few hundred milliseconds.
-  void tick(Nanos now) {
+  // Call at least every few hundred milliseconds. `told`: the share that gets lost, by the peers' word:
+  // what is sent again early is never declared lost.
+  void tick(Nanos now, double told) {
     if (start_ == 0) start_ = now;
     if (now - start_ < kInterval) return;
     start_ = now;
     const double loss =
-        sent_ < kFewest ? 0.0 : static_cast<double>(lost_) / static_cast<double>(sent_);
+        sent_ < kFewest ? 0.0
+                        : std::max(told, static_cast<double>(lost_) / static_cast<double>(sent_));
     sent_ = lost_ = 0;
     if (loss > kBad) {
       if (++bad_ >= kPatience) factor_ = std::max(kSmallest, factor_ / 2);

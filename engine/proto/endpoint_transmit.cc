@@ -94,7 +94,8 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     path.ack_now = false;
     path.ack_due = kNever;
     // Where so much gets lost this way, ACKs may on theirs: as long as they may matter they go on.
-    if (lossy > kHeavyLoss && now - path.largest_arrival < 2 * path.rtt.round())
+    if (lossy > kHeavyLoss && path.rtt.any() &&
+        now - path.largest_arrival < 2 * path.rtt.round())
       path.ack_due = now + repeat_after(path, now);
     path.unacked = 0;
     path.ack_delay = 0;
