@@ -14,7 +14,7 @@ constexpr double kProbeGain = 0.2;     // with an empty queue, nearly
 constexpr double kProbeQueue = 0.75;   // of the target: without probing from there on
 // Of the target's queue: what probing above the rate may add to it in a round of a long path.
 constexpr double kProbeRoom = 0.5;
-constexpr double kRampGain = 2.0;        // a ramp's round goes out in half of it
+constexpr double kRampGain = 1.25;       // a ramp's round goes out in half of it
 constexpr Nanos kAckSpacing = 800 * kMicrosecond;
 constexpr double kTrainSeconds = 250e-6;  // of the rate, on a long path
 constexpr double kPaceDepth = 0.0005;  // seconds of the rate that a late timer may catch up
