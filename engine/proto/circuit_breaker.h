@@ -15,8 +15,8 @@ class CircuitBreaker {
   void sent() { ++sent_; }
   void lost() { ++lost_; }
 
-  // Call at least every few hundred milliseconds. `told`: the share that gets lost, by the peers' word:
-  // what is sent again early is never declared lost.
+  // Call at least every few hundred milliseconds. `told`: the share that gets lost, by the peers'
+  // word: what is sent again early is never declared lost.
   void tick(Nanos now, double told) {
     if (start_ == 0) start_ = now;
     if (now - start_ < kInterval) return;

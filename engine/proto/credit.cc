@@ -10,7 +10,7 @@ namespace gradwire {
 namespace {
 constexpr uint32_t kWireOverhead = 42;  // Ethernet, IP, UDP
 constexpr uint32_t kMostShare = 65'535;
-constexpr size_t kStashLimit = 64;      // packets of ops that have not started here
+constexpr size_t kStashLimit = 64;  // packets of ops that have not started here
 constexpr size_t kLongStashLimit = 1024;
 }  // namespace
 
@@ -61,7 +61,9 @@ void Endpoint::Impl::share_credit(Nanos now) {
     if (stretch > 1) {
       const double shown = p->sent_meter.bytes_per_second() * 1e-9 / wire_bytes *
                            static_cast<double>(p->rtt.round() + config.delay_target);
-      const double most = receive_window.ramps() ? kMostShare : std::max<double>({shown, 1.0 * window, 1.0 * p->part});
+      const double most = receive_window.ramps()
+                              ? kMostShare
+                              : std::max<double>({shown, 1.0 * window, 1.0 * p->part});
       p->share = static_cast<uint32_t>(std::min(p->share * stretch, most));
       p->part = static_cast<uint32_t>(std::min(p->part * stretch, most));
     }

@@ -9,10 +9,10 @@ namespace gradwire {
 namespace {
 constexpr Nanos kShortestEpoch = 300 * kMicrosecond;
 constexpr Nanos kLongestEpoch = 300 * kMillisecond;
-constexpr double kDeepestCut = 0.6;  // of one epoch
-constexpr double kForget = 0.97;     // of the threshold, per cut
-constexpr double kCareful = 0.05;    // growth per epoch above the threshold
-constexpr double kLongGrowth = 0.25;   // the same, of a long path: each epoch is a round
+constexpr double kDeepestCut = 0.6;   // of one epoch
+constexpr double kForget = 0.97;      // of the threshold, per cut
+constexpr double kCareful = 0.05;     // growth per epoch above the threshold
+constexpr double kLongGrowth = 0.25;  // the same, of a long path: each epoch is a round
 constexpr double kOverflowCut = 0.85;
 constexpr double kCeilingGrowth = 0.002;  // per epoch: a new try after some tenths of a second
 constexpr Nanos kOverflowPause = 50 * kMillisecond;
@@ -24,11 +24,11 @@ constexpr double kStarved = 0.5;  // of what the target's queue would hold
 constexpr Nanos kCalm = 50 * kMillisecond;
 constexpr double kCompetitiveCut = 0.7;
 constexpr double kUnbounded = 1e12;
-constexpr double kFullRate = 0.6;  // of BtlBw: the port was ours alone
-constexpr double kLargest = 256e6;     // bytes on one path
-constexpr double kStillGrows = 1.25;   // per round of a ramp (BBR's full pipe)
+constexpr double kFullRate = 0.6;     // of BtlBw: the port was ours alone
+constexpr double kLargest = 256e6;    // bytes on one path
+constexpr double kStillGrows = 1.25;  // per round of a ramp (BBR's full pipe)
 constexpr uint32_t kFlatRounds = 3;
-constexpr double kFull = 0.95;        // of BtlBw
+constexpr double kFull = 0.95;  // of BtlBw
 constexpr double kStretchCut = 0.6;
 constexpr double kStretchDecay = 0.9;
 constexpr double kStretchGrowth = 4;
@@ -136,7 +136,8 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   enough_ = meter_.bytes_per_second() > 0 ? meter_.bytes_per_second() * 1e-9 *
                                                 (target + std::max(kWayBack * way_back_, least))
                                           : kUnbounded;
-  maximum_ = std::min(kLargest, buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop));
+  maximum_ =
+      std::min(kLargest, buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop));
   // Loss while our own traffic fills the port is an overflow of our making (invariant 11). While
   // somebody else's does, or with an empty queue, it tells nothing about this window.
   const double rate =

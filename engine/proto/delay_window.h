@@ -29,9 +29,9 @@ class DelayWindow {
   double stretch(double loss) const {
     return std::clamp(stretch_, 1.0, 1.0 / (1.0 - std::min(loss, LossMeter::kMost)));
   }
-  // What of a sender's own packets gets lost, and the bytes that its receivers' windows have for it:
-  // its window stretches step by step up to that. A receiver, whose senders bound themselves, does
-  // not say, and its window stretches at once.
+  // What of a sender's own packets gets lost, and the bytes that its receivers' windows have for
+  // it: its window stretches step by step up to that. A receiver, whose senders bound themselves,
+  // does not say, and its window stretches at once.
   void loss(double share, double told) {
     loss_ = share;
     told_ = told;

@@ -10,8 +10,8 @@ namespace {
 constexpr Nanos kConnectPing = 50 * kMillisecond;
 constexpr Nanos kFarewellInterval = 10 * kMillisecond;
 constexpr uint32_t kFarewells = 3;
-constexpr uint32_t kQuickProbes = 40;    // time-outs in a row before the backoff grows for good
-constexpr uint32_t kQuickBackoff = 1;    // doublings until then
+constexpr uint32_t kQuickProbes = 40;  // time-outs in a row before the backoff grows for good
+constexpr uint32_t kQuickBackoff = 1;  // doublings until then
 constexpr uint32_t kMostProbes = 24;
 constexpr uint32_t kSlowestBackoff = 8;  // doublings at the most
 }  // namespace
@@ -141,9 +141,7 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   ++counters.probes;
   path.probe_base = now;
   // Silence on a long path: what would be a round's first window is worth trying.
-  path.probes = long_path(path.rtt.minimum())
-                    ? kMostProbes
-                    : 2;
+  path.probes = long_path(path.rtt.minimum()) ? kMostProbes : 2;
   uint32_t again = 0;
   for (uint64_t n = path.sent.lowest(); n < path.sent.next() && again < path.probes; ++n) {
     SentPacket* packet = path.sent.find(n);

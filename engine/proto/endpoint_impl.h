@@ -1,5 +1,6 @@
 // The inside of Endpoint. Its parts live in endpoint.cc (life, timers), endpoint_receive.cc,
-// endpoint_transmit.cc, endpoint_ops.cc (ops from start to report) and credit.cc.
+// endpoint_transmit.cc, endpoint_repeat.cc, endpoint_ops.cc (ops from start to report) and
+// credit.cc.
 #pragma once
 
 #include <algorithm>
@@ -31,9 +32,6 @@ struct Endpoint::Impl {
   void check_life(Nanos now);
   void check_deadlines(Nanos now);
   void check_probe(Path& path, Nanos now);
-  double room(Nanos now) const;
-  void repeat(Nanos now);
-  Nanos repeat_after(const Path& path, Nanos now) const;
   bool close_ready() const;
   void finish_close(Nanos now);
 
@@ -74,6 +72,12 @@ struct Endpoint::Impl {
     return {wire::kVersion, kind, config.endpoint, config.session};
   }
   void sent(Path& path, SentPacket& packet, Nanos now);
+
+  // endpoint_repeat.cc
+  static constexpr double kRepeatsAtOnce = 16;
+  double room(Nanos now) const;
+  void repeat(Nanos now);
+  Nanos repeat_after(const Path& path, Nanos now) const;
 
   // credit.cc
   void share_credit(Nanos now);
@@ -129,8 +133,8 @@ struct Endpoint::Impl {
   CircuitBreaker breaker;
   uint64_t in_flight_bytes = 0;
   const Path* paced_by = nullptr;  // whose receiver's window sets the pace
-  double tokens = 0;  // pacing, bytes
-  double repeats = 0;  // packets that may be repeated now
+  double tokens = 0;               // pacing, bytes
+  double repeats = 0;              // packets that may be repeated now
   Nanos repeats_time = 0;
   Nanos repeat_due = kNever;
   Nanos tokens_time = 0;

@@ -9,9 +9,9 @@ namespace gradwire {
 namespace {
 constexpr Nanos kAckDelay = 800 * kMicrosecond;  // Rtt::kMaxAckDelay is above it
 constexpr uint64_t kMostPacketThreshold = 512;
-constexpr size_t kStashMost = 512;    // packets per path
+constexpr size_t kStashMost = 512;       // packets per path
 constexpr size_t kLongStashMost = 8192;  // of all paths, where they are long
-constexpr uint64_t kOpsAhead = 1024;  // a peer's op may be this far ahead
+constexpr uint64_t kOpsAhead = 1024;     // a peer's op may be this far ahead
 constexpr size_t kLongestError = 1024;
 }  // namespace
 

@@ -1,6 +1,5 @@
 // Datagrams out: signs of life and acknowledgements first, then control, then trains of chunks.
 #include <algorithm>
-#include <cmath>
 
 #include "codec/codec.h"
 #include "proto/endpoint_impl.h"
@@ -10,20 +9,16 @@ namespace gradwire {
 namespace {
 
 constexpr Nanos kFarewellInterval = 10 * kMillisecond;
-constexpr double kProbeGain = 0.2;     // with an empty queue, nearly
-constexpr double kProbeQueue = 0.75;   // of the target: without probing from there on
+constexpr double kProbeGain = 0.2;    // with an empty queue, nearly
+constexpr double kProbeQueue = 0.75;  // of the target: without probing from there on
 // Of the target's queue: what probing above the rate may add to it in a round of a long path.
 constexpr double kProbeRoom = 0.5;
-constexpr double kRampGain = 1.25;       // a ramp's round goes out in half of it
+constexpr double kRampGain = 1.25;  // a ramp's round goes out in half of it
 constexpr Nanos kAckSpacing = 800 * kMicrosecond;
 constexpr double kTrainSeconds = 250e-6;  // of the rate, on a long path
-constexpr double kPaceDepth = 0.0005;  // seconds of the rate that a late timer may catch up
+constexpr double kPaceDepth = 0.0005;     // seconds of the rate that a late timer may catch up
 // Long trains from several senders collide in a port and leave others idle.
 constexpr double kTrainsPerWindow = 16;
-constexpr Nanos kSoonestRepeat = 500 * kMicrosecond;
-constexpr double kRepeatSafety = 3.0;  // e^-3 of the rounds lose all copies
-constexpr double kRepeatsAtOnce = 16;
-constexpr double kSlowestRepeat = 1000;  // packets/s
 constexpr uint32_t kShortestTrain = 4;
 constexpr uint32_t kLongestTrain = 44;
 // Elements encoded for one train: its packets are stamped before, and what this takes looks like a
@@ -85,8 +80,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     uint64_t span = std::max<uint64_t>(path.share, path.received.largest() - path.largest_told);
     const double lossy = path.loss_from.share(now);
     if (lossy > kHeavyLoss && long_path(rtprop)) span = path.received.largest();
-    const auto words =
-        static_cast<uint16_t>(std::clamp<uint64_t>(span / 32, 2, most_ack_words()));
+    const auto words = static_cast<uint16_t>(std::clamp<uint64_t>(span / 32, 2, most_ack_words()));
     path.largest_told = path.received.largest();
     path.received.fill(ack, words);
     uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
@@ -94,8 +88,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     path.ack_now = false;
     path.ack_due = kNever;
     // Where so much gets lost this way, ACKs may on theirs: as long as they may matter they go on.
-    if (lossy > kHeavyLoss && path.rtt.any() &&
-        now - path.largest_arrival < 2 * path.rtt.round())
+    if (lossy > kHeavyLoss && path.rtt.any() && now - path.largest_arrival < 2 * path.rtt.round())
       path.ack_due = now + repeat_after(path, now);
     path.unacked = 0;
     path.ack_delay = 0;
@@ -281,72 +274,6 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
     if (p && !p->gone && transmit_control(*p, now, train)) return true;
 
   return transmit_train(now, train);
-}
-
-// Bytes that the window still lets go.
-double Endpoint::Impl::room(Nanos now) const {
-  return breaker.factor() * send_window.stretch(loss_to.share(now)) * send_window.bytes() -
-         static_cast<double>(in_flight_bytes);
-}
-
-// When what is in flight is sent again without waiting for word of it: under heavy loss so that, of
-// the copies of one round, hardly ever all get lost.
-Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
-  const double loss = std::max(path.loss_to(now), path.loss_from.share(now));
-  if (loss < kHeavyLoss || !path.rtt.any()) return kNever;
-  return std::max(kSoonestRepeat, static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) *
-                                                     -std::log(loss) / kRepeatSafety));
-}
-
-// With nothing else to send, what is in flight on a path of heavy loss goes again, the oldest
-// first, at the rate that the way is known to carry.
-void Endpoint::Impl::repeat(Nanos now) {
-  const double rate = send_window.stretch(loss_to.share(now)) * breaker.factor() * btlbw() /
-                      (config.datagram_bytes + 42.0);  // packets/s
-  repeats = std::min(kRepeatsAtOnce,
-                     repeats + std::max(rate, kSlowestRepeat) *
-                                   static_cast<double>(now - repeats_time) * 1e-9);
-  const bool blocked = room(now) <= 0;
-  repeats_time = now;
-  repeat_due = kNever;
-  double left = repeats;
-  for (auto& p : paths) {
-    if (!p || p->gone || p->sent.in_flight() == 0) continue;
-    Nanos after = repeat_after(*p, now);
-    if (after == kNever) {
-      p->control_sent.clear();
-      continue;
-    }
-    std::erase_if(p->control_sent, [&](uint64_t n) {
-      SentPacket* packet = p->sent.find(n);
-      if (!packet || packet->state != SentPacket::State::flight) return true;
-      if (packet->time + after > now) {
-        repeat_due = std::min(repeat_due, packet->time + after);
-        return false;
-      }
-      packet_lost(*p, *packet, false, now);
-      return true;
-    });
-    // With more to send, only where that cannot go before word comes, and none has for a round.
-    if (backlog(*p) > 0) {
-      if (!blocked && p->credit >= p->sent.next()) continue;
-      after = std::max(kSoonestRepeat, p->rtt.smoothed() * 3 / 2);
-    }
-    for (uint64_t n = p->sent.lowest(); n < p->sent.next(); ++n) {
-      SentPacket* packet = p->sent.find(n);
-      if (!packet || packet->state != SentPacket::State::flight) continue;
-      const Nanos allowed = now + static_cast<Nanos>((1 - left) / std::max(rate, kSlowestRepeat) * 1e9) + 1;
-      if (left < 1) send_window.limited();
-      const Nanos due = std::max(packet->time + after, left < 1 ? allowed : 0);
-      if (due > now) {
-        repeat_due = std::min(repeat_due, due);
-        break;
-      }
-      packet_lost(*p, *packet, false, now);
-      left -= 1;
-      ++p->probes;
-    }
-  }
 }
 
 // The longest of the paths that something waits for, where that is a long one.

@@ -20,8 +20,7 @@ class LossMeter {
     if (now - last_ > kMemory) known_ = 0;
     last_ = now;
     known_ = std::min(kPackets, known_ + packets);
-    const double weight =
-        std::min(1.0, packets / known_);
+    const double weight = std::min(1.0, packets / known_);
     mean_ += (lost / packets - mean_) * weight;
   }
   // One that was counted as lost has come after all.

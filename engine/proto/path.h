@@ -129,8 +129,8 @@ struct Path {
   Nanos loss_told_time = 0;
   ControlFrames control;
   std::vector<uint64_t> control_sent;  // packet numbers, in order; some may be settled
-  uint64_t credit = 0;  // highest packet number that may be sent
-  double window = 0;    // the receiver's, as far as it is this path's: bytes
+  uint64_t credit = 0;                 // highest packet number that may be sent
+  double window = 0;                   // the receiver's, as far as it is this path's: bytes
   uint64_t largest_acked = 0;
   Nanos largest_acked_sent = 0;
   uint64_t lost_floor = UINT64_MAX;  // lowest number declared lost whose ACK would be news

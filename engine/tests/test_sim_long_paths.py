@@ -21,7 +21,7 @@ MEGABYTE = 250_000  # elements
 
 
 class Pushes:
-    """Ops of one size, one after the other, from workers to one server (0: sharded, with results)."""
+    """Ops one after the other, from workers to one server (servers=0: sharded, with results)."""
 
     def __init__(self, workers: int, rate: float, round_trip: float, *, servers: int = 1) -> None:
         self.link = Link(rate=rate, delay=round_trip / 4)
@@ -52,7 +52,9 @@ class Pushes:
 
     def limit(self, megabytes: float, bound: float = 0.0, loss: float = 0.0) -> float:
         workers = self.fabric.workers
-        busiest = max(1 / (1 - loss), workers) if self.fabric.servers else 2 * (workers - 1) / workers
+        busiest = (
+            max(1 / (1 - loss), workers) if self.fabric.servers else 2 * (workers - 1) / workers
+        )
         return (1 - bound) * megabytes * 1e6 * HEADERS / self.link.rate * busiest
 
     def mark(self, megabytes: float, bound: float = 0.0, loss: float = 0.0) -> float:
@@ -79,7 +81,9 @@ def test_a_quiet_sharded_all_reduce_reaches_its_rate(rate: float) -> None:
     assert job.push(4) < job.mark(4)
 
 
-@pytest.mark.parametrize(("rate", "round_trip"), [(GIGABIT, 40e-3), (SLOW, 40e-3), (GIGABIT, 10e-3)])
+@pytest.mark.parametrize(
+    ("rate", "round_trip"), [(GIGABIT, 40e-3), (SLOW, 40e-3), (GIGABIT, 10e-3)]
+)
 def test_the_first_op_ramps_by_doubling(rate: float, round_trip: float) -> None:
     """From the standing credit to what the path holds; some rounds go beyond it and back."""
     job = Pushes(1, rate, round_trip)

@@ -69,12 +69,12 @@ inline constexpr size_t kAckFixedBytes = kCommonBytes + 24;
 inline constexpr size_t kAckMaxWords = 128;
 struct Ack {
   uint32_t largest;
-  uint32_t credit;     // the highest packet number that may be sent
-  uint32_t delay_us;   // since `largest` arrived
-  uint32_t queue_us;   // queueing delay seen on this path, above its minimum
-  uint32_t share;      // bytes of the receiver's window that are this path's
-  uint16_t words;      // of the bitmap
-  uint16_t loss;   // share of packets lost on the way here, of 65,536
+  uint32_t credit;    // the highest packet number that may be sent
+  uint32_t delay_us;  // since `largest` arrived
+  uint32_t queue_us;  // queueing delay seen on this path, above its minimum
+  uint32_t share;     // bytes of the receiver's window that are this path's
+  uint16_t words;     // of the bitmap
+  uint16_t loss;      // share of packets lost on the way here, of 65,536
   uint64_t bitmap[kAckMaxWords];
 };
 
