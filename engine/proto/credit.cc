@@ -9,7 +9,9 @@ namespace gradwire {
 
 namespace {
 constexpr uint32_t kWireOverhead = 42;  // Ethernet, IP, UDP
-constexpr size_t kStashLimit = 64;      // packets of ops that have not started here
+constexpr uint32_t kMostShare = 65'535;
+constexpr size_t kStashLimit = 64;  // packets of ops that have not started here
+constexpr size_t kLongStashLimit = 1024;
 }  // namespace
 
 // What each peer of `receiver` may always send there without having been asked. All of them
@@ -23,13 +25,14 @@ uint32_t Endpoint::Impl::standing_credit(uint16_t receiver) const {
   return std::clamp<uint32_t>(24 / peers, 1, 12);
 }
 
-void Endpoint::Impl::share_credit(Nanos) {
+void Endpoint::Impl::share_credit(Nanos now) {
   const uint32_t wire_bytes = config.datagram_bytes + kWireOverhead;
   const auto window = static_cast<uint32_t>(receive_window.bytes() / wire_bytes);
   const uint32_t standing = standing_credit(config.endpoint);
   uint32_t idle = 0;
+  uint32_t peers = 0;
   for (auto& p : paths)
-    if (p && p->demand == 0) ++idle;
+    if (p) ++peers, idle += p->demand == 0;
   const uint32_t pool = window - std::min(window / 2, idle * standing);
   // In proportion to what each still has to send, squared: whoever lags catches up, and all end
   // together. An even share would favour those whose acknowledgements come back soonest.
@@ -40,8 +43,31 @@ void Endpoint::Impl::share_credit(Nanos) {
     if (!p) continue;
     const uint32_t wanted = p->demand;
     const double part = wanted ? static_cast<double>(wanted) * wanted / weights : 0.0;
-    p->share = std::max(standing, std::min(wanted, static_cast<uint32_t>(part * pool)));
-    if (p->stash.size() >= kStashLimit) continue;
+    uint32_t unasked = standing;
+    p->part = std::max(standing, static_cast<uint32_t>(part * pool));
+    if (long_path(p->rtt.minimum())) {
+      // Not to wait a round for word: half of the window may come unasked, from all together.
+      unasked = std::max(standing, window / peers / 2);
+      // The pace is that of the port, also while the window is smaller than what the path holds.
+      const double known = receive_window.rate() * 1e-9 / wire_bytes *
+                           static_cast<double>(p->rtt.minimum() + config.delay_target);
+      p->part = std::max(unasked, static_cast<uint32_t>((wanted ? part : 1.0 / peers) *
+                                                        std::max<double>(pool, known)));
+    }
+    p->share = std::max(unasked, std::min(wanted, static_cast<uint32_t>(part * pool)));
+    // What gets lost on the way does not fill the port.
+    // But a peer's port hardly carries more than this one, unless it has shown that it does.
+    const double stretch = receive_window.stretch(p->loss_from.share(now));
+    if (stretch > 1) {
+      const double shown = p->sent_meter.bytes_per_second() * 1e-9 / wire_bytes *
+                           static_cast<double>(p->rtt.round() + config.delay_target);
+      const double most = receive_window.ramps()
+                              ? kMostShare
+                              : std::max<double>({shown, 1.0 * window, 1.0 * p->part});
+      p->share = static_cast<uint32_t>(std::min(p->share * stretch, most));
+      p->part = static_cast<uint32_t>(std::min(p->part * stretch, most));
+    }
+    if (p->stash.size() >= (long_path(p->rtt.minimum()) ? kLongStashLimit : kStashLimit)) continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
     // A peer that waits is told at once; one that is served hears with its next ACK.
     const uint64_t untold = p->granted - p->granted_sent;

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 
+#include "proto/rtt.h"
+
 namespace gradwire {
 
 namespace {
 constexpr Nanos kShortestEpoch = 300 * kMicrosecond;
-constexpr Nanos kLongestEpoch = 20 * kMillisecond;
-constexpr double kDeepestCut = 0.6;  // of one epoch
-constexpr double kForget = 0.97;     // of the threshold, per cut
-constexpr double kCareful = 0.05;    // growth per epoch above the threshold
+constexpr Nanos kLongestEpoch = 300 * kMillisecond;
+constexpr double kDeepestCut = 0.6;   // of one epoch
+constexpr double kForget = 0.97;      // of the threshold, per cut
+constexpr double kCareful = 0.05;     // growth per epoch above the threshold
+constexpr double kLongGrowth = 0.25;  // the same, of a long path: each epoch is a round
 constexpr double kOverflowCut = 0.85;
 constexpr double kCeilingGrowth = 0.002;  // per epoch: a new try after some tenths of a second
 constexpr Nanos kOverflowPause = 50 * kMillisecond;
@@ -20,26 +23,43 @@ constexpr Nanos kStarving = 150 * kMillisecond;
 constexpr double kStarved = 0.5;  // of what the target's queue would hold
 constexpr Nanos kCalm = 50 * kMillisecond;
 constexpr double kCompetitiveCut = 0.7;
-constexpr double kFullRate = 0.6;  // of BtlBw: the port was ours alone
+constexpr double kUnbounded = 1e12;
+constexpr double kFullRate = 0.6;     // of BtlBw: the port was ours alone
+constexpr double kLargest = 256e6;    // bytes on one path
+constexpr double kStillGrows = 1.25;  // per round of a ramp (BBR's full pipe)
+constexpr uint32_t kFlatRounds = 3;
+constexpr double kFull = 0.95;  // of BtlBw
+constexpr double kStretchCut = 0.6;
+constexpr double kStretchDecay = 0.9;
+constexpr double kStretchGrowth = 4;
+constexpr double kStretchRetry = 1.02;
+constexpr double kStretchBelow = 0.75;
+constexpr double kDrain = 1.25;  // of the queue that is too long, per round of a long path
 }  // namespace
 
-DelayWindow::DelayWindow(double initial, double minimum, double maximum, Nanos target)
+DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos target)
     : window_(initial),
       minimum_(minimum),
-      maximum_(std::max(minimum, maximum)),
-      threshold_(maximum_),
+      buffer_(std::max(minimum, buffer)),
+      maximum_(buffer_),
+      threshold_(kUnbounded),
       target_(target),
       enough_(maximum_),
-      ceiling_(maximum_) {}
+      ceiling_(kUnbounded) {}
 
-void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, Nanos now) {
+void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy,
+                         Nanos now) {
   queue = std::max<Nanos>(queue, 0);
-  meter_.add(bytes, now);
+  meter_.add(bytes, now, lossy);
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
-  // Below the threshold: half a byte more for each that came through while the queue is short.
-  if (limited_ && window_ < std::min(threshold_, enough_) && 3 * queue < target_)
-    window_ = std::min({window_ + 0.5 * static_cast<double>(bytes), threshold_, ceiling_});
+  // Below the threshold: half a byte more for each that came through while the queue is short; on a
+  // long path one more, because each doubling takes a round.
+  const bool is_long = long_path(rtprop);
+  const double enough = ramps_ && is_long ? maximum_ : enough_;
+  if (limited_ && window_ < std::min(threshold_, enough) && 3 * queue < target_)
+    window_ = std::min({window_ + (is_long ? 1.0 : 0.5) * static_cast<double>(bytes), threshold_,
+                        ceiling_, std::max(maximum_, window_)});
   if (now < epoch_end_) return;
   if (epoch_end_ != 0) end_epoch(round, rtprop, now);
   // What was changed shows after a round trip through the present queue.
@@ -47,6 +67,42 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   delay_sum_ = bytes_sum_ = 0;
   epoch_start_ = now;
   limited_ = lost_ = false;
+}
+
+// A ramp ends with a queue, or when more in flight brings no more.
+void DelayWindow::ramp(Nanos delay, double rate, Nanos rtprop) {
+  if (!ramps_) return;
+  if (rate > kStillGrows * ramp_rate_) {
+    ramp_rate_ = rate;
+    flat_rounds_ = 0;
+  } else if (limited_) {
+    ++flat_rounds_;
+  }
+  if (!long_path(rtprop) || 2 * delay > target_ || flat_rounds_ >= kFlatRounds) ramps_ = false;
+}
+
+// Loss with no queue, while the rate is below what the port can: more may be sent, until that
+// shows as a queue or as the rate. Loss that our own packets cause shows as one of them.
+void DelayWindow::stretch(Nanos delay, double rate) {
+  const bool sender = loss_ >= 0;
+  double most = 1.0 / (1.0 - (sender ? std::min(loss_, LossMeter::kMost) : LossMeter::kMost));
+  if (sender) most = std::clamp(told_ / window_, 1.0, most);
+  const double use = rate / std::max(1.0, meter_.bytes_per_second());
+  if (4 * delay > 3 * target_) {
+    // What came through then is what the way carries.
+    if (sender && stretch_ > 1)
+      overstretch_ = std::clamp(use / (1.0 - loss_), kStretchBelow * stretch_, stretch_);
+    stretch_ *= kStretchCut;
+  } else if (use >= kFull) {
+    stretch_ *= kStretchDecay;
+  } else if (!sender) {
+    stretch_ *= use < 0.5 ? 8 : 2;
+  } else if (limited_ && loss_ > kHeavyLoss) {
+    const double more = kStretchGrowth * stretch_;
+    stretch_ = more < overstretch_ ? more : std::max(overstretch_, kStretchRetry * stretch_);
+  }
+  if (sender && loss_ < kHeavyLoss) overstretch_ = kUnbounded;
+  stretch_ = std::clamp(stretch_, 1.0, most);
 }
 
 // Our own queue shrinks when the window does; one that stays long however small the window is
@@ -79,7 +135,9 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const double least = static_cast<double>(std::max<Nanos>(round - delay, 0)) - 0.75 * target;
   enough_ = meter_.bytes_per_second() > 0 ? meter_.bytes_per_second() * 1e-9 *
                                                 (target + std::max(kWayBack * way_back_, least))
-                                          : maximum_;
+                                          : kUnbounded;
+  maximum_ =
+      std::min(kLargest, buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop));
   // Loss while our own traffic fills the port is an overflow of our making (invariant 11). While
   // somebody else's does, or with an empty queue, it tells nothing about this window.
   const double rate =
@@ -95,13 +153,15 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     }
     last_overflow_ = now;
   } else {
-    ceiling_ = std::min(maximum_, ceiling_ * (1.0 + kCeilingGrowth));
+    ceiling_ = std::min(kUnbounded, ceiling_ * (1.0 + kCeilingGrowth));
   }
   // The first epoch of a burst looks like our doing: who takes the port shows in the next ones.
   // An epoch that a pause has stretched does not tell.
   const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
   if (queued && !ours && whole && now - overflow_start_ < kOverflowPause)
     ceiling_ = std::max(ceiling_, ceiling_before_);
+  ramp(delay, rate, rtprop);
+  stretch(delay, rate);
   compete(delay, now);
   if (competitive_) {
     if (lost_) {
@@ -118,17 +178,24 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
         threshold_ >= maximum_ ? 0.8 * window_ : std::max(0.9 * window_, kForget * threshold_);
     threshold_ = std::max(minimum_, std::min(threshold_, enough_));
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
-    window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - 0.7 * excess));
-  } else if (limited_ && window_ < enough_) {
+    double kept = std::max(kDeepestCut, 1.0 - 0.7 * excess);
+    // The most of a long path's window is on its way and not in the queue.
+    if (long_path(rtprop))
+      kept = std::max(kept, 1.0 - kDrain * meter_.bytes_per_second() * 1e-9 *
+                                      (static_cast<double>(delay) - 0.5 * target) / window_);
+    window_ = std::max(minimum_, window_ * kept);
+  } else if (limited_ && window_ < (ramps_ ? maximum_ : enough_)) {
     // Above the threshold, and below it where the queue is too long for doubling.
     const double room = (target - static_cast<double>(delay)) / target;
-    window_ = std::min(maximum_, window_ + std::max(kSegment, kCareful * window_) * room);
+    const double growth = long_path(rtprop) ? kLongGrowth : kCareful;
+    const double grown = window_ + std::max(kSegment, growth * window_) * room;
+    window_ = std::min(maximum_, long_path(rtprop) && !ramps_ ? std::min(grown, enough_) : grown);
     threshold_ = std::max(threshold_, window_);
   }
   // A window that is too large gives way only to a queue: a long round without one is the doing of
   // busy hosts, and giving way to that would make the rate, and with it the window, ever smaller.
-  if (4 * delay > target_) window_ = std::min(window_, enough_);
-  window_ = std::max(minimum_, std::min(window_, ceiling_));
+  if (4 * delay > target_ && !ramps_) window_ = std::min(window_, enough_);
+  window_ = std::max(minimum_, std::min({window_, ceiling_, maximum_}));
   threshold_ = std::min(threshold_, ceiling_);
 }
 

@@ -5,8 +5,10 @@
 // window turns competitive: it then grows and shrinks as theirs does, by loss.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
+#include "proto/loss_meter.h"
 #include "proto/rate_meter.h"
 #include "proto/time.h"
 
@@ -14,27 +16,45 @@ namespace gradwire {
 
 class DelayWindow {
  public:
-  DelayWindow(double initial, double minimum, double maximum, Nanos target);
+  // `buffer`: bytes that may wait unread where they arrive; what is on a long path comes on top.
+  DelayWindow(double initial, double minimum, double buffer, Nanos target);
 
   double bytes() const { return window_; }
   bool competitive() const { return competitive_; }
   Nanos queue_delay() const { return last_delay_; }
+  // Doubles each round, because the path's rate has not shown yet.
+  bool ramps() const { return ramps_; }
+  // How many times the window may be sent where a share `loss` gets lost on the way with no queue
+  // to show for it, so that the window's worth arrives.
+  double stretch(double loss) const {
+    return std::clamp(stretch_, 1.0, 1.0 / (1.0 - std::min(loss, LossMeter::kMost)));
+  }
+  // What of a sender's own packets gets lost, and the bytes that its receivers' windows have for
+  // it: its window stretches step by step up to that. A receiver, whose senders bound themselves,
+  // does not say, and its window stretches at once.
+  void loss(double share, double told) {
+    loss_ = share;
+    told_ = told;
+  }
   double rate() const { return meter_.bytes_per_second(); }
   // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
-  // back.
-  void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, Nanos now);
+  // back. `lossy`: under heavy loss.
+  void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy, Nanos now);
   // Packets are missing that were sent while this window held.
   void lost() { lost_ = true; }
   // The window is what holds transmission back (else it does not grow).
   void limited() { limited_ = true; }
 
  private:
+  void ramp(Nanos delay, double rate, Nanos rtprop);
+  void stretch(Nanos delay, double rate);
   void compete(Nanos delay, Nanos now);
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
 
   double window_;
   double minimum_;
-  double maximum_;
+  double buffer_;
+  double maximum_;    // the buffer, and what the path holds
   double threshold_;  // doubling below it, careful growth above
   Nanos target_;
   double enough_;        // what the rate and the way back account for
@@ -48,6 +68,13 @@ class DelayWindow {
   Nanos over_since_ = 0;  // the queue has been longer than the target since
   Nanos under_since_ = 0;
   bool competitive_ = false;
+  bool ramps_ = true;
+  double loss_ = -1;
+  double told_ = 0;
+  double stretch_ = 1;
+  double overstretch_ = 1e9;  // made a queue
+  double ramp_rate_ = 0;      // bytes/s: the best round's
+  uint32_t flat_rounds_ = 0;  // in a row, in which that did not grow
   Nanos last_overflow_ = 0;
   Nanos overflow_start_ = 0;
   double ceiling_before_ = 0;

@@ -10,8 +10,9 @@ namespace {
 constexpr Nanos kConnectPing = 50 * kMillisecond;
 constexpr Nanos kFarewellInterval = 10 * kMillisecond;
 constexpr uint32_t kFarewells = 3;
-constexpr uint32_t kQuickProbes = 40;    // time-outs in a row before the backoff grows for good
-constexpr uint32_t kQuickBackoff = 1;    // doublings until then
+constexpr uint32_t kQuickProbes = 40;  // time-outs in a row before the backoff grows for good
+constexpr uint32_t kQuickBackoff = 1;  // doublings until then
+constexpr uint32_t kMostProbes = 24;
 constexpr uint32_t kSlowestBackoff = 8;  // doublings at the most
 }  // namespace
 
@@ -140,7 +141,8 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   ++path.probe_count;
   ++counters.probes;
   path.probe_base = now;
-  path.probes = 2;
+  // Silence on a long path: what would be a round's first window is worth trying.
+  path.probes = long_path(path.rtt.minimum()) ? kMostProbes : 2;
   uint32_t again = 0;
   for (uint64_t n = path.sent.lowest(); n < path.sent.next() && again < path.probes; ++n) {
     SentPacket* packet = path.sent.find(n);
@@ -161,7 +163,7 @@ void Endpoint::Impl::on_timer(Nanos now) {
     for (auto& p : paths)
       if (p) p->packet_threshold = std::max<uint64_t>(3, p->packet_threshold * 3 / 4);
   }
-  breaker.tick(now);
+  breaker.tick(now, loss_to.share(now));
   check_life(now);
   if (failure.empty()) {
     check_deadlines(now);
@@ -197,6 +199,7 @@ Nanos Endpoint::Impl::next_timer() const {
     next = std::min(next, op->deadline);
     if (op->aggregator) next = std::min(next, op->aggregator->next_timer());
   }
+  if (failure.empty()) next = std::min(next, repeat_due);
   if (pace_until > last_timer) next = std::min(next, pace_until);
   if (closing && !closed) next = std::min(next, close_ready() ? last_timer : close_deadline);
   return next;

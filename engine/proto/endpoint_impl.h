@@ -1,6 +1,6 @@
 // The inside of Endpoint. Its parts live in endpoint.cc (life, timers), endpoint_receive.cc,
-// endpoint_transmit.cc, endpoint_priority.cc, endpoint_ops.cc (ops from start to report) and
-// credit.cc.
+// endpoint_transmit.cc, endpoint_repeat.cc, endpoint_priority.cc, endpoint_ops.cc (ops from start
+// to report) and credit.cc.
 #pragma once
 
 #include <algorithm>
@@ -58,6 +58,14 @@ struct Endpoint::Impl {
   bool transmit_control(Path& path, Nanos now, Train& train);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
   uint64_t backlog(const Path& path) const;
+  struct LongPath {
+    const Path* path = nullptr;
+    Nanos rtprop = 0;    // 0: there is none
+    Nanos round = 0;     // smoothed
+    double window = 0;   // of the receivers, bytes
+    bool alone = false;  // the only destination
+  };
+  LongPath longest_path() const;
   const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
                         const Train& train);
   wire::Common common(wire::Kind kind) const {
@@ -70,6 +78,12 @@ struct Endpoint::Impl {
   static uint16_t class_flag(const Op& op, uint32_t chunk);
   static void note_class(Op& op, const wire::Header& header);
   uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer);
+
+  // endpoint_repeat.cc
+  static constexpr double kRepeatsAtOnce = 16;
+  double room(Nanos now) const;
+  void repeat(Nanos now);
+  Nanos repeat_after(const Path& path, Nanos now) const;
 
   // credit.cc
   void share_credit(Nanos now);
@@ -98,6 +112,10 @@ struct Endpoint::Impl {
   bool still_possible(const Op& op, Nanos now);
   bool drained(const Op& op) const;
   void retire(Nanos now);
+  uint64_t most_ack_words() const {
+    return std::min<uint64_t>(wire::kAckMaxWords,
+                              (config.datagram_bytes - wire::kAckFixedBytes) / sizeof(uint64_t));
+  }
   uint32_t part_bytes() const {
     return config.datagram_bytes - static_cast<uint32_t>(wire::kHeaderBytes) - kPartPrefix;
   }
@@ -117,9 +135,14 @@ struct Endpoint::Impl {
   DelayWindow receive_window;
   double btlbw() const { return std::max(send_window.rate(), receive_window.rate()); }
 
+  LossMeter loss_to;  // of all that is sent
   CircuitBreaker breaker;
   uint64_t in_flight_bytes = 0;
-  double tokens = 0;  // pacing, bytes
+  const Path* paced_by = nullptr;  // whose receiver's window sets the pace
+  double tokens = 0;               // pacing, bytes
+  double repeats = 0;              // packets that may be repeated now
+  Nanos repeats_time = 0;
+  Nanos repeat_due = kNever;
   Nanos tokens_time = 0;
   Nanos pace_until = 0;
   uint8_t control_dscp = 0;      // of the first class in the newest op's plan

@@ -9,8 +9,9 @@ namespace gradwire {
 namespace {
 constexpr Nanos kAckDelay = 800 * kMicrosecond;  // Rtt::kMaxAckDelay is above it
 constexpr uint64_t kMostPacketThreshold = 512;
-constexpr size_t kStashMost = 512;    // packets per path
-constexpr uint64_t kOpsAhead = 1024;  // a peer's op may be this far ahead
+constexpr size_t kStashMost = 512;       // packets per path
+constexpr size_t kLongStashMost = 8192;  // of all paths, where they are long
+constexpr uint64_t kOpsAhead = 1024;     // a peer's op may be this far ahead
 constexpr size_t kLongestError = 1024;
 }  // namespace
 
@@ -123,6 +124,13 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   const uint64_t near = config.endpoint < config.workers ? next_op : done_below;
   if (!accept(path, *header, wire::expand(header->op, near), datagram, now)) return;
   if (number > path.received.largest()) path.largest_arrival = arrival;
+  const uint64_t before = path.received.largest();
+  if (number < before) {
+    path.loss_from.late();
+  } else if (before) {
+    path.loss_from.add(static_cast<double>(number - before - 1), 1, now);
+    path.sent_meter.add((number - before) * bytes, now);
+  }
   if (path.received.insert(number)) {
     path.ack_now = true;
     receive_window.lost();
@@ -148,7 +156,13 @@ bool Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_
     ++counters.malformed;
     return false;
   }
-  if (path.stash.size() >= kStashMost) return false;
+  if (path.stash.size() >= kStashMost) {
+    if (!long_path(path.rtt.minimum())) return false;
+    size_t all = 0;
+    for (const auto& p : paths)
+      if (p) all += p->stash.size();
+    if (all >= kLongStashMost) return false;
+  }
   path.stash.push_back({op_id, {datagram.begin(), datagram.end()}});
   return true;
 }
@@ -328,10 +342,13 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     return;
   }
   const uint64_t credit = wire::expand(ack.credit, path.sent.next());
-  if (credit > path.credit && credit < path.sent.next() + SentPackets::kSize) {
+  if (credit > path.credit && credit < path.sent.next() + SentPackets::kMost) {
     path.credit = credit;
     path.starved = false;
   }
+  if (ack.share) path.window = ack.share;
+  path.loss_told = ack.loss / 65'536.0;
+  path.loss_told_time = now;
   const uint64_t floor = std::min(path.sent.lowest(), path.lost_floor);
   uint64_t acked_bytes = 0;
   for (uint16_t w = 0; w < ack.words; ++w) {
@@ -343,13 +360,14 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
       if (back >= largest || largest - back < floor) break;
       SentPacket* packet = path.sent.find(largest - back);
       if (!packet || packet->state == SentPacket::State::acked) continue;
-      if (packet->state != SentPacket::State::flight) {
+      const bool probed = packet->state == SentPacket::State::probed;
+      if (probed) ++counters.spurious_retransmissions;
+      if (packet->state == SentPacket::State::lost) {
         ++counters.spurious_retransmissions;
         // It had only been late: be slower to call a packet lost (RFC 8985 §6.2 in spirit).
-        if (packet->state == SentPacket::State::lost)
-          path.packet_threshold =
-              std::min(std::max(path.packet_threshold, path.largest_acked - packet->number) + 2,
-                       kMostPacketThreshold);
+        path.packet_threshold =
+            std::min(std::max(path.packet_threshold, path.largest_acked - packet->number) + 2,
+                     kMostPacketThreshold);
         packet->state = SentPacket::State::acked;
         packet_acked(path, *packet, now);
         continue;
@@ -360,7 +378,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
         if (back == 0) path.rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
       }
       acked_bytes += packet->bytes + 42;
-      in_flight_bytes -= packet->bytes;
+      if (!probed) in_flight_bytes -= packet->bytes;
       path.sent.settle(*packet, SentPacket::State::acked);
       packet_acked(path, *packet, now);
     }
@@ -370,11 +388,19 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     path.probes = 0;
     path.probe_base = now;
     detect_loss(path, now);
-    if (path.lost_floor + 2048 < path.sent.lowest()) path.lost_floor = UINT64_MAX;
+    if (path.lost_floor + path.sent.history() < path.sent.lowest())
+      path.lost_floor = path.sent.lowest() - path.sent.history();
     path.delay_to.add(Nanos{ack.queue_us} * kMicrosecond,
                       acked_bytes * in_use(&Path::delay_to, now), now);
+    const double arrived = static_cast<double>(acked_bytes) / (config.datagram_bytes + 42.0);
+    loss_to.add(arrived * path.loss_told / (1.0 - std::min(path.loss_told, LossMeter::kMost)),
+                arrived, now);
+    double told = 0;
+    for (const auto& p : paths)
+      if (p && now - p->loss_told_time < LossMeter::kMemory) told += p->window;
+    send_window.loss(loss_to.share(now), told);
     send_window.sample(acked_bytes, shared_delay(&Path::delay_to, now), path.rtt.round(),
-                       path.rtt.minimum(), now);
+                       path.rtt.minimum(), path.loss_told > kHeavyLoss, now);
     counters.btlbw = btlbw();
     retire(now);
   }
@@ -405,7 +431,7 @@ void Endpoint::Impl::flush(Nanos now) {
       p->delay_from.add(static_cast<Nanos>(p->batch_delay / static_cast<double>(p->batch_bytes)),
                         p->batch_bytes * in_use(&Path::delay_from, now), now);
       receive_window.sample(p->batch_bytes, shared_delay(&Path::delay_from, now), p->rtt.round(),
-                            p->rtt.minimum(), now);
+                            p->rtt.minimum(), p->loss_from.share(now) > kHeavyLoss, now);
       p->ack_delay += p->batch_delay;
       p->ack_bytes += p->batch_bytes;
       p->batch_delay = 0;

@@ -9,9 +9,14 @@ namespace gradwire {
 namespace {
 
 constexpr Nanos kFarewellInterval = 10 * kMillisecond;
-constexpr double kProbeGain = 0.2;     // with an empty queue, nearly
-constexpr double kProbeQueue = 0.75;   // of the target: without probing from there on
-constexpr double kPaceDepth = 0.0005;  // seconds of the rate that a late timer may catch up
+constexpr double kProbeGain = 0.2;    // with an empty queue, nearly
+constexpr double kProbeQueue = 0.75;  // of the target: without probing from there on
+// Of the target's queue: what probing above the rate may add to it in a round of a long path.
+constexpr double kProbeRoom = 0.5;
+constexpr double kRampGain = 1.25;  // a ramp's round goes out in half of it
+constexpr Nanos kAckSpacing = 800 * kMicrosecond;
+constexpr double kTrainSeconds = 250e-6;  // of the rate, on a long path
+constexpr double kPaceDepth = 0.0005;     // seconds of the rate that a late timer may catch up
 // Long trains from several senders collide in a port and leave others idle.
 constexpr double kTrainsPerWindow = 16;
 constexpr uint32_t kShortestTrain = 4;
@@ -42,6 +47,7 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   in_flight_bytes += packet.bytes;
   path.probe_base = now;
   if (path.probes) --path.probes;
+  repeats = std::max(repeats - 1, -kRepeatsAtOnce);
   path.starved = false;
   breaker.sent();
   ++counters.packets_sent;
@@ -49,10 +55,22 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
 }
 
 bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
+  // A gap in every few packets makes an ACK of each; on a long path that tells nothing sooner.
+  const Nanos rtprop = path.rtt.minimum();
+  if (path.ack_now && long_path(rtprop)) {
+    const Nanos next = path.last_ack + std::min(rtprop / 32, kAckSpacing);
+    if (now < next) {
+      path.ack_now = false;
+      path.ack_due = std::min(path.ack_due, next);
+    }
+  }
   if (path.ack_now || path.ack_due <= now) {
+    path.last_ack = now;
     wire::Ack ack{};
     ack.largest = static_cast<uint32_t>(path.received.largest());
     ack.credit = static_cast<uint32_t>(path.granted);
+    ack.loss = static_cast<uint16_t>(path.loss_from.share(now) * 65'536.0);
+    ack.share = path.part * (config.datagram_bytes + 42);
     ack.delay_us = static_cast<uint32_t>(
         std::clamp<Nanos>((now - path.largest_arrival) / kMicrosecond, 0, 1'000'000));
     ack.queue_us = static_cast<uint32_t>(
@@ -60,16 +78,19 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
             ? 0.0
             : std::max(0.0, path.ack_delay / static_cast<double>(path.ack_bytes)) / kMicrosecond);
     // Twice over, whatever the share has become: one batch may hold hundreds.
-    const uint64_t span =
-        std::max<uint64_t>(path.share, path.received.largest() - path.largest_told);
-    const auto words =
-        static_cast<uint16_t>(std::clamp<uint64_t>(span / 32, 2, wire::kAckMaxWords));
+    uint64_t span = std::max<uint64_t>(path.share, path.received.largest() - path.largest_told);
+    const double lossy = path.loss_from.share(now);
+    if (lossy > kHeavyLoss && long_path(rtprop)) span = path.received.largest();
+    const auto words = static_cast<uint16_t>(std::clamp<uint64_t>(span / 32, 2, most_ack_words()));
     path.largest_told = path.received.largest();
     path.received.fill(ack, words);
     uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
     end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack), control_dscp);
     path.ack_now = false;
     path.ack_due = kNever;
+    // Where so much gets lost this way, ACKs may on theirs: as long as they may matter they go on.
+    if (lossy > kHeavyLoss && path.rtt.any() && now - path.largest_arrival < 2 * path.rtt.round())
+      path.ack_due = now + repeat_after(path, now);
     path.unacked = 0;
     path.ack_delay = 0;
     path.ack_bytes = 0;
@@ -137,6 +158,7 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   wire::write_header(at, header);
   std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());
   end_control(train, bytes, control_dscp);
+  path.control_sent.push_back(packet.number);
   sent(path, packet, now);
   if (Op* op = find(frame.op)) {
     ++op->packets_sent;
@@ -175,6 +197,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   train.total_bytes = 0;
   train.segment_bytes = 0;
   uint32_t encoded = 0;
+  const bool by_share = paced_by == &path;
   for (auto& [id, op] : ops) {
     uint16_t aggregator = UINT16_MAX;
     if (op->worker && !op->done)
@@ -222,7 +245,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       header.op = static_cast<uint32_t>(id);
       header.chunk = chunk;
       header.backlog = static_cast<uint16_t>(std::min<uint64_t>(left, 65'535));
-      if (left && packet.number >= path.credit) flags |= wire::kOutOfCredit;
+      if (left && (packet.number >= path.credit || by_share)) flags |= wire::kOutOfCredit;
       header.flags = flags;
       uint8_t* at = train.headers[train.count].data();
       wire::write_header(at, header);
@@ -253,25 +276,61 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
   for (auto& p : paths)
     if (p && transmit_unreliable(*p, now, train)) return true;
   if (!failure.empty()) return false;
+  repeat(now);
   for (auto& p : paths)
     if (p && !p->gone && transmit_control(*p, now, train)) return true;
 
   return transmit_train(now, train);
 }
 
+// The longest of the paths that something waits for, where that is a long one.
+Endpoint::Impl::LongPath Endpoint::Impl::longest_path() const {
+  LongPath far;
+  uint32_t destinations = 0;
+  for (const auto& p : paths) {
+    if (!p || p->gone || !long_path(p->rtt.minimum()) || backlog(*p) == 0) continue;
+    ++destinations;
+    far.path = p.get();
+    far.rtprop = std::max(far.rtprop, p->rtt.minimum());
+    far.round = std::max(far.round, p->rtt.smoothed());
+    far.window += p->window;
+  }
+  far.alone = far.path && destinations == 1;
+  return far;
+}
+
 // The next train of chunks: to whom most is left to send, of those that may be sent to, so that all
 // destinations of one op are served alike and finish together.
 bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const double wire_bytes = config.datagram_bytes + 42.0;
-  const auto quantum =
-      std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / kTrainsPerWindow),
-                 kShortestTrain, kLongestTrain);
   // At BtlBw the port's own queue stays short and what waits, waits here, where the choice of
   // destination is still open; a little above it while the queue is short, to find more.
   const double queue = static_cast<double>(send_window.queue_delay());
   const double longest = kProbeQueue * static_cast<double>(config.delay_target);
-  const double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue / longest, 0.0, 0.75);
-  const double pace = config.pacing ? gain * breaker.factor() * btlbw() : 0;
+  const double stretch = send_window.stretch(loss_to.share(now));
+  const double stretched = stretch * send_window.bytes();
+  double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue / longest, 0.0, 0.75);
+  const LongPath far = longest_path();
+  if (far.rtprop)
+    gain = std::min(gain, 1.0 + kProbeRoom * static_cast<double>(config.delay_target) /
+                                    static_cast<double>(far.rtprop));
+  double pace = config.pacing ? stretch * gain * breaker.factor() * btlbw() : 0;
+  paced_by = nullptr;
+  if (far.rtprop && config.pacing) {
+    // A window at a time, in a round: a burst of it would overflow what is on the way.
+    const double round = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() * 1e9 /
+                         static_cast<double>(far.round);
+    if (far.alone || send_window.ramps()) pace = std::max(pace, stretched * round);
+    if (far.alone) pace = std::min(pace, far.window * round);
+    if (far.alone && stretched < far.window) send_window.limited();
+    if (far.alone && stretched >= far.window) paced_by = far.path;
+  }
+  auto quantum =
+      std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / kTrainsPerWindow),
+                 kShortestTrain, kLongestTrain);
+  if (far.rtprop)
+    quantum = std::min(quantum, std::max(kShortestTrain,
+                                         static_cast<uint32_t>(pace * kTrainSeconds / wire_bytes)));
   if (pace > 0) {
     const double depth = std::max(2.0 * quantum * wire_bytes, pace * kPaceDepth);
     tokens = std::min(depth, tokens + pace * static_cast<double>(now - tokens_time) * 1e-9);
@@ -285,8 +344,8 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   uint64_t best_left = 0;
   uint64_t best_allowed = 0;
   uint32_t destinations = 0;
-  const double room = breaker.factor() * send_window.bytes() - static_cast<double>(in_flight_bytes);
-  const uint64_t window = room > 0 ? static_cast<uint64_t>(room / wire_bytes) + 1 : 0;
+  const double space = room(now);
+  const uint64_t window = space > 0 ? static_cast<uint64_t>(space / wire_bytes) + 1 : 0;
   const auto count = static_cast<uint16_t>(paths.size());
   for (uint16_t i = 0; i < count; ++i) {
     Path* path = paths[(next_path + i) % count].get();
@@ -299,7 +358,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     ++destinations;
     if (path->probes) {  // a probe goes whatever the windows say
       if (!transmit_data(*path, now, train, path->probes)) continue;
-      tokens -= train.total_bytes;
+      tokens = std::max(tokens - train.total_bytes, std::min(tokens, -64.0 * wire_bytes));
       return true;
     }
     const uint64_t used = path->sent.next() - 1;
@@ -325,7 +384,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   if (!best) return false;
   // With one destination there is nothing to choose, its receiver's credit holds the queue short,
   // and a rate that was measured among many senders would hold back whoever comes last.
-  const bool paced = pace > 0 && destinations > 1;
+  const bool paced = pace > 0 && (destinations > 1 || far.rtprop);
   if (paced && tokens <= 0) {
     pace_until = now + static_cast<Nanos>((quantum * wire_bytes * 0.5 - tokens) / pace * 1e9);
     return false;

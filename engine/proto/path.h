@@ -7,6 +7,8 @@
 #include <deque>
 #include <vector>
 
+#include "proto/loss_meter.h"
+#include "proto/rate_meter.h"
 #include "proto/received_packets.h"
 #include "proto/rtt.h"
 #include "proto/sent_packets.h"
@@ -121,8 +123,14 @@ struct Path {
   // Sending.
   SentPackets sent;
   Rtt rtt;
+  LossMeter loss_from;   // of what is sent to here
+  RateMeter sent_meter;  // what the peer sends to here, with what gets lost
+  double loss_told = 0;  // of what is sent from here, by the peer's word
+  Nanos loss_told_time = 0;
   ControlFrames control;
-  uint64_t credit = 0;  // highest packet number that may be sent
+  std::vector<uint64_t> control_sent;  // packet numbers, in order; some may be settled
+  uint64_t credit = 0;                 // highest packet number that may be sent
+  double window = 0;                   // the receiver's, as far as it is this path's: bytes
   uint64_t largest_acked = 0;
   Nanos largest_acked_sent = 0;
   uint64_t lost_floor = UINT64_MAX;  // lowest number declared lost whose ACK would be news
@@ -132,6 +140,10 @@ struct Path {
   uint32_t probes = 0;               // packets that may go without credit and window
   bool starved = false;              // backlog without credit, since probe_base
 
+  double loss_to(Nanos now) const {
+    return now - loss_told_time > LossMeter::kMemory ? 0.0 : loss_told;
+  }
+
   // Receiving.
   ReceivedPackets received;
   QueueDelay delay;
@@ -139,10 +151,12 @@ struct Path {
   uint64_t granted_sent = 0;  // as last told
   uint64_t largest_told = 0;  // the largest number of the last ACK
   uint16_t demand = 0;        // packets that the peer still wants to send
-  uint32_t share = 0;         // of the window, in packets
+  uint32_t share = 0;         // of the window, in packets, no more than wanted
+  uint32_t part = 0;          // of the window, in packets, whatever is wanted
   uint32_t unacked = 0;
   bool ack_now = false;
   Nanos ack_due = kNever;
+  Nanos last_ack = 0;
   Nanos largest_arrival = 0;
   // Queueing delay times bytes, and bytes: of this batch, and since the last ACK.
   SmoothedDelay delay_from;  // of what arrives

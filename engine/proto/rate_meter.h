@@ -11,13 +11,15 @@ namespace gradwire {
 
 class RateMeter {
  public:
-  void add(uint64_t bytes, Nanos now) {
+  // `lossy`: most does not arrive, so that this rate says little about the way.
+  void add(uint64_t bytes, Nanos now, bool lossy = false) {
     if (start_ == 0 || now - last_ > idle()) {
       // Where all bursts are shorter than an interval they are all there is to learn from. They
       // only raise the rate, and a little at a time: an idle port may begin faster than it can go
       // on.
       if (current_ > 0 && last_ - start_ >= kShortInterval && bytes_ >= kLeastBytes)
-        current_ = std::clamp(rate_until(last_), current_, kShortRise * current_);
+        current_ = std::clamp(rate_until(last_), current_,
+                              (provisional_ ? kFirstRise : kShortRise) * current_);
       // The first clump opens the interval; its bytes were delivered before it.
       start_ = last_ = now;
       bytes_ = 0;
@@ -31,7 +33,7 @@ class RateMeter {
     start_ = now;
     bytes_ = 0;
     if (first || provisional_) {
-      current_ = rate;
+      current_ = lossy ? std::max(current_, rate) : rate;
       provisional_ = first;
       window_start_ = now;
     } else if (now - window_start_ > kWindow / 2) {
@@ -60,6 +62,7 @@ class RateMeter {
   static constexpr Nanos kIdle = 3 * kMillisecond;
   static constexpr Nanos kShortInterval = 4 * kMillisecond;
   static constexpr double kShortRise = 1.1;
+  static constexpr double kFirstRise = 2.2;  // of a first guess: a ramp doubles
   static constexpr double kIdleBytes = 8 * 1514.0;
   static constexpr uint64_t kLeastBytes = 32 * 1024;
   static constexpr Nanos kWindow = 10 * kSecond;

@@ -11,7 +11,7 @@ namespace gradwire {
 
 class ReceivedPackets {
  public:
-  static constexpr uint64_t kWindow = 16'384;
+  static constexpr uint64_t kWindow = 65'536;
 
   uint64_t largest() const { return largest_; }
 

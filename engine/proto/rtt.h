@@ -32,6 +32,12 @@ class WindowedMin {
   Nanos previous_ = 0;
 };
 
+// Much longer than the queue that is aimed at: what is in flight is on its way, not in a queue, and
+// a burst of it fits no queue.
+inline bool long_path(Nanos rtprop) {
+  return rtprop > 5 * kMillisecond;
+}
+
 class Rtt {
  public:
   void sample(Nanos latest, Nanos ack_delay, Nanos now) {

@@ -1,8 +1,10 @@
 // What was sent on one path and is not settled yet: a ring indexed by packet number, O(1)
-// throughout.
+// throughout. It grows with what a long path has in flight.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "proto/time.h"
@@ -24,18 +26,22 @@ struct SentPacket {
 
 class SentPackets {
  public:
-  static constexpr uint64_t kSize = 8'192;
+  static constexpr uint64_t kMost = 131'072;  // in flight: 40 ms at 40 Gbit/s
 
-  SentPackets() : ring_(kSize) {}
+  SentPackets() : ring_(kFirst) {}
 
   uint64_t next() const { return next_; }
   uint64_t lowest() const { return lowest_; }  // nothing below is in flight
   uint64_t in_flight() const { return in_flight_; }
   uint64_t bytes_in_flight() const { return bytes_in_flight_; }
-  bool full() const { return next_ - lowest_ >= kSize - 1; }
+  bool full() const { return next_ - lowest_ >= kMost - 1; }
 
   SentPacket& push() {
-    SentPacket& p = ring_[next_ % kSize];
+    // Word of what was sent again early is still to come.
+    if (next_ - lowest_ >= ring_.size() - 1 ||
+        (at(next_).state == SentPacket::State::probed && ring_.size() < kMost / 2))
+      grow();
+    SentPacket& p = at(next_);
     p.number = next_++;
     p.state = SentPacket::State::flight;
     ++in_flight_;
@@ -43,9 +49,11 @@ class SentPackets {
   }
   void count_bytes(const SentPacket& p) { bytes_in_flight_ += p.bytes; }
 
+  uint64_t history() const { return ring_.size(); }
+
   // Null when that number was never sent or is too old to be known.
   SentPacket* find(uint64_t number) {
-    SentPacket& p = ring_[number % kSize];
+    SentPacket& p = at(number);
     return p.number == number && p.state != SentPacket::State::none ? &p : nullptr;
   }
 
@@ -55,10 +63,19 @@ class SentPackets {
       bytes_in_flight_ -= p.bytes;
     }
     p.state = state;
-    while (lowest_ < next_ && ring_[lowest_ % kSize].state != SentPacket::State::flight) ++lowest_;
+    while (lowest_ < next_ && at(lowest_).state != SentPacket::State::flight) ++lowest_;
   }
 
  private:
+  static constexpr uint64_t kFirst = 8'192;  // a power of two, as kMost
+
+  SentPacket& at(uint64_t number) { return ring_[number & (ring_.size() - 1)]; }
+  void grow() {
+    std::vector<SentPacket> larger(2 * ring_.size());
+    for (const SentPacket& p : ring_) larger[p.number & (larger.size() - 1)] = p;
+    ring_ = std::move(larger);
+  }
+
   std::vector<SentPacket> ring_;
   uint64_t next_ = 1;
   uint64_t lowest_ = 1;

@@ -28,9 +28,9 @@ size_t write_ack(uint8_t* at, const Common& common, const Ack& ack) {
   at = put(at, ack.credit);
   at = put(at, ack.delay_us);
   at = put(at, ack.queue_us);
-  at = put(at, ack.rate_kbps);
+  at = put(at, ack.share);
   at = put(at, ack.words);
-  at = put(at, ack.reserved);
+  at = put(at, ack.loss);
   std::memcpy(at, ack.bitmap, ack.words * sizeof(uint64_t));
   return static_cast<size_t>(at - start) + ack.words * sizeof(uint64_t);
 }
@@ -68,9 +68,9 @@ std::optional<Ack> read_ack(std::span<const uint8_t> datagram) {
   ack.credit = reader.get<uint32_t>();
   ack.delay_us = reader.get<uint32_t>();
   ack.queue_us = reader.get<uint32_t>();
-  ack.rate_kbps = reader.get<uint32_t>();
+  ack.share = reader.get<uint32_t>();
   ack.words = reader.get<uint16_t>();
-  ack.reserved = reader.get<uint16_t>();
+  ack.loss = reader.get<uint16_t>();
   if (ack.words > kAckMaxWords) return std::nullopt;
   auto bits = reader.take(ack.words * sizeof(uint64_t));
   if (!reader.ok()) return std::nullopt;

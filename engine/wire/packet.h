@@ -71,15 +71,15 @@ struct Header {
 
 // Acknowledges packets largest, largest - 1, … by a bitmap (bit 0 = largest).
 inline constexpr size_t kAckFixedBytes = kCommonBytes + 24;
-inline constexpr size_t kAckMaxWords = 16;
+inline constexpr size_t kAckMaxWords = 128;
 struct Ack {
   uint32_t largest;
-  uint32_t credit;     // the highest packet number that may be sent
-  uint32_t delay_us;   // since `largest` arrived
-  uint32_t queue_us;   // queueing delay seen on this path, above its minimum
-  uint32_t rate_kbps;  // delivery rate of the receiver's port, kbit/s; 0 = unknown
-  uint16_t words;      // of the bitmap
-  uint16_t reserved;
+  uint32_t credit;    // the highest packet number that may be sent
+  uint32_t delay_us;  // since `largest` arrived
+  uint32_t queue_us;  // queueing delay seen on this path, above its minimum
+  uint32_t share;     // bytes of the receiver's window that are this path's
+  uint16_t words;     // of the bitmap
+  uint16_t loss;      // share of packets lost on the way here, of 65,536
   uint64_t bitmap[kAckMaxWords];
 };
 

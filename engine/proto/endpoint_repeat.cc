@@ -1,0 +1,82 @@
+// Under heavy loss: what is in flight goes again without waiting for word of it, because on a long
+// path that comes late, and mostly does not come at all.
+#include <algorithm>
+#include <cmath>
+
+#include "proto/endpoint_impl.h"
+
+namespace gradwire {
+
+namespace {
+constexpr Nanos kSoonestRepeat = 500 * kMicrosecond;
+constexpr double kRepeatSafety = 3.0;    // e^-3 of the rounds lose all copies
+constexpr double kSlowestRepeat = 1000;  // packets/s
+}  // namespace
+
+// Bytes that the window still lets go.
+double Endpoint::Impl::room(Nanos now) const {
+  return breaker.factor() * send_window.stretch(loss_to.share(now)) * send_window.bytes() -
+         static_cast<double>(in_flight_bytes);
+}
+
+// When what is in flight is sent again without waiting for word of it: under heavy loss so that, of
+// the copies of one round, hardly ever all get lost.
+Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
+  const double loss = std::max(path.loss_to(now), path.loss_from.share(now));
+  if (loss < kHeavyLoss || !path.rtt.any()) return kNever;
+  return std::max(kSoonestRepeat, static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) *
+                                                     -std::log(loss) / kRepeatSafety));
+}
+
+// With nothing else to send, what is in flight on a path of heavy loss goes again, the oldest
+// first, at the rate that the way is known to carry.
+void Endpoint::Impl::repeat(Nanos now) {
+  const double rate = send_window.stretch(loss_to.share(now)) * breaker.factor() * btlbw() /
+                      (config.datagram_bytes + 42.0);  // packets/s
+  repeats = std::min(kRepeatsAtOnce, repeats + std::max(rate, kSlowestRepeat) *
+                                                   static_cast<double>(now - repeats_time) * 1e-9);
+  const bool blocked = room(now) <= 0;
+  repeats_time = now;
+  repeat_due = kNever;
+  double left = repeats;
+  for (auto& p : paths) {
+    if (!p || p->gone || p->sent.in_flight() == 0) continue;
+    Nanos after = repeat_after(*p, now);
+    if (after == kNever) {
+      p->control_sent.clear();
+      continue;
+    }
+    std::erase_if(p->control_sent, [&](uint64_t n) {
+      SentPacket* packet = p->sent.find(n);
+      if (!packet || packet->state != SentPacket::State::flight) return true;
+      if (packet->time + after > now) {
+        repeat_due = std::min(repeat_due, packet->time + after);
+        return false;
+      }
+      packet_lost(*p, *packet, false, now);
+      return true;
+    });
+    // With more to send, only where that cannot go before word comes, and none has for a round.
+    if (backlog(*p) > 0) {
+      if (!blocked && p->credit >= p->sent.next()) continue;
+      after = std::max(kSoonestRepeat, p->rtt.smoothed() * 3 / 2);
+    }
+    for (uint64_t n = p->sent.lowest(); n < p->sent.next(); ++n) {
+      SentPacket* packet = p->sent.find(n);
+      if (!packet || packet->state != SentPacket::State::flight) continue;
+      const Nanos allowed =
+          now + static_cast<Nanos>((1 - left) / std::max(rate, kSlowestRepeat) * 1e9) + 1;
+      if (left < 1) send_window.limited();
+      const Nanos due = std::max(packet->time + after, left < 1 ? allowed : 0);
+      if (due > now) {
+        repeat_due = std::min(repeat_due, due);
+        break;
+      }
+      packet_lost(*p, *packet, false, now);
+      left -= 1;
+      ++p->probes;
+    }
+  }
+}
+
+}  // namespace gradwire

@@ -1,0 +1,128 @@
+"""Paths of 10 and 40 ms: what is on the way is more than the buffers hold, and word comes late.
+
+The mark: 1.3 times the physical limit and three round trips, for an op on a network whose rate an
+earlier one has learned. The limit of a push of S bytes under a plan of bound p is
+(1 - p) S / ((1 - L) R) where a share L gets lost on the workers' links of rate R, and not less than
+what the server's port takes.
+"""
+
+from math import log2
+
+import numpy as np
+import pytest
+from scenarios import EAGER, must_be_ok, own_drops, plan
+
+from gradwire.sim import Fabric, Link
+
+HOSTS = {"host_delay": 10e-6, "host_jitter": 60e-6}
+HEADERS = 1514 / 1444  # on the wire, of a full chunk
+GIGABIT, SLOW = 125e6, 25e6
+MEGABYTE = 250_000  # elements
+
+
+class Pushes:
+    """Ops one after the other, from workers to one server (servers=0: sharded, with results)."""
+
+    def __init__(self, workers: int, rate: float, round_trip: float, *, servers: int = 1) -> None:
+        self.link = Link(rate=rate, delay=round_trip / 4)
+        self.round_trip = round_trip
+        self.fabric = Fabric(workers, servers=servers, link=self.link, seed=1, **HOSTS)
+        self.op = 0
+        self.fabric.run(0.3, until_done=False)  # everybody has found everybody
+
+    def push(self, megabytes: float, bound: float = 0.0, loss: float = 0.0) -> float:
+        """Seconds. `loss` on the workers' ways up, for the whole op."""
+        fabric = self.fabric
+        fabric.run(fabric.now + 0.05, until_done=False)
+        for worker in range(fabric.workers):
+            link = Link(rate=self.link.rate, delay=self.link.delay, loss=loss)
+            fabric.set_link(worker, "up", link)
+        elements = int(megabytes * MEGABYTE)
+        options = {"pull": "none"} if fabric.servers else {}
+        if bound:
+            options |= {"spend": "anything", "schedule": EAGER, "order": "shuffled"}
+        started = fabric.now
+        values = [np.ones(elements, np.float32)] * fabric.workers
+        fabric.all_reduce(self.op, plan(elements, bound, **options), values, at=started)
+        fabric.run(started + 60)
+        self.op += 1
+        must_be_ok(fabric, self.op)
+        ended = max(fabric.finished_at(w, self.op - 1) for w in range(fabric.workers))
+        return ended - started
+
+    def limit(self, megabytes: float, bound: float = 0.0, loss: float = 0.0) -> float:
+        workers = self.fabric.workers
+        busiest = (
+            max(1 / (1 - loss), workers) if self.fabric.servers else 2 * (workers - 1) / workers
+        )
+        return (1 - bound) * megabytes * 1e6 * HEADERS / self.link.rate * busiest
+
+    def mark(self, megabytes: float, bound: float = 0.0, loss: float = 0.0) -> float:
+        return 1.3 * self.limit(megabytes, bound, loss) + 3 * self.round_trip
+
+
+@pytest.mark.parametrize("round_trip", [10e-3, 40e-3])
+@pytest.mark.parametrize("rate", [GIGABIT, SLOW])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_quiet_long_path_reaches_its_rate(workers: int, rate: float, round_trip: float) -> None:
+    job = Pushes(workers, rate, round_trip)
+    job.push(4)
+    job.push(4)
+    before = own_drops(job.fabric)
+    assert job.push(4) < job.mark(4)
+    assert own_drops(job.fabric) == before
+
+
+@pytest.mark.parametrize("rate", [GIGABIT, SLOW])
+def test_a_quiet_sharded_all_reduce_reaches_its_rate(rate: float) -> None:
+    job = Pushes(4, rate, 10e-3, servers=0)
+    job.push(4)
+    job.push(4)
+    assert job.push(4) < job.mark(4)
+
+
+@pytest.mark.parametrize(
+    ("rate", "round_trip"), [(GIGABIT, 40e-3), (SLOW, 40e-3), (GIGABIT, 10e-3)]
+)
+def test_the_first_op_ramps_by_doubling(rate: float, round_trip: float) -> None:
+    """From the standing credit to what the path holds; some rounds go beyond it and back."""
+    job = Pushes(1, rate, round_trip)
+    rounds = max(0.0, log2(rate * round_trip / 36e3)) + 5
+    assert job.push(4) < job.limit(4) + rounds * round_trip
+    sent = job.fabric.counters(0)["packets_sent"]
+    assert own_drops(job.fabric) < 0.01 * sent
+
+
+@pytest.mark.parametrize("loss", [0.6, 0.7, 0.8, 0.9])
+@pytest.mark.parametrize("bound", [0.408, 0.008])
+def test_heavy_loss_on_the_workers_link(bound: float, loss: float) -> None:
+    job = Pushes(1, GIGABIT, 10e-3)
+    for _ in range(4):
+        job.push(4)
+    assert job.push(21, bound, loss) < job.mark(21, bound, loss)
+
+
+@pytest.mark.parametrize("loss", [0.7, 0.9])
+def test_heavy_loss_where_a_window_is_as_long_as_the_op(loss: float) -> None:
+    """What is missing goes again before word of it can come."""
+    job = Pushes(1, SLOW, 40e-3)
+    for _ in range(6):
+        job.push(4, 0.408)
+    assert job.push(4, 0.408, loss) < job.mark(4, 0.408, loss)
+
+
+@pytest.mark.parametrize("loss", [0.6, 0.9])
+def test_heavy_loss_on_a_short_path(loss: float) -> None:
+    """A window whose packets are all lost must not wait for a time-out."""
+    job = Pushes(1, SLOW, 50e-6)
+    job.push(4)
+    assert job.push(4, 0.408, loss) < job.mark(4, 0.408, loss)
+
+
+def test_heavy_loss_both_ways() -> None:
+    """ACKs get lost as well, and the few messages that an op cannot do without."""
+    job = Pushes(1, SLOW, 10e-3)
+    for _ in range(4):
+        job.push(4)
+    job.fabric.set_link(0, "down", Link(rate=SLOW, delay=2.5e-3, loss=0.9))
+    assert job.push(4, 0.408, 0.9) < 1.5 * job.mark(4, 0.408, 0.9)
