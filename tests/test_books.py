@@ -94,6 +94,8 @@ def test_applied_and_owed_are_all_gradients(case: dict[str, Any]) -> None:
     for step in range(STEPS):
         if step % 20 == 0:
             job.uplinks(LOSSY if step % 40 else Link())
+        if case["policy"] == "adaptive":  # it learns to wait for what can be repaired in time
+            job.uplinks(Link(loss=0.7) if step % 20 == 10 else Link())
         gradients = [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
         total += np.sum(gradients, axis=0, dtype=np.float64)
         for rank in range(world):
