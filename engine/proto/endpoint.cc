@@ -140,12 +140,14 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   ++counters.probes;
   path.probe_base = now;
   path.probes = 2;
+  const bool more = backlog(path) > 0;
   uint32_t again = 0;
   for (uint64_t n = path.sent.lowest(); n < path.sent.next() && again < path.probes; ++n) {
     SentPacket* packet = path.sent.find(n);
     if (!packet || packet->state != SentPacket::State::flight) continue;
+    // A chunk that goes in passes does not go again now; the next one of its pass takes its place.
+    if (recovered(*packet) || more) ++again;
     packet_lost(path, *packet, false, now);
-    ++again;
   }
 }
 

@@ -1,5 +1,6 @@
 // The inside of Endpoint. Its parts live in endpoint.cc (life, timers), endpoint_receive.cc,
-// endpoint_transmit.cc, endpoint_ops.cc (ops from start to report) and credit.cc.
+// endpoint_transmit.cc, endpoint_ops.cc (ops from start to report), endpoint_passes.cc and
+// credit.cc.
 #pragma once
 
 #include <algorithm>
@@ -63,6 +64,19 @@ struct Endpoint::Impl {
     return {wire::kVersion, kind, config.endpoint, config.session};
   }
   void sent(Path& path, SentPacket& packet, Nanos now);
+
+  // endpoint_passes.cc
+  void end_passes();
+  bool on_pass(uint16_t source, uint16_t aggregator, Op& op, const wire::Header& header,
+               std::span<const uint8_t> payload, Nanos now);
+  bool on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload, Nanos now);
+  void answer_push(Op& op, uint16_t worker);
+  void answer_pull(Op& op, uint16_t aggregator);
+  void send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass);
+  void send_bitmap(uint16_t to, Op& op, const wire::Pass& pass, const Bitmap& missing);
+  bool recovered(const SentPacket& packet);
+  bool has_enough(const Op& op, uint16_t aggregator) const;
+  Bitmap needed_results(const Op& op) const;
 
   // credit.cc
   void share_credit(Nanos now);

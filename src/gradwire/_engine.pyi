@@ -16,7 +16,9 @@ class Plan:
         scope "worker" or "all"; fraction in [0, 1], or -1 for "one minus the region's bound".
     spend: "nothing", "late", "lost" or "anything". fill: "zero" or "mean".
     order: "shuffled" or "sequential". pull: "exact", "committed" (pull_bound: what may be left
-        out) or "none" (push only: each result stays with its aggregator).
+        out), "none" (push only: each result stays with its aggregator) or "lossy" (up to pull_bound
+        of each region's results missing at each worker alone).
+    control: "stream", or "probe": the push and a lossy pull go in passes.
     scale multiplies each finished sum (1/world size for an average).
     encoding: of pushed chunks and of results: "f32", "f16" (with a power-of-two scale per chunk),
         "bf16", "int8" (with a scale per chunk) or "topk" (the share `kept` of each chunk's
@@ -39,6 +41,7 @@ class Plan:
         seed: int = 0,
         encoding: str = "f32",
         kept: float = 1.0,
+        control: str = "stream",
     ) -> None: ...
     @property
     def elements(self) -> int: ...
@@ -106,6 +109,7 @@ class Completion:
     bytes_sent: int  # on the wire by this engine for this op (UDP payloads)
     packets_sent: int
     retransmissions: int
+    passes: int  # of the push, the most that a shard took; 0 under control "stream"
     rtprop_ns: int  # smallest over peers' paths of the last 10 s
     btlbw: float  # bytes/s, the engine's bottleneck estimate
 
