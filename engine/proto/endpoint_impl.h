@@ -69,7 +69,7 @@ struct Endpoint::Impl {
   void end_passes();
   bool on_pass(uint16_t source, uint16_t aggregator, Op& op, const wire::Header& header,
                std::span<const uint8_t> payload, Nanos now);
-  bool on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload, Nanos now);
+  bool on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload);
   void answer_push(Op& op, uint16_t worker);
   void answer_pull(Op& op, uint16_t aggregator);
   void send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass);
@@ -77,6 +77,7 @@ struct Endpoint::Impl {
   bool recovered(const SentPacket& packet);
   bool has_enough(const Op& op, uint16_t aggregator) const;
   Bitmap needed_results(const Op& op) const;
+  bool all_opened(const Op& op) const;
 
   // credit.cc
   void share_credit(Nanos now);
@@ -132,6 +133,7 @@ struct Endpoint::Impl {
   uint16_t next_path = 0;        // round robin
   std::vector<uint8_t> encoded;  // payloads of one train
   bool arrivals = false;
+  bool retire_due = false;  // something may be drained now
   std::string failure;
   int32_t failure_rank = -1;
   Nanos last_timer = 0;

@@ -342,7 +342,7 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
     }
   }
   if (!op.fold_sent) fold(op, now);
-  if (!sum.all_final()) return;
+  if (!sum.all_final() || (op.lossy_pull && !all_opened(op))) return;
   if (!op.close_sent) {
     op.close_sent = true;
     if (op.has_close) {
@@ -554,6 +554,7 @@ bool Endpoint::Impl::drained(const Op& op) const {
 
 // Frees what is drained, in any order, and lets a server admit what waits: always at least one.
 void Endpoint::Impl::retire(Nanos now) {
+  retire_due = false;
   for (auto it = ops.begin(); it != ops.end();) {
     if (!drained(*it->second)) {
       ++it;

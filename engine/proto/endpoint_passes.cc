@@ -134,13 +134,13 @@ bool Endpoint::Impl::on_pass(uint16_t source, uint16_t aggregator, Op& op,
     return passes.bitmap_part(pass->number, header.chunk, payload.subspan(wire::kPassBytes),
                               part_bytes() - static_cast<uint32_t>(wire::kPassBytes));
   if (!passes.stop(pass->number)) return false;
-  push ? maybe_done(op, now) : retire(now);  // the last use of `op`: retire may free it
+  if (push) maybe_done(op, now);
+  retire_due |= !push;
   return true;
 }
 
 // ENOUGH: regions of whose results a worker needs no more.
-bool Endpoint::Impl::on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload,
-                               Nanos now) {
+bool Endpoint::Impl::on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload) {
   if (!op.aggregator || source >= config.workers || !op.lossy_pull || op.probes || !op.close_sent ||
       payload.size() % 4)
     return false;
@@ -150,7 +150,7 @@ bool Endpoint::Impl::on_enough(uint16_t source, Op& op, std::span<const uint8_t>
     if (region >= op.spec.plan.regions.size()) return false;
     op.back[source].stop_region(region);
   }
-  retire(now);  // it may free `op`
+  retire_due = true;
   return true;
 }
 
@@ -159,6 +159,13 @@ bool Endpoint::Impl::has_enough(const Op& op, uint16_t aggregator) const {
   const bool own = op.aggregator && aggregator == op.shard;
   if (op.lossy_pull && !own) return op.ledgers[aggregator].enough();
   return op.pull[aggregator].missing() == 0;
+}
+
+// What is critical is known from all OPENs only, and they may come after what they announce.
+bool Endpoint::Impl::all_opened(const Op& op) const {
+  for (uint16_t w = 0; w < config.workers; ++w)
+    if (!op.aggregator->opened(w)) return false;
+  return true;
 }
 
 // Results that no worker may miss: to which some worker's critical chunk contributed, and those

@@ -231,7 +231,7 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
       good = op.probes && on_pass(source, aggregator, op, header, payload, now);
       break;
     case wire::Kind::enough:
-      good = on_enough(source, op, payload, now);
+      good = on_enough(source, op, payload);
       break;
     case wire::Kind::stop: {
       if (op.probes) {
@@ -413,6 +413,7 @@ Nanos Endpoint::Impl::shared_delay(SmoothedDelay Path::* which, Nanos now) const
 }
 
 void Endpoint::Impl::flush(Nanos now) {
+  if (retire_due) retire(now);
   if (arrivals) {
     arrivals = false;
     for (auto& p : paths) {

@@ -156,6 +156,17 @@ def random_encoding(seed: int) -> dict[str, Any]:
     return {"encoding": encoding, "kept": kept}
 
 
+def random_control(seed: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Passes in a third of all jobs that may have them, a lossy pull in a third; own draws."""
+    random = np.random.default_rng([seed, 2])
+    chosen: dict[str, Any] = {}
+    if options["spend"] != "lost" and random.random() < 1 / 3:
+        chosen["control"] = "probe"
+    if random.random() < 1 / 3:
+        chosen |= {"pull": "lossy", "pull_bound": float(random.choice([0.0, 0.02, 0.3, 0.7]))}
+    return chosen
+
+
 def random_job(seed: int) -> Job:
     random = np.random.default_rng(seed)
     workers = int(random.integers(2, 9))
@@ -176,6 +187,7 @@ def random_job(seed: int) -> Job:
         "seed": int(random.integers(2**63)),
         **random_encoding(seed),
     }
+    options |= random_control(seed, options)
     made = _engine.Plan(elements=elements, **options)
     chunks = len(_engine.chunk_grid(made, datagram, servers or workers)[0])
     ops = []
