@@ -112,7 +112,7 @@ void Endpoint::Impl::check_deadlines(Nanos now) {
     } else {
       text += " still waiting for results (which may wait for another rank's gradients) from";
       for (uint16_t a = 0; a < config.aggregators(); ++a) {
-        if (op->pull[a].missing() == 0) continue;
+        if (has_enough(*op, a)) continue;
         const uint16_t e = config.aggregator_endpoint(a);
         if (rank < 0) rank = e;
         text += " " + name(e);

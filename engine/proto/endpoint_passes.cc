@@ -28,8 +28,9 @@ void Endpoint::Impl::end_passes() {
     }
     if (!op->aggregator || !op->lossy_pull) continue;
     for (uint16_t w = 0; w < config.workers; ++w) {
+      if (w == config.endpoint || paths[w]->gone) continue;
       PassSender& passes = *op->back[w].passes();
-      if (w != config.endpoint && passes.take_probe())
+      if (passes.take_probe())
         send_pass(w, *op, wire::Kind::probe, {wire::Way::pull, passes.pass()});
     }
   }

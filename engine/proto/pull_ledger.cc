@@ -17,7 +17,8 @@ PullLedger::PullLedger(const Plan& plan, const Grid& grid, const Grid::Shard& sh
       shard_(shard),
       arrived_(shard.size()),
       needed_(shard.size()),
-      regions_(plan.regions.size()) {
+      regions_(plan.regions.size()),
+      closed_(shard.size() == 0) {
   for (uint32_t c = shard.begin; c < shard.end; ++c) {
     Region& region = regions_[grid.region[c]];
     open_ += !region.present;

@@ -131,6 +131,22 @@ def test_workers_do_not_wait_for_each_others_start() -> None:
         assert fabric.completion(worker, 0).delivered[0] < 0.65
 
 
+def test_who_was_stopped_in_mid_pass_takes_no_credit_from_the_others() -> None:
+    """The last word of a stopped worker was of a backlog; another one still has passes to go."""
+
+    def push_s(workers: int, seed: int) -> float:
+        fabric = Fabric(workers, servers=1, link=Link(delay=2.5e-3), seed=seed)
+        fabric.set_link(0, "up", Link(delay=2.5e-3, loss=0.5))
+        fabric.all_reduce(0, plan(300_000, 0.2, **PROBE), gradients(workers, 300_000))
+        fabric.run()
+        must_be_ok(fabric)
+        return float(fabric.completion(0, 0).push_ns)
+
+    alone = sum(push_s(1, seed) for seed in (1, 2, 3))
+    beside = sum(push_s(3, seed) for seed in (1, 2, 3))
+    assert beside < 1.5 * alone
+
+
 # ---------------------------------------------------------------------------- what comes of it
 
 
