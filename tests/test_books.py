@@ -41,7 +41,9 @@ CASES: list[dict[str, Any]] = [
     {"policy": "mlt", "p": 0.3, "pull": "committed"},
     {"policy": "mlt", "p": 0.3, "priority": "both"},
     {"policy": "mlt", "p": 0.3, "priority": "magnitude", "spend": "lost", "pull": "committed"},
+    {"policy": "mlt", "p": 0.3, "control": "probe", "pull": "exact"},
     {"policy": "dblp", "p_low": 0.1, "every": 5},
+    {"policy": "dblp", "p_low": 0.1, "every": 5, "control": "probe", "pull": "committed"},
     {"policy": "dblp", "p_low": 0.3, "spend": "lost", "pull": "committed"},
     {"policy": "dblp", "p_low": {"a.*": 0.3, "*": 0.0}, "detector": "layers", "every": 5},
     {"policy": "plot", "table": {"a.*": 0.3, "b.*": 0.1}},
@@ -112,6 +114,43 @@ def test_applied_and_owed_are_all_gradients(case: dict[str, Any]) -> None:
     for pipeline in job.pipelines:
         pipeline.flush()
     job.step([np.zeros(ELEMENTS, np.float32)] * world)
+    assert not any(job.residual(rank).any() for rank in range(world))
+
+
+DRIFTING: list[dict[str, Any]] = [
+    {"policy": "mlt", "p": 0.3, "control": "probe"},
+    {"policy": "mlt", "p": 0.3, "pull": "lossy", "guard": "resend", "floor": 0.75},
+    {"policy": "dblp", "p_low": 0.1, "every": 5, "control": "probe"},
+]
+
+
+@pytest.mark.parametrize("case", DRIFTING, ids=lambda case: "-".join(map(str, case.values())))
+def test_nobody_owes_what_a_lossy_pull_left_out(case: dict[str, Any]) -> None:
+    """The books of such a step are about its results, which their aggregators have whole; what a
+    worker did not get of them is zero there, at most the bound's share, and is in no residual."""
+    world = 3
+    job = Job(world, TENSORS, optimizer=sgd(), error_feedback=True, link=LOSSY, **case)
+    chance = np.random.default_rng(7)
+    total = np.zeros(ELEMENTS)
+    applied = np.zeros(ELEMENTS)
+    missed = 0
+    for _ in range(60):
+        gradients = [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
+        total += np.sum(gradients, axis=0, dtype=np.float64)
+        results = np.stack(job.step(gradients))
+        whole = np.take_along_axis(results, np.abs(results).argmax(axis=0)[None], axis=0)[0]
+        applied += world * whole.astype(np.float64)
+        gone = (results == 0) & (whole != 0)
+        assert np.array_equal(results, np.where(gone, np.float32(0), whole))
+        assert gone.mean(axis=1).max() <= job.report.bound
+        missed += gone.sum()
+    assert missed
+    owed = np.sum([job.residual(rank) for rank in range(world)], axis=0, dtype=np.float64)
+    np.testing.assert_allclose(applied + owed, total, atol=2e-3)
+    for pipeline in job.pipelines:
+        pipeline.flush()
+    last = job.step([np.zeros(ELEMENTS, np.float32)] * world)
+    assert all(np.array_equal(last[0], other) for other in last[1:])
     assert not any(job.residual(rank).any() for rank in range(world))
 
 

@@ -23,7 +23,7 @@ from gradwire.communicator import Communicator, Handle
 from gradwire.errors import ConfigError, RendezvousError, TransferError
 from gradwire.executor import CompletionPool, Stager
 from gradwire.opening import _wait_connected
-from gradwire.plans import Region, TransferPlan, TransferReport, mix_seed
+from gradwire.plans import CloseStep, Region, TransferPlan, TransferReport, mix_seed
 from gradwire.settings import Settings
 
 Array = NDArray[np.float32]
@@ -217,6 +217,48 @@ def test_results_are_what_the_masks_say(three: Team, fill: str, spend: str) -> N
     finally:
         for member in three.members:
             member.set_drop(0.0)
+
+
+@pytest.mark.parametrize(
+    ("control", "pull"), [("probe", "exact"), ("probe", "lossy"), ("stream", "lossy")]
+)
+def test_the_published_control_and_its_lossy_way_down(three: Team, control: str, pull: str) -> None:
+    """What arrived is alike wherever it did; replicas are where the way down is exact."""
+    for member in three.members:
+        member.set_drop(0.1, 3.0, 11)
+    bound = 0.05 if pull == "lossy" else 0.0
+    passes = missed = 0
+    try:
+        for step in range(5):
+            arrays = random_arrays(3, 120_000, step)
+            before = [array.copy() for array in arrays]
+            plan = lossy(
+                120_000,
+                0.05,
+                order="sequential",
+                control=control,
+                schedule=(CloseStep(scope="worker"),),
+                pull=pull,
+                pull_bound=bound,
+            )
+            reports = three.reduce(arrays, plan, step=step)
+            pairs = list(zip(three.members, reports, strict=True))
+            masks = [spread(m, plan, r.counted) for m, r in pairs]
+            total = np.sum([np.where(k, b, 0) for k, b in zip(masks, before, strict=True)], axis=0)
+            for array, (member, report) in zip(arrays, pairs, strict=True):
+                applied = spread(member, plan, report.applied)
+                np.testing.assert_allclose(array, np.where(applied, total, 0), rtol=2e-5, atol=1e-3)
+                assert all(d >= 0.95 for d in report.delivered)
+                assert applied.mean() >= np.any(masks, axis=0).mean() - (
+                    0.05 if pull == "lossy" else 0.0
+                )
+                passes += report.passes
+            missed += sum(array.tobytes() != arrays[0].tobytes() for array in arrays)
+    finally:
+        for member in three.members:
+            member.set_drop(0.0)
+    assert (passes > 15) == (control == "probe")
+    assert (missed > 0) == (pull == "lossy")
 
 
 def test_a_committed_pull_keeps_replicas_alike_and_the_rest_with_its_aggregator(

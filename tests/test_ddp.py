@@ -662,6 +662,7 @@ def replicas(rank: int, world: int, steps: int, **options: Any) -> tuple[bytes, 
     [
         {"policy": "dblp", "pull": "exact"},
         {"policy": "dblp", "pull": "committed"},
+        {"policy": "dblp", "control": "probe", "pull": "exact"},
         {"policy": "dblp", "spend": "lost", "error_feedback": True},
         {"policy": "mlt", "p": 0.2, "pull": "committed", "error_feedback": True},
         {"policy": "mlt", "p": 0.2, "fill": "mean"},
@@ -687,6 +688,36 @@ def test_replicas_stay_bit_identical_under_loss(two: Ranks, options: dict[str, A
     assert step == 39
     if options["policy"] not in ("ltp", "optireduce"):  # by time: the deadline may exceed the bound
         assert delivered >= 1 - bound - 1e-9
+
+
+def drifting(rank: int, world: int, **options: Any) -> tuple[bytes, bytes, int]:
+    """Parameters after lossy steps, the gradient of an exact step after them, and passes."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, error_feedback=True, **options)
+    set_drop(attachment, 0.1, 4.0)
+    try:
+        train(ddp, rank, range(30), lr=0.01)
+    finally:
+        set_drop(attachment, 0.0)
+    passes = attachment.report().passes
+    attachment.flush()
+    ddp.zero_grad()
+    ddp(batch(rank, 30)).square().mean().backward()
+    exact = gradients(ddp).numpy().tobytes()
+    residuals = attachment.state_dict()["residuals"]
+    assert isinstance(residuals, dict)
+    assert not any(r.any() for r in residuals.values())
+    attachment.detach()
+    return fingerprint(ddp), exact, passes
+
+
+@pytest.mark.parametrize("control", ["probe", "stream"])
+def test_a_lossy_pull_lets_replicas_drift_and_a_flush_is_exact(two: Ranks, control: str) -> None:
+    options = {"policy": "mlt", "p": 0.2, "control": control, "pull": "lossy"}
+    first, second = two.run(drifting, timeout=120, **options)
+    assert first[0] != second[0]
+    assert first[1] == second[1]
+    assert (first[2] > 0) == (control == "probe")
 
 
 def given_back(rank: int, world: int, **encoding: Any) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from gradwire.plans import (
     mix_seed,
     pool,
 )
-from gradwire.policies import DBLP, MLT, PlanContext, Policy, Reliable, create, names, register
+from gradwire.policies import DBLP, LTP, MLT, PlanContext, Policy, Reliable, create, names, register
 
 CHUNK = 358
 
@@ -83,12 +83,40 @@ def test_a_committed_pull_may_leave_out_what_the_bound_allows() -> None:
     assert MLT(p=0.1).plan(context(9999)).pull_bound == 0.0
 
 
+@pytest.mark.parametrize("policy", [MLT, DBLP])
+def test_control_says_order_and_pull_unless_they_are_given(policy: type[MLT] | type[DBLP]) -> None:
+    def answers(**options: str) -> tuple[str, str, str, str]:
+        plan = policy(**options).plan(context(99_999))
+        return plan.control, plan.order, plan.pull, plan.schedule[0].scope
+
+    assert answers() == ("stream", "shuffled", "exact", "all")
+    assert answers(control="probe") == ("probe", "sequential", "lossy", "worker")
+    assert answers(control="probe", order="shuffled", pull="exact") == (
+        "probe",
+        "shuffled",
+        "exact",
+        "worker",
+    )
+    assert answers(pull="lossy") == ("stream", "shuffled", "lossy", "all")
+    assert policy(control="probe").options()["pull"] == "lossy"  # what the ranks compare
+    assert policy(order="shuffled").options() == policy().options()
+
+
+def test_a_lossy_pull_may_leave_out_what_the_strictest_bound_above_0_allows() -> None:
+    big = 200 * CHUNK
+    plan = DBLP(p_low={"layer0.*": 0.0, "*": 0.1}, pull="lossy").plan(context(big, big, big))
+    assert [region.bound for region in plan.regions] == [0.0, 0.1]
+    assert plan.pull_bound == 0.1
+    assert MLT(p=0.0, pull="lossy").plan(context(big)).pull_bound == 0.0
+
+
 def test_an_exact_step_keeps_the_grid() -> None:
     plan = MLT(p=0.1, pull="committed", fill="mean").plan(context(99_999, 5, 99_999))
     exact = plan.exact()
     assert not exact.lossy
     assert (exact.spend, exact.pull, exact.fill) == ("nothing", "exact", "zero")
     assert replace(plan, encoding="topk", kept=0.1).exact() == exact
+    assert replace(plan, control="probe", pull="lossy").exact() == exact
     assert [(r.offset, r.length) for r in exact.regions] == [
         (r.offset, r.length) for r in plan.regions
     ]
@@ -119,7 +147,10 @@ def test_plans_are_pure_functions_of_their_context() -> None:
         (lambda: MLT(fill="ones"), "fill='ones': allowed are 'zero', 'mean'"),
         (lambda: MLT(order="random"), "order='random'"),
         (lambda: MLT(spend="all"), "spend='all'"),
-        (lambda: MLT(pull="none"), "pull='none': allowed are 'exact', 'committed'"),
+        (lambda: MLT(pull="none"), "pull='none': allowed are 'exact', 'committed', 'lossy'"),
+        (lambda: MLT(control="ask"), "control='ask': allowed are 'stream', 'probe'"),
+        (lambda: DBLP(control="probe", spend="lost"), "spend='lost' with control='probe'"),
+        (lambda: LTP(pull="lossy"), "pull='lossy': allowed are 'exact', 'committed'"),
         (
             lambda: create("dlbp"),
             "policy='dlbp': allowed are 'reliable', 'mlt', 'dblp', 'ltp', 'plot', 'optireduce'",
@@ -192,6 +223,8 @@ def test_exact_regions_are_not_pooled() -> None:
         ({"regions": (Region(0, 9, 0.0),)}, "plan regions cover 9 elements: must be all 10"),
         ({"regions": (Region(0, 10, 1.0, "w"),)}, "bound of region 'w'=1.0"),
         ({"pull_bound": 0.1}, "pull_bound=0.1 with pull='exact'"),
+        ({"control": "push"}, "control='push': allowed are 'stream', 'probe'"),
+        ({"control": "probe", "spend": "lost"}, "spend='lost' with control='probe'"),
         ({"schedule": ()}, "schedule=()"),
         ({"scale": float("inf")}, "scale=inf"),
         ({"seed": -1}, "seed=-1"),

@@ -72,6 +72,12 @@ const char* kind_name(uint8_t kind) {
       return "fold";
     case wire::Kind::commit:
       return "commit";
+    case wire::Kind::enough:
+      return "enough";
+    case wire::Kind::probe:
+      return "probe";
+    case wire::Kind::bitmap:
+      return "bitmap";
     case wire::Kind::ack:
       return "ack";
     case wire::Kind::ping:

@@ -53,7 +53,7 @@ Plan make_plan(uint64_t elements, const std::vector<RegionTuple>& regions, const
                const std::vector<ScheduleTuple>& schedule, const std::string& fill,
                const std::string& order, const std::string& pull, double pull_bound, double scale,
                uint64_t seed, const std::string& encoding, double kept,
-               const std::vector<uint8_t>& class_dscp) {
+               const std::vector<uint8_t>& class_dscp, const std::string& control) {
   using Words2 = std::array<std::string_view, 2>;
   using Words3 = std::array<std::string_view, 3>;
   using Words4 = std::array<std::string_view, 4>;
@@ -72,7 +72,8 @@ Plan make_plan(uint64_t elements, const std::vector<RegionTuple>& regions, const
   plan.spend = parse<Spend>("spend", spend, Words4{"nothing", "late", "lost", "anything"});
   plan.fill = parse<Fill>("fill", fill, Words2{"zero", "mean"});
   plan.order = parse<Order>("order", order, Words3{"sequential", "shuffled", "priority"});
-  plan.pull = parse<Pull>("pull", pull, Words3{"exact", "committed", "none"});
+  plan.pull = parse<Pull>("pull", pull, Words4{"exact", "committed", "none", "lossy"});
+  plan.control = parse<Control>("control", control, Words2{"stream", "probe"});
   plan.pull_bound = pull_bound;
   plan.scale = scale;
   plan.seed = seed;
@@ -244,15 +245,16 @@ void bind_plan(nb::module_& module) {
              const std::string& spend, const std::vector<ScheduleTuple>& schedule,
              const std::string& fill, const std::string& order, const std::string& pull,
              double pull_bound, double scale, uint64_t seed, const std::string& encoding,
-             double kept, const std::vector<uint8_t>& class_dscp) {
-            new (self) Plan(make_plan(elements, regions, spend, schedule, fill, order, pull,
-                                      pull_bound, scale, seed, encoding, kept, class_dscp));
+             double kept, const std::vector<uint8_t>& class_dscp, const std::string& control) {
+            new (self)
+                Plan(make_plan(elements, regions, spend, schedule, fill, order, pull, pull_bound,
+                               scale, seed, encoding, kept, class_dscp, control));
           },
           nb::kw_only(), "elements"_a, "regions"_a, "spend"_a = "nothing",
           "schedule"_a = std::vector<ScheduleTuple>{{"open", "all", 0, 1.0}}, "fill"_a = "zero",
           "order"_a = "sequential", "pull"_a = "exact", "pull_bound"_a = 0.0, "scale"_a = 1.0,
           "seed"_a = 0, "encoding"_a = "f32", "kept"_a = 1.0,
-          "class_dscp"_a = std::vector<uint8_t>{})
+          "class_dscp"_a = std::vector<uint8_t>{}, "control"_a = "stream")
       .def_prop_ro("elements", [](const Plan& plan) { return plan.elements; })
       .def_prop_ro("hash", &Plan::hash)
       .def("effective_bounds", &effective_bounds, "datagram_bytes"_a, "aggregators"_a);
@@ -308,6 +310,7 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("bytes_sent", [](const Report& r) { return r.bytes_sent; })
       .def_prop_ro("packets_sent", [](const Report& r) { return r.packets_sent; })
       .def_prop_ro("retransmissions", [](const Report& r) { return r.retransmissions; })
+      .def_prop_ro("passes", [](const Report& r) { return r.passes; })
       .def_prop_ro("rtprop_ns", [](const Report& r) { return r.rtprop; })
       .def_prop_ro("btlbw", [](const Report& r) { return r.btlbw; });
 }

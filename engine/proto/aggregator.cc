@@ -370,6 +370,13 @@ std::vector<Aggregator::Stop> Aggregator::take_stops() {
   return out;
 }
 
+Bitmap Aggregator::missing(uint16_t worker) const {
+  Bitmap out(shard_.size());
+  for (uint32_t local = 0; local < shard_.size(); ++local)
+    if (!worker_[worker].decided.test(local)) out.set(local);
+  return out;
+}
+
 std::vector<uint16_t> Aggregator::waiting_for() const {
   std::vector<uint16_t> out;
   for (uint16_t w = 0; w < workers_; ++w)

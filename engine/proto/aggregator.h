@@ -65,6 +65,9 @@ class Aggregator {
   };
   // Regions that closed with chunks missing, since the last call.
   std::vector<Stop> take_stops();
+  // Chunks of this worker that are undecided.
+  uint32_t undecided(uint16_t worker) const { return worker_[worker].undecided; }
+  Bitmap missing(uint16_t worker) const;
   // Workers of which something is still undecided.
   std::vector<uint16_t> waiting_for() const;
 

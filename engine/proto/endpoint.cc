@@ -114,7 +114,7 @@ void Endpoint::Impl::check_deadlines(Nanos now) {
     } else {
       text += " still waiting for results (which may wait for another rank's gradients) from";
       for (uint16_t a = 0; a < config.aggregators(); ++a) {
-        if (op->pull[a].missing() == 0) continue;
+        if (has_enough(*op, a)) continue;
         const uint16_t e = config.aggregator_endpoint(a);
         if (rank < 0) rank = e;
         text += " " + name(e);
@@ -143,12 +143,14 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   path.probe_base = now;
   // Silence on a long path: what would be a round's first window is worth trying.
   path.probes = long_path(path.rtt.minimum()) ? kMostProbes : 2;
+  const bool more = backlog(path) > 0;
   uint32_t again = 0;
   for (uint64_t n = path.sent.lowest(); n < path.sent.next() && again < path.probes; ++n) {
     SentPacket* packet = path.sent.find(n);
     if (!packet || packet->state != SentPacket::State::flight) continue;
+    // A chunk that goes in passes does not go again now; the next one of its pass takes its place.
+    if (recovered(*packet) || more) ++again;
     packet_lost(path, *packet, false, now);
-    ++again;
   }
 }
 

@@ -81,6 +81,7 @@ struct OpReport {
   uint64_t bytes_sent = 0;
   uint64_t packets_sent = 0;
   uint64_t retransmissions = 0;
+  uint32_t passes = 0;  // of the push: the most that any shard took; 0 under control "stream"
   Nanos rtprop = 0;
   double btlbw = 0;  // bytes/s
 };

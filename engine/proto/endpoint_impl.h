@@ -1,6 +1,6 @@
 // The inside of Endpoint. Its parts live in endpoint.cc (life, timers), endpoint_receive.cc,
-// endpoint_transmit.cc, endpoint_repeat.cc, endpoint_priority.cc, endpoint_ops.cc (ops from start
-// to report) and credit.cc.
+// endpoint_transmit.cc, endpoint_repeat.cc, endpoint_priority.cc, endpoint_passes.cc,
+// endpoint_ops.cc (ops from start to report) and credit.cc.
 #pragma once
 
 #include <algorithm>
@@ -85,6 +85,20 @@ struct Endpoint::Impl {
   void repeat(Nanos now);
   Nanos repeat_after(const Path& path, Nanos now) const;
 
+  // endpoint_passes.cc
+  void end_passes();
+  bool on_pass(uint16_t source, uint16_t aggregator, Op& op, const wire::Header& header,
+               std::span<const uint8_t> payload, Nanos now);
+  bool on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload);
+  void answer_push(Op& op, uint16_t worker);
+  void answer_pull(Op& op, uint16_t aggregator);
+  void send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass);
+  void send_bitmap(uint16_t to, Op& op, const wire::Pass& pass, const Bitmap& missing);
+  bool recovered(const SentPacket& packet);
+  bool has_enough(const Op& op, uint16_t aggregator) const;
+  Bitmap needed_results(const Op& op) const;
+  bool all_opened(const Op& op) const;
+
   // credit.cc
   void share_credit(Nanos now);
   uint32_t standing_credit(uint16_t receiver) const;
@@ -149,6 +163,7 @@ struct Endpoint::Impl {
   uint16_t next_path = 0;        // round robin
   std::vector<uint8_t> encoded;  // payloads of one train
   bool arrivals = false;
+  bool retire_due = false;  // something may be drained now
   std::string failure;
   int32_t failure_rank = -1;
   Nanos last_timer = 0;

@@ -84,6 +84,9 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   op.exact = plan.exact();
   op.committed = plan.pull == Pull::committed;
   op.pulls = plan.pull != Pull::none;
+  op.lossy_pull = plan.pull == Pull::lossy;
+  op.probes = plan.control == Control::probe;
+  op.has_close = !op.exact || op.committed || op.lossy_pull || !op.pulls;
   op.started = now;
   op.worker = worker;
   op.aggregates = config.servers == 0 || config.endpoint >= config.workers;
@@ -97,7 +100,9 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
     for (const Grid::Shard& shard : op.grid.shards) {
       op.push.emplace_back(plan, op.grid, shard, op.spec.critical, op.spec.priorities);
       op.pull.emplace_back(shard);
+      if (op.lossy_pull) op.ledgers.emplace_back(plan, op.grid, shard);
     }
+    op.pull_asked.resize(op.grid.shards.size());
     op.closes.resize(op.grid.shards.size());
     op.commits.resize(op.grid.shards.size());
   }
@@ -108,7 +113,9 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
                                      op.spec.data, config.memory_limit / 2, op.spec.priorities);
     op.back.reserve(config.workers);
     for (uint16_t w = 0; w < config.workers; ++w)
-      op.back.emplace_back(op.own_shard(), op.pulls ? op.aggregator->finished() : kNoChunks);
+      op.back.emplace_back(plan, op.grid, op.own_shard(),
+                           op.pulls ? op.aggregator->finished() : kNoChunks);
+    op.push_asked.resize(config.workers);
     op.opens.resize(config.workers);
     op.votes.resize(config.workers);
     op.withheld = Bitmap(op.own_shard().size());
@@ -213,6 +220,7 @@ void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
   op.votes[worker] = fixed.stats;
   op.aggregator->open(worker, critical, now);
   after_sum(op, now);
+  if (op.probes) answer_push(op, worker);
 }
 
 bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
@@ -247,6 +255,14 @@ bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, Messag
     const auto more = reader.take(applied.byte_size());
     if (!reader.ok()) return false;
     applied.assign_bytes(more.data());
+    if (op.lossy_pull) {
+      Bitmap needed(shard.size());
+      const auto last = reader.take(needed.byte_size());
+      if (!reader.ok()) return false;
+      needed.assign_bytes(last.data());
+      op.ledgers[aggregator].close(applied, needed);
+      answer_pull(op, aggregator);
+    }
     op.pull[aggregator].close(std::move(first), std::move(applied));
     op.push[aggregator].finish();
   }
@@ -319,6 +335,10 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
   Aggregator& sum = *op.aggregator;
   for (const Aggregator::Stop& stop : sum.take_stops()) {
     if (stop.worker == config.endpoint) continue;
+    if (op.probes) {
+      answer_push(op, stop.worker);
+      continue;
+    }
     const uint32_t region = stop.region;
     send_list(stop.worker, op, wire::Kind::stop, std::span(&region, 1));
   }
@@ -332,23 +352,26 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
     }
   }
   if (!op.fold_sent) fold(op, now);
-  if (!sum.all_final()) return;
+  if (!sum.all_final() || (op.lossy_pull && !all_opened(op))) return;
   if (!op.close_sent) {
     op.close_sent = true;
-    if (!op.exact || op.committed || !op.pulls) {
+    if (op.has_close) {
       Bitmap applied(op.own_shard().size());
       for (uint32_t c : sum.finished()) applied.set(c - op.own_shard().begin);
+      const Bitmap needed = op.lossy_pull ? needed_results(op) : Bitmap();
       for (uint16_t w = 0; w < config.workers; ++w) {
         if (w == config.endpoint) {
           op.pull[op.shard].close(sum.counted(w), applied);
           continue;
         }
         Body body;
-        body.put_bitmap(sum.counted(w)).put_bitmap(applied);
+        body.put_bitmap(sum.counted(w)).put_bitmap(applied).put_bitmap(needed);
         if (!body.bytes().empty()) send_message(w, op, wire::Kind::close, body.bytes());
       }
     }
     if (op.committed) try_commit(op, now);
+    if (op.lossy_pull)
+      for (PullSender& back : op.back) back.seal();
   }
   if (op.worker) maybe_done(op, now);
 }
@@ -419,8 +442,8 @@ void Endpoint::Impl::maybe_done(Op& op, Nanos now) {
     if (op.grid.shards[a].size() == 0) continue;
     const PullReceiver& pull = op.pull[a];
     const bool here = op.pulls || (op.aggregator && a == op.shard);
-    if (here && pull.missing()) return;
-    if ((!op.exact || op.committed || !op.pulls) && !pull.closed()) return;
+    if (here && !has_enough(op, a)) return;
+    if (op.has_close && !pull.closed()) return;
     if (op.committed && !pull.committed()) return;
   }
   report(op, now);
@@ -440,7 +463,7 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
     for (uint32_t c = op.grid.shards[a].begin; c < op.grid.shards[a].end; ++c) {
       r.counted[c] = pull.counted(c);
       const bool here = op.pulls || (op.aggregator && a == op.shard);
-      r.applied[c] = here && pull.wanted(c);
+      r.applied[c] = here && pull.wanted(c) && pull.has(c);
       if (r.counted[c]) counted[op.grid.region[c]] += op.grid.length(c);
       if (here && !r.applied[c])
         std::memset(op.spec.data + op.grid.offset[c], 0, codec::f32_bytes(op.grid.length(c)));
@@ -471,6 +494,8 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   r.bytes_sent = op.bytes_sent;
   r.packets_sent = op.packets_sent;
   r.retransmissions = op.retransmissions;
+  for (PushSender& push : op.push)
+    if (push.passes()) r.passes = std::max(r.passes, push.passes()->pass());
   Nanos rtprop = kNever;
   for (const auto& p : paths)
     if (p && p->rtt.any()) rtprop = std::min(rtprop, p->rtt.minimum());
@@ -530,13 +555,16 @@ bool Endpoint::Impl::drained(const Op& op) const {
     if (w == config.endpoint) continue;
     const Path& path = *paths[w];
     if (path.gone && path.gone_op > op.id) continue;
-    if (op.back[w].acked_count() + op.withheld_count < results) return false;
+    if (op.lossy_pull ? !op.back[w].settled()
+                      : op.back[w].acked_count() + op.withheld_count < results)
+      return false;
   }
   return true;
 }
 
 // Frees what is drained, in any order, and lets a server admit what waits: always at least one.
 void Endpoint::Impl::retire(Nanos now) {
+  retire_due = false;
   for (auto it = ops.begin(); it != ops.end();) {
     if (!drained(*it->second)) {
       ++it;

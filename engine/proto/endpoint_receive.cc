@@ -203,6 +203,7 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
       if (added == Aggregator::Added::malformed) break;
       note_class(op, header);
       after_sum(op, now);
+      if (op.probes) answer_push(op, source);
       return true;
     }
     case wire::Kind::pull: {
@@ -214,6 +215,10 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
       if (op.pull[aggregator].insert(header.chunk)) {
         apply(op, header.chunk, payload.data(), now);
         op.push[aggregator].decided(header.chunk);
+        if (op.lossy_pull) {
+          op.ledgers[aggregator].arrived(header.chunk);
+          answer_pull(op, aggregator);
+        }
         maybe_done(op, now);
       }
       return true;
@@ -236,7 +241,18 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
       after_sum(op, now);
       return true;
     }
+    case wire::Kind::probe:
+    case wire::Kind::bitmap:
+      good = op.probes && on_pass(source, aggregator, op, header, payload, now);
+      break;
+    case wire::Kind::enough:
+      good = on_enough(source, op, payload);
+      break;
     case wire::Kind::stop: {
+      if (op.probes) {
+        good = on_pass(source, aggregator, op, header, payload, now);
+        break;
+      }
       if (op.done) return true;
       if (aggregator == UINT16_MAX || !op.worker || payload.size() % 4) break;
       wire::Reader reader(payload);
@@ -251,7 +267,7 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
     }
     case wire::Kind::close:
       // An exact plan with an exact pull has nothing to say here.
-      if (aggregator == UINT16_MAX || !op.worker || (op.exact && !op.committed && op.pulls)) break;
+      if (aggregator == UINT16_MAX || !op.worker || !op.has_close) break;
       if (op.done) return true;
       good = on_message(op, aggregator, kind, op.closes[aggregator], header, payload, now);
       break;
@@ -424,6 +440,7 @@ Nanos Endpoint::Impl::shared_delay(SmoothedDelay Path::* which, Nanos now) const
 }
 
 void Endpoint::Impl::flush(Nanos now) {
+  if (retire_due) retire(now);
   if (arrivals) {
     arrivals = false;
     for (auto& p : paths) {

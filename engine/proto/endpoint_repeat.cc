@@ -64,6 +64,7 @@ void Endpoint::Impl::repeat(Nanos now) {
     for (uint64_t n = p->sent.lowest(); n < p->sent.next(); ++n) {
       SentPacket* packet = p->sent.find(n);
       if (!packet || packet->state != SentPacket::State::flight) continue;
+      if (!recovered(*packet)) continue;  // goes in passes
       const Nanos allowed =
           now + static_cast<Nanos>((1 - left) / std::max(rate, kSlowestRepeat) * 1e9) + 1;
       if (left < 1) send_window.limited();

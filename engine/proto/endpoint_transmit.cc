@@ -276,6 +276,7 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
   for (auto& p : paths)
     if (p && transmit_unreliable(*p, now, train)) return true;
   if (!failure.empty()) return false;
+  end_passes();
   repeat(now);
   for (auto& p : paths)
     if (p && !p->gone && transmit_control(*p, now, train)) return true;

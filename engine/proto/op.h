@@ -8,7 +8,9 @@
 #include "proto/endpoint.h"
 #include "proto/grid.h"
 #include "proto/message.h"
+#include "proto/passes.h"
 #include "proto/pull.h"
+#include "proto/pull_ledger.h"
 #include "proto/push_sender.h"
 
 namespace gradwire {
@@ -20,14 +22,19 @@ struct Op {
   bool exact = true;
   bool committed = false;
   bool pulls = true;
+  bool lossy_pull = false;
+  bool probes = false;     // control "probe"
+  bool has_close = false;  // it ends with CLOSE
   Nanos started = 0;
   Nanos deadline = kNever;
 
   // As a worker.
   bool worker = false;
-  bool done = false;               // spec.data belongs to the caller again
-  std::vector<PushSender> push;    // per aggregator
-  std::vector<PullReceiver> pull;  // per aggregator
+  bool done = false;                     // spec.data belongs to the caller again
+  std::vector<PushSender> push;          // per aggregator
+  std::vector<PullReceiver> pull;        // per aggregator
+  std::vector<PullLedger> ledgers;       // per aggregator, of a lossy pull
+  std::vector<PassReceiver> pull_asked;  // per aggregator
   std::vector<MessageReceiver> closes;
   std::vector<MessageReceiver> commits;
   MessageReceiver fold;
@@ -40,7 +47,8 @@ struct Op {
   bool aggregates = false;
   uint16_t shard = 0;
   std::unique_ptr<Aggregator> aggregator;
-  std::vector<PullSender> back;  // per worker
+  std::vector<PullSender> back;          // per worker
+  std::vector<PassReceiver> push_asked;  // per worker
   std::vector<MessageReceiver> opens;
   std::vector<Stats> votes;
   std::vector<uint8_t> result_class;  // per chunk of the shard, where the plan's classes have DSCPs

@@ -61,9 +61,17 @@ std::string Plan::validate() const {
   }
   if (!(pull_bound >= 0.0 && pull_bound < 1.0))
     return "pull_bound is " + std::to_string(pull_bound) + "; a bound is in [0, 1)";
-  if (pull != Pull::committed && pull_bound != 0.0)
+  if (pull != Pull::committed && pull != Pull::lossy && pull_bound != 0.0)
     return "pull_bound is " + std::to_string(pull_bound) +
-           " without pull \"committed\"; it must be 0";
+           " without pull \"committed\" or \"lossy\"; it must be 0";
+  if (control == Control::probe && spend == Spend::lost)
+    return "spend is \"lost\" with control \"probe\", under which no chunk is declared lost; "
+           "allowed "
+           "are \"nothing\", \"late\", \"anything\"";
+  if (control == Control::probe && order == Order::priority)
+    return "order is \"priority\" with control \"probe\", whose passes know no classes; allowed "
+           "are "
+           "\"sequential\", \"shuffled\"";
   if (!std::isfinite(scale)) return "scale is not finite";
   if (!class_dscp.empty() && order != Order::priority)
     return "class_dscp is given without order \"priority\"; it must be empty";
@@ -84,6 +92,7 @@ std::vector<uint8_t> Plan::serialize() const {
   append(out, static_cast<uint8_t>(fill));
   append(out, static_cast<uint8_t>(order));
   append(out, static_cast<uint8_t>(pull));
+  append(out, static_cast<uint8_t>(control));
   append(out, static_cast<uint8_t>(format.encoding));
   append(out, format.kept);
   append(out, static_cast<uint8_t>(class_dscp.size()));
@@ -114,12 +123,14 @@ bool Plan::deserialize(std::span<const uint8_t> bytes, Plan& out) {
   const auto fill = reader.get<uint8_t>();
   const auto order = reader.get<uint8_t>();
   const auto pull = reader.get<uint8_t>();
+  const auto control = reader.get<uint8_t>();
   const auto encoding = reader.get<uint8_t>();
-  if (spend > 3 || fill > 1 || order > 2 || pull > 2 || encoding > 4) return false;
+  if (spend > 3 || fill > 1 || order > 2 || pull > 3 || control > 1 || encoding > 4) return false;
   out.spend = static_cast<Spend>(spend);
   out.fill = static_cast<Fill>(fill);
   out.order = static_cast<Order>(order);
   out.pull = static_cast<Pull>(pull);
+  out.control = static_cast<Control>(control);
   out.format.encoding = static_cast<codec::Encoding>(encoding);
   out.format.kept = reader.get<double>();
   const auto dscps = reader.take(reader.get<uint8_t>());

@@ -17,8 +17,12 @@ enum class Spend : uint8_t { nothing, late, lost, anything };
 enum class Fill : uint8_t { zero, mean };
 // priority: shuffled within the classes that each worker gives its own chunks.
 enum class Order : uint8_t { sequential, shuffled, priority };
-// none: push only (reduce-scatter): each result stays with its aggregator.
-enum class Pull : uint8_t { exact, committed, none };
+// none: push only (reduce-scatter): each result stays with its aggregator. lossy: each worker goes
+// without up to pull_bound of each region's results, others than its peers: replicas differ.
+enum class Pull : uint8_t { exact, committed, none, lossy };
+// How what is missing is found and sent again: packet by packet (stream), or in passes, of a push
+// and of a lossy pull (probe; proto/passes.h).
+enum class Control : uint8_t { stream, probe };
 enum class Clock : uint8_t { open, first_arrival, tail };
 enum class Scope : uint8_t { worker, all };
 
@@ -48,6 +52,7 @@ struct Plan {
   Fill fill = Fill::zero;
   Order order = Order::sequential;
   Pull pull = Pull::exact;
+  Control control = Control::stream;
   double pull_bound = 0.0;
   double scale = 1.0;
   codec::Format format;  // of pushed chunks and of results

@@ -4,44 +4,99 @@
 
 namespace gradwire {
 
-bool PullSender::next(uint32_t& chunk, bool& again) {
+PullSender::PullSender(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
+                       const std::vector<uint32_t>& finished)
+    : begin_(shard.begin),
+      grid_(&grid),
+      lossy_(plan.pull == Pull::lossy),
+      finished_(&finished),
+      state_(shard.size()) {
+  if (!lossy_) return;
+  if (plan.control == Control::probe) passes_.emplace(shard);
+  region_open_.resize(plan.regions.size());
+  for (uint32_t c = shard.begin; c < shard.end; ++c) {
+    uint8_t& open = region_open_[grid.region[c]];
+    regions_left_ += !open;
+    open = 1;
+  }
+}
+
+// What has become final joins the first pass.
+void PullSender::join() {
+  while (cursor_ < finished_->size()) passes_->add((*finished_)[cursor_++]);
+}
+
+bool PullSender::pop_lost(uint32_t& chunk) {
   while (lost_head_ < lost_.size()) {
     const uint32_t c = lost_[lost_head_++];
     if (lost_head_ == lost_.size()) {
       lost_.clear();
       lost_head_ = 0;
     }
-    State& s = state_[c - begin_];
-    if (s != State::queued) continue;
-    s = State::flight;
+    if (state_[c - begin_] != State::queued) continue;
     chunk = c;
-    again = true;
     return true;
   }
+  return false;
+}
+
+bool PullSender::pop_fresh(uint32_t& chunk) {
   while (cursor_ < finished_->size()) {
     const uint32_t c = (*finished_)[cursor_++];
-    State& s = state_[c - begin_];
-    if (s != State::idle) continue;
-    s = State::flight;
+    if (state_[c - begin_] != State::idle) continue;
     chunk = c;
-    again = false;
     return true;
   }
   return false;
 }
 
 bool PullSender::peek(uint32_t& chunk) {
-  for (size_t i = lost_head_; i < lost_.size(); ++i) {
-    if (state_[lost_[i] - begin_] != State::queued) continue;
-    chunk = lost_[i];
-    return true;
+  const auto lost = [&] {
+    for (size_t i = lost_head_; i < lost_.size(); ++i) {
+      if (state_[lost_[i] - begin_] != State::queued) continue;
+      chunk = lost_[i];
+      return true;
+    }
+    return false;
+  };
+  const auto fresh = [&] {
+    for (size_t i = cursor_; i < finished_->size(); ++i) {
+      if (state_[(*finished_)[i] - begin_] != State::idle) continue;
+      chunk = (*finished_)[i];
+      return true;
+    }
+    return false;
+  };
+  return lossy_ ? fresh() || lost() : lost() || fresh();
+}
+
+bool PullSender::next(uint32_t& chunk, bool& again) {
+  if (passes_) {
+    join();
+    return passes_->next(chunk, again);
   }
-  for (size_t i = cursor_; i < finished_->size(); ++i) {
-    if (state_[(*finished_)[i] - begin_] != State::idle) continue;
-    chunk = (*finished_)[i];
-    return true;
+  // A lossy pull may never need what was lost: fresh results first.
+  again = !lossy_ && pop_lost(chunk);
+  if (!again && !pop_fresh(chunk)) {
+    if (!lossy_ || !pop_lost(chunk)) return false;
+    again = true;
   }
-  return false;
+  state_[chunk - begin_] = State::flight;
+  return true;
+}
+
+void PullSender::seal() {
+  if (!passes_) return;
+  join();
+  passes_->seal();
+}
+
+void PullSender::stop_region(uint32_t region) {
+  if (!region_open_[region]) return;
+  region_open_[region] = 0;
+  --regions_left_;
+  for (uint32_t local = 0; local < state_.size(); ++local)
+    if (grid_->region[begin_ + local] == region) forget(begin_ + local);
 }
 
 void PullSender::acked(uint32_t chunk) {
@@ -52,6 +107,7 @@ void PullSender::acked(uint32_t chunk) {
 }
 
 void PullSender::lost(uint32_t chunk) {
+  if (passes_) return;
   State& s = state_[chunk - begin_];
   if (s != State::flight) return;
   s = State::queued;

@@ -3,21 +3,26 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "proto/aggregator.h"
 #include "proto/bitmap.h"
 #include "proto/grid.h"
+#include "proto/passes.h"
+#include "proto/plan.h"
 
 namespace gradwire {
 
 class PullSender {
  public:
-  PullSender(const Grid::Shard& shard, const std::vector<uint32_t>& finished)
-      : begin_(shard.begin), finished_(&finished), state_(shard.size()) {}
+  PullSender(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
+             const std::vector<uint32_t>& finished);
 
   uint32_t backlog() const {
-    return static_cast<uint32_t>(finished_->size() - cursor_ + (lost_.size() - lost_head_));
+    const size_t fresh = finished_->size() - cursor_;
+    if (passes_) return passes_->settled() ? 0 : static_cast<uint32_t>(fresh) + passes_->backlog();
+    return static_cast<uint32_t>(fresh + (lost_.size() - lost_head_));
   }
   bool next(uint32_t& chunk, bool& again);
   // The chunk that next() would give.
@@ -31,15 +36,34 @@ class PullSender {
   std::vector<uint32_t> lost_chunks() const;
   bool fresh_left() const { return cursor_ < finished_->size(); }
 
+  // ---- a lossy pull
+  // Under control "probe", else null.
+  PassSender* passes() { return passes_ ? &*passes_ : nullptr; }
+  // No results follow.
+  void seal();
+  // ENOUGH: the worker needs no more of this region.
+  void stop_region(uint32_t region);
+  // The worker needs nothing more of this shard.
+  bool settled() const { return passes_ ? passes_->settled() : regions_left_ == 0; }
+
  private:
+  void join();
+  bool pop_lost(uint32_t& chunk);
+  bool pop_fresh(uint32_t& chunk);
+
   enum class State : uint8_t { idle, flight, acked, queued, forgotten };
   uint32_t begin_;
+  const Grid* grid_;
+  bool lossy_;
   const std::vector<uint32_t>* finished_;
   std::vector<State> state_;
   size_t cursor_ = 0;
   std::vector<uint32_t> lost_;
   size_t lost_head_ = 0;
   uint32_t acked_ = 0;
+  std::vector<uint8_t> region_open_;  // of a lossy pull
+  uint32_t regions_left_ = 0;
+  std::optional<PassSender> passes_;
 };
 
 class PullReceiver {

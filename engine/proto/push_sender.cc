@@ -9,9 +9,9 @@ namespace gradwire {
 namespace {
 
 bool eager_from_start(const Plan& plan) {
-  return plan.spend == Spend::anything && plan.schedule.size() == 1 &&
-         plan.schedule[0].clock == Clock::open && plan.schedule[0].delay == 0 &&
-         plan.schedule[0].fraction == ScheduleStep::kOneMinusBound;
+  return plan.control == Control::stream && plan.spend == Spend::anything &&
+         plan.schedule.size() == 1 && plan.schedule[0].clock == Clock::open &&
+         plan.schedule[0].delay == 0 && plan.schedule[0].fraction == ScheduleStep::kOneMinusBound;
 }
 
 }  // namespace
@@ -54,6 +54,10 @@ PushSender::PushSender(const Plan& plan, const Grid& grid, const Grid::Shard& sh
   for (uint32_t c : list_) state(c) = State::idle;
   for (uint32_t c : critical)
     if (c >= shard.begin && c < shard.end) critical_[c - shard.begin] = 1;
+  if (plan.control == Control::stream) return;
+  passes_.emplace(shard);
+  for (uint32_t c : list_) passes_->add(c);
+  passes_->seal();
 }
 
 bool PushSender::pop_lost(uint32_t& chunk) {
@@ -73,6 +77,7 @@ bool PushSender::pop_lost(uint32_t& chunk) {
 }
 
 bool PushSender::next(uint32_t& chunk, bool& again) {
+  if (passes_) return passes_->next(chunk, again);
   if (open_ == 0) return false;
   if (holes_first() && queued_ && pop_lost(chunk)) {
     state(chunk) = State::flight;
@@ -117,6 +122,7 @@ void PushSender::settle(uint32_t chunk, State to) {
 }
 
 void PushSender::acked(uint32_t chunk) {
+  if (passes_) return;
   const State before = state(chunk);
   if (before == State::acked || before == State::done) return;
   settle(chunk, State::acked);
@@ -154,6 +160,7 @@ void PushSender::forgive_queued() {
 }
 
 void PushSender::lost(uint32_t chunk, bool forgivable) {
+  if (passes_) return;
   State& s = state(chunk);
   if (s != State::flight) return;
   s = State::queued;
@@ -170,10 +177,12 @@ void PushSender::stop_region(uint32_t region) {
 }
 
 void PushSender::decided(uint32_t chunk) {
+  if (passes_) passes_->decided(chunk);
   settle(chunk, State::done);
 }
 
 void PushSender::finish() {
+  if (passes_) passes_->finish();
   for (uint32_t c : list_) settle(c, State::done);
 }
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "proto/grid.h"
+#include "proto/passes.h"
 #include "proto/plan.h"
 
 namespace gradwire {
@@ -25,15 +27,20 @@ class PushSender {
 
   // Chunks still to be sent or sent again.
   uint32_t backlog() const {
+    if (passes_) return passes_->backlog();
     return open_ ? static_cast<uint32_t>(list_.size() - cursor_) + queued_ : 0;
   }
-  bool settled() const { return open_ == 0; }
+  bool settled() const { return passes_ ? passes_->settled() : open_ == 0; }
   // False when there is nothing to send now.
   bool next(uint32_t& chunk, bool& again);
   // The chunk that next() would give.
   bool peek(uint32_t& chunk);
   // True for the chunk from which on less than 1 % of the list follows.
-  bool in_tail() const { return cursor_ + list_.size() / 100 >= list_.size(); }
+  bool in_tail() const {
+    return passes_ ? passes_->in_tail() : cursor_ + list_.size() / 100 >= list_.size();
+  }
+  // Under control "probe", else null: then what is acknowledged or lost is nothing to the push.
+  PassSender* passes() { return passes_ ? &*passes_ : nullptr; }
 
   void acked(uint32_t chunk);
   // `forgivable`: a tail probe sends again without calling the chunk lost.
@@ -78,6 +85,7 @@ class PushSender {
   uint32_t open_ = 0;
   std::vector<Ledger> ledger_;  // per region
   std::vector<uint32_t> forgiven_;
+  std::optional<PassSender> passes_;
 };
 
 }  // namespace gradwire

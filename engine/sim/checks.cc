@@ -77,6 +77,28 @@ void Fabric::check_datagram(uint16_t host, uint16_t destination, std::span<const
   if (header->common.kind == wire::Kind::push || header->common.kind == wire::Kind::pull) {
     check_payload(host, *header, bytes.subspan(wire::kHeaderBytes));
   }
+  check_passes(host, destination, *header, bytes.subspan(wire::kHeaderBytes));
+}
+
+void Fabric::check_passes(uint16_t host, uint16_t destination, const wire::Header& header,
+                          std::span<const uint8_t> payload) {
+  if (options_.link.flip > 0.0) return;  // a BITMAP may say anything then
+  const auto found = by_op_.find(header.op);
+  if (found == by_op_.end()) return;
+  for (const uint32_t slot : found->second) {
+    if (slot >= runs_.size()) continue;
+    const std::string wrong =
+        passes_.sent(runs_[slot].spec.plan, host, destination, header, payload);
+    if (!wrong.empty()) violate("endpoint " + std::to_string(host) + " sent " + wrong);
+    return;
+  }
+}
+
+void Fabric::note_bitmap(uint16_t host, uint16_t source, std::span<const uint8_t> bytes) {
+  const auto common = wire::read_common(bytes);
+  if (!common || common->kind != wire::Kind::bitmap) return;
+  const auto header = wire::read_header(bytes);
+  if (header) passes_.bitmap_arrived(host, source, *header, bytes.subspan(wire::kHeaderBytes));
 }
 
 // A chunk sent again has the bytes that it had before, and a result the same for every worker.

@@ -136,6 +136,7 @@ void Fabric::forget() {
       return slot != kNoRun && runs_[slot].done;
     });
     if (!over) return false;
+    passes_.forget(static_cast<uint32_t>(entry.first));
     for (const uint32_t slot : slots) {
       Run& run = runs_[slot];
       run.spec = {};
@@ -231,6 +232,7 @@ void Fabric::take_arrived(Host& host) {
     host.ring_bytes -= unit.bytes.size();
     for (size_t at = 0; at == 0 || at < unit.bytes.size(); at += unit.segment) {
       const size_t size = std::min<size_t>(unit.segment, unit.bytes.size() - at);
+      note_bitmap(unit.destination, unit.source, std::span(unit.bytes).subspan(at, size));
       host.endpoint->receive(unit.source, std::span(unit.bytes).subspan(at, size), now_,
                              arrived.time);
     }

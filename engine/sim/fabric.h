@@ -17,6 +17,7 @@
 
 #include "proto/endpoint.h"
 #include "sim/link.h"
+#include "sim/pass_check.h"
 #include "sim/random.h"
 #include "wire/packet.h"
 
@@ -212,6 +213,9 @@ class Fabric {
   void check_train(uint16_t host, const Train& train);
   void check_datagram(uint16_t host, uint16_t destination, std::span<const uint8_t> bytes);
   void check_payload(uint16_t host, const wire::Header& header, std::span<const uint8_t> payload);
+  void check_passes(uint16_t host, uint16_t destination, const wire::Header& header,
+                    std::span<const uint8_t> payload);
+  void note_bitmap(uint16_t host, uint16_t source, std::span<const uint8_t> bytes);
   void check_op(uint64_t op);
   void violate(const std::string& text);
   void hash(uint64_t value);
@@ -235,6 +239,7 @@ class Fabric {
   Train train_;
   gradwire::Event event_;
   std::unordered_map<Sent, uint64_t, SentHash> payloads_;  // hashes
+  PassCheck passes_;
   std::vector<std::string> violations_;
   std::vector<TraceEntry> trace_;
   uint64_t trace_hash_ = 0xcbf29ce484222325u;

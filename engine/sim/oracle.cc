@@ -57,6 +57,7 @@ class OpCheck {
     if (wrong.empty()) wrong = check_errors();
     if (!wrong.empty()) return wrong;
     if (plan_.pull == Pull::none) return check_pushed();
+    if (plan_.pull == Pull::lossy) return check_lossy();
     wrong = check_replicas();
     if (wrong.empty() && config_.servers == 0) wrong = collect_withheld();
     for (uint32_t c = 0; c < grid_.chunks() && wrong.empty(); ++c) {
@@ -89,6 +90,69 @@ class OpCheck {
       }
     }
     return "";
+  }
+
+  // Each worker has what arrived there, to the bit what its peers have, and zeros elsewhere; of no
+  // region of a shard more than pull_bound is missing, and nothing that everybody must have.
+  std::string check_lossy() const {
+    for (size_t w = 0; w < outcomes_.size(); ++w) {
+      for (uint16_t a = 0; a < config_.aggregators(); ++a) {
+        const std::string wrong = check_lossy_shard(w, a);
+        if (!wrong.empty()) return "rank " + std::to_string(w) + ", " + wrong;
+      }
+    }
+    return "";
+  }
+
+  std::string check_lossy_shard(size_t w, uint16_t aggregator) const {
+    const Outcome& outcome = outcomes_[w];
+    std::vector<uint64_t> results(plan_.regions.size());
+    std::vector<uint64_t> missing(plan_.regions.size());
+    const Grid::Shard& shard = grid_.shards[aggregator];
+    for (uint32_t c = shard.begin; c < shard.end; ++c) {
+      uint32_t contributors = 0;
+      bool critical = config_.servers == 0 && aggregator == w;
+      for (const Outcome& other : outcomes_) {
+        contributors += other.report->counted[c];
+        critical = critical || std::count(other.critical->begin(), other.critical->end(), c) != 0;
+      }
+      const bool applied = outcome.report->applied[c] != 0;
+      if (contributors != 0) results[grid_.region[c]] += grid_.length(c);
+      if (contributors != 0 && !applied) {
+        missing[grid_.region[c]] += grid_.length(c);
+        if (critical) return chunk_text(grid_, c) + " must be everywhere, and is missing";
+      }
+      const std::string wrong = check_lossy_chunk(c, outcome, contributors);
+      if (!wrong.empty()) return wrong;
+    }
+    for (uint32_t r = 0; r < plan_.regions.size(); ++r) {
+      const bool whole = plan_.regions[r].bound == 0.0 && !exact_;
+      const double most = whole ? 0.0 : plan_.pull_bound * static_cast<double>(results[r]);
+      if (static_cast<double>(missing[r]) > most + 1e-6) {
+        return "region " + std::to_string(r) + " misses " + std::to_string(missing[r]) + " of " +
+               std::to_string(results[r]) + " result elements of a shard; pull_bound is " +
+               std::to_string(plan_.pull_bound);
+      }
+    }
+    return "";
+  }
+
+  std::string check_lossy_chunk(uint32_t c, const Outcome& outcome, uint32_t contributors) const {
+    const float* const got = outcome.output->data() + grid_.offset[c];
+    if (outcome.report->applied[c] == 0) {
+      for (uint32_t i = 0; i < grid_.length(c); ++i) {
+        if (std::bit_cast<uint32_t>(got[i]) != 0)
+          return chunk_text(grid_, c) + " was not applied, yet is not zero";
+      }
+      return "";
+    }
+    if (contributors == 0) return chunk_text(grid_, c) + " has a result without a contributor";
+    for (const Outcome& other : outcomes_) {
+      if (other.report->applied[c] != 0 && std::memcmp(got, other.output->data() + grid_.offset[c],
+                                                       grid_.length(c) * sizeof(float)) != 0)
+        return chunk_text(grid_, c) + " is not the same where it was applied";
+    }
+    return check_values(c, contributors, got);
   }
 
   std::string check_replicas() const {

@@ -105,6 +105,22 @@ BREAKS = (
         "engine/tests/test_plan.py " + SIM + "bounded.py",
     ),
     Break(
+        1,
+        "a lossy pull leaves out twice what it may",
+        PROTO + "pull_ledger.cc",
+        "region.arrived + region.losable <",
+        "region.arrived + 2 * region.losable <",
+        SIM + "lossy_pull.py",
+    ),
+    Break(
+        1,
+        "a lossy pull does without what must arrive everywhere",
+        PROTO + "pull_ledger.cc",
+        "if (region.enough || region.needed) return;",
+        "if (region.enough) return;",
+        SIM + "lossy_pull.py",
+    ),
+    Break(
         2,
         "a worker keeps what a committed pull withheld from others",
         PROTO + "endpoint_ops.cc",
@@ -318,6 +334,14 @@ BREAKS = (
     ),
     Break(
         9,
+        "a BITMAP of an earlier pass begins the next one",
+        PROTO + "passes.cc",
+        "if (pass < pass_ || stopped_) return",
+        "if (stopped_) return",
+        SIM + "passes.py",
+    ),
+    Break(
+        9,
         "a result may be shorter than its chunk",
         PROTO + "endpoint_receive.cc",
         "!codec::valid(op.spec.plan.format, payload, op.grid.length(header.chunk)))",
@@ -428,6 +452,14 @@ BREAKS = (
         "return factor_;",
         "return 1.0;",
         SIM + "sharing.py",
+    ),
+    Break(
+        0,
+        "a pass sends again what has arrived",
+        PROTO + "passes.cc",
+        "if (missing.test(chunk - begin_)) {",
+        "if (missing.size()) {",
+        SIM + "passes.py",
     ),
 )
 

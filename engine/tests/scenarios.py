@@ -166,6 +166,21 @@ def random_classes(seed: int, workers: int) -> tuple[dict[str, Any], list[int]]:
     return {"order": "priority", "class_dscp": table}, used
 
 
+def random_control(seed: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Passes in a third of all jobs that may have them, a lossy pull in a third; own draws."""
+    random = np.random.default_rng([seed, 3])
+    chosen: dict[str, Any] = {}
+    if (
+        options["spend"] != "lost"
+        and options.get("order") != "priority"
+        and random.random() < 1 / 3
+    ):
+        chosen["control"] = "probe"
+    if random.random() < 1 / 3:
+        chosen |= {"pull": "lossy", "pull_bound": float(random.choice([0.0, 0.02, 0.3, 0.7]))}
+    return chosen
+
+
 def random_job(seed: int) -> Job:
     random = np.random.default_rng(seed)
     workers = int(random.integers(2, 9))
@@ -188,6 +203,7 @@ def random_job(seed: int) -> Job:
     }
     order, used = random_classes(seed, workers)
     options.update(order)
+    options |= random_control(seed, options)
     made = _engine.Plan(elements=elements, **options)
     chunks = len(_engine.chunk_grid(made, datagram, servers or workers)[0])
     ops = []

@@ -78,6 +78,18 @@ std::optional<Ack> read_ack(std::span<const uint8_t> datagram) {
   return ack;
 }
 
+void write_pass(uint8_t* at, const Pass& pass) {
+  put(put(at, pass.way), pass.number);
+}
+
+std::optional<Pass> read_pass(std::span<const uint8_t> payload) {
+  Reader reader(payload);
+  const auto way = reader.get<uint32_t>();
+  const auto number = reader.get<uint32_t>();
+  if (!reader.ok() || way > 1) return std::nullopt;
+  return Pass{static_cast<Way>(way), number};
+}
+
 uint64_t expand(uint32_t low, uint64_t near) {
   const uint64_t base = (near & ~uint64_t{0xffffffff}) | low;
   const uint64_t half = uint64_t{1} << 31;

@@ -28,10 +28,13 @@ enum class Kind : uint8_t {
   pull = 2,     // aggregator -> worker: one chunk of a result
   open = 3,     // worker -> aggregator: the plan's hash, votes, statistics, critical chunks
   forgive = 4,  // worker -> aggregator: chunks given up within the ledger's room
-  stop = 5,     // aggregator -> worker: regions that closed
+  stop = 5,     // aggregator -> worker: regions that closed. In passes: receiver -> sender, done
   close = 6,    // aggregator -> worker: the exact mask, once all is decided
   fold = 7,     // aggregator 0 -> worker: the folded statistics
   commit = 8,   // aggregator -> worker: which results all workers apply
+  enough = 9,   // worker -> aggregator: regions of which it needs no more results (pull lossy)
+  probe = 10,   // sender -> receiver: a pass has gone (control probe)
+  bitmap = 11,  // receiver -> sender: what is missing after it
   ack = 16,
   ping = 17,
   pong = 18,
@@ -48,6 +51,15 @@ struct Common {
   Kind kind;
   uint16_t source;
   uint32_t session;
+};
+
+// What PROBE, BITMAP and STOP of passes begin with: which way the chunks go, and the pass. They may
+// cross between two endpoints that aggregate for each other.
+inline constexpr size_t kPassBytes = 8;
+enum class Way : uint32_t { push = 0, pull = 1 };
+struct Pass {
+  Way way;
+  uint32_t number;  // from 1 on
 };
 
 // Flags of a header.
@@ -131,6 +143,8 @@ size_t write_ack(uint8_t* at, const Common& common, const Ack& ack);
 std::optional<Common> read_common(std::span<const uint8_t> datagram);
 std::optional<Header> read_header(std::span<const uint8_t> datagram);
 std::optional<Ack> read_ack(std::span<const uint8_t> datagram);
+void write_pass(uint8_t* at, const Pass& pass);
+std::optional<Pass> read_pass(std::span<const uint8_t> payload);
 
 // The 64-bit number nearest to `near` whose low 32 bits are `low` (RFC 9000, appendix A.3).
 uint64_t expand(uint32_t low, uint64_t near);

@@ -18,8 +18,11 @@ class Plan:
     order: "shuffled", "sequential", or "priority": by the classes that each worker gives its own
         chunks, shuffled within a class. class_dscp (order "priority" only): DSCP of the datagrams
         of each class, up to 8 from 0 to 63, the last one for all further classes; empty for the
-        engine's. pull: "exact", "committed" (pull_bound: what may be left
-        out) or "none" (push only: each result stays with its aggregator).
+        engine's. pull: "exact", "committed" (pull_bound: what may be left out), "none" (push only:
+        each result stays with its aggregator) or "lossy" (up to pull_bound of each region's results
+        missing at each worker alone).
+    control: "stream", or "probe": the push and a lossy pull go in passes; not with order
+        "priority".
     scale multiplies each finished sum (1/world size for an average).
     encoding: of pushed chunks and of results: "f32", "f16" (with a power-of-two scale per chunk),
         "bf16", "int8" (with a scale per chunk) or "topk" (the share `kept` of each chunk's
@@ -43,6 +46,7 @@ class Plan:
         encoding: str = "f32",
         kept: float = 1.0,
         class_dscp: Sequence[int] = (),
+        control: str = "stream",
     ) -> None: ...
     @property
     def elements(self) -> int: ...
@@ -110,6 +114,7 @@ class Completion:
     bytes_sent: int  # on the wire by this engine for this op (UDP payloads)
     packets_sent: int
     retransmissions: int
+    passes: int  # of the push, the most that a shard took; 0 under control "stream"
     rtprop_ns: int  # smallest over peers' paths of the last 10 s
     btlbw: float  # bytes/s, the engine's bottleneck estimate
 

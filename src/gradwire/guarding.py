@@ -151,4 +151,5 @@ def _both(first: TransferReport, second: TransferReport) -> TransferReport:
         bytes_sent=first.bytes_sent + second.bytes_sent,
         packets_sent=first.packets_sent + second.packets_sent,
         retransmissions=first.retransmissions + second.retransmissions,
+        passes=first.passes,
     )

@@ -84,6 +84,7 @@ def native_plan(plan: TransferPlan) -> _engine.Plan:
         order=plan.order,
         pull=plan.pull,
         pull_bound=plan.pull_bound,
+        control=plan.control,
         scale=plan.scale,
         seed=plan.seed,
         encoding=plan.encoding,
@@ -117,6 +118,7 @@ def transfer_report(completion: _engine.Completion, effective: tuple[float, ...]
         btlbw=completion.btlbw,
         result_error=completion.result_error,
         error_offset=completion.error_offset,
+        passes=completion.passes,
     )
 
 

@@ -19,6 +19,7 @@ from gradwire.errors import ConfigError
 __all__ = [
     "BY_BOUND",
     "CLOCKS",
+    "CONTROLS",
     "ENCODINGS",
     "FILLS",
     "ORDERS",
@@ -35,6 +36,7 @@ __all__ = [
     "check_bound",
     "check_choice",
     "check_class_dscp",
+    "check_control",
     "check_kept",
     "check_share",
     "mix_seed",
@@ -44,7 +46,8 @@ __all__ = [
 SPENDS = ("nothing", "late", "lost", "anything")
 FILLS = ("zero", "mean")
 ORDERS = ("shuffled", "sequential", "priority")
-PULLS = ("exact", "committed", "none")
+PULLS = ("exact", "committed", "none", "lossy")
+CONTROLS = ("stream", "probe")
 CLOCKS = ("open", "first_arrival", "tail")
 SCOPES = ("worker", "all")
 TRANSFORMS = ("none", "hadamard")
@@ -62,6 +65,15 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
         raise ConfigError(f"{name}={value!r}: allowed are {words}")
+
+
+def check_control(control: str, spend: str) -> None:
+    """Raises ConfigError for a control under which this spend can never be."""
+    if control == "probe" and spend == "lost":
+        raise ConfigError(
+            "spend='lost' with control='probe': the sender hears what is missing after each pass "
+            "only, so no chunk is ever declared lost; allowed are 'nothing', 'late', 'anything'"
+        )
 
 
 def check_bound(name: str, value: object) -> None:
@@ -154,8 +166,12 @@ class TransferPlan:
     (`Communicator.all_reduce(priorities=…)`), within a class by `seed`: under an eager close each
     worker so leaves out its own last chunks. class_dscp: with order "priority" the DSCP of the
     datagrams of each class, the last one for all further classes; () for the setting `dscp`.
-    pull: "exact", or "committed" with up to `pull_bound` of the result left out alike on
-    all workers. scale: multiplies each finished sum (1 / world size for an average).
+    pull: "exact"; "committed" with up to `pull_bound` of the result left out alike on
+    all workers; "lossy" with up to `pull_bound` of each region's results missing (zero) at each
+    worker alone, so that replicas differ: for reproducing papers only.
+    control: how what is missing is found and sent again: "stream", packet by packet, or "probe",
+    in passes of the push and of a lossy pull (docs/design.md), not with order "priority".
+    scale: multiplies each finished sum (1 / world size for an average).
     encoding: of the elements on the wire, pushed and pulled (docs/design.md, "Encodings"); under
     "topk" only the share `kept` of each chunk's elements travels, the largest magnitudes. What an
     encoding takes is no loss in the sense of the bounds: error feedback alone gives it back.
@@ -175,6 +191,7 @@ class TransferPlan:
     order: str = "sequential"
     pull: str = "exact"
     pull_bound: float = 0.0
+    control: str = "stream"
     scale: float = 1.0
     seed: int = 0
     encoding: str = "f32"
@@ -203,10 +220,17 @@ class TransferPlan:
         check_choice("order", self.order, ORDERS)
         check_choice("pull", self.pull, PULLS)
         check_bound("pull_bound", self.pull_bound)
-        if self.pull != "committed" and self.pull_bound:
+        if self.pull not in ("committed", "lossy") and self.pull_bound:
             raise ConfigError(
                 f"pull_bound={self.pull_bound!r} with pull={self.pull!r}: only pull='committed' "
-                "may leave a part of the result out"
+                "and 'lossy' may leave a part of the result out"
+            )
+        check_choice("control", self.control, CONTROLS)
+        check_control(self.control, self.spend)
+        if self.control == "probe" and self.order == "priority":
+            raise ConfigError(
+                "order='priority' with control='probe': all chunks go in passes alike; allowed "
+                "are 'shuffled', 'sequential'"
             )
         if not self.schedule:
             raise ConfigError("schedule=(): at least one step is needed")
@@ -266,6 +290,7 @@ class TransferPlan:
             class_dscp=(),
             pull="exact",
             pull_bound=0.0,
+            control="stream",
             encoding="f32",
             kept=1.0,
             transform="none",
@@ -283,13 +308,15 @@ class TransferReport:
     """What became of one all-reduce, as this worker saw it. Times in seconds.
 
     counted, applied: per chunk of the grid, uint8; 1 where this worker's contribution counted,
-    where a result was applied. withheld_chunks (uint32) and withheld_values (float32, scaled,
-    concatenated): a committed pull's results that this rank keeps as its residual.
+    where a result was applied (of a lossy pull: at this worker). withheld_chunks (uint32) and
+    withheld_values (float32, scaled, concatenated): a committed pull's results that this rank keeps
+    as its residual.
     result_error (float32, scaled): what the encoding took from the results that this rank
     aggregated, for the elements from error_offset on; this rank keeps it as its residual.
     delivered: per region, the fraction of this worker's elements that counted. exceeded: the
     regions whose loss exceeded their bound (plans by time only). stats_sum and stats_max: the
     workers' statistics, folded alike everywhere. bytes_sent: UDP payload bytes of this worker.
+    passes: that its push took, the most of any aggregator; 0 under control "stream".
     """
 
     op: int
@@ -313,6 +340,7 @@ class TransferReport:
     btlbw: float
     result_error: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     error_offset: int = 0
+    passes: int = 0
 
 
 def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> tuple[Region, ...]:

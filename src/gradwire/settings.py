@@ -57,8 +57,8 @@ class Settings:
     dscp: the DSCP (RFC 2474) of gradwire's datagrams, 0 to 63, where the plan gives no other.
     seed: of the shuffled orders, alike on all ranks. report: file for one JSON line per step
         (rank 0; a "{rank}" in the name makes every rank write). on_failure: "raise".
-    control: "stream". drop_rate, drop_burst, drop_seed: loss injected in the receive path, for
-        tests and demonstrations (drop_burst: mean length of a loss run in packets).
+    drop_rate, drop_burst, drop_seed: loss injected in the receive path, for tests and
+        demonstrations (drop_burst: mean length of a loss run in packets).
     """
 
     route: str = "sharded"
@@ -79,7 +79,6 @@ class Settings:
     seed: int = 0
     report: str | None = None
     on_failure: str = "raise"
-    control: str = "stream"
     drop_rate: float = 0.0
     drop_burst: float = 1.0
     drop_seed: int = 0
@@ -123,7 +122,6 @@ class Settings:
         _whole("strict_steps", self.strict_steps, 1, 1 << 31)
         _whole("seed", self.seed, 0, (1 << 64) - 1)
         check_choice("on_failure", self.on_failure, ("raise",))
-        check_choice("control", self.control, ("stream",))
         if not _is_number(self.drop_rate) or not 0.0 <= self.drop_rate < 1.0:
             raise ConfigError(f"drop_rate={self.drop_rate!r}: a share of packets in [0, 1)")
         if not _is_number(self.drop_burst) or not 1.0 <= self.drop_burst < math.inf:

@@ -44,7 +44,8 @@ class StepReport:
     their bound. critical_share: of the steps so far; verdict: "phases", or "fixed bound" when
     nothing has fired since the start. guard: "resent" or "skipped" for a step that delivered too
     little, "strict" for one made exact because the loss rose, else "". period_s: from the start of
-    the step before to the start of this one, computation included; 0 for the first.
+    the step before to the start of this one, computation included; 0 for the first. passes: of the
+    push that took the most; 0 under control "stream".
     """
 
     step: int
@@ -72,6 +73,7 @@ class StepReport:
     agreed: Summary
     guard: str = ""
     period_s: float = 0.0
+    passes: int = 0
 
     def with_phases(self, critical_share: float, verdict: str) -> StepReport:
         """The same report with the detector's words on the run so far."""
@@ -135,6 +137,7 @@ def build_report(
         agreed=agreed,
         guard=guard,
         period_s=period_s,
+        passes=max(report.passes for report in reports),
     )
 
 

@@ -47,14 +47,19 @@ class PlanContext:
     def plan(self, regions: tuple[Region, ...], *, pull: str, **answers: Any) -> TransferPlan:
         """The bucket's plan: the workers' mean, of regions whose strictest bound a pull keeps too.
 
-        answers: the policy's own, fields of `TransferPlan`.
+        answers: the policy's own, fields of `TransferPlan`. Regions with bound 0 are whole in any
+        pull, so a lossy one keeps the strictest of the others.
         """
-        strictest = min(region.bound for region in regions)
+        bounds = [region.bound for region in regions]
+        pull_bound = {
+            "committed": min(bounds),
+            "lossy": min((bound for bound in bounds if bound), default=0.0),
+        }.get(pull, 0.0)
         return TransferPlan(
             self.elements,
             regions,
             pull=pull,
-            pull_bound=strictest if pull == "committed" else 0.0,
+            pull_bound=pull_bound,
             scale=1.0 / self.world_size,
             seed=self.seed,
             **answers,

@@ -5,8 +5,9 @@ The paper's: p_low in critical phases and p_low + 40 points elsewhere; a region 
 The authors' code looks every 10 rounds, the paper once an epoch. Ours: one bound per tensor
 instead of one for the whole gradient, small tensors pooled; the shuffled order; the exact way
 down; the detector's default input (`gradwire.phases`); the options spend, fill and a table for
-p_low. Vesting (spend="lost") is the authors' later idea. Their probe, bitmap and stop rounds
-(control="probe") are not built.
+p_low. Vesting (spend="lost") is the authors' later idea. control="probe" is the paper's own: passes
+with probe, bitmap and stop, sequential order and a way down that loses as the way up does, so that
+replicas drift apart; with p_high = p_low it is the baseline of the paper's tables.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import ClassVar
 from gradwire.errors import ConfigError
 from gradwire.phases import Every, Phase, make_detector
 from gradwire.plans import TensorSlot, TransferPlan, check_bound
-from gradwire.policies.base import PlanContext, Policy, check_transfer_options
+from gradwire.policies.base import PlanContext, Policy
+from gradwire.policies.control import settle_options
 from gradwire.policies.regions import (
     BoundTable,
     check_patterns,
@@ -45,7 +47,9 @@ class DBLP(Policy):
     every=10 is the cadence of the authors' code, every="epoch" the paper's; detector="layers" gives
     each layer a phase of its own. spend: "anything" as
     in the paper, "lost" gives up only what the network lost (vesting). fill: "zero" as in the
-    paper, "mean" divides by the contributors that arrived. order, pull: docs/design.md.
+    paper, "mean" divides by the contributors that arrived. control: "stream", or "probe" for the
+    paper's passes of probe, bitmap and stop. order, pull: None means what control says, "shuffled"
+    and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
     """
 
     name: ClassVar[str] = "dblp"
@@ -57,8 +61,9 @@ class DBLP(Policy):
     detector: str = "ours"
     spend: str = "anything"
     fill: str = "zero"
-    order: str = "shuffled"
-    pull: str = "exact"
+    order: str | None = None
+    pull: str | None = None
+    control: str = "stream"
 
     def __post_init__(self) -> None:
         if isinstance(self.p_low, Mapping):
@@ -81,7 +86,8 @@ class DBLP(Policy):
                     f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
                     "phases may not be the stricter one"
                 )
-        check_transfer_options(self.spend, self.fill, self.order, self.pull)
+        self._answers = settle_options(self.control, self.spend, self.fill, self.order, self.pull)
+        self.order, self.pull = self._answers["order"], self._answers["pull"]
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
@@ -113,10 +119,7 @@ class DBLP(Policy):
         )
         return context.plan(
             regions,
-            spend=self.spend,
-            fill=self.fill,
-            order=self.order,
-            pull=self.pull,
+            **self._answers,
         )
 
     def _phase_of(self, slot: TensorSlot, context: PlanContext) -> Phase:

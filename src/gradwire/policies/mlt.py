@@ -3,7 +3,10 @@
 The paper's: the bound, the bounded-loss receive, zeros for what was lost, and priorities for the
 front layers and the large magnitudes, which a switch reads from the DSCP. Ours: how classes are
 made of them (`MLT.priorities`), and which DSCPs they get. The switch's load balancing is no part
-of this.
+of this. MLT's lost *parameters* keep the last iteration's value; in a gradient all-reduce a result
+that did not arrive is a zero gradient at that worker, which then keeps its parameters: our
+interpretation (pull="lossy"). control="probe" is the software form of MLT that DBLP's paper
+measures against.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from gradwire.plans import (
     check_class_dscp,
     pool,
 )
-from gradwire.policies.base import PlanContext, Policy, check_transfer_options
+from gradwire.policies.base import PlanContext, Policy
+from gradwire.policies.control import settle_options
 from gradwire.policies.priorities import (
     Chunks,
     LayerOrder,
@@ -49,7 +53,10 @@ class MLT(Policy):
     """A fixed bound per tensor.
 
     p: the bound, in [0, 1); 0.008 is the paper's for EfficientNet-B0 (ResNet-50: 0.024).
-    spend: "anything" closes as soon as 1 - p has arrived. fill, order, pull: docs/design.md.
+    spend: "anything" closes as soon as 1 - p has arrived. control: "stream", or "probe" for the
+    published passes of probe, bitmap and stop. order, pull: None means what control says,
+    "shuffled" and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
+    fill: docs/design.md.
     priority: what goes first, and so is not left out: "layer" (front layers), "magnitude" (large
     gradients), "both", or "none" (`order`). class_dscp: the DSCP of each of the 8 classes for
     switches that know them; True for `CLASS_DSCP`, False for the setting `dscp` alone.
@@ -61,14 +68,15 @@ class MLT(Policy):
     p: float = 0.008
     spend: str = "anything"
     fill: str = "zero"
-    order: str = "shuffled"
-    pull: str = "exact"
+    order: str | None = None
+    pull: str | None = None
+    control: str = "stream"
     priority: str = "none"
     class_dscp: bool | Sequence[int] = False
 
     def __post_init__(self) -> None:
         check_bound("p", self.p)
-        check_transfer_options(self.spend, self.fill, self.order, self.pull)
+        self._answers = settle_options(self.control, self.spend, self.fill, self.order, self.pull)
         check_choice("priority", self.priority, PRIORITIES)
         if isinstance(self.class_dscp, (list, tuple)):
             self.class_dscp = tuple(self.class_dscp)
@@ -79,11 +87,19 @@ class MLT(Policy):
                 f"class_dscp={self.class_dscp!r} with priority='none': there are no classes; "
                 "set priority='layer', 'magnitude' or 'both', or the setting dscp= for all traffic"
             )
-        if self.priority != "none" and self.order != "shuffled":
+        if self.priority != "none" and self.control != "stream":
+            raise ConfigError(
+                f"control={self.control!r} with priority={self.priority!r}: passes go through all "
+                "chunks alike; set control='stream' or priority='none'"
+            )
+        if self.priority != "none" and self.order not in (None, "shuffled"):
             raise ConfigError(
                 f"order={self.order!r} with priority={self.priority!r}: chunks go by priority, "
                 "shuffled within a class; leave order out, or set priority='none'"
             )
+        self.order, self.pull = self._answers["order"], self._answers["pull"]
+        if self.priority != "none":
+            self._answers["order"] = "priority"
         self._table = CLASS_DSCP if self.class_dscp is True else tuple(self.class_dscp or ())
         self._layers: LayerOrder | None = None
 
@@ -101,11 +117,8 @@ class MLT(Policy):
         """One region per tensor (small ones pooled), closed at 1 - p."""
         return context.plan(
             pool(context.tensors, self.p, context.chunk_elements),
-            spend=self.spend,
-            fill=self.fill,
-            order=self.order if self.priority == "none" else "priority",
             class_dscp=self._table,
-            pull=self.pull,
+            **self._answers,
         )
 
     def priorities(
