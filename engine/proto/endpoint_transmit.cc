@@ -385,7 +385,8 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   if (!best) return false;
   // With one destination there is nothing to choose, its receiver's credit holds the queue short,
   // and a rate that was measured among many senders would hold back whoever comes last.
-  const bool paced = pace > 0 && (destinations > 1 || far.rtprop);
+  // A circuit that breaks is paced in any case: half a window where a queue was is not half a rate.
+  const bool paced = pace > 0 && (destinations > 1 || far.rtprop || breaker.factor() < 1);
   if (paced && tokens <= 0) {
     pace_until = now + static_cast<Nanos>((quantum * wire_bytes * 0.5 - tokens) / pace * 1e9);
     return false;
