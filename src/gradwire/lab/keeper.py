@@ -66,10 +66,22 @@ def serve(channel: socket.socket, owner: int, topology: Any) -> None:
             return
         request = json.loads(message)
         try:
-            answer: dict[str, Any] = {"stats": topology.port_stats(request["host"])}
+            answer = obey(request, topology)
         except Exception as error:  # whatever it is, the owner should hear it
-            answer = {"error": f"port statistics: {error}"}
+            answer = {"error": f"{request['ask']}: {error}"}
         channel.send(json.dumps(answer).encode())
+
+
+def obey(request: dict[str, Any], topology: Any) -> dict[str, Any]:
+    """Do one thing that the owner asks for."""
+    if request["ask"] == "port statistics":
+        return {"stats": topology.port_stats(request["host"])}
+    if request["ask"] == "loss":
+        for host, direction, rate in request["changes"]:
+            topology.set_loss(host, direction, rate)
+    elif request["ask"] == "rate":
+        topology.set_rate(request["host"], request["rate"])
+    return {}
 
 
 def main(arguments: list[str]) -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -214,7 +214,7 @@ class Network:
         """
         self._check(host)
         with self._lock:
-            answer, _ = self._ask({"host": host}, "the network is closed")
+            answer, _ = self._ask({"ask": "port statistics", "host": host}, "the network is closed")
         stats = answer["stats"]
         return PortStats(QueueStats(**stats["uplink"]), QueueStats(**stats["downlink"]))
 
@@ -226,6 +226,41 @@ class Network:
         """
         stats = [self.port_stats(host) for host in range(self.hosts + self.extra_hosts)]
         return sum(port.uplink.packets - port.downlink.packets for port in stats)
+
+    def set_loss(self, changes: Iterable[tuple[int, str, float]]) -> None:
+        """Let links lose packets by chance, behind their rate and queue.
+
+        Args:
+            changes: host, "uplink" (from the host) or "downlink" (to it), and the chance of each
+                packet, 0 for none and 1 for a link that is cut. A train that passes whole is lost
+                whole: see `Preset.offloads`.
+
+        Raises:
+            IndexError: there is no such host.
+            ValueError: a direction or a chance that is none.
+            LabUnavailable: the kernel cannot do that, or the network is closed.
+        """
+        wanted = list(changes)
+        for host, direction, rate in wanted:
+            self._check(host)
+            if direction not in ("uplink", "downlink") or not 0 <= rate <= 1:
+                raise ValueError(f"loss of {rate!r} on the {direction!r} of host {host}")
+        with self._lock:
+            self._ask({"ask": "loss", "changes": wanted}, "the network is closed")
+
+    def set_rate(self, host: int, rate: int) -> None:
+        """Change the rate of a host's port, in both directions and in bits per second.
+
+        Raises:
+            IndexError: there is no such host.
+            ValueError: a rate that is not positive.
+            LabUnavailable: the network is closed.
+        """
+        self._check(host)
+        if rate <= 0:
+            raise ValueError(f"rate={rate!r}: must be positive")
+        with self._lock:
+            self._ask({"ask": "rate", "host": host, "rate": rate}, "the network is closed")
 
     def close(self) -> None:
         """Kill all programs on the hosts and remove the network. May be called again."""

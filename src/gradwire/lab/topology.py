@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from gradwire.lab.addresses import (
     host_mac,
 )
 from gradwire.lab.kernel import CLONE_NEWNET, open_network_namespace, setns, unshare
+from gradwire.lab.loss_rules import LossRules
 from gradwire.lab.offloads import switch_offloads_off
 from gradwire.lab.presets import Preset
 
@@ -81,6 +82,7 @@ class Topology:
             pyroute2.NetlinkError: likewise.
         """
         self._plan = plan
+        self._rules: dict[int, LossRules] = {}
         _quiet_ipv6()
         _switch_frames_unfiltered()
         self._switch_namespace = open_network_namespace()
@@ -167,6 +169,26 @@ class Topology:
             "downlink": _queue_stats(self._switch, host.downlink),
         }
 
+    def set_loss(self, number: int, direction: str, rate: float) -> None:
+        """Drop packets by chance where they have crossed a host's uplink or downlink.
+
+        Raises:
+            OSError: the kernel cannot do that.
+        """
+        up = direction == "uplink"
+        namespace = self._switch_namespace if up else self.hosts[number].namespace
+        if namespace not in self._rules:
+            setns(namespace, CLONE_NEWNET)
+            self._rules[namespace] = LossRules()
+        self._rules[namespace].set(f"port{number}" if up else INTERFACE, rate)
+
+    def set_rate(self, number: int, rate: int) -> None:
+        """Change the rate of a host's port in both directions, in bits per second."""
+        host, preset = self.hosts[number], self._plan.preset
+        changed = replace(preset, rate=rate)
+        _shape(host.netlink, host.uplink, changed, "change")
+        _shape(self._switch, host.downlink, changed, "change")
+
     def kill_everything(self) -> None:
         """Kill every process on any of the hosts, whoever started it."""
         spaces = {os.fstat(host.namespace).st_ino for host in self.hosts}
@@ -228,9 +250,9 @@ def _up(netlink: Any, index: int) -> None:
     netlink.link("set", index=index, state="up")
 
 
-def _shape(netlink: Any, index: int, preset: Preset) -> None:
+def _shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
     netlink.tc(
-        "add",
+        verb,
         "tbf",
         index=index,
         rate=preset.rate // 8,  # bytes per second
