@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,10 +54,12 @@ class Round:
     Attributes:
         start: the moment that all ranks started, in seconds of ``time.monotonic()``.
         ranks: each rank's time from then until it was done, in seconds.
+        details: what each rank's contestant had to say about the round.
     """
 
     start: float
     ranks: tuple[float, ...]
+    details: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -78,6 +82,7 @@ class Race:
         size: int,
         *,
         env: Mapping[str, str] | None = None,
+        round_seconds: float = _ROUND_SECONDS,
     ) -> None:
         """Start a rank on every host (not on the extra ones) and set all contestants up.
 
@@ -86,6 +91,7 @@ class Race:
             entries: the contestants, with different names.
             size: bytes of each rank's buffer, a multiple of 4.
             env: additions to the ranks' environment.
+            round_seconds: how long a round may take.
 
         Raises:
             ValueError: a size or a set of names that makes no sense.
@@ -98,6 +104,7 @@ class Race:
         self.network = network
         self.size = size
         self._entries = list(entries)
+        self._round_seconds = round_seconds
         self._verified: set[str] = set()
         configs = [self._config(rank) for rank in range(network.hosts)]
         self._ranks = Ranks(network.spawn, "gradwire.lab.race_worker", configs, env=env)
@@ -128,6 +135,7 @@ class Race:
         warm_up: int = 2,
         bursts: BurstTraffic | None = None,
         progress: Callable[[str, int], None] | None = None,
+        around: Callable[[str], AbstractContextManager[Any]] | None = None,
     ) -> dict[str, list[Round]]:
         """Time rounds of every contestant.
 
@@ -137,6 +145,7 @@ class Race:
             warm_up: rounds at the start of each block that are not counted.
             bursts: cross traffic; each block then starts at the same phase of it.
             progress: called with a contestant's name and the number of its rounds so far.
+            around: a context for each counted round, made from the contestant's name.
 
         Returns:
             The counted rounds by contestant, in order.
@@ -145,6 +154,7 @@ class Race:
             RankError: a rank failed, gave a wrong result, or did not come back.
         """
         results: dict[str, list[Round]] = {entry.name: [] for entry in self._entries}
+        alone = around or contextlib.nullcontext
         while len(results[self._entries[-1].name]) < rounds:
             for name, done in results.items():
                 if bursts is not None:
@@ -152,7 +162,8 @@ class Race:
                 for _ in range(warm_up):
                     self._round(name)
                 for _ in range(min(block, rounds - len(done))):
-                    done.append(self._round(name))
+                    with alone(name):
+                        done.append(self._round(name))
                 if progress is not None:
                     progress(name, len(done))
         return results
@@ -163,7 +174,11 @@ class Race:
         self._verified.add(name)
         command = {"command": "round", "contestant": name, "start": start, "verify": verify}
         answers = self._ask(command)
-        return Round(start, tuple(float(answer["seconds"]) for answer in answers))
+        return Round(
+            start,
+            tuple(float(answer["seconds"]) for answer in answers),
+            tuple(answer["details"] for answer in answers),
+        )
 
     def reports(self) -> dict[str, list[dict[str, Any]]]:
         """What each contestant's ranks have to say, by contestant and in rank order.
@@ -182,7 +197,7 @@ class Race:
             self._ranks.kill()
 
     def _ask(self, command: Message) -> list[Message]:
-        return self._ranks.ask(command, time.monotonic() + _ROUND_SECONDS)
+        return self._ranks.ask(command, time.monotonic() + self._round_seconds)
 
     def __enter__(self) -> Race:
         return self
