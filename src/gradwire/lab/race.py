@@ -189,6 +189,10 @@ class Race:
         answers = self._ask({"command": "report"})
         return {entry.name: [answer[entry.name] for answer in answers] for entry in self._entries}
 
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to one rank's process."""
+        self._ranks.signal(rank, number)
+
     def close(self) -> None:
         """Let the contestants close, then end all ranks. May be called again."""
         try:

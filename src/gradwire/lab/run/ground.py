@@ -1,0 +1,234 @@
+"""The network of one cell and everything that goes wrong in it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradwire.lab.bursts import BurstRecord, BurstTraffic
+from gradwire.lab.delay import delayed
+from gradwire.lab.network import Network
+from gradwire.lab.rivals import RivalStreams
+from gradwire.lab.scenario.network import Fault
+from gradwire.lab.scenario.schema import Scenario
+
+__all__ = ["Event", "Ground", "open_ground", "uninterrupted"]
+
+_SETTLE_SECONDS = 0.3
+"""How long rivals have to find their share before the first round."""
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait, and let the processes that are started meanwhile never hear of it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that was done to the network, at a moment of ``time.monotonic()``."""
+
+    at: float
+    what: str
+
+
+@dataclass
+class Ground:
+    """A cell's network.
+
+    Attributes:
+        network: hosts and switch.
+        scenario: the cell's.
+        link: what makes delay; None without.
+        traffic: cross traffic, one sender for each source; started by `start`.
+        rivals: competing streams; likewise.
+        events: what was done to the network so far.
+        victim: sends a signal to a rank; set by whoever starts the ranks.
+    """
+
+    network: Network
+    scenario: Scenario
+    link: str | None
+    traffic: list[BurstTraffic] = field(default_factory=list)
+    rivals: RivalStreams | None = None
+    events: list[Event] = field(default_factory=list)
+    victim: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._cut: set[int] = set()
+        self._losing = False
+        self._began: set[str] = set()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._timers: list[threading.Timer] = []
+
+    def start(self) -> None:
+        """Let loss, cross traffic, rivals and changing rates begin: the contestants are ready."""
+        extra = self.scenario.topology.hosts
+        with uninterrupted():
+            for bursts in self.scenario.bursts:
+                origin = time.monotonic() + 0.5
+                for _ in range(bursts.sources):
+                    traffic = BurstTraffic(
+                        self.network,
+                        bursts.each,
+                        target=bursts.target,
+                        source=extra,
+                        origin=origin,
+                    )
+                    self.traffic.append(self._stack.enter_context(traffic))
+                    extra += 1
+            wanted = self.scenario.rivals
+            if wanted.streams:
+                self.rivals = self._stack.enter_context(
+                    RivalStreams(
+                        self.network,
+                        wanted.streams,
+                        wanted.congestion_control,
+                        target=wanted.target,
+                        source=extra,
+                    )
+                )
+        if self.scenario.loss.any and self.scenario.loss.when == "always":
+            self._lose(True)
+        if self.scenario.bandwidth.rates:
+            threading.Thread(target=self._change_rates, daemon=True).start()
+        if self.rivals is not None:
+            time.sleep(_SETTLE_SECONDS)
+
+    @contextlib.contextmanager
+    def around(self, contestant: str) -> Iterator[None]:
+        """What surrounds each timed round: loss that comes with it, and the faults of the first."""
+        loss = self.scenario.loss
+        if contestant not in self._began:
+            self._began.add(contestant)
+            for fault in self.scenario.faults:
+                self._later(fault.at_s, functools.partial(self._fail, fault))
+        if not (loss.any and loss.when == "rounds"):
+            yield
+            return
+        self._lose(True)
+        relief = self._later(loss.lasts_s, lambda: self._lose(False))
+        try:
+            yield
+        finally:
+            relief.cancel()
+            self._lose(False)
+
+    def bursts_sent(self) -> list[BurstRecord]:
+        """All bursts of all sources so far."""
+        return [record for traffic in self.traffic for record in traffic.records()]
+
+    def rivals_read(self) -> list[tuple[float, int]]:
+        """What the rivals got so far; see `RivalStreams.read`."""
+        return [] if self.rivals is None else self.rivals.read()
+
+    def close(self) -> None:
+        """Stop everything but the network."""
+        self._over.set()
+        for timer in self._timers:
+            timer.cancel()
+        self._stack.close()
+
+    def _later(self, seconds: float, action: Callable[[], Any]) -> threading.Timer:
+        timer = threading.Timer(seconds, action)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+        return timer
+
+    def _lose(self, on: bool) -> None:
+        with self._lock:
+            if self._losing == on or self._over.is_set():
+                return
+            self._losing = on
+            self._write_losses()
+
+    def _write_losses(self) -> None:
+        """Bring the links' losses to what is wanted now; the caller holds the lock."""
+        self.network.set_loss(
+            (host, direction, 1.0 if host in self._cut else self._share(host, direction))
+            for host in range(self.scenario.topology.hosts)
+            for direction in ("uplink", "downlink")
+        )
+
+    def _share(self, host: int, direction: str) -> float:
+        topology, loss = self.scenario.topology, self.scenario.loss
+        if not self._losing or loss.run > 1:  # runs of losses are made by the delay links
+            return 0.0
+        worker = host < topology.workers
+        if loss.at == "server":
+            return 0.0 if worker or direction == "uplink" else loss.rate
+        if direction == "downlink":
+            return 0.0
+        if worker:
+            return loss.of_worker(host)
+        return loss.rate if loss.at == "everywhere" else 0.0
+
+    def _change_rates(self) -> None:
+        bandwidth = self.scenario.bandwidth
+        number = 0
+        while not self._over.is_set():
+            rate = round(bandwidth.rates[number % len(bandwidth.rates)])
+            for host in range(self.scenario.topology.hosts):
+                with contextlib.suppress(OSError):  # the network may be closing
+                    self.network.set_rate(host, rate)
+            self.events.append(Event(time.monotonic(), f"rate {rate / 1e6:g} Mbit/s"))
+            number += 1
+            self._over.wait(bandwidth.every_s)
+
+    def _fail(self, fault: Fault) -> None:
+        if self._over.is_set():
+            return
+        self.events.append(Event(time.monotonic(), f"{fault.kind} host {fault.host}"))
+        if fault.kind == "cut":
+            self._set_cut(fault.host, True)
+            self._later(fault.for_s, lambda: self._heal(fault))
+        elif self.victim is not None:
+            number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
+            self.victim(fault.host, number)
+            if fault.kind == "freeze":
+                self._later(fault.for_s, lambda: self._heal(fault))
+
+    def _heal(self, fault: Fault) -> None:
+        if self._over.is_set():
+            return
+        if fault.kind == "cut":
+            self._set_cut(fault.host, False)
+        elif self.victim is not None:
+            self.victim(fault.host, signal.SIGCONT)
+        self.events.append(Event(time.monotonic(), f"heal host {fault.host}"))
+
+    def _set_cut(self, host: int, on: bool) -> None:
+        with self._lock:
+            (self._cut.add if on else self._cut.discard)(host)
+            self._write_losses()
+
+
+@contextlib.contextmanager
+def open_ground(scenario: Scenario) -> Iterator[Ground]:
+    """Make a cell's network; everything in it is gone at the end.
+
+    Raises:
+        LabUnavailable: this machine cannot make it; the message says why.
+    """
+    topology = scenario.topology
+    with uninterrupted():
+        network = Network(topology.hosts, topology.ports, extra_hosts=scenario.extra_hosts)
+    with network, delayed(network, scenario) as link:
+        ground = Ground(network, scenario, link)
+        try:
+            yield ground
+        finally:
+            ground.close()

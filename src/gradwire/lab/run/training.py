@@ -1,0 +1,7 @@
+"""Cells that train."""
+
+from __future__ import annotations
+
+
+def run_training(*a):
+    raise NotImplementedError

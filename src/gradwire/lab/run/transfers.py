@@ -1,0 +1,120 @@
+"""Cells of pushes and all-reduces: a race on the cell's ground."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from gradwire.lab.race import Entry, Race, Round
+from gradwire.lab.run.ground import Ground
+from gradwire.lab.run.limits import push_ideal
+from gradwire.lab.run.samples import CellRun, Track
+from gradwire.lab.scenario.schema import Contestant, Scenario
+
+__all__ = ["entry_of", "run_transfers"]
+
+Progress = Callable[[str, int], None]
+MARGIN_S = 60.0
+"""Beyond the end of its loss a round may take so much longer than asked for."""
+
+
+def entry_of(each: Contestant, scenario: Scenario) -> Entry:
+    """A contestant as a race takes it."""
+    if each.transport == "tcp":
+        return Entry(
+            each.name,
+            "gradwire.lab.contestants:TcpPush",
+            {"congestion_control": each.congestion_control},
+        )
+    if each.transport == "gloo":
+        options: dict[str, Any] = {"congestion_control": each.congestion_control}
+        return Entry(each.name, "gradwire.lab.run.endpoints:GlooOver", options)
+    if scenario.work.kind == "push":
+        options = {
+            "bound": each.bound,
+            "spend": each.spend if each.bound else "nothing",
+            "schedule": schedule_of(each, scenario),
+            "options": each.options,
+        }
+        return Entry(each.name, "gradwire.bench.contestants:GradwirePush", options)
+    options = {
+        "policy": each.policy,
+        "options": each.options,
+        "layers": scenario.work.layers,
+    }
+    return Entry(each.name, "gradwire.lab.run.endpoints:PolicyAllReduce", options)
+
+
+def schedule_of(each: Contestant, scenario: Scenario) -> list[tuple[float, float]]:
+    """When which share is enough, for pushes that close by time; nothing for others."""
+    if each.enough is None:
+        return []
+    late = each.late * push_ideal(scenario)
+    return [(0.0, 1.0), (late, each.enough), (late + each.slack_s, 0.0)]
+
+
+def run_transfers(
+    scenario: Scenario, seed: int, ground: Ground, run: CellRun, progress: Progress
+) -> None:
+    """Race all contestants of a cell; what they did goes to `run`, also when one fails.
+
+    Raises:
+        RankError: a rank failed, or took longer than a round may.
+        LabUnavailable: the ground gave way.
+    """
+    work = scenario.work
+    entries = [entry_of(each, scenario) for each in scenario.contestants]
+    limit = work.round_limit_s + (scenario.loss.lasts_s if scenario.loss.any else 0.0)
+    race = Race(
+        ground.network,
+        entries,
+        work.bytes,
+        env={"GRADWIRE_SEED": str(seed)},
+        round_seconds=limit + MARGIN_S,
+    )
+    ground.victim = race.signal
+    with contextlib.ExitStack() as stack:
+        stack.push(race.__exit__)
+        ground.start()
+        results = race.run(
+            work.rounds,
+            block=work.block,
+            warm_up=work.warm_up,
+            bursts=ground.traffic[0] if ground.traffic else None,
+            progress=progress,
+            around=ground.around,
+        )
+        reports = race.reports()
+    for name, rounds in results.items():
+        run.tracks[name] = track_of(rounds, reports[name])
+
+
+def track_of(rounds: list[Round], reports: list[dict[str, Any]]) -> Track:
+    """A contestant's rounds as samples."""
+    spans = [(one.start, one.start + one.seconds) for one in rounds]
+    track = Track(spans=spans, reports=reports)
+    layers: dict[str, list[float]] = {}
+    for one in rounds:
+        track.starts.append(one.start)
+        track.seconds.append(one.seconds)
+        said = [details for details in one.details if details]
+        if not said:
+            continue
+        track.delivered.append([_mean(each["delivered"]) for each in said])
+        for each in said:
+            for name, share in zip(each.get("layers", ()), each["delivered"], strict=False):
+                layers.setdefault(name, []).append(share)
+        track.bytes.append(sum(each["bytes"] for each in said))
+        track.packets.append(sum(each["packets"] for each in said))
+        track.retransmissions.append(sum(each["retransmissions"] for each in said))
+        if "passes" in said[0]:
+            track.passes.append(max(each["passes"] for each in said))
+    track.layers = {name: _mean(shares) for name, shares in layers.items()}
+    track.job_s = sum(track.seconds)
+    return track
+
+
+def _mean(values: list[float]) -> float:
+    return statistics.fmean(values) if values else 1.0
