@@ -110,6 +110,7 @@ void bind_lab(nb::module_& module) {
               counters = self.counters(which);
             }
             nb::dict out = counters_dict(counters.wire);
+            out["frames"] = counters.frames;
             out["refused"] = counters.refused;
             out["total_lateness_ns"] = counters.total_lateness;
             out["max_lateness_ns"] = counters.max_lateness;

@@ -178,6 +178,7 @@ bool TapLink::deliver(size_t direction) {
     if (due > time) return false;
     if (!queue.take(time, frame_)) continue;  // something moved inside it
     TapCounters& seen = seen_[direction];
+    ++seen.frames;
     seen.total_lateness += time - due;
     seen.max_lateness = std::max(seen.max_lateness, time - due);
     while (::write(taps_[1 - direction], frame_.data(), frame_.size()) < 0) {

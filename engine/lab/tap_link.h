@@ -18,7 +18,8 @@ namespace gradwire::lab {
 
 struct TapCounters {
   WireCounters wire;
-  uint64_t refused = 0;  // frames that the far device did not take (it is down)
+  uint64_t frames = 0;   // that came out
+  uint64_t refused = 0;  // of these, that the far device did not take (it is down)
   // How long after they were due frames came out: the sum over all frames, and the worst.
   Nanos total_lateness = 0;
   Nanos max_lateness = 0;

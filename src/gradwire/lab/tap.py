@@ -8,6 +8,11 @@ import struct
 
 _TUN = "/dev/net/tun"
 
+
+class TapUnavailable(OSError):
+    """This machine lets the caller make no TAP devices; the message says why."""
+
+
 # <linux/if_tun.h>
 _TUNSETIFF = 0x400454CA
 _TUNSETOFFLOAD = 0x400454D0
@@ -32,19 +37,19 @@ def open_tap(name: str, *, offloads: bool) -> tuple[int, bool]:
         The descriptor, and whether UDP trains pass whole too (TCP ones always do).
 
     Raises:
-        OSError: there are no such devices here, or the caller may not make one.
+        TapUnavailable: there are no such devices here, or the caller may not make one.
     """
     try:
         tap = os.open(_TUN, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise OSError(error.errno, f"{_TUN}: {error.strerror}") from error
+        raise TapUnavailable(f"no links with delay here: {_TUN}: {error.strerror}") from error
     try:
         flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
         fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
         return tap, _switch_offloads(tap, offloads)
-    except BaseException:
+    except OSError as error:
         os.close(tap)
-        raise
+        raise TapUnavailable(f"no links with delay here: TAP device: {error.strerror}") from error
 
 
 def _switch_offloads(tap: int, on: bool) -> bool:
