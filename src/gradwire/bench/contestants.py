@@ -121,7 +121,9 @@ class GradwirePush:
         bound: float = 0.0,
         spend: str = "nothing",
         schedule: Sequence[Sequence[float]] = (),
+        control: str = "stream",
         options: Mapping[str, object] | None = None,
+        group: str = "world",
     ) -> None:
         """Choose the plan: see `make_plan`.
 
@@ -130,8 +132,11 @@ class GradwirePush:
             spend: what may be given up.
             schedule: seconds after a worker's first arrival, and the share that is enough then;
                 takes the place of the bound.
+            control: "stream", or "probe" for the papers' passes.
             options: settings besides the route.
+            group: of endpoints; contestants of different groups share no engine.
         """
+        self._control, self._group = control, group
         self._bound, self._spend = bound, spend
         self._schedule = tuple(
             CloseStep("first_arrival", "worker", seconds, share) for seconds, share in schedule
@@ -148,13 +153,21 @@ class GradwirePush:
             self._server = threading.Thread(
                 target=serve,
                 args=(store,),
-                kwargs={"workers": world - 1, "index": 0, "settings": settings, "stop": self._stop},
+                kwargs={
+                    "workers": world - 1,
+                    "index": 0,
+                    "settings": settings,
+                    "stop": self._stop,
+                    "group": self._group,
+                },
                 daemon=True,
             )
             self._server.start()
             return
         self._rounds = _Rounds(
-            Communicator(store, rank, world - 1, settings, timeout_s=_ROUND_TIMEOUT)
+            Communicator(
+                store, rank, world - 1, settings, group=self._group, timeout_s=_ROUND_TIMEOUT
+            )
         )
 
     def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any] | None:
@@ -164,6 +177,9 @@ class GradwirePush:
         plan = make_plan(buffer.numel(), self._bound, self._spend, "none", self._rounds.step)
         if self._schedule:
             plan = replace(plan, spend="late", schedule=self._schedule, order="shuffled")
+        if self._control == "probe":  # no two workers leave out the same chunks: nobody waits
+            passes: dict[str, Any] = {"control": "probe", "order": "sequential"}
+            plan = replace(plan, schedule=(CloseStep(scope="worker"),), **passes)
         return said(self._rounds.run(buffer, plan))
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
@@ -184,7 +200,9 @@ class GradwirePush:
 
 def said(report: TransferReport) -> dict[str, Any]:
     """What a transfer has to say about its round."""
+    passes = getattr(report, "passes", 0)
     return {
+        **({"passes": passes} if passes else {}),
         "delivered": list(report.delivered),
         "bytes": report.bytes_sent,
         "packets": report.packets_sent,

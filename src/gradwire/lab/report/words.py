@@ -131,8 +131,8 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     kernel = document["kernel"]
     lines.append(
         f"Real processes in network namespaces of one machine; {kernel['shaper']}; segmentation "
-        f"offloads {' and '.join(kernel['offloads'])}, alike for all contestants; losses by "
-        f"{kernel['loss']}; delay: {', '.join(kernel['delay'])}."
+        f"offloads {' and '.join(kernel['offloads'])}, alike for all contestants; what is lost by "
+        f"chance is lost by {' or '.join(kernel['loss'])}; wires: {', '.join(kernel['wires'])}."
     )
     work = document["work"]
     lines.append(

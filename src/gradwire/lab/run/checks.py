@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradwire.lab.delay import MODULE, needs_delay_links
 from gradwire.lab.network import Network, probe
 from gradwire.lab.rivals import RivalStreams, goodput
 from gradwire.lab.run.ground import uninterrupted
@@ -67,12 +66,6 @@ def check(experiment: Experiment) -> None:
                 f"{path}: cell {cell.name}: {cell.scenario.topology.hosts} hosts need about "
                 f"{needed / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are free here"
             )
-        if needs_delay_links(cell.scenario) and not _has_delay_link():
-            topology, loss = cell.scenario.topology, cell.scenario.loss
-            raise ScenarioError(
-                f"{path}: cell {cell.name}: topology.rtt_s={topology.rtt_s:g}, "
-                f"loss.run={loss.run:g}: this gradwire has no delay link; 0 and 1 need none"
-            )
 
 
 def memory_needed(scenario: Scenario) -> int:
@@ -91,12 +84,6 @@ def _available_memory() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 1 << 62
-
-
-def _has_delay_link() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(MODULE) is not None
 
 
 def calibrate(scenario: Scenario, name: str) -> Calibration:

@@ -81,8 +81,8 @@ def _run_cell(cell: Cell, seed: int, audience: Audience) -> CellRun:
     before = softnet_drops()
     work = run_training if cell.scenario.work.kind == "training" else run_transfers
     try:
-        with open_ground(cell.scenario) as ground:
-            result.link = ground.link
+        with open_ground(cell.scenario, seed) as ground:
+            result.link = ground.network.wires_by
             try:
                 work(cell.scenario, seed, ground, result, audience.tick)
             finally:

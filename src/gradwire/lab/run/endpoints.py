@@ -85,8 +85,10 @@ class GlooOver(GlooAllReduce):
 class PolicyAllReduce:
     """All-reduce by a policy: the pipeline that trains, on a buffer cut into equal layers."""
 
-    def __init__(self, policy: str, options: Mapping[str, object], layers: int) -> None:
-        """Choose the policy, its options as for `gradwire.attach`, and the number of layers."""
+    def __init__(self, policy: str, options: Mapping[str, object], layers: int, group: str) -> None:
+        """Choose the policy, its options as for `gradwire.attach`, the number of layers, and the
+        name of the group of endpoints, which shares an engine with no other."""
+        self._group = group
         self._policy, self._settings = configure(policy, options)
         self._layers = layers
         self._pipeline: GradientPipeline | None = None
@@ -97,7 +99,9 @@ class PolicyAllReduce:
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Open the engine and meet the other ranks."""
-        self._communicator = Communicator(store, rank, world, self._settings, timeout_s=_TIMEOUT)
+        self._communicator = Communicator(
+            store, rank, world, self._settings, group=self._group, timeout_s=_TIMEOUT
+        )
         self._world = world
 
     def _open(self, elements: int) -> GradientPipeline:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradwire.lab.bursts import BurstRecord, BurstTraffic
-from gradwire.lab.delay import delayed
 from gradwire.lab.network import Network
 from gradwire.lab.rivals import RivalStreams
+from gradwire.lab.run.wires import lossy, wires_of
 from gradwire.lab.scenario.network import Fault
 from gradwire.lab.scenario.schema import Scenario
 
@@ -49,7 +49,6 @@ class Ground:
     Attributes:
         network: hosts and switch.
         scenario: the cell's.
-        link: what makes delay; None without.
         traffic: cross traffic, one sender for each source; started by `start`.
         rivals: competing streams; likewise.
         events: what was done to the network so far.
@@ -58,7 +57,6 @@ class Ground:
 
     network: Network
     scenario: Scenario
-    link: str | None
     traffic: list[BurstTraffic] = field(default_factory=list)
     rivals: RivalStreams | None = None
     events: list[Event] = field(default_factory=list)
@@ -67,6 +65,7 @@ class Ground:
     def __post_init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._cut: set[int] = set()
+        self._shares: dict[tuple[int, str], float] = {}
         self._losing = False
         self._began: set[str] = set()
         self._lock = threading.Lock()
@@ -157,15 +156,23 @@ class Ground:
 
     def _write_losses(self) -> None:
         """Bring the links' losses to what is wanted now; the caller holds the lock."""
-        self.network.set_loss(
-            (host, direction, 1.0 if host in self._cut else self._share(host, direction))
-            for host in range(self.scenario.topology.hosts)
-            for direction in ("uplink", "downlink")
-        )
+        kernel = []
+        for host in range(self.scenario.topology.hosts):
+            for direction in ("uplink", "downlink"):
+                share = 1.0 if host in self._cut else self._share(host, direction)
+                if self._shares.get((host, direction), 0.0) == share:
+                    continue
+                self._shares[host, direction] = share
+                if host in self.network.wires:
+                    self.network.set_wire(host, lossy(self.scenario, share), directions=[direction])
+                else:
+                    kernel.append((host, direction, share))
+        if kernel:
+            self.network.set_loss(kernel)
 
     def _share(self, host: int, direction: str) -> float:
         topology, loss = self.scenario.topology, self.scenario.loss
-        if not self._losing or loss.run > 1:  # runs of losses are made by the delay links
+        if not self._losing:
             return 0.0
         worker = host < topology.workers
         if loss.at == "server":
@@ -217,17 +224,27 @@ class Ground:
 
 
 @contextlib.contextmanager
-def open_ground(scenario: Scenario) -> Iterator[Ground]:
+def open_ground(scenario: Scenario, seed: int) -> Iterator[Ground]:
     """Make a cell's network; everything in it is gone at the end.
+
+    Args:
+        scenario: of the cell.
+        seed: of the wires' losses and jitter.
 
     Raises:
         LabUnavailable: this machine cannot make it; the message says why.
     """
     topology = scenario.topology
     with uninterrupted():
-        network = Network(topology.hosts, topology.ports, extra_hosts=scenario.extra_hosts)
-    with network, delayed(network, scenario) as link:
-        ground = Ground(network, scenario, link)
+        network = Network(
+            topology.hosts,
+            topology.ports,
+            extra_hosts=scenario.extra_hosts,
+            wires=wires_of(scenario),
+            wire_seed=seed,
+        )
+    with network:
+        ground = Ground(network, scenario)
         try:
             yield ground
         finally:

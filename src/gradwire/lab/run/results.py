@@ -60,13 +60,16 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
 def _kernel(outcome: Outcome) -> dict[str, Any]:
     """What made the network: the same for all contestants."""
     topologies = [cell.scenario.topology for cell in outcome.experiment.cells]
-    links = {run.link for run in outcome.runs.values() if run.link}
+    wires = {run.link for run in outcome.runs.values() if run.link}
+    veths = any(run.link is None for run in outcome.runs.values())
+    loss = [*(["nftables, behind the port's rate"] if veths else [])]
+    loss += [f"the hosts' wires ({wire}), packet by packet" for wire in sorted(wires)]
     available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
     return {
         "offloads": sorted({"on" if each.ports.offloads else "off" for each in topologies}),
         "shaper": "tbf on both directions of every port, drop-tail",
-        "loss": "nftables, independent, behind the port's rate",
-        "delay": sorted(links) or ["none added"],
+        "loss": loss,
+        "wires": sorted(wires) or ["veth pairs, no delay added"],
         "congestion_controls": available.read_text().split() if available.exists() else [],
     }
 

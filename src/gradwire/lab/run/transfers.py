@@ -16,8 +16,8 @@ from gradwire.lab.scenario.schema import Contestant, Scenario
 __all__ = ["entry_of", "run_transfers"]
 
 Progress = Callable[[str, int], None]
-MARGIN_S = 60.0
-"""Beyond the end of its loss a round may take so much longer than asked for."""
+MARGIN_S = 10.0
+"""Beyond a round's limit, until its ranks are given up: a transport's own error comes first."""
 
 
 def entry_of(each: Contestant, scenario: Scenario) -> Entry:
@@ -31,20 +31,30 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
     if each.transport == "gloo":
         options: dict[str, Any] = {"congestion_control": each.congestion_control}
         return Entry(each.name, "gradwire.lab.run.endpoints:GlooOver", options)
+    settings = {"timeout": round_limit(scenario), **each.options}
     if scenario.work.kind == "push":
         options = {
             "bound": each.bound,
             "spend": each.spend if each.bound else "nothing",
             "schedule": schedule_of(each, scenario),
-            "options": each.options,
+            "control": each.control,
+            "options": settings,
+            "group": each.name,
         }
         return Entry(each.name, "gradwire.bench.contestants:GradwirePush", options)
     options = {
         "policy": each.policy,
-        "options": each.options,
+        "options": settings,
         "layers": scenario.work.layers,
+        "group": each.name,
     }
     return Entry(each.name, "gradwire.lab.run.endpoints:PolicyAllReduce", options)
+
+
+def round_limit(scenario: Scenario) -> float:
+    """Seconds that a round may take: what the file allows, after the end of its loss."""
+    loss = scenario.loss
+    return scenario.work.round_limit_s + (loss.lasts_s if loss.any else 0.0)
 
 
 def schedule_of(each: Contestant, scenario: Scenario) -> list[tuple[float, float]]:
@@ -66,13 +76,12 @@ def run_transfers(
     """
     work = scenario.work
     entries = [entry_of(each, scenario) for each in scenario.contestants]
-    limit = work.round_limit_s + (scenario.loss.lasts_s if scenario.loss.any else 0.0)
     race = Race(
         ground.network,
         entries,
         work.bytes,
         env={"GRADWIRE_SEED": str(seed)},
-        round_seconds=limit + MARGIN_S,
+        round_seconds=round_limit(scenario) + MARGIN_S,
     )
     ground.victim = race.signal
     with contextlib.ExitStack() as stack:

@@ -93,6 +93,14 @@ class Loss:
         above=0.0,
     )
 
+    def __post_init__(self) -> None:
+        for share in (self.rate, *self.per_worker):
+            if self.run > 1 and self.run * (1 - share) < share:
+                raise ScenarioError(
+                    f"run={self.run!r} with a share of {share!r}: runs of "
+                    f"{share / (1 - share):.3g} packets and more are allowed"
+                )
+
     @property
     def any(self) -> bool:
         """Whether anything is lost."""

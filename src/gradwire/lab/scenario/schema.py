@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +116,11 @@ class Contestant:
         {}, "of gradwire: options of the policy, and common settings as for gradwire.attach"
     )
     bound: float = key(0.0, "of gradwire's pushes", low=0.0, high=0.99)
+    control: str = key(
+        "stream",
+        "of gradwire's pushes: packet by packet, or in the papers' passes of probe and bitmap",
+        choices=["stream", "probe"],
+    )
     spend: str = key("anything", "of gradwire's pushes: what may be given up", choices=SPENDS)
     enough: float | None = key(
         None, "of gradwire's pushes: this share closes them once they are late", above=0.0, high=1.0
@@ -146,8 +152,12 @@ class Contestant:
         if self.transport != "gradwire":
             return
         from gradwire.configure import configure
+        from gradwire.plans import TransferPlan
         from gradwire.settings import Settings
 
+        known = {field.name for field in dataclasses.fields(TransferPlan)}
+        if self.control != "stream" and "control" not in known:
+            raise ConfigError(f"control={self.control!r}: this gradwire has only 'stream'")
         if kind == "push":
             Settings.build({"route": "server", "servers": 1, **self.options}, environment={})
         else:
@@ -252,9 +262,10 @@ class Scenario:
             raise ScenarioError(
                 f"contestants: {each.name}: hook={each.hook!r}: only work.kind='training' has hooks"
             )
-        if kind != "push" and (each.bound or each.enough):
+        if kind != "push" and (each.bound or each.enough or each.control != "stream"):
             raise ScenarioError(
-                f"contestants: {each.name}: bound and enough are for pushes; others take a policy"
+                f"contestants: {each.name}: bound, enough and control are for pushes; others take "
+                "a policy and its options"
             )
         try:
             each.check_options(kind)
@@ -284,11 +295,6 @@ class Scenario:
             )
         if self.loss.at == "server" and not self.topology.servers:
             raise ScenarioError("loss.at='server': the topology has no server")
-        if self.loss.run > 1 and self.loss.when == "rounds":
-            raise ScenarioError(
-                f"loss.run={self.loss.run!r} with loss.when='rounds': runs of losses are the delay "
-                "link's, which always loses; when='always' is allowed"
-            )
 
     @property
     def extra_hosts(self) -> int:
