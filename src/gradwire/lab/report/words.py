@@ -8,6 +8,7 @@ from typing import Any
 __all__ = ["COLUMNS", "mark_rows", "notes", "rate", "row", "rows", "seconds", "share", "verdict"]
 
 NONE = "–"
+TOO_SLOW = 0.85
 
 COLUMNS = (
     "",
@@ -28,6 +29,7 @@ COLUMNS = (
     "bytes a round",
     "rivals",
     "final loss",
+    "time to loss",
 )
 
 
@@ -81,6 +83,7 @@ def row(entry: Mapping[str, Any]) -> list[str]:
         NONE if moved is None else f"{moved / 1e6:.3g} MB",
         rate(entry["rival_goodput_bps"]),
         number(entry["final_loss"]),
+        seconds(entry["time_to_loss_s"]),
     ]
 
 
@@ -134,6 +137,12 @@ def notes(document: Mapping[str, Any]) -> list[str]:
         f"offloads {' and '.join(kernel['offloads'])}, alike for all contestants; what is lost by "
         f"chance is lost by {' or '.join(kernel['loss'])}; wires: {', '.join(kernel['wires'])}."
     )
+    lines += [
+        f"The machine carried only {each['reached'] / each['wanted']:.0%} of what {each['hosts']} "
+        f"hosts at {each['network']} ask for: times here are the machine's, not the network's."
+        for each in document["calibrations"]
+        if each["reached"] < TOO_SLOW * each["wanted"]
+    ]
     work = document["work"]
     lines.append(
         f"Contestants take turns of {work['block']} rounds in one run, so that what disturbs the "

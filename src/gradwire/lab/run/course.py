@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gradwire.lab.measure import softnet_drops
 from gradwire.lab.network import LabUnavailable
 from gradwire.lab.ranks import RankError
-from gradwire.lab.run.checks import Calibration, calibrate
+from gradwire.lab.run.checks import ENOUGH, QUICK_ENOUGH, Calibration, calibrate
 from gradwire.lab.run.ground import open_ground
 from gradwire.lab.run.samples import CellRun
 from gradwire.lab.run.training import run_training
@@ -62,13 +62,14 @@ def run(experiment: Experiment, audience: Audience) -> Outcome:
     """
     outcome = Outcome(experiment, time.monotonic())
     known = set()
+    enough = QUICK_ENOUGH if experiment.quick else ENOUGH
     for cell in experiment.cells:
         topology, kind = cell.scenario.topology, cell.scenario.work.kind
         if (key := (topology.ports, topology.hosts, kind)) not in known:
             known.add(key)
             audience.stage(f"calibrating: {topology.ports.name}, {topology.hosts} hosts")
             where = f"{experiment.path}: cell {cell.name}"
-            outcome.calibrations.append(calibrate(cell.scenario, where))
+            outcome.calibrations.append(calibrate(cell.scenario, where, enough))
     for seed in experiment.first.work.seeds:
         for number, cell in enumerate(experiment.cells, 1):
             audience.stage(f"cell {number} of {len(experiment.cells)}, seed {seed}: {cell.name}")

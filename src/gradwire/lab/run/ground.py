@@ -109,12 +109,22 @@ class Ground:
     @contextlib.contextmanager
     def around(self, contestant: str) -> Iterator[None]:
         """What surrounds each timed round: loss that comes with it, and the faults of the first."""
-        loss = self.scenario.loss
+        self.fail_first(contestant)
+        with self.losing(self.scenario.loss.when == "rounds"):
+            yield
+
+    def fail_first(self, contestant: str) -> None:
+        """Have the faults begin if it is a contestant's first turn."""
         if contestant not in self._began:
             self._began.add(contestant)
             for fault in self.scenario.faults:
                 self._later(fault.at_s, functools.partial(self._fail, fault))
-        if not (loss.any and loss.when == "rounds"):
+
+    @contextlib.contextmanager
+    def losing(self, on: bool) -> Iterator[None]:
+        """Let the links lose while the block lasts, but no longer than the scenario says."""
+        loss = self.scenario.loss
+        if not on or not loss.any:
             yield
             return
         self._lose(True)

@@ -26,9 +26,8 @@ class Track:
         packets: that they sent.
         retransmissions: of those.
         passes: rounds of probes that the slowest worker needed; None where there are none.
-        losses: of training: step and held-out loss after each turn.
+        losses: of training: step, seconds trained and held-out loss after each turn.
         fingerprints: of training: each rank's weights.
-        comm: of training: seconds of communication of each step.
         reports: what the contestant's ranks said at the end.
     """
 
@@ -44,7 +43,6 @@ class Track:
     passes: list[int] = field(default_factory=list)
     losses: list[tuple[int, float, float]] = field(default_factory=list)
     fingerprints: list[str] = field(default_factory=list)
-    comm: list[float] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
 
 

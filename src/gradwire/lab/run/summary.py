@@ -82,7 +82,7 @@ def summarize(
         "comm_share": sum(seconds) / job if training else None,
         **_delivery(tracks),
         "rival_goodput_bps": _rivals(each.name, runs),
-        **_learning(tracks),
+        **_learning(tracks, scenario.model.target_loss),
         "reports": [track.reports for track in tracks],
     }
 
@@ -131,11 +131,17 @@ def _rivals(name: str, runs: Mapping[int, CellRun]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _learning(tracks: Sequence[Track]) -> dict[str, Any]:
+def _learning(tracks: Sequence[Track], target: float) -> dict[str, Any]:
+    reached = [
+        next((seconds for _, seconds, loss in track.losses if loss <= target), None)
+        for track in tracks
+    ]
+    known = [seconds for seconds in reached if seconds is not None]
     last = [track.losses[-1][2] for track in tracks if track.losses]
     prints = [track.fingerprints for track in tracks if track.fingerprints]
     return {
         "final_loss": statistics.fmean(last) if last else None,
         "final_loss_interval": interval(last),
+        "time_to_loss_s": statistics.fmean(known) if known and len(known) == len(tracks) else None,
         "replicas_identical": (all(len(set(each)) == 1 for each in prints) if prints else None),
     }

@@ -84,9 +84,10 @@ class Loss:
     )
     when: str = key(
         "always",
-        "always, or in the timed rounds only: connections are made and warmed up without",
-        choices=["always", "rounds"],
+        "always; in the timed rounds only: connections are warmed up without; or in some steps",
+        choices=["always", "rounds", "steps"],
     )
+    steps: tuple[int, ...] = key((), "of training, with when='steps': those that lose", low=0)
     lasts_s: float = key(
         10.0,
         "longest that a round's loss lasts, s; who is not done then goes on without",
@@ -94,6 +95,11 @@ class Loss:
     )
 
     def __post_init__(self) -> None:
+        if (self.when == "steps") != bool(self.steps):
+            raise ScenarioError(
+                f"steps={list(self.steps)!r} with when={self.when!r}: when='steps' names steps, "
+                "and nothing else does"
+            )
         for share in (self.rate, *self.per_worker):
             if self.run > 1 and self.run * (1 - share) < share:
                 raise ScenarioError(

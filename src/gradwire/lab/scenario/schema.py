@@ -86,6 +86,7 @@ class Model:
         "a step's computation is stretched to so long, as an accelerator's would be, s",
         low=0.0,
     )
+    target_loss: float = key(0.0, "held-out loss to time; 0: none", low=0.0)
     communication_share: float = key(
         0.0,
         "stretch it so that communication is this share of the first contestant's quiet step; "
@@ -293,6 +294,10 @@ class Scenario:
                 f"loss.per_worker: {len(self.loss.per_worker)} shares for "
                 f"{self.topology.workers} workers; as many are wanted"
             )
+        if (self.loss.when == "steps") > (self.work.kind == "training"):
+            raise ScenarioError("loss.when='steps': only work.kind='training' has steps")
+        if (self.loss.when == "rounds") and self.work.kind == "training":
+            raise ScenarioError("loss.when='rounds': with work.kind='training' use 'steps'")
         if self.loss.at == "server" and not self.topology.servers:
             raise ScenarioError("loss.at='server': the topology has no server")
 
