@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +19,8 @@ from gradwire.lab.ranks import Message, Ranks
 _SETUP_SECONDS = 120.0
 _ROUND_SECONDS = 60.0
 _LEAD_SECONDS = 0.003
+_GOLDEN = 0.618
+"""A turn begins by this part of a period later than the last: no phase comes again soon."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,8 @@ class Race:
         bursts: BurstTraffic | None = None,
         progress: Callable[[str, int], None] | None = None,
         around: Callable[[str], AbstractContextManager[Any]] | None = None,
+        only: str | None = None,
+        rotate: bool = False,
     ) -> dict[str, list[Round]]:
         """Time rounds of every contestant.
 
@@ -146,6 +151,8 @@ class Race:
             bursts: cross traffic; each block then starts at the same phase of it.
             progress: called with a contestant's name and the number of its rounds so far.
             around: a context for each counted round, made from the contestant's name.
+            only: the one contestant that runs; all if not given.
+            rotate: from turn to turn, begin at another phase of the bursts.
 
         Returns:
             The counted rounds by contestant, in order.
@@ -153,12 +160,16 @@ class Race:
         Raises:
             RankError: a rank failed, gave a wrong result, or did not come back.
         """
-        results: dict[str, list[Round]] = {entry.name: [] for entry in self._entries}
+        names = [entry.name for entry in self._entries if only in (None, entry.name)]
+        results: dict[str, list[Round]] = {name: [] for name in names}
         alone = around or contextlib.nullcontext
-        while len(results[self._entries[-1].name]) < rounds:
+        for turn in itertools.count():
+            if len(results[names[-1]]) >= rounds:
+                return results
             for name, done in results.items():
                 if bursts is not None:
-                    sleep_until(bursts.next_phase() - _LEAD_SECONDS)
+                    offset = turn * _GOLDEN % 1.0 * bursts.burst.period if rotate else 0.0
+                    sleep_until(bursts.next_phase(offset) - _LEAD_SECONDS)
                 for _ in range(warm_up):
                     self._round(name)
                 for _ in range(min(block, rounds - len(done))):
@@ -166,7 +177,7 @@ class Race:
                         done.append(self._round(name))
                 if progress is not None:
                     progress(name, len(done))
-        return results
+        raise AssertionError("turns do not end")
 
     def _round(self, name: str) -> Round:
         start = time.monotonic() + _LEAD_SECONDS

@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from gradwire.lab.report.maps import map_plot
 from gradwire.lab.report.plots import cell_plots, colours
 from gradwire.lab.report.words import mark_rows, notes, number, rows, share
 
@@ -38,7 +39,7 @@ def render(document: Mapping[str, Any]) -> str:
         document=document,
         marks=mark_rows(document),
         mark_cells=_mark_cells,
-        map=None,
+        map=Markup(map_plot(document)) if document["map"]["rows"] else None,
         cells=cells,
         notes=notes(document),
         shares=_shares,

@@ -134,8 +134,8 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     kernel = document["kernel"]
     lines.append(
         f"Real processes in network namespaces of one machine; {kernel['shaper']}; segmentation "
-        f"offloads {' and '.join(kernel['offloads'])}, alike for all contestants; what is lost by "
-        f"chance is lost by {' or '.join(kernel['loss'])}; wires: {', '.join(kernel['wires'])}."
+        f"offloads {' and '.join(kernel['offloads'])}, alike for all contestants; loss by "
+        f"chance: {' or '.join(kernel['loss'])}; wires: {', '.join(kernel['wires'])}."
     )
     lines += [
         f"The machine carried only {each['reached'] / each['wanted']:.0%} of what {each['hosts']} "
@@ -168,6 +168,16 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
             f"{cell['name']}: the machine was too slow: it dropped {drops} packets or trains of "
             "them outside of any queue."
         )
+    for run in cell["runs"]:
+        if (tail := run["facts"].get("tail")) is not None:
+            lines.append(
+                f"{cell['name']}, seed {run['seed']}: bursts of {seconds(tail['on_s'])} gave a tail "
+                f"of {tail['reached']:.2f}, wanted {tail['wanted']:g}."
+            )
+        if (compute := run["facts"].get("compute_s")) is not None:
+            lines.append(
+                f"{cell['name']}, seed {run['seed']}: a step's computation is {seconds(compute)}."
+            )
     for entry in cell["contestants"]:
         if entry["replicas_identical"] is False:
             lines.append(f"{cell['name']}: {entry['name']}: the replicas differ between ranks.")

@@ -8,11 +8,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradwire.lab.bursts import BurstRecord, BurstTraffic
-from gradwire.lab.network import Network
+from gradwire.lab.network import LabUnavailable, Network
 from gradwire.lab.rivals import RivalStreams
 from gradwire.lab.run.wires import lossy, wires_of
 from gradwire.lab.scenario.network import Fault
@@ -20,6 +20,9 @@ from gradwire.lab.scenario.schema import Scenario
 
 __all__ = ["Event", "Ground", "open_ground", "uninterrupted"]
 
+_LEAD_SECONDS = 0.5
+_START_SECONDS = 10.0
+_POLL_SECONDS = 0.02
 _SETTLE_SECONDS = 0.3
 """How long rivals have to find their share before the first round."""
 
@@ -67,6 +70,7 @@ class Ground:
         self._cut: set[int] = set()
         self._shares: dict[tuple[int, str], float] = {}
         self._losing = False
+        self._sent: list[BurstRecord] = []
         self._began: set[str] = set()
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -74,20 +78,8 @@ class Ground:
 
     def start(self) -> None:
         """Let loss, cross traffic, rivals and changing rates begin: the contestants are ready."""
-        extra = self.scenario.topology.hosts
         with uninterrupted():
-            for bursts in self.scenario.bursts:
-                origin = time.monotonic() + 0.5
-                for _ in range(bursts.sources):
-                    traffic = BurstTraffic(
-                        self.network,
-                        bursts.each,
-                        target=bursts.target,
-                        source=extra,
-                        origin=origin,
-                    )
-                    self.traffic.append(self._stack.enter_context(traffic))
-                    extra += 1
+            self.burst()
             wanted = self.scenario.rivals
             if wanted.streams:
                 self.rivals = self._stack.enter_context(
@@ -96,7 +88,7 @@ class Ground:
                         wanted.streams,
                         wanted.congestion_control,
                         target=wanted.target,
-                        source=extra,
+                        source=self.scenario.topology.hosts + len(self.traffic),
                     )
                 )
         if self.scenario.loss.any and self.scenario.loss.when == "always":
@@ -105,6 +97,37 @@ class Ground:
             threading.Thread(target=self._change_rates, daemon=True).start()
         if self.rivals is not None:
             time.sleep(_SETTLE_SECONDS)
+
+    def burst(self, on_s: float | None = None) -> None:
+        """Let the cross traffic begin, anew if there is some.
+
+        Args:
+            on_s: how long each burst lasts; what the scenario says if not given.
+        """
+        for traffic in self.traffic:
+            self._sent += traffic.records()
+            traffic.close()
+        self.traffic.clear()
+        source = self.scenario.topology.hosts
+        origin = time.monotonic() + _LEAD_SECONDS
+        for bursts in self.scenario.bursts:
+            each = bursts.each if on_s is None else replace(bursts.each, on=on_s)
+            for _ in range(bursts.sources):
+                traffic = BurstTraffic(
+                    self.network, each, target=bursts.target, source=source, origin=origin
+                )
+                self.traffic.append(self._stack.enter_context(traffic))
+                source += 1
+        self._await_bursts()
+
+    def _await_bursts(self) -> None:
+        """Wait until every source has sent a burst: on a busy machine one starts late."""
+        for traffic in self.traffic:
+            deadline = traffic.origin + traffic.burst.phase + traffic.burst.period + _START_SECONDS
+            while not traffic.records():
+                if time.monotonic() > deadline:
+                    raise LabUnavailable("a burst sender does not send: the machine is too slow")
+                time.sleep(_POLL_SECONDS)
 
     @contextlib.contextmanager
     def around(self, contestant: str) -> Iterator[None]:
@@ -137,7 +160,7 @@ class Ground:
 
     def bursts_sent(self) -> list[BurstRecord]:
         """All bursts of all sources so far."""
-        return [record for traffic in self.traffic for record in traffic.records()]
+        return self._sent + [each for traffic in self.traffic for each in traffic.records()]
 
     def rivals_read(self) -> list[tuple[float, int]]:
         """What the rivals got so far; see `RivalStreams.read`."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 
+from gradwire.configure import configure
 from gradwire.lab.measure import all_reduce_payload, header_ideal, push_payload
 from gradwire.lab.scenario.schema import Contestant, Scenario
+from gradwire.policies.dblp import WIDENING
 
-__all__ = ["limit", "payload", "probe_cap", "probe_passes", "probe_time", "push_ideal"]
+__all__ = ["bound_of", "limit", "payload", "probe_cap", "probe_passes", "probe_time", "push_ideal"]
 
 ROUND_TRIPS_OF_A_ROUND = 1.5
 """What one round of data, its end and its confirmation take beside the bytes."""
@@ -34,7 +36,8 @@ def limit(scenario: Scenario, size: int, bound: float) -> float:
 
     With loss on the workers' ways each worker's own link sends (1 - p)·S / (1 - L), and the
     server's port takes what arrives; with loss at the server's port that port carries the lost
-    packets too. For an all-reduce each host's way out is the one that loses.
+    packets too. For an all-reduce each host's way out is the one that loses. Loss in some steps of
+    a training is left out: the limit is that of the others.
 
     Args:
         scenario: of the cell.
@@ -44,7 +47,8 @@ def limit(scenario: Scenario, size: int, bound: float) -> float:
     rate, loss = scenario.topology.ports.rate, scenario.loss
     wanted = (1.0 - bound) * size * 8 / rate
     workers = scenario.topology.workers
-    shares = [1.0 - (loss.of_worker(n) if loss.any else 0.0) for n in range(workers)]
+    lasting = loss.any and loss.when != "steps"
+    shares = [1.0 - (loss.of_worker(n) if lasting else 0.0) for n in range(workers)]
     if scenario.work.kind == "push":
         if loss.at == "server":
             return wanted * workers / (1.0 - loss.rate)
@@ -53,14 +57,22 @@ def limit(scenario: Scenario, size: int, bound: float) -> float:
     return all_reduce_payload(1, workers) * wanted / through
 
 
-def bound_of(each: Contestant) -> float:
-    """The share that a contestant need not deliver; of policies, what their options say."""
+def bound_of(each: Contestant, kind: str) -> float:
+    """The share that a contestant need not deliver in its loosest phase; 0 where its policy closes
+    by time or by layer."""
     if each.transport != "gradwire":
         return 0.0
-    if each.enough is not None:
-        return 1.0 - each.enough
-    named = each.options.get("p", each.options.get("p_high", 0.0))
-    return each.bound or (float(named) if isinstance(named, (int, float)) else 0.0)
+    if kind == "push":
+        return each.bound if each.enough is None else 1.0 - each.enough
+    policy, _ = configure(each.policy, each.options, environment={})
+    if policy.name == "mlt":
+        return float(getattr(policy, "p", 0.0))
+    if policy.name != "dblp":
+        return 0.0
+    low, high = getattr(policy, "p_low", 0.0), getattr(policy, "p_high", None)
+    if high is None:
+        return float(low) + WIDENING if isinstance(low, (int, float)) else 0.0
+    return float(high)
 
 
 def probe_passes(loss: float, bound: float) -> int:

@@ -45,6 +45,7 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
             "machine": environment(),
             "kernel": _kernel(outcome),
             "work": asdict(first.work),
+            "map": asdict(first.map),
             "file": dict(experiment.raw),
             "left_out": dict(experiment.left_out),
             "calibrations": [asdict(each) for each in outcome.calibrations],
@@ -65,6 +66,8 @@ def _kernel(outcome: Outcome) -> dict[str, Any]:
     loss = [*(["nftables, behind the port's rate"] if veths else [])]
     loss += [f"the hosts' wires ({wire}), packet by packet" for wire in sorted(wires)]
     available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    if not any(cell.scenario.loss.any for cell in outcome.experiment.cells):
+        loss = ["none"]
     return {
         "offloads": sorted({"on" if each.ports.offloads else "off" for each in topologies}),
         "shaper": "tbf on both directions of every port, drop-tail",

@@ -64,7 +64,8 @@ def summarize(
     seconds = [value for track in tracks for value in track.seconds]
     medians = [percentile(track.seconds, 50) for track in tracks]
     size = _size(scenario, tracks[0], runs)
-    floor = limit(scenario, size, bound_of(each))
+    bound = bound_of(each, scenario.work.kind)
+    floor = limit(scenario, size, bound)
     training = scenario.work.kind == "training"
     steps = sum(len(track.seconds) for track in tracks)
     job = sum(track.job_s for track in tracks)
@@ -73,7 +74,7 @@ def summarize(
         "seeds": len(tracks),
         **times(seconds),
         "median_interval_s": interval(medians),
-        "bound": bound_of(each),
+        "bound": bound,
         "limit_s": floor,
         "over_limit": percentile(seconds, 50) / floor,
         "throughput_bps": None if training else _useful(scenario, size) * 8 * len(seconds) / job,

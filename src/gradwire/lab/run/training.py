@@ -81,8 +81,7 @@ def run_training(
         done = 0
         while done < work.rounds:
             steps = min(work.block + work.warm_up, work.rounds - done)
-            for each in scenario.contestants:
-                course.turn(each.name, done, steps)
+            course.all_turns(done, steps)
             done += steps
         course.close()
 
@@ -113,6 +112,7 @@ def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int)
             "layers": model.layers,
             "heads": model.heads,
         },
+        "steps": scenario.work.rounds,
         "rank": rank,
         "store_host": ground.network.address(0),
         "store_port": STORE_PORT,
@@ -133,7 +133,7 @@ class _Course:
         self._progress = progress
         self._compute_s = scenario.model.compute_s
         self._shares: dict[str, dict[str, list[float]]] = {}
-        self._first = 0  # steps that set the pace
+        self._turns = 0  # of all contestants: each round of turns begins at another phase
         for each in scenario.contestants:
             run.tracks[each.name] = Track()
             self._shares[each.name] = {}
@@ -152,9 +152,14 @@ class _Course:
             block = self._block(each.name, _QUIET_STEPS, False)
             if not comm:
                 comm = [step.comm for step in join(block, 0, 0.0)]
-        self._first = _QUIET_STEPS
         self._compute_s = percentile(comm[_QUIET_STEPS // 2 :], 50) * (1 - share) / share
         self._run.facts["compute_s"] = self._compute_s
+
+    def all_turns(self, done: int, steps: int) -> None:
+        """A turn of every contestant, from their step number `done` on."""
+        for each in self._scenario.contestants:
+            self.turn(each.name, done, steps)
+        self._turns += 1
 
     def turn(self, name: str, done: int, steps: int) -> None:
         """One contestant's turn, from its step number `done` on."""
@@ -180,7 +185,9 @@ class _Course:
     def _block(self, name: str, steps: int, validate: bool, settle: bool = True) -> Block:
         start = time.monotonic() + _LEAD_SECONDS
         if settle and self._ground.traffic:
-            start = self._ground.traffic[0].next_phase(after=start)
+            traffic = self._ground.traffic[0]
+            offset = self._turns * 0.618 % 1.0 * traffic.burst.period
+            start = traffic.next_phase(offset, after=start)
         limit = self._compute_s * steps + round_limit(self._scenario) + _CLOSE_SECONDS
         answers = self._ranks.ask(
             {

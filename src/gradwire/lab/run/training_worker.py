@@ -32,8 +32,8 @@ class Worker:
         """Meet the other ranks and set all contestants up.
 
         Args:
-            config: contestants, model, demo (its scenario), rank, store (host and port), line
-                (descriptor of the start line's memory).
+            config: contestants, model, demo (its scenario), steps, rank, store (host and port),
+                line (descriptor of the start line's memory).
             tell: called with each step of rank 0.
         """
         demo = DemoScenario(**config["demo"])
@@ -53,7 +53,9 @@ class Worker:
         for fields in config["contestants"]:
             each = Contestant(**fields)
             try:
-                self._trainees[each.name] = LabTrainee(each, model, demo, text, self._rank, line)
+                self._trainees[each.name] = LabTrainee(
+                    each, model, demo, text, self._rank, line, config["steps"]
+                )
             except Exception as error:
                 raise RuntimeError(f"{each.name}: {error}") from error
         first = next(iter(self._trainees.values()))

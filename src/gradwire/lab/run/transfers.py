@@ -11,6 +11,7 @@ from gradwire.lab.race import Entry, Race, Round
 from gradwire.lab.run.ground import Ground
 from gradwire.lab.run.limits import push_ideal
 from gradwire.lab.run.samples import CellRun, Track
+from gradwire.lab.run.tail import tune
 from gradwire.lab.scenario.schema import Contestant, Scenario
 
 __all__ = ["entry_of", "run_transfers"]
@@ -87,6 +88,8 @@ def run_transfers(
     with contextlib.ExitStack() as stack:
         stack.push(race.__exit__)
         ground.start()
+        if scenario.tail.ratio:
+            run.facts["tail"] = tune(scenario, ground, race)
         results = race.run(
             work.rounds,
             block=work.block,
@@ -94,6 +97,7 @@ def run_transfers(
             bursts=ground.traffic[0] if ground.traffic else None,
             progress=progress,
             around=ground.around,
+            rotate=True,
         )
         reports = race.reports()
     for name, rounds in results.items():

@@ -92,6 +92,9 @@ def load(path: Path, *, quick: bool = False) -> Experiment:
     cells = _expand(raw, path)
     left_out = _left_out(cells[0].scenario)
     cells = tuple(replace(cell, scenario=_without(cell.scenario, left_out)) for cell in cells)
+    for axis in (cells[0].scenario.map.rows, cells[0].scenario.map.columns):
+        if axis and axis not in cells[0].labels:
+            raise ScenarioError(f"{path}: map: {axis!r} is no axis; axes are {[*cells[0].labels]}")
     if cells[0].scenario.name != path.stem:
         raise ScenarioError(f"{path}: name={cells[0].scenario.name!r}: must be {path.stem!r}")
     return Experiment(path, quick, cells, left_out, raw)

@@ -22,6 +22,7 @@ from gradwire.plans import SPENDS
 __all__ = ["HOOKS", "LIMIT", "QUANTITIES", "Contestant", "Mark", "Model", "Scenario", "Work"]
 
 HOOKS = ("none", "fp16", "powersgd", "topk")
+THIRDS = ("early", "mid", "late", "never")
 TRANSPORTS = {
     "push": ("tcp", "gradwire"),
     "all_reduce": ("gloo", "gradwire"),
@@ -130,6 +131,12 @@ class Contestant:
     slack_s: float = key(
         0.03, "with enough: from then until it closes with what there is, s", low=0.0
     )
+    tolerant: tuple[str, ...] = key(
+        (),
+        "of gradwire in training: all workers vote for the tolerant phase in these thirds, and for "
+        "the critical one in the others; none: the policy decides",
+        choices=THIRDS,
+    )
     optional: bool = key(False, "leave it out where this gradwire lacks one of its options")
 
     def __post_init__(self) -> None:
@@ -143,6 +150,8 @@ class Contestant:
             raise ScenarioError(
                 f"transport={self.transport!r} with options, bound or enough: those are gradwire's"
             )
+        if self.tolerant and self.transport != "gradwire":
+            raise ScenarioError(f"tolerant={list(self.tolerant)!r}: only gradwire has phases")
 
     def check_options(self, kind: str) -> None:
         """Whether this gradwire takes the options.
@@ -204,6 +213,27 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Tail:
+    """Cross traffic tuned, before anything is measured, for the tail that a contestant shows."""
+
+    ratio: float = key(
+        0.0, "wanted of the 99th percentile over the median; 0: do not tune", low=0.0
+    )
+    contestant: str = key("", "who shows it")
+    rounds: int = key(60, "of each attempt", low=5)
+    tries: int = key(6, "attempts: the bursts' length is halved between", low=1, high=20)
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map of a grid: each cell's tail over the quiet median."""
+
+    rows: str = key("", "axis of the rows; none: no map")
+    columns: str = key("", "axis of the columns")
+    quiet: str = key("", "label on the axis of the rows of the cells without bursts")
+
+
+@dataclass(frozen=True)
 class Scenario:
     """One scenario, or one cell of it."""
 
@@ -219,6 +249,8 @@ class Scenario:
     rivals: Rivals = key(Rivals(), "competing TCP streams")
     faults: tuple[Fault, ...] = key((), "frozen, killed and cut hosts")
     bandwidth: Bandwidth = key(Bandwidth(), "rates that change")
+    tail: Tail = key(Tail(), "cross traffic tuned for a tail")
+    map: Map = key(Map(), "a map of the grid on the page")
     marks: tuple[Mark, ...] = key((), "what it must show")
 
     def __post_init__(self) -> None:
@@ -234,6 +266,8 @@ class Scenario:
             raise ScenarioError(f"topology.workers=1: work.kind={kind!r} takes 2 or more")
         for each in self.contestants:
             self._check_contestant(each)
+        if self.tail.ratio:
+            self._check_tail(names)
         self._check_hosts()
         self._check_loss()
 
@@ -263,6 +297,11 @@ class Scenario:
             raise ScenarioError(
                 f"contestants: {each.name}: hook={each.hook!r}: only work.kind='training' has hooks"
             )
+        if each.tolerant and kind != "training":
+            raise ScenarioError(
+                f"contestants: {each.name}: tolerant={list(each.tolerant)!r}: only "
+                "work.kind='training' has thirds"
+            )
         if kind != "push" and (each.bound or each.enough or each.control != "stream"):
             raise ScenarioError(
                 f"contestants: {each.name}: bound, enough and control are for pushes; others take "
@@ -273,6 +312,17 @@ class Scenario:
         except ConfigError as error:
             if not each.optional:
                 raise ScenarioError(f"contestants: {each.name}: options: {error}") from None
+
+    def _check_tail(self, names: list[str]) -> None:
+        if self.tail.contestant not in names:
+            raise ScenarioError(
+                f"tail.contestant={self.tail.contestant!r}: takes no part; those that do: {names}"
+            )
+        if self.work.kind == "training" or len(self.bursts) != 1:
+            raise ScenarioError(
+                f"tail.ratio={self.tail.ratio!r}: takes one entry in bursts, whose length is "
+                "tuned, and no training"
+            )
 
     def _check_hosts(self) -> None:
         hosts = self.topology.hosts
