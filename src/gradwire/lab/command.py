@@ -103,6 +103,7 @@ def run(
 
     Status 0: it ran. 1: a cell failed; the rest is there. 2: it cannot run here.
     """
+    from gradwire.lab.network import LabUnavailable
     from gradwire.lab.report.terminal import show
     from gradwire.lab.run.checks import check as check_machine
     from gradwire.lab.run.course import run as run_course
@@ -123,7 +124,7 @@ def run(
         check_machine(experiment)
         with Voice(progress) as voice:
             outcome = run_course(experiment, voice)
-    except ScenarioError as error:
+    except (ScenarioError, LabUnavailable) as error:
         _refuse(str(error))
     except KeyboardInterrupt:
         progress.print("interrupted: nothing is left behind")

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from gradwire.lab.drawing import STYLE, svg
+from gradwire.lab.drawing import STYLE, plain, svg
 
 __all__ = ["grid_values", "map_plot"]
 
@@ -61,14 +61,14 @@ def map_plot(document: Mapping[str, Any]) -> str:
         image = None
         for panel, name, (rows, columns, values, exact) in zip(panels, names, found, strict=True):
             numbers = [[float("nan") if v is None else max(1.0, v) for v in row] for row in values]
-            image = panel.imshow(numbers, norm=norm, cmap="viridis", aspect="auto")
+            image = panel.imshow(numbers, norm=norm, cmap="YlOrRd", aspect="auto")
             panel.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
             panel.set_yticks(range(len(rows)), rows)
             panel.set_title(f"{name}: {'p99' if exact else 'maximum'} / quiet median", fontsize=9)
             for y, row in enumerate(values):
                 for x, value in enumerate(row):
                     text = "–" if value is None else f"{value:.1f}"
-                    panel.text(x, y, text, ha="center", va="center", fontsize=8, color="white")
+                    panel.text(x, y, text, ha="center", va="center", fontsize=8)
         if image is not None:
-            figure.colorbar(image, ax=list(panels), shrink=0.8)
+            figure.colorbar(image, ax=list(panels), shrink=0.8, format=plain)
         return svg(figure)

@@ -31,7 +31,7 @@ def render(document: Mapping[str, Any]) -> str:
     """The page of a run's JSON as text."""
     palette = colours(document)
     cells = [
-        (cell, *rows(cell), [Markup(plot) for plot in cell_plots(cell, palette)])
+        (cell, *rows(cell), *(list(map(Markup, plots)) for plots in cell_plots(cell, palette)))
         for cell in document["cells"]
     ]
     return template("run.html.j2").render(

@@ -38,15 +38,16 @@ def colours(document: Mapping[str, Any]) -> dict[str, str]:
     return {name: _PALETTE[place % len(_PALETTE)] for place, name in enumerate(names)}
 
 
-def cell_plots(cell: Cell, palette: Mapping[str, str]) -> list[str]:
-    """A cell's plots: distribution, time line, and learning where there is any."""
+def cell_plots(cell: Cell, palette: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """A cell's plots: wide ones (the time line), and narrow ones (the distribution, and learning
+    where there is any)."""
     if not cell["contestants"]:
-        return []
+        return [], []
     with matplotlib.rc_context(STYLE):
-        drawn = [distribution(cell, palette), time_line(cell, palette)]
+        narrow = [distribution(cell, palette)]
         if any(track["losses"] for entry in cell["contestants"] for track in entry["tracks"]):
-            drawn += [learning(cell, palette, over) for over in ("seconds", "step")]
-    return drawn
+            narrow += [learning(cell, palette, over) for over in ("seconds", "step")]
+        return [time_line(cell, palette)], narrow
 
 
 def distribution(cell: Cell, palette: Mapping[str, str]) -> str:

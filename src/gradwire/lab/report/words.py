@@ -171,8 +171,8 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
     for run in cell["runs"]:
         if (tail := run["facts"].get("tail")) is not None:
             lines.append(
-                f"{cell['name']}, seed {run['seed']}: bursts of {seconds(tail['on_s'])} gave a tail "
-                f"of {tail['reached']:.2f}, wanted {tail['wanted']:g}."
+                f"{cell['name']}, seed {run['seed']}: bursts of {seconds(tail['on_s'])} gave a "
+                f"tail of {tail['reached']:.2f}, wanted {tail['wanted']:g}."
             )
         if (compute := run["facts"].get("compute_s")) is not None:
             lines.append(

@@ -71,7 +71,7 @@ def bound_of(each: Contestant, kind: str) -> float:
         return 0.0
     low, high = getattr(policy, "p_low", 0.0), getattr(policy, "p_high", None)
     if high is None:
-        return float(low) + WIDENING if isinstance(low, (int, float)) else 0.0
+        return round(low + WIDENING, 12) if isinstance(low, (int, float)) else 0.0
     return float(high)
 
 

@@ -18,14 +18,20 @@ from gradwire.lab.ranks import Ranks
 from gradwire.lab.run.ground import Ground, uninterrupted
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.transfers import Progress, round_limit
-from gradwire.lab.scenario.schema import Scenario
+from gradwire.lab.scenario.schema import Scenario, Work
 
-__all__ = ["run_training", "segments"]
+__all__ = ["run_training", "segments", "turn_length"]
 
 _READY_SECONDS = 180.0
 _CLOSE_SECONDS = 30.0
 _LEAD_SECONDS = 0.02
 _QUIET_STEPS = 6
+
+
+def turn_length(work: Work, left: int) -> int:
+    """Steps of the next turn: the last is longer rather than so short that none is timed."""
+    steps = min(work.block + work.warm_up, left)
+    return left if left - steps <= work.warm_up else steps
 
 
 def segments(first: int, steps: int, losing: tuple[int, ...]) -> Iterator[tuple[int, bool]]:
@@ -80,7 +86,7 @@ def run_training(
         ground.start()
         done = 0
         while done < work.rounds:
-            steps = min(work.block + work.warm_up, work.rounds - done)
+            steps = turn_length(work, work.rounds - done)
             course.all_turns(done, steps)
             done += steps
         course.close()

@@ -32,7 +32,7 @@ class Topology:
     )
     workers: int = key(4, "hosts that hold gradients", low=1, high=MAX_HOSTS)
     servers: int = key(0, "hosts that sum for the workers; 1 for pushes, else 0", low=0, high=1)
-    rate: float | None = key(None, "of every port, bit/s", low=1e6, high=1e11)
+    rate: float | None = key(None, "of every port, bit/s", low=1e6, high=3e10)
     queue: int | None = key(None, "drop-tail queue of every port, bytes", low=3028)
     offloads: bool | None = key(None, "whether trains of packets pass whole, for everybody")
     rtt_s: float = key(0.0, "added round-trip time between any two hosts, s", low=0.0, high=2.0)
@@ -168,5 +168,7 @@ class Fault:
 class Bandwidth:
     """A rate that changes."""
 
-    rates: tuple[float, ...] = key((), "of every port, bit/s, one after another", low=1e6)
+    rates: tuple[float, ...] = key(
+        (), "of every port, bit/s, one after another", low=1e6, high=3e10
+    )
     every_s: float = key(60.0, "from one to the next, s", above=0.0)
