@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.lab.scenario import Experiment, ScenarioError, load
+from gradwire.lab.scenario.keys import key_rows
 from gradwire.lab.scenario.network import Topology
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
@@ -190,3 +191,18 @@ def test_ports_follow_the_preset_unless_they_are_named() -> None:
     assert ports.bucket == Topology().ports.bucket  # a train must pass whole
     single = Topology(preset="A", offloads=False).ports
     assert single.bucket == 37_500  # 0.3 ms
+
+
+def test_the_documentation_has_every_key() -> None:
+    text = (EXPERIMENTS.parent / "docs" / "lab.md").read_text()
+    for name, default, allowed, meaning in key_rows():
+        assert f"| `{name}` | {default} | {allowed} | {meaning} |" in text
+
+
+def test_the_example_of_the_documentation_can_be_read(tmp_path: Path) -> None:
+    text = (EXPERIMENTS.parent / "docs" / "lab.md").read_text()
+    example = text.split("```toml\n")[1].split("```")[0]
+    path = tmp_path / "mine.toml"
+    path.write_text(example)
+    assert len(load(path).cells) == 4
+    assert [cell.name for cell in load(path, quick=True).cells] == ["rate 0.01"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -54,6 +55,25 @@ def list_scenarios(
         table.add_column(column)
     for row in rows:
         table.add_row(*map(str, row.values()))
+    Console().print(table)
+
+
+@app.command()
+def keys(
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """All keys of scenario files: defaults, what is allowed, and what they mean."""
+    from gradwire.lab.scenario.keys import COLUMNS, key_rows
+
+    rows = key_rows()
+    if as_json:
+        typer.echo(json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
+        return
+    table = Table()
+    for column in COLUMNS:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*map(escape, row))
     Console().print(table)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from gradwire.lab.addresses import STORE_PORT
 from gradwire.lab.bursts import BurstTraffic
 from gradwire.lab.clock import sleep_until
+from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import Network
 from gradwire.lab.ranks import Message, Ranks
 
@@ -110,7 +111,8 @@ class Race:
         self._round_seconds = round_seconds
         self._verified: set[str] = set()
         configs = [self._config(rank) for rank in range(network.hosts)]
-        self._ranks = Ranks(network.spawn, "gradwire.lab.race_worker", configs, env=env)
+        with uninterrupted():
+            self._ranks = Ranks(network.spawn, "gradwire.lab.race_worker", configs, env=env)
         try:
             self._ranks.gather(time.monotonic() + _SETUP_SECONDS)
         except BaseException:

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import Network, probe
 from gradwire.lab.rivals import RivalStreams, goodput
-from gradwire.lab.run.ground import uninterrupted
 from gradwire.lab.scenario.load import Experiment
 from gradwire.lab.scenario.reader import ScenarioError
 from gradwire.lab.scenario.schema import Scenario

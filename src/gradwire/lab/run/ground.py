@@ -12,29 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradwire.lab.bursts import BurstRecord, BurstTraffic
+from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import LabUnavailable, Network
 from gradwire.lab.rivals import RivalStreams
 from gradwire.lab.run.wires import lossy, wires_of
 from gradwire.lab.scenario.network import Fault
 from gradwire.lab.scenario.schema import Scenario
 
-__all__ = ["Event", "Ground", "open_ground", "uninterrupted"]
+__all__ = ["Event", "Ground", "open_ground"]
 
 _LEAD_SECONDS = 0.5
 _START_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _SETTLE_SECONDS = 0.3
 """How long rivals have to find their share before the first round."""
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait, and let the processes that are started meanwhile never hear of it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True)

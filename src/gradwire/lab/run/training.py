@@ -13,9 +13,10 @@ from gradwire.demo.course import Block
 from gradwire.demo.results import Step, join
 from gradwire.demo.startline import memory
 from gradwire.lab.addresses import STORE_PORT
+from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.measure import percentile
 from gradwire.lab.ranks import Ranks
-from gradwire.lab.run.ground import Ground, uninterrupted
+from gradwire.lab.run.ground import Ground
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.transfers import Progress, round_limit
 from gradwire.lab.scenario.schema import Scenario, Work

@@ -79,7 +79,7 @@ class Loss:
     )
     at: str = key(
         "workers",
-        "which way loses: from the workers, to the server, or both ways of every host",
+        "which way loses: from the workers, to the server, or from every host",
         choices=["workers", "server", "everywhere"],
     )
     when: str = key(

@@ -134,7 +134,7 @@ class Contestant:
     tolerant: tuple[str, ...] = key(
         (),
         "of gradwire in training: all workers vote for the tolerant phase in these thirds, and for "
-        "the critical one in the others; none: the policy decides",
+        "the critical one in the others (never: in all); none: the policy decides",
         choices=THIRDS,
     )
     optional: bool = key(False, "leave it out where this gradwire lacks one of its options")
