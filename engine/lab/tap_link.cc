@@ -121,6 +121,17 @@ TapCounters TapLink::counters(size_t direction) {
   return counters_.at(direction);
 }
 
+Nanos TapLink::processor_time() {
+  const std::lock_guard lock(mutex_);
+  clockid_t clock{};
+  timespec time{};
+  if (!thread_.joinable() || ::pthread_getcpuclockid(thread_.native_handle(), &clock) != 0 ||
+      ::clock_gettime(clock, &time) != 0) {
+    return 0;
+  }
+  return static_cast<Nanos>(time.tv_sec) * kSecond + time.tv_nsec;
+}
+
 std::string TapLink::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
@@ -225,7 +236,6 @@ void TapLink::sleep() {
   fds[1] = {taps_[1], POLLIN, 0};
   fds[2] = {wake_, POLLIN, 0};
   const int ready = ::ppoll(fds.data(), fds.size(), left == kNever ? nullptr : &timeout, nullptr);
-  wakeups_.store(wakeups_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (ready <= 0) return;
   if (fds[2].revents != 0) {
     eventfd_t value = 0;

@@ -1,151 +1,102 @@
-"""The lab's own links between hosts and switch, for kernels without netem.
+"""A link between a host and the switch that delays, jitters, loses and limits packets.
 
-Each is a pair of TAP devices, one on the host and one at the switch, with a thread between them
-(`engine/lab`) that delays, jitters, loses and limits what passes. Runs in the keeper; the threads
-are those of one helper process, which dies with it.
+It is the lab's own and needs no netem: two TAP devices take the place of the host's veth pair, and
+a thread of the engine carries frames from one to the other. So it is the same on every kernel.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import socket
-import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from typing import Any
 
-from gradwire.lab.addresses import INTERFACE
-from gradwire.lab.helper import helper_command
-from gradwire.lab.kernel import CLONE_NEWNET, setns
-from gradwire.lab.tap import open_tap
-from gradwire.lab.wire import Wire
+from gradwire.lab.network import Network
+from gradwire.lab.wire import Wire, WireStats, wire_stats
 
-DIRECTIONS = {"uplink": 0, "downlink": 1}
-"""A link's first device is the host's."""
-
-_MAX_MESSAGE = 1 << 16
-_ANSWER_SECONDS = 10.0
-_STOP_SECONDS = 2.0
+BOTH = ("uplink", "downlink")
+"""From the host, and to it."""
 
 
-@dataclass(frozen=True)
-class TapPair:
-    """A link's two devices.
+class DelayLink:
+    """Has a host of a network reach its switch over such a link while a ``with`` block lasts.
 
-    Attributes:
-        host: descriptor of the one on the host.
-        port: of the one at the switch.
-        udp_trains: whether trains of UDP packets pass whole.
+    The port keeps its rate and queue in both directions: what leaves them travels on the wire. Make
+    the link before anything runs on the host: with its devices go its connections, the port's
+    statistics, and what `Network.set_loss` and `Network.set_rate` changed there. A round trip
+    between two hosts crosses four wires, so for an RTT each wire of two hosts takes a quarter.
     """
 
-    host: int
-    port: int
-    udp_trains: bool
-
-
-def make_pair(namespace: int, switch: int, port: str, *, offloads: bool) -> TapPair:
-    """Make a link's devices; leaves the process in the switch's namespace.
-
-    Args:
-        namespace: descriptor of the host's.
-        switch: descriptor of the switch's.
-        port: name of the device at the switch.
-        offloads: whether trains pass whole.
-
-    Raises:
-        TapUnavailable: the machine does not let this process do so.
-    """
-    setns(namespace, CLONE_NEWNET)
-    try:
-        host, udp_trains = open_tap(INTERFACE, offloads=offloads)
-    finally:
-        setns(switch, CLONE_NEWNET)
-    try:
-        return TapPair(host, open_tap(port, offloads=offloads)[0], udp_trains)
-    except OSError:
-        os.close(host)
-        raise
-
-
-class DelayLinks:
-    """All such links of a network."""
-
-    def __init__(self, pairs: dict[int, TapPair], seed: int) -> None:
-        """Start the threads; the descriptors now belong to this object.
+    def __init__(self, network: Network, host: int, *, seed: int = 0, **wire: Any) -> None:
+        """Make the link.
 
         Args:
-            pairs: by host.
-            seed: of losses and jitter.
+            network: of the host.
+            host: which one.
+            seed: of losses and jitter; the hosts of a network differ all the same.
+            wire: what both directions do at first, as in `Wire`: delay_s, jitter_s, keep_order,
+                rate, queue, loss, loss_burst.
 
         Raises:
-            OSError: the helper process cannot be started.
+            IndexError: there is no such host.
+            ValueError: an impossible wire.
+            LabUnavailable: the machine lets the caller make no TAP device, or the host has such a
+                link.
         """
-        self._numbers = {host: number for number, host in enumerate(pairs)}
-        descriptors = [end for pair in pairs.values() for end in (pair.host, pair.port)]
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.settimeout(_ANSWER_SECONDS)
-        with theirs:
-            self._process = subprocess.Popen(
-                helper_command(
-                    "link_process",
-                    os.getpid(),
-                    theirs.fileno(),
-                    seed,
-                    *(f"{pair.host}:{pair.port}" for pair in pairs.values()),
-                ),
-                pass_fds=[theirs.fileno(), *descriptors],
-                stdin=subprocess.DEVNULL,
-            )
-        for descriptor in descriptors:
-            os.close(descriptor)  # so that the devices go with the process that serves them
+        self.network = network
+        self.host = host
+        made = Wire(**wire)
+        self._wires = dict.fromkeys(BOTH, made)
+        self.carrier: str = network.ask_wire("add wire", host, seed=seed << 8 | host)["carrier"]
+        self._open = True
+        self._apply(BOTH)
 
-    def set(self, host: int, wire: Wire, directions: Iterable[str]) -> None:
-        """Have a host's link do so from now on; what travels already arrives when it was due.
+    def set(self, *, directions: Iterable[str] = BOTH, **changes: Any) -> None:
+        """Change what the wire does; in force when this returns.
+
+        What travels already arrives when it was due. ``set(loss=1)`` cuts the link.
 
         Args:
-            host: whose link.
-            wire: what it shall do.
             directions: "uplink" (from the host), "downlink" (to it).
+            changes: attributes of `Wire`; all others stay.
 
         Raises:
-            OSError: the link has failed.
+            ValueError: a direction that is none, or an impossible wire.
+            LabUnavailable: the link has failed, or it is closed.
         """
-        options = {
-            "delay_ns": round(wire.delay_s * 1e9),
-            "jitter_ns": round(wire.jitter_s * 1e9),
-            "keep_order": wire.keep_order,
-            "rate": wire.rate / 8,
-            "queue_bytes": wire.queue,
-            "loss": wire.loss,
-            "loss_burst": wire.loss_burst,
-        }
-        self._ask(host, options=options, directions=[DIRECTIONS[name] for name in directions])
+        wanted = list(directions)
+        for direction in wanted:
+            if direction not in BOTH:
+                raise ValueError(f"direction {direction!r}: allowed are {', '.join(BOTH)}")
+        changed = {name: replace(self._wires[name], **changes) for name in wanted}
+        self._wires.update(changed)
+        self._apply(wanted)
 
-    def counters(self, host: int) -> dict[str, dict[str, int]]:
-        """What both directions of a host's link have seen, as `_engine.TapLink.counters` says it.
+    def wire(self, direction: str) -> Wire:
+        """What a direction does."""
+        return self._wires[direction]
+
+    def stats(self) -> dict[str, WireStats]:
+        """What both directions have seen since the link was made: "uplink", "downlink".
 
         Raises:
-            OSError: the link has failed.
+            LabUnavailable: the link has failed, or it is closed.
         """
-        counters = self._ask(host)["counters"]
-        return {name: counters[direction] for name, direction in DIRECTIONS.items()}
-
-    def _ask(self, host: int, **request: Any) -> dict[str, Any]:
-        self._channel.send(json.dumps({"link": self._numbers[host], **request}).encode())
-        message = self._channel.recv(_MAX_MESSAGE)
-        if not message:
-            raise OSError("the process that carries delayed frames has ended")
-        answer: dict[str, Any] = json.loads(message)
-        if "error" in answer:
-            raise OSError(f"the link of host {host}: {answer['error']}")
-        return answer
+        counters = self.network.ask_wire("wire statistics", self.host)["stats"]
+        return {name: wire_stats(counters[name]) for name in BOTH}
 
     def close(self) -> None:
-        """Stop the threads. May be called again."""
-        self._channel.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_SECONDS)
-        self._process.kill()
-        self._process.wait()
+        """Give the host its veth pair back. May be called again."""
+        if self._open:
+            self._open = False
+            self.network.ask_wire("remove wire", self.host)
+
+    def _apply(self, directions: Iterable[str]) -> None:
+        for name in directions:
+            wire = asdict(self._wires[name])
+            self.network.ask_wire("set wire", self.host, wire=wire, direction=name)
+
+    def __enter__(self) -> DelayLink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

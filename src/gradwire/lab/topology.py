@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,15 @@ from gradwire.lab.addresses import (
     host_address,
     host_mac,
 )
-from gradwire.lab.delay_link import DIRECTIONS, DelayLinks, TapPair, make_pair
 from gradwire.lab.kernel import CLONE_NEWNET, open_network_namespace, setns, unshare
 from gradwire.lab.loss_rules import LossRules
 from gradwire.lab.offloads import switch_offloads_off
 from gradwire.lab.presets import Preset
-from gradwire.lab.wire import Wire
+from gradwire.lab.wires import Wires
 
 UPLINK_OF_EXTRA_HOSTS = Preset("uplink", 10_000_000_000, 8 << 20, 1 << 17, offloads=True)
 """What a cross-traffic host's own egress is shaped to: fast enough never to be the bottleneck,
 and a queue all the same, because a queue counts a train's packets and a bare link does not."""
-
-_TAP_RING = 4096
-"""Frames that a TAP device holds until the link's thread comes."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +44,12 @@ class Plan:
         extra_hosts: hosts for cross traffic; their way into the switch is not the bottleneck.
         preset: of every port.
         congestion_control: of TCP on every host.
-        wires: by host; both directions alike.
-        seed: of what the wires lose and of their jitter.
     """
 
     hosts: int
     extra_hosts: int
     preset: Preset
     congestion_control: str
-    wires: dict[int, Wire] = field(default_factory=dict)
-    seed: int = 0
 
 
 @dataclass
@@ -78,7 +70,15 @@ class Host:
 
 
 class Topology:
-    """A built network."""
+    """A built network.
+
+    Attributes:
+        plan: what was asked for.
+        hosts: by number.
+        switch: a socket inside the switch's namespace.
+        switch_namespace: descriptor of that.
+        wires: the links of those hosts that have more than a veth pair.
+    """
 
     def __init__(self, plan: Plan) -> None:
         """Build it.
@@ -90,73 +90,64 @@ class Topology:
             OSError: the kernel cannot or may not do one of the steps.
             pyroute2.NetlinkError: likewise.
         """
-        self._plan = plan
+        self.plan = plan
         self._rules: dict[int, LossRules] = {}
+        self.wires = Wires(self)
         _quiet_ipv6()
         _switch_frames_unfiltered()
-        self._switch_namespace = open_network_namespace()
-        self._switch = IPRoute()
-        self._switch.link(
-            "add", ifname="switch", kind="bridge", br_mcast_snooping=0, br_stp_state=0
-        )
-        self._bridge = _index(self._switch, "switch")
-        _up(self._switch, self._bridge)
+        self.switch_namespace = open_network_namespace()
+        self.switch = IPRoute()
+        self.switch.link("add", ifname="switch", kind="bridge", br_mcast_snooping=0, br_stp_state=0)
+        self._bridge = _index(self.switch, "switch")
+        _up(self.switch, self._bridge)
         count = plan.hosts + plan.extra_hosts
-        self._taps: dict[int, TapPair] = {}
         self.hosts = [self._add_host(number) for number in range(count)]
         for number in range(count):
-            self._fill_tables(number)
-        self._links = DelayLinks(self._taps, plan.seed) if self._taps else None
-        for number, wire in plan.wires.items():
-            self.set_wire(number, wire, list(DIRECTIONS))
-
-    def _add_pair(self, number: int, namespace: int, netlink: Any) -> None:
-        """Make the devices of a host's link, on the host and at the switch."""
-        port = f"port{number}"
-        if number not in self._plan.wires:
-            self._switch.link(
-                "add",
-                ifname=port,
-                kind="veth",
-                peer={"ifname": INTERFACE, "net_ns_fd": namespace, "address": host_mac(number)},
-            )
-            return
-        self._taps[number] = make_pair(
-            namespace, self._switch_namespace, port, offloads=self._plan.preset.offloads
-        )
-        netlink.link(
-            "set", index=_index(netlink, INTERFACE), address=host_mac(number), txqlen=_TAP_RING
-        )
-        self._switch.link("set", index=_index(self._switch, port), txqlen=_TAP_RING)
+            self.fill_tables(number)
 
     def _add_host(self, number: int) -> Host:
         namespace = _new_namespace()
         _quiet_ipv6()
         netlink = IPRoute()
-        setns(self._switch_namespace, CLONE_NEWNET)
-        port = f"port{number}"
-        self._add_pair(number, namespace, netlink)
-        host = Host(namespace, netlink, _index(netlink, INTERFACE), _index(self._switch, port))
-        if not self._plan.preset.offloads:
-            switch_offloads_off(port)
-            setns(namespace, CLONE_NEWNET)
-            switch_offloads_off(INTERFACE)
-            setns(self._switch_namespace, CLONE_NEWNET)
-        preset = self._plan.preset
-        extra = number >= self._plan.hosts
-        _shape(netlink, host.uplink, UPLINK_OF_EXTRA_HOSTS if extra else preset)
-        _shape(self._switch, host.downlink, preset)
-        self._switch.link("set", index=host.downlink, master=self._bridge)
-        self._switch.brport("set", index=host.downlink, learning=0, unicast_flood=0)
-        _up(self._switch, host.downlink)
+        setns(self.switch_namespace, CLONE_NEWNET)
+        host = Host(namespace, netlink, uplink=0, downlink=0)
         _up(netlink, _index(netlink, "lo"))
+        self.add_pair(number, namespace)
+        self.plug_in(number, host)
+        return host
+
+    def add_pair(self, number: int, namespace: int) -> None:
+        """Make a veth pair, on the host and at the switch."""
+        self.switch.link(
+            "add",
+            ifname=f"port{number}",
+            kind="veth",
+            peer={"ifname": INTERFACE, "net_ns_fd": namespace, "address": host_mac(number)},
+        )
+
+    def plug_in(self, number: int, host: Host) -> None:
+        """Shape and start a host's pair of devices."""
+        netlink, port = host.netlink, f"port{number}"
+        host.uplink, host.downlink = _index(netlink, INTERFACE), _index(self.switch, port)
+        if not self.plan.preset.offloads:
+            setns(self.switch_namespace, CLONE_NEWNET)
+            switch_offloads_off(port)
+            setns(host.namespace, CLONE_NEWNET)
+            switch_offloads_off(INTERFACE)
+            setns(self.switch_namespace, CLONE_NEWNET)
+        preset = self.plan.preset
+        extra = number >= self.plan.hosts
+        _shape(netlink, host.uplink, UPLINK_OF_EXTRA_HOSTS if extra else preset)
+        _shape(self.switch, host.downlink, preset)
+        self.switch.link("set", index=host.downlink, master=self._bridge)
+        self.switch.brport("set", index=host.downlink, learning=0, unicast_flood=0)
+        _up(self.switch, host.downlink)
         netlink.addr(
             "add", index=host.uplink, address=host_address(number), prefixlen=PREFIX_LENGTH
         )
         _up(netlink, host.uplink)
-        return host
 
-    def _fill_tables(self, number: int) -> None:
+    def fill_tables(self, number: int) -> None:
         """Write what the first packets would have to ask for, and TCP's congestion control."""
         host = self.hosts[number]
         # Per route, because a namespace may neither choose nor inherit an algorithm that the
@@ -164,12 +155,12 @@ class Topology:
         via: dict[str, Any] = {
             "oif": host.uplink,
             "scope": "link",
-            "metrics": {"cc_algo": self._plan.congestion_control},
+            "metrics": {"cc_algo": self.plan.congestion_control},
         }
         network = f"{host_address(0).rsplit('.', 1)[0]}.0/{PREFIX_LENGTH}"
         host.netlink.route("replace", dst=network, prefsrc=host_address(number), proto=2, **via)
         host.netlink.route("add", dst=DISCARD_NETWORK, **via)
-        self._switch.fdb(
+        self.switch.fdb(
             "add",
             ifindex=host.downlink,
             lladdr=host_mac(number),
@@ -193,7 +184,7 @@ class Topology:
         host = self.hosts[number]
         return {
             "uplink": _queue_stats(host.netlink, host.uplink),
-            "downlink": _queue_stats(self._switch, host.downlink),
+            "downlink": _queue_stats(self.switch, host.downlink),
         }
 
     def set_loss(self, number: int, direction: str, rate: float) -> None:
@@ -203,7 +194,7 @@ class Topology:
             OSError: the kernel cannot do that.
         """
         up = direction == "uplink"
-        namespace = self._switch_namespace if up else self.hosts[number].namespace
+        namespace = self.switch_namespace if up else self.hosts[number].namespace
         if namespace not in self._rules:
             setns(namespace, CLONE_NEWNET)
             self._rules[namespace] = LossRules()
@@ -211,48 +202,15 @@ class Topology:
 
     def set_rate(self, number: int, rate: int) -> None:
         """Change the rate of a host's port in both directions, in bits per second."""
-        host, preset = self.hosts[number], self._plan.preset
+        host, preset = self.hosts[number], self.plan.preset
         changed = replace(preset, rate=rate)
         _shape(host.netlink, host.uplink, changed, "change")
-        _shape(self._switch, host.downlink, changed, "change")
-
-    @property
-    def wires_by(self) -> str | None:
-        """What delays packets, as results shall name it; None where nothing does."""
-        if not self._taps:
-            return None
-        trains = not self._plan.preset.offloads or all(p.udp_trains for p in self._taps.values())
-        return "tap" if trains else "tap, which cuts UDP trains"
-
-    def set_wire(self, number: int, wire: Wire, directions: list[str]) -> None:
-        """Change what the wire of a host does.
-
-        Raises:
-            OSError: the host was not given one, or it has failed.
-        """
-        if self._links is None or number not in self._taps:
-            raise OSError(f"host {number} was made without a wire")
-        self._links.set(number, wire, directions)
-
-    def wire_stats(self, number: int) -> dict[str, dict[str, int]]:
-        """What both directions of a host's wire have seen: as the engine counts, and `overrun`.
-
-        Raises:
-            OSError: the host was not given one, or it has failed.
-        """
-        if self._links is None or number not in self._taps:
-            raise OSError(f"host {number} was made without a wire")
-        stats = self._links.counters(number)
-        host = self.hosts[number]
-        stats["uplink"]["overrun"] = _unsent(host.netlink, host.uplink)
-        stats["downlink"]["overrun"] = _unsent(self._switch, host.downlink)
-        return stats
+        _shape(self.switch, host.downlink, changed, "change")
 
     def close(self) -> None:
         """Stop what is at work, all hosts' processes included."""
         self.kill_everything()
-        if self._links is not None:
-            self._links.close()
+        self.wires.close()
 
     def kill_everything(self) -> None:
         """Kill every process on any of the hosts, whoever started it."""
@@ -324,12 +282,6 @@ def _shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
         burst=preset.bucket,
         limit=preset.queue,
     )
-
-
-def _unsent(netlink: Any, index: int) -> int:
-    """Frames that a device dropped after its queue had let them go."""
-    (link,) = netlink.get_links(index)
-    return int(link.get_attr("IFLA_STATS64")["tx_dropped"])
 
 
 def _queue_stats(netlink: Any, index: int) -> dict[str, int]:

@@ -75,6 +75,7 @@ class WireStats:
         max_queue_bytes: the longest its queue was.
         mean_late_s: how long after it was due a packet came out, on average.
         max_late_s: at worst.
+        cpu_s: seconds of processor time that the link has taken, for both directions.
     """
 
     packets: int
@@ -87,6 +88,7 @@ class WireStats:
     max_queue_bytes: int
     mean_late_s: float
     max_late_s: float
+    cpu_s: float
 
 
 def wire_stats(counters: dict[str, int]) -> WireStats:
@@ -102,4 +104,5 @@ def wire_stats(counters: dict[str, int]) -> WireStats:
         overrun=counters["overrun"] + counters["refused"],
         mean_late_s=counters["total_lateness_ns"] * 1e-9 / max(1, counters["frames"]),
         max_late_s=counters["max_lateness_ns"] * 1e-9,
+        cpu_s=counters["cpu_ns"] * 1e-9,
     )
