@@ -51,16 +51,19 @@ class TapLink {
   bool exchange();
   bool deliver(size_t direction);
   bool receive(size_t direction);
+  Nanos rest_time() const;
   void sleep();
+  void wait(Nanos length, bool for_frames);
   void fail(const std::string& text);
 
   std::array<int, 2> taps_{-1, -1};
   int wake_ = -1;
-  std::array<LinkQueue, 2> queues_;  // the thread's
-  std::array<TapCounters, 2> seen_;  // the thread's
+  std::array<LinkQueue, 2> queues_;
+  std::array<TapCounters, 2> seen_;
   std::vector<uint8_t> scratch_;
   std::vector<uint8_t> frame_;
-  Nanos slept_at_ = 0;  // the thread's, like the two below: what it may wait without sleeping
+  bool moved_ = false;  // the thread's, like all before the mutex: whether a frame was since a rest
+  Nanos slept_at_ = 0;  // what it may wait without sleeping
   Nanos spin_left_ = 0;
   bool spinning_ = false;
 

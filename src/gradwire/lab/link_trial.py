@@ -1,0 +1,178 @@
+"""What a delay link really does on this machine: its round trips, and the rate that it carries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+
+from gradwire.lab.bursts import BurstTraffic
+from gradwire.lab.delay_link import BOTH, DelayLink
+from gradwire.lab.helper import helper_command
+from gradwire.lab.measure import percentile
+from gradwire.lab.network import LabUnavailable, Network
+from gradwire.lab.presets import KIB, Burst, Preset
+from gradwire.lab.wire import WireStats
+
+_FILL = 0.97
+"""Offered share of the port's rate: below it, so that no queue grows."""
+
+_SETTLE_SECONDS = 0.3
+_LOST = 0.001
+_LATE_SECONDS = 0.001
+
+
+def round_trips(
+    network: Network, source: int, target: int, count: int, interval: float = 0.001
+) -> list[float | None]:
+    """Round-trip times of small datagrams between two hosts, one at a time.
+
+    Args:
+        network: of the hosts.
+        source: the host that asks.
+        target: the host that answers.
+        count: how many.
+        interval: seconds between an answer and the next question.
+
+    Returns:
+        Seconds; None for a datagram that was lost.
+
+    Raises:
+        LabUnavailable: one of the two programs failed.
+    """
+    server = network.spawn(
+        target, helper_command("echo", "serve", bare=True), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        if not server.stdout.readline():
+            raise LabUnavailable(f"the echo on host {target} does not start")
+        client = network.spawn(
+            source,
+            helper_command("echo", network.address(target), count, interval, bare=True),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        output, _ = client.communicate()
+        if client.returncode != 0:
+            raise LabUnavailable(f"the echo on host {source} ended with {client.returncode}")
+        times: list[float | None] = json.loads(output)
+        return times
+    finally:
+        server.kill()
+        server.communicate()
+
+
+@dataclass(frozen=True)
+class DelayError:
+    """How far round trips over a link are from those that were asked for.
+
+    Attributes:
+        delay_s: of each direction, as set.
+        count: round trips measured.
+        plain_s: median round trip without the link, in seconds.
+        median_s: how much longer than that and twice the delay they took: the median.
+        p99_s: the 99th percentile.
+    """
+
+    delay_s: float
+    count: int
+    plain_s: float
+    median_s: float
+    p99_s: float
+
+
+def delay_error(delay_s: float, count: int = 500) -> DelayError:
+    """Measure round trips over one link and without it, on a network that is otherwise quiet.
+
+    Raises:
+        LabUnavailable: this machine can make no such network.
+    """
+    with Network(2) as network:
+        plain = _answered(round_trips(network, 0, 1, count))
+        with DelayLink(network, 0, delay_s=delay_s):
+            times = _answered(round_trips(network, 0, 1, count))
+    base = percentile(plain, 50)
+    errors = [seconds - 2 * delay_s - base for seconds in times]
+    return DelayError(delay_s, len(errors), base, percentile(errors, 50), percentile(errors, 99))
+
+
+def _answered(times: list[float | None]) -> list[float]:
+    return [seconds for seconds in times if seconds is not None]
+
+
+@dataclass(frozen=True)
+class LinkLoad:
+    """What a link did with packets of 1,514 bytes in both directions at once.
+
+    Attributes:
+        rate: of the ports, in bits per second.
+        delay_s: of each direction.
+        offloads: whether trains passed whole.
+        carried: bits per second that came out, the lesser of both directions.
+        lost: share of the packets that the lab failed to carry, the greater.
+        mean_late_s: how long after they were due frames came out, the greater of both means.
+        cpu: share of one processor that the link took.
+        good: whether that is a link at this rate: at most 1 in 1,000 packets lost, at least 0.9
+            of the rate carried, and frames less than 1 ms late on average.
+    """
+
+    rate: int
+    delay_s: float
+    offloads: bool
+    carried: float
+    lost: float
+    mean_late_s: float
+    cpu: float
+    good: bool
+
+
+def link_load(
+    rate: int, delay_s: float, *, offloads: bool = False, seconds: float = 2.0
+) -> LinkLoad:
+    """Send 0.97 of a rate over one link in both directions.
+
+    Args:
+        rate: of the ports, in bits per second.
+        delay_s: of each direction of the link.
+        offloads: whether trains pass whole.
+        seconds: how long.
+
+    Raises:
+        LabUnavailable: this machine can make no such network.
+    """
+    bucket = 72 * KIB if offloads else 8 * KIB
+    preset = Preset("trial", rate, 256 * KIB, bucket, offloads)
+    burst = Burst(_FILL * rate, on=3600.0, period=3600.0)
+    with (
+        Network(2, preset) as network,
+        DelayLink(network, 0, delay_s=delay_s) as link,
+        BurstTraffic(network, burst, source=0, target=1),
+        BurstTraffic(network, burst, source=1, target=0) as traffic,
+    ):
+        time.sleep(traffic.origin - time.monotonic() + _SETTLE_SECONDS + 2 * delay_s)
+        before, started = link.stats(), time.monotonic()
+        time.sleep(seconds)
+        after, ended = link.stats(), time.monotonic()
+    ways = [_Way(before[name], after[name], ended - started) for name in BOTH]
+    carried = min(way.carried for way in ways)
+    lost = max(way.lost for way in ways)
+    late = max(way.mean_late for way in ways)
+    good = lost <= _LOST and carried >= 0.9 * rate and late <= _LATE_SECONDS
+    return LinkLoad(rate, delay_s, offloads, carried, lost, late, ways[0].cpu, good)
+
+
+class _Way:
+    """One direction between two looks at its statistics."""
+
+    def __init__(self, before: WireStats, after: WireStats, seconds: float) -> None:
+        packets = after.packets - before.packets
+        delivered = after.delivered - before.delivered
+        failed = after.dropped_memory + after.overrun - before.dropped_memory - before.overrun
+        bytes_each = (after.bytes - before.bytes) / max(1, packets)
+        self.carried = delivered * bytes_each * 8 / seconds
+        self.lost = failed / max(1, packets + failed)
+        late = after.mean_late_s * after.frames - before.mean_late_s * before.frames
+        self.mean_late = late / max(1, after.frames - before.frames)
+        self.cpu = (after.cpu_s - before.cpu_s) / seconds
