@@ -38,7 +38,8 @@ class QueueStats:
 
     Attributes:
         bytes: sent, Ethernet headers counted.
-        packets: sent; a train counts as its packets.
+        packets: sent; a train counts as its packets, but one that came over another host's
+            `DelayLink` as none unless this host has one, too.
         drops: overflows; a train that is dropped whole counts once.
         backlog: bytes that wait.
     """

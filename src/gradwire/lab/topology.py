@@ -182,10 +182,13 @@ class Topology:
     def port_stats(self, number: int) -> dict[str, dict[str, int]]:
         """What both queues of a host's port have seen since they were made."""
         host = self.hosts[number]
-        return {
+        stats = {
             "uplink": _queue_stats(host.netlink, host.uplink),
             "downlink": _queue_stats(self.switch, host.downlink),
         }
+        if (arrived := self.wires.arrived(number)) is not None:
+            stats["downlink"]["packets"] = arrived
+        return stats
 
     def set_loss(self, number: int, direction: str, rate: float) -> None:
         """Drop packets by chance where they have crossed a host's uplink or downlink.
