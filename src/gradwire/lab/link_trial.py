@@ -18,6 +18,7 @@ from gradwire.lab.wire import WireStats
 _FILL = 0.97
 """Offered share of the port's rate: below it, so that no queue grows."""
 
+_START_SECONDS = 20.0
 _SETTLE_SECONDS = 0.3
 _LOST = 0.001
 _LATE_SECONDS = 0.001
@@ -73,7 +74,9 @@ class DelayError:
         count: round trips measured.
         plain_s: median round trip without the link, in seconds.
         median_s: how much longer than that and twice the delay they took: the median.
-        p99_s: the 99th percentile.
+        p99_s: the 99th percentile. What the hosts' own wake-ups take is part of both.
+        late_s: how long after it was due a frame came out of the link, on average.
+        max_late_s: at worst.
     """
 
     delay_s: float
@@ -81,6 +84,8 @@ class DelayError:
     plain_s: float
     median_s: float
     p99_s: float
+    late_s: float
+    max_late_s: float
 
 
 def delay_error(delay_s: float, count: int = 500) -> DelayError:
@@ -91,11 +96,20 @@ def delay_error(delay_s: float, count: int = 500) -> DelayError:
     """
     with Network(2) as network:
         plain = _answered(round_trips(network, 0, 1, count))
-        with DelayLink(network, 0, delay_s=delay_s):
+        with DelayLink(network, 0, delay_s=delay_s) as link:
             times = _answered(round_trips(network, 0, 1, count))
+            stats = [link.stats()[name] for name in BOTH]
     base = percentile(plain, 50)
     errors = [seconds - 2 * delay_s - base for seconds in times]
-    return DelayError(delay_s, len(errors), base, percentile(errors, 50), percentile(errors, 99))
+    return DelayError(
+        delay_s,
+        len(errors),
+        base,
+        percentile(errors, 50),
+        percentile(errors, 99),
+        sum(way.mean_late_s for way in stats) / len(stats),
+        max(way.max_late_s for way in stats),
+    )
 
 
 def _answered(times: list[float | None]) -> list[float]:
@@ -144,14 +158,19 @@ def link_load(
     """
     bucket = 72 * KIB if offloads else 8 * KIB
     preset = Preset("trial", rate, 256 * KIB, bucket, offloads)
-    burst = Burst(_FILL * rate, on=3600.0, period=3600.0)
+    burst = Burst(_FILL * rate, on=0.5, period=0.5)  # without a pause, but late starters join
     with (
         Network(2, preset) as network,
         DelayLink(network, 0, delay_s=delay_s) as link,
         BurstTraffic(network, burst, source=0, target=1),
-        BurstTraffic(network, burst, source=1, target=0) as traffic,
+        BurstTraffic(network, burst, source=1, target=0),
     ):
-        time.sleep(traffic.origin - time.monotonic() + _SETTLE_SECONDS + 2 * delay_s)
+        deadline = time.monotonic() + _START_SECONDS
+        while not all(way.delivered for way in link.stats().values()):
+            if time.monotonic() > deadline:
+                raise LabUnavailable("the senders of the trial do not start")
+            time.sleep(0.05)
+        time.sleep(_SETTLE_SECONDS)
         before, started = link.stats(), time.monotonic()
         time.sleep(seconds)
         after, ended = link.stats(), time.monotonic()
