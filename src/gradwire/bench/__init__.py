@@ -12,13 +12,13 @@ from rich.table import Table
 
 from gradwire.bench.accuracy.command import accuracy
 from gradwire.bench.cases import Case, cases
-from gradwire.bench.link import link
 from gradwire.bench.net import run_case
 from gradwire.bench.replicas import run_replicas
+from gradwire.bench.wires import wires
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command()(accuracy)
-app.command()(link)
+app.command()(wires)
 
 
 @app.callback()

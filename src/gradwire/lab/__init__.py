@@ -1,7 +1,6 @@
 """A test network on one machine: hosts, a switch, queues, bursts, and the baselines on it."""
 
 from gradwire.lab.bursts import BurstRecord, BurstTraffic, windows
-from gradwire.lab.delay_link import DelayLink
 from gradwire.lab.network import LabUnavailable, Network, PortStats, QueueStats, probe
 from gradwire.lab.presets import (
     BURSTS,
@@ -25,7 +24,6 @@ __all__ = [
     "Burst",
     "BurstRecord",
     "BurstTraffic",
-    "DelayLink",
     "LabUnavailable",
     "Network",
     "PortStats",

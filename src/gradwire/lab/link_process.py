@@ -22,13 +22,11 @@ MAX_MESSAGE = 1 << 16
 def obey(
     request: dict[str, Any], descriptors: list[int], links: dict[int, _engine.TapLink]
 ) -> dict[str, Any]:
-    """Start, set, count or end the link of a host."""
+    """Start, set or count the link of a host."""
     host = request["host"]
     if request["ask"] == "start":
         first, second = descriptors
         links[host] = _engine.TapLink(first, second, headed=True, seed=request["seed"])
-    elif request["ask"] == "stop":
-        links.pop(host).close()
     elif failure := links[host].failure():
         return {"error": failure}
     elif request["ask"] == "set":

@@ -21,9 +21,6 @@ from gradwire.lab.wire import Wire
 DIRECTIONS = {"uplink": 0, "downlink": 1}
 """A link's first device is the host's."""
 
-SPARE = "spare"
-"""What both devices are called until they take the place of others."""
-
 _MAX_ANSWER = 1 << 16
 _ANSWER_SECONDS = 10.0
 _STOP_SECONDS = 2.0
@@ -44,12 +41,14 @@ class TapPair:
     carrier: str
 
 
-def make_pair(namespace: int, switch: int, *, offloads: bool) -> TapPair:
-    """Make the devices, both called `SPARE`; leaves the process in the switch's namespace.
+def make_pair(namespace: int, interface: str, switch: int, port: str, *, offloads: bool) -> TapPair:
+    """Make a link's devices; leaves the process in the switch's namespace.
 
     Args:
         namespace: descriptor of the host's.
+        interface: name of the device there.
         switch: descriptor of the switch's.
+        port: name of the device there.
         offloads: whether trains pass whole.
 
     Raises:
@@ -57,23 +56,22 @@ def make_pair(namespace: int, switch: int, *, offloads: bool) -> TapPair:
     """
     setns(namespace, CLONE_NEWNET)
     try:
-        host, udp_trains = open_tap(SPARE, offloads=offloads)
+        host, udp_trains = open_tap(interface, offloads=offloads)
     finally:
         setns(switch, CLONE_NEWNET)
     try:
-        port, _ = open_tap(SPARE, offloads=offloads)
+        end, _ = open_tap(port, offloads=offloads)
     except OSError:
         os.close(host)
         raise
-    carrier = "TAP pair" if udp_trains or not offloads else "TAP pair that cuts UDP trains"
-    return TapPair(host, port, carrier)
+    carrier = "TAP pairs" if udp_trains or not offloads else "TAP pairs that cut UDP trains"
+    return TapPair(host, end, carrier)
 
 
 class TapLinks:
     """All such links of a network."""
 
     def __init__(self) -> None:
-        self.hosts: set[int] = set()
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -90,25 +88,13 @@ class TapLinks:
         finally:
             os.close(pair.host)  # so that the devices go with the thread
             os.close(pair.port)
-        self.hosts.add(host)
-
-    def remove(self, host: int) -> None:
-        """End a thread; its devices are gone when this returns.
-
-        Raises:
-            OSError: there is none.
-        """
-        self._require(host)
-        self.hosts.remove(host)
-        self._ask("stop", host)
 
     def set(self, host: int, wire: Wire, direction: str) -> None:
         """Have a direction of a host's link do so from now on.
 
         Raises:
-            OSError: there is none, or it has failed.
+            OSError: it has failed.
         """
-        self._require(host)
         options = {
             "delay_ns": round(wire.delay_s * 1e9),
             "jitter_ns": round(wire.jitter_s * 1e9),
@@ -124,9 +110,8 @@ class TapLinks:
         """What both directions have seen, as `_engine.TapLink.counters` says it, and `cpu_ns`.
 
         Raises:
-            OSError: there is none, or it has failed.
+            OSError: it has failed.
         """
-        self._require(host)
         counters = self._ask("count", host)["counters"]
         return {name: counters[direction] for name, direction in DIRECTIONS.items()}
 
@@ -149,10 +134,6 @@ class TapLinks:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-
-    def _require(self, host: int) -> None:
-        if host not in self.hosts:
-            raise OSError(f"host {host} has no wire")
 
     def _ask(
         self, ask: str, host: int, descriptors: list[int] | None = None, **request: Any

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from gradwire.lab.kernel import CLONE_NEWNET, open_network_namespace, setns, uns
 from gradwire.lab.loss_rules import LossRules
 from gradwire.lab.offloads import switch_offloads_off
 from gradwire.lab.presets import Preset
+from gradwire.lab.wire import Wire
 from gradwire.lab.wires import Wires
 
 UPLINK_OF_EXTRA_HOSTS = Preset("uplink", 10_000_000_000, 8 << 20, 1 << 17, offloads=True)
@@ -44,12 +45,16 @@ class Plan:
         extra_hosts: hosts for cross traffic; their way into the switch is not the bottleneck.
         preset: of every port.
         congestion_control: of TCP on every host.
+        wires: by host, what its link does in both directions at first; all others are veth pairs.
+        seed: of what the wires lose and of their jitter.
     """
 
     hosts: int
     extra_hosts: int
     preset: Preset
     congestion_control: str
+    wires: dict[int, Wire] = field(default_factory=dict)
+    seed: int = 0
 
 
 @dataclass
@@ -73,11 +78,8 @@ class Topology:
     """A built network.
 
     Attributes:
-        plan: what was asked for.
         hosts: by number.
-        switch: a socket inside the switch's namespace.
-        switch_namespace: descriptor of that.
-        wires: the links of those hosts that have more than a veth pair.
+        wires: the links of those that have more than a veth pair.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -88,66 +90,62 @@ class Topology:
 
         Raises:
             OSError: the kernel cannot or may not do one of the steps.
+            TapUnavailable: it lets the caller make no wires.
             pyroute2.NetlinkError: likewise.
         """
-        self.plan = plan
+        self._plan = plan
         self._rules: dict[int, LossRules] = {}
-        self.wires = Wires(self)
         _quiet_ipv6()
         _switch_frames_unfiltered()
-        self.switch_namespace = open_network_namespace()
-        self.switch = IPRoute()
-        self.switch.link("add", ifname="switch", kind="bridge", br_mcast_snooping=0, br_stp_state=0)
-        self._bridge = _index(self.switch, "switch")
-        _up(self.switch, self._bridge)
+        self._switch_namespace = open_network_namespace()
+        self._switch = IPRoute()
+        self._switch.link(
+            "add", ifname="switch", kind="bridge", br_mcast_snooping=0, br_stp_state=0
+        )
+        self.wires = Wires(self._switch, self._switch_namespace, offloads=plan.preset.offloads)
+        self._bridge = _index(self._switch, "switch")
+        _up(self._switch, self._bridge)
         count = plan.hosts + plan.extra_hosts
         self.hosts = [self._add_host(number) for number in range(count)]
         for number in range(count):
-            self.fill_tables(number)
+            self._fill_tables(number)
 
     def _add_host(self, number: int) -> Host:
         namespace = _new_namespace()
         _quiet_ipv6()
         netlink = IPRoute()
-        setns(self.switch_namespace, CLONE_NEWNET)
-        host = Host(namespace, netlink, uplink=0, downlink=0)
-        _up(netlink, _index(netlink, "lo"))
-        self.add_pair(number, namespace)
-        self.plug_in(number, host)
-        return host
-
-    def add_pair(self, number: int, namespace: int) -> None:
-        """Make a veth pair, on the host and at the switch."""
-        self.switch.link(
-            "add",
-            ifname=f"port{number}",
-            kind="veth",
-            peer={"ifname": INTERFACE, "net_ns_fd": namespace, "address": host_mac(number)},
-        )
-
-    def plug_in(self, number: int, host: Host) -> None:
-        """Shape and start a host's pair of devices."""
-        netlink, port = host.netlink, f"port{number}"
-        host.uplink, host.downlink = _index(netlink, INTERFACE), _index(self.switch, port)
-        if not self.plan.preset.offloads:
-            setns(self.switch_namespace, CLONE_NEWNET)
+        setns(self._switch_namespace, CLONE_NEWNET)
+        port = f"port{number}"
+        if wire := self._plan.wires.get(number):
+            self.wires.add(number, namespace, netlink, wire, self._plan.seed)
+        else:
+            self._switch.link(
+                "add",
+                ifname=port,
+                kind="veth",
+                peer={"ifname": INTERFACE, "net_ns_fd": namespace, "address": host_mac(number)},
+            )
+        host = Host(namespace, netlink, _index(netlink, INTERFACE), _index(self._switch, port))
+        if not self._plan.preset.offloads:
             switch_offloads_off(port)
-            setns(host.namespace, CLONE_NEWNET)
+            setns(namespace, CLONE_NEWNET)
             switch_offloads_off(INTERFACE)
-            setns(self.switch_namespace, CLONE_NEWNET)
-        preset = self.plan.preset
-        extra = number >= self.plan.hosts
+            setns(self._switch_namespace, CLONE_NEWNET)
+        preset = self._plan.preset
+        extra = number >= self._plan.hosts
         _shape(netlink, host.uplink, UPLINK_OF_EXTRA_HOSTS if extra else preset)
-        _shape(self.switch, host.downlink, preset)
-        self.switch.link("set", index=host.downlink, master=self._bridge)
-        self.switch.brport("set", index=host.downlink, learning=0, unicast_flood=0)
-        _up(self.switch, host.downlink)
+        _shape(self._switch, host.downlink, preset)
+        self._switch.link("set", index=host.downlink, master=self._bridge)
+        self._switch.brport("set", index=host.downlink, learning=0, unicast_flood=0)
+        _up(self._switch, host.downlink)
+        _up(netlink, _index(netlink, "lo"))
         netlink.addr(
             "add", index=host.uplink, address=host_address(number), prefixlen=PREFIX_LENGTH
         )
         _up(netlink, host.uplink)
+        return host
 
-    def fill_tables(self, number: int) -> None:
+    def _fill_tables(self, number: int) -> None:
         """Write what the first packets would have to ask for, and TCP's congestion control."""
         host = self.hosts[number]
         # Per route, because a namespace may neither choose nor inherit an algorithm that the
@@ -155,12 +153,12 @@ class Topology:
         via: dict[str, Any] = {
             "oif": host.uplink,
             "scope": "link",
-            "metrics": {"cc_algo": self.plan.congestion_control},
+            "metrics": {"cc_algo": self._plan.congestion_control},
         }
         network = f"{host_address(0).rsplit('.', 1)[0]}.0/{PREFIX_LENGTH}"
         host.netlink.route("replace", dst=network, prefsrc=host_address(number), proto=2, **via)
         host.netlink.route("add", dst=DISCARD_NETWORK, **via)
-        self.switch.fdb(
+        self._switch.fdb(
             "add",
             ifindex=host.downlink,
             lladdr=host_mac(number),
@@ -184,7 +182,7 @@ class Topology:
         host = self.hosts[number]
         stats = {
             "uplink": _queue_stats(host.netlink, host.uplink),
-            "downlink": _queue_stats(self.switch, host.downlink),
+            "downlink": _queue_stats(self._switch, host.downlink),
         }
         if (arrived := self.wires.arrived(number)) is not None:
             stats["downlink"]["packets"] = arrived
@@ -197,7 +195,7 @@ class Topology:
             OSError: the kernel cannot do that.
         """
         up = direction == "uplink"
-        namespace = self.switch_namespace if up else self.hosts[number].namespace
+        namespace = self._switch_namespace if up else self.hosts[number].namespace
         if namespace not in self._rules:
             setns(namespace, CLONE_NEWNET)
             self._rules[namespace] = LossRules()
@@ -205,10 +203,10 @@ class Topology:
 
     def set_rate(self, number: int, rate: int) -> None:
         """Change the rate of a host's port in both directions, in bits per second."""
-        host, preset = self.hosts[number], self.plan.preset
+        host, preset = self.hosts[number], self._plan.preset
         changed = replace(preset, rate=rate)
         _shape(host.netlink, host.uplink, changed, "change")
-        _shape(self.switch, host.downlink, changed, "change")
+        _shape(self._switch, host.downlink, changed, "change")
 
     def close(self) -> None:
         """Stop what is at work, all hosts' processes included."""

@@ -1,83 +1,106 @@
-"""Puts a pair of TAP devices in the place of a host's veth pair, and back.
+"""The wires of hosts that have more than a veth pair: what a topology keeps of them.
 
 Runs in the keeper, as the topology does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from gradwire.lab.addresses import INTERFACE, host_mac
-from gradwire.lab.tap_links import SPARE, TapLinks, make_pair
+from gradwire.lab.tap_links import DIRECTIONS, TapLinks, make_pair
 from gradwire.lab.wire import Wire
-
-if TYPE_CHECKING:
-    from gradwire.lab.topology import Topology
 
 _RING = 4096
 """Frames that a TAP device holds until the link's thread comes for them."""
 
 
+@dataclass(frozen=True)
+class _End:
+    """One device of a wire: a socket inside its namespace, and its index there."""
+
+    netlink: Any
+    index: int
+
+    def unsent(self) -> int:
+        """Frames that the device dropped after its queue had let them go."""
+        (link,) = self.netlink.get_links(self.index)
+        return int(link.get_attr("IFLA_STATS64")["tx_dropped"])
+
+
 class Wires:
-    """The wires of a topology's hosts."""
+    """Pairs of TAP devices with a thread between them, in the place of veth pairs."""
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+    def __init__(self, switch: Any, switch_namespace: int, *, offloads: bool) -> None:
+        """Make none yet.
+
+        Args:
+            switch: a socket inside the switch's namespace.
+            switch_namespace: descriptor of that.
+            offloads: whether trains pass whole.
+        """
+        self._switch = switch
+        self._switch_namespace = switch_namespace
+        self._offloads = offloads
         self._links = TapLinks()
+        self._ends: dict[int, dict[str, _End]] = {}
+        self._carriers: set[str] = set()
 
-    def add(self, number: int, seed: int) -> str:
-        """Make a host's link anew, of two TAP devices with a thread between them.
+    @property
+    def carrier(self) -> str | None:
+        """What carries packets over the wires, as results shall name it; None without wires."""
+        return ", ".join(sorted(self._carriers)) or None
 
-        Returns:
-            What carries it, as results shall name it.
+    def add(self, number: int, namespace: int, netlink: Any, wire: Wire, seed: int) -> None:
+        """Make a host's devices, on the host and at the switch, and start what is between them.
+
+        Args:
+            number: of the host.
+            namespace: descriptor of its network namespace.
+            netlink: a socket inside that.
+            wire: what both directions do.
+            seed: of losses and jitter; hosts differ all the same.
 
         Raises:
             TapUnavailable: the machine lets the caller make none.
-            OSError: the host has one, or the thread does not start.
+            OSError: the thread does not start.
         """
-        if number in self._links.hosts:
-            raise OSError(f"host {number} has a wire already")
-        topology, host = self._topology, self._topology.hosts[number]
-        # First of all, because where it fails the host is to keep what it has.
+        port = f"port{number}"
         pair = make_pair(
-            host.namespace, topology.switch_namespace, offloads=topology.plan.preset.offloads
+            namespace, INTERFACE, self._switch_namespace, port, offloads=self._offloads
         )
-        topology.switch.link("del", index=host.downlink)
-        host.netlink.link("set", index=_spare(host.netlink), address=host_mac(number))
-        for netlink, name in ((host.netlink, INTERFACE), (topology.switch, f"port{number}")):
-            netlink.link("set", index=_spare(netlink), ifname=name, txqlen=_RING)
-        self._links.add(number, pair, seed)
-        self._plug_in(number)
-        return pair.carrier
+        self._links.add(number, pair, seed << 8 | number)
+        self._carriers.add(pair.carrier)
+        (uplink,) = netlink.link_lookup(ifname=INTERFACE)
+        (downlink,) = self._switch.link_lookup(ifname=port)
+        netlink.link("set", index=uplink, address=host_mac(number), txqlen=_RING)
+        self._switch.link("set", index=downlink, txqlen=_RING)
+        self._ends[number] = {
+            "uplink": _End(netlink, uplink),
+            "downlink": _End(self._switch, downlink),
+        }
+        self.set(number, wire, DIRECTIONS)
 
-    def remove(self, number: int) -> None:
-        """Make a host's link a veth pair again.
-
-        Raises:
-            OSError: it is one.
-        """
-        self._links.remove(number)
-        self._topology.add_pair(number, self._topology.hosts[number].namespace)
-        self._plug_in(number)
-
-    def set(self, number: int, wire: Wire, direction: str) -> None:
-        """Change what one direction of a host's wire does.
+    def set(self, number: int, wire: Wire, directions: Iterable[str]) -> None:
+        """Change what directions of a host's wire do.
 
         Raises:
-            OSError: it has none, or the wire has failed.
+            OSError: the wire has failed.
         """
-        self._links.set(number, wire, direction)
+        for direction in directions:
+            self._links.set(number, wire, direction)
 
     def stats(self, number: int) -> dict[str, dict[str, int]]:
         """What both directions of a host's wire have seen: as the engine counts, and `overrun`.
 
         Raises:
-            OSError: it has none, or the wire has failed.
+            OSError: the wire has failed.
         """
         stats = self._links.counters(number)
-        host = self._topology.hosts[number]
-        stats["uplink"]["overrun"] = _unsent(host.netlink, host.uplink)
-        stats["downlink"]["overrun"] = _unsent(self._topology.switch, host.downlink)
+        for direction, end in self._ends[number].items():
+            stats[direction]["overrun"] = end.unsent()
         return stats
 
     def arrived(self, number: int) -> int | None:
@@ -89,7 +112,7 @@ class Wires:
         Raises:
             OSError: the wire has failed.
         """
-        if number not in self._links.hosts:
+        if number not in self._ends:
             return None
         downlink = self.stats(number)["downlink"]
         return downlink["packets"] + downlink["overrun"]
@@ -97,17 +120,3 @@ class Wires:
     def close(self) -> None:
         """End all threads. May be called again."""
         self._links.close()
-
-    def _plug_in(self, number: int) -> None:
-        self._topology.plug_in(number, self._topology.hosts[number])
-        self._topology.fill_tables(number)
-
-
-def _spare(netlink: Any) -> int:
-    return int(netlink.link_lookup(ifname=SPARE)[0])
-
-
-def _unsent(netlink: Any, index: int) -> int:
-    """Frames that a device dropped after its queue had let them go."""
-    (link,) = netlink.get_links(index)
-    return int(link.get_attr("IFLA_STATS64")["tx_dropped"])

@@ -1,4 +1,4 @@
-"""The lab's own link between host and switch, on real TAP devices."""
+"""The wires of the lab's hosts, on real TAP devices."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 import pytest
 
-from gradwire.lab import NETWORK_A, NETWORK_B, DelayLink, LabUnavailable, Network, Wire, probe
-from gradwire.lab.link_trial import link_load, round_trips
+from gradwire.lab import NETWORK_A, NETWORK_B, LabUnavailable, Network, Preset, Wire, probe
+from gradwire.lab.wire_trial import round_trips, wire_load
 
 pytestmark = pytest.mark.netns
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
 SLACK = 0.015
 """Seconds that a busy machine may add to a median round trip."""
 
@@ -51,21 +51,14 @@ print(hashlib.sha256(data).hexdigest())
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _links() -> None:
+def _wires() -> None:
     reason = probe()
     if reason is not None:
         pytest.skip(reason)
-    with Network(1) as network:
-        try:
-            DelayLink(network, 0).close()
-        except LabUnavailable as error:
-            pytest.skip(str(error))
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    with Network(2, NETWORK_B) as made:
-        yield made
+    try:
+        Network(1, wires={0: Wire()}).close()
+    except LabUnavailable as error:
+        pytest.skip(str(error))
 
 
 def rtt(network: Network, count: int = 20) -> tuple[float, float]:
@@ -82,30 +75,32 @@ def send(network: Network, source: int, count: int, train: int = 1) -> None:
     time.sleep(0.2)
 
 
-def test_round_trips_take_what_was_asked_for(network: Network) -> None:
-    with DelayLink(network, 0, delay_s=0.010) as link:
-        assert link.carrier == "TAP pair"
+def test_round_trips_take_what_was_asked_for() -> None:
+    with Network(2, NETWORK_B, wires={0: Wire(delay_s=0.010)}) as network:
+        assert network.wires_by == "TAP pairs"
         least, usual = rtt(network)
         assert 0.020 <= least <= usual < 0.020 + SLACK
-        with DelayLink(network, 1, delay_s=0.010):
-            least, usual = rtt(network)
-            assert 0.040 <= least <= usual < 0.040 + SLACK
-        link.set(delay_s=0.030, directions=["uplink"])
+        network.set_wire(0, Wire(delay_s=0.030), directions=["uplink"])
         least, usual = rtt(network)
         assert 0.040 <= least <= usual < 0.040 + SLACK
-        assert link.wire("downlink") == Wire(delay_s=0.010)
-        assert link.stats()["uplink"].delivered == 60
-    least, usual = rtt(network)  # over the veth pair again
-    assert usual < SLACK
-    assert network.port_stats(0).uplink.packets == 20
+        stats = network.wire_stats(0)["uplink"]
+        assert stats.packets == stats.delivered == 40
+        assert stats.mean_late_s < 0.005
+    with Network(2, wires=dict.fromkeys((0, 1), Wire(delay_s=0.005))) as network:
+        least, usual = rtt(network)
+        assert 0.020 <= least <= usual < 0.020 + SLACK
+    with Network(2) as network:
+        assert network.wires_by is None
+        assert rtt(network)[1] < SLACK
 
 
-def test_losses_have_their_share_in_the_direction_asked_for(network: Network) -> None:
-    with DelayLink(network, 0) as link:
-        link.set(loss=0.25, loss_burst=4, directions=["uplink"])
+def test_losses_have_their_share_in_the_direction_asked_for() -> None:
+    with Network(2, NETWORK_B, wires={0: Wire()}) as network:
+        network.set_wire(0, Wire(loss=0.25, loss_burst=4), directions=["uplink"])
         for source in (0, 1):
             send(network, source, 2000, train=10)
-        up, down = link.stats()["uplink"], link.stats()["downlink"]
+        stats = network.wire_stats(0)
+        up, down = stats["uplink"], stats["downlink"]
         assert up.packets == down.packets == down.delivered == 2000
         assert 350 < up.dropped_loss < 650
         assert up.delivered == 2000 - up.dropped_loss
@@ -115,27 +110,23 @@ def test_losses_have_their_share_in_the_direction_asked_for(network: Network) ->
 
 
 def test_trains_pass_whole_and_are_lost_packet_by_packet() -> None:
-    with Network(2, NETWORK_A) as network, DelayLink(network, 0) as link, DelayLink(network, 1):
+    with Network(2, NETWORK_A, wires=dict.fromkeys((0, 1), Wire())) as network:
         send(network, 0, 2000, train=40)
-        stats = link.stats()["uplink"]
+        stats = network.wire_stats(0)["uplink"]
         assert (stats.packets, stats.delivered) == (2000, 2000)
-        if "cuts" not in link.carrier:
+        if network.wires_by == "TAP pairs":
             assert stats.frames == 50
         assert network.lost_packets() == 0
-        link.set(loss=0.1)
+        network.set_wire(0, Wire(loss=0.1))
         send(network, 0, 4000, train=40)
-        stats = link.stats()["uplink"]
+        stats = network.wire_stats(0)["uplink"]
         assert 250 < stats.dropped_loss < 550
         assert network.lost_packets() == stats.dropped_loss
 
 
 @pytest.mark.parametrize("preset", [NETWORK_A, NETWORK_B], ids=["A", "B"])
-def test_tcp_gets_its_bytes_through_delay_and_loss(preset: object) -> None:
-    assert preset in (NETWORK_A, NETWORK_B)
-    with (
-        Network(2, NETWORK_A if preset is NETWORK_A else NETWORK_B) as network,
-        DelayLink(network, 0, delay_s=0.001, loss=0.01) as link,
-    ):
+def test_tcp_gets_its_bytes_through_delay_and_loss(preset: Preset) -> None:
+    with Network(2, preset, wires={0: Wire(delay_s=0.001, loss=0.01)}) as network:
         server = network.spawn(
             1, [sys.executable, "-c", TCP_SERVER], stdout=subprocess.PIPE, text=True
         )
@@ -149,65 +140,86 @@ def test_tcp_gets_its_bytes_through_delay_and_loss(preset: object) -> None:
         )
         sent, received = client.communicate(timeout=60)[0], server.communicate(timeout=60)[0]
         assert sent == received != ""
-        assert link.stats()["uplink"].dropped_loss > 0
+        assert network.wire_stats(0)["uplink"].dropped_loss > 0
 
 
-def test_a_cut_link_is_silent_until_it_heals(network: Network) -> None:
-    with DelayLink(network, 0, delay_s=0.002) as link:
-        link.set(loss=1)
+def test_a_cut_wire_is_silent_until_it_heals() -> None:
+    with Network(2, wires={0: Wire(delay_s=0.002)}) as network:
+        network.set_wire(0, Wire(delay_s=0.002, loss=1))
         assert round_trips(network, 0, 1, 1) == [None]
-        assert link.stats()["uplink"].dropped_loss == 1
-        link.set(loss=0)
+        assert network.wire_stats(0)["uplink"].dropped_loss == 1
+        network.set_wire(0, Wire(delay_s=0.002))
         assert rtt(network)[0] >= 0.004
 
 
-def test_a_rate_holds_and_changes(network: Network) -> None:
-    with DelayLink(network, 0, rate=20_000_000, queue=15_000) as link:
+def test_a_rate_holds_and_changes() -> None:
+    with Network(2, NETWORK_B, wires={0: Wire()}) as network:
         for rate in (20_000_000, 40_000_000):
-            link.set(rate=rate)
-            before, start = link.stats()["uplink"], time.monotonic()
+            network.set_wire(0, Wire(rate=rate, queue=15_000))
+            before, start = network.wire_stats(0)["uplink"], time.monotonic()
             send(network, 0, 4000, train=20)  # faster than it can leave
             seconds = time.monotonic() - start
-            after = link.stats()["uplink"]
+            after = network.wire_stats(0)["uplink"]
             carried = (after.delivered - before.delivered) * 1514 * 8
             assert after.dropped_queue > before.dropped_queue
             assert carried < rate * seconds + 2 * 15_000 * 8
             assert after.max_queue_bytes <= 15_000
 
 
-def test_a_link_carries_a_low_rate_both_ways() -> None:
-    load = link_load(20_000_000, 0.010, seconds=0.5)
+def test_a_wire_carries_a_low_rate_both_ways() -> None:
+    load = wire_load(20_000_000, 0.010, seconds=0.5)
     assert load.lost == 0
     assert load.carried > 0.5 * load.rate
     assert 0 < load.cpu < 1
 
 
-def test_what_cannot_be_is_refused(network: Network) -> None:
-    with pytest.raises(ValueError, match="loss is 2"):
-        DelayLink(network, 0, loss=2)
+def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="runs are at least 9 packets"):
         Wire(loss=0.9, loss_burst=3)
-    for wrong in ({"delay_s": -1}, {"rate": 5}, {"rate": 10**9, "queue": 1}, {"loss_burst": 0.5}):
-        with pytest.raises(ValueError, match="wire: "):
+    for wrong in (
+        *({"delay_s": -1.0}, {"jitter_s": 61.0}, {"rate": 5}, {"rate": 10**9, "queue": 1}),
+        *({"loss": 2.0}, {"loss_burst": 0.5}),
+    ):
+        with pytest.raises(ValueError, match=f"wire: {list(wrong)[-1]} is"):
             Wire(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(IndexError):
-        DelayLink(network, 2)
-    with DelayLink(network, 0) as link:
-        with pytest.raises(LabUnavailable, match="has a wire"):
-            DelayLink(network, 0)
+    with pytest.raises(ValueError, match="hosts are 0 to 1"):
+        Network(2, wires={2: Wire()})
+    with Network(2, wires={0: Wire()}) as network:
         with pytest.raises(ValueError, match="sideways"):
-            link.set(directions=["sideways"])
-    with pytest.raises(LabUnavailable, match="no wire"):
-        link.stats()
+            network.set_wire(0, Wire(), directions=["sideways"])
+        with pytest.raises(ValueError, match="without a wire"):
+            network.set_wire(1, Wire())
+        with pytest.raises(IndexError):
+            network.wire_stats(2)
+    with pytest.raises(LabUnavailable, match="closed"):
+        network.wire_stats(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide a device")
+def test_without_tap_devices_the_lab_says_so() -> None:
+    program = (
+        "from gradwire.lab import *\n"
+        "try: Network(1, wires={0: Wire()})\n"
+        "except LabUnavailable as error: print(error)\n"
+        "Network(1).close()"
+    )
+    hidden = 'mount -t tmpfs none /dev/net && exec "$@"'
+    asked = subprocess.run(
+        ["unshare", "-m", "sh", "-c", hidden, "sh", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert "/dev/net/tun: No such file" in asked.stdout, asked.stderr
+    assert asked.returncode == 0
 
 
 # Prints the processes it started and a host's namespace, then waits to be killed.
 OWNER = """
 import os, time
 from pathlib import Path
-from gradwire.lab import DelayLink, Network
-network = Network(2)
-link = DelayLink(network, 0, delay_s=0.001)
+from gradwire.lab import Network, Wire
+network = Network(2, wires={0: Wire(delay_s=0.001)})
 keeper = network._keeper.pid
 helpers = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
 process = network.spawn(0, ["sleep", "1000"])
@@ -228,7 +240,7 @@ def _own_and_kill(command: list[str]) -> None:
         command,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=ENVIRONMENT,
     ) as owner:
         assert owner.stdout is not None
         pids = [int(text) for text in owner.stdout.readline().split()]

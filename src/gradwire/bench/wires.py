@@ -1,4 +1,4 @@
-"""`gradwire bench link`: how exact the lab's delay links are on this machine, and how fast."""
+"""`gradwire bench wires`: how exact the lab's wires are on this machine, and how fast."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradwire.lab.link_trial import DelayError, LinkLoad, delay_error, link_load
 from gradwire.lab.measure import environment
 from gradwire.lab.network import LabUnavailable
+from gradwire.lab.wire_trial import DelayError, WireLoad, delay_error, wire_load
 
 
-def link(
+def wires(
     delay: Annotated[list[float] | None, typer.Option(help="ms of each direction")] = None,
     rate: Annotated[list[int] | None, typer.Option(help="of the ports, in Mbit/s")] = None,
     trains: Annotated[bool, typer.Option("--trains", help="let trains pass whole")] = False,
@@ -23,7 +23,7 @@ def link(
     count: Annotated[int, typer.Option(help="round trips for each delay, at least 300")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
-    """Try the lab's delay links: the error of their delay, and the rate that they carry."""
+    """Try the wires of the lab's hosts: the error of their delay, and the rate that they carry."""
     delays = [ms * 1e-3 for ms in delay or (10.0, 40.0)]
     rates = [mbit * 1_000_000 for mbit in rate or (200, 400)]
     if count < 300:
@@ -31,7 +31,7 @@ def link(
     try:
         errors = [delay_error(seconds_, count) for seconds_ in delays]
         loads = [
-            link_load(bits, seconds_, offloads=trains, seconds=seconds)
+            wire_load(bits, seconds_, offloads=trains, seconds=seconds)
             for bits in rates
             for seconds_ in delays
         ]
@@ -47,12 +47,12 @@ def link(
         _print(errors, loads)
 
 
-def _print(errors: list[DelayError], loads: list[LinkLoad]) -> None:
+def _print(errors: list[DelayError], loads: list[WireLoad]) -> None:
     delays = Table(
-        title="round trips over one link: longer than without it and twice its delay by",
-        caption="late: how long after it was due a frame came out of the link",
+        title="round trips over one wire: longer than without it and twice its delay by",
+        caption="late: how long after it was due a frame came out of the wire",
     )
-    for column in ("delay", "round trips", "median", "p99", "without link", "late, mean", "max"):
+    for column in ("delay", "round trips", "median", "p99", "without wire", "late, mean", "max"):
         delays.add_column(column, justify="right")
     for error in errors:
         times = (error.median_s, error.p99_s, error.plain_s, error.late_s, error.max_late_s)
@@ -60,8 +60,8 @@ def _print(errors: list[DelayError], loads: list[LinkLoad]) -> None:
             f"{error.delay_s * 1e3:g} ms", str(error.count), *(f"{s * 1e6:.0f} µs" for s in times)
         )
     Console().print(delays)
-    rates = Table(title="packets of 1,514 bytes over one link, both ways at once")
-    for column in ("port", "delay", "carried", "lost", "late", "processor", "link"):
+    rates = Table(title="packets of 1,514 bytes over one wire, both ways at once")
+    for column in ("port", "delay", "carried", "lost", "late", "processor", "wire"):
         rates.add_column(column, justify="right")
     for load in loads:
         rates.add_row(

@@ -1,4 +1,4 @@
-"""What a delay link really does on this machine: its round trips, and the rate that it carries."""
+"""What a wire of the lab really does on this machine: round trips, and the rate it carries."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import time
 from dataclasses import dataclass
 
 from gradwire.lab.bursts import BurstTraffic
-from gradwire.lab.delay_link import BOTH, DelayLink
 from gradwire.lab.helper import helper_command
 from gradwire.lab.measure import percentile
 from gradwire.lab.network import LabUnavailable, Network
 from gradwire.lab.presets import KIB, Burst, Preset
-from gradwire.lab.wire import WireStats
+from gradwire.lab.wire import Wire, WireStats
 
 _FILL = 0.97
 """Offered share of the port's rate: below it, so that no queue grows."""
@@ -67,15 +66,15 @@ def round_trips(
 
 @dataclass(frozen=True)
 class DelayError:
-    """How far round trips over a link are from those that were asked for.
+    """How far round trips over a wire are from those that were asked for.
 
     Attributes:
         delay_s: of each direction, as set.
         count: round trips measured.
-        plain_s: median round trip without the link, in seconds.
+        plain_s: median round trip without the wire, in seconds.
         median_s: how much longer than that and twice the delay they took: the median.
         p99_s: the 99th percentile. What the hosts' own wake-ups take is part of both.
-        late_s: how long after it was due a frame came out of the link, on average.
+        late_s: how long after it was due a frame came out of the wire, on average.
         max_late_s: at worst.
     """
 
@@ -89,16 +88,16 @@ class DelayError:
 
 
 def delay_error(delay_s: float, count: int = 500) -> DelayError:
-    """Measure round trips over one link and without it, on a network that is otherwise quiet.
+    """Measure round trips over one wire and without it, on a network that is otherwise quiet.
 
     Raises:
         LabUnavailable: this machine can make no such network.
     """
     with Network(2) as network:
         plain = _answered(round_trips(network, 0, 1, count))
-        with DelayLink(network, 0, delay_s=delay_s) as link:
-            times = _answered(round_trips(network, 0, 1, count))
-            stats = [link.stats()[name] for name in BOTH]
+    with Network(2, wires={0: Wire(delay_s)}) as network:
+        times = _answered(round_trips(network, 0, 1, count))
+        stats = network.wire_stats(0).values()
     base = percentile(plain, 50)
     errors = [seconds - 2 * delay_s - base for seconds in times]
     return DelayError(
@@ -117,8 +116,8 @@ def _answered(times: list[float | None]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class LinkLoad:
-    """What a link did with packets of 1,514 bytes in both directions at once.
+class WireLoad:
+    """What a wire did with packets of 1,514 bytes in both directions at once.
 
     Attributes:
         rate: of the ports, in bits per second.
@@ -127,8 +126,8 @@ class LinkLoad:
         carried: bits per second that came out, the lesser of both directions.
         lost: share of the packets that the lab failed to carry, the greater.
         mean_late_s: how long after they were due frames came out, the greater of both means.
-        cpu: share of one processor that the link took.
-        good: whether that is a link at this rate: at most 1 in 1,000 packets lost, at least 0.9
+        cpu: share of one processor that the wire took.
+        good: whether that is a wire at this rate: at most 1 in 1,000 packets lost, at least 0.9
             of the rate carried, and frames less than 1 ms late on average.
     """
 
@@ -142,14 +141,14 @@ class LinkLoad:
     good: bool
 
 
-def link_load(
+def wire_load(
     rate: int, delay_s: float, *, offloads: bool = False, seconds: float = 2.0
-) -> LinkLoad:
-    """Send 0.97 of a rate over one link in both directions.
+) -> WireLoad:
+    """Send 0.97 of a rate over one wire in both directions.
 
     Args:
         rate: of the ports, in bits per second.
-        delay_s: of each direction of the link.
+        delay_s: of each direction of the wire.
         offloads: whether trains pass whole.
         seconds: how long.
 
@@ -160,26 +159,25 @@ def link_load(
     preset = Preset("trial", rate, 256 * KIB, bucket, offloads)
     burst = Burst(_FILL * rate, on=0.5, period=0.5)  # without a pause, but late starters join
     with (
-        Network(2, preset) as network,
-        DelayLink(network, 0, delay_s=delay_s) as link,
+        Network(2, preset, wires={0: Wire(delay_s)}) as network,
         BurstTraffic(network, burst, source=0, target=1),
         BurstTraffic(network, burst, source=1, target=0),
     ):
         deadline = time.monotonic() + _START_SECONDS
-        while not all(way.delivered for way in link.stats().values()):
+        while not all(way.delivered for way in network.wire_stats(0).values()):
             if time.monotonic() > deadline:
                 raise LabUnavailable("the senders of the trial do not start")
             time.sleep(0.05)
         time.sleep(_SETTLE_SECONDS)
-        before, started = link.stats(), time.monotonic()
+        before, started = network.wire_stats(0), time.monotonic()
         time.sleep(seconds)
-        after, ended = link.stats(), time.monotonic()
-    ways = [_Way(before[name], after[name], ended - started) for name in BOTH]
+        after, ended = network.wire_stats(0), time.monotonic()
+    ways = [_Way(before[name], after[name], ended - started) for name in after]
     carried = min(way.carried for way in ways)
     lost = max(way.lost for way in ways)
     late = max(way.mean_late for way in ways)
     good = lost <= _LOST and carried >= 0.9 * rate and late <= _LATE_SECONDS
-    return LinkLoad(rate, delay_s, offloads, carried, lost, late, ways[0].cpu, good)
+    return WireLoad(rate, delay_s, offloads, carried, lost, late, ways[0].cpu, good)
 
 
 class _Way:
