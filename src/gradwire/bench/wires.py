@@ -61,7 +61,7 @@ def _print(errors: list[DelayError], loads: list[WireLoad]) -> None:
         )
     Console().print(delays)
     rates = Table(title="packets of 1,514 bytes over one wire, both ways at once")
-    for column in ("port", "delay", "carried", "lost", "late", "processor", "wire"):
+    for column in ("port", "delay", "carried", "lost", "late", "processor", "too much for"):
         rates.add_column(column, justify="right")
     for load in loads:
         rates.add_row(
@@ -71,6 +71,6 @@ def _print(errors: list[DelayError], loads: list[WireLoad]) -> None:
             f"{load.lost:.2%}",
             f"{load.mean_late_s * 1e6:.0f} µs",
             f"{load.cpu:.2f}",
-            "good" if load.good else "too slow",
+            load.limit or "–",
         )
     Console().print(rates)

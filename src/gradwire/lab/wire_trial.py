@@ -19,6 +19,7 @@ _FILL = 0.97
 
 _START_SECONDS = 20.0
 _SETTLE_SECONDS = 0.3
+_CARRIED = 0.9
 _LOST = 0.001
 _LATE_SECONDS = 0.001
 
@@ -127,8 +128,9 @@ class WireLoad:
         lost: share of the packets that the lab failed to carry, the greater.
         mean_late_s: how long after they were due frames came out, the greater of both means.
         cpu: share of one processor that the wire took.
-        good: whether that is a wire at this rate: at most 1 in 1,000 packets lost, at least 0.9
-            of the rate carried, and frames less than 1 ms late on average.
+        limit: what this rate is too much for: "wire" if more than 1 in 1,000 packets were lost or
+            frames were more than 1 ms late on average, "machine" if less than 0.9 of the rate went
+            onto the wire at all; None for neither.
     """
 
     rate: int
@@ -138,7 +140,7 @@ class WireLoad:
     lost: float
     mean_late_s: float
     cpu: float
-    good: bool
+    limit: str | None
 
 
 def wire_load(
@@ -176,8 +178,10 @@ def wire_load(
     carried = min(way.carried for way in ways)
     lost = max(way.lost for way in ways)
     late = max(way.mean_late for way in ways)
-    good = lost <= _LOST and carried >= 0.9 * rate and late <= _LATE_SECONDS
-    return WireLoad(rate, delay_s, offloads, carried, lost, late, ways[0].cpu, good)
+    limit = "machine" if carried < _CARRIED * rate else None
+    if lost > _LOST or late > _LATE_SECONDS:
+        limit = "wire"
+    return WireLoad(rate, delay_s, offloads, carried, lost, late, ways[0].cpu, limit)
 
 
 class _Way:
