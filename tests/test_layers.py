@@ -52,9 +52,8 @@ FORBIDDEN = {"policies": {"_engine", "communicator", "hosts", "opening", "native
 INIT = "__init__"
 RANK[INIT] = RANK["ddp"]
 
-ENGINE_LAYERS = {
-    **{"binding": 7, "lab": 6, "io": 5, "sim": 5, "proto": 4, "reduce": 3, "codec": 2, "wire": 1}
-}
+ENGINE_LAYERS = {"binding": 7, "lab": 6, "io": 5, "sim": 5, "proto": 4}
+ENGINE_LAYERS |= {"reduce": 3, "codec": 2, "wire": 1}
 # What the layers below io (and sim, which is virtual) must not see: clocks, sockets, random
 # sources, threads.
 IMPURE = re.compile(

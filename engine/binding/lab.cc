@@ -114,10 +114,10 @@ void bind_lab(nb::module_& module) {
             out["refused"] = counters.refused;
             out["total_lateness_ns"] = counters.total_lateness;
             out["max_lateness_ns"] = counters.max_lateness;
-            out["wakeups"] = self.wakeups();
             return out;
           },
           "direction"_a)
+      .def("processor_time_ns", &lab::TapLink::processor_time)
       .def("failure", [](lab::TapLink& self) { return to_text(self.failure()); })
       .def("close", [](lab::TapLink& self) {
         const nb::gil_scoped_release release;

@@ -26,8 +26,10 @@ constexpr int kBatch = 32;
 // A sleeper wakes tens of microseconds late, on a virtual machine more than on a real one. So the
 // last of a wait is spent awake, but of a processor's time no more than a share.
 constexpr Nanos kSpin = 60 * kMicrosecond;
-constexpr Nanos kSpinShare = 8;  // one part in so many
+constexpr Nanos kSpinShare = 16;  // one part in so many
 constexpr Nanos kSpinSaved = kMillisecond;
+constexpr Nanos kRest = 30 * kMicrosecond;
+constexpr Nanos kRestShare = 100;  // one part in so many of the delay, at most
 // The longest frame: a train of 64 KiB, its Ethernet and its virtio-net header, and room.
 constexpr size_t kLongestFrame = (64 << 10) + 256;
 
@@ -121,6 +123,17 @@ TapCounters TapLink::counters(size_t direction) {
   return counters_.at(direction);
 }
 
+Nanos TapLink::processor_time() {
+  const std::lock_guard lock(mutex_);
+  clockid_t clock{};
+  timespec time{};
+  if (!thread_.joinable() || ::pthread_getcpuclockid(thread_.native_handle(), &clock) != 0 ||
+      ::clock_gettime(clock, &time) != 0) {
+    return 0;
+  }
+  return static_cast<Nanos>(time.tv_sec) * kSecond + time.tv_nsec;
+}
+
 std::string TapLink::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
@@ -176,6 +189,7 @@ bool TapLink::deliver(size_t direction) {
     const Nanos time = now();
     const Nanos due = queue.next_event();
     if (due > time) return false;
+    moved_ = true;
     if (!queue.take(time, frame_)) continue;  // something moved inside it
     TapCounters& seen = seen_[direction];
     ++seen.frames;
@@ -200,12 +214,24 @@ bool TapLink::receive(size_t direction) {
       }
       return false;
     }
+    moved_ = true;
     queues_[direction].offer(now(), {scratch_.data(), static_cast<size_t>(size)});
   }
   return true;
 }
 
+// While frames come one upon the other, looks for them only every so often, as a network card does
+// (interrupt moderation): a wake-up costs more than a frame. Next to nothing of the delay.
+Nanos TapLink::rest_time() const {
+  const Nanos delay = std::min(queues_[0].options().delay, queues_[1].options().delay);
+  return std::min(kRest, delay / kRestShare);
+}
+
 void TapLink::sleep() {
+  if (const Nanos rest = rest_time(); std::exchange(moved_, false) && rest > 0) {
+    wait(rest, false);
+    return;
+  }
   const Nanos next = std::min(queues_[0].next_event(), queues_[1].next_event());
   const Nanos time = now();
   const Nanos elapsed = time - std::exchange(slept_at_, time);
@@ -213,25 +239,25 @@ void TapLink::sleep() {
   const Nanos left = next == kNever ? kNever : std::max<Nanos>(next - time, 0);
   spinning_ = left <= kSpin && spin_left_ > 0;
   if (spinning_) return;
+  wait(left != kNever && left > kSpin && spin_left_ > kSpin ? left - kSpin : left, true);
+}
 
-  timespec timeout{};
-  if (left != kNever) {
-    const Nanos length = left > kSpin && spin_left_ > kSpin ? left - kSpin : left;
-    timeout.tv_sec = static_cast<time_t>(length / kSecond);
-    timeout.tv_nsec = static_cast<long>(length % kSecond);
-  }
+// For so long (kNever: without end), or until another thread wants something, or a frame comes.
+void TapLink::wait(Nanos length, bool for_frames) {
+  const timespec timeout{static_cast<time_t>(length / kSecond),
+                         static_cast<long>(length % kSecond)};
   std::array<pollfd, 3> fds{};
-  fds[0] = {taps_[0], POLLIN, 0};
-  fds[1] = {taps_[1], POLLIN, 0};
-  fds[2] = {wake_, POLLIN, 0};
-  const int ready = ::ppoll(fds.data(), fds.size(), left == kNever ? nullptr : &timeout, nullptr);
-  wakeups_.store(wakeups_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  fds[0] = {wake_, POLLIN, 0};
+  fds[1] = {taps_[0], POLLIN, 0};
+  fds[2] = {taps_[1], POLLIN, 0};
+  const int ready = ::ppoll(fds.data(), for_frames ? fds.size() : 1,
+                            length == kNever ? nullptr : &timeout, nullptr);
   if (ready <= 0) return;
-  if (fds[2].revents != 0) {
+  if (fds[0].revents != 0) {
     eventfd_t value = 0;
     ::eventfd_read(wake_, &value);
   }
-  for (size_t i = 0; i < 2; ++i) {
+  for (size_t i = 1; i < fds.size(); ++i) {
     if ((fds[i].revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) fail("a TAP device is gone");
   }
 }

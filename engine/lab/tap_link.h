@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -39,7 +38,8 @@ class TapLink {
   // must be valid. Throws std::runtime_error with the text of failure() when there is one.
   void set_options(size_t direction, const WireOptions& options);
   TapCounters counters(size_t direction);
-  uint64_t wakeups() const { return wakeups_.load(std::memory_order_relaxed); }
+  // Processor time that the thread has taken, for both directions.
+  Nanos processor_time();
   // Why the thread ended by itself; "" while all is well.
   std::string failure() const;
   void close();
@@ -51,17 +51,19 @@ class TapLink {
   bool exchange();
   bool deliver(size_t direction);
   bool receive(size_t direction);
+  Nanos rest_time() const;
   void sleep();
+  void wait(Nanos length, bool for_frames);
   void fail(const std::string& text);
 
   std::array<int, 2> taps_{-1, -1};
   int wake_ = -1;
-  std::array<LinkQueue, 2> queues_;  // the thread's
-  std::array<TapCounters, 2> seen_;  // the thread's
+  std::array<LinkQueue, 2> queues_;
+  std::array<TapCounters, 2> seen_;
   std::vector<uint8_t> scratch_;
   std::vector<uint8_t> frame_;
-  std::atomic<uint64_t> wakeups_{0};
-  Nanos slept_at_ = 0;  // the thread's, like the two below: what it may wait without sleeping
+  bool moved_ = false;  // the thread's, like all before the mutex: whether a frame was since a rest
+  Nanos slept_at_ = 0;  // what it may wait without sleeping
   Nanos spin_left_ = 0;
   bool spinning_ = false;
 

@@ -27,7 +27,10 @@ constexpr uint8_t kTypeEcn = 0x80;
 constexpr size_t kEthernetBytes = 14;
 constexpr uint16_t kIpv4 = 0x0800;
 constexpr uint16_t kIpv6 = 0x86dd;
+constexpr size_t kIpv4Bytes = 20;
+constexpr size_t kIpv6Bytes = 40;
 constexpr size_t kUdpBytes = 8;
+constexpr size_t kTcpBytes = 20;  // without options
 constexpr uint8_t kFin = 0x01;
 constexpr uint8_t kPush = 0x08;
 constexpr uint8_t kCwr = 0x80;
@@ -77,15 +80,19 @@ Layout layout_of(const VnetHeader& vnet, std::span<const uint8_t> frame) {
   const uint8_t type = vnet.type & static_cast<uint8_t>(~kTypeEcn);
   out.tcp = type == kTypeTcp4 || type == kTypeTcp6;
   if ((!out.tcp && type != kTypeUdp) || vnet.segment_bytes == 0) return out;
-  if (frame.size() < kEthernetBytes) return out;
-  if (const uint16_t kind = get16(frame.data() + 12); kind != kIpv4 && kind != kIpv6) return out;
+  if (frame.size() < kEthernetBytes + kIpv4Bytes) return out;
+  const uint16_t protocol = get16(frame.data() + 12);
+  if (protocol != kIpv4 && protocol != kIpv6) return out;
+  const size_t ip = protocol == kIpv6 ? kIpv6Bytes : size_t{frame[kEthernetBytes] & 0x0fu} * 4;
   out.transport = vnet.checksum_start;
-  size_t headers = out.transport + kUdpBytes;
+  if (ip < kIpv4Bytes || out.transport < kEthernetBytes + ip) return out;
+  size_t bytes = kUdpBytes;
   if (out.tcp) {
-    if (frame.size() < out.transport + 20) return out;
-    headers = out.transport + size_t{frame[out.transport + 12]} / 16 * 4;
+    if (frame.size() < out.transport + kTcpBytes) return out;
+    bytes = std::max(kTcpBytes, size_t{frame[out.transport + 12]} / 16 * 4);
   }
-  if (out.transport < kEthernetBytes + 20 || headers >= frame.size()) return out;
+  const size_t headers = out.transport + bytes;
+  if (headers >= frame.size() || size_t{vnet.checksum_offset} + 2 > bytes) return out;
   out.headers = headers;
   out.segment = vnet.segment_bytes;
   out.payload = frame.size() - headers;
@@ -133,9 +140,9 @@ std::vector<uint8_t> cut(std::span<const uint8_t> frame, uint32_t first, uint32_
   uint8_t* const ip = part + kEthernetBytes;
   uint8_t* const transport = part + layout.transport;
   const size_t transport_bytes = layout.headers - layout.transport + bytes;
-  const bool version6 = ip[0] >> 4 == 6;
+  const bool version6 = get16(part + 12) == kIpv6;
   if (version6) {
-    put16(ip + 4, layout.headers + bytes - kEthernetBytes - 40);
+    put16(ip + 4, layout.headers + bytes - kEthernetBytes - kIpv6Bytes);
   } else {
     put16(ip + 2, layout.headers + bytes - kEthernetBytes);
     put16(ip + 4, (get16(ip + 4) + first) & 0xffff);  // the packets of a train count on

@@ -328,6 +328,9 @@ class TapLink:
         """Options as of `LinkQueue.set`; they are in force on return. RuntimeError: it ended."""
 
     def counters(self, direction: int) -> dict[str, int]: ...
+    def processor_time_ns(self) -> int:
+        """What the thread has taken, for both directions."""
+
     def failure(self) -> str:
         """Why the thread ended by itself; "" while all is well."""
 

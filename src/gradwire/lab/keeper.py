@@ -86,9 +86,9 @@ def obey(request: dict[str, Any], topology: Any) -> dict[str, Any]:
     elif request["ask"] == "rate":
         topology.set_rate(request["host"], request["rate"])
     elif request["ask"] == "wire":
-        topology.set_wire(request["host"], Wire(**request["wire"]), request["directions"])
+        topology.wires.set(request["host"], Wire(**request["wire"]), request["directions"])
     elif request["ask"] == "wire statistics":
-        return {"stats": topology.wire_stats(request["host"])}
+        return {"stats": topology.wires.stats(request["host"])}
     return {}
 
 
@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> None:
         return
     descriptors = [host.namespace for host in topology.hosts] + ([] if user is None else [user])
     try:
-        built = {"user_namespace": user is not None, "wires_by": topology.wires_by}
+        built = {"user_namespace": user is not None, "wires_by": topology.wires.carrier}
         answer = json.dumps(built).encode()
         socket.send_fds(channel, [answer], descriptors)
         serve(channel, owner, topology)

@@ -1,7 +1,7 @@
 """The process whose threads carry frames between TAP devices.
 
-Arguments: the process id of the keeper, the descriptor of a socket to it, the seed, and for each
-link its two descriptors as FIRST:SECOND. It answers the keeper's questions and dies with it.
+Arguments: the process id of the keeper and the descriptor of a socket to it. Does what the keeper
+asks for and dies with it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from gradwire.lab.kernel import die_with_parent
 MAX_MESSAGE = 1 << 16
 
 
-def _counters(link: _engine.TapLink) -> list[dict[str, int]]:
-    return [link.counters(direction) for direction in (0, 1)]
-
-
-def obey(request: dict[str, Any], links: list[_engine.TapLink]) -> dict[str, Any]:
-    """Set a direction of a link, or tell what both have seen."""
-    link = links[request["link"]]
-    failure = link.failure()
-    if failure:
+def obey(
+    request: dict[str, Any], descriptors: list[int], links: dict[int, _engine.TapLink]
+) -> dict[str, Any]:
+    """Start, set or count the link of a host."""
+    host = request["host"]
+    if request["ask"] == "start":
+        first, second = descriptors
+        links[host] = _engine.TapLink(first, second, headed=True, seed=request["seed"])
+    elif failure := links[host].failure():
         return {"error": failure}
-    if "options" in request:
-        for direction in request["directions"]:
-            link.set(direction, **request["options"])
-        return {}
-    return {"counters": _counters(link)}
+    elif request["ask"] == "set":
+        links[host].set(request["direction"], **request["options"])
+    elif request["ask"] == "count":
+        cpu = links[host].processor_time_ns()
+        return {"counters": [links[host].counters(way) | {"cpu_ns": cpu} for way in (0, 1)]}
+    return {}
 
 
 def main(arguments: list[str]) -> None:
@@ -41,18 +42,17 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides when it is over
     die_with_parent(int(arguments[0]))
     channel = socket.socket(fileno=int(arguments[1]))
-    seed = int(arguments[2])
-    links = []
-    for number, pair in enumerate(arguments[3:]):
-        first, second = (int(text) for text in pair.split(":"))
-        links.append(_engine.TapLink(first, second, headed=True, seed=seed * 1000 + number))
-        os.close(first)
-        os.close(second)
-    while message := channel.recv(MAX_MESSAGE):
+    links: dict[int, _engine.TapLink] = {}
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, 2)
+        if not message:
+            return
         try:
-            answer = obey(json.loads(message), links)
-        except (ValueError, RuntimeError) as error:
+            answer = obey(json.loads(message), descriptors, links)
+        except Exception as error:  # whatever it is, the keeper should hear it
             answer = {"error": str(error)}
+        for descriptor in descriptors:
+            os.close(descriptor)
         channel.send(json.dumps(answer).encode())
 
 

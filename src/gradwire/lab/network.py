@@ -39,7 +39,8 @@ class QueueStats:
 
     Attributes:
         bytes: sent, Ethernet headers counted.
-        packets: sent; a train counts as its packets.
+        packets: sent; a train counts as its packets, but one that came over another host's wire
+            as none unless this host has a wire, too.
         drops: overflows; a train that is dropped whole counts once.
         backlog: bytes that wait.
     """
@@ -94,7 +95,8 @@ class Network:
             extra_hosts: number of hosts for cross traffic.
             congestion_control: of TCP on every host.
             wires: what the link of a host does to packets, by host, in both directions at first.
-                All others are veth pairs, which do nothing to them.
+                All others are veth pairs, which do nothing to them. The port keeps its rate and
+                queue: what leaves them travels on the wire.
             wire_seed: of the wires' losses and jitter.
 
         Raises:

@@ -24,19 +24,16 @@ from gradwire.lab.addresses import (
     host_address,
     host_mac,
 )
-from gradwire.lab.delay_link import DIRECTIONS, DelayLinks, TapPair, make_pair
 from gradwire.lab.kernel import CLONE_NEWNET, open_network_namespace, setns, unshare
 from gradwire.lab.loss_rules import LossRules
 from gradwire.lab.offloads import switch_offloads_off
 from gradwire.lab.presets import Preset
 from gradwire.lab.wire import Wire
+from gradwire.lab.wires import Wires
 
 UPLINK_OF_EXTRA_HOSTS = Preset("uplink", 10_000_000_000, 8 << 20, 1 << 17, offloads=True)
 """What a cross-traffic host's own egress is shaped to: fast enough never to be the bottleneck,
 and a queue all the same, because a queue counts a train's packets and a bare link does not."""
-
-_TAP_RING = 4096
-"""Frames that a TAP device holds until the link's thread comes."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Plan:
         extra_hosts: hosts for cross traffic; their way into the switch is not the bottleneck.
         preset: of every port.
         congestion_control: of TCP on every host.
-        wires: by host; both directions alike.
+        wires: by host, what its link does in both directions at first; all others are veth pairs.
         seed: of what the wires lose and of their jitter.
     """
 
@@ -78,7 +75,12 @@ class Host:
 
 
 class Topology:
-    """A built network."""
+    """A built network.
+
+    Attributes:
+        hosts: by number.
+        wires: the links of those that have more than a veth pair.
+    """
 
     def __init__(self, plan: Plan) -> None:
         """Build it.
@@ -88,6 +90,7 @@ class Topology:
 
         Raises:
             OSError: the kernel cannot or may not do one of the steps.
+            TapUnavailable: it lets the caller make no wires.
             pyroute2.NetlinkError: likewise.
         """
         self._plan = plan
@@ -99,35 +102,13 @@ class Topology:
         self._switch.link(
             "add", ifname="switch", kind="bridge", br_mcast_snooping=0, br_stp_state=0
         )
+        self.wires = Wires(self._switch, self._switch_namespace, offloads=plan.preset.offloads)
         self._bridge = _index(self._switch, "switch")
         _up(self._switch, self._bridge)
         count = plan.hosts + plan.extra_hosts
-        self._taps: dict[int, TapPair] = {}
         self.hosts = [self._add_host(number) for number in range(count)]
         for number in range(count):
             self._fill_tables(number)
-        self._links = DelayLinks(self._taps, plan.seed) if self._taps else None
-        for number, wire in plan.wires.items():
-            self.set_wire(number, wire, list(DIRECTIONS))
-
-    def _add_pair(self, number: int, namespace: int, netlink: Any) -> None:
-        """Make the devices of a host's link, on the host and at the switch."""
-        port = f"port{number}"
-        if number not in self._plan.wires:
-            self._switch.link(
-                "add",
-                ifname=port,
-                kind="veth",
-                peer={"ifname": INTERFACE, "net_ns_fd": namespace, "address": host_mac(number)},
-            )
-            return
-        self._taps[number] = make_pair(
-            namespace, self._switch_namespace, port, offloads=self._plan.preset.offloads
-        )
-        netlink.link(
-            "set", index=_index(netlink, INTERFACE), address=host_mac(number), txqlen=_TAP_RING
-        )
-        self._switch.link("set", index=_index(self._switch, port), txqlen=_TAP_RING)
 
     def _add_host(self, number: int) -> Host:
         namespace = _new_namespace()
@@ -135,7 +116,15 @@ class Topology:
         netlink = IPRoute()
         setns(self._switch_namespace, CLONE_NEWNET)
         port = f"port{number}"
-        self._add_pair(number, namespace, netlink)
+        if wire := self._plan.wires.get(number):
+            self.wires.add(number, namespace, netlink, wire, self._plan.seed)
+        else:
+            self._switch.link(
+                "add",
+                ifname=port,
+                kind="veth",
+                peer={"ifname": INTERFACE, "net_ns_fd": namespace, "address": host_mac(number)},
+            )
         host = Host(namespace, netlink, _index(netlink, INTERFACE), _index(self._switch, port))
         if not self._plan.preset.offloads:
             switch_offloads_off(port)
@@ -191,10 +180,13 @@ class Topology:
     def port_stats(self, number: int) -> dict[str, dict[str, int]]:
         """What both queues of a host's port have seen since they were made."""
         host = self.hosts[number]
-        return {
+        stats = {
             "uplink": _queue_stats(host.netlink, host.uplink),
             "downlink": _queue_stats(self._switch, host.downlink),
         }
+        if (arrived := self.wires.arrived(number)) is not None:
+            stats["downlink"]["packets"] = arrived
+        return stats
 
     def set_loss(self, number: int, direction: str, rate: float) -> None:
         """Drop packets by chance where they have crossed a host's uplink or downlink.
@@ -216,43 +208,10 @@ class Topology:
         _shape(host.netlink, host.uplink, changed, "change")
         _shape(self._switch, host.downlink, changed, "change")
 
-    @property
-    def wires_by(self) -> str | None:
-        """What delays packets, as results shall name it; None where nothing does."""
-        if not self._taps:
-            return None
-        trains = not self._plan.preset.offloads or all(p.udp_trains for p in self._taps.values())
-        return "tap" if trains else "tap, which cuts UDP trains"
-
-    def set_wire(self, number: int, wire: Wire, directions: list[str]) -> None:
-        """Change what the wire of a host does.
-
-        Raises:
-            OSError: the host was not given one, or it has failed.
-        """
-        if self._links is None or number not in self._taps:
-            raise OSError(f"host {number} was made without a wire")
-        self._links.set(number, wire, directions)
-
-    def wire_stats(self, number: int) -> dict[str, dict[str, int]]:
-        """What both directions of a host's wire have seen: as the engine counts, and `overrun`.
-
-        Raises:
-            OSError: the host was not given one, or it has failed.
-        """
-        if self._links is None or number not in self._taps:
-            raise OSError(f"host {number} was made without a wire")
-        stats = self._links.counters(number)
-        host = self.hosts[number]
-        stats["uplink"]["overrun"] = _unsent(host.netlink, host.uplink)
-        stats["downlink"]["overrun"] = _unsent(self._switch, host.downlink)
-        return stats
-
     def close(self) -> None:
         """Stop what is at work, all hosts' processes included."""
         self.kill_everything()
-        if self._links is not None:
-            self._links.close()
+        self.wires.close()
 
     def kill_everything(self) -> None:
         """Kill every process on any of the hosts, whoever started it."""
@@ -324,12 +283,6 @@ def _shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
         burst=preset.bucket,
         limit=preset.queue,
     )
-
-
-def _unsent(netlink: Any, index: int) -> int:
-    """Frames that a device dropped after its queue had let them go."""
-    (link,) = netlink.get_links(index)
-    return int(link.get_attr("IFLA_STATS64")["tx_dropped"])
 
 
 def _queue_stats(netlink: Any, index: int) -> dict[str, int]:

@@ -68,18 +68,21 @@ class WireStats:
         packets: handed to it.
         bytes: of these, Ethernet headers counted.
         delivered: that came out.
+        frames: the same, a train that passed whole counting as one.
         dropped_queue: that found no room in its queue.
         dropped_loss: that it lost, as it was told to.
         dropped_memory: that it could not hold: the lab's own failure.
         overrun: frames lost because the lab was late: its own failure.
         max_queue_bytes: the longest its queue was.
-        mean_late_s: how long after it was due a packet came out, on average.
+        mean_late_s: how long after it was due a frame came out, on average.
         max_late_s: at worst.
+        cpu_s: seconds of processor time that the link has taken, for both directions.
     """
 
     packets: int
     bytes: int
     delivered: int
+    frames: int
     dropped_queue: int
     dropped_loss: int
     dropped_memory: int
@@ -87,6 +90,7 @@ class WireStats:
     max_queue_bytes: int
     mean_late_s: float
     max_late_s: float
+    cpu_s: float
 
 
 def wire_stats(counters: dict[str, int]) -> WireStats:
@@ -95,11 +99,12 @@ def wire_stats(counters: dict[str, int]) -> WireStats:
         **{
             name: counters[name]
             for name in (
-                *("packets", "bytes", "delivered", "dropped_queue", "dropped_loss"),
+                *("packets", "bytes", "delivered", "frames", "dropped_queue", "dropped_loss"),
                 *("dropped_memory", "max_queue_bytes"),
             )
         },
         overrun=counters["overrun"] + counters["refused"],
         mean_late_s=counters["total_lateness_ns"] * 1e-9 / max(1, counters["frames"]),
         max_late_s=counters["max_lateness_ns"] * 1e-9,
+        cpu_s=counters["cpu_ns"] * 1e-9,
     )

@@ -188,7 +188,8 @@ class Ground:
                     continue
                 self._shares[host, direction] = share
                 if host in self.network.wires:
-                    self.network.set_wire(host, lossy(self.scenario, share), directions=[direction])
+                    wire = lossy(self.network.wires[host], self.scenario, share)
+                    self.network.set_wire(host, wire, directions=[direction])
                 else:
                     kernel.append((host, direction, share))
         if kernel:

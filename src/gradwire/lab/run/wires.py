@@ -6,30 +6,33 @@ A veth pair delays nothing; nftables lose independently, and a train whole. All 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gradwire.lab.scenario.schema import Scenario
 from gradwire.lab.wire import Wire
 
-__all__ = ["WIRES_IN_A_ROUND_TRIP", "lossy", "wires_of"]
-
-WIRES_IN_A_ROUND_TRIP = 4
+__all__ = ["lossy", "wires_of"]
 
 
 def wires_of(scenario: Scenario) -> dict[int, Wire]:
-    """The wires of the hosts that take part, before anything is lost; none where veths will do."""
+    """The wires of a scenario's hosts before anything is lost; none where veth pairs will do.
+
+    A round trip between two hosts with wires crosses four of them, and a packet's way two. Where
+    all traffic goes to a server and only delay is wanted, the whole of it is on the server's wire:
+    that costs half the processor time.
+    """
     topology, loss = scenario.topology, scenario.loss
-    needed = topology.rtt_s or loss.run > 1 or (loss.any and topology.ports.offloads)
-    if not needed:
+    losing = loss.run > 1 or (loss.any and topology.ports.offloads)
+    if topology.rtt_s and topology.servers and not losing:
+        wire = Wire(delay_s=topology.rtt_s / 2, jitter_s=topology.jitter_s)
+        return {topology.workers: wire}
+    if not (topology.rtt_s or losing):
         return {}
-    wire = Wire(delay_s=topology.rtt_s / WIRES_IN_A_ROUND_TRIP, jitter_s=topology.jitter_s)
+    wire = Wire(delay_s=topology.rtt_s / 4, jitter_s=topology.jitter_s / 2)
     return dict.fromkeys(range(topology.hosts), wire)
 
 
-def lossy(scenario: Scenario, share: float) -> Wire:
-    """A wire of the scenario that loses this share, 1 for one that is cut."""
-    topology, run = scenario.topology, scenario.loss.run
-    return Wire(
-        delay_s=topology.rtt_s / WIRES_IN_A_ROUND_TRIP,
-        jitter_s=topology.jitter_s,
-        loss=share,
-        loss_burst=run if run > 1 and 0 < share < 1 else 0.0,
-    )
+def lossy(wire: Wire, scenario: Scenario, share: float) -> Wire:
+    """The same wire, losing this share; 1 for one that is cut."""
+    run = scenario.loss.run
+    return replace(wire, loss=share, loss_burst=run if run > 1 and 0 < share < 1 else 0.0)
