@@ -206,3 +206,12 @@ def test_the_example_of_the_documentation_can_be_read(tmp_path: Path) -> None:
     path.write_text(example)
     assert len(load(path).cells) == 4
     assert [cell.name for cell in load(path, quick=True).cells] == ["rate 0.01"]
+
+
+def test_the_reproduction_page_has_every_scenario_and_mark() -> None:
+    text = (EXPERIMENTS.parent / "docs" / "reproduction.md").read_text()
+    for path in EXPERIMENTS.glob("*.toml"):
+        assert f"## {path.stem}\n" in text
+        assert f"gradwire lab run experiments/{path.name}" in text
+        for mark in load(path).first.marks:
+            assert mark.text in text

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire.lab.report.compare import COLUMNS, compare
+from gradwire.lab.report.markdown import as_markdown
 from gradwire.lab.report.words import mark_rows
 
 __all__ = ["app"]
@@ -28,6 +29,9 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="write an HTML page there, of one run or of the comparison")
     ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="print each run as docs/reproduction.md has it")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Compare runs of the lab: the same contestants in the same cells, run beside run."""
@@ -38,13 +42,13 @@ def report(
     if as_json:
         typer.echo(json.dumps(found))
         return
+    if markdown:
+        for document in documents.values():
+            typer.echo(as_markdown(document))
+        return
     console = Console()
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in COLUMNS:
-        table.add_column(column)
-    for row in found:
-        table.add_row(*(str(row[column]) for column in COLUMNS))
-    console.print(table)
+    for table in _tables(found):
+        console.print(table)
     for folder, document in documents.items():
         for text, ours, wanted, _, verdict in mark_rows(document):
             console.print(
@@ -52,6 +56,31 @@ def report(
                 highlight=False,
                 markup=False,
             )
+
+
+def _tables(found: list[dict[str, Any]]) -> list[Table]:
+    """A table for each cell: a row for each contestant, a column for each run."""
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in found:
+        cells.setdefault((row["scenario"], row["cell"]), []).append(row)
+    tables = []
+    for (scenario, cell), rows in cells.items():
+        runs = list(dict.fromkeys(row["run"] for row in rows))
+        table = Table(title=f"{scenario}: {cell}", box=box.SIMPLE_HEAD)
+        table.add_column("median (× the first run), p99, × limit")
+        for run in runs:
+            table.add_column(run, justify="right")
+        for name in dict.fromkeys(row["contestant"] for row in rows):
+            mine = {row["run"]: row for row in rows if row["contestant"] == name}
+            table.add_row(name, *(_cell(mine.get(run)) for run in runs))
+        tables.append(table)
+    return tables
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row['median']} ({row['× the first run']}), {row['p99']}, {row['× limit']}"
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -153,7 +153,9 @@ class PolicyAllReduce:
 
 def told(report: StepReport) -> dict[str, Any]:
     """What a step's report has to say about its round."""
+    passes = getattr(report, "passes", 0)
     return {
+        **({"passes": passes} if passes else {}),
         "delivered": [region.delivered for region in report.regions],
         "layers": [region.name for region in report.regions],
         "bytes": report.bytes,
