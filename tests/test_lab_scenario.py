@@ -127,6 +127,15 @@ def test_what_cannot_be_is_named(tmp_path: Path, old: str, new: str, complaint: 
     assert "\n" not in str(caught.value)
 
 
+def test_power_sgd_takes_no_overlap(tmp_path: Path) -> None:
+    text = GOOD.replace("servers = 1", "").replace('kind = "push"', 'kind = "training"')
+    text = text.replace('transport = "tcp"', 'transport = "gloo"\nhook = "powersgd"')
+    text = text.replace("bound = 0.1", "")
+    assert read(tmp_path, text).first.contestants[1].hook == "powersgd"
+    with pytest.raises(ScenarioError, match=r"hook='powersgd' with model.overlap=true"):
+        read(tmp_path, text + "[model]\noverlap = true\n")
+
+
 def test_the_file_names_the_scenario(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="name='other': must be 'file'"):
         read(tmp_path, GOOD.replace('name = "file"', 'name = "other"'))

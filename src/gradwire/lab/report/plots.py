@@ -25,6 +25,8 @@ _PALETTE = (
     "#4fa3c7",
 )
 _FAR = 8
+_MOST_WORDS = 20
+"""Events beyond so many are drawn without their words."""
 
 Entry = Mapping[str, Any]
 Cell = Mapping[str, Any]
@@ -74,7 +76,9 @@ def time_line(cell: Cell, palette: Mapping[str, str]) -> str:
     for burst in run["bursts"]:
         axes.axvspan(burst["start"], burst["stop"], color=BURST, alpha=0.35, linewidth=0)
     for event in run["events"]:
-        axes.axvline(event["at"], color="#555555", linewidth=0.8)
+        axes.axvline(event["at"], color="#555555", linewidth=0.8, alpha=0.5)
+        if len(run["events"]) > _MOST_WORDS:
+            continue
         axes.annotate(
             event["what"],
             (event["at"], 0.98),

@@ -10,9 +10,11 @@ from pathlib import Path
 from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import Network, probe
 from gradwire.lab.rivals import RivalStreams, goodput
+from gradwire.lab.run.wires import wires_of
 from gradwire.lab.scenario.load import Experiment
 from gradwire.lab.scenario.reader import ScenarioError
 from gradwire.lab.scenario.schema import Scenario
+from gradwire.lab.wire import Wire
 
 __all__ = ["Calibration", "calibrate", "check"]
 
@@ -93,7 +95,8 @@ def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibrat
     """Fill the ports that the work fills with TCP for a moment and see what gets through.
 
     Args:
-        scenario: of one cell; its delay, loss and cross traffic take no part.
+        scenario: of one cell; its wires carry, but delay nothing, and loss and cross traffic take
+            no part.
         name: of the file and the cell, for the error.
         enough: share of the payload that must get through.
 
@@ -122,7 +125,11 @@ def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibrat
 def _attempt(scenario: Scenario, flows: list[tuple[int, int]]) -> float:
     with contextlib.ExitStack() as stack:
         with uninterrupted():
-            network = Network(scenario.topology.hosts, scenario.topology.ports)
+            network = Network(
+                scenario.topology.hosts,
+                scenario.topology.ports,
+                wires=dict.fromkeys(wires_of(scenario), Wire()),
+            )
             stack.enter_context(network)
             streams = [
                 stack.enter_context(RivalStreams(network, 2, "cubic", target=to, source=source))

@@ -13,6 +13,7 @@ from gradwire.lab.run.ground import open_ground
 from gradwire.lab.run.samples import CellRun
 from gradwire.lab.run.training import run_training
 from gradwire.lab.run.transfers import run_transfers
+from gradwire.lab.run.wires import wires_of
 from gradwire.lab.scenario.load import Cell, Experiment
 
 __all__ = ["Audience", "Outcome", "run"]
@@ -65,7 +66,8 @@ def run(experiment: Experiment, audience: Audience) -> Outcome:
     enough = QUICK_ENOUGH if experiment.quick else ENOUGH
     for cell in experiment.cells:
         topology, kind = cell.scenario.topology, cell.scenario.work.kind
-        if (key := (topology.ports, topology.hosts, kind)) not in known:
+        wired = frozenset(wires_of(cell.scenario))
+        if (key := (topology.ports, topology.hosts, kind, wired)) not in known:
             known.add(key)
             audience.stage(f"calibrating: {topology.ports.name}, {topology.hosts} hosts")
             where = f"{experiment.path}: cell {cell.name}"

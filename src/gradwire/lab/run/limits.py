@@ -10,7 +10,8 @@ import math
 
 from gradwire.configure import configure
 from gradwire.lab.measure import all_reduce_payload, header_ideal, push_payload
-from gradwire.lab.scenario.schema import Contestant, Scenario
+from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.schema import Scenario
 from gradwire.policies.dblp import WIDENING
 
 __all__ = ["bound_of", "limit", "payload", "probe_cap", "probe_passes", "probe_time", "push_ideal"]

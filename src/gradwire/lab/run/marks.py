@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire.lab.run.limits import probe_cap
 from gradwire.lab.scenario.load import Cell
-from gradwire.lab.scenario.schema import LIMIT, Mark
+from gradwire.lab.scenario.mark import LIMIT, Mark
 
 __all__ = ["Measured", "judge"]
 

@@ -12,7 +12,8 @@ from gradwire.lab.measure import percentile
 from gradwire.lab.rivals import goodput
 from gradwire.lab.run.limits import bound_of, limit
 from gradwire.lab.run.samples import CellRun, Track
-from gradwire.lab.scenario.schema import Contestant, Scenario
+from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.schema import Scenario
 
 __all__ = ["P99_SAMPLES", "P999_SAMPLES", "interval", "summarize", "times"]
 

@@ -19,7 +19,8 @@ from gradwire.demo.trainee import LINE_SECONDS, RankStep, Trainee
 from gradwire.lab.clock import sleep_until
 from gradwire.lab.run.endpoints import choose_congestion_control, open_sockets
 from gradwire.lab.run.hooks import hook_of
-from gradwire.lab.scenario.schema import THIRDS, Contestant, Model
+from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.work import THIRDS, Model
 
 __all__ = ["LabTrainee"]
 

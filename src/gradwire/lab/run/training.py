@@ -19,7 +19,8 @@ from gradwire.lab.ranks import Ranks
 from gradwire.lab.run.ground import Ground
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.transfers import Progress, round_limit
-from gradwire.lab.scenario.schema import Scenario, Work
+from gradwire.lab.scenario.schema import Scenario
+from gradwire.lab.scenario.work import Work
 
 __all__ = ["run_training", "segments", "turn_length"]
 

@@ -20,7 +20,8 @@ from gradwire.demo.trainee import RankStep
 from gradwire.lab.rank_program import Commands, obey
 from gradwire.lab.ranks import Message
 from gradwire.lab.run.trainee import LabTrainee
-from gradwire.lab.scenario.schema import Contestant, Model
+from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.work import Model
 
 _GROUP_SECONDS = 300.0
 

@@ -12,7 +12,8 @@ from gradwire.lab.run.ground import Ground
 from gradwire.lab.run.limits import push_ideal
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.tail import tune
-from gradwire.lab.scenario.schema import Contestant, Scenario
+from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.schema import Scenario
 
 __all__ = ["entry_of", "run_transfers"]
 
