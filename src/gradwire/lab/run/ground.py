@@ -69,8 +69,8 @@ class Ground:
 
     def start(self) -> None:
         """Let loss, cross traffic, rivals and changing rates begin: the contestants are ready."""
+        self.burst()
         with uninterrupted():
-            self.burst()
             wanted = self.scenario.rivals
             if wanted.streams:
                 self.rivals = self._stack.enter_context(
@@ -101,14 +101,15 @@ class Ground:
         self.traffic.clear()
         source = self.scenario.topology.hosts
         origin = time.monotonic() + _LEAD_SECONDS
-        for bursts in self.scenario.bursts:
-            each = bursts.each if on_s is None else replace(bursts.each, on=on_s)
-            for _ in range(bursts.sources):
-                traffic = BurstTraffic(
-                    self.network, each, target=bursts.target, source=source, origin=origin
-                )
-                self.traffic.append(self._stack.enter_context(traffic))
-                source += 1
+        with uninterrupted():
+            for bursts in self.scenario.bursts:
+                each = bursts.each if on_s is None else replace(bursts.each, on=on_s)
+                for _ in range(bursts.sources):
+                    traffic = BurstTraffic(
+                        self.network, each, target=bursts.target, source=source, origin=origin
+                    )
+                    self.traffic.append(self._stack.enter_context(traffic))
+                    source += 1
         self._await_bursts()
 
     def _await_bursts(self) -> None:

@@ -27,6 +27,8 @@ __all__ = ["run_training", "segments", "turn_length"]
 _READY_SECONDS = 180.0
 _CLOSE_SECONDS = 30.0
 _LEAD_SECONDS = 0.02
+_STEP_SECONDS = 2.0
+"""A step may take so long beside its computation, and one of a turn as long as a round may."""
 _QUIET_STEPS = 6
 
 
@@ -196,7 +198,8 @@ class _Course:
             traffic = self._ground.traffic[0]
             offset = self._turns * 0.618 % 1.0 * traffic.burst.period
             start = traffic.next_phase(offset, after=start)
-        limit = self._compute_s * steps + round_limit(self._scenario) + _CLOSE_SECONDS
+        each = self._compute_s + _STEP_SECONDS
+        limit = each * steps + round_limit(self._scenario) + _CLOSE_SECONDS
         answers = self._ranks.ask(
             {
                 "command": "block",
