@@ -168,6 +168,9 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
             f"{cell['name']}: the machine was too slow: it dropped {drops} packets or trains of "
             "them outside of any queue."
         )
+    failures = sum(run["wire_failures"] for run in cell["runs"])
+    if failures:
+        lines.append(f"{cell['name']}: the lab's own wires lost {failures} packets untold.")
     for run in cell["runs"]:
         if (tail := run["facts"].get("tail")) is not None:
             lines.append(

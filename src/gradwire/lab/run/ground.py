@@ -158,6 +158,13 @@ class Ground:
         """What the rivals got so far; see `RivalStreams.read`."""
         return [] if self.rivals is None else self.rivals.read()
 
+    def wire_failures(self) -> int:
+        """Packets that the lab's own wires lost so far without being told to."""
+        stats = [
+            stats for host in self.network.wires for stats in self.network.wire_stats(host).values()
+        ]
+        return sum(each.overrun + each.dropped_memory for each in stats)
+
     def close(self) -> None:
         """Stop everything but the network."""
         self._over.set()

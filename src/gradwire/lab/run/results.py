@@ -110,6 +110,7 @@ def _cell(cell: Cell, runs: dict[int, CellRun]) -> dict[str, Any]:
                 "error": run.error,
                 "lost_packets": run.lost,
                 "softnet_drops": run.softnet_drops,
+                "wire_failures": run.wire_failures,
                 "bursts": [
                     {"start": each.start - run.origin, "stop": each.stop - run.origin}
                     for each in run.bursts
