@@ -305,3 +305,28 @@ def test_the_list_names_every_scenario(tmp_path: Path) -> None:
         path.stem for path in EXPERIMENTS.glob("*.toml")
     }
     assert all(row["cells"] >= 1 for row in rows)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="needs root and setpriv, to give up what root may",
+)
+def test_missing_rights_are_one_sentence(tmp_path: Path) -> None:
+    file = EXPERIMENTS / "ltp_incast.toml"
+    found = subprocess.run(
+        [
+            *("setpriv", "--bounding-set=-all", "--inh-caps=-all"),
+            *(sys.executable, "-m", "gradwire.cli", "lab", "run", str(file), "--quick"),
+            *("--out", str(tmp_path / "out")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "400", "TERM": "dumb"},
+    )
+    if found.returncode == 0:
+        pytest.skip("this kernel asks for no rights")
+    assert found.returncode == 2
+    assert "no network namespaces here" in found.stderr
+    assert "root or an unprivileged user namespace is needed" in found.stderr
+    assert found.stderr.count("\n") == 1
