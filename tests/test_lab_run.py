@@ -170,6 +170,7 @@ def test_a_quick_run_of_training(tmp_path: Path) -> None:
     assert ours["delivered_min"] < fixed["delivered_min"]
     assert gloo["delivered"] is None
     assert cell["runs"][0]["lost_packets"] > 0  # in steps 5 and 12
+    assert len(cell["runs"][0]["lossy"]) == 2 * len(cell["contestants"])
     assert (out / "report.html").read_text().count("<svg") == 4
 
 

@@ -24,6 +24,7 @@ _PALETTE = (
     "#c2538a",
     "#4fa3c7",
 )
+_LOSS = "#8c1d40"
 _FAR = 8
 _MOST_WORDS = 20
 """Events beyond so many are drawn without their words."""
@@ -75,6 +76,8 @@ def time_line(cell: Cell, palette: Mapping[str, str]) -> str:
     run = cell["runs"][0]
     for burst in run["bursts"]:
         axes.axvspan(burst["start"], burst["stop"], color=BURST, alpha=0.35, linewidth=0)
+    for span in run["lossy"]:
+        axes.axvspan(span["start"], span["stop"], color=_LOSS, alpha=0.18, linewidth=0)
     for event in run["events"]:
         axes.axvline(event["at"], color="#555555", linewidth=0.8, alpha=0.5)
         if len(run["events"]) > _MOST_WORDS:
@@ -103,7 +106,8 @@ def time_line(cell: Cell, palette: Mapping[str, str]) -> str:
     axes.set(xlabel="seconds since the cell began", ylabel="ms")
     axes.margins(x=0.01)
     bursts = [Patch(color=BURST, alpha=0.5, label="burst")] if run["bursts"] else []
-    legend(axes, [*_lines(cell, palette), *bursts])
+    lossy = [Patch(color=_LOSS, alpha=0.3, label="links lose")] if run["lossy"] else []
+    legend(axes, [*_lines(cell, palette), *bursts, *lossy])
     return svg(figure)
 
 

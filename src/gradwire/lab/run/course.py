@@ -90,6 +90,7 @@ def _run_cell(cell: Cell, seed: int, audience: Audience) -> CellRun:
                 work(cell.scenario, seed, ground, result, audience.tick)
             finally:
                 result.events = ground.events
+                result.lossy = ground.lossy
                 result.bursts = ground.bursts_sent()
                 result.rivals = ground.rivals_read()
                 result.lost = ground.network.lost_packets()

@@ -46,6 +46,7 @@ class Ground:
         traffic: cross traffic, one sender for each source; started by `start`.
         rivals: competing streams; likewise.
         events: what was done to the network so far.
+        lossy: when links lost on purpose for a while, from and to, likewise in seconds.
         victim: sends a signal to a rank; set by whoever starts the ranks.
     """
 
@@ -54,6 +55,7 @@ class Ground:
     traffic: list[BurstTraffic] = field(default_factory=list)
     rivals: RivalStreams | None = None
     events: list[Event] = field(default_factory=list)
+    lossy: list[tuple[float, float]] = field(default_factory=list)
     victim: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
@@ -143,12 +145,14 @@ class Ground:
             yield
             return
         self._lose(True)
+        begun = time.monotonic()
         relief = self._later(loss.lasts_s, lambda: self._lose(False))
         try:
             yield
         finally:
             relief.cancel()
             self._lose(False)
+            self.lossy.append((begun, min(time.monotonic(), begun + loss.lasts_s)))
 
     def bursts_sent(self) -> list[BurstRecord]:
         """All bursts of all sources so far."""

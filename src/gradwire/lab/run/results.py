@@ -115,6 +115,10 @@ def _cell(cell: Cell, runs: dict[int, CellRun]) -> dict[str, Any]:
                     {"start": each.start - run.origin, "stop": each.stop - run.origin}
                     for each in run.bursts
                 ],
+                "lossy": [
+                    {"start": start - run.origin, "stop": stop - run.origin}
+                    for start, stop in run.lossy
+                ],
                 "events": [{"at": each.at - run.origin, "what": each.what} for each in run.events],
                 "facts": run.facts,
             }

@@ -54,6 +54,7 @@ class CellRun:
         origin: when it began, in seconds of ``time.monotonic()``.
         tracks: by contestant.
         bursts: as they were sent.
+        lossy: when links lost on purpose for a while: from, to.
         events: what else was done to the network.
         rivals: what the rivals read; see `gradwire.lab.rivals.RivalStreams.read`.
         link: what made the delay; None without.
@@ -67,6 +68,7 @@ class CellRun:
     origin: float
     tracks: dict[str, Track] = field(default_factory=dict)
     bursts: list[BurstRecord] = field(default_factory=list)
+    lossy: list[tuple[float, float]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     rivals: list[tuple[float, int]] = field(default_factory=list)
     link: str | None = None
