@@ -63,5 +63,6 @@ void add_counters(nb::dict& into, const Counters& counters);
 void bind_plan(nb::module_& module);
 void bind_engine(nb::module_& module);
 void bind_fabric(nb::module_& module);
+void bind_lab(nb::module_& module);
 
 }  // namespace gradwire::binding

@@ -27,7 +27,8 @@ void translate_system_error(const std::exception_ptr& thrown, void*) {
 }  // namespace
 
 NB_MODULE(_engine, module) {
-  module.doc() = "gradwire's engine: plans, the UDP engine, and the virtual-time fabric";
+  module.doc() =
+      "gradwire's engine: plans, the UDP engine, the virtual-time fabric, and the lab's link";
   nb::register_exception_translator(translate_system_error);
   module.attr("PROTOCOL_VERSION") = static_cast<int>(gradwire::wire::kVersion);
   module.attr("HEADER_BYTES") = static_cast<int>(gradwire::wire::kHeaderBytes);
@@ -35,4 +36,5 @@ NB_MODULE(_engine, module) {
   gradwire::binding::bind_plan(module);
   gradwire::binding::bind_engine(module);
   gradwire::binding::bind_fabric(module);
+  gradwire::binding::bind_lab(module);
 }

@@ -11,7 +11,11 @@ from gradwire import __version__
 
 # In the order of the help. A module loads only when its command runs or is listed.
 COMMANDS = ("demo", "bench", "server", "calibrate", "doctor", "lab", "sim", "top", "report")
-MODULES = {"calibrate": "calibration"}  # where a command's module has another name
+MODULES = {
+    "calibrate": "calibration",
+    "lab": "lab.command",
+    "report": "lab.report.command",
+}  # where a command's module has another name
 
 
 class LazyCommands(TyperGroup):

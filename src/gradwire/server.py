@@ -56,8 +56,9 @@ def serve(
     index: int,
     settings: Settings,
     stop: threading.Event | None = None,
+    group: str = "world",
 ) -> dict[str, float]:
-    """Serves until all workers have left, or `stop` is set; returns the engine's counters.
+    """Serves a group until all workers have left, or `stop` is set; returns the engine's counters.
 
     Raises ConfigError, RendezvousError naming the ranks at fault, and GradwireError when the
     engine fails (a dead peer, another plan).
@@ -70,7 +71,7 @@ def serve(
     if not 0 <= index < servers:
         raise ConfigError(f"index={index!r} with servers={servers}: from 0 to servers - 1")
     stop = stop or threading.Event()
-    opened = open_engine(store, "world", workers + index, workers, settings)
+    opened = open_engine(store, group, workers + index, workers, settings)
     try:
         opened.meeting.exchange("marked", "1")
         while not stop.wait(0.25):

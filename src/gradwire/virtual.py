@@ -27,7 +27,7 @@ from gradwire.policies import Policy
 from gradwire.sim import NETWORK_A, Fabric, Link
 from gradwire.telemetry import StepReport
 
-__all__ = ["Job", "model_of"]
+__all__ = ["FlatBucket", "Job", "model_of"]
 
 Flat = NDArray[np.float32]
 PATIENCE_S = 3600.0
@@ -101,7 +101,7 @@ class _Host:
             handle.finish(transfer_report(completion, effective))
 
 
-class _Bucket:
+class FlatBucket:
     """A GradBucket: the gradients of some parameters, one after another."""
 
     def __init__(
@@ -223,7 +223,7 @@ class Job:
             at = 0
             for index, group in enumerate(self.groups):
                 length = sum(parameter.numel() for parameter in group)
-                bucket = _Bucket(
+                bucket = FlatBucket(
                     index, index == len(self.groups) - 1, group, results[rank][at : at + length]
                 )
                 futures.append(pipeline.reduce(cast(GradBucket, bucket)))

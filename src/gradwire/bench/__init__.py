@@ -14,9 +14,11 @@ from gradwire.bench.accuracy.command import accuracy
 from gradwire.bench.cases import Case, cases
 from gradwire.bench.net import run_case
 from gradwire.bench.replicas import run_replicas
+from gradwire.bench.wires import wires
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command()(accuracy)
+app.command()(wires)
 
 
 @app.callback()

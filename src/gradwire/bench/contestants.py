@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,32 +116,71 @@ class GradwireAllReduce:
 class GradwirePush:
     """All ranks but the last push to a server on the last; nothing is pulled."""
 
-    def __init__(self) -> None:
-        """Nothing to choose."""
+    def __init__(
+        self,
+        bound: float = 0.0,
+        spend: str = "nothing",
+        schedule: Sequence[Sequence[float]] = (),
+        control: str = "stream",
+        options: Mapping[str, object] | None = None,
+        group: str = "world",
+    ) -> None:
+        """Choose the plan: see `make_plan`.
+
+        Args:
+            bound: of the whole buffer.
+            spend: what may be given up.
+            schedule: seconds after a worker's first arrival, and the share that is enough then;
+                takes the place of the bound.
+            control: "stream", or "probe" for the papers' passes.
+            options: settings besides the route.
+            group: of endpoints; contestants of different groups share no engine.
+        """
+        self._control, self._group = control, group
+        self._bound, self._spend = bound, spend
+        self._schedule = tuple(
+            CloseStep("first_arrival", "worker", seconds, share) for seconds, share in schedule
+        )
+        self._settings = Settings.build({**(options or {}), "route": "server", "servers": 1})
         self._rounds: _Rounds | None = None
         self._server: threading.Thread | None = None
         self._stop = threading.Event()
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Open the engine: the server's on the last rank."""
-        settings = Settings.build({"route": "server", "servers": 1})
+        settings = self._settings
         if rank == world - 1:
             self._server = threading.Thread(
                 target=serve,
                 args=(store,),
-                kwargs={"workers": world - 1, "index": 0, "settings": settings, "stop": self._stop},
+                kwargs={
+                    "workers": world - 1,
+                    "index": 0,
+                    "settings": settings,
+                    "stop": self._stop,
+                    "group": self._group,
+                },
                 daemon=True,
             )
             self._server.start()
             return
         self._rounds = _Rounds(
-            Communicator(store, rank, world - 1, settings, timeout_s=_ROUND_TIMEOUT)
+            Communicator(
+                store, rank, world - 1, settings, group=self._group, timeout_s=_ROUND_TIMEOUT
+            )
         )
 
-    def run_round(self, buffer: torch.Tensor) -> None:
+    def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any] | None:
         """Push the buffer; done when the server has summed all of it from everybody."""
-        if self._rounds is not None:
-            self._rounds.run(buffer, make_plan(buffer.numel(), 0.0, "nothing", "none", 0))
+        if self._rounds is None:
+            return None
+        plan = make_plan(buffer.numel(), self._bound, self._spend, "none", self._rounds.step)
+        if self._schedule:
+            plan = replace(plan, spend="late", schedule=self._schedule, order="shuffled")
+        if self._control == "probe":  # no two workers leave out the same chunks: nobody waits
+            passes: dict[str, Any] = {"control": "probe", "order": "sequential"}
+            plan = replace(plan, schedule=(CloseStep(scope="worker"),), **passes)
+        return said(self._rounds.run(buffer, plan))
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         """Nothing comes back that could be checked; the sums are, where they are pulled."""
@@ -156,3 +196,16 @@ class GradwirePush:
         self._stop.set()
         if self._server is not None:
             self._server.join(10)
+
+
+def said(report: TransferReport) -> dict[str, Any]:
+    """What a transfer has to say about its round."""
+    passes = getattr(report, "passes", 0)
+    return {
+        **({"passes": passes} if passes else {}),
+        "delivered": list(report.delivered),
+        "bytes": report.bytes_sent,
+        "packets": report.packets_sent,
+        "retransmissions": report.retransmissions,
+        "push_s": report.push_s,
+    }

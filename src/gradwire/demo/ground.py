@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,24 +11,12 @@ from typing import Any, Protocol
 
 from gradwire.lab import BURSTS, NETWORKS, Burst, BurstTraffic, Network, Preset, probe
 from gradwire.lab.addresses import STORE_PORT
+from gradwire.lab.interrupts import uninterrupted
 
 FORCE_LOOPBACK = "GRADWIRE_DEMO_LOOPBACK"
 """Environment variable that, if set, forbids the demo to try namespaces."""
 
 _LOOPBACK = "127.0.0.1"
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait, and let the processes that are started meanwhile never hear of it.
-
-    A terminal sends it to all of them; but it is for the parent, which then ends the others.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Ground(Protocol):

@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("svg")
-
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from gradwire.demo.words import Document
+from gradwire.lab.drawing import BURST, IDEAL, STYLE, figure_of, legend, plain, smooth, svg
 
 COLOURS = {"gloo": "#d1603d", "reliable": "#3b78b5", "dblp": "#2a9d76"}
 """Told apart by people who see colours otherwise, too."""
 
-_BURST = "#c9a227"
-_IDEAL = "#888888"
 _ZOOM_SECONDS = 3.0
 _FAR = 8
-_STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "gradwire",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#999999",
-    "axes.labelcolor": "#444444",
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.8,
-    "xtick.color": "#666666",
-    "ytick.color": "#666666",
-    "legend.frameon": False,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-}
 
 Entry = Mapping[str, Any]
 
@@ -53,15 +30,15 @@ def all_plots(document: Document) -> dict[str, str]:
         "distribution": distribution,
         "losses": losses,
     }
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         return {name: plot(document) for name, plot in plots.items()}
 
 
 def over_time(document: Document) -> str:
     """Every step's communication time over the time of the demo, bursts drawn in."""
-    figure, axes = _figure(9.6, 3.4)
+    figure, axes = figure_of(9.6, 3.4)
     starts = [burst["start"] for burst in document["bursts_sent"]]
-    axes.vlines(starts, 0, 0.03, color=_BURST, linewidth=0.5, transform=axes.get_xaxis_transform())
+    axes.vlines(starts, 0, 0.03, color=BURST, linewidth=0.5, transform=axes.get_xaxis_transform())
     for entry in document["contestants"]:
         for dots, alpha in ((True, 0.85), (False, 0.3)):
             steps = [step for step in entry["series"] if step["timed"] is dots]
@@ -79,18 +56,18 @@ def over_time(document: Document) -> str:
     axes.set(xlabel="seconds since the start", ylabel="communication of a step, ms")
     if _has_far_outliers(document):
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(_plain)
+        axes.yaxis.set_major_formatter(plain)
     else:
         axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
-    _legend(axes, handles)
-    return _svg(figure)
+    legend(axes, handles)
+    return svg(figure)
 
 
 def close_up(document: Document) -> str:
     """The first seconds of one turn of each contestant, on a clock set to the bursts."""
     entries = document["contestants"]
-    figure, axes = _figure(9.6, 0.9 + 0.62 * len(entries))
+    figure, axes = figure_of(9.6, 0.9 + 0.62 * len(entries))
     for row, entry in enumerate(entries):
         _lane(axes, -row, entry, document)
     axes.set_yticks([-row for row in range(len(entries))], [entry["label"] for entry in entries])
@@ -102,8 +79,8 @@ def close_up(document: Document) -> str:
     )
     handles = [Patch(color="#777777", label="communication"), *_burst_patch(document)]
     handles.append(Patch(color="#dddddd", label="computation"))
-    _legend(axes, handles)
-    return _svg(figure)
+    legend(axes, handles)
+    return svg(figure)
 
 
 def _lane(axes: Axes, height: float, entry: Entry, document: Document) -> None:
@@ -126,7 +103,7 @@ def _lane(axes: Axes, height: float, entry: Entry, document: Document) -> None:
                 burst["stop"] - burst["start"],
                 left=burst["start"] - origin,
                 height=0.9,
-                color=_BURST,
+                color=BURST,
                 alpha=0.55,
                 zorder=3,
             )
@@ -134,7 +111,7 @@ def _lane(axes: Axes, height: float, entry: Entry, document: Document) -> None:
 
 def distribution(document: Document) -> str:
     """What share of steps communicated no longer than a time."""
-    figure, axes = _figure(4.7, 3.3)
+    figure, axes = figure_of(4.7, 3.3)
     for entry in document["contestants"]:
         times = sorted(step["comm"] * 1000 for step in entry["series"] if step["timed"])
         shares = [(number + 1) / len(times) * 100 for number in range(len(times))]
@@ -152,16 +129,16 @@ def distribution(document: Document) -> str:
     axes.set_ylim(0, 102)
     if _has_far_outliers(document):
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(_plain)
+        axes.xaxis.set_major_formatter(plain)
     else:
         axes.set_xlim(left=0)
-    _legend(axes, handles, 2)
-    return _svg(figure)
+    legend(axes, handles, 2)
+    return svg(figure)
 
 
 def losses(document: Document) -> str:
     """Training loss, smoothed, and the held-out loss after each turn."""
-    figure, axes = _figure(4.7, 3.3)
+    figure, axes = figure_of(4.7, 3.3)
     for entry in document["contestants"]:
         steps, training = _training_curve(entry)
         held_out = [point for point in entry["validation"] if point["loss"] is not None]
@@ -179,14 +156,14 @@ def losses(document: Document) -> str:
         Line2D([], [], color="#777777", marker="o", markersize=4, label="held-out (thin: training)")
     )
     axes.set(xlabel="step", ylabel="loss, nats per character", ylim=_loss_range(document))
-    _legend(axes, handles, 2)
-    return _svg(figure)
+    legend(axes, handles, 2)
+    return svg(figure)
 
 
 def _training_curve(entry: Entry) -> tuple[list[int], list[float]]:
     """Steps and smoothed training loss, as far as it was a number."""
     known = [step for step in entry["series"] if step["loss"] is not None]
-    return [step["step"] + 1 for step in known], _smooth([step["loss"] for step in known])
+    return [step["step"] + 1 for step in known], smooth([step["loss"] for step in known])
 
 
 def _loss_range(document: Document) -> tuple[float, float]:
@@ -208,18 +185,6 @@ def _has_far_outliers(document: Document) -> bool:
     return bool(max(entry["comm_max_s"] for entry in entries) > _FAR * typical)
 
 
-def _plain(value: float, position: float) -> str:
-    """Label a tick without powers of ten."""
-    return f"{value:g}"
-
-
-def _smooth(values: Sequence[float], keep: float = 0.8) -> list[float]:
-    smooth: list[float] = []
-    for value in values:
-        smooth.append(value if not smooth else keep * smooth[-1] + (1 - keep) * value)
-    return smooth
-
-
 def _colour(entry: Entry) -> str:
     return COLOURS.get(entry["name"], "#7a5195")
 
@@ -235,35 +200,11 @@ def _line(entry: Entry) -> Line2D:
 
 
 def _burst_patch(document: Document) -> list[Any]:
-    return [Patch(color=_BURST, alpha=0.55, label="burst")] if document["bursts_sent"] else []
+    return [Patch(color=BURST, alpha=0.55, label="burst")] if document["bursts_sent"] else []
 
 
 def _ideal_line(document: Document, draw: Callable[..., Any]) -> list[Any]:
     ideal = document["header_ideal_s"]
     if ideal is None:
         return []
-    return [draw(ideal * 1000, color=_IDEAL, linestyle="--", linewidth=1, label="header ideal")]
-
-
-def _legend(axes: Axes, handles: Sequence[Any], columns: int | None = None) -> None:
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(-0.02, 1.0),
-        ncols=columns or len(handles),
-        fontsize=9,
-        handlelength=1.4,
-        columnspacing=1.4,
-    )
-
-
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.add_subplot()
-
-
-def _svg(figure: Figure) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return [draw(ideal * 1000, color=IDEAL, linestyle="--", linewidth=1, label="header ideal")]

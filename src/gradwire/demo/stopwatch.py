@@ -31,15 +31,18 @@ class TimedDDP(DistributedDataParallel):
         end: when the averaged gradients were there.
     """
 
-    def __init__(self, module: torch.nn.Module, line: StartLine, timeout: float) -> None:
+    def __init__(
+        self, module: torch.nn.Module, line: StartLine, timeout: float, **options: Any
+    ) -> None:
         """Wrap a module.
 
         Args:
             module: to be trained.
             line: where the ranks wait for each other.
             timeout: seconds that they wait at most.
+            options: further ones of DDP.
         """
-        super().__init__(module, bucket_cap_mb=ONE_BUCKET_MB)
+        super().__init__(module, **{"bucket_cap_mb": ONE_BUCKET_MB, **options})
         self._line = line
         self._timeout = timeout
         self.ready = self.start = self.end = 0.0
@@ -48,14 +51,18 @@ class TimedDDP(DistributedDataParallel):
         """Register a hook with the stopwatch around it."""
 
         def timed(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
-            if not bucket.is_last():
-                raise RuntimeError("the demo times one bucket a step")
-            self.ready = time.monotonic()
-            self.start = self._line.wait(self._timeout)
+            self._set_out(bucket)
             future: Future[torch.Tensor] = hook(state, bucket)
             return future.then(self._stop)
 
         super().register_comm_hook(state, timed)
+
+    def _set_out(self, bucket: GradBucket) -> None:
+        """A bucket is ready: note when, and wait for the other ranks'."""
+        if not bucket.is_last():
+            raise RuntimeError("the demo times one bucket a step")
+        self.ready = time.monotonic()
+        self.start = self._line.wait(self._timeout)
 
     def _stop(self, future: Future[torch.Tensor]) -> torch.Tensor:
         self.end = time.monotonic()

@@ -37,6 +37,7 @@ class RankStep:
         delivered: the share of the rank's gradients that counted.
         critical: whether the step was in a critical phase; None where there are no phases.
         bytes: that the rank's engine sent; None for TCP.
+        packets: likewise.
         retransmissions: packets that it sent again; None for TCP.
     """
 
@@ -50,6 +51,7 @@ class RankStep:
     delivered: float
     critical: bool | None
     bytes: int | None
+    packets: int | None
     retransmissions: int | None
 
 
@@ -75,21 +77,25 @@ class Trainee:
         torch.manual_seed(scenario.seed)
         shape = Shape(SYMBOLS, scenario.context, scenario.width, scenario.layers, scenario.heads)
         self.model = CharacterModel(shape)
-        self._ddp = TimedDDP(self.model, line, LINE_SECONDS)
-        self._attachment: gradwire.Attachment | None = None
-        if entry.policy is None:
-            self._ddp.register_comm_hook(None, allreduce_hook)
-        else:
-            drops: dict[str, Any] = (
-                {"drop_rate": scenario.drop_rate, "drop_burst": scenario.drop_burst}
-                if lossy
-                else {}
-            )
-            self._attachment = gradwire.attach(
-                self._ddp, policy=entry.policy, **drops, **entry.options
-            )
+        self._ddp = self._wrap(line)
+        self._attachment = self._connect(entry, lossy)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.98))
         self._step = 0
+
+    def _wrap(self, line: StartLine) -> TimedDDP:
+        """The model as DDP sees it."""
+        return TimedDDP(self.model, line, LINE_SECONDS)
+
+    def _connect(self, entry: Entry, lossy: bool) -> gradwire.Attachment | None:
+        """Give the gradients to what carries them; None for a process group."""
+        if entry.policy is None:
+            self._ddp.register_comm_hook(None, allreduce_hook)
+            return None
+        scenario = self._scenario
+        drops: dict[str, Any] = (
+            {"drop_rate": scenario.drop_rate, "drop_burst": scenario.drop_burst} if lossy else {}
+        )
+        return gradwire.attach(self._ddp, policy=entry.policy, **drops, **entry.options)
 
     def block(self, steps: int, start: float, progress: Callable[[RankStep], None]) -> list[Any]:
         """Train for some steps.
@@ -156,6 +162,7 @@ class Trainee:
             delivered=report.delivered if report else 1.0,
             critical=report.phase == "critical" if report and self.verdict else None,
             bytes=report.bytes if report else None,
+            packets=report.packets if report else None,
             retransmissions=report.retransmissions if report else None,
         )
 

@@ -12,6 +12,7 @@ from gradwire.lab.presets import (
     Burst,
     Preset,
 )
+from gradwire.lab.wire import Wire, WireStats
 
 __all__ = [
     "BURSTS",
@@ -28,6 +29,8 @@ __all__ = [
     "PortStats",
     "Preset",
     "QueueStats",
+    "Wire",
+    "WireStats",
     "probe",
     "windows",
 ]

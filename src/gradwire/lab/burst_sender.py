@@ -48,7 +48,8 @@ def send_burst(sender: socket.socket, rate: float, start: float, stop: float) ->
 
     What a late wake-up missed is sent at once: the source is as inelastic as the machine allows.
     """
-    packets = max(1, min(MAX_PACKETS, round(rate * TRAIN_SECONDS / 8 / FRAME)))
+    longest = min(TRAIN_SECONDS, stop - start)
+    packets = max(1, min(MAX_PACKETS, round(rate * longest / 8 / FRAME)))
     train = bytes(packets * PAYLOAD)
     gap = packets * FRAME * 8 / rate
     trains = max(1, round((stop - start) / gap))

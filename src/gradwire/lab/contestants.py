@@ -34,11 +34,14 @@ class Contestant(Protocol):
             store: shared by this contestant's ranks and nobody else.
         """
 
-    def run_round(self, buffer: torch.Tensor) -> None:
+    def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any] | None:
         """Move the buffer once: this is what is timed.
 
         Args:
             buffer: one-dimensional, float32, filled anew before each round.
+
+        Returns:
+            What is worth knowing about this round, as JSON, or None.
         """
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:

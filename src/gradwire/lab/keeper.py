@@ -19,6 +19,8 @@ from typing import Any
 
 from gradwire.lab.kernel import CLONE_NEWNET, enter_user_namespace, unshare
 from gradwire.lab.presets import Preset
+from gradwire.lab.tap import TapUnavailable
+from gradwire.lab.wire import Wire
 
 MAX_MESSAGE = 1 << 16
 
@@ -44,6 +46,8 @@ def explain(error: BaseException) -> str:
     """One line on why no network could be made."""
     if isinstance(error, ImportError):
         return f"{error}: install gradwire[lab]"
+    if isinstance(error, TapUnavailable):
+        return str(error)
     text = f"no network namespaces here: {error}"
     restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
     denied = isinstance(error, PermissionError) or getattr(error, "code", 0) == errno.EPERM
@@ -66,10 +70,35 @@ def serve(channel: socket.socket, owner: int, topology: Any) -> None:
             return
         request = json.loads(message)
         try:
-            answer: dict[str, Any] = {"stats": topology.port_stats(request["host"])}
+            answer = obey(request, topology)
         except Exception as error:  # whatever it is, the owner should hear it
-            answer = {"error": f"port statistics: {error}"}
+            answer = {"error": f"{request['ask']}: {error}"}
         channel.send(json.dumps(answer).encode())
+
+
+def obey(request: dict[str, Any], topology: Any) -> dict[str, Any]:
+    """Do one thing that the owner asks for."""
+    if request["ask"] == "port statistics":
+        return {"stats": topology.port_stats(request["host"])}
+    if request["ask"] == "loss":
+        for host, direction, rate in request["changes"]:
+            topology.set_loss(host, direction, rate)
+    elif request["ask"] == "rate":
+        topology.set_rate(request["host"], request["rate"])
+    elif request["ask"] == "wire":
+        topology.wires.set(request["host"], Wire(**request["wire"]), request["directions"])
+    elif request["ask"] == "wire statistics":
+        return {"stats": topology.wires.stats(request["host"])}
+    return {}
+
+
+def make_plan(request: dict[str, Any]) -> Any:
+    """The plan as the owner sent it."""
+    from gradwire.lab.topology import Plan
+
+    preset = Preset(**request.pop("preset"))
+    wires = {int(host): Wire(**wire) for host, wire in request.pop("wires").items()}
+    return Plan(**request, preset=preset, wires=wires)
 
 
 def main(arguments: list[str]) -> None:
@@ -83,21 +112,22 @@ def main(arguments: list[str]) -> None:
     request = json.loads(message)
     try:
         user = make_namespace()
-        from gradwire.lab.topology import Plan, Topology  # needs pyroute2: part of the attempt
+        from gradwire.lab.topology import Topology  # needs pyroute2: part of the attempt
 
-        topology = Topology(Plan(**{**request, "preset": Preset(**request["preset"])}))
+        topology = Topology(make_plan(request))
     except Exception as error:
         channel.send(json.dumps({"error": explain(error)}).encode())
         return
     descriptors = [host.namespace for host in topology.hosts] + ([] if user is None else [user])
     try:
-        answer = json.dumps({"user_namespace": user is not None}).encode()
+        built = {"user_namespace": user is not None, "wires_by": topology.wires.carrier}
+        answer = json.dumps(built).encode()
         socket.send_fds(channel, [answer], descriptors)
         serve(channel, owner, topology)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the owner is gone
     finally:
-        topology.kill_everything()
+        topology.close()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from gradwire.lab.addresses import (
 )
 from gradwire.lab.helper import helper_command
 from gradwire.lab.presets import NETWORK_A, Preset
+from gradwire.lab.wire import Wire, WireStats, wire_stats
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 2.0
@@ -38,7 +39,8 @@ class QueueStats:
 
     Attributes:
         bytes: sent, Ethernet headers counted.
-        packets: sent; a train counts as its packets.
+        packets: sent; a train counts as its packets, but one that came over another host's wire
+            as none unless this host has a wire, too.
         drops: overflows; a train that is dropped whole counts once.
         backlog: bytes that wait.
     """
@@ -82,6 +84,8 @@ class Network:
         *,
         extra_hosts: int = 0,
         congestion_control: str = "cubic",
+        wires: Mapping[int, Wire] | None = None,
+        wire_seed: int = 0,
     ) -> None:
         """Make the network.
 
@@ -90,6 +94,10 @@ class Network:
             preset: rate and queue of the ports.
             extra_hosts: number of hosts for cross traffic.
             congestion_control: of TCP on every host.
+            wires: what the link of a host does to packets, by host, in both directions at first.
+                All others are veth pairs, which do nothing to them. The port keeps its rate and
+                queue: what leaves them travels on the wire.
+            wire_seed: of the wires' losses and jitter.
 
         Raises:
             LabUnavailable: the machine does not let this process do so.
@@ -97,6 +105,10 @@ class Network:
         """
         if hosts < 1 or extra_hosts < 0 or hosts + extra_hosts > MAX_HOSTS:
             raise ValueError(f"a network has 1 to {MAX_HOSTS} hosts")
+        if any(not 0 <= host < hosts + extra_hosts for host in wires or {}):
+            raise ValueError(f"wires: hosts are 0 to {hosts + extra_hosts - 1}")
+        self.wires = dict(wires or {})
+        self.wire_seed = wire_seed
         self.hosts = hosts
         self.extra_hosts = extra_hosts
         self.preset = preset
@@ -124,10 +136,13 @@ class Network:
             "extra_hosts": self.extra_hosts,
             "preset": asdict(self.preset),
             "congestion_control": self.congestion_control,
+            "wires": {host: asdict(wire) for host, wire in self.wires.items()},
+            "seed": self.wire_seed,
         }
         # A namespace for each host, and perhaps the user namespace that they belong to.
         answer, namespaces = self._ask(plan, "the lab's helper process gave no answer", count + 1)
         user = namespaces.pop() if answer["user_namespace"] else None
+        self.wires_by: str | None = answer["wires_by"]
         return namespaces, user
 
     def _ask(
@@ -214,7 +229,7 @@ class Network:
         """
         self._check(host)
         with self._lock:
-            answer, _ = self._ask({"host": host}, "the network is closed")
+            answer, _ = self._ask({"ask": "port statistics", "host": host}, "the network is closed")
         stats = answer["stats"]
         return PortStats(QueueStats(**stats["uplink"]), QueueStats(**stats["downlink"]))
 
@@ -222,10 +237,88 @@ class Network:
         """Packets that went into the switch and neither came out nor wait in it.
 
         Exact when nothing is being sent, and with trains too, of which `QueueStats.drops` counts
-        each only once. Cross traffic is included.
+        each only once. Cross traffic is included, and so is what a host's wire loses on the way in.
         """
         stats = [self.port_stats(host) for host in range(self.hosts + self.extra_hosts)]
         return sum(port.uplink.packets - port.downlink.packets for port in stats)
+
+    def set_loss(self, changes: Iterable[tuple[int, str, float]]) -> None:
+        """Let links lose packets by chance, behind their rate and queue.
+
+        Args:
+            changes: host, "uplink" (from the host) or "downlink" (to it), and the chance of each
+                packet, 0 for none and 1 for a link that is cut. A train that passes whole is lost
+                whole: see `Preset.offloads`.
+
+        Raises:
+            IndexError: there is no such host.
+            ValueError: a direction or a chance that is none.
+            LabUnavailable: the kernel cannot do that, or the network is closed.
+        """
+        wanted = list(changes)
+        for host, direction, rate in wanted:
+            self._check(host)
+            if direction not in ("uplink", "downlink") or not 0 <= rate <= 1:
+                raise ValueError(f"loss of {rate!r} on the {direction!r} of host {host}")
+        with self._lock:
+            self._ask({"ask": "loss", "changes": wanted}, "the network is closed")
+
+    def set_rate(self, host: int, rate: int) -> None:
+        """Change the rate of a host's port, in both directions and in bits per second.
+
+        Raises:
+            IndexError: there is no such host.
+            ValueError: a rate that is not positive.
+            LabUnavailable: the network is closed.
+        """
+        self._check(host)
+        if rate <= 0:
+            raise ValueError(f"rate={rate!r}: must be positive")
+        with self._lock:
+            self._ask({"ask": "rate", "host": host, "rate": rate}, "the network is closed")
+
+    def set_wire(
+        self, host: int, wire: Wire, *, directions: Iterable[str] = ("uplink", "downlink")
+    ) -> None:
+        """Change what the wire of a host does, from the return of this call on.
+
+        What travels already arrives when it was due.
+
+        Args:
+            host: one of `wires`.
+            wire: what it shall do.
+            directions: "uplink" (from the host), "downlink" (to it).
+
+        Raises:
+            IndexError: there is no such host.
+            ValueError: a direction that is none, or a host without a wire.
+            LabUnavailable: the wire has failed, or the network is closed.
+        """
+        wanted = list(directions)
+        self._check_wire(host)
+        if not set(wanted) <= {"uplink", "downlink"}:
+            raise ValueError(f"directions {wanted!r}: allowed are uplink, downlink")
+        request = {"ask": "wire", "host": host, "wire": asdict(wire), "directions": wanted}
+        with self._lock:
+            self._ask(request, "the network is closed")
+
+    def wire_stats(self, host: int) -> dict[str, WireStats]:
+        """What the wire of a host has seen since the network was made: "uplink", "downlink".
+
+        Raises:
+            IndexError: there is no such host.
+            ValueError: a host without a wire.
+            LabUnavailable: the wire has failed, or the network is closed.
+        """
+        self._check_wire(host)
+        with self._lock:
+            answer, _ = self._ask({"ask": "wire statistics", "host": host}, "the network is closed")
+        return {name: wire_stats(counters) for name, counters in answer["stats"].items()}
+
+    def _check_wire(self, host: int) -> None:
+        self._check(host)
+        if host not in self.wires:
+            raise ValueError(f"host {host} was made without a wire; see wires= of Network")
 
     def close(self) -> None:
         """Kill all programs on the hosts and remove the network. May be called again."""

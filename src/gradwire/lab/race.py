@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from gradwire.lab.addresses import STORE_PORT
 from gradwire.lab.bursts import BurstTraffic
 from gradwire.lab.clock import sleep_until
+from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import Network
 from gradwire.lab.ranks import Message, Ranks
 
 _SETUP_SECONDS = 120.0
 _ROUND_SECONDS = 60.0
 _LEAD_SECONDS = 0.003
+_GOLDEN = 0.618
+"""A turn begins by this part of a period later than the last: no phase comes again soon."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,12 @@ class Round:
     Attributes:
         start: the moment that all ranks started, in seconds of ``time.monotonic()``.
         ranks: each rank's time from then until it was done, in seconds.
+        details: what each rank's contestant had to say about the round.
     """
 
     start: float
     ranks: tuple[float, ...]
+    details: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -78,6 +86,7 @@ class Race:
         size: int,
         *,
         env: Mapping[str, str] | None = None,
+        round_seconds: float = _ROUND_SECONDS,
     ) -> None:
         """Start a rank on every host (not on the extra ones) and set all contestants up.
 
@@ -86,6 +95,7 @@ class Race:
             entries: the contestants, with different names.
             size: bytes of each rank's buffer, a multiple of 4.
             env: additions to the ranks' environment.
+            round_seconds: how long a round may take.
 
         Raises:
             ValueError: a size or a set of names that makes no sense.
@@ -98,9 +108,11 @@ class Race:
         self.network = network
         self.size = size
         self._entries = list(entries)
+        self._round_seconds = round_seconds
         self._verified: set[str] = set()
         configs = [self._config(rank) for rank in range(network.hosts)]
-        self._ranks = Ranks(network.spawn, "gradwire.lab.race_worker", configs, env=env)
+        with uninterrupted():
+            self._ranks = Ranks(network.spawn, "gradwire.lab.race_worker", configs, env=env)
         try:
             self._ranks.gather(time.monotonic() + _SETUP_SECONDS)
         except BaseException:
@@ -128,6 +140,9 @@ class Race:
         warm_up: int = 2,
         bursts: BurstTraffic | None = None,
         progress: Callable[[str, int], None] | None = None,
+        around: Callable[[str], AbstractContextManager[Any]] | None = None,
+        only: str | None = None,
+        rotate: bool = False,
     ) -> dict[str, list[Round]]:
         """Time rounds of every contestant.
 
@@ -137,6 +152,9 @@ class Race:
             warm_up: rounds at the start of each block that are not counted.
             bursts: cross traffic; each block then starts at the same phase of it.
             progress: called with a contestant's name and the number of its rounds so far.
+            around: a context for each counted round, made from the contestant's name.
+            only: the one contestant that runs; all if not given.
+            rotate: from turn to turn, begin at another phase of the bursts.
 
         Returns:
             The counted rounds by contestant, in order.
@@ -144,18 +162,24 @@ class Race:
         Raises:
             RankError: a rank failed, gave a wrong result, or did not come back.
         """
-        results: dict[str, list[Round]] = {entry.name: [] for entry in self._entries}
-        while len(results[self._entries[-1].name]) < rounds:
+        names = [entry.name for entry in self._entries if only in (None, entry.name)]
+        results: dict[str, list[Round]] = {name: [] for name in names}
+        alone = around or contextlib.nullcontext
+        for turn in itertools.count():
+            if len(results[names[-1]]) >= rounds:
+                return results
             for name, done in results.items():
                 if bursts is not None:
-                    sleep_until(bursts.next_phase() - _LEAD_SECONDS)
+                    offset = turn * _GOLDEN % 1.0 * bursts.burst.period if rotate else 0.0
+                    sleep_until(bursts.next_phase(offset) - _LEAD_SECONDS)
                 for _ in range(warm_up):
                     self._round(name)
                 for _ in range(min(block, rounds - len(done))):
-                    done.append(self._round(name))
+                    with alone(name):
+                        done.append(self._round(name))
                 if progress is not None:
                     progress(name, len(done))
-        return results
+        raise AssertionError("turns do not end")
 
     def _round(self, name: str) -> Round:
         start = time.monotonic() + _LEAD_SECONDS
@@ -163,7 +187,11 @@ class Race:
         self._verified.add(name)
         command = {"command": "round", "contestant": name, "start": start, "verify": verify}
         answers = self._ask(command)
-        return Round(start, tuple(float(answer["seconds"]) for answer in answers))
+        return Round(
+            start,
+            tuple(float(answer["seconds"]) for answer in answers),
+            tuple(answer["details"] for answer in answers),
+        )
 
     def reports(self) -> dict[str, list[dict[str, Any]]]:
         """What each contestant's ranks have to say, by contestant and in rank order.
@@ -174,6 +202,10 @@ class Race:
         answers = self._ask({"command": "report"})
         return {entry.name: [answer[entry.name] for answer in answers] for entry in self._entries}
 
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to one rank's process."""
+        self._ranks.signal(rank, number)
+
     def close(self) -> None:
         """Let the contestants close, then end all ranks. May be called again."""
         try:
@@ -182,7 +214,7 @@ class Race:
             self._ranks.kill()
 
     def _ask(self, command: Message) -> list[Message]:
-        return self._ranks.ask(command, time.monotonic() + _ROUND_SECONDS)
+        return self._ranks.ask(command, time.monotonic() + self._round_seconds)
 
     def __enter__(self) -> Race:
         return self

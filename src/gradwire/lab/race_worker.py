@@ -54,15 +54,16 @@ class Worker:
         self._buffer.fill_(float(self._rank + 1))
 
     def round(self, contestant: str, start: float, verify: bool) -> dict[str, Any]:
-        """Run one round at a moment of ``time.monotonic()``; answers the seconds since then."""
+        """Run one round at a moment of ``time.monotonic()``; answers the seconds since then, and
+        what the contestant has to say about the round."""
         runner = self._contestants[contestant]
         sleep_until(start)
-        runner.run_round(self._buffer)
+        details = runner.run_round(self._buffer)
         seconds = time.monotonic() - start
         if verify:
             runner.verify(self._buffer, {rank: float(rank + 1) for rank in range(self._world)})
         self._fill()
-        return {"seconds": seconds}
+        return {"seconds": seconds, "details": details or {}}
 
     def report(self) -> dict[str, Any]:
         """What each contestant has to say."""

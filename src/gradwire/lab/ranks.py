@@ -153,6 +153,14 @@ class Ranks:
         late = [str(rank.number) for rank in self._ranks if rank.number not in answers]
         raise RankError(f"rank {', '.join(late)} did not answer in time")
 
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to one rank's process.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        self._ranks[rank].signal(number)
+
     def kill(self) -> None:
         """End all ranks at once. May be called again."""
         ranks, self._ranks = self._ranks, []
@@ -217,6 +225,9 @@ class _Rank:
             return f"ended with status {self._process.wait(1.0)}"
         except subprocess.TimeoutExpired:
             return "closed its channel"
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         self.channel.close()

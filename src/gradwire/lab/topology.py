@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ from gradwire.lab.addresses import (
     host_mac,
 )
 from gradwire.lab.kernel import CLONE_NEWNET, open_network_namespace, setns, unshare
+from gradwire.lab.loss_rules import LossRules
 from gradwire.lab.offloads import switch_offloads_off
 from gradwire.lab.presets import Preset
+from gradwire.lab.wire import Wire
+from gradwire.lab.wires import Wires
 
 UPLINK_OF_EXTRA_HOSTS = Preset("uplink", 10_000_000_000, 8 << 20, 1 << 17, offloads=True)
 """What a cross-traffic host's own egress is shaped to: fast enough never to be the bottleneck,
@@ -42,12 +45,16 @@ class Plan:
         extra_hosts: hosts for cross traffic; their way into the switch is not the bottleneck.
         preset: of every port.
         congestion_control: of TCP on every host.
+        wires: by host, what its link does in both directions at first; all others are veth pairs.
+        seed: of what the wires lose and of their jitter.
     """
 
     hosts: int
     extra_hosts: int
     preset: Preset
     congestion_control: str
+    wires: dict[int, Wire] = field(default_factory=dict)
+    seed: int = 0
 
 
 @dataclass
@@ -68,7 +75,12 @@ class Host:
 
 
 class Topology:
-    """A built network."""
+    """A built network.
+
+    Attributes:
+        hosts: by number.
+        wires: the links of those that have more than a veth pair.
+    """
 
     def __init__(self, plan: Plan) -> None:
         """Build it.
@@ -78,9 +90,11 @@ class Topology:
 
         Raises:
             OSError: the kernel cannot or may not do one of the steps.
+            TapUnavailable: it lets the caller make no wires.
             pyroute2.NetlinkError: likewise.
         """
         self._plan = plan
+        self._rules: dict[int, LossRules] = {}
         _quiet_ipv6()
         _switch_frames_unfiltered()
         self._switch_namespace = open_network_namespace()
@@ -88,6 +102,7 @@ class Topology:
         self._switch.link(
             "add", ifname="switch", kind="bridge", br_mcast_snooping=0, br_stp_state=0
         )
+        self.wires = Wires(self._switch, self._switch_namespace, offloads=plan.preset.offloads)
         self._bridge = _index(self._switch, "switch")
         _up(self._switch, self._bridge)
         count = plan.hosts + plan.extra_hosts
@@ -101,12 +116,15 @@ class Topology:
         netlink = IPRoute()
         setns(self._switch_namespace, CLONE_NEWNET)
         port = f"port{number}"
-        self._switch.link(
-            "add",
-            ifname=port,
-            kind="veth",
-            peer={"ifname": INTERFACE, "net_ns_fd": namespace, "address": host_mac(number)},
-        )
+        if wire := self._plan.wires.get(number):
+            self.wires.add(number, namespace, netlink, wire, self._plan.seed)
+        else:
+            self._switch.link(
+                "add",
+                ifname=port,
+                kind="veth",
+                peer={"ifname": INTERFACE, "net_ns_fd": namespace, "address": host_mac(number)},
+            )
         host = Host(namespace, netlink, _index(netlink, INTERFACE), _index(self._switch, port))
         if not self._plan.preset.offloads:
             switch_offloads_off(port)
@@ -162,10 +180,38 @@ class Topology:
     def port_stats(self, number: int) -> dict[str, dict[str, int]]:
         """What both queues of a host's port have seen since they were made."""
         host = self.hosts[number]
-        return {
+        stats = {
             "uplink": _queue_stats(host.netlink, host.uplink),
             "downlink": _queue_stats(self._switch, host.downlink),
         }
+        if (arrived := self.wires.arrived(number)) is not None:
+            stats["downlink"]["packets"] = arrived
+        return stats
+
+    def set_loss(self, number: int, direction: str, rate: float) -> None:
+        """Drop packets by chance where they have crossed a host's uplink or downlink.
+
+        Raises:
+            OSError: the kernel cannot do that.
+        """
+        up = direction == "uplink"
+        namespace = self._switch_namespace if up else self.hosts[number].namespace
+        if namespace not in self._rules:
+            setns(namespace, CLONE_NEWNET)
+            self._rules[namespace] = LossRules()
+        self._rules[namespace].set(f"port{number}" if up else INTERFACE, rate)
+
+    def set_rate(self, number: int, rate: int) -> None:
+        """Change the rate of a host's port in both directions, in bits per second."""
+        host, preset = self.hosts[number], self._plan.preset
+        changed = replace(preset, rate=rate)
+        _shape(host.netlink, host.uplink, changed, "change")
+        _shape(self._switch, host.downlink, changed, "change")
+
+    def close(self) -> None:
+        """Stop what is at work, all hosts' processes included."""
+        self.kill_everything()
+        self.wires.close()
 
     def kill_everything(self) -> None:
         """Kill every process on any of the hosts, whoever started it."""
@@ -228,9 +274,9 @@ def _up(netlink: Any, index: int) -> None:
     netlink.link("set", index=index, state="up")
 
 
-def _shape(netlink: Any, index: int, preset: Preset) -> None:
+def _shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
     netlink.tc(
-        "add",
+        verb,
         "tbf",
         index=index,
         rate=preset.rate // 8,  # bytes per second

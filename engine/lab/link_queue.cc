@@ -1,0 +1,169 @@
+// One direction of the lab's own link, in virtual time.
+#include "lab/link_queue.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace gradwire::lab {
+
+std::string WireOptions::validate() const {
+  const auto say = [](const char* name, double value, const char* allowed) {
+    return std::string(name) + " is " + std::to_string(value) + "; " + allowed;
+  };
+  constexpr Nanos kLongest = 60 * kSecond;
+  if (delay < 0 || delay > kLongest) {
+    return say("delay", static_cast<double>(delay) * 1e-9, "allowed are 0 to 60 s");
+  }
+  if (jitter < 0 || jitter > kLongest) {
+    return say("jitter", static_cast<double>(jitter) * 1e-9, "allowed are 0 to 60 s");
+  }
+  if (!(rate >= 0.0) || std::isinf(rate) || (rate > 0.0 && rate < 1000.0)) {
+    return say("rate", rate, "allowed are 1000 bytes/s and more, and 0 for none");
+  }
+  if (rate > 0.0 && queue_bytes < 2048) {
+    return say("queue_bytes", static_cast<double>(queue_bytes), "a rate needs 2048 and more");
+  }
+  if (!(loss >= 0.0 && loss <= 1.0)) return say("loss", loss, "a share is in [0, 1]");
+  if (loss_burst != 0.0 && (!(loss_burst >= 1.0) || std::isinf(loss_burst))) {
+    return say("loss_burst", loss_burst, "a run has 1 packet and more; 0 for independent losses");
+  }
+  // Otherwise runs would have to begin more often than after every single packet that passes.
+  if (loss_burst != 0.0 && loss < 1.0 && loss_burst * (1.0 - loss) < loss) {
+    return say("loss_burst", loss_burst, "too short for this loss: at least loss / (1 - loss)");
+  }
+  if (memory_bytes < 1 << 17) {
+    return say("memory_bytes", static_cast<double>(memory_bytes), "at least 131072");
+  }
+  return "";
+}
+
+bool LossProcess::next(double loss, double burst) {
+  if (loss <= 0.0) return bad_ = false;
+  if (loss >= 1.0) return bad_ = true;
+  if (burst == 0.0) return bad_ = random_.uniform() < loss;
+  const double begin = loss / (burst * (1.0 - loss));
+  return bad_ = random_.uniform() < (bad_ ? 1.0 - 1.0 / burst : begin);
+}
+
+Nanos LinkQueue::service_time(const Frame& frame) const {
+  if (options_.rate <= 0.0) return 0;
+  return static_cast<Nanos>(std::ceil(frame.shape.wire_bytes * 1e9 / options_.rate));
+}
+
+void LinkQueue::set_options(Nanos now, const WireOptions& options) {
+  advance(now);
+  const WireOptions before = std::exchange(options_, options);
+  if (waiting_.empty()) return;
+  // The part of the first frame that has not been sent goes at the new rate.
+  const double left = static_cast<double>(sent_ - now) * before.rate;
+  sent_ = options.rate > 0.0 ? now + static_cast<Nanos>(std::ceil(left / options.rate)) : now;
+}
+
+void LinkQueue::offer(Nanos now, std::span<const uint8_t> data) {
+  advance(now);
+  Shape shape = shape_of(data, headed_);
+  counters_.packets += shape.packets;
+  counters_.bytes += shape.wire_bytes;
+  if (held_bytes_ + data.size() > options_.memory_bytes) {
+    counters_.dropped_memory += shape.packets;
+    return;
+  }
+  Frame frame{{}, shape};
+  // Each packet by itself finds room or does not; an empty queue takes any one packet.
+  if (options_.rate > 0.0 && waiting_bytes_ + shape.wire_bytes > options_.queue_bytes &&
+      (shape.packets > 1 || !waiting_.empty())) {
+    const uint64_t packet = (shape.wire_bytes + shape.packets - 1) / shape.packets;
+    const uint64_t room = options_.queue_bytes - std::min(options_.queue_bytes, waiting_bytes_);
+    auto kept = static_cast<uint32_t>(std::min<uint64_t>(room / packet, shape.packets - 1));
+    if (kept == 0 && waiting_.empty()) kept = 1;
+    counters_.dropped_queue += shape.packets - kept;
+    if (kept == 0) return;
+    frame.data = cut(data, 0, kept);
+    frame.shape = shape_of(frame.data, headed_);
+  } else {
+    frame.data.assign(data.begin(), data.end());
+  }
+  held_bytes_ += frame.data.size();
+  if (options_.rate <= 0.0 && waiting_.empty()) {
+    start_wire(now, std::move(frame));
+    return;
+  }
+  waiting_bytes_ += frame.shape.wire_bytes;
+  counters_.max_queue_bytes = std::max(counters_.max_queue_bytes, waiting_bytes_);
+  if (waiting_.empty()) sent_ = now + service_time(frame);
+  waiting_.push_back(std::move(frame));
+}
+
+// Brings onto the wire what the rate has let go by now.
+void LinkQueue::advance(Nanos now) {
+  while (!waiting_.empty() && sent_ <= now) {
+    Frame frame = std::move(waiting_.front());
+    waiting_.pop_front();
+    waiting_bytes_ -= frame.shape.wire_bytes;
+    const Nanos sent = sent_;
+    if (!waiting_.empty()) sent_ += service_time(waiting_.front());
+    start_wire(sent, std::move(frame));
+  }
+}
+
+// Loss is decided packet by packet; of a train the runs between the losses go on.
+void LinkQueue::start_wire(Nanos now, Frame frame) {
+  const uint32_t packets = frame.shape.packets;
+  uint32_t first = 0;
+  bool whole = true;
+  for (uint32_t i = 0; i < packets; ++i) {
+    if (!loss_.next(options_.loss, options_.loss_burst)) continue;
+    whole = false;
+    ++counters_.dropped_loss;
+    if (i > first) {
+      Frame part{cut(frame.data, first, i - first), {}};
+      part.shape = shape_of(part.data, headed_);
+      held_bytes_ += part.data.size();
+      travel(now, std::move(part));
+    }
+    first = i + 1;
+  }
+  if (whole) {
+    travel(now, std::move(frame));
+    return;
+  }
+  if (first < packets) {
+    Frame part{cut(frame.data, first, packets - first), {}};
+    part.shape = shape_of(part.data, headed_);
+    held_bytes_ += part.data.size();
+    travel(now, std::move(part));
+  }
+  held_bytes_ -= frame.data.size();
+}
+
+void LinkQueue::travel(Nanos now, Frame frame) {
+  Nanos arrival = now + options_.delay;
+  if (options_.jitter > 0) {
+    arrival += static_cast<Nanos>(loss_.random().uniform() * static_cast<double>(options_.jitter));
+  }
+  if (options_.keep_order) arrival = std::max(arrival, last_arrival_);
+  last_arrival_ = std::max(arrival, last_arrival_);
+  travelling_.push_back({arrival, number_++, std::move(frame)});
+  std::push_heap(travelling_.begin(), travelling_.end(), Later{});
+}
+
+bool LinkQueue::take(Nanos now, std::vector<uint8_t>& frame) {
+  advance(now);
+  if (travelling_.empty() || travelling_.front().arrival > now) return false;
+  std::pop_heap(travelling_.begin(), travelling_.end(), Later{});
+  Travelling& first = travelling_.back();
+  counters_.delivered += first.frame.shape.packets;
+  held_bytes_ -= first.frame.data.size();
+  frame = std::move(first.frame.data);
+  travelling_.pop_back();
+  return true;
+}
+
+Nanos LinkQueue::next_event() const {
+  Nanos next = travelling_.empty() ? kNever : travelling_.front().arrival;
+  if (!waiting_.empty()) next = std::min(next, sent_);
+  return next;
+}
+
+}  // namespace gradwire::lab

@@ -1,0 +1,188 @@
+"""The command line of `gradwire lab`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from gradwire.lab.scenario import Experiment
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+EXPERIMENTS = Path("experiments")
+OUT = Path("out/lab")
+_INTERRUPTED = 130
+_BAD_INPUT = 2
+
+
+@app.callback()
+def _root() -> None:
+    """Scenario files on real kernel networks: hosts, queues, loss, bursts, and TCP beside them."""
+
+
+@app.command(name="list")
+def list_scenarios(
+    folder: Annotated[Path, typer.Argument(help="where the scenario files are")] = EXPERIMENTS,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Name the scenarios there are."""
+    files = sorted(folder.glob("*.toml"))
+    if not files:
+        _refuse(f"{folder}: no scenario files (*.toml) there")
+    found = [_load(path, False) for path in files]
+    rows = [
+        {"file": str(each.path), "title": each.first.title, "cells": len(each.cells)}
+        for each in found
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table()
+    for column in ("file", "title", "cells"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console().print(table)
+
+
+@app.command()
+def keys(
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """All keys of scenario files: defaults, what is allowed, and what they mean."""
+    from gradwire.lab.scenario.keys import COLUMNS, key_rows
+
+    rows = key_rows()
+    if as_json:
+        typer.echo(json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
+        return
+    table = Table()
+    for column in COLUMNS:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="scenario file")],
+    quick: Annotated[bool, typer.Option("--quick", help="check its short form")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+) -> None:
+    """Read a scenario file and say whether it could run here; runs nothing."""
+    from gradwire.lab.run.checks import check as check_machine
+    from gradwire.lab.scenario import ScenarioError
+
+    experiment = _load(file, quick)
+    try:
+        check_machine(experiment)
+    except ScenarioError as error:
+        _refuse(str(error))
+    facts = {
+        "file": str(file),
+        "cells": [cell.name for cell in experiment.cells],
+        "contestants": [each.name for each in experiment.first.contestants],
+        "left_out": dict(experiment.left_out),
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    typer.echo(f"{file}: {len(experiment.cells)} cells, contestants {facts['contestants']}")
+    for name, reason in experiment.left_out.items():
+        typer.echo(f"left out: {name}: {reason}")
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="scenario file")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="the short form: less than a minute on two cores")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for results.json and report.html [out/lab/NAME]")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the JSON instead of tables")
+    ] = False,
+) -> None:
+    """Run a scenario: all its cells, all contestants in turn, all seeds; write JSON and a page.
+
+    Status 0: it ran. 1: a cell failed; the rest is there. 2: it cannot run here.
+    """
+    from gradwire.lab.network import LabUnavailable
+    from gradwire.lab.report.terminal import show
+    from gradwire.lab.run.checks import check as check_machine
+    from gradwire.lab.run.course import run as run_course
+    from gradwire.lab.run.results import document
+    from gradwire.lab.run.voice import Voice
+    from gradwire.lab.scenario import ScenarioError
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    progress = Console(stderr=True)
+    experiment = _load(file, quick)
+    folder = out or OUT / experiment.first.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _refuse(f"--out {folder}: cannot be made: {error.strerror}")
+    try:
+        check_machine(experiment)
+        with Voice(progress) as voice:
+            outcome = run_course(experiment, voice)
+    except (ScenarioError, LabUnavailable) as error:
+        _refuse(str(error))
+    except KeyboardInterrupt:
+        progress.print("interrupted: nothing is left behind")
+        raise typer.Exit(_INTERRUPTED) from None
+    found = document(outcome, shlex.join(["gradwire", *sys.argv[1:]]))
+    _write(found, folder, progress)
+    if as_json:
+        typer.echo(json.dumps(found, allow_nan=False))
+    else:
+        show(found, Console())
+    if found["errors"]:
+        raise typer.Exit(1)
+
+
+def _write(found: dict[str, Any], folder: Path, progress: Console) -> None:
+    from gradwire.lab.report.page import write_page
+
+    results, page = folder / "results.json", folder / "report.html"
+    results.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
+    write_page(found, page)
+    progress.print(f"wrote {results} and {page}", highlight=False)
+
+
+def _load(path: Path, quick: bool) -> Experiment:
+    from gradwire.lab.scenario import ScenarioError, load
+
+    try:
+        return load(path, quick=quick)
+    except ScenarioError as error:
+        _refuse(str(error))
+
+
+def _refuse(reason: str) -> NoReturn:
+    Console(stderr=True).print(
+        f"gradwire lab: {reason}", highlight=False, markup=False, soft_wrap=True
+    )
+    raise typer.Exit(_BAD_INPUT)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

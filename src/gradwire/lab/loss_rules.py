@@ -1,0 +1,122 @@
+"""Random loss at a network device, by the kernel's packet filter (nftables, family netdev).
+
+What arrives at the device is dropped with a chance, each packet by itself; a train that passes
+whole counts as one. The rules are spoken to the kernel directly, because the program `nft` is not
+on every machine. Numbers and layouts are those of the kernel's `linux/netfilter/nf_tables.h`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+_NETLINK_NETFILTER = 12
+_SUBSYSTEM = 10
+_FAMILY_NETDEV = 5
+_REQUEST, _ACK, _CREATE = 0x1, 0x4, 0x400
+_BATCH_BEGIN, _BATCH_END = 0x10, 0x11
+_NEW_TABLE, _DELETE_TABLE, _NEW_CHAIN, _NEW_RULE = 0, 2, 3, 6
+_NESTED = 0x8000
+_REGISTER = 8
+_ERROR = 2
+
+SCALE = 1_000_000
+"""A chance is a whole number of this."""
+
+
+class LossRules:
+    """The rules of the network namespace that the process is in when this object is made.
+
+    Raises:
+        OSError: the kernel has no packet filter, or the process may not use it.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+        self._socket.settimeout(2.0)
+        self._socket.bind((0, 0))
+        self._sequence = 0
+
+    def set(self, device: str, rate: float) -> None:
+        """Drop this share of what arrives at a device; 0 takes the rule away.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        name = f"gradwire-{device}"
+        table = _text(1, name)
+        messages = [(_NEW_TABLE, _CREATE, table), (_DELETE_TABLE, 0, table)]
+        if rate > 0:
+            chain = _text(1, name) + _text(3, "loss")
+            hook = _nest(4, _number(1, 0) + _number(2, 0) + _text(3, device))
+            rule = _text(1, name) + _text(2, "loss") + _nest(4, _expressions(rate))
+            messages += [
+                (_NEW_TABLE, _CREATE, table),
+                (_NEW_CHAIN, _CREATE, chain + hook + _text(7, "filter")),
+                (_NEW_RULE, _CREATE, rule),
+            ]
+        self._send(messages)
+
+    def _send(self, messages: list[tuple[int, int, bytes]]) -> None:
+        batch = self._message(_BATCH_BEGIN, 0, b"", _SUBSYSTEM)
+        for kind, flags, body in messages:
+            batch += self._message(_SUBSYSTEM << 8 | kind, flags | _ACK, body)
+        batch += self._message(_BATCH_END, 0, b"", _SUBSYSTEM)
+        self._socket.send(batch)
+        for _ in messages:
+            answer = self._socket.recv(1 << 16)
+            while answer:
+                length, kind = struct.unpack_from("=IH", answer)
+                code = struct.unpack_from("=i", answer, 16)[0] if kind == _ERROR else 0
+                if code:
+                    raise OSError(-code, f"packet filter: {os.strerror(-code)}")
+                answer = answer[length + 3 & ~3 :]
+
+    def _message(self, kind: int, flags: int, body: bytes, resource: int = 0) -> bytes:
+        self._sequence += 1
+        family = 0 if resource else _FAMILY_NETDEV
+        body = struct.pack("!BBH", family, 0, resource) + body
+        header = struct.pack("=IHHII", 16 + len(body), kind, flags | _REQUEST, self._sequence, 0)
+        return header + body
+
+    def close(self) -> None:
+        """Let go of the socket; the rules stay."""
+        self._socket.close()
+
+
+def _expressions(rate: float) -> bytes:
+    """A random number below the rate is a drop."""
+    number = _number(1, _REGISTER) + _number(2, SCALE) + _number(3, 1)
+    swap = b"".join(
+        _number(kind, value)
+        for kind, value in ((1, _REGISTER), (2, _REGISTER), (3, 1), (4, 4), (5, 4))
+    )
+    threshold = _nest(3, _attribute(1, struct.pack("!I", round(min(rate, 1.0) * SCALE))))
+    below = _number(1, _REGISTER) + _number(2, 2) + threshold
+    drop = _number(1, 0) + _nest(2, _nest(2, _number(1, 0)))
+    return b"".join(
+        _nest(1, _text(1, name) + _nest(2, body))
+        for name, body in (
+            ("numgen", number),
+            ("byteorder", swap),
+            ("cmp", below),
+            ("immediate", drop),
+        )
+    )
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+def _nest(kind: int, value: bytes) -> bytes:
+    return _attribute(kind | _NESTED, value)
+
+
+def _number(kind: int, value: int) -> bytes:
+    return _attribute(kind, struct.pack("!I", value))
+
+
+def _text(kind: int, value: str) -> bytes:
+    return _attribute(kind, value.encode() + b"\0")

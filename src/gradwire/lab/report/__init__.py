@@ -1,0 +1,1 @@
+"""Pages and tables of runs of the lab."""

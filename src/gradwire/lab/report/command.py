@@ -1,0 +1,120 @@
+"""`gradwire report`: the page of a run again, or several runs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from gradwire.lab.report.compare import COLUMNS, compare
+from gradwire.lab.report.markdown import as_markdown
+from gradwire.lab.report.words import mark_rows
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+RESULTS = "results.json"
+_BAD_INPUT = 2
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="folders of `gradwire lab run`")],
+    out: Annotated[
+        Path | None, typer.Option(help="write an HTML page there, of one run or of the comparison")
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="print each run as docs/reproduction.md has it")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Compare runs of the lab: the same contestants in the same cells, run beside run."""
+    documents = {str(folder): read(folder) for folder in folders}
+    found = compare(documents)
+    if out is not None:
+        _write(documents, found, out)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    if markdown:
+        for document in documents.values():
+            typer.echo(as_markdown(document))
+        return
+    console = Console()
+    for table in _tables(found):
+        console.print(table)
+    for folder, document in documents.items():
+        for text, ours, wanted, _, verdict in mark_rows(document):
+            console.print(
+                f"{folder}: {text}: {ours} (mark {wanted}): {verdict}",
+                highlight=False,
+                markup=False,
+            )
+
+
+def _tables(found: list[dict[str, Any]]) -> list[Table]:
+    """A table for each cell: a row for each contestant, a column for each run."""
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in found:
+        cells.setdefault((row["scenario"], row["cell"]), []).append(row)
+    tables = []
+    for (scenario, cell), rows in cells.items():
+        runs = list(dict.fromkeys(row["run"] for row in rows))
+        table = Table(title=f"{scenario}: {cell}", box=box.SIMPLE_HEAD)
+        table.add_column("median (× the first run), p99, × limit")
+        for run in runs:
+            table.add_column(run, justify="right")
+        for name in dict.fromkeys(row["contestant"] for row in rows):
+            mine = {row["run"]: row for row in rows if row["contestant"] == name}
+            table.add_row(name, *(_cell(mine.get(run)) for run in runs))
+        tables.append(table)
+    return tables
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row['median']} ({row['× the first run']}), {row['p99']}, {row['× limit']}"
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The JSON of a run's folder, or of the file itself."""
+    path = folder / RESULTS if folder.is_dir() else folder
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        _refuse(f"{path}: cannot be read: {error.strerror}")
+    except ValueError:
+        _refuse(f"{path}: not JSON")
+    if not isinstance(document, dict) or document.get("kind") != "gradwire lab":
+        _refuse(f"{path}: not written by `gradwire lab run`")
+    return document
+
+
+def _write(documents: dict[str, dict[str, Any]], found: list[dict[str, Any]], out: Path) -> None:
+    from gradwire.lab.report.page import template, write_page
+
+    if len(documents) == 1:
+        write_page(next(iter(documents.values())), out)
+        return
+    page = template("compare.html.j2").render(
+        title="Runs side by side",
+        columns=COLUMNS,
+        rows=found,
+        marks=[
+            (folder, *row) for folder, document in documents.items() for row in mark_rows(document)
+        ],
+        documents=documents,
+    )
+    out.write_text(page, encoding="utf-8")
+
+
+def _refuse(reason: str) -> NoReturn:
+    Console(stderr=True).print(f"gradwire report: {reason}", highlight=False, markup=False)
+    raise typer.Exit(_BAD_INPUT)

@@ -1,0 +1,63 @@
+"""A run as docs/reproduction.md has it: published, ours and limit side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradwire.lab.report.words import mark_rows, rate, seconds
+
+__all__ = ["as_markdown"]
+
+CELLS = ("cell", "contestant", "samples", "median", "p99", "limit", "throughput")
+
+
+def as_markdown(document: Mapping[str, Any]) -> str:
+    """A section: what is published, the marks, the cells, the command and the date."""
+    machine = document["machine"]
+    short = " (the short form: too few samples to judge by)" if document["quick"] else ""
+    lines = [
+        f"## {document['scenario']}",
+        "",
+        f"Published: {document['published'] or 'nothing.'}",
+        "",
+        f"`{document['command']}`, {document['date'][:10]}{short}; {machine['cores']} cores "
+        f"({machine['cpu']}), Linux {machine['kernel']}, torch {machine['torch']}.",
+        "",
+        *_table(("wanted", "ours", "mark", "of", ""), mark_rows(document)),
+        "",
+        *_table(CELLS, _cells(document)),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cells(document: Mapping[str, Any]) -> list[list[str]]:
+    found = []
+    for cell in document["cells"]:
+        for entry in cell["contestants"]:
+            throughput = entry["throughput_bps"]
+            found.append(
+                [
+                    cell["name"],
+                    entry["name"],
+                    str(entry["samples"]),
+                    seconds(entry["median_s"]),
+                    seconds(entry["p99_s"]),
+                    seconds(entry["limit_s"]),
+                    f"{entry['steps_per_s']:.3g} steps/s"
+                    if throughput is None
+                    else rate(throughput),
+                ]
+            )
+    return found
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    if not rows:
+        return []
+    return [
+        f"| {' | '.join(columns)} |",
+        f"|{'---|' * len(columns)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]

@@ -1,0 +1,67 @@
+"""The page of a run: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from gradwire.lab.report.maps import map_plot
+from gradwire.lab.report.plots import cell_plots, colours
+from gradwire.lab.report.words import mark_rows, notes, number, rows, share
+
+__all__ = ["render", "template", "write_page"]
+
+
+def template(name: str) -> jinja2.Template:
+    """A template of this folder."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template(name)
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The page of a run's JSON as text."""
+    palette = colours(document)
+    cells = [
+        (cell, *rows(cell), *(list(map(Markup, plots)) for plots in cell_plots(cell, palette)))
+        for cell in document["cells"]
+    ]
+    return template("run.html.j2").render(
+        title=document["title"],
+        document=document,
+        marks=mark_rows(document),
+        mark_cells=_mark_cells,
+        map=Markup(map_plot(document)) if document["map"]["rows"] else None,
+        cells=cells,
+        notes=notes(document),
+        shares=_shares,
+        layer_shares=_layer_shares,
+    )
+
+
+def write_page(document: Mapping[str, Any], path: Path) -> None:
+    """Write the page to a file."""
+    path.write_text(render(document), encoding="utf-8")
+
+
+def _mark_cells(mark: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        [row["cell"], number(row["value"]), number(row["wanted"]), number(row.get("cap"))]
+        for row in mark["cells"]
+    ]
+
+
+def _shares(values: Sequence[float]) -> str:
+    return ", ".join(map(share, values))
+
+
+def _layer_shares(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share(value)}" for name, value in values.items())

@@ -1,0 +1,190 @@
+"""Numbers and marks as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["COLUMNS", "mark_rows", "notes", "rate", "row", "rows", "seconds", "share", "verdict"]
+
+NONE = "–"
+TOO_SLOW = 0.85
+
+COLUMNS = (
+    "",
+    "samples",
+    "median",
+    "90 % of seeds",
+    "p95",
+    "p99",
+    "p99.9",
+    "max",
+    "limit",
+    "× limit",
+    "throughput",
+    "comm share",
+    "delivered",
+    "sent again",
+    "passes",
+    "bytes a round",
+    "rivals",
+    "final loss",
+    "time to loss",
+)
+
+
+def seconds(value: float | None) -> str:
+    """A time, in the unit that suits it."""
+    if value is None:
+        return NONE
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if value * scale >= 1:
+            return f"{value * scale:.3g} {unit}" if value * scale < 1000 else f"{value:.0f} s"
+    return f"{value * 1e6:.0f} µs"
+
+
+def rate(value: float | None) -> str:
+    """Bits per second."""
+    return NONE if value is None else f"{value / 1e6:.4g} Mbit/s"
+
+
+def share(value: float | None) -> str:
+    """A share; what is not all never reads as 100 %."""
+    if value is None:
+        return NONE
+    text = f"{value * 100:.1f}"
+    return "> 99.9 %" if text == "100.0" and value < 1 else f"{text} %"
+
+
+def number(value: float | None) -> str:
+    """A plain number."""
+    return NONE if value is None else f"{value:.3g}"
+
+
+def row(entry: Mapping[str, Any]) -> list[str]:
+    """A contestant's cells, in the order of `COLUMNS`."""
+    low_high = entry["median_interval_s"]
+    moved = entry["bytes_per_round"]
+    throughput = entry["throughput_bps"]
+    steps = f"{entry['steps_per_s']:.3g} steps/s"
+    passes = entry["passes_median"]
+    return [
+        entry["name"],
+        str(entry["samples"]),
+        seconds(entry["median_s"]),
+        NONE if low_high is None else f"{seconds(low_high[0])} … {seconds(low_high[1])}",
+        *(seconds(entry[name]) for name in ("p95_s", "p99_s", "p999_s", "max_s", "limit_s")),
+        f"{entry['over_limit']:.2f}",
+        rate(throughput) if throughput is not None else steps,
+        share(entry["comm_share"]),
+        share(entry["delivered"]),
+        share(entry["retransmitted"]),
+        NONE if passes is None else f"{passes} (max {entry['passes_max']})",
+        NONE if moved is None else f"{moved / 1e6:.3g} MB",
+        rate(entry["rival_goodput_bps"]),
+        number(entry["final_loss"]),
+        seconds(entry["time_to_loss_s"]),
+    ]
+
+
+def rows(cell: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of a cell, without the columns in which nothing stands."""
+    found = [row(entry) for entry in cell["contestants"]]
+    kept = [
+        place
+        for place in range(len(COLUMNS))
+        if place == 0 or any(each[place] != NONE for each in found)
+    ]
+    return [COLUMNS[place] for place in kept], [[each[place] for place in kept] for each in found]
+
+
+def verdict(mark: Mapping[str, Any]) -> str:
+    """Whether a mark is met, and by how much it is missed."""
+    if mark["met"] is None:
+        return "not measured" if mark["value"] is None else "not measured in every cell"
+    if mark["met"]:
+        return "met"
+    return f"missed by {mark['missed_by'] * 100:.1f} %"
+
+
+def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
+    """The marks: text, ours, wanted, verdict."""
+    found = []
+    for mark in document["marks"]:
+        scope = {"every": "every cell; the worst", "mean": "mean of cells", "max": "largest cell"}
+        found.append(
+            [
+                mark["text"],
+                number(mark["value"]),
+                number(mark["wanted"]),
+                scope[mark["scope"]],
+                verdict(mark),
+            ]
+        )
+    return found
+
+
+def notes(document: Mapping[str, Any]) -> list[str]:
+    """What a reader must know to judge the numbers."""
+    lines = []
+    if document["quick"]:
+        lines.append(
+            "The short form, made to see that everything works: too few samples to judge by."
+        )
+    kernel = document["kernel"]
+    lines.append(
+        f"Real processes in network namespaces of one machine; {kernel['shaper']}; segmentation "
+        f"offloads {' and '.join(kernel['offloads'])}, alike for all contestants; loss by "
+        f"chance: {' or '.join(kernel['loss'])}; wires: {', '.join(kernel['wires'])}."
+    )
+    lines += [
+        f"The machine carried only {each['reached'] / each['wanted']:.0%} of what {each['hosts']} "
+        f"hosts at {each['network']} ask for: times here are the machine's, not the network's."
+        for each in document["calibrations"]
+        if each["reached"] < TOO_SLOW * each["wanted"]
+    ]
+    work = document["work"]
+    lines.append(
+        f"Contestants take turns of {work['block']} rounds in one run, so that what disturbs the "
+        f"machine disturbs all alike; the first {work['warm_up']} of a turn are not timed. "
+        f"Seeds: {', '.join(map(str, work['seeds']))}."
+    )
+    lines.append(
+        "A 99th percentile is given from 300 samples on, a 99.9th from 3,000. Limit: the bytes "
+        "that must arrive over what the links let through, without headers and round trips."
+    )
+    for name, reason in document["left_out"].items():
+        lines.append(f"{name} takes no part, because this gradwire lacks it: {reason}")
+    for cell in document["cells"]:
+        lines += _cell_notes(cell)
+    return lines
+
+
+def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
+    lines = []
+    drops = sum(run["softnet_drops"] for run in cell["runs"])
+    if drops:
+        lines.append(
+            f"{cell['name']}: the machine was too slow: it dropped {drops} packets or trains of "
+            "them outside of any queue."
+        )
+    failures = sum(run["wire_failures"] for run in cell["runs"])
+    if failures:
+        lines.append(f"{cell['name']}: the lab's own wires lost {failures} packets untold.")
+    for run in cell["runs"]:
+        if (tail := run["facts"].get("tail")) is not None:
+            lines.append(
+                f"{cell['name']}, seed {run['seed']}: bursts of {seconds(tail['on_s'])} gave a "
+                f"tail of {tail['reached']:.2f}, wanted {tail['wanted']:g}."
+            )
+        if (compute := run["facts"].get("compute_s")) is not None:
+            lines.append(
+                f"{cell['name']}, seed {run['seed']}: a step's computation is {seconds(compute)}."
+            )
+    for entry in cell["contestants"]:
+        if entry["replicas_identical"] is False:
+            lines.append(f"{cell['name']}: {entry['name']}: the replicas differ between ranks.")
+    same = [entry["replicas_identical"] for entry in cell["contestants"]]
+    if same and all(same):
+        lines.append(f"{cell['name']}: all replicas ended bit-identical, for every contestant.")
+    return lines

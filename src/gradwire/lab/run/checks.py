@@ -1,0 +1,146 @@
+"""What must hold before a scenario runs: rights, memory, and a rate that the machine reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradwire.lab.interrupts import uninterrupted
+from gradwire.lab.network import Network, probe
+from gradwire.lab.rivals import RivalStreams, goodput
+from gradwire.lab.run.wires import wires_of
+from gradwire.lab.scenario.load import Experiment
+from gradwire.lab.scenario.reader import ScenarioError
+from gradwire.lab.scenario.schema import Scenario
+from gradwire.lab.wire import Wire
+
+__all__ = ["Calibration", "calibrate", "check"]
+
+HOST_BYTES = 280_000_000
+"""What a rank takes before its buffers: Python, torch and the engine."""
+
+BUFFERS = 4
+"""Copies of a worker's gradient that one contestant may hold."""
+
+ENOUGH = 0.85
+"""Of the payload that a rate carries: less is a machine that is too slow for it."""
+
+QUICK_ENOUGH = 0.25
+"""The short form only shows that things work, on a busy machine too."""
+
+_PAYLOAD = 1448 / 1514
+_SECONDS = 0.8
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the machine carried on a cell's network, all ports busy; in bit/s of payload.
+
+    Attributes:
+        network: what the ports are called.
+        hosts: how many there were.
+        wanted: what the ports would carry.
+        reached: what they did.
+    """
+
+    network: str
+    hosts: int
+    wanted: float
+    reached: float
+
+
+def check(experiment: Experiment) -> None:
+    """Rights, memory and parts, without running anything.
+
+    Raises:
+        ScenarioError: one sentence that says what is missing.
+    """
+    path = experiment.path
+    with uninterrupted():
+        reason = probe()
+    if reason is not None:
+        raise ScenarioError(f"{path}: {reason}; root or an unprivileged user namespace is needed")
+    available = _available_memory()
+    for cell in experiment.cells:
+        needed = memory_needed(cell.scenario)
+        if needed > available:
+            raise ScenarioError(
+                f"{path}: cell {cell.name}: {cell.scenario.topology.hosts} hosts need about "
+                f"{needed / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are free here"
+            )
+
+
+def memory_needed(scenario: Scenario) -> int:
+    """Bytes that a cell's ranks take, roughly."""
+    work, model = scenario.work, scenario.model
+    size = work.bytes
+    if work.kind == "training":
+        size = 4 * (model.layers * 12 * model.width**2 + (256 + model.context) * model.width)
+    contestants = len(scenario.contestants)
+    each = HOST_BYTES + size * (1 + BUFFERS * contestants)
+    return scenario.topology.hosts * each
+
+
+def _available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62
+
+
+def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibration:
+    """Fill the ports that the work fills with TCP for a moment and see what gets through.
+
+    Args:
+        scenario: of one cell; its wires carry, but delay nothing, and loss and cross traffic take
+            no part.
+        name: of the file and the cell, for the error.
+        enough: share of the payload that must get through.
+
+    Raises:
+        ScenarioError: the machine does not reach the rate.
+    """
+    topology = scenario.topology
+    hosts = topology.hosts
+    if scenario.work.kind == "push":
+        flows = [(0, hosts - 1)]
+    else:
+        flows = [(host, (host + 1) % hosts) for host in range(hosts)]
+    wanted = topology.ports.rate * _PAYLOAD * len(flows)
+    reached = 0.0
+    for _ in range(_ATTEMPTS):
+        reached = max(reached, _attempt(scenario, flows))
+        if reached >= enough * wanted:
+            return Calibration(topology.ports.name, hosts, wanted, reached)
+    raise ScenarioError(
+        f"{name}: topology.rate={topology.ports.rate:g}: {len(flows)} ports at once carried "
+        f"{reached / 1e6:.0f} of {wanted / 1e6:.0f} Mbit/s on this machine; a lower rate is "
+        "allowed"
+    )
+
+
+def _attempt(scenario: Scenario, flows: list[tuple[int, int]]) -> float:
+    with contextlib.ExitStack() as stack:
+        with uninterrupted():
+            network = Network(
+                scenario.topology.hosts,
+                scenario.topology.ports,
+                wires=dict.fromkeys(wires_of(scenario), Wire()),
+            )
+            stack.enter_context(network)
+            streams = [
+                stack.enter_context(RivalStreams(network, 2, "cubic", target=to, source=source))
+                for source, to in flows
+            ]
+        deadline = time.monotonic() + 10.0
+        while not all(sum(n for _, n in each.read()) for each in streams):
+            if time.monotonic() > deadline:
+                return 0.0
+            time.sleep(0.05)
+        begun = time.monotonic() + 0.1
+        time.sleep(_SECONDS + 0.1)
+        span = [(begun, begun + _SECONDS)]
+        return sum(8 * (goodput(each.read(), span) or 0.0) for each in streams)

@@ -1,0 +1,165 @@
+"""What lab scenarios add to the contestants of races: any policy, and Gloo on a chosen TCP."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from gradwire.buckets import GradBucket, ParameterNames
+from gradwire.communicator import Communicator
+from gradwire.configure import configure
+from gradwire.lab.contestants import GlooAllReduce
+from gradwire.pipeline import GradientPipeline
+from gradwire.telemetry import StepReport
+from gradwire.virtual import FlatBucket, model_of
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["GlooOver", "PolicyAllReduce", "choose_congestion_control", "open_sockets", "told"]
+
+_TIMEOUT = 60.0
+_ROUNDING = 0.01
+"""What the coarsest encoding may make of a value."""
+
+
+def open_sockets() -> set[int]:
+    """The descriptors of this process' sockets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.add(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def choose_congestion_control(descriptors: set[int], name: str) -> int:
+    """Set TCP's congestion control on those of the sockets that are TCP; returns how many.
+
+    Raises:
+        OSError: the machine does not have it, or not for this user.
+    """
+    chosen = 0
+    for descriptor in descriptors:
+        with socket.socket(fileno=os.dup(descriptor)) as endpoint:
+            if endpoint.family != socket.AF_INET or endpoint.type != socket.SOCK_STREAM:
+                continue
+            now = endpoint.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            if now.split(b"\0")[0].decode() != name:
+                try:
+                    endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+                except OSError as error:
+                    raise OSError(
+                        error.errno,
+                        f"TCP congestion control {name!r} is not to be had: {error.strerror}",
+                    ) from error
+            chosen += 1
+    return chosen
+
+
+class GlooOver(GlooAllReduce):
+    """All-reduce by Gloo with a chosen congestion control."""
+
+    def __init__(self, congestion_control: str) -> None:
+        """Choose it."""
+        self._congestion_control = congestion_control
+
+    def setup(self, rank: int, world: int, store: Store) -> None:
+        """Connect; the choice is made on the connections, for the hosts have only one default."""
+        before = open_sockets()
+        super().setup(rank, world, store)
+        self._group.allreduce([torch.zeros(1)]).wait()
+        choose_congestion_control(open_sockets() - before, self._congestion_control)
+
+    def report(self) -> dict[str, Any]:
+        """What was chosen."""
+        return {"congestion_control": self._congestion_control}
+
+
+class PolicyAllReduce:
+    """All-reduce by a policy: the pipeline that trains, on a buffer cut into equal layers."""
+
+    def __init__(self, policy: str, options: Mapping[str, object], layers: int, group: str) -> None:
+        """Choose the policy, its options as for `gradwire.attach`, the number of layers, and the
+        name of the group of endpoints, which shares an engine with no other."""
+        self._group = group
+        self._policy, self._settings = configure(policy, options)
+        self._layers = layers
+        self._pipeline: GradientPipeline | None = None
+        self._communicator: Communicator | None = None
+        self._parameters: list[torch.nn.Parameter] = []
+        self._names = ParameterNames()
+        self._world = 1
+
+    def setup(self, rank: int, world: int, store: Store) -> None:
+        """Open the engine and meet the other ranks."""
+        self._communicator = Communicator(
+            store, rank, world, self._settings, group=self._group, timeout_s=_TIMEOUT
+        )
+        self._world = world
+
+    def _open(self, elements: int) -> GradientPipeline:
+        """The pipeline for buffers of this size; made at the first round, which is not timed."""
+        assert self._communicator is not None
+        count = min(self._layers, elements)
+        edges = [elements * number // count for number in range(count + 1)]
+        sizes = {f"layer{n}.weight": edges[n + 1] - edges[n] for n in range(count)}
+        model = model_of(sizes)
+        self._parameters = list(model.parameters())
+        self._names = ParameterNames(model)
+        self._policy.prepare(sizes)
+        number = self._communicator.take_number()
+        return GradientPipeline(
+            self._communicator, self._policy, self._settings, self._names, number
+        )
+
+    def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any]:
+        """Sum the buffer over all ranks."""
+        if self._pipeline is None:
+            self._pipeline = self._open(buffer.numel())
+        bucket = FlatBucket(0, True, self._parameters, buffer.numpy())
+        self._pipeline.reduce(cast(GradBucket, bucket)).wait()
+        return told(self._pipeline.report())
+
+    def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
+        """Check the exact mean, or that each element is none of more than all contributions."""
+        total = sum(inputs.values()) / self._world
+        low = total if self._policy.name == "reliable" else 0.0
+        if float(buffer.min()) < low * (1 - _ROUNDING) or float(buffer.max()) > total * (
+            1 + _ROUNDING
+        ):
+            raise ValueError(
+                f"{self._policy.name}: values from {float(buffer.min())} to "
+                f"{float(buffer.max())} where the mean is {total}"
+            )
+
+    def report(self) -> dict[str, Any]:
+        """Counters of the engine."""
+        return {} if self._communicator is None else {"engine": self._communicator.counters()}
+
+    def close(self) -> None:
+        """Close the engine."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+        elif self._communicator is not None:
+            self._communicator.close()
+
+
+def told(report: StepReport) -> dict[str, Any]:
+    """What a step's report has to say about its round."""
+    passes = getattr(report, "passes", 0)
+    return {
+        **({"passes": passes} if passes else {}),
+        "delivered": [region.delivered for region in report.regions],
+        "layers": [region.name for region in report.regions],
+        "bytes": report.bytes,
+        "packets": report.packets,
+        "retransmissions": report.retransmissions,
+        "push_s": report.push_s,
+    }

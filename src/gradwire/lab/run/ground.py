@@ -1,0 +1,288 @@
+"""The network of one cell and everything that goes wrong in it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gradwire.lab.bursts import BurstRecord, BurstTraffic
+from gradwire.lab.interrupts import uninterrupted
+from gradwire.lab.network import LabUnavailable, Network
+from gradwire.lab.rivals import RivalStreams
+from gradwire.lab.run.wires import lossy, wires_of
+from gradwire.lab.scenario.network import Fault
+from gradwire.lab.scenario.schema import Scenario
+
+__all__ = ["Event", "Ground", "open_ground"]
+
+_LEAD_SECONDS = 0.5
+_START_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+_SETTLE_SECONDS = 0.3
+"""How long rivals have to find their share before the first round."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that was done to the network, at a moment of ``time.monotonic()``."""
+
+    at: float
+    what: str
+
+
+@dataclass
+class Ground:
+    """A cell's network.
+
+    Attributes:
+        network: hosts and switch.
+        scenario: the cell's.
+        traffic: cross traffic, one sender for each source; started by `start`.
+        rivals: competing streams; likewise.
+        events: what was done to the network so far.
+        lossy: when links lost on purpose for a while, from and to, likewise in seconds.
+        victim: sends a signal to a rank; set by whoever starts the ranks.
+    """
+
+    network: Network
+    scenario: Scenario
+    traffic: list[BurstTraffic] = field(default_factory=list)
+    rivals: RivalStreams | None = None
+    events: list[Event] = field(default_factory=list)
+    lossy: list[tuple[float, float]] = field(default_factory=list)
+    victim: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._cut: set[int] = set()
+        self._shares: dict[tuple[int, str], float] = {}
+        self._losing = False
+        self._sent: list[BurstRecord] = []
+        self._began: set[str] = set()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._timers: list[threading.Timer] = []
+
+    def start(self) -> None:
+        """Let loss, cross traffic, rivals and changing rates begin: the contestants are ready."""
+        self.burst()
+        with uninterrupted():
+            wanted = self.scenario.rivals
+            if wanted.streams:
+                self.rivals = self._stack.enter_context(
+                    RivalStreams(
+                        self.network,
+                        wanted.streams,
+                        wanted.congestion_control,
+                        target=wanted.target,
+                        source=self.scenario.topology.hosts + len(self.traffic),
+                    )
+                )
+        if self.scenario.loss.any and self.scenario.loss.when == "always":
+            self._lose(True)
+        if self.scenario.bandwidth.rates:
+            threading.Thread(target=self._change_rates, daemon=True).start()
+        if self.rivals is not None:
+            time.sleep(_SETTLE_SECONDS)
+
+    def burst(self, on_s: float | None = None) -> None:
+        """Let the cross traffic begin, anew if there is some.
+
+        Args:
+            on_s: how long each burst lasts; what the scenario says if not given.
+        """
+        for traffic in self.traffic:
+            self._sent += traffic.records()
+            traffic.close()
+        self.traffic.clear()
+        source = self.scenario.topology.hosts
+        origin = time.monotonic() + _LEAD_SECONDS
+        with uninterrupted():
+            for bursts in self.scenario.bursts:
+                each = bursts.each if on_s is None else replace(bursts.each, on=on_s)
+                for _ in range(bursts.sources):
+                    traffic = BurstTraffic(
+                        self.network, each, target=bursts.target, source=source, origin=origin
+                    )
+                    self.traffic.append(self._stack.enter_context(traffic))
+                    source += 1
+        self._await_bursts()
+
+    def _await_bursts(self) -> None:
+        """Wait until every source has sent a burst: on a busy machine one starts late."""
+        for traffic in self.traffic:
+            deadline = traffic.origin + traffic.burst.phase + traffic.burst.period + _START_SECONDS
+            while not traffic.records():
+                if time.monotonic() > deadline:
+                    raise LabUnavailable("a burst sender does not send: the machine is too slow")
+                time.sleep(_POLL_SECONDS)
+
+    @contextlib.contextmanager
+    def around(self, contestant: str) -> Iterator[None]:
+        """What surrounds each timed round: loss that comes with it, and the faults of the first."""
+        self.fail_first(contestant)
+        with self.losing(self.scenario.loss.when == "rounds"):
+            yield
+
+    def fail_first(self, contestant: str) -> None:
+        """Have the faults begin if it is a contestant's first turn."""
+        if contestant not in self._began:
+            self._began.add(contestant)
+            for fault in self.scenario.faults:
+                self._later(fault.at_s, functools.partial(self._fail, fault))
+
+    @contextlib.contextmanager
+    def losing(self, on: bool) -> Iterator[None]:
+        """Let the links lose while the block lasts, but no longer than the scenario says."""
+        loss = self.scenario.loss
+        if not on or not loss.any:
+            yield
+            return
+        self._lose(True)
+        begun = time.monotonic()
+        relief = self._later(loss.lasts_s, lambda: self._lose(False))
+        try:
+            yield
+        finally:
+            relief.cancel()
+            self._lose(False)
+            self.lossy.append((begun, min(time.monotonic(), begun + loss.lasts_s)))
+
+    def bursts_sent(self) -> list[BurstRecord]:
+        """All bursts of all sources so far."""
+        return self._sent + [each for traffic in self.traffic for each in traffic.records()]
+
+    def rivals_read(self) -> list[tuple[float, int]]:
+        """What the rivals got so far; see `RivalStreams.read`."""
+        return [] if self.rivals is None else self.rivals.read()
+
+    def wire_failures(self) -> int:
+        """Packets that the lab's own wires lost so far without being told to."""
+        stats = [
+            stats for host in self.network.wires for stats in self.network.wire_stats(host).values()
+        ]
+        return sum(each.overrun + each.dropped_memory for each in stats)
+
+    def close(self) -> None:
+        """Stop everything but the network."""
+        self._over.set()
+        for timer in self._timers:
+            timer.cancel()
+        self._stack.close()
+
+    def _later(self, seconds: float, action: Callable[[], Any]) -> threading.Timer:
+        timer = threading.Timer(seconds, action)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+        return timer
+
+    def _lose(self, on: bool) -> None:
+        with self._lock:
+            if self._losing == on or self._over.is_set():
+                return
+            self._losing = on
+            self._write_losses()
+
+    def _write_losses(self) -> None:
+        """Bring the links' losses to what is wanted now; the caller holds the lock."""
+        kernel = []
+        for host in range(self.scenario.topology.hosts):
+            for direction in ("uplink", "downlink"):
+                share = 1.0 if host in self._cut else self._share(host, direction)
+                if self._shares.get((host, direction), 0.0) == share:
+                    continue
+                self._shares[host, direction] = share
+                if host in self.network.wires:
+                    wire = lossy(self.network.wires[host], self.scenario, share)
+                    self.network.set_wire(host, wire, directions=[direction])
+                else:
+                    kernel.append((host, direction, share))
+        if kernel:
+            self.network.set_loss(kernel)
+
+    def _share(self, host: int, direction: str) -> float:
+        topology, loss = self.scenario.topology, self.scenario.loss
+        if not self._losing:
+            return 0.0
+        worker = host < topology.workers
+        if loss.at == "server":
+            return 0.0 if worker or direction == "uplink" else loss.rate
+        if direction == "downlink":
+            return 0.0
+        if worker:
+            return loss.of_worker(host)
+        return loss.rate if loss.at == "everywhere" else 0.0
+
+    def _change_rates(self) -> None:
+        bandwidth = self.scenario.bandwidth
+        number = 0
+        while not self._over.is_set():
+            rate = round(bandwidth.rates[number % len(bandwidth.rates)])
+            for host in range(self.scenario.topology.hosts):
+                with contextlib.suppress(OSError):  # the network may be closing
+                    self.network.set_rate(host, rate)
+            self.events.append(Event(time.monotonic(), f"rate {rate / 1e6:g} Mbit/s"))
+            number += 1
+            self._over.wait(bandwidth.every_s)
+
+    def _fail(self, fault: Fault) -> None:
+        if self._over.is_set():
+            return
+        self.events.append(Event(time.monotonic(), f"{fault.kind} host {fault.host}"))
+        if fault.kind == "cut":
+            self._set_cut(fault.host, True)
+            self._later(fault.for_s, lambda: self._heal(fault))
+        elif self.victim is not None:
+            number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
+            self.victim(fault.host, number)
+            if fault.kind == "freeze":
+                self._later(fault.for_s, lambda: self._heal(fault))
+
+    def _heal(self, fault: Fault) -> None:
+        if self._over.is_set():
+            return
+        if fault.kind == "cut":
+            self._set_cut(fault.host, False)
+        elif self.victim is not None:
+            self.victim(fault.host, signal.SIGCONT)
+        self.events.append(Event(time.monotonic(), f"heal host {fault.host}"))
+
+    def _set_cut(self, host: int, on: bool) -> None:
+        with self._lock:
+            (self._cut.add if on else self._cut.discard)(host)
+            self._write_losses()
+
+
+@contextlib.contextmanager
+def open_ground(scenario: Scenario, seed: int) -> Iterator[Ground]:
+    """Make a cell's network; everything in it is gone at the end.
+
+    Args:
+        scenario: of the cell.
+        seed: of the wires' losses and jitter.
+
+    Raises:
+        LabUnavailable: this machine cannot make it; the message says why.
+    """
+    topology = scenario.topology
+    with uninterrupted():
+        network = Network(
+            topology.hosts,
+            topology.ports,
+            extra_hosts=scenario.extra_hosts,
+            wires=wires_of(scenario),
+            wire_seed=seed,
+        )
+    with network:
+        ground = Ground(network, scenario)
+        try:
+            yield ground
+        finally:
+            ground.close()

@@ -1,0 +1,84 @@
+"""DDP's communication hooks that take part as rivals: torch's own, and a plain top-k."""
+
+# No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+)
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+from gradwire.buckets import GradBucket
+
+__all__ = ["POWERSGD_RANK", "TOPK_SHARE", "hook_of", "topk_hook"]
+
+TOPK_SHARE = 0.1
+"""Of a bucket's elements, those with the largest magnitudes: as compression papers compare."""
+
+POWERSGD_RANK = 2
+POWERSGD_START = 2
+"""The first step that torch lets it compress."""
+
+Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+def hook_of(name: str, group: Any) -> tuple[Any, Hook]:
+    """A hook and its state by the hook's name in scenario files, over a process group."""
+    if name == "powersgd":
+        state = PowerSGDState(
+            group,
+            matrix_approximation_rank=POWERSGD_RANK,
+            start_powerSGD_iter=POWERSGD_START,
+        )
+        return state, cast(Hook, powerSGD_hook)
+    hooks: dict[str, tuple[Any, Any]] = {
+        "none": (group, allreduce_hook),
+        "fp16": (group, fp16_compress_hook),
+        "topk": (TopK(group), topk_hook),
+    }
+    return hooks[name]
+
+
+class TopK:
+    """The state of `topk_hook`: what was left out of each bucket so far."""
+
+    def __init__(self, group: Any, share: float = TOPK_SHARE) -> None:
+        self.group = group
+        self.share = share
+        self.residuals: dict[int, torch.Tensor] = {}
+
+
+def topk_hook(state: TopK, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Sends the largest elements of each bucket with their indices to everybody, adds what comes,
+    and keeps the rest for the next step (error feedback)."""
+    flat = bucket.buffer()
+    residual = state.residuals.get(bucket.index())
+    if residual is not None and residual.numel() == flat.numel():
+        flat.add_(residual)
+    count = max(1, math.ceil(state.share * flat.numel()))
+    indices = flat.abs().topk(count, sorted=False).indices
+    values = flat[indices]
+    kept = flat.clone()
+    kept[indices] = 0.0
+    state.residuals[bucket.index()] = kept
+    packet = torch.cat([indices.to(torch.int32), values.view(torch.int32)])
+    world = dist.get_world_size(state.group)
+    packets = [torch.empty_like(packet) for _ in range(world)]
+    work = dist.all_gather(packets, packet, group=state.group, async_op=True)
+    assert work is not None
+
+    def add(done: torch.futures.Future[Any]) -> torch.Tensor:
+        done.value()
+        flat.zero_()
+        for each in packets:
+            flat.index_add_(0, each[:count].long(), each[count:].view(torch.float32))
+        return flat.div_(world)
+
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(add)
+    return future

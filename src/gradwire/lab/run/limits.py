@@ -1,0 +1,97 @@
+"""What no transport can beat in a cell, and what a fixed bound with probes leaves to win.
+
+The formulas are arithmetic, ours: bytes that must arrive, links that lose, round trips that cannot
+be saved.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gradwire.configure import configure
+from gradwire.lab.measure import all_reduce_payload, header_ideal, push_payload
+from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.schema import Scenario
+from gradwire.policies.dblp import WIDENING
+
+__all__ = ["bound_of", "limit", "payload", "probe_cap", "probe_passes", "probe_time", "push_ideal"]
+
+ROUND_TRIPS_OF_A_ROUND = 1.5
+"""What one round of data, its end and its confirmation take beside the bytes."""
+
+
+def payload(scenario: Scenario, size: int) -> float:
+    """Bytes per direction through the busiest port, for this much of each worker's gradient."""
+    if scenario.work.kind == "push":
+        return push_payload(size, scenario.topology.workers)
+    return all_reduce_payload(size, scenario.topology.workers)
+
+
+def push_ideal(scenario: Scenario) -> float:
+    """Seconds that the busiest port needs for all of it with headers, when nothing is lost."""
+    return header_ideal(payload(scenario, scenario.work.bytes), scenario.topology.ports.rate)
+
+
+def limit(scenario: Scenario, size: int, bound: float) -> float:
+    """Seconds below which the work cannot be done: (1 - p)·S over what the links let through.
+
+    With loss on the workers' ways each worker's own link sends (1 - p)·S / (1 - L), and the
+    server's port takes what arrives; with loss at the server's port that port carries the lost
+    packets too. For an all-reduce each host's way out is the one that loses. Loss in some steps of
+    a training is left out: the limit is that of the others.
+
+    Args:
+        scenario: of the cell.
+        size: bytes of each worker's gradient.
+        bound: share that need not arrive.
+    """
+    rate, loss = scenario.topology.ports.rate, scenario.loss
+    wanted = (1.0 - bound) * size * 8 / rate
+    workers = scenario.topology.workers
+    lasting = loss.any and loss.when != "steps"
+    shares = [1.0 - (loss.of_worker(n) if lasting else 0.0) for n in range(workers)]
+    if scenario.work.kind == "push":
+        if loss.at == "server":
+            return wanted * workers / (1.0 - loss.rate)
+        return max(wanted / min(shares), wanted * workers)
+    through = min(shares) if loss.at != "server" else 1.0
+    return all_reduce_payload(1, workers) * wanted / through
+
+
+def bound_of(each: Contestant, kind: str) -> float:
+    """The share that a contestant need not deliver in its loosest phase; 0 where its policy closes
+    by time or by layer."""
+    if each.transport != "gradwire":
+        return 0.0
+    if kind == "push":
+        return each.bound if each.enough is None else 1.0 - each.enough
+    policy, _ = configure(each.policy, each.options, environment={})
+    if policy.name == "mlt":
+        return float(getattr(policy, "p", 0.0))
+    if policy.name != "dblp":
+        return 0.0
+    low, high = getattr(policy, "p_low", 0.0), getattr(policy, "p_high", None)
+    if high is None:
+        return round(low + WIDENING, 12) if isinstance(low, (int, float)) else 0.0
+    return float(high)
+
+
+def probe_passes(loss: float, bound: float) -> int:
+    """Passes over what is missing until the bound is kept: ceil(ln p / ln L)."""
+    if loss <= bound:
+        return 1
+    return math.ceil(math.log(bound) / math.log(loss) - 1e-9)
+
+
+def probe_time(scenario: Scenario, size: int, bound: float) -> float:
+    """Seconds of an efficient sender that probes after each pass: its bytes, and a round trip for
+    each pass."""
+    worst = max(scenario.loss.of_worker(n) for n in range(scenario.topology.workers))
+    passes = probe_passes(worst, bound)
+    return limit(scenario, size, bound) + passes * scenario.topology.rtt_s
+
+
+def probe_cap(scenario: Scenario, size: int, ours: float, theirs: float) -> float:
+    """How many times faster a transport with bound `ours` can be than a prober with `theirs`."""
+    best = limit(scenario, size, ours) + ROUND_TRIPS_OF_A_ROUND * scenario.topology.rtt_s
+    return probe_time(scenario, size, theirs) / best

@@ -1,0 +1,126 @@
+"""The marks of a scenario: computed from what was measured, never assumed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire.lab.run.limits import probe_cap
+from gradwire.lab.scenario.load import Cell
+from gradwire.lab.scenario.mark import LIMIT, Mark
+
+__all__ = ["Measured", "judge"]
+
+_KEYS = {
+    "time_median": "median_s",
+    "time_mean": "mean_s",
+    "time_p99": "p99_s",
+    "time_max": "max_s",
+    "throughput": "throughput_bps",
+    "steps_per_s": "steps_per_s",
+    "job_time": "job_s",
+    "rival_goodput": "rival_goodput_bps",
+    "final_loss": "final_loss",
+}
+_MORE_IS_BETTER = {"throughput", "steps_per_s", "rival_goodput"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One cell and its contestants' summaries by name."""
+
+    cell: Cell
+    summaries: Mapping[str, Mapping[str, Any]]
+
+
+def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
+    """Compute a mark: the quotient in each cell that it is about, and whether it is what is wanted.
+
+    Returns:
+        text, scope, cells (name, value, wanted, met, and the cap where there is one), value (by
+        the mark's scope; None where nothing was measured), wanted, met (None: not measured) and
+        missed_by, a share of what is wanted.
+    """
+    rows = []
+    for measured in cells:
+        labels = measured.cell.labels
+        if all(labels.get(axis) in _list(wanted) for axis, wanted in mark.where.items()):
+            rows.append(_row(mark, measured, cells))
+    known = [row for row in rows if row["value"] is not None]
+    result: dict[str, Any] = {"text": mark.text, "scope": mark.scope, "cells": rows}
+    if not known:
+        return {**result, "value": None, "wanted": None, "met": None, "missed_by": None}
+    if mark.scope == "every":
+        shown = max(known, key=lambda row: row["missed_by"])
+        value, wanted = shown["value"], shown["wanted"]
+    else:
+        fold = statistics.fmean if mark.scope == "mean" else max
+        value = fold([row["value"] for row in known])
+        wanted = fold([row["wanted"] for row in known])
+    missed = _missed(mark, value, wanted)
+    complete = len(known) == len(rows) or mark.scope == "max"
+    return {
+        **result,
+        "value": value,
+        "wanted": wanted,
+        "met": missed <= 0 if complete or missed > 0 else None,
+        "missed_by": max(0.0, missed),
+    }
+
+
+def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str, Any]:
+    scenario = measured.cell.scenario
+    row: dict[str, Any] = {"cell": measured.cell.name, "value": None, "wanted": None}
+    mine = measured.summaries.get(mark.contestant)
+    value = _quantity(mark, mine)
+    other: float | None = 1.0
+    if mark.over_cell:
+        labels = {**measured.cell.labels, **mark.over_cell}
+        base = next((each for each in cells if each.cell.labels == labels), None)
+        other = _quantity(mark, base.summaries.get(mark.contestant) if base else None)
+    elif mark.over == (LIMIT,):
+        other = mine["limit_s"] if mine else None
+        value = None if value is None else value - mark.plus_rtts * scenario.topology.rtt_s
+    elif mark.over:
+        found = [_quantity(mark, measured.summaries.get(name)) for name in mark.over]
+        known = [each for each in found if each is not None]
+        highest = (mark.quantity in _MORE_IS_BETTER) == (mark.pick == "best")
+        # a mark over "the best" is not measured while one of them is missing
+        complete = len(known) == len(found)
+        other = (max(known) if highest else min(known)) if known and complete else None
+    wanted = mark.at_most if mark.at_most is not None else mark.at_least
+    if mark.share_of_cap is not None:
+        cap = _cap(mark, measured)
+        row["cap"] = cap
+        wanted = None if cap is None else mark.share_of_cap * cap
+    if value and other and wanted is not None:
+        row["value"] = other / value if mark.inverse else value / other
+        row["wanted"] = wanted
+        row["missed_by"] = _missed(mark, row["value"], wanted)
+        row["met"] = row["missed_by"] <= 0
+    return row
+
+
+def _quantity(mark: Mark, summary: Mapping[str, Any] | None) -> float | None:
+    value = None if summary is None else summary[_KEYS[mark.quantity]]
+    return None if value is None else float(value)
+
+
+def _cap(mark: Mark, measured: Measured) -> float | None:
+    mine = measured.summaries.get(mark.contestant)
+    theirs = [measured.summaries.get(name) for name in mark.over]
+    if mine is None or not theirs or theirs[0] is None:
+        return None
+    scenario = measured.cell.scenario
+    return probe_cap(scenario, scenario.work.bytes, mine["bound"], theirs[0]["bound"])
+
+
+def _missed(mark: Mark, value: float, wanted: float) -> float:
+    """By what share of what is wanted it is missed; negative or 0 where it is met."""
+    return (value - wanted) / wanted if mark.at_most is not None else (wanted - value) / wanted
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,79 @@
+"""What a cell leaves behind: raw samples, contestant by contestant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradwire.lab.bursts import BurstRecord
+from gradwire.lab.run.ground import Event
+
+__all__ = ["CellRun", "Track"]
+
+
+@dataclass
+class Track:
+    """One contestant's samples in one cell and seed; lists run parallel, a sample each.
+
+    Attributes:
+        starts: moments, in seconds of ``time.monotonic()``.
+        seconds: how long each took, until the last rank was done.
+        spans: from start to end of each turn.
+        job_s: seconds of the timed rounds or steps in all, computation included.
+        delivered: for each sample, the share of each worker's gradients that counted.
+        layers: mean delivered share by layer, over samples and workers.
+        bytes: UDP payload bytes that all workers sent.
+        packets: that they sent.
+        retransmissions: of those.
+        passes: rounds of probes that the slowest worker needed; None where there are none.
+        losses: of training: step, seconds trained and held-out loss after each turn.
+        fingerprints: of training: each rank's weights.
+        reports: what the contestant's ranks said at the end.
+    """
+
+    starts: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    job_s: float = 0.0
+    delivered: list[list[float]] = field(default_factory=list)
+    layers: dict[str, float] = field(default_factory=dict)
+    bytes: list[int] = field(default_factory=list)
+    packets: list[int] = field(default_factory=list)
+    retransmissions: list[int] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
+    losses: list[tuple[int, float, float]] = field(default_factory=list)
+    fingerprints: list[str] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class CellRun:
+    """One cell, one seed.
+
+    Attributes:
+        origin: when it began, in seconds of ``time.monotonic()``.
+        tracks: by contestant.
+        bursts: as they were sent.
+        lossy: when links lost on purpose for a while: from, to.
+        events: what else was done to the network.
+        rivals: what the rivals read; see `gradwire.lab.rivals.RivalStreams.read`.
+        link: what made the delay; None without.
+        lost: packets lost in the network, cross traffic included.
+        softnet_drops: packets that the machine's processors dropped outside of any queue.
+        wire_failures: packets that the lab's own wires lost because the lab was late or full.
+        facts: what was found out on the way: about the model, the pace, the tuned bursts.
+        error: why the cell ended early; None if it did not.
+    """
+
+    origin: float
+    tracks: dict[str, Track] = field(default_factory=dict)
+    bursts: list[BurstRecord] = field(default_factory=list)
+    lossy: list[tuple[float, float]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    rivals: list[tuple[float, int]] = field(default_factory=list)
+    link: str | None = None
+    lost: int = 0
+    softnet_drops: int = 0
+    wire_failures: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None

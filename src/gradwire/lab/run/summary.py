@@ -1,0 +1,149 @@
+"""From raw samples to numbers: one contestant in one cell, all seeds together."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradwire.bench.accuracy.statistics import t_quantile
+from gradwire.lab.measure import percentile
+from gradwire.lab.rivals import goodput
+from gradwire.lab.run.limits import bound_of, limit
+from gradwire.lab.run.samples import CellRun, Track
+from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.schema import Scenario
+
+__all__ = ["P99_SAMPLES", "P999_SAMPLES", "interval", "summarize", "times"]
+
+P99_SAMPLES = 300
+"""A 99th percentile of fewer samples is not given."""
+
+P999_SAMPLES = 3000
+"""Nor a 99.9th of fewer than these."""
+
+
+def times(seconds: Sequence[float]) -> dict[str, float | None]:
+    """A set of times in a few numbers, in seconds; all None without any."""
+    if not seconds:
+        return dict.fromkeys(("median_s", "mean_s", "p95_s", "p99_s", "p999_s", "max_s"))
+    count = len(seconds)
+    return {
+        "median_s": percentile(seconds, 50),
+        "mean_s": statistics.fmean(seconds),
+        "p95_s": percentile(seconds, 95),
+        "p99_s": percentile(seconds, 99) if count >= P99_SAMPLES else None,
+        "p999_s": percentile(seconds, 99.9) if count >= P999_SAMPLES else None,
+        "max_s": max(seconds),
+    }
+
+
+def interval(values: Sequence[float]) -> list[float] | None:
+    """The 90 % interval of the mean over seeds; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    mean = statistics.fmean(values)
+    return [mean - half, mean + half]
+
+
+def summarize(
+    each: Contestant, scenario: Scenario, runs: Mapping[int, CellRun]
+) -> dict[str, Any] | None:
+    """A contestant's numbers in a cell; None if it has no samples.
+
+    Args:
+        each: the contestant.
+        scenario: the cell's.
+        runs: the cell's by seed.
+    """
+    found = {seed: run.tracks[each.name] for seed, run in runs.items() if each.name in run.tracks}
+    tracks = [track for track in found.values() if track.seconds]
+    if not tracks:
+        return None
+    seconds = [value for track in tracks for value in track.seconds]
+    medians = [percentile(track.seconds, 50) for track in tracks]
+    size = _size(scenario, tracks[0], runs)
+    bound = bound_of(each, scenario.work.kind)
+    floor = limit(scenario, size, bound)
+    training = scenario.work.kind == "training"
+    steps = sum(len(track.seconds) for track in tracks)
+    job = sum(track.job_s for track in tracks)
+    return {
+        "samples": len(seconds),
+        "seeds": len(tracks),
+        **times(seconds),
+        "median_interval_s": interval(medians),
+        "bound": bound,
+        "limit_s": floor,
+        "over_limit": percentile(seconds, 50) / floor,
+        "throughput_bps": None if training else _useful(scenario, size) * 8 * len(seconds) / job,
+        "job_s": job / len(tracks),
+        "steps_per_s": steps / job,
+        "comm_share": sum(seconds) / job if training else None,
+        **_delivery(tracks),
+        "rival_goodput_bps": _rivals(each.name, runs),
+        **_learning(tracks, scenario.model.target_loss),
+        "reports": [track.reports for track in tracks],
+    }
+
+
+def _size(scenario: Scenario, track: Track, runs: Mapping[int, CellRun]) -> int:
+    if scenario.work.kind != "training":
+        return scenario.work.bytes
+    return 4 * next(int(run.facts["parameters"]) for run in runs.values() if run.facts)
+
+
+def _useful(scenario: Scenario, size: int) -> int:
+    """Bytes of gradient that a round moves for its workers."""
+    return size * scenario.topology.workers
+
+
+def _delivery(tracks: Sequence[Track]) -> dict[str, Any]:
+    shares = [shares for track in tracks for shares in track.delivered]
+    layers: dict[str, list[float]] = {}
+    for track in tracks:
+        for name, share in track.layers.items():
+            layers.setdefault(name, []).append(share)
+    packets = sum(sum(track.packets) for track in tracks)
+    rounds = sum(len(track.bytes) for track in tracks)
+    passes = [count for track in tracks for count in track.passes]
+    return {
+        "delivered": statistics.fmean(map(statistics.fmean, shares)) if shares else None,
+        "delivered_min": min(map(min, shares)) if shares else None,
+        "delivered_by_worker": [statistics.fmean(column) for column in zip(*shares, strict=False)],
+        "delivered_by_layer": {name: statistics.fmean(each) for name, each in layers.items()},
+        "bytes_per_round": sum(sum(t.bytes) for t in tracks) / rounds if rounds else None,
+        "retransmitted": (
+            sum(sum(t.retransmissions) for t in tracks) / packets if packets else None
+        ),
+        "passes_median": percentile(passes, 50) if passes else None,
+        "passes_max": max(passes) if passes else None,
+    }
+
+
+def _rivals(name: str, runs: Mapping[int, CellRun]) -> float | None:
+    found = [
+        goodput(run.rivals, run.tracks[name].spans)
+        for run in runs.values()
+        if name in run.tracks and run.rivals
+    ]
+    known = [8 * value for value in found if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _learning(tracks: Sequence[Track], target: float) -> dict[str, Any]:
+    reached = [
+        next((seconds for _, seconds, loss in track.losses if loss <= target), None)
+        for track in tracks
+    ]
+    known = [seconds for seconds in reached if seconds is not None]
+    last = [track.losses[-1][2] for track in tracks if track.losses]
+    prints = [track.fingerprints for track in tracks if track.fingerprints]
+    return {
+        "final_loss": statistics.fmean(last) if last else None,
+        "final_loss_interval": interval(last),
+        "time_to_loss_s": statistics.fmean(known) if known and len(known) == len(tracks) else None,
+        "replicas_identical": (all(len(set(each)) == 1 for each in prints) if prints else None),
+    }

@@ -1,0 +1,250 @@
+"""Cells that train: the same ranks train every contestant, in turns."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from gradwire.demo.course import Block
+from gradwire.demo.results import Step, join
+from gradwire.demo.startline import memory
+from gradwire.lab.addresses import STORE_PORT
+from gradwire.lab.interrupts import uninterrupted
+from gradwire.lab.measure import percentile
+from gradwire.lab.ranks import Ranks
+from gradwire.lab.run.ground import Ground
+from gradwire.lab.run.samples import CellRun, Track
+from gradwire.lab.run.transfers import Progress, round_limit
+from gradwire.lab.scenario.schema import Scenario
+from gradwire.lab.scenario.work import Work
+
+__all__ = ["run_training", "segments", "turn_length"]
+
+_READY_SECONDS = 180.0
+_CLOSE_SECONDS = 30.0
+_LEAD_SECONDS = 0.02
+_STEP_SECONDS = 2.0
+"""A step may take so long beside its computation, and one of a turn as long as a round may."""
+_QUIET_STEPS = 6
+
+
+def turn_length(work: Work, left: int) -> int:
+    """Steps of the next turn: the last is longer rather than so short that none is timed."""
+    steps = min(work.block + work.warm_up, left)
+    return left if left - steps <= work.warm_up else steps
+
+
+def segments(first: int, steps: int, losing: tuple[int, ...]) -> Iterator[tuple[int, bool]]:
+    """A turn cut where a step loses: how many steps, and whether they lose.
+
+    Args:
+        first: number of the turn's first step.
+        steps: of the turn.
+        losing: numbers of the steps that lose.
+    """
+    count = 0
+    for number in range(first, first + steps):
+        if number in losing:
+            if count:
+                yield count, False
+            yield 1, True
+            count = 0
+        else:
+            count += 1
+    if count:
+        yield count, False
+
+
+def run_training(
+    scenario: Scenario, seed: int, ground: Ground, run: CellRun, progress: Progress
+) -> None:
+    """Train every contestant of a cell; what they did goes to `run`.
+
+    Raises:
+        RankError: a rank failed, or took too long.
+        LabUnavailable: the ground gave way.
+    """
+    work = scenario.work
+    line = memory(scenario.topology.hosts)
+    try:
+        configs = [_config(scenario, seed, ground, rank, line) for rank in _ranks(scenario)]
+        with uninterrupted():
+            ranks = Ranks(
+                ground.network.spawn,
+                "gradwire.lab.run.training_worker",
+                configs,
+                pass_fds=[line],
+                env={"GRADWIRE_SEED": str(seed)},
+            )
+    finally:
+        os.close(line)
+    with ranks:
+        run.facts = ranks.gather(time.monotonic() + _READY_SECONDS)[0]
+        course = _Course(scenario, ground, ranks, run, progress)
+        ground.victim = ranks.signal
+        course.set_pace()
+        ground.start()
+        done = 0
+        while done < work.rounds:
+            steps = turn_length(work, work.rounds - done)
+            course.all_turns(done, steps)
+            done += steps
+        course.close()
+
+
+def _ranks(scenario: Scenario) -> range:
+    return range(scenario.topology.hosts)
+
+
+def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int) -> dict[str, Any]:
+    model = scenario.model
+    return {
+        "contestants": [
+            {**asdict(each), "options": {"timeout": round_limit(scenario), **each.options}}
+            if each.transport == "gradwire"
+            else asdict(each)
+            for each in scenario.contestants
+        ],
+        "model": asdict(model),
+        "demo": {
+            "ranks": scenario.topology.hosts,
+            "block": scenario.work.block + scenario.work.warm_up,
+            "warm_up": scenario.work.warm_up,
+            "batch": model.batch,
+            "learning_rate": model.learning_rate,
+            "seed": seed,
+            "context": model.context,
+            "width": model.width,
+            "layers": model.layers,
+            "heads": model.heads,
+        },
+        "steps": scenario.work.rounds,
+        "rank": rank,
+        "store_host": ground.network.address(0),
+        "store_port": STORE_PORT,
+        "line": line,
+    }
+
+
+class _Course:
+    """The turns of one cell."""
+
+    def __init__(
+        self, scenario: Scenario, ground: Ground, ranks: Ranks, run: CellRun, progress: Progress
+    ) -> None:
+        self._scenario = scenario
+        self._ground = ground
+        self._ranks = ranks
+        self._run = run
+        self._progress = progress
+        self._compute_s = scenario.model.compute_s
+        self._shares: dict[str, dict[str, list[float]]] = {}
+        self._turns = 0  # of all contestants: each round of turns begins at another phase
+        for each in scenario.contestants:
+            run.tracks[each.name] = Track()
+            self._shares[each.name] = {}
+
+    def set_pace(self) -> None:
+        """Stretch computation until communication has the share that is asked for.
+
+        The first steps, on a quiet network, tell how long the first contestant communicates; the
+        others take them too, so that all have trained alike.
+        """
+        share = self._scenario.model.communication_share
+        if not share:
+            return
+        comm: list[float] = []
+        for each in self._scenario.contestants:
+            block = self._block(each.name, _QUIET_STEPS, False)
+            if not comm:
+                comm = [step.comm for step in join(block, 0, 0.0)]
+        self._compute_s = percentile(comm[_QUIET_STEPS // 2 :], 50) * (1 - share) / share
+        self._run.facts["compute_s"] = self._compute_s
+
+    def all_turns(self, done: int, steps: int) -> None:
+        """A turn of every contestant, from their step number `done` on."""
+        for each in self._scenario.contestants:
+            self.turn(each.name, done, steps)
+        self._turns += 1
+
+    def turn(self, name: str, done: int, steps: int) -> None:
+        """One contestant's turn, from its step number `done` on."""
+        self._ground.fail_first(name)
+        track = self._run.tracks[name]
+        loss = self._scenario.loss
+        steps_so_far = 0
+        parts = list(segments(done, steps, loss.steps if loss.when == "steps" else ()))
+        for place, (count, losing) in enumerate(parts):
+            last = place == len(parts) - 1
+            with self._ground.losing(losing):
+                block = self._block(name, count, last, settle=place == 0)
+            found = join(block, 0, 0.0)
+            for index, step in enumerate(found):
+                if losing or steps_so_far + index >= self._scenario.work.warm_up:
+                    _keep(track, step, block, index)
+            track.spans.append((found[0].start, found[-1].start + found[-1].comm))
+            steps_so_far += count
+        if block.validation is not None:
+            track.losses.append((done + steps, track.job_s, block.validation))
+        self._progress(name, done + steps)
+
+    def _block(self, name: str, steps: int, validate: bool, settle: bool = True) -> Block:
+        start = time.monotonic() + _LEAD_SECONDS
+        if settle and self._ground.traffic:
+            traffic = self._ground.traffic[0]
+            offset = self._turns * 0.618 % 1.0 * traffic.burst.period
+            start = traffic.next_phase(offset, after=start)
+        each = self._compute_s + _STEP_SECONDS
+        limit = each * steps + round_limit(self._scenario) + _CLOSE_SECONDS
+        answers = self._ranks.ask(
+            {
+                "command": "block",
+                "contestant": name,
+                "steps": steps,
+                "start": start,
+                "compute_s": self._compute_s,
+                "validate": validate,
+            },
+            start + limit,
+        )
+        for answer in answers:
+            for region, shares in answer["layers"].items():
+                self._shares[name].setdefault(region, []).extend(shares)
+        losses = [answer["validation"] for answer in answers]
+        return Block(
+            contestant=name,
+            start=start,
+            warm_up=0,
+            ranks=[answer["steps"] for answer in answers],
+            validation=statistics.fmean(losses) if validate else None,  # type: ignore[arg-type]
+            verdict=None,
+        )
+
+    def close(self) -> None:
+        """Compare the replicas and let go."""
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        answers = self._ranks.ask({"command": "fingerprints"}, deadline)
+        for name, track in self._run.tracks.items():
+            track.fingerprints = [answer[name] for answer in answers]
+            track.layers = {
+                region: statistics.fmean(shares) for region, shares in self._shares[name].items()
+            }
+        self._ranks.ask({"command": "close"}, time.monotonic() + _CLOSE_SECONDS)
+
+
+def _keep(track: Track, step: Step, block: Block, index: int) -> None:
+    """Take one timed step of a turn."""
+    views = [views[index] for views in block.ranks]
+    track.starts.append(step.start)
+    track.seconds.append(step.comm)
+    track.job_s += step.took
+    if views[0]["bytes"] is None:
+        return
+    track.delivered.append([view["delivered"] for view in views])
+    track.bytes.append(sum(view["bytes"] for view in views))
+    track.packets.append(sum(view["packets"] for view in views))
+    track.retransmissions.append(sum(view["retransmissions"] for view in views))

@@ -1,0 +1,134 @@
+"""Cells of pushes and all-reduces: a race on the cell's ground."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from gradwire.lab.race import Entry, Race, Round
+from gradwire.lab.run.ground import Ground
+from gradwire.lab.run.limits import push_ideal
+from gradwire.lab.run.samples import CellRun, Track
+from gradwire.lab.run.tail import tune
+from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.schema import Scenario
+
+__all__ = ["entry_of", "run_transfers"]
+
+Progress = Callable[[str, int], None]
+MARGIN_S = 10.0
+"""Beyond a round's limit, until its ranks are given up: a transport's own error comes first."""
+
+
+def entry_of(each: Contestant, scenario: Scenario) -> Entry:
+    """A contestant as a race takes it."""
+    if each.transport == "tcp":
+        return Entry(
+            each.name,
+            "gradwire.lab.contestants:TcpPush",
+            {"congestion_control": each.congestion_control},
+        )
+    if each.transport == "gloo":
+        options: dict[str, Any] = {"congestion_control": each.congestion_control}
+        return Entry(each.name, "gradwire.lab.run.endpoints:GlooOver", options)
+    settings = {"timeout": round_limit(scenario), **each.options}
+    if scenario.work.kind == "push":
+        options = {
+            "bound": each.bound,
+            "spend": each.spend if each.bound else "nothing",
+            "schedule": schedule_of(each, scenario),
+            "control": each.control,
+            "options": settings,
+            "group": each.name,
+        }
+        return Entry(each.name, "gradwire.bench.contestants:GradwirePush", options)
+    options = {
+        "policy": each.policy,
+        "options": settings,
+        "layers": scenario.work.layers,
+        "group": each.name,
+    }
+    return Entry(each.name, "gradwire.lab.run.endpoints:PolicyAllReduce", options)
+
+
+def round_limit(scenario: Scenario) -> float:
+    """Seconds that a round may take: what the file allows, after the end of its loss."""
+    loss = scenario.loss
+    return scenario.work.round_limit_s + (loss.lasts_s if loss.any else 0.0)
+
+
+def schedule_of(each: Contestant, scenario: Scenario) -> list[tuple[float, float]]:
+    """When which share is enough, for pushes that close by time; nothing for others."""
+    if each.enough is None:
+        return []
+    late = each.late * push_ideal(scenario)
+    return [(0.0, 1.0), (late, each.enough), (late + each.slack_s, 0.0)]
+
+
+def run_transfers(
+    scenario: Scenario, seed: int, ground: Ground, run: CellRun, progress: Progress
+) -> None:
+    """Race all contestants of a cell; what they did goes to `run`, also when one fails.
+
+    Raises:
+        RankError: a rank failed, or took longer than a round may.
+        LabUnavailable: the ground gave way.
+    """
+    work = scenario.work
+    entries = [entry_of(each, scenario) for each in scenario.contestants]
+    race = Race(
+        ground.network,
+        entries,
+        work.bytes,
+        env={"GRADWIRE_SEED": str(seed)},
+        round_seconds=round_limit(scenario) + MARGIN_S,
+    )
+    ground.victim = race.signal
+    with contextlib.ExitStack() as stack:
+        stack.push(race.__exit__)
+        ground.start()
+        if scenario.tail.ratio:
+            run.facts["tail"] = tune(scenario, ground, race)
+        results = race.run(
+            work.rounds,
+            block=work.block,
+            warm_up=work.warm_up,
+            bursts=ground.traffic[0] if ground.traffic else None,
+            progress=progress,
+            around=ground.around,
+            rotate=True,
+        )
+        reports = race.reports()
+    for name, rounds in results.items():
+        run.tracks[name] = track_of(rounds, reports[name])
+
+
+def track_of(rounds: list[Round], reports: list[dict[str, Any]]) -> Track:
+    """A contestant's rounds as samples."""
+    spans = [(one.start, one.start + one.seconds) for one in rounds]
+    track = Track(spans=spans, reports=reports)
+    layers: dict[str, list[float]] = {}
+    for one in rounds:
+        track.starts.append(one.start)
+        track.seconds.append(one.seconds)
+        said = [details for details in one.details if details]
+        if not said:
+            continue
+        track.delivered.append([_mean(each["delivered"]) for each in said])
+        for each in said:
+            for name, share in zip(each.get("layers", ()), each["delivered"], strict=False):
+                layers.setdefault(name, []).append(share)
+        track.bytes.append(sum(each["bytes"] for each in said))
+        track.packets.append(sum(each["packets"] for each in said))
+        track.retransmissions.append(sum(each["retransmissions"] for each in said))
+        if "passes" in said[0]:
+            track.passes.append(max(each["passes"] for each in said))
+    track.layers = {name: _mean(shares) for name, shares in layers.items()}
+    track.job_s = sum(track.seconds)
+    return track
+
+
+def _mean(values: list[float]) -> float:
+    return statistics.fmean(values) if values else 1.0

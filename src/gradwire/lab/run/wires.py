@@ -1,0 +1,38 @@
+"""Which hosts of a scenario need wires of the lab's own, and what those do.
+
+A veth pair delays nothing; nftables lose independently, and a train whole. All else is the wires'
+(`gradwire.lab.wire`): delay, jitter, runs of losses, and loss of single packets out of trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradwire.lab.scenario.schema import Scenario
+from gradwire.lab.wire import Wire
+
+__all__ = ["lossy", "wires_of"]
+
+
+def wires_of(scenario: Scenario) -> dict[int, Wire]:
+    """The wires of a scenario's hosts before anything is lost; none where veth pairs will do.
+
+    A round trip between two hosts with wires crosses four of them, and a packet's way two. Where
+    all traffic goes to a server and only delay is wanted, the whole of it is on the server's wire:
+    that costs half the processor time.
+    """
+    topology, loss = scenario.topology, scenario.loss
+    losing = loss.run > 1 or (loss.any and topology.ports.offloads)
+    if topology.rtt_s and topology.servers and not losing:
+        wire = Wire(delay_s=topology.rtt_s / 2, jitter_s=topology.jitter_s)
+        return {topology.workers: wire}
+    if not (topology.rtt_s or losing):
+        return {}
+    wire = Wire(delay_s=topology.rtt_s / 4, jitter_s=topology.jitter_s / 2)
+    return dict.fromkeys(range(topology.hosts), wire)
+
+
+def lossy(wire: Wire, scenario: Scenario, share: float) -> Wire:
+    """The same wire, losing this share; 1 for one that is cut."""
+    run = scenario.loss.run
+    return replace(wire, loss=share, loss_burst=run if run > 1 and 0 < share < 1 else 0.0)

@@ -1,0 +1,174 @@
+"""The network of a scenario: hosts, ports, and what goes wrong in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire.lab.addresses import MAX_HOSTS
+from gradwire.lab.presets import NETWORKS, Burst, Preset
+from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
+
+__all__ = [
+    "Bandwidth",
+    "Bursts",
+    "Fault",
+    "Loss",
+    "Rivals",
+    "Topology",
+]
+
+_BUCKET_SECONDS = 0.3e-3
+"""Depth of a token bucket as network B has it: what a busy machine's late timer may miss."""
+
+CONGESTION_CONTROLS = ("reno", "cubic", "bbr")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Hosts on one switch, both directions of every port shaped, drop-tail."""
+
+    preset: str = key(
+        "A", "standard network that gives what is not named here", choices=[*NETWORKS]
+    )
+    workers: int = key(4, "hosts that hold gradients", low=1, high=MAX_HOSTS)
+    servers: int = key(0, "hosts that sum for the workers; 1 for pushes, else 0", low=0, high=1)
+    rate: float | None = key(None, "of every port, bit/s", low=1e6, high=3e10)
+    queue: int | None = key(None, "drop-tail queue of every port, bytes", low=3028)
+    offloads: bool | None = key(None, "whether trains of packets pass whole, for everybody")
+    rtt_s: float = key(0.0, "added round-trip time between any two hosts, s", low=0.0, high=2.0)
+    jitter_s: float = key(0.0, "added to each packet's way, uniform, s", low=0.0, high=1.0)
+
+    def __post_init__(self) -> None:
+        if self.jitter_s and not self.rtt_s:
+            raise ScenarioError(
+                f"jitter_s={self.jitter_s!r} with rtt_s=0: jitter needs a delay; give rtt_s"
+            )
+
+    @property
+    def hosts(self) -> int:
+        """Workers and servers."""
+        return self.workers + self.servers
+
+    @property
+    def ports(self) -> Preset:
+        """How every port is shaped."""
+        base = NETWORKS[self.preset]
+        rate = base.rate if self.rate is None else round(self.rate)
+        queue = base.queue if self.queue is None else self.queue
+        offloads = base.offloads if self.offloads is None else self.offloads
+        if (rate, queue, offloads) == (base.rate, base.queue, base.offloads):
+            return base
+        depth = round(rate * _BUCKET_SECONDS / 8)
+        smallest = NETWORKS["A" if offloads else "B"].bucket
+        name = f"{rate / 1e6:g} Mbit/s, {queue / 1024:g} KiB"
+        return Preset(name, rate, queue, max(depth, smallest), offloads)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Packets that the links lose by chance, behind their rate and queue."""
+
+    rate: float = key(0.0, "share of the packets lost", low=0.0, high=0.99)
+    per_worker: tuple[float, ...] = key(
+        (), "a share for each worker instead, first worker first", low=0.0, high=0.99
+    )
+    run: float = key(
+        1.0,
+        "mean length of a run of losses, packets (1: independent; else Gilbert–Elliott)",
+        low=1.0,
+    )
+    at: str = key(
+        "workers",
+        "which way loses: from the workers, to the server, or from every host",
+        choices=["workers", "server", "everywhere"],
+    )
+    when: str = key(
+        "always",
+        "always; in the timed rounds only: connections are warmed up without; or in some steps",
+        choices=["always", "rounds", "steps"],
+    )
+    steps: tuple[int, ...] = key((), "of training, with when='steps': those that lose", low=0)
+    lasts_s: float = key(
+        10.0,
+        "longest that a round's loss lasts, s; who is not done then goes on without",
+        above=0.0,
+    )
+
+    def __post_init__(self) -> None:
+        if (self.when == "steps") != bool(self.steps):
+            raise ScenarioError(
+                f"steps={list(self.steps)!r} with when={self.when!r}: when='steps' names steps, "
+                "and nothing else does"
+            )
+        for share in (self.rate, *self.per_worker):
+            if self.run > 1 and self.run * (1 - share) < share:
+                raise ScenarioError(
+                    f"run={self.run!r} with a share of {share!r}: runs of "
+                    f"{share / (1 - share):.3g} packets and more are allowed"
+                )
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is lost."""
+        return self.rate > 0 or any(self.per_worker)
+
+    def of_worker(self, worker: int) -> float:
+        """The share that a worker's way loses."""
+        return self.per_worker[worker] if self.per_worker else self.rate
+
+
+@dataclass(frozen=True)
+class Bursts:
+    """Cross traffic that comes and goes, in UDP, from hosts of its own."""
+
+    rate: float = key(MISSING, "while it is on, of all sources together, bit/s", above=0.0)
+    on_s: float = key(MISSING, "how long a burst lasts, s", above=0.0)
+    period_s: float = key(MISSING, "from one start to the next, s", above=0.0)
+    phase_s: float = key(0.0, "from the origin to the first start, s", low=0.0)
+    target: int = key(0, "host whose port is hit", low=0)
+    sources: int = key(1, "hosts that send at once: more than one is an incast", low=1, high=32)
+
+    def __post_init__(self) -> None:
+        if self.on_s > self.period_s:
+            raise ScenarioError(
+                f"on_s={self.on_s!r}: no longer than period_s={self.period_s!r} is allowed"
+            )
+
+    @property
+    def each(self) -> Burst:
+        """What one source sends."""
+        return Burst(self.rate / self.sources, self.on_s, self.period_s, self.phase_s)
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """TCP streams that want all they can get, from one host of their own."""
+
+    streams: int = key(0, "how many", low=0, high=256)
+    congestion_control: str = key("cubic", "theirs", choices=CONGESTION_CONTROLS)
+    target: int = key(0, "host whose port they share", low=0)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that fails in every so-many-th block of a contestant."""
+
+    kind: str = key(
+        MISSING,
+        "freeze: the host's processes stand still; cut: its link carries nothing; kill: its "
+        "process dies, which ends the cell",
+        choices=["freeze", "cut", "kill"],
+    )
+    host: int = key(MISSING, "which", low=0)
+    at_s: float = key(MISSING, "after the start of each contestant's first block, s", low=0.0)
+    for_s: float = key(1.0, "how long, s (not for kill)", above=0.0, high=25.0)
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """A rate that changes."""
+
+    rates: tuple[float, ...] = key(
+        (), "of every port, bit/s, one after another", low=1e6, high=3e10
+    )
+    every_s: float = key(60.0, "from one to the next, s", above=0.0)

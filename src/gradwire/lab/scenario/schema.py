@@ -1,0 +1,121 @@
+"""A scenario: what is moved over which network, who takes part, and what it must show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.mark import LIMIT, Map, Mark
+from gradwire.lab.scenario.network import Bandwidth, Bursts, Fault, Loss, Rivals, Topology
+from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
+from gradwire.lab.scenario.work import Model, Work
+
+__all__ = ["Scenario", "Tail"]
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Cross traffic tuned, before anything is measured, for the tail that a contestant shows."""
+
+    ratio: float = key(
+        0.0, "wanted of the 99th percentile over the median; 0: do not tune", low=0.0
+    )
+    contestant: str = key("", "who shows it")
+    rounds: int = key(60, "of each attempt", low=5)
+    tries: int = key(6, "attempts: the bursts' length is halved between", low=1, high=20)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One scenario, or one cell of it."""
+
+    name: str = key(MISSING, "of the scenario: the file's name without .toml")
+    title: str = key(MISSING, "a line for the page")
+    work: Work = key(MISSING, "what is moved")
+    contestants: tuple[Contestant, ...] = key(MISSING, "who takes part")
+    published: str = key("", "what the papers say, for the page")
+    topology: Topology = key(Topology(), "the network")
+    model: Model = key(Model(), "of training")
+    loss: Loss = key(Loss(), "packets lost by chance")
+    bursts: tuple[Bursts, ...] = key((), "cross traffic that comes and goes")
+    rivals: Rivals = key(Rivals(), "competing TCP streams")
+    faults: tuple[Fault, ...] = key((), "frozen, killed and cut hosts")
+    bandwidth: Bandwidth = key(Bandwidth(), "rates that change")
+    tail: Tail = key(Tail(), "cross traffic tuned for a tail")
+    map: Map = key(Map(), "a map of the grid on the page")
+    marks: tuple[Mark, ...] = key((), "what it must show")
+
+    def __post_init__(self) -> None:
+        names = [each.name for each in self.contestants]
+        if not names or len(set(names)) != len(names):
+            raise ScenarioError(f"contestants: one or more with different names, not {names!r}")
+        kind = self.work.kind
+        if (kind == "push") != (self.topology.servers == 1):
+            raise ScenarioError(
+                f"topology.servers={self.topology.servers}: work.kind='push' takes 1, others 0"
+            )
+        if kind != "push" and self.topology.workers < 2:
+            raise ScenarioError(f"topology.workers=1: work.kind={kind!r} takes 2 or more")
+        for each in self.contestants:
+            each.check(kind, self.model)
+        if self.tail.ratio:
+            self._check_tail(names)
+        self._check_hosts()
+        self._check_loss()
+
+    def check_marks(self) -> None:
+        """Whether every mark's contestants take part.
+
+        Raises:
+            ScenarioError: names one that does not.
+        """
+        names = [each.name for each in self.contestants]
+        for mark in self.marks:
+            for name in (mark.contestant, *mark.over):
+                if name not in (*names, LIMIT):
+                    raise ScenarioError(
+                        f"marks: contestant {name!r} takes no part; those that do: {names}"
+                    )
+
+    def _check_tail(self, names: list[str]) -> None:
+        if self.tail.contestant not in names:
+            raise ScenarioError(
+                f"tail.contestant={self.tail.contestant!r}: takes no part; those that do: {names}"
+            )
+        if self.work.kind == "training" or len(self.bursts) != 1:
+            raise ScenarioError(
+                f"tail.ratio={self.tail.ratio!r}: takes one entry in bursts, whose length is "
+                "tuned, and no training"
+            )
+
+    def _check_hosts(self) -> None:
+        hosts = self.topology.hosts
+        places = [
+            *(("bursts.target", each.target) for each in self.bursts),
+            *(("faults.host", each.host) for each in self.faults),
+            ("rivals.target", self.rivals.target),
+        ]
+        for name, host in places:
+            if host >= hosts:
+                raise ScenarioError(f"{name}={host!r}: a host from 0 to {hosts - 1} is allowed")
+        fault_kinds = [each.kind for each in self.faults]
+        if "kill" in fault_kinds and len(self.contestants) > 1:
+            raise ScenarioError("faults: kill ends the cell: one contestant is allowed with it")
+
+    def _check_loss(self) -> None:
+        if self.loss.per_worker and len(self.loss.per_worker) != self.topology.workers:
+            raise ScenarioError(
+                f"loss.per_worker: {len(self.loss.per_worker)} shares for "
+                f"{self.topology.workers} workers; as many are wanted"
+            )
+        if (self.loss.when == "steps") > (self.work.kind == "training"):
+            raise ScenarioError("loss.when='steps': only work.kind='training' has steps")
+        if (self.loss.when == "rounds") and self.work.kind == "training":
+            raise ScenarioError("loss.when='rounds': with work.kind='training' use 'steps'")
+        if self.loss.at == "server" and not self.topology.servers:
+            raise ScenarioError("loss.at='server': the topology has no server")
+
+    @property
+    def extra_hosts(self) -> int:
+        """Hosts for cross traffic and rivals."""
+        return sum(each.sources for each in self.bursts) + bool(self.rivals.streams)

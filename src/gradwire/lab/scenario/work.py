@@ -1,0 +1,71 @@
+"""What a scenario moves: buffers, or the gradients of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
+
+__all__ = ["KINDS", "THIRDS", "Model", "Work"]
+
+KINDS = ("push", "all_reduce", "training")
+THIRDS = ("early", "mid", "late", "never")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is moved, and how often."""
+
+    kind: str = key(
+        MISSING,
+        "push: every worker sends to one server; all_reduce: all get the sum; training: DDP",
+        choices=KINDS,
+    )
+    bytes: int = key(4_000_000, "of each worker's buffer (not for training)", low=4, high=1 << 32)
+    layers: int = key(8, "equal parts of the buffer that a policy sees as layers", low=1, high=512)
+    rounds: int = key(20, "timed rounds, or steps of training, of each contestant", low=1)
+    block: int = key(10, "rounds of one contestant before the next has its turn", low=1)
+    warm_up: int = key(2, "rounds at the start of each turn that are not timed", low=0)
+    seeds: tuple[int, ...] = key((0,), "the whole is done again for each", low=0)
+    round_limit_s: float = key(60.0, "a round that takes longer ends the cell, s", above=0.0)
+
+    def __post_init__(self) -> None:
+        if self.bytes % 4:
+            raise ScenarioError(f"bytes={self.bytes!r}: a multiple of 4 (float32) is allowed")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ScenarioError(f"seeds={list(self.seeds)!r}: one or more different numbers")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What training trains: a character-level transformer, as the demo does."""
+
+    width: int = key(128, "of the residual stream", low=8, high=4096)
+    layers: int = key(2, "blocks", low=1, high=64)
+    heads: int = key(4, "of each attention; they divide the width", low=1, high=64)
+    context: int = key(64, "characters seen at once", low=2, high=1024)
+    batch: int = key(4, "samples of each rank and step", low=1, high=1024)
+    learning_rate: float = key(1e-3, "of AdamW", above=0.0)
+    overlap: bool = key(False, "several buckets, sent while the backward pass goes on")
+    bucket_mb: float = key(1.0, "size of a bucket when they overlap, MB", above=0.0)
+    compute_s: float = key(
+        0.0,
+        "a step's computation is stretched to so long, as an accelerator's would be, s",
+        low=0.0,
+    )
+    target_loss: float = key(0.0, "held-out loss to time; 0: none", low=0.0)
+    communication_share: float = key(
+        0.0,
+        "stretch it so that communication is this share of the first contestant's quiet step; "
+        "0: do not",
+        low=0.0,
+        high=0.95,
+    )
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ScenarioError(f"heads={self.heads!r}: a divisor of width={self.width} is allowed")
+        if self.compute_s and self.communication_share:
+            raise ScenarioError(
+                f"communication_share={self.communication_share!r} beside compute_s: one of them"
+            )

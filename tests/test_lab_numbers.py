@@ -1,0 +1,245 @@
+"""What the lab makes of its samples: limits, summaries, marks, and words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gradwire.lab.rivals import goodput
+from gradwire.lab.run.limits import bound_of, limit, probe_cap, probe_passes
+from gradwire.lab.run.marks import Measured, judge
+from gradwire.lab.run.samples import CellRun, Track
+from gradwire.lab.run.summary import interval, summarize, times
+from gradwire.lab.run.tail import next_length
+from gradwire.lab.run.training import segments, turn_length
+from gradwire.lab.scenario import Cell, Contestant, Mark, Scenario, Work
+from gradwire.lab.scenario.network import Loss, Topology
+
+OURS = Contestant("ours", "gradwire", bound=0.408)
+THEIRS = Contestant("theirs", "gradwire", bound=0.008)
+TCP = Contestant("tcp", "tcp")
+MB4 = 4_000_000
+
+
+def scenario(workers: int = 1, loss: Loss | None = None, rtt_s: float = 0.0) -> Scenario:
+    return Scenario(
+        name="test",
+        title="test",
+        work=Work("push", bytes=MB4),
+        topology=Topology(workers=workers, servers=1, rtt_s=rtt_s),
+        loss=loss or Loss(),
+        contestants=(OURS, THEIRS, TCP),
+    )
+
+
+def test_the_limit_is_bytes_over_what_gets_through() -> None:
+    # The table of the published code's measurements: 1 Gbit/s, 4 MB, p = 0.408.
+    assert limit(scenario(), MB4, 0.408) == pytest.approx(0.019, abs=5e-4)
+    assert limit(scenario(loss=Loss(0.6)), MB4, 0.408) == pytest.approx(0.047, abs=5e-4)
+    assert limit(scenario(loss=Loss(0.9)), MB4, 0.408) == pytest.approx(0.189, abs=5e-4)
+
+
+def test_where_the_loss_is_decides_which_port_is_the_limit() -> None:
+    on_links = limit(scenario(3, Loss(0.9)), MB4, 0.0)
+    at_server = limit(scenario(3, Loss(0.9, at="server")), MB4, 0.0)
+    assert on_links == pytest.approx(0.32)
+    assert at_server == pytest.approx(3 * 0.32)
+    # 3 workers at 50 %: their links need twice the time, the server's port three times.
+    assert limit(scenario(3, Loss(0.5)), MB4, 0.0) == pytest.approx(3 * 0.032)
+    uneven = Loss(per_worker=(0.0, 0.9, 0.0))
+    assert limit(scenario(3, uneven), MB4, 0.0) == pytest.approx(0.32)
+
+
+def test_what_a_prober_leaves_to_win() -> None:
+    assert probe_passes(0.9, 0.008) == 46
+    assert probe_passes(0.9, 0.408) == 9
+    assert probe_passes(0.001, 0.008) == 1
+
+    def cap(workers: int, loss: Loss, rtt_s: float) -> float:
+        return probe_cap(scenario(workers, loss, rtt_s), MB4, 0.408, 0.008)
+
+    # "about 3.8 and 8.5 on the workers' links, 2.4 and 4.6 behind one server port"
+    assert cap(3, Loss(0.9), 0.010) == pytest.approx(3.8, abs=0.1)
+    assert cap(3, Loss(0.9), 0.040) == pytest.approx(8.5, abs=0.2)
+    assert cap(3, Loss(0.9, at="server"), 0.010) == pytest.approx(2.4, abs=0.1)
+    assert cap(3, Loss(0.9, at="server"), 0.040) == pytest.approx(4.6, abs=0.2)
+
+
+def test_bounds_come_from_the_contestant_or_its_policy() -> None:
+    assert bound_of(OURS, "push") == 0.408
+    assert bound_of(Contestant("late", "gradwire", enough=0.8), "push") == pytest.approx(0.2)
+    assert bound_of(TCP, "push") == 0.0
+    mlt = Contestant("mlt", "gradwire", policy="mlt", options={"p": 0.3})
+    assert bound_of(mlt, "training") == 0.3
+    assert bound_of(Contestant("dblp", "gradwire", policy="dblp"), "training") == 0.408
+    assert bound_of(Contestant("ltp", "gradwire", policy="ltp"), "training") == 0.0
+
+
+def test_percentiles_need_samples() -> None:
+    few, more, many = (times([0.001 * n for n in range(count)]) for count in (299, 300, 3000))
+    assert few["p99_s"] is None
+    assert few["p95_s"] is not None
+    assert more["p99_s"] == pytest.approx(0.296)
+    assert more["p999_s"] is None
+    assert many["p999_s"] == pytest.approx(2.996)
+    assert times([])["median_s"] is None
+
+
+def test_an_interval_needs_two_seeds() -> None:
+    assert interval([1.0]) is None
+    low, high = interval([1.0, 2.0, 3.0]) or (0.0, 0.0)
+    assert (low + high) / 2 == pytest.approx(2.0)
+    assert high - 2.0 == pytest.approx(2.920 / 3**0.5)  # Student's t, 2 degrees of freedom
+
+
+def test_a_summary_joins_the_seeds() -> None:
+    def track(*seconds: float) -> Track:
+        return Track(
+            seconds=list(seconds),
+            starts=[float(n) for n in range(len(seconds))],
+            spans=[(0.0, 1.0)],
+            job_s=sum(seconds),
+            delivered=[[0.5, 1.0]] * len(seconds),
+            layers={"front": 0.75},
+            bytes=[100] * len(seconds),
+            packets=[10] * len(seconds),
+            retransmissions=[1] * len(seconds),
+        )
+
+    runs = {
+        0: CellRun(0.0, {"ours": track(0.1, 0.2, 0.3)}, rivals=[(0.0, 0), (0.5, 50), (1.5, 100)]),
+        1: CellRun(0.0, {"ours": track(0.4, 0.4, 0.4)}),
+    }
+    found = summarize(OURS, scenario(2), runs)
+    assert found is not None
+    assert found["samples"] == 6
+    assert found["median_s"] == 0.3
+    assert found["median_interval_s"] is not None
+    assert found["throughput_bps"] == pytest.approx(2 * MB4 * 8 * 6 / 1.8)
+    assert found["delivered"] == 0.75
+    assert found["delivered_by_worker"] == [0.5, 1.0]
+    assert found["delivered_by_layer"] == {"front": 0.75}
+    assert found["retransmitted"] == pytest.approx(0.1)
+    assert found["rival_goodput_bps"] == pytest.approx(8 * 100)
+    assert summarize(TCP, scenario(2), runs) is None
+
+
+def test_goodput_is_what_fell_into_the_spans() -> None:
+    read = [(0.0, 7), (1.0, 100), (2.0, 300)]
+    assert goodput(read, [(0.0, 1.0)]) == 100
+    assert goodput(read, [(0.5, 1.5)]) == pytest.approx(200)
+    assert goodput(read, [(5.0, 6.0)]) is None
+    assert goodput([], [(0.0, 1.0)]) is None
+
+
+def summary(**values: Any) -> dict[str, Any]:
+    keys = ("median_s", "throughput_bps", "limit_s", "job_s", "bound", "p99_s")
+    return {**dict.fromkeys(keys), **values}
+
+
+def measured(label: str, entries: Mapping[str, Any], rtt_s: float = 0.0) -> Measured:
+    each = scenario(1, Loss(0.9), rtt_s)
+    return Measured(Cell({"axis": label}, each), entries)
+
+
+def test_a_mark_is_judged_by_its_worst_cell() -> None:
+    mark = Mark("t", "ours", over=("tcp",), at_most=0.5)
+    cells = [
+        measured("a", {"ours": summary(median_s=1.0), "tcp": summary(median_s=4.0)}),
+        measured("b", {"ours": summary(median_s=3.0), "tcp": summary(median_s=4.0)}),
+    ]
+    found = judge(mark, cells)
+    assert found["met"] is False
+    assert found["value"] == 0.75
+    assert found["missed_by"] == pytest.approx(0.5)
+    assert [row["met"] for row in found["cells"]] == [True, False]
+    assert judge(mark, cells[:1])["met"] is True
+    assert judge(mark, cells[:1])["missed_by"] == 0
+
+
+def test_a_mark_of_what_was_not_measured_is_not_met() -> None:
+    mark = Mark("t", "ours", over=("theirs",), inverse=True, share_of_cap=0.85)
+    assert judge(mark, [measured("a", {"ours": summary(median_s=1.0)})])["met"] is None
+    assert judge(mark, [])["met"] is None
+    tail = Mark("t", "ours", quantity="time_p99", at_most=1.0)
+    assert judge(tail, [measured("a", {"ours": summary(median_s=1.0)})])["met"] is None
+    # Missed in one cell is missed, however many cells are open.
+    plain = Mark("t", "ours", at_most=1.0)
+    cells = [measured("a", {"ours": summary(median_s=2.0)}), measured("b", {})]
+    assert judge(plain, cells)["met"] is False
+    cells[0] = measured("a", {"ours": summary(median_s=0.5)})
+    assert judge(plain, cells)["met"] is None
+
+
+def test_a_mark_over_the_limit_forgives_round_trips() -> None:
+    mark = Mark("t", "ours", over=("limit",), at_most=1.3, plus_rtts=3)
+    entry = summary(median_s=0.155, limit_s=0.1)
+    assert judge(mark, [measured("a", {"ours": entry})])["met"] is False
+    assert judge(mark, [measured("a", {"ours": entry}, rtt_s=0.01)])["value"] == pytest.approx(1.25)
+
+
+def test_a_mark_of_the_cap_knows_the_formulas() -> None:
+    mark = Mark("t", "ours", over=("theirs",), inverse=True, share_of_cap=0.85)
+    entries = {
+        "ours": summary(median_s=0.25, bound=0.408),
+        "theirs": summary(median_s=1.0, bound=0.008),
+    }
+    row = judge(mark, [measured("a", entries, rtt_s=0.010)])["cells"][0]
+    assert row["cap"] == pytest.approx(3.8, abs=0.1)
+    assert row["value"] == 4.0
+    assert row["met"] is True
+
+
+def test_the_best_and_the_worst_of_several() -> None:
+    entries = {
+        "ours": summary(throughput_bps=6.0),
+        "theirs": summary(throughput_bps=2.0),
+        "tcp": summary(throughput_bps=3.0),
+    }
+    base = {"text": "t", "contestant": "ours", "quantity": "throughput", "at_least": 2.5}
+    over = ("theirs", "tcp")
+    cells = [measured("a", entries)]
+    assert judge(Mark(**base, over=over), cells)["value"] == 2.0
+    assert judge(Mark(**base, over=over, pick="worst"), cells)["value"] == 3.0
+
+
+def test_a_mark_may_compare_cells() -> None:
+    mark = Mark(
+        "t",
+        "ours",
+        quantity="job_time",
+        over_cell={"axis": "a"},
+        where={"axis": "b"},
+        at_most=1.01,
+    )
+    cells = [
+        measured("a", {"ours": summary(job_s=10.0)}),
+        measured("b", {"ours": summary(job_s=10.05)}),
+    ]
+    found = judge(mark, cells)
+    assert found["value"] == pytest.approx(1.005)
+    assert found["met"] is True
+    assert len(found["cells"]) == 1
+
+
+def test_turns_are_cut_where_a_step_loses() -> None:
+    assert list(segments(0, 5, (2,))) == [(2, False), (1, True), (2, False)]
+    assert list(segments(10, 3, (10, 12))) == [(1, True), (1, False), (1, True)]
+    assert list(segments(0, 4, (9,))) == [(4, False)]
+
+
+def test_no_turn_is_too_short_to_be_timed() -> None:
+    work = Work("training", block=3, warm_up=1)
+    lengths, left = [], 9
+    while left:
+        lengths.append(turn_length(work, left))
+        left -= lengths[-1]
+    assert lengths == [4, 5]
+
+
+def test_a_tail_is_found_by_halving() -> None:
+    low, high, length = next_length(0.0, 0.8, 0.1, too_short=True)
+    assert (low, high, length) == (0.1, 0.8, 0.45)
+    assert next_length(low, high, length, too_short=False) == (0.1, 0.45, pytest.approx(0.275))

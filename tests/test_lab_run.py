@@ -1,0 +1,333 @@
+"""`gradwire lab` and `gradwire report` as a user runs them, and what is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire.lab import probe
+
+EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+
+
+class Lab:
+    """One call of `gradwire`, in a session of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, **env: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.errors = folder / "stderr"
+        self.output = folder / "stdout"
+        with self.output.open("wb") as output, self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gradwire.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env={
+                    **os.environ,
+                    "GRADWIRE_TEST_MARK": self.mark,
+                    "COLUMNS": "400",
+                    "TERM": "dumb",
+                    **env,
+                },
+                start_new_session=True,
+            )
+
+    def wait(self, seconds: float) -> int:
+        """Wait for its end; returns its status."""
+        try:
+            return self.process.wait(seconds)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+    def said(self) -> str:
+        """What it has written to stderr."""
+        return self.errors.read_text()
+
+    def wait_until_it_says(self, text: str) -> None:
+        """Wait for words on stderr."""
+        deadline = time.monotonic() + 60
+        while text not in self.said() and self.process.poll() is None:
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.05)
+        assert text in self.said(), self.said()
+
+    def check_that_nothing_is_left(self) -> None:
+        """No process is left, and so no namespace: these have no names."""
+        deadline = time.monotonic() + 10
+        while left := self._processes():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
+    def _processes(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def _namespaces() -> None:
+    reason = probe()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def check_times(document: dict[str, Any], entry: dict[str, Any]) -> None:
+    """The numbers of a contestant, against its own raw samples."""
+    seconds = [each for track in entry["tracks"] for each in track["seconds"]]
+    assert len(seconds) == entry["samples"] > 0
+    assert entry["max_s"] == max(seconds)
+    assert entry["p99_s"] is None  # too few samples
+    assert len(entry["tracks"]) == entry["seeds"] == len(document["work"]["seeds"])
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_a_quick_run_of_pushes(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = EXPERIMENTS / "ltp_incast.toml"
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out), "--json")
+    assert lab.wait(180.0) == 0, lab.said()
+    lab.check_that_nothing_is_left()
+    document = json.loads((out / "results.json").read_text())
+    assert document == json.loads(lab.output.read_text())
+    assert document["scenario"] == "ltp_incast"
+    assert document["quick"] is True
+    assert document["errors"] == []
+    assert document["machine"]["kernel"]
+    assert document["kernel"]["offloads"] == ["on"]
+    assert document["calibrations"][0]["reached"] > 0
+    clean, lossy = document["cells"]
+    assert (clean["loss"]["rate"], lossy["loss"]["rate"]) == (0.0, 0.02)
+    for cell in document["cells"]:
+        assert [entry["name"] for entry in cell["contestants"]] == [
+            "gradwire ltp",
+            "tcp cubic",
+            "tcp bbr",
+        ]
+        for entry in cell["contestants"]:
+            check_times(document, entry)
+        ours, tcp, _ = cell["contestants"]
+        # What 3 workers push crosses one port of 1 Gbit/s, whose bucket lets 72 KiB pass at once.
+        assert min(tcp["tracks"][0]["seconds"]) > (3 * 1_000_000 - 80_000) * 8 / 1e9
+        assert tcp["reports"][0][0]["congestion_control"] == "cubic"
+        assert 0 < ours["delivered_min"] <= 1.0  # a push that is late closes with less
+    assert clean["contestants"][0]["retransmitted"] < lossy["contestants"][0]["retransmitted"]
+    assert lossy["contestants"][0]["retransmitted"] > 0.005
+    assert lossy["runs"][0]["lost_packets"] > 100
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") == 4  # a time line and a distribution of each cell
+    assert not re.search(r"(src|href)=.(https?:)?//", page)  # it needs nothing else
+    again = tmp_path / "again.html"
+    copy = shutil.copytree(out, tmp_path / "copy")
+    report = Lab(tmp_path, "report", str(out), str(copy), "--out", str(again), "--json")
+    assert report.wait(60.0) == 0, report.said()
+    rows = json.loads(report.output.read_text())
+    assert len(rows) == 2 * 2 * 3
+    assert {row["× the first run"] for row in rows} == {"1.00"}
+    assert "Runs side by side" in again.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_a_quick_run_of_training(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = EXPERIMENTS / "dblp_job.toml"
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out))
+    assert lab.wait(200.0) == 0, lab.said()
+    lab.check_that_nothing_is_left()
+    document = json.loads((out / "results.json").read_text())
+    (cell,) = document["cells"]
+    facts = cell["runs"][0]["facts"]
+    assert facts["compute_s"] > 0
+    for entry in cell["contestants"]:
+        check_times(document, entry)
+        assert entry["replicas_identical"] is True
+        assert entry["final_loss"] > 0
+        assert [step for step, _, _ in entry["tracks"][0]["losses"]] == [9, 16]
+    fixed, ours, gloo = cell["contestants"]
+    assert fixed["delivered_min"] >= 0.99  # it may lose 0.8 %
+    assert ours["delivered_min"] < fixed["delivered_min"]
+    assert gloo["delivered"] is None
+    assert cell["runs"][0]["lost_packets"] > 0  # in steps 5 and 12
+    assert len(cell["runs"][0]["lossy"]) == 2 * len(cell["contestants"])
+    assert (out / "report.html").read_text().count("<svg") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_control_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = EXPERIMENTS / "dblp_round.toml"
+    out = tmp_path / "out"
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out))
+    lab.wait_until_it_says("cell 1 of")
+    time.sleep(1.0)
+    os.killpg(lab.process.pid, signal.SIGINT)  # as a terminal does
+    assert lab.wait(20.0) == 130
+    assert "Traceback" not in lab.said()
+    assert not (out / "results.json").exists()
+    lab.check_that_nothing_is_left()
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_a_killed_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = EXPERIMENTS / "dblp_round.toml"
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(tmp_path / "out"))
+    lab.wait_until_it_says("cell 1 of")
+    time.sleep(2.0)
+    lab.process.kill()
+    lab.wait(5.0)
+    lab.check_that_nothing_is_left()
+
+
+SMALL = """
+name = "small"
+title = "a small one"
+[topology]
+preset = "B"
+workers = 2
+[work]
+kind = "all_reduce"
+bytes = 40_000
+rounds = 6
+block = 6
+warm_up = 1
+round_limit_s = 20.0
+[[contestants]]
+name = "ours"
+transport = "gradwire"
+policy = "reliable"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_a_frozen_host_holds_its_round_up_and_a_killed_one_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    fault = "[[faults]]\nkind = '{}'\nhost = 1\nat_s = 0.0\nfor_s = 1.0\n"
+    file.write_text(SMALL + fault.format("freeze"))
+    out = tmp_path / "out"
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out), "--json")
+    assert lab.wait(90.0) == 0, lab.said()
+    (cell,) = json.loads(lab.output.read_text())["cells"]
+    (entry,) = cell["contestants"]
+    assert entry["max_s"] > 0.5
+    assert entry["median_s"] < 0.5
+    assert [event["what"] for event in cell["runs"][0]["events"]] == [
+        "freeze host 1",
+        "heal host 1",
+    ]
+    file.write_text(SMALL + fault.format("kill"))
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out), "--json")
+    assert lab.wait(90.0) == 1
+    (error,) = json.loads(lab.output.read_text())["errors"]
+    assert "rank 1: ended with status -9" in error
+    lab.check_that_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "complaint"),
+    [
+        (("workers = 2", "wrokers = 2"), [], "small.toml: scenario.topology.wrokers: unknown key"),
+        (("workers = 2", "workers = 1"), [], "topology.workers=1: work.kind='all_reduce' takes 2"),
+        (("", ""), ["--out", "/dev/null/there"], "--out /dev/null/there: cannot be made"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, change: tuple[str, str], arguments: list[str], complaint: str
+) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL.replace(*change))
+    lab = Lab(tmp_path, "lab", "run", str(file), *arguments)
+    assert lab.wait(30.0) == 2
+    assert complaint in lab.said()
+    assert lab.said().count("\n") == 1
+    lab.check_that_nothing_is_left()
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("workers = 2", "workers = 2\nrate = 3e10"), "topology.rate=3e+10: 2 ports at once"),
+        (("workers = 2", "workers = 200"), "200 hosts need about"),
+        (("bytes = 40_000", "bytes = 4_000_000_000"), "2 hosts need about"),
+    ],
+)
+def test_what_the_machine_cannot_do_is_found_first(
+    tmp_path: Path, change: tuple[str, str], complaint: str
+) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL.replace(*change))
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(tmp_path / "out"))
+    assert lab.wait(60.0) == 2, lab.said()
+    assert complaint in lab.said()
+    lab.check_that_nothing_is_left()
+
+
+def test_the_report_refuses_what_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("{}")
+    for folder, complaint in ((tmp_path, "not written by"), (tmp_path / "no", "cannot be read")):
+        report = Lab(tmp_path, "report", str(folder))
+        assert report.wait(30.0) == 2
+        assert complaint in report.said()
+
+
+def test_the_list_names_every_scenario(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, "lab", "list", str(EXPERIMENTS), "--json")
+    assert lab.wait(30.0) == 0, lab.said()
+    rows = json.loads(lab.output.read_text())
+    assert {Path(row["file"]).stem for row in rows} == {
+        path.stem for path in EXPERIMENTS.glob("*.toml")
+    }
+    assert all(row["cells"] >= 1 for row in rows)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="needs root and setpriv, to give up what root may",
+)
+def test_missing_rights_are_one_sentence(tmp_path: Path) -> None:
+    file = EXPERIMENTS / "ltp_incast.toml"
+    found = subprocess.run(
+        [
+            *("setpriv", "--bounding-set=-all", "--inh-caps=-all"),
+            *(sys.executable, "-m", "gradwire.cli", "lab", "run", str(file), "--quick"),
+            *("--out", str(tmp_path / "out")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "400", "TERM": "dumb"},
+    )
+    if found.returncode == 0:
+        pytest.skip("this kernel asks for no rights")
+    assert found.returncode == 2
+    assert "no network namespaces here" in found.stderr
+    assert "root or an unprivileged user namespace is needed" in found.stderr
+    assert found.stderr.count("\n") == 1
