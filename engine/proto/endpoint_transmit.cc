@@ -191,7 +191,8 @@ const uint8_t* Endpoint::Impl::encode(const codec::Format& format, const float* 
 bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t most) {
   uint64_t left = backlog(path);
   if (left == 0) return false;
-  most = std::min<uint32_t>(most, static_cast<uint32_t>(Train::kMaxBytes / config.datagram_bytes));
+  most = static_cast<uint32_t>(
+      std::min({size_t{most}, Train::kMaxSegments, Train::kMaxBytes / config.datagram_bytes}));
   train.destination = path.peer;
   train.count = 0;
   train.total_bytes = 0;

@@ -6,13 +6,14 @@ earlier one has learned. The limit of a push of S bytes under a plan of bound p 
 what the server's port takes.
 """
 
+from dataclasses import replace
 from math import log2
 
 import numpy as np
 import pytest
-from scenarios import EAGER, must_be_ok, own_drops, plan
+from scenarios import EAGER, gradients, must_be_ok, own_drops, plan
 
-from gradwire.sim import Fabric, Link
+from gradwire.sim import NETWORK_A, Fabric, Link
 
 HOSTS = {"host_delay": 10e-6, "host_jitter": 60e-6}
 HEADERS = 1514 / 1444  # on the wire, of a full chunk
@@ -126,3 +127,20 @@ def test_heavy_loss_both_ways() -> None:
         job.push(4)
     job.fabric.set_link(0, "down", Link(rate=SLOW, delay=2.5e-3, loss=0.9))
     assert job.push(4, 0.408, 0.9) < 1.5 * job.mark(4, 0.408, 0.9)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_many_short_datagrams_survive_rounds_of_heavy_loss(seed: int) -> None:
+    """What may go again at once is more than one train holds: 256 bytes a datagram."""
+    fabric = Fabric(4, link=NETWORK_A, seed=seed, datagram_bytes=256)
+    elements = 31_000
+    made = plan(elements, 0.4, spend="lost", order="shuffled")
+    values = gradients(4, elements)
+    for op in range(60):
+        loss = (0.6, 0.7, 0.8, 0.9)[op // 3 % 4] if op % 3 == 2 else 0.0
+        for worker in range(4):
+            fabric.set_link(worker, "up", replace(NETWORK_A, loss=loss))
+        fabric.run(fabric.now + 0.01, until_done=False)
+        fabric.all_reduce(op, made, values)
+        fabric.run()
+    must_be_ok(fabric)
