@@ -26,8 +26,8 @@ SEEDS, QUICK_SEEDS, QUICK_ROUNDS = 10, 2, 44
 
 
 def accuracy(
-    task: Annotated[str, typer.Option(help="digits, text, or all")] = "all",
-    optimizer: Annotated[str, typer.Option(help="sgd or adam (digits), adamw (text), all")] = "all",
+    task: Annotated[str, typer.Option(help="digits, text, tuning, or all")] = "all",
+    optimizer: Annotated[str, typer.Option(help="sgd, adam (digits), adamw (else), all")] = "all",
     section: Annotated[
         str,
         typer.Option(help="only these tables (docs/accuracy.md); comma between"),
