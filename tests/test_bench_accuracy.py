@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from gradwire.bench import app
-from gradwire.bench.accuracy import digits
+from gradwire.bench.accuracy import digits, tuning
 from gradwire.bench.accuracy.arms import ARMS, BAD, LOSSLESS
 from gradwire.bench.accuracy.cell import Cell, Outcome
 from gradwire.bench.accuracy.digits import DigitsLesson
@@ -179,7 +179,9 @@ def test_workers_with_data_of_their_own_see_other_classes() -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_lesson_is_the_same_every_time(name: str) -> None:
+def test_a_lesson_is_the_same_every_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "BEFORE", 4)
+    tuning.trained.cache_clear()
     first, again = (TASKS[name].open(2, 0, "mixed") for _ in range(2))
     torch.manual_seed(77)
     assert first.loss(3, 1).item() == again.loss(3, 1).item()
@@ -188,6 +190,15 @@ def test_a_lesson_is_the_same_every_time(name: str) -> None:
     assert first.score() == again.score()
     other = TASKS[name].open(3, 0, "mixed")
     assert first.loss(3, 1).item() != other.loss(3, 1).item()
+    tuning.trained.cache_clear()
+
+
+def test_tuning_goes_on_from_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "BEFORE", 12)
+    tuning.trained.cache_clear()
+    fresh, trained = (TASKS[name].open(5, 0, "mixed").score() for name in ("text", "tuning"))
+    tuning.trained.cache_clear()
+    assert trained < fresh - 0.1
 
 
 # ---------------------------------------------------------------------------- training
@@ -330,6 +341,11 @@ def test_a_quick_study_and_its_resumption(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["accuracy", "--quick", "--show", "--out", str(out)])
     assert shown.exit_code == 0
     assert "dblp" in shown.output
+    written = CliRunner().invoke(
+        app, ["accuracy", "--quick", "--show", "--markdown", "--out", str(out)]
+    )
+    assert "### `quiet`: digits, sgd" in written.output
+    assert "| `dblp` | quiet | 2 | " in written.output
 
 
 def test_processes_train_as_this_one_does(tmp_path: Path) -> None:

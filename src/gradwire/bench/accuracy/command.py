@@ -45,6 +45,9 @@ def accuracy(
     quick: Annotated[
         bool, typer.Option("--quick", help="a few short trainings, to see that all works")
     ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="print the tables as Markdown")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
     """What loss costs in quality: four workers in virtual time, each arm beside lossless training.
@@ -89,7 +92,7 @@ def accuracy(
         kept = f"what is done is in {out}" if out else "nothing is kept without --out"
         console.print(f"interrupted: {kept}", highlight=False)
         raise typer.Exit(_INTERRUPTED) from None
-    _print(results(trainings, chosen, seeds, ledger.outcomes), as_json)
+    _print(results(trainings, chosen, seeds, ledger.outcomes), as_json, as_markdown)
 
 
 def _trainings(task: str, optimizer: str, rounds: int, quick: bool) -> list[Training]:
@@ -136,9 +139,9 @@ def _known(word: str, known: Collection[str], option: str) -> str:
     return word
 
 
-def _print(found: list[Result], as_json: bool) -> None:
+def _print(found: list[Result], as_json: bool, as_markdown: bool) -> None:
     from gradwire.bench.accuracy.results import notes
-    from gradwire.bench.accuracy.table import tables
+    from gradwire.bench.accuracy.table import markdown, tables
     from gradwire.lab.measure import environment
 
     lines = notes(found)
@@ -146,6 +149,9 @@ def _print(found: list[Result], as_json: bool) -> None:
         entries = [result.to_json() for result in found]
         document = {"rows": entries, "notes": lines, "environment": environment()}
         typer.echo(json.dumps(document, allow_nan=False))
+        return
+    if as_markdown:
+        typer.echo("\n".join([*markdown(found), *(f"- {line}" for line in lines)]))
         return
     console = Console(width=max(Console().width, NARROWEST))
     for table in tables(found):

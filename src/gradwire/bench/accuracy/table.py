@@ -10,7 +10,7 @@ from rich.table import Table
 from gradwire.bench.accuracy.results import Result
 from gradwire.bench.accuracy.tasks import TASKS
 
-__all__ = ["tables"]
+__all__ = ["markdown", "tables"]
 
 COLORS = {"as good": "green", "better": "green", "worse": "red", "halts": "red"}
 
@@ -33,6 +33,43 @@ def tables(results: Sequence[Result]) -> Iterator[Table]:
             if result.training == training:
                 table.add_row(*_cells(result), style=None if result.seeds else "dim")
         yield table
+
+
+def markdown(results: Sequence[Result]) -> Iterator[str]:
+    """The same as lines of Markdown, for docs/accuracy.md, without rows that were never run.
+
+    The time is that of a round's communication, virtual unless the row says "kernel".
+    """
+    done = [result for result in results if result.seeds]
+    for training in dict.fromkeys(result.training for result in done):
+        task = TASKS[training.task]
+        rows = [result for result in done if result.training == training]
+        for section in dict.fromkeys(result.row.section for result in rows):
+            yield f"### `{section}`: {training.task}, {training.optimizer}"
+            yield ""
+            yield (
+                f"| arm | network | seeds | difference, {task.unit} | verdict | delivered "
+                "| critical | comm, ms |"
+            )
+            yield "|---|---|---|---|---|---|---|---|"
+            yield from (_line(result) for result in rows if result.row.section == section)
+            yield ""
+
+
+def _line(result: Result) -> str:
+    row, difference = result.row, result.difference
+    network = row.scenario + (", own data" if row.data == "own" else "")
+    if row.where != "virtual":
+        network += f", {row.where}"
+    told = "–"
+    if difference is not None:
+        told = f"{difference.mean:+.3f}"
+        told += "" if difference.half is None else f" ± {difference.half:.3f}"
+    shares = "– | – | –"
+    if result.delivered is not None and result.critical_share is not None:
+        comm_ms = 1e3 * (result.comm_s or 0.0)
+        shares = f"{result.delivered:.3f} | {result.critical_share:.0%} | {comm_ms:.2f}"
+    return f"| `{row.arm}` | {network} | {result.seeds} | {told} | {result.verdict} | {shares} |"
 
 
 def _cells(result: Result) -> list[str]:

@@ -30,7 +30,7 @@ class TuningLesson(TextLesson):
     def __init__(self, seed: int, part: int, data: str) -> None:
         """Deal the files out to the workers and bring the model up."""
         super().__init__(seed, part, "mixed")
-        self.model.load_state_dict(_trained(seed))
+        self.model.load_state_dict(trained(seed))
         text = load()
         half = len(text.train) // 2
         share = (len(text.train) - half) // WORKERS if data == "own" else 0
@@ -47,7 +47,8 @@ class TuningLesson(TextLesson):
 
 
 @functools.lru_cache(maxsize=2)
-def _trained(seed: int) -> dict[str, torch.Tensor]:
+def trained(seed: int) -> dict[str, torch.Tensor]:
+    """The parameters that all arms of a seed begin with."""
     lesson = TextLesson(seed, 0, "mixed")
     text = load()
     first = Text(text.train[: len(text.train) // 2], text.held_out, text.files)
