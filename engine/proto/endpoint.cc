@@ -150,7 +150,7 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
     if (!packet || packet->state != SentPacket::State::flight) continue;
     // A chunk that goes in passes does not go again now; the next one of its pass takes its place.
     if (recovered(*packet) || more) ++again;
-    packet_lost(path, *packet, false, now);
+    packet_lost(path, *packet, Again::probe, now);
   }
 }
 

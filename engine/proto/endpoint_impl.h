@@ -44,7 +44,7 @@ struct Endpoint::Impl {
                 Nanos now, bool stashed = false);
   void on_ack(Path& path, const wire::Ack& ack, Nanos now);
   void packet_acked(Path& path, const SentPacket& packet, Nanos now);
-  void packet_lost(Path& path, SentPacket& packet, bool forgivable, Nanos now);
+  void packet_lost(Path& path, SentPacket& packet, Again why, Nanos now);
   void detect_loss(Path& path, Nanos now);
   void flush(Nanos now);
   uint64_t in_use(SmoothedDelay Path::* which, Nanos now) const;

@@ -97,8 +97,11 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   if (worker) {
     op.deadline = now + op.spec.timeout;
     op.push.reserve(op.grid.shards.size());
+    // With a pull by several, each chunk that some left out and others sent is pulled by all, and
+    // final only when the regions of those who did not send it have closed: that costs more.
+    const bool may_differ = plan.pull == Pull::none || config.workers == 1;
     for (const Grid::Shard& shard : op.grid.shards) {
-      op.push.emplace_back(plan, op.grid, shard, op.spec.critical, op.spec.priorities);
+      op.push.emplace_back(plan, op.grid, shard, op.spec.critical, op.spec.priorities, may_differ);
       op.pull.emplace_back(shard);
       if (op.lossy_pull) op.ledgers.emplace_back(plan, op.grid, shard);
     }

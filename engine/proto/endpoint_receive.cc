@@ -310,7 +310,8 @@ void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos no
   }
 }
 
-void Endpoint::Impl::packet_lost(Path& path, SentPacket& packet, bool forgivable, Nanos now) {
+void Endpoint::Impl::packet_lost(Path& path, SentPacket& packet, Again why, Nanos now) {
+  const bool forgivable = why == Again::lost;
   in_flight_bytes -= packet.bytes;
   path.sent.settle(packet, forgivable ? SentPacket::State::lost : SentPacket::State::probed);
   path.lost_floor = std::min(path.lost_floor, packet.number);
@@ -328,7 +329,7 @@ void Endpoint::Impl::packet_lost(Path& path, SentPacket& packet, bool forgivable
   if (packet.kind == wire::Kind::push) {
     if (op->done) return;
     PushSender& push = op->push[op->grid.aggregator_of(packet.item)];
-    push.lost(packet.item, forgivable);
+    push.lost(packet.item, why);
     const auto forgiven = push.take_forgiven();
     if (!forgiven.empty()) send_list(path.peer, *op, wire::Kind::forgive, forgiven);
   } else if (!(forgivable && op->committed && withhold(*op, packet.item))) {
@@ -347,7 +348,7 @@ void Endpoint::Impl::detect_loss(Path& path, Nanos now) {
     if (n + path.packet_threshold > path.largest_acked &&
         (packet->time + window > path.largest_acked_sent || path.packet_threshold > 3))
       break;
-    packet_lost(path, *packet, true, now);
+    packet_lost(path, *packet, Again::lost, now);
   }
 }
 

@@ -53,7 +53,7 @@ void Endpoint::Impl::repeat(Nanos now) {
         repeat_due = std::min(repeat_due, packet->time + after);
         return false;
       }
-      packet_lost(*p, *packet, false, now);
+      packet_lost(*p, *packet, Again::repeat, now);
       return true;
     });
     // With more to send, only where that cannot go before word comes, and none has for a round.
@@ -73,7 +73,7 @@ void Endpoint::Impl::repeat(Nanos now) {
         repeat_due = std::min(repeat_due, due);
         break;
       }
-      packet_lost(*p, *packet, false, now);
+      packet_lost(*p, *packet, Again::repeat, now);
       left -= 1;
       ++p->probes;
     }

@@ -18,7 +18,8 @@ bool eager_from_start(const Plan& plan) {
 
 std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
                                 std::span<const uint32_t> critical,
-                                std::span<const uint8_t> priorities) {
+                                std::span<const uint8_t> priorities,
+                                std::vector<uint32_t>* spares) {
   std::vector<uint32_t> order = send_order(plan, shard);
   if (plan.order == Order::priority) by_priority(order, priorities);
   std::vector<uint8_t> is_critical(shard.size());
@@ -33,8 +34,10 @@ std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::
   list.reserve(order.size());
   for (uint32_t c : order) {
     const uint32_t r = grid.region[c];
-    if (!is_critical[c - shard.begin] && sent[r] >= regions[r].elements - regions[r].losable)
+    if (!is_critical[c - shard.begin] && sent[r] >= regions[r].elements - regions[r].losable) {
+      if (spares) spares->push_back(c);
       continue;
+    }
     sent[r] += grid.length(c);
     list.push_back(c);
   }
@@ -42,22 +45,39 @@ std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::
 }
 
 PushSender::PushSender(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                       std::span<const uint32_t> critical, std::span<const uint8_t> priorities)
+                       std::span<const uint32_t> critical, std::span<const uint8_t> priorities,
+                       bool may_differ)
     : plan_(plan),
       grid_(grid),
       begin_(shard.begin),
-      list_(push_list(plan, grid, shard, critical, priorities)),
       state_(shard.size(), State::done),
       critical_(shard.size()),
-      open_(static_cast<uint32_t>(list_.size())),
       ledger_(plan.regions.size()) {
+  std::vector<uint32_t> spares;
+  list_ = push_list(plan, grid, shard, critical, priorities, &spares);
+  open_ = static_cast<uint32_t>(list_.size());
   for (uint32_t c : list_) state(c) = State::idle;
   for (uint32_t c : critical)
     if (c >= shard.begin && c < shard.end) critical_[c - shard.begin] = 1;
-  if (plan.control == Control::stream) return;
-  passes_.emplace(shard);
-  for (uint32_t c : list_) passes_->add(c);
-  passes_->seal();
+  if (plan.control != Control::stream) {
+    passes_.emplace(shard);
+    for (uint32_t c : list_) passes_->add(c);
+    passes_->seal();
+    return;
+  }
+  if (spares.empty() || !may_differ) return;
+  reserve_.resize(plan.regions.size());
+  behind_.resize(shard.size());
+  unsent_.resize(shard.size());
+  const std::vector<ShardRegion> regions = shard_regions(plan, grid, shard);
+  for (uint32_t r = 0; r < regions.size(); ++r)
+    reserve_[r].need = regions[r].elements - regions[r].losable;
+  for (uint32_t c : list_) reserve_[grid.region[c]].underway += grid.length(c);
+  for (uint32_t c : spares) {
+    state(c) = State::spare;
+    unsent_[c - begin_] = 1;
+    keep_in_reserve(c);
+  }
 }
 
 bool PushSender::pop_lost(uint32_t& chunk) {
@@ -81,7 +101,8 @@ bool PushSender::next(uint32_t& chunk, bool& again) {
   if (open_ == 0) return false;
   if (holes_first() && queued_ && pop_lost(chunk)) {
     state(chunk) = State::flight;
-    again = true;
+    again = unsent_.empty() || !unsent_[chunk - begin_];
+    if (!again) unsent_[chunk - begin_] = 0;
     return true;
   }
   while (cursor_ < list_.size()) {
@@ -117,8 +138,9 @@ void PushSender::settle(uint32_t chunk, State to) {
   State& s = state(chunk);
   if (s == State::acked || s == State::done) return;
   if (s == State::queued) --queued_;
+  if (s != State::spare) --open_;
+  if (s == State::doubted) reserve_[grid_.region[chunk]].underway += grid_.length(chunk);
   s = to;
-  --open_;
 }
 
 void PushSender::acked(uint32_t chunk) {
@@ -159,20 +181,50 @@ void PushSender::forgive_queued() {
   }
 }
 
-void PushSender::lost(uint32_t chunk, bool forgivable) {
-  if (passes_) return;
-  State& s = state(chunk);
-  if (s != State::flight) return;
-  s = State::queued;
+void PushSender::lost(uint32_t chunk, Again why) {
+  if (passes_ || state(chunk) != State::flight) return;
+  if (why == Again::lost) losing_ = true;
+  if (why == Again::repeat && losing_ && !reserve_.empty() && !critical_[chunk - begin_])
+    return doubt(chunk);
+  queue(chunk);
+  if (why == Again::lost && plan_.spend == Spend::lost) forgive_queued();
+}
+
+void PushSender::queue(uint32_t chunk) {
+  state(chunk) = State::queued;
   ++queued_;
   lost_.push_back(chunk);
-  if (forgivable && plan_.spend == Spend::lost) forgive_queued();
+}
+
+void PushSender::keep_in_reserve(uint32_t chunk) {
+  Reserve& reserve = reserve_[grid_.region[chunk]];
+  behind_[chunk - begin_] = kNone;
+  (reserve.head == kNone ? reserve.head : behind_[reserve.tail - begin_]) = chunk;
+  reserve.tail = chunk;
+}
+
+// It may have arrived: what certainly has not is worth more. Chunks go round in this way until so
+// much of the region is acknowledged that it has closed.
+void PushSender::doubt(uint32_t chunk) {
+  Reserve& reserve = reserve_[grid_.region[chunk]];
+  state(chunk) = State::doubted;
+  reserve.underway -= grid_.length(chunk);
+  keep_in_reserve(chunk);
+  while (reserve.underway < reserve.need && reserve.head != kNone) {
+    const uint32_t c = reserve.head;
+    reserve.head = behind_[c - begin_];
+    const State s = state(c);
+    if (s != State::spare && s != State::doubted) continue;  // settled meanwhile
+    if (s == State::spare) ++open_;
+    reserve.underway += grid_.length(c);
+    queue(c);
+  }
 }
 
 void PushSender::stop_region(uint32_t region) {
   if (region >= ledger_.size() || ledger_[region].stopped) return;
   ledger_[region].stopped = true;
-  for (uint32_t c : list_)
+  for (uint32_t c = begin_; c < begin_ + state_.size(); ++c)
     if (grid_.region[c] == region) settle(c, State::done);
 }
 
@@ -183,7 +235,7 @@ void PushSender::decided(uint32_t chunk) {
 
 void PushSender::finish() {
   if (passes_) passes_->finish();
-  for (uint32_t c : list_) settle(c, State::done);
+  for (uint32_t c = begin_; c < begin_ + state_.size(); ++c) settle(c, State::done);
 }
 
 std::vector<uint32_t> PushSender::take_forgiven() {

@@ -15,15 +15,22 @@ namespace gradwire {
 // What a worker sends of one shard, in order: the critical chunks, then by its own priority classes
 // (order priority), within a class in the shared order. Under an eager close from the start (spend
 // anything, fraction one minus the bound) only as much of each region as the close asks for: every
-// worker leaves out the same chunks, with classes those of its own last ones.
+// worker leaves out the same chunks, with classes those of its own last ones. `spares`: gets these,
+// in the same order.
 std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
                                 std::span<const uint32_t> critical,
-                                std::span<const uint8_t> priorities = {});
+                                std::span<const uint8_t> priorities = {},
+                                std::vector<uint32_t>* spares = nullptr);
+
+// Why a chunk goes again: it was declared lost; silence; under heavy loss, before word can come.
+enum class Again : uint8_t { lost, probe, repeat };
 
 class PushSender {
  public:
+  // `may_differ`: under loss the push may go beyond its list: nobody pulls more because of that.
   PushSender(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-             std::span<const uint32_t> critical, std::span<const uint8_t> priorities = {});
+             std::span<const uint32_t> critical, std::span<const uint8_t> priorities,
+             bool may_differ);
 
   // Chunks still to be sent or sent again.
   uint32_t backlog() const {
@@ -43,8 +50,7 @@ class PushSender {
   PassSender* passes() { return passes_ ? &*passes_ : nullptr; }
 
   void acked(uint32_t chunk);
-  // `forgivable`: a tail probe sends again without calling the chunk lost.
-  void lost(uint32_t chunk, bool forgivable);
+  void lost(uint32_t chunk, Again why);
   // The aggregator needs no more of this region.
   void stop_region(uint32_t region);
   // The aggregator has decided about this chunk (its result came back).
@@ -54,12 +60,22 @@ class PushSender {
   std::vector<uint32_t> take_forgiven();
 
  private:
-  enum class State : uint8_t { idle, flight, acked, queued, done };  // left out: done
+  // spare: left out by an eager close, and not called so far. doubted: of its region others have
+  // been sent since, in its place.
+  enum class State : uint8_t { spare, idle, flight, acked, queued, doubted, done };
   struct Ledger {
     uint64_t received = 0;  // elements acknowledged
     uint64_t forgiven = 0;
     bool stopped = false;
   };
+  // Of a region under an eager close: which of its chunks may go in place of one that is in doubt.
+  struct Reserve {
+    uint64_t need = 0;      // elements with which it closes
+    uint64_t underway = 0;  // acknowledged, queued, in flight and not in doubt
+    uint32_t head = kNone;  // FIFO: the spares, then the doubted
+    uint32_t tail = kNone;
+  };
+  static constexpr uint32_t kNone = 0xffffffff;
 
   State& state(uint32_t chunk) { return state_[chunk - begin_]; }
   void settle(uint32_t chunk, State to);
@@ -71,6 +87,9 @@ class PushSender {
     return plan_.spend == Spend::nothing || plan_.spend == Spend::anything;
   }
   bool pop_lost(uint32_t& chunk);
+  void queue(uint32_t chunk);
+  void keep_in_reserve(uint32_t chunk);
+  void doubt(uint32_t chunk);
 
   const Plan& plan_;
   const Grid& grid_;
@@ -83,7 +102,11 @@ class PushSender {
   size_t lost_head_ = 0;
   uint32_t queued_ = 0;
   uint32_t open_ = 0;
-  std::vector<Ledger> ledger_;  // per region
+  std::vector<Ledger> ledger_;    // per region
+  std::vector<Reserve> reserve_;  // per region; empty where nothing was left out
+  std::vector<uint32_t> behind_;  // the next in its region's reserve
+  std::vector<uint8_t> unsent_;   // spares
+  bool losing_ = false;           // something was declared lost
   std::vector<uint32_t> forgiven_;
   std::optional<PassSender> passes_;
 };

@@ -113,6 +113,18 @@ def test_heavy_loss_where_a_window_is_as_long_as_the_op(loss: float) -> None:
 
 
 @pytest.mark.parametrize("loss", [0.6, 0.9])
+@pytest.mark.parametrize(("workers", "round_trip"), [(1, 10e-3), (1, 40e-3), (3, 40e-3)])
+def test_heavy_loss_of_an_op_that_the_path_holds(
+    workers: int, round_trip: float, loss: float
+) -> None:
+    """Spares go in place of what is in doubt: nobody waits for the last copy of a certain chunk."""
+    job = Pushes(workers, GIGABIT, round_trip)
+    for _ in range(6):
+        job.push(4, 0.408)
+    assert job.push(4, 0.408, loss) < job.mark(4, 0.408, loss)
+
+
+@pytest.mark.parametrize("loss", [0.6, 0.9])
 def test_heavy_loss_on_a_short_path(loss: float) -> None:
     """A window whose packets are all lost must not wait for a time-out."""
     job = Pushes(1, SLOW, 50e-6)
