@@ -170,6 +170,7 @@ def test_epochs_end_by_steps_or_by_hand() -> None:
         ({"fraction": 1.0}, "fraction=1.0: a number above 0 and below 1"),
         ({"fraction": "most"}, "fraction='most'"),
         ({"slack": "moon"}, "slack='moon': 'lan', 'wan' or seconds"),
+        ({"slack": [1]}, "slack=[1]: 'lan', 'wan' or seconds"),
         ({"slack": -1.0}, "slack=-1.0"),
         ({"slack": 601}, "slack=601: 'lan', 'wan' or seconds from 0 to 600"),
         ({"every": 0}, "every=0"),

@@ -333,6 +333,9 @@ def test_the_command_writes_a_file_for_the_policy(
     assert json.loads(done.output)["bounds"] == Calibration.load(out).bounds
     sizes = {name: p.numel() for name, p in Uneven().named_parameters()}
     PLOT(table=out).prepare(sizes)
+    done = runner.invoke(app, ["calibrate", "mine:make", "--out", str(tmp_path / "no" / "b.toml")])
+    assert done.exit_code == 2
+    assert "a file in a folder that exists" in done.output
     done = runner.invoke(app, ["calibrate", "mine:nothing"])
     assert done.exit_code == 2
     assert "has no function 'nothing'" in done.output + (done.stderr or "")

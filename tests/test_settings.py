@@ -154,3 +154,9 @@ def test_a_policy_object_describes_and_keeps_no_state() -> None:
     assert first == second == described
     assert first is not described
     assert first.phases is not second.phases
+
+
+@pytest.mark.parametrize("report", ["", 5, True])
+def test_a_report_is_a_file(report: object) -> None:
+    with pytest.raises(ConfigError, match=f"report={report!r}: the name of a file, or None"):
+        Settings(report=report)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,6 +84,10 @@ def command(
     as_json: bool = typer.Option(False, "--json", help="Print the bounds as JSON."),
 ) -> None:
     """Find how much loss each layer of a model bears, for policy "plot"."""
+    folder = Path(out).resolve().parent
+    if not folder.is_dir() or Path(out).is_dir():
+        typer.echo(f"gradwire calibrate: --out {out}: a file in a folder that exists", err=True)
+        raise typer.Exit(2)
     try:
         model, loss_fn, batches = _load(function)()
         found = calibrate(model, loss_fn, batches, eps=eps, steps=steps, lr=lr, seed=seed)

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import gc
 import itertools
+import multiprocessing.util
 import os
 import threading
 import time
@@ -200,6 +201,7 @@ def join_host(
     host = _open(store, group, rank, world_size, settings)
     with _hosts_lock:
         _hosts.append(host)
+        _close_at_exit()
     return host
 
 
@@ -312,5 +314,17 @@ def _after_fork_in_child() -> None:
     _hosts.clear()
 
 
+def _close_at_exit() -> None:
+    """Once in each process: one that multiprocessing has forked ends without `atexit`.
+
+    What still has to be sent again, for the others' last step, is sent while the engines close.
+    """
+    global _closes_at_exit
+    if _closes_at_exit != os.getpid():
+        _closes_at_exit = os.getpid()
+        multiprocessing.util.Finalize(None, _close_all, exitpriority=10)
+
+
+_closes_at_exit = 0
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_after_fork_in_child)

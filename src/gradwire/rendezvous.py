@@ -215,7 +215,8 @@ def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> No
     """Raises RendezvousError naming the first field in which an endpoint differs from rank 0."""
     first = configurations[0]
     for endpoint, other in enumerate(configurations):
-        for name in sorted(set(first) | set(other)):
+        # Another policy has other options: its name says why.
+        for name in sorted(set(first) | set(other), key=lambda name: (name != "policy", name)):
             ours, theirs = first.get(name, "unset"), other.get(name, "unset")
             if ours != theirs:
                 raise RendezvousError(

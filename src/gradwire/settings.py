@@ -126,6 +126,8 @@ class Settings:
             raise ConfigError(f"drop_rate={self.drop_rate!r}: a share of packets in [0, 1)")
         if not _is_number(self.drop_burst) or not 1.0 <= self.drop_burst < math.inf:
             raise ConfigError(f"drop_burst={self.drop_burst!r}: packets, 1 or more")
+        if self.report is not None and not (isinstance(self.report, str) and self.report):
+            raise ConfigError(f"report={self.report!r}: the name of a file, or None")
         _whole("drop_seed", self.drop_seed, 0, (1 << 64) - 1)
         _whole("dscp", self.dscp, 0, 63)
 

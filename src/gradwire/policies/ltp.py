@@ -61,7 +61,8 @@ class LTP(Policy):
     def __post_init__(self) -> None:
         if not _number(self.fraction) or not 0.0 < self.fraction < 1.0:
             raise ConfigError(f"fraction={self.fraction!r}: a number above 0 and below 1")
-        if self.slack not in SLACKS and (
+        named = isinstance(self.slack, str) and self.slack in SLACKS
+        if not named and (
             not _number(self.slack) or not 0.0 <= self.slack <= LONGEST_SLACK  # type: ignore[operator]
         ):
             raise ConfigError(
