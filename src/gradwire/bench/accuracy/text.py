@@ -88,13 +88,14 @@ def rate(done: float) -> float:
     return LEAST + (1 - LEAST) * (0.5 + 0.5 * math.cos(math.pi * (done - WARM) / (1 - WARM)))
 
 
-def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
+def adamw(model: torch.nn.Module, peak: float = RATE) -> torch.optim.Optimizer:
+    """The usual one for a transformer; peak: the learning rate at its largest."""
+    return torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 TEXT = Task(
     name="text",
-    optimizers={"adamw": _adamw},
+    optimizers={"adamw": adamw},
     rounds=300,
     parts=1,
     unit="nats",

@@ -8,12 +8,13 @@ same for all arms of a seed: plain sums, no loss.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import torch
 
-from gradwire.bench.accuracy.lesson import WORKERS, Task
+from gradwire.bench.accuracy.lesson import WORKERS
 from gradwire.bench.accuracy.replica import Replica, exact_mean
-from gradwire.bench.accuracy.text import TEXT, TextLesson, load, rate
+from gradwire.bench.accuracy.text import TEXT, TextLesson, adamw, load
 from gradwire.demo.text import Text
 
 __all__ = ["TUNING"]
@@ -55,26 +56,16 @@ def trained(seed: int) -> dict[str, torch.Tensor]:
     lesson._texts = [first] * WORKERS
     replica = Replica(lesson.model, TEXT.optimizers["adamw"](lesson.model), TEXT.clip)
     for number in range(BEFORE):
-        replica.set_rate(rate(number / BEFORE))
+        replica.set_rate(TEXT.rate(number / BEFORE))
         replica.apply(
             exact_mean([replica.gradient(lesson.loss(number, w)) for w in range(WORKERS)])
         )
     return lesson.model.state_dict()
 
 
-def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
-
-
-TUNING = Task(
+TUNING = replace(
+    TEXT,
     name="tuning",
-    optimizers={"adamw": _adamw},
-    rounds=300,
-    parts=1,
-    unit="nats",
-    margin=0.01,
-    more_is_better=False,
-    rate=rate,
-    clip=1.0,
+    optimizers={"adamw": lambda model: adamw(model, RATE)},
     open=TuningLesson,
 )
