@@ -125,13 +125,12 @@ class _DirectStage(Stage):
         future.set_result(self.buffer)
 
 
-class _CastStage(Stage):
-    """Another floating type on the CPU: a float32 copy."""
+class _CopyStage(Stage):
+    """On the CPU: what travels is a float32 copy."""
 
     def __init__(self, buffer: torch.Tensor, copy: torch.Tensor) -> None:
         super().__init__(buffer)
         self._copy = copy
-        copy.copy_(buffer.detach())
 
     def host(self) -> NDArray[np.float32]:
         memory: NDArray[np.float32] = self._copy.numpy()
@@ -142,25 +141,24 @@ class _CastStage(Stage):
         future.set_result(self.buffer)
 
 
-class _EncodedStage(Stage):
-    """On the CPU, but encoded there as on a device."""
+class _CastStage(_CopyStage):
+    """Another floating type."""
+
+    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor) -> None:
+        super().__init__(buffer, copy)
+        copy.copy_(buffer.detach())
+
+
+class _EncodedStage(_CopyStage):
+    """Encoded there as on a device."""
 
     encoded = True
 
     def __init__(self, buffer: torch.Tensor, copy: torch.Tensor, encode: Encode) -> None:
-        super().__init__(buffer)
-        self._copy = copy
+        super().__init__(buffer, copy)
         encoded = encode(buffer.detach().to(torch.float32)).to_host(pinned=False)
         encoded.decode_into(copy)
         self.squares = encoded.squares()
-
-    def host(self) -> NDArray[np.float32]:
-        memory: NDArray[np.float32] = self._copy.numpy()
-        return memory
-
-    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
-        self.buffer.copy_(self._copy)
-        future.set_result(self.buffer)
 
 
 class _CudaStage(Stage):
