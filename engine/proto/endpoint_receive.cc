@@ -418,7 +418,12 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     for (const auto& p : paths)
       if (p && now - p->loss_told_time < LossMeter::kMemory) told += p->window;
     send_window.loss(loss_to.share(now), told);
-    send_window.sample(acked_bytes, shared_delay(&Path::delay_to, now), path.rtt.round(),
+    Nanos delay = shared_delay(&Path::delay_to, now);
+    // With one destination, whose queue it is cannot be told, and its receiver's credit holds it
+    // short (or competes): the sender's window would give way a second time.
+    if (in_use(&Path::delay_to, now) == 1 && !long_path(path.rtt.minimum()))
+      delay = std::min(delay, config.delay_target);
+    send_window.sample(acked_bytes, delay, path.rtt.round(),
                        path.rtt.minimum(), path.loss_told > kHeavyLoss, now);
     counters.btlbw = btlbw();
     retire(now);

@@ -1,7 +1,7 @@
 """A job whose network loses most from its very first packet: nothing is known of the way yet.
 
-An exact all-reduce of N chunks over ways up that lose a share L takes at least 1 / (1 - L) times the
-packets; acknowledgements get lost alike.
+An exact all-reduce over ways up that lose a share L takes at least 1 / (1 - L) times the packets;
+acknowledgements get lost alike.
 """
 
 from dataclasses import replace
