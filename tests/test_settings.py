@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
+from gradwire.lab.scenario.network import Loss as ScenarioLoss
+from gradwire.lab.wire import Wire
 from gradwire.policies import DBLP, MLT, Adaptive
 from gradwire.settings import Settings
+from gradwire.sim import Fabric, Link
 
 
 def test_keywords_come_before_variables_and_variables_before_defaults() -> None:
@@ -109,6 +114,7 @@ def test_configure_names_what_is_wrong(
         ({"on_failure": "skip"}, "on_failure='skip': allowed are 'raise'"),
         ({"drop_rate": 1.0}, "drop_rate=1.0"),
         ({"drop_burst": 0.5}, "drop_burst=0.5"),
+        ({"drop_rate": 0.9, "drop_burst": 2}, "drop_burst=2 with drop_rate=0.9: runs of 9 packets"),
         ({"drop_rate": "0.1"}, "drop_rate='0.1'"),
         ({"dscp": 64}, "dscp=64: a whole number from 0 to 63"),
         ({"dscp": True}, "dscp=True: a whole number from 0 to 63"),
@@ -160,3 +166,19 @@ def test_a_policy_object_describes_and_keeps_no_state() -> None:
 def test_a_report_is_a_file(report: object) -> None:
     with pytest.raises(ConfigError, match=f"report={report!r}: the name of a file, or None"):
         Settings(report=report)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("loss", "run", "possible"),
+    [(0.9, 9.0, True), (0.9, 8.9, False), (0.6, 1.5, True), (0.6, 1.4, False), (0.5, 1.1, True)],
+)
+def test_all_that_inject_loss_refuse_the_same_runs(loss: float, run: float, possible: bool) -> None:
+    injectors: list[Callable[[], object]] = [
+        lambda: Settings.build({"drop_rate": loss, "drop_burst": run}, environment={}),
+        lambda: Wire(loss=loss, loss_burst=run),
+        lambda: ScenarioLoss(rate=loss, run=run),
+        lambda: Fabric(2, link=Link(loss=loss, loss_burst=run)),
+    ]
+    for inject in injectors:
+        with contextlib.nullcontext() if possible else pytest.raises(ValueError, match="runs"):
+            inject()

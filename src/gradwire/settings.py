@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradwire.errors import ConfigError, suggestion
+from gradwire.loss_runs import runs_possible, shortest_run
 from gradwire.plans import check_choice
 
 __all__ = ["PREFIX", "Settings", "from_environment", "setting_names"]
@@ -58,7 +59,8 @@ class Settings:
     seed: of the shuffled orders, alike on all ranks. report: file for one JSON line per step
         (rank 0; a "{rank}" in the name makes every rank write). on_failure: "raise".
     drop_rate, drop_burst, drop_seed: loss injected in the receive path, for tests and
-        demonstrations (drop_burst: mean length of a loss run in packets).
+        demonstrations (drop_burst: mean length of a loss run in packets, 1 for independent losses,
+        else at least drop_rate / (1 - drop_rate)).
     """
 
     route: str = "sharded"
@@ -126,6 +128,12 @@ class Settings:
             raise ConfigError(f"drop_rate={self.drop_rate!r}: a share of packets in [0, 1)")
         if not _is_number(self.drop_burst) or not 1.0 <= self.drop_burst < math.inf:
             raise ConfigError(f"drop_burst={self.drop_burst!r}: packets, 1 or more")
+        if self.drop_burst > 1.0 and not runs_possible(self.drop_rate, self.drop_burst):
+            raise ConfigError(
+                f"drop_burst={self.drop_burst!r} with drop_rate={self.drop_rate!r}: runs of "
+                f"{shortest_run(self.drop_rate):.3g} packets (drop_rate / (1 - drop_rate)) and "
+                "more are allowed; 1 for independent losses"
+            )
         if self.report is not None and not (isinstance(self.report, str) and self.report):
             raise ConfigError(f"report={self.report!r}: the name of a file, or None")
         _whole("drop_seed", self.drop_seed, 0, (1 << 64) - 1)
