@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +23,19 @@ from gradwire.plans import (
     mix_seed,
     pool,
 )
-from gradwire.policies import DBLP, LTP, MLT, PlanContext, Policy, Reliable, create, names, register
+from gradwire.policies import (
+    DBLP,
+    LTP,
+    MLT,
+    PlanContext,
+    Policy,
+    Reliable,
+    create,
+    names,
+    policy_class,
+    register,
+)
+from gradwire.policies.base import option_names
 
 CHUNK = 358
 
@@ -163,6 +181,50 @@ def test_impossible_options_name_themselves(build: object, message: str) -> None
     with pytest.raises(ConfigError) as raised:
         build()  # type: ignore[operator]
     assert message in str(raised.value)
+
+
+NEEDED: dict[str, dict[str, object]] = {"plot": {"table": {"*": 0.1}}}
+HOSTILE = (
+    *(None, True, "", "x", b"x", object(), (), [], {}, [1], {"a": 1}, {1: 0.1}, {"*": "x"}),
+    *(-1, 0, 1, 2, 0.5, -0.1, 1e308, -1e308, 10**400, 1 << 64, math.nan, math.inf, -math.inf),
+    *(
+        np.nan,
+        np.arange(3),
+        np.zeros((2, 2)),
+        torch.zeros(3),
+        torch.tensor(math.nan),
+        1j,
+        Path("x"),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", names())
+def test_any_value_of_an_option_is_taken_or_named(name: str) -> None:
+    """What is not refused has to plan and to be told to the other ranks."""
+    for option in option_names(policy_class(name)):
+        for value in HOSTILE:
+            wrong = ""
+            try:
+                policy = create(name, **{**NEEDED.get(name, {}), option: value})
+            except ConfigError as error:
+                wrong = str(error)
+            if wrong:
+                assert option in wrong, (option, value)
+                continue
+            assert not (isinstance(value, float) and not math.isfinite(value)), (option, value)
+            json.dumps(policy.options(), allow_nan=False)
+            with contextlib.suppress(ConfigError):  # patterns that match nothing
+                policy.prepare({slot.name: slot.length for slot in context(99_999, 9).tensors})
+                policy.plan(context(99_999, 9))
+
+
+def test_the_scalars_of_numpy_and_torch_are_numbers() -> None:
+    policy = DBLP(p_low={"*": np.float32(0.25)}, eta=torch.tensor(0.5), every=np.int64(7))  # type: ignore[dict-item, arg-type]
+    assert policy.options() == DBLP(p_low={"*": 0.25}, eta=0.5, every=7).options()
+    assert MLT(p=np.array(0.5), class_dscp=[np.uint8(8)], priority="layer").options() == (
+        MLT(p=0.5, class_dscp=(8,), priority="layer").options()
+    )
 
 
 def test_a_name_is_taken_once() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,6 +109,21 @@ def test_configure_names_what_is_wrong(
         ({"port": True}, "port=True"),
         ({"datagram": 9_000}, "datagram=9000"),
         ({"rendezvous_timeout": 0}, "rendezvous_timeout=0"),
+        ({"rendezvous_timeout": 1e-9}, "rendezvous_timeout=1e-09: seconds, a number from 0.01 to"),
+        ({"peer_timeout": 1e-12}, "peer_timeout=1e-12: seconds, a number from 1 to 3.1536e+08"),
+        ({"peer_timeout": "30"}, "peer_timeout='30'"),
+        ({"timeout": 1e-12}, "timeout=1e-12: seconds, a number from 0.01"),
+        ({"timeout": 10**400}, "timeout=1000"),
+        ({"loss_rise": 10**400}, "loss_rise=1000"),
+        ({"loss_rise": float("inf")}, "loss_rise=inf"),
+        ({"floor": float("nan")}, "floor=nan"),
+        ({"datagram": False}, "datagram=False"),
+        ({"datagram": 1472.0}, "datagram=1472.0"),
+        ({"interface": 5}, "interface=5: a network interface's name"),
+        ({"interface": ""}, "interface=''"),
+        ({"route": ["server"]}, "route=['server']: allowed are"),
+        ({"seed": np.arange(2)}, "seed=array([0, 1])"),
+        ({"drop_burst": float("inf")}, "drop_burst=inf"),
         ({"peer_timeout": float("inf")}, "peer_timeout=inf"),
         ({"timeout": -1}, "timeout=-1"),
         ({"error_feedback": "yes"}, "error_feedback='yes'"),
@@ -160,6 +178,24 @@ def test_a_policy_object_describes_and_keeps_no_state() -> None:
     assert first == second == described
     assert first is not described
     assert first.phases is not second.phases
+
+
+def test_the_scalars_of_numpy_and_torch_are_numbers(tmp_path: Path) -> None:
+    settings = Settings.build(
+        {
+            "port": np.int64(5000),
+            "timeout": torch.tensor(2.5),
+            "loss_rise": np.float32(0.5),
+            "error_feedback": np.bool_(True),
+            "max_age": np.array(3),
+            "report": tmp_path / "steps.jsonl",
+        },
+        environment={},
+    )
+    assert (settings.port, settings.timeout, settings.loss_rise) == (5000, 2.5, 0.5)
+    assert (settings.error_feedback, settings.max_age) == (True, 3)
+    assert settings.report == str(tmp_path / "steps.jsonl")
+    json.dumps(settings.agreed())  # as the ranks compare it
 
 
 @pytest.mark.parametrize("report", ["", 5, True])

@@ -17,9 +17,13 @@ from gradwire.errors import ConfigError
 from gradwire.phases import GAUGES, PHASES, Ballot, Phase, RateWatch
 from gradwire.plans import TensorSlot, TransferReport
 from gradwire.policies import Policy
+from gradwire.scalars import is_whole, plain
 from gradwire.telemetry import StepReport
 
 __all__ = ["BallotBox"]
+
+LAST_EPOCH = 1 << 52
+"""What travels is a float64."""
 
 
 class BallotBox:
@@ -49,10 +53,11 @@ class BallotBox:
             )
         self._vote = phase
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: object) -> None:
         """Notes that an epoch begins."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ConfigError(f"epoch={epoch!r}: a whole number, 0 or more")
+        epoch = plain(epoch)
+        if not is_whole(epoch) or not 0 <= epoch <= LAST_EPOCH:
+            raise ConfigError(f"epoch={epoch!r}: a whole number from 0 to {LAST_EPOCH}")
         self.epoch = epoch
 
     def add_loss(self, loss: float) -> None:

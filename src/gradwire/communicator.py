@@ -24,6 +24,7 @@ from gradwire.handles import Handle
 from gradwire.hosts import EngineHost, forget_host, join_host, release_host
 from gradwire.native import ChunkGrid, load_engine, native_plan, trivial_report
 from gradwire.plans import PRIORITY_CLASSES, TransferPlan
+from gradwire.scalars import is_whole
 from gradwire.settings import LONGEST_S, Settings
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Communicator:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         settings = config if isinstance(config, Settings) else Settings.build(config)
-        if world_size < 1 or not 0 <= rank < world_size:
+        whole = is_whole(rank) and is_whole(world_size)
+        if not whole or world_size < 1 or not 0 <= rank < world_size:
             raise ConfigError(
                 f"rank={rank!r} with world_size={world_size!r}: a rank from 0 to world_size - 1"
             )
@@ -75,6 +77,8 @@ class Communicator:
         self._host: EngineHost | None = None
         if world_size > 1 or settings.server_count > 0:
             self._host = join_host(store, group, rank, world_size, settings)
+        elif settings.interface is not None:
+            rendezvous.local_address(settings.interface, None)  # wrong with one worker, too
         self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
         self._forget = weakref.finalize(self, forget_host, self._host, self._stager)
         self._forget.atexit = False  # the engines are closed by this module's own atexit

@@ -30,6 +30,7 @@ from typing import Literal
 
 from gradwire.errors import ConfigError
 from gradwire.plans import check_choice
+from gradwire.scalars import is_number, is_whole
 
 __all__ = [
     "GAUGES",
@@ -53,8 +54,8 @@ DETECTORS = ("ours", "paper", "layers")
 
 def check_every(name: str, value: object) -> None:
     """Raises ConfigError unless `value` is a cadence: a number of steps, or "epoch"."""
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not whole and value != "epoch":
+    named = isinstance(value, str) and value == "epoch"
+    if not named and not (is_whole(value) and value >= 1):
         raise ConfigError(f"{name}={value!r}: a number of steps (1 or more) or 'epoch'")
 
 
@@ -214,7 +215,7 @@ class PhaseDetector:
     """
 
     def __init__(self, eta: float = 0.5, every: Every = 10, source: str = "ours") -> None:
-        if isinstance(eta, bool) or not isinstance(eta, (int, float)) or not 0 < eta < math.inf:
+        if not is_number(eta) or not eta > 0:
             raise ConfigError(f"eta={eta!r}: a relative change, a number above 0")
         check_every("every", every)
         check_choice("detector", source, DETECTORS)
@@ -405,6 +406,7 @@ class RateWatch:
 
 def make_detector(eta: float, every: Every, source: str) -> PhaseDetector:
     """The detector of this source; raises ConfigError for what it cannot be."""
+    check_choice("detector", source, DETECTORS)
     if source == "layers":
         return LayerDetector(eta, every)
     return PhaseDetector(eta, every, source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -149,7 +150,7 @@ class ReportWriter:
     one warning later on: training goes on without it.
     """
 
-    def __init__(self, path: str | Path, rank: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], rank: int) -> None:
         name = str(path)
         self.path: Path | None = None
         if "{rank}" in name:

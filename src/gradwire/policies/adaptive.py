@@ -70,6 +70,7 @@ class Adaptive(Policy):
     _front: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bound("p_low", self.p_low)
         check_bound("p_high", self.p_high)
         if self.p_high < self.p_low:

@@ -15,6 +15,7 @@ from gradwire.errors import ConfigError
 from gradwire.phases import Phase, PhaseDetector
 from gradwire.plans import FILLS, SPENDS, Region, TensorSlot, TransferPlan, check_choice
 from gradwire.policies.priorities import Chunks, Priorities
+from gradwire.scalars import plain
 from gradwire.telemetry import StepReport
 
 __all__ = ["PlanContext", "Policy", "check_transfer_options", "option_names"]
@@ -90,6 +91,16 @@ class Policy(ABC):
 
     phases: PhaseDetector | None = None
     """Decides the phase; None for a policy without phases."""
+
+    def __post_init__(self) -> None:
+        """Takes numpy's and torch's scalars among the options for the numbers that they hold."""
+        for name in option_names(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, Mapping):
+                value = {key: plain(inner) for key, inner in value.items()}
+            elif type(value) in (list, tuple):
+                value = type(value)(plain(inner) for inner in value)
+            setattr(self, name, plain(value))
 
     @abstractmethod
     def plan(self, context: PlanContext) -> TransferPlan:

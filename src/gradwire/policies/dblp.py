@@ -66,6 +66,7 @@ class DBLP(Policy):
     control: str = "stream"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.p_low, Mapping):
             check_table("p_low", self.p_low)
         else:

@@ -24,6 +24,7 @@ from gradwire.phases import Every, Phase, check_every
 from gradwire.plans import CloseStep, TransferPlan, check_choice, pool
 from gradwire.policies.base import REPLICATED_PULLS, PlanContext, Policy
 from gradwire.policies.timing import BestPushes, EpochClock, PathEstimate
+from gradwire.scalars import is_number
 from gradwire.telemetry import StepReport
 
 __all__ = ["LTP"]
@@ -59,12 +60,11 @@ class LTP(Policy):
     pull: str = "exact"
 
     def __post_init__(self) -> None:
-        if not _number(self.fraction) or not 0.0 < self.fraction < 1.0:
+        super().__post_init__()
+        if not is_number(self.fraction) or not 0.0 < self.fraction < 1.0:
             raise ConfigError(f"fraction={self.fraction!r}: a number above 0 and below 1")
         named = isinstance(self.slack, str) and self.slack in SLACKS
-        if not named and (
-            not _number(self.slack) or not 0.0 <= self.slack <= LONGEST_SLACK  # type: ignore[operator]
-        ):
+        if not named and (not is_number(self.slack) or not 0.0 <= self.slack <= LONGEST_SLACK):
             raise ConfigError(
                 f"slack={self.slack!r}: 'lan', 'wan' or seconds from 0 to {LONGEST_SLACK:g}"
             )
@@ -152,7 +152,3 @@ class LTP(Policy):
             elif known:
                 learned[bucket] = max(known)
         self._learned = learned
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

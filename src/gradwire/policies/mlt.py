@@ -75,10 +75,11 @@ class MLT(Policy):
     class_dscp: bool | Sequence[int] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bound("p", self.p)
         self._answers = settle_options(self.control, self.spend, self.fill, self.order, self.pull)
         check_choice("priority", self.priority, PRIORITIES)
-        if isinstance(self.class_dscp, (list, tuple)):
+        if isinstance(self.class_dscp, list):
             self.class_dscp = tuple(self.class_dscp)
         if not isinstance(self.class_dscp, bool):
             check_class_dscp("class_dscp", self.class_dscp)

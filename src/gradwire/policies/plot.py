@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sys
 import warnings
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from gradwire.phases import Phase
 from gradwire.plans import TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
 from gradwire.policies.regions import BoundTable, check_patterns, check_table, regions_by_tensor
+from gradwire.scalars import is_number, is_whole
 from gradwire.telemetry import StepReport
 
 if sys.version_info >= (3, 11):
@@ -44,13 +44,13 @@ PATIENCE = 10
 
 def check_eps(eps: object) -> None:
     """Raises ConfigError unless `eps` is a share of the loss decrease."""
-    if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0.0 < eps < 1.0:
+    if not is_number(eps) or not 0.0 < eps < 1.0:
         raise ConfigError(f"eps={eps!r}: a share of the loss decrease, above 0 and below 1")
 
 
 def check_lr(lr: object) -> None:
     """Raises ConfigError unless `lr` is a learning rate."""
-    if not isinstance(lr, (int, float)) or isinstance(lr, bool) or not 0.0 < lr < math.inf:
+    if not is_number(lr) or not lr > 0.0:
         raise ConfigError(f"lr={lr!r}: a finite number above 0")
 
 
@@ -135,6 +135,7 @@ class PLOT(Policy):
     pull: str = "exact"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.calibration: Calibration | None = None  # of a file, or found in the job
         self._waited = 0  # steps without a table
         if isinstance(self.table, Mapping):
@@ -152,8 +153,7 @@ class PLOT(Policy):
         check_transfer_options(self.spend, self.fill, self.order, self.pull)
 
     def _check_calibrate(self) -> None:
-        whole = isinstance(self.calibrate, int) and not isinstance(self.calibrate, bool)
-        if not whole or not 0 <= self.calibrate <= 1 << 20:
+        if not is_whole(self.calibrate) or not 0 <= self.calibrate <= 1 << 20:
             raise ConfigError(
                 f"calibrate={self.calibrate!r}: how many steps a round of the calibration takes, a "
                 "whole number; 0 for none"
