@@ -993,6 +993,35 @@ def test_groups_with_other_members_are_apart(two: Ranks) -> None:
     assert two.run(subgroup) == [2, 2]
 
 
+def no_report(rank: int, world: int, path: str) -> tuple[str, str]:
+    ddp = wrap(model())
+    with pytest.raises((gradwire.ConfigError, gradwire.RendezvousError)) as raised:
+        gradwire.attach(ddp, "mlt", p=0.2, report=path)
+    attachment = gradwire.attach(ddp, "mlt", p=0.2)  # the module is none the worse
+    train(ddp, rank, range(2))
+    attachment.detach()
+    return type(raised.value).__name__, str(raised.value)
+
+
+def test_a_report_that_one_rank_cannot_open_fails_on_all_before_the_first_step(two: Ranks) -> None:
+    for name in ("steps.jsonl", "{rank}.jsonl"):
+        path = f"/no/such/folder/{name}"
+        started = time.monotonic()
+        outcomes = two.run(no_report, path=path)
+        assert time.monotonic() - started < 10
+        for rank, (kind, message) in enumerate(outcomes):
+            assert f"report={path!r}" in message
+            assert "cannot be opened for writing: No such file or directory" in message
+            if rank == 0 or "{rank}" in name:
+                assert kind == "ConfigError"
+            else:
+                assert (kind, message[:13]) == ("RendezvousError", "rank 0 failed")
+
+
+def fails(rank: int, world: int) -> None:
+    raise OSError("no such luck")
+
+
 def test_a_failure_in_a_rank_is_reported_by_the_harness(two: Ranks) -> None:
-    outcome = two.outcomes(reports, path="/no/such/folder/steps.jsonl")[0]
+    outcome = two.outcomes(fails)[0]
     assert isinstance(outcome, Failed)

@@ -118,13 +118,21 @@ class Communicator:
         if self._host is not None:
             self._host.return_number(number)
 
-    def agree(self, topic: str, configuration: Mapping[str, object]) -> None:
+    def agree(
+        self,
+        topic: str,
+        configuration: Mapping[str, object],
+        failure: ConfigError | None = None,
+    ) -> None:
         """Checks that all workers pass the same configuration; a collective call.
 
-        Raises RendezvousError naming the first rank and field that differ from rank 0, or the
-        ranks that did not call within the rendezvous time-out.
+        failure: why this rank cannot go on; it is raised here and told to the others. Raises
+        RendezvousError naming the first rank and field that differ from rank 0, a rank that
+        failed, or the ranks that did not call within the rendezvous time-out.
         """
         if self.world_size == 1:
+            if failure is not None:
+                raise failure
             return
         meeting = rendezvous.Meeting(
             self._store,
@@ -134,7 +142,7 @@ class Communicator:
             servers=0,
             timeout_s=self.settings.rendezvous_timeout,
         )
-        rendezvous.agree(meeting, configuration)
+        rendezvous.agree(meeting, configuration, failure)
 
     def all_reduce(
         self,

@@ -43,8 +43,8 @@ def attach(
     backward pass: those end a step with a transfer that takes its turn only when the step is done.
 
     Raises ConfigError for a module that is not DDP, that already has a communication hook, or
-    for impossible options; RendezvousError naming ranks that are absent or configured otherwise;
-    OSError for a report file that cannot be opened.
+    for impossible options, a report file that cannot be opened among them; RendezvousError naming
+    ranks that are absent, configured otherwise, or failed in their part.
     """
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(

@@ -46,7 +46,8 @@ STATE_VERSION = 1
 class GradientPipeline:
     """Carries the buckets of one DDP module; thread-safe against its own completions.
 
-    number: which of the communicator's numbers it has taken; `close` returns it.
+    number: which of the communicator's numbers it has taken; `close` returns it. writer: of the
+    reports, open; `close` closes it.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class GradientPipeline:
         names: ParameterNames,
         number: int,
         optimizer: torch.optim.Optimizer | None = None,
+        writer: ReportWriter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.communicator = communicator
@@ -84,9 +86,7 @@ class GradientPipeline:
         self._closed = False
         self._layouts = Layouts(names)
         self._stages = StagePool()
-        self._writer = (
-            None if settings.report is None else ReportWriter(settings.report, communicator.rank)
-        )
+        self._writer = writer
         self._mutex = threading.Lock()
         self._step = 0
         self._running: Step | None = None

@@ -226,11 +226,18 @@ def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> No
                 )
 
 
-def agree(meeting: Meeting, configuration: Mapping[str, object]) -> None:
+def agree(
+    meeting: Meeting, configuration: Mapping[str, object], failure: ConfigError | None = None
+) -> None:
     """Checks that every endpoint of the meeting passes the same configuration; collective.
 
-    Raises RendezvousError naming an endpoint and the field in which it differs from rank 0.
+    failure: why this endpoint cannot; it is raised here, and the others are told. Raises
+    RendezvousError naming an endpoint that failed, or one and the field in which it differs from
+    rank 0.
     """
+    if failure is not None:
+        meeting.tell_failure("configuration", str(failure))
+        raise failure
     texts = meeting.exchange("configuration", json.dumps(dict(configuration), default=str))
     check_alike(meeting, [json.loads(text) for text in texts])
 
