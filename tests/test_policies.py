@@ -327,3 +327,59 @@ def test_seeds_are_spread_and_fixed() -> None:
     assert len(seeds) == 1000
     assert mix_seed(1, 2, 3) == mix_seed(1, 2, 3)
     assert all(0 <= seed < 1 << 64 for seed in seeds)
+
+
+# ---------------------------------------------------------------------------- replacing options
+
+OTHER_VALUES: dict[str, list[dict[str, object]]] = {
+    "mlt": [
+        {"control": "probe"},
+        {"control": "stream", "pull": "committed"},
+        {"priority": "layer", "class_dscp": True},
+        {"priority": "layer"},
+        {"p": 0.5},
+    ],
+    "dblp": [
+        {"control": "probe"},
+        {"p_low": {"*": 0.2}},
+        {"p_low": 0.3},
+        {"p_high": 0.9},
+        {"every": "epoch", "detector": "layers"},
+    ],
+    "ltp": [{"every": 5}, {"slack": "wan"}, {"fraction": 0.5}],
+    "plot": [{"table": {"*": 0.3}}, {"table": None, "calibrate": 4}, {"spend": "anything"}],
+    "optireduce": [{"warmup": 3}, {"excess": 0.5}, {"hadamard": False}],
+    "netsenseml": [{"start": 1.0}, {"start": 0.25}, {"compress": "int8"}, {"prune": 0.5}],
+    "adaptive": [{"table": {"*": 0.3}}, {"compress": "topk"}, {"detector": "ours"}, {"p_low": 0}],
+    "reliable": [],
+}
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_replaced_option_leaves_nothing_behind(name: str) -> None:
+    """dataclasses.replace gives what the same options give from the start."""
+    needed = NEEDED.get(name, {})
+    here = context(99_999, 50_000, phase="tolerant")
+    model = {slot.name: slot.length for slot in here.tensors}
+    for first in OTHER_VALUES[name]:
+        for second in OTHER_VALUES[name]:
+            try:
+                direct = create(name, **{**needed, **first, **second})
+            except ConfigError:
+                continue
+            replaced = replace(create(name, **{**needed, **first}), **second)  # type: ignore[type-var]
+            assert replaced == direct
+            assert replaced.options() == direct.options()
+            for policy in (replaced, direct):
+                policy.prepare(model)
+            assert replaced.plan(here) == direct.plan(here)
+            assert replaced.floor == direct.floor
+
+
+def test_another_control_brings_its_own_order_and_pull() -> None:
+    for policy in (MLT(), DBLP()):
+        probing = replace(policy, control="probe").plan(context(99_999))
+        assert (probing.order, probing.pull) == ("sequential", "lossy")
+        policy.control = "probe"
+        assert policy.plan(context(99_999)).pull == "lossy"
+    assert replace(MLT(control="probe"), control="stream").plan(context(99_999)).pull == "exact"
