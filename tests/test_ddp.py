@@ -7,7 +7,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -397,8 +397,20 @@ def detaches(rank: int, world: int) -> None:
     engine = first._pipeline.communicator._host
     first.detach()
     first.detach()
-    with pytest.raises(gradwire.GradwireError, match="detached"):
-        first.flush()
+    changes: list[Callable[[], object]] = [
+        first.flush,
+        lambda: first.loss(1.0),
+        lambda: first.epoch(3),
+        lambda: setattr(first, "phase", None),
+        lambda: setattr(first, "grad_scale", 2.0),
+        lambda: first.load_state_dict({}),
+        lambda: first.calibrate(lambda *_: torch.zeros(()), None),
+    ]
+    for change in changes:
+        with pytest.raises(gradwire.GradwireError, match="detached: attach the module again"):
+            change()
+    assert first.report().step == 2
+    assert first.state_dict()["step"] == 3
     reference = model()
     reference.load_state_dict(net.state_dict())
     expected = average_of(local_gradients(reference, batch(rank, 9)))
@@ -949,8 +961,19 @@ def reports(rank: int, world: int, path: str) -> None:
     attachment = gradwire.attach(ddp, "mlt", p=0.2, report=path)
     with pytest.raises(gradwire.GradwireError, match="no step"):
         attachment.report()
+    for wrong in ("0.5", None, torch.zeros(2), True, 1j):
+        with pytest.raises(gradwire.ConfigError, match="a number, or a tensor that holds one"):
+            attachment.loss(wrong)  # type: ignore[arg-type]
+    for wrong in (-1, 0.5, "1", True, 10**400):
+        with pytest.raises(gradwire.ConfigError, match=r"epoch=.*: a whole number from 0"):
+            attachment.epoch(wrong)  # type: ignore[arg-type]
+    attachment.epoch(np.int64(0))  # type: ignore[arg-type]
+    for wrong in (0.0, float("nan"), "1", True, 10**400):
+        with pytest.raises(gradwire.ConfigError, match=r"grad_scale=.*: a finite number above 0"):
+            attachment.grad_scale = wrong  # type: ignore[assignment]
+    attachment.grad_scale = torch.tensor([1.0]).squeeze()  # type: ignore[assignment]
     for step in range(3):
-        attachment.loss(torch.tensor(float(rank), requires_grad=True))
+        attachment.loss(torch.tensor([float(rank)], requires_grad=True))
         train(ddp, rank, range(step, step + 1))
     assert attachment.report().agreed.loss == 0.5
     attachment.detach()

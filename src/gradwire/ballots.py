@@ -8,6 +8,7 @@ was lost and what the path is like. All of it travels in the ballots that go wit
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -29,14 +30,18 @@ LAST_EPOCH = 1 << 52
 class BallotBox:
     """Gathers what one worker has to say until it travels.
 
-    optimizer: the one whose learning rate is watched, None for none.
+    optimizer: the one whose learning rate is watched, None for none. watched: whether somebody
+    acts on the losses.
     """
 
-    def __init__(self, policy: Policy, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self, policy: Policy, optimizer: torch.optim.Optimizer | None, *, watched: bool = False
+    ) -> None:
         self.epoch = -1
         self.applied_square = 0.0  # of the last step's applied gradient
         self._policy = policy
         self._optimizer = optimizer
+        self._warns = not watched
         self._rates = RateWatch()
         self._vote: Phase | None = None
         self._losses: list[float] = []
@@ -61,15 +66,22 @@ class BallotBox:
         self.epoch = epoch
 
     def add_loss(self, loss: float) -> None:
-        """Stores a training loss, to travel with the next step."""
-        if math.isfinite(loss):
-            self._losses.append(loss)
+        """Stores a training loss, to travel with the next step; also one that is not finite."""
+        self._losses.append(loss)
+        if self._warns and not math.isfinite(loss):
+            self._warns = False
+            warnings.warn(
+                f"attachment.loss({loss}): the training loss is not finite; with loss_rise= the "
+                "steps after such a loss are exact",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def cast(self, step: int, last: StepReport | None) -> Ballot:
         """The ballot of a step that begins; last: the report of the step before it."""
         losses, self._losses = self._losses, []
         return Ballot(
-            loss=sum(losses),
+            loss=sum(losses) if all(map(math.isfinite, losses)) else math.nan,
             losses=len(losses),
             critical=self._vote == "critical",
             tolerant=self._vote == "tolerant",

@@ -1,5 +1,6 @@
 """`gradwire.attach`: one line that lets a DDP module's gradients travel over gradwire."""
 
+import math
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from gradwire.layer_search import LossFunction
 from gradwire.phases import Phase
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import PLOT, Calibration, Policy
+from gradwire.scalars import plain
 from gradwire.telemetry import StepReport
 
 __all__ = ["Attachment", "attach"]
@@ -78,7 +80,11 @@ def attach(
 
 
 class Attachment:
-    """A DDP module whose gradients travel over gradwire. Made by `attach`."""
+    """A DDP module whose gradients travel over gradwire. Made by `attach`.
+
+    After `detach` it still tells its last report, state and counters; all that would change
+    something raises GradwireError.
+    """
 
     def __init__(
         self, state: HookState, pipeline: GradientPipeline, module: torch.nn.Module
@@ -111,6 +117,7 @@ class Attachment:
 
     @phase.setter
     def phase(self, phase: Phase | None) -> None:
+        self._check()
         self._pipeline.set_phase(phase)
 
     @property
@@ -124,15 +131,26 @@ class Attachment:
 
     @grad_scale.setter
     def grad_scale(self, scale: float) -> None:
-        self._pipeline.set_grad_scale(float(scale))
+        self._check()
+        self._pipeline.set_grad_scale(scale)
 
     def epoch(self, number: int) -> None:
         """Says that epoch `number` begins; what every="epoch" looks at."""
+        self._check()
         self._pipeline.begin_epoch(number)
 
     def loss(self, value: float | torch.Tensor) -> None:
-        """Stores a training loss; the mean over workers is in the next step's report."""
-        self._pipeline.add_loss(float(torch.as_tensor(value).detach()))
+        """Stores a training loss, a number or a tensor that holds one; the mean over workers is in
+        the next step's report. One that is not finite makes the mean NaN on all ranks and counts
+        as a rise (setting loss_rise; without it, a warning)."""
+        self._check()
+        held = plain(value.detach().squeeze() if isinstance(value, torch.Tensor) else value)
+        if isinstance(held, bool) or not isinstance(held, (int, float)):
+            raise ConfigError(f"loss({value!r}): a number, or a tensor that holds one")
+        try:
+            self._pipeline.add_loss(float(held))
+        except OverflowError:
+            self._pipeline.add_loss(math.inf if held > 0 else -math.inf)
 
     def calibrate(self, loss_fn: LossFunction, batch: Any) -> Calibration | None:
         """One step of the calibration that policy="plot" asks for with calibrate=n.

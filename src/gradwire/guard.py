@@ -22,7 +22,8 @@ class LossWatch:
 
     rise: the share by which the agreed loss must exceed its running mean, > 0. strict_steps: how
     many steps are then exact. The mean is exponential over about ten losses and is not judged
-    against before it has seen ten.
+    against before it has seen ten. A loss that is not finite counts as a rise from the first step
+    on, and never enters the mean.
     """
 
     WEIGHT = 0.1
@@ -44,7 +45,10 @@ class LossWatch:
         """Takes the summary of the step just completed."""
         self.left = max(0, self.left - 1)
         loss = summary.loss
-        if loss is None or not math.isfinite(loss):
+        if loss is None:
+            return
+        if not math.isfinite(loss):
+            self.left = self.strict_steps
             return
         if self.losses >= self.ENOUGH and loss - self.mean > self.rise * abs(self.mean):
             self.left = self.strict_steps

@@ -65,6 +65,11 @@ GAUGES = ("lost", "rtprop", "slowness")
 PARTIAL_S = 1e9
 """A push time on the wire that stands for "not all of it arrived"."""
 
+BROKEN_LOSS = 1e300
+"""A loss on the wire that stands for "not finite": the sum of 65,536 is still a float64, and no sum
+of losses below LARGEST_LOSS comes near."""
+LARGEST_LOSS = 1e290
+
 _COUNT = 1 << 17
 """Three counts of up to 65,536 workers share one float64 without rounding."""
 
@@ -76,8 +81,8 @@ class Ballot:
     Summed over the workers: fresh_square, the bucket's squared L2 norm of the worker's fresh
     gradient (0 when it is not finite); nonfinite, it is not finite; falling, the learning rate
     was lowered since the last step; congested, as the worker's policy sees it; loss and losses,
-    the sum and number of losses given since the last step (first bucket only); critical and
-    tolerant, a manual vote.
+    the sum and number of losses given since the last step (first bucket only; the sum is NaN when
+    one was not finite); critical and tolerant, a manual vote.
     Maximum over the workers: push_s, how long this bucket's last push took, in seconds (0 not
     known, infinite when not all of it arrived); gauge, what GAUGES says for this step: the largest
     share of a step lost since last told, RTprop in seconds, or seconds per byte at BtlBw (0 not
@@ -104,7 +109,7 @@ class Ballot:
         return (
             self.fresh_square,
             _pack(self.nonfinite, self.falling, self.congested),
-            self.loss,
+            self.loss if abs(self.loss) < LARGEST_LOSS else BROKEN_LOSS,
             _pack(self.critical, self.tolerant, self.losses),
             self.push_s if math.isfinite(self.push_s) else PARTIAL_S,
             self.gauge,
@@ -115,6 +120,12 @@ class Ballot:
 
 def _pack(first: int, second: int, third: int) -> float:
     return float(first + second * _COUNT + third * _COUNT**2)
+
+
+def _mean_loss(total: float, losses: int) -> float | None:
+    if not losses:
+        return None
+    return total / losses if abs(total) < BROKEN_LOSS / 2 else math.nan
 
 
 def _unpack(packed: float) -> tuple[int, int, int]:
@@ -130,7 +141,8 @@ class Summary:
     all buckets. nonfinite: some worker's gradient was not finite. applied_norm: L2 norm of the
     averaged gradient applied in the step *before* (it is known only once that step is over).
     vote: the phase that ranks ask for by hand (critical wins), None without a vote.
-    epoch: the newest epoch any rank has begun, -1 for none. loss: mean of the losses given.
+    epoch: the newest epoch any rank has begun, -1 for none. loss: mean of the losses given, NaN
+    when one of them was not finite, None when none was given.
     falling: some rank lowered its learning rate. congested: some rank's policy says so.
     pushes: per bucket, how long its push took at the slowest worker in the step before, in
     seconds; 0 not known, infinite where not everything arrived. lost, rtprop_s, btlbw (bytes/s):
@@ -196,7 +208,7 @@ class Summary:
             applied_norm=math.sqrt(applied),
             vote="critical" if critical else "tolerant" if tolerant else None,
             epoch=epoch,
-            loss=loss / losses if losses else None,
+            loss=_mean_loss(loss, losses),
             falling=falling > 0,
             congested=congested > 0,
             pushes=tuple(pushes),

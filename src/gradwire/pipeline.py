@@ -33,6 +33,7 @@ from gradwire.guarding import StepGuard
 from gradwire.phases import Phase, Summary
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.policies import PlanContext, Policy
+from gradwire.scalars import is_number, plain
 from gradwire.settings import Settings
 from gradwire.staging import StagePool
 from gradwire.steps import Step, Transfer, square_norm, tensor_squares
@@ -64,7 +65,7 @@ class GradientPipeline:
         self.communicator = communicator
         self.policy = policy
         self.settings = settings
-        self._ballots = BallotBox(policy, optimizer)
+        self._ballots = BallotBox(policy, optimizer, watched=settings.loss_rise is not None)
         self._clock = clock
         self._started: float | None = None  # the last step
         self._books = Books(communicator, policy, settings)
@@ -123,10 +124,12 @@ class GradientPipeline:
         """Makes the next step exact, which also empties the residuals."""
         self._flush = True
 
-    def set_grad_scale(self, scale: float) -> None:
+    def set_grad_scale(self, scale: object) -> None:
         """Tells the scale that gradients are multiplied by from now on."""
-        if not (math.isfinite(scale) and scale > 0):
+        scale = plain(scale)
+        if not (is_number(scale) and scale > 0):
             raise ConfigError(f"grad_scale={scale!r}: a finite number above 0")
+        scale = float(scale)
         if scale != self._grad_scale:
             self._books.rescale(scale / self._grad_scale)
         self._grad_scale = scale

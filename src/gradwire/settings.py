@@ -61,7 +61,8 @@ class Settings:
         policy's own, 0 for never. guard: what it does, "resend" the step exactly, "skip" it on
         all ranks (needs attach(optimizer=…) and error feedback, which gives it back) or "off".
     loss_rise: by how much the agreed loss may exceed its running mean (0.2: a fifth) before the
-        next `strict_steps` steps are exact; None for never. Losses come by `attachment.loss(x)`.
+        next `strict_steps` steps are exact; None for never. Losses come by `attachment.loss(x)`;
+        one that is not finite counts as a rise.
     dscp: the DSCP (RFC 2474) of gradwire's datagrams, 0 to 63, where the plan gives no other.
     seed: of the shuffled orders, alike on all ranks. report: file for one JSON line per step
         (rank 0; a "{rank}" in the name makes every rank write). on_failure: "raise".
