@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -311,6 +313,8 @@ def test_real_processes_calibrate_while_they_train(tmp_path: Path) -> None:
         ({"steps": 7}, "steps=7: only 6 batches"),
         ({"lr": -1.0}, "lr=-1.0"),
         ({"lr": 1e6}, "do not decrease the loss"),
+        ({"seed": -1}, "seed=-1"),
+        ({"steps": 1.5}, "steps=1.5: a whole number"),
     ],
 )
 def test_impossible_calibrations_name_themselves(options: dict[str, float], message: str) -> None:
@@ -339,3 +343,48 @@ def test_the_command_writes_a_file_for_the_policy(
     done = runner.invoke(app, ["calibrate", "mine:nothing"])
     assert done.exit_code == 2
     assert "has no function 'nothing'" in done.output + (done.stderr or "")
+
+
+def frozen() -> torch.nn.Module:
+    return Uneven().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("None", "returned NoneType: it has to return (model, loss_fn, batches)"),
+        ("(Uneven(), loss_of)", "returned tuple of 2: it has to return (model, loss_fn, batches)"),
+        ("(3, loss_of, [1])", "model is of type int: a torch.nn.Module is needed"),
+        ("(Uneven(), 3, [1])", "loss_fn is of type int: a function of (model, batch)"),
+        ("(Uneven(), loss_of, 3)", "batches are of type int: something to iterate over"),
+        ("(Uneven(), loss_of, [])", "steps=2: only 0 batches were given"),
+        ("(frozen(), loss_of, batches())", "the model has no trained parameters"),
+        ("(Uneven(), lambda m, b: 1.0, batches())", "loss_fn returned float: a scalar tensor"),
+        ("(Uneven(), lambda m, b: torch.zeros(3), batches())", "Tensor of shape (3,): a scalar"),
+        ("(Uneven(), lambda m, b: torch.zeros(()), batches())", "a tensor without a gradient"),
+        (
+            "(Uneven(), lambda m, b: loss_of(m, b) * math.nan, batches())",
+            "steps are not finite (lr=0.05)",
+        ),
+    ],
+)
+def test_a_function_that_returns_something_else_is_one_sentence(
+    made: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "strange", lambda: eval(made, {**globals(), "math": math}))
+    monkeypatch.setitem(sys.modules, "strange_calibration", sys.modules[__name__])
+    out = str(tmp_path / "b.toml")
+    arguments = ["calibrate", "strange_calibration:strange", "--steps", "2", "--out", out]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2, done.exception
+    said = done.output.strip()
+    assert message in said
+    assert said.startswith("gradwire calibrate: ")
+    assert len(said.splitlines()) == 1
+    assert not Path(out).exists()
+
+
+def test_a_file_in_place_of_a_module_is_explained() -> None:
+    done = CliRunner().invoke(app, ["calibrate", "mine.py:make"])
+    assert done.exit_code == 2
+    assert "as in mine:make" in done.output
