@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,7 @@ from gradwire.phases import GAUGES, PHASES, Ballot, Phase, RateWatch
 from gradwire.plans import TensorSlot, TransferReport
 from gradwire.policies import Policy
 from gradwire.scalars import is_whole, plain
+from gradwire.states import State
 from gradwire.telemetry import StepReport
 
 __all__ = ["BallotBox"]
@@ -129,13 +130,17 @@ class BallotBox:
             "rates": list(self._rates.reference),
         }
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restores what `state_dict` returned; other keys are left alone."""
-        rates = state.get("rates", ())
-        assert isinstance(rates, Iterable)
-        self._rates.reference = list(rates)
-        self.epoch = int(state["epoch"])  # type: ignore[call-overload]
-        self.applied_square = float(state["applied_square"])  # type: ignore[arg-type]
+    def read(self, state: State) -> Callable[[], None]:
+        """Checks a state that holds what `state_dict` returned; what is returned takes it over."""
+        rates = state.numbers("rates", 0.0) if "rates" in state.values else []
+        epoch = state.whole("epoch", -1, LAST_EPOCH)
+        square = state.real("applied_square")  # of a gradient that may not have been finite
+
+        def take() -> None:
+            self._rates.reference = rates
+            self.epoch, self.applied_square = epoch, square
+
+        return take
 
     def _gauge(self, step: int, last: StepReport | None) -> float:
         """This worker's value for the slot that step numbers take turns in."""

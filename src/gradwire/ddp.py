@@ -208,10 +208,17 @@ class Attachment:
         (int64 tensors of shape [runs, 2]: elements, steps running without counting)."""
         return self._pipeline.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned, each rank its own, all before the same step."""
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
+        """Restores what `state_dict` returned, each rank its own, all before the same step.
+
+        A parameter that the state does not name is owed nothing. One that it names and the model
+        does not train is an error; with strict=False what it was owed is dropped with a warning.
+        Raises ConfigError naming key, value and what is allowed for a state that is damaged, of
+        another policy, of another model or of a parameter with another size; then nothing is
+        changed. GradwireError after detach.
+        """
         self._check()
-        self._pipeline.load_state_dict(state)
+        self._pipeline.load_state_dict(state, strict=strict)
 
     def detach(self) -> None:
         """Gives the gradients back to the process group: the hook forwards to it from now on.

@@ -6,9 +6,11 @@ Both decide by agreed values only, so all ranks do the same in the same step.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 from gradwire.phases import Summary
+from gradwire.states import State
 
 __all__ = ["ACTIONS", "Action", "LossWatch"]
 
@@ -60,7 +62,16 @@ class LossWatch:
         """What the next decision depends on."""
         return {"mean": self.mean, "losses": self.losses, "left": self.left}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restores what `state_dict` returned."""
-        self.mean = float(state["mean"])
-        self.losses, self.left = int(state["losses"]), int(state["left"])
+    def load_state_dict(self, state: object) -> None:
+        """Restores what `state_dict` returned; raises ConfigError, and changes nothing then."""
+        self.read(State(state, "state['losses']"))()
+
+    def read(self, state: State) -> Callable[[], None]:
+        """Checks a state; what is returned takes it over."""
+        state.keys(("mean", "losses", "left"))
+        read = state.number("mean"), state.whole("losses"), state.whole("left")
+
+        def take() -> None:
+            self.mean, self.losses, self.left = read
+
+        return take

@@ -142,8 +142,8 @@ class LayerSearch:
         decrease, *costs = self.sums() if sums is None else sums
         if not math.isfinite(decrease):
             raise ConfigError(
-                f"the losses of the calibration steps are not finite (lr={self.lr!r}): a smaller lr, "
-                "or a model that has not diverged"
+                f"the losses of the calibration steps are not finite (lr={self.lr!r}): a smaller "
+                "lr, or a model that has not diverged"
             )
         if not decrease > 0.0:
             raise ConfigError(

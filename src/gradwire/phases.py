@@ -31,6 +31,7 @@ from typing import Literal
 from gradwire.errors import ConfigError
 from gradwire.plans import check_choice
 from gradwire.scalars import is_number, is_whole
+from gradwire.states import State
 
 __all__ = [
     "GAUGES",
@@ -292,14 +293,28 @@ class PhaseDetector:
         """Everything the next decision depends on, as plain values."""
         return {key: value for key, value in vars(self).items() if key not in _CONFIGURATION}
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError for anything else."""
-        names = set(vars(self)) - _CONFIGURATION
-        if set(state) != names:
-            raise ConfigError(
-                f"phase state with keys {sorted(state)}: expected exactly {sorted(names)}"
-            )
-        vars(self).update(state)
+    def load_state_dict(self, state: object) -> None:
+        """Restores what `state_dict` returned; raises ConfigError for anything else, and changes
+        nothing then."""
+        read = State(state, "state['phases']['phases']")
+        read.keys(sorted(set(vars(self)) - _CONFIGURATION))
+        vars(self).update(self._read(read))
+
+    def _read(self, state: State) -> dict[str, object]:
+        steps = state.whole("steps")
+        return {
+            "phase": state.word("phase", PHASES),
+            "steps": steps,
+            "critical_steps": state.number("critical_steps", 0.0, steps),
+            "looks": state.whole("looks"),
+            "fired": state.whole("fired"),
+            "_detected": state.word("_detected", PHASES),
+            "_previous": state.optional("_previous", state.real),
+            "_squares": state.real("_squares"),
+            "_count": state.whole("_count"),
+            "_epoch": state.whole("_epoch", -1),
+            "_hold": state.flag("_hold"),
+        }
 
     def _gather(self, summary: Summary) -> None:
         if self.source == "paper":
@@ -371,10 +386,17 @@ class LayerDetector(PhaseDetector):
         """Everything the next decision depends on; sets as lists, which torch.load takes."""
         return {**super().state_dict(), "_settled": sorted(self._settled)}
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError for anything else."""
-        super().load_state_dict(state)
-        self._settled = frozenset(self._settled)
+    def _read(self, state: State) -> dict[str, object]:
+        settled = state.values["_settled"]
+        if not isinstance(settled, (list, tuple)) or not all(isinstance(n, str) for n in settled):
+            raise state.wrong("_settled", "a list of layers' names")
+        vote = state.values["_vote"]
+        return {
+            **super()._read(state),
+            "_norms": state.part("_norms").by_name(),
+            "_settled": frozenset(settled),
+            "_vote": None if vote is None else state.word("_vote", PHASES),
+        }
 
     def _look_at(self, norms: Mapping[str, float]) -> None:
         self.looks += 1

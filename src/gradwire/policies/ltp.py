@@ -118,12 +118,15 @@ class LTP(Policy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self._path = PathEstimate(**state["path"])
-        self._clock = EpochClock(**{**state["clock"], "every": self.every})
-        self._pushes = BestPushes(dict(state["best"]))
-        self._learned = dict(state["learned"])
-        self._step_bytes = int(state["step_bytes"])
+        """Restores what `state_dict` returned; raises ConfigError."""
+        read = self._read(state, "path", "clock", "best", "learned", "step_bytes")
+        clock = read.part("clock")
+        clock.keys(("every", "steps", "epoch"))
+        self._path = PathEstimate.read(read.part("path"))
+        self._clock = EpochClock(self.every, clock.whole("steps"), clock.whole("epoch", -1))
+        self._pushes = BestPushes(read.part("best").by_bucket())
+        self._learned = read.part("learned").by_bucket()
+        self._step_bytes = read.whole("step_bytes")
 
     def _schedule(self, threshold: float | None) -> tuple[CloseStep, ...]:
         everything = CloseStep("first_arrival", "worker", 0.0, 1.0)

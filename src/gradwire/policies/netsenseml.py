@@ -99,6 +99,7 @@ class NetSenseML(Policy):
         return {"ladder": self._ladder.state_dict(), "congested": self._congested}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores what `state_dict` returned; raises ConfigError."""
+        read = self._read(state, "ladder", "congested")
+        self._congested = read.flag("congested")
         self._ladder.load_state_dict(state["ladder"])
-        self._congested = bool(state["congested"])

@@ -134,8 +134,11 @@ class OptiReduce(Policy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self._steps = int(state["steps"])
-        self._warm = {bucket: list(times) for bucket, times in state["warm"].items()}
-        self._average = MovingAverages(**state["average"])
-        self._share = float(state["share"])
+        """Restores what `state_dict` returned; raises ConfigError."""
+        read = self._read(state, "steps", "warm", "average", "share")
+        average = read.part("average")
+        average.keys(("weight", "means"))
+        self._steps = read.whole("steps")
+        self._warm = read.part("warm").lists_by_bucket()
+        self._average = MovingAverages(WEIGHT, average.part("means").by_bucket())
+        self._share = read.number("share", SMALLEST_SHARE, LARGEST_SHARE)
