@@ -45,6 +45,7 @@ LAYERS = (
         "device_books",
         "device_codec",
         "job_calibration",
+        "calibration_roll",
     ),
     ("policies",),
     ("phases", "feedback", "flat_book", "momentum", "pruning", "telemetry", "guard"),

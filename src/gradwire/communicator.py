@@ -134,7 +134,11 @@ class Communicator:
             if failure is not None:
                 raise failure
             return
-        meeting = rendezvous.Meeting(
+        rendezvous.agree(self.meeting(topic), configuration, failure)
+
+    def meeting(self, topic: str) -> rendezvous.Meeting:
+        """A meeting of the workers in the store; every rank makes one as often as the others."""
+        return rendezvous.Meeting(
             self._store,
             f"{self._group}/{topic}",
             endpoint=self.rank,
@@ -142,7 +146,6 @@ class Communicator:
             servers=0,
             timeout_s=self.settings.rendezvous_timeout,
         )
-        rendezvous.agree(meeting, configuration, failure)
 
     def all_reduce(
         self,

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.calibration_roll import CalibrationRoll
 from gradwire.errors import ConfigError, GradwireError
 from gradwire.hook import HookState, comm_hook
 from gradwire.job_calibration import JobCalibration
@@ -93,6 +94,7 @@ class Attachment:
         self._pipeline = pipeline
         self._module = module
         self._calibration: JobCalibration | None = None
+        self._roll: CalibrationRoll | None = None
         self._detached = False
 
     @property
@@ -159,10 +161,12 @@ class Attachment:
         loss_fn(module, batch): the training loss, a scalar tensor; module is the one inside DDP
         and is left as it was. Returns None until all is found, after three rounds of n calls, and
         from then on the calibration, at no cost: `.save("bounds.toml")` keeps it for
-        table="bounds.toml". Until then every step is exact.
+        table="bounds.toml". Until then every step is exact. Call it before the step's first
+        forward pass.
 
         Raises ConfigError for a policy that is not calibrated and, on all ranks alike, when the
-        calibration's steps do not decrease the loss (lr=…); TransferError.
+        calibration's steps do not decrease the loss (lr=…); TransferError, which names a rank that
+        began a step without its call.
         """
         self._check()
         policy = self._pipeline.policy
@@ -187,8 +191,27 @@ class Attachment:
             )
         sums = self._calibration.weigh(loss_fn, batch)
         if sums is not None:
+            if self._roll is not None:
+                self._roll.wait(self.step, self._calibration.calls)
             self._pipeline.add_up(sums).wait()
             self._calibration.take(sums)
+
+    def watch_calibration(self, ddp: DistributedDataParallel) -> None:
+        """Notes, until the calibration is found, when a step's forward pass begins."""
+        policy, communicator = self._pipeline.policy, self._pipeline.communicator
+        if not isinstance(policy, PLOT) or not policy.calibrate or communicator.world_size == 1:
+            return
+        meeting = communicator.meeting("calibration")
+        roll = self._roll = CalibrationRoll(meeting, communicator.timeout_s)
+
+        def begins(module: torch.nn.Module, _: object) -> None:
+            if self._detached or policy.calibration is not None:
+                watch.remove()
+            elif module.training and torch.is_grad_enabled():
+                made = self._calibration
+                roll.begin(self.step, 0 if made is None else made.calls)
+
+        watch = ddp.register_forward_pre_hook(begins)
 
     def report(self) -> StepReport:
         """The report of the last completed step; raises GradwireError before the first."""
@@ -255,7 +278,9 @@ def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
         pipeline = state.pipeline
         if model.find_unused_parameters:
             pipeline.find_unused()
-        return Attachment(state, pipeline, model.module)
+        attachment = Attachment(state, pipeline, model.module)
+        attachment.watch_calibration(model)
+        return attachment
     except BaseException:
         state.deactivate()  # the module goes on over its process group
         raise
