@@ -66,8 +66,8 @@ class CalibrationRoll:
             if time.monotonic() >= deadline:
                 raise TransferError(
                     f"rank {self._rank}, step {step}: {self._meeting.describe(missing)} has not "
-                    f"called attachment.calibrate(...) within {self._timeout_s:g} s: every rank has "
-                    "to call it before each step until it returns a calibration",
+                    f"called attachment.calibrate(...) within {self._timeout_s:g} s: every rank "
+                    "has to call it before each step until it returns a calibration",
                     rank=missing[0],
                     step=step,
                 )

@@ -1,6 +1,7 @@
 """`gradwire.attach`: one line that lets a DDP module's gradients travel over gradwire."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,6 +96,7 @@ class Attachment:
         self._module = module
         self._calibration: JobCalibration | None = None
         self._roll: CalibrationRoll | None = None
+        self._unwatch: Callable[[], None] = _nothing
         self._detached = False
 
     @property
@@ -205,13 +207,13 @@ class Attachment:
         roll = self._roll = CalibrationRoll(meeting, communicator.timeout_s)
 
         def begins(module: torch.nn.Module, _: object) -> None:
-            if self._detached or policy.calibration is not None:
-                watch.remove()
+            if policy.calibration is not None:
+                self._unwatch()
             elif module.training and torch.is_grad_enabled():
                 made = self._calibration
                 roll.begin(self.step, 0 if made is None else made.calls)
 
-        watch = ddp.register_forward_pre_hook(begins)
+        self._unwatch = ddp.register_forward_pre_hook(begins).remove
 
     def report(self) -> StepReport:
         """The report of the last completed step; raises GradwireError before the first."""
@@ -251,6 +253,7 @@ class Attachment:
         """
         if not self._detached:
             self._detached = True
+            self._unwatch()
             self._state.deactivate()
 
     def counters(self) -> dict[str, float]:
@@ -260,6 +263,10 @@ class Attachment:
     def _check(self) -> None:
         if self._detached:
             raise GradwireError("this attachment is detached: attach the module again")
+
+
+def _nothing() -> None:
+    """No forward pass is watched."""
 
 
 def _register(model: DistributedDataParallel, state: HookState) -> None:
