@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
+from gradwire.hook import HookState
 from gradwire.lab.scenario.network import Loss as ScenarioLoss
 from gradwire.lab.wire import Wire
 from gradwire.policies import DBLP, MLT, Adaptive
@@ -218,3 +220,9 @@ def test_all_that_inject_loss_refuse_the_same_runs(loss: float, run: float, poss
     for inject in injectors:
         with contextlib.nullcontext() if possible else pytest.raises(ValueError, match="runs"):
             inject()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD, 5])
+def test_an_optimizer_is_one_of_torchs(optimizer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer=.*: a torch.optim.Optimizer, or None"):
+        HookState("mlt", optimizer=optimizer)

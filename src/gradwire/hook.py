@@ -122,6 +122,8 @@ class HookState:
         options: dict[str, object],
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"optimizer={optimizer!r}: a torch.optim.Optimizer, or None")
         self._policy, self._settings = configure(policy, options, optimizer=optimizer)
         self._policy.vectors = self._vectors
         self._policy.prepare(self._tensors)
