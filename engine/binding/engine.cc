@@ -33,15 +33,11 @@ void close_all() {
 }
 
 io::DropOptions make_drop(double rate, double burst, uint64_t seed) {
-  if (!(rate >= 0.0 && rate < 1.0)) {
-    throw nb::value_error(
-        ("drop_rate is " + std::to_string(rate) + "; a share is in [0, 1)").c_str());
+  io::DropOptions options{rate, burst, seed};
+  if (const std::string wrong = options.validate(); !wrong.empty()) {
+    throw nb::value_error(wrong.c_str());
   }
-  if (!(burst >= 1.0)) {
-    throw nb::value_error(
-        ("drop_burst is " + std::to_string(burst) + "; a run has at least 1 packet").c_str());
-  }
-  return {rate, burst, seed};
+  return options;
 }
 
 class Engine {

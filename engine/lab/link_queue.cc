@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "proto/loss_runs.h"
+
 namespace gradwire::lab {
 
 std::string WireOptions::validate() const {
@@ -28,9 +30,8 @@ std::string WireOptions::validate() const {
   if (loss_burst != 0.0 && (!(loss_burst >= 1.0) || std::isinf(loss_burst))) {
     return say("loss_burst", loss_burst, "a run has 1 packet and more; 0 for independent losses");
   }
-  // Otherwise runs would have to begin more often than after every single packet that passes.
-  if (loss_burst != 0.0 && loss < 1.0 && loss_burst * (1.0 - loss) < loss) {
-    return say("loss_burst", loss_burst, "too short for this loss: at least loss / (1 - loss)");
+  if (loss_burst != 0.0 && loss < 1.0 && !runs_possible(loss, loss_burst)) {
+    return runs_too_short("loss", loss, "loss_burst", loss_burst);
   }
   if (memory_bytes < 1 << 17) {
     return say("memory_bytes", static_cast<double>(memory_bytes), "at least 131072");
@@ -42,8 +43,7 @@ bool LossProcess::next(double loss, double burst) {
   if (loss <= 0.0) return bad_ = false;
   if (loss >= 1.0) return bad_ = true;
   if (burst == 0.0) return bad_ = random_.uniform() < loss;
-  const double begin = loss / (burst * (1.0 - loss));
-  return bad_ = random_.uniform() < (bad_ ? 1.0 - 1.0 / burst : begin);
+  return bad_ = random_.uniform() < loss_chance(loss, burst, bad_);
 }
 
 Nanos LinkQueue::service_time(const Frame& frame) const {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "proto/loss_runs.h"
+
 namespace gradwire::sim {
 
 std::string LinkOptions::validate() const {
@@ -21,6 +23,9 @@ std::string LinkOptions::validate() const {
        {share("loss", loss), share("reorder", reorder), share("duplicate", duplicate),
         share("garbage", garbage), share("flip", flip)}) {
     if (!text.empty()) return text;
+  }
+  if (loss_burst > 1.0 && !runs_possible(loss, loss_burst)) {
+    return runs_too_short("loss", loss, "loss_burst", loss_burst);
   }
   return "";
 }
@@ -48,8 +53,7 @@ bool Link::lose(uint32_t packets) {
   if (options_.loss_burst <= 1.0) {
     bad_ = random.uniform() < options_.loss;
   } else {
-    const double begin = options_.loss / (options_.loss_burst * (1.0 - options_.loss));
-    bad_ = random.uniform() < (bad_ ? 1.0 - 1.0 / options_.loss_burst : std::min(begin, 1.0));
+    bad_ = random.uniform() < loss_chance(options_.loss, options_.loss_burst, bad_);
   }
   if (bad_) counters.dropped_loss += packets;
   return bad_;

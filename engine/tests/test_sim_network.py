@@ -173,6 +173,32 @@ def test_losses_that_come_in_runs() -> None:
     assert median(times) < 1.6
 
 
+@pytest.mark.parametrize(("loss", "run"), [(0.9, 9.0), (0.9, 40.0), (0.3, 2.0)])
+def test_a_link_loses_the_share_and_the_runs_asked_for(loss: float, run: float) -> None:
+    lost, runs, before = 0, 0, False
+    fabric = Fabric(2, trace=400_000)
+    fabric.set_link(0, "up", Link(loss=loss, loss_burst=run))
+    fabric.all_reduce(0, plan(6_000_000), gradients(2, 6_000_000))
+    assert fabric.run(600.0)
+    sent = [packet.fate == "loss" for packet in fabric.trace() if packet.source == 0]
+    for bad in sent:
+        lost += bad
+        runs += bad and not before
+        before = bad
+    assert lost / len(sent) == pytest.approx(loss, rel=0.06)
+    assert lost / runs == pytest.approx(run, rel=0.12)
+
+
+@pytest.mark.parametrize("loss", [0.7, 0.9])
+def test_runs_too_short_for_their_share_are_refused(loss: float) -> None:
+    message = rf"loss_burst is 2\.0.* with loss {loss}"
+    with pytest.raises(ValueError, match=message):
+        Fabric(2, link=Link(loss=loss, loss_burst=2.0))
+    fabric = Fabric(2)
+    with pytest.raises(ValueError, match=message):
+        fabric.set_link(0, "up", Link(loss=loss, loss_burst=2.0))
+
+
 def test_reordering_is_not_loss() -> None:
     """A third of all packets up to 200 us late: next to nothing may be sent twice for that."""
     link = Link(reorder=0.3, reorder_delay=200e-6)

@@ -17,7 +17,8 @@
 
 namespace gradwire::wire {
 
-inline constexpr uint8_t kVersion = 1;
+// Raised with every change of what travels. 2: the ACK's fields, `share` and the width of `loss`.
+inline constexpr uint8_t kVersion = 2;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
 inline constexpr size_t kMinDatagram = 256;

@@ -48,7 +48,11 @@ def open_engine(
         servers=servers,
         timeout_s=settings.rendezvous_timeout,
     )
-    address = rendezvous.local_address(settings.interface, rendezvous.store_host(store))
+    try:
+        address = rendezvous.local_address(settings.interface, rendezvous.store_host(store))
+    except ConfigError as error:
+        meeting.tell_failure("introduction", str(error))
+        raise
     everybody = meeting.introduce(
         rendezvous.Introduction(
             endpoint=endpoint,

@@ -36,9 +36,10 @@ class Link:
 
     rate: bytes/s. delay: seconds one way. queue: bytes of the drop-tail queue.
     loss: share of packets that the wire loses; loss_burst: mean packets of a run of losses
-    (Gilbert–Elliott; 1: independent). reorder: share that comes late by up to reorder_delay
-    seconds. duplicate: share that comes twice. garbage: share followed by a datagram that no
-    endpoint may heed. flip: share with flipped bits, as if the UDP checksum had not noticed.
+    (Gilbert–Elliott, at least loss / (1 - loss); 1: independent). reorder: share that comes late
+    by up to reorder_delay seconds. duplicate: share that comes twice. garbage: share followed by a
+    datagram that no endpoint may heed. flip: share with flipped bits, as if the UDP checksum had
+    not noticed.
     """
 
     rate: float = 125e6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gradwire.errors import ConfigError
 from gradwire.phases import Phase, Summary
 from gradwire.plans import TransferPlan, TransferReport
 
@@ -145,18 +147,29 @@ class ReportWriter:
     """Appends one JSON line per step to a file.
 
     Rank 0 writes `path`; the other ranks write only when `path` holds "{rank}", which every rank
-    then replaces by its own. A file that cannot be written is an OSError when it is opened and
+    then replaces by its own. A file that cannot be written is a ConfigError when it is opened and
     one warning later on: training goes on without it.
     """
 
-    def __init__(self, path: str | Path, rank: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], rank: int) -> None:
         name = str(path)
         self.path: Path | None = None
         if "{rank}" in name:
             self.path = Path(name.replace("{rank}", str(rank)))
         elif rank == 0:
             self.path = Path(name)
-        self._file = None if self.path is None else self.path.open("a", encoding="utf-8")
+        try:
+            self._file = None if self.path is None else self.path.open("a", encoding="utf-8")
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"report={name!r}: {str(self.path)!r} cannot be opened for writing: {why}"
+            ) from error
+
+    @staticmethod
+    def open(path: str | os.PathLike[str] | None, rank: int) -> ReportWriter | None:
+        """A writer where a path is given; raises ConfigError for one that cannot be opened."""
+        return None if path is None else ReportWriter(path, rank)
 
     def write(self, report: StepReport) -> None:
         """Appends the report's line and flushes it."""

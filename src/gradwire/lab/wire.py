@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from gradwire.lab.presets import KIB
+from gradwire.loss_runs import runs_possible, shortest_run
 
 LONGEST_SECONDS = 60.0
 
@@ -53,10 +54,10 @@ class Wire:
                 f"wire: loss_burst is {self.loss_burst}; allowed are 1 and more, and 0 for "
                 "independent losses"
             )
-        if self.loss_burst and self.loss < 1.0 and self.loss_burst * (1 - self.loss) < self.loss:
+        if self.loss_burst and self.loss < 1.0 and not runs_possible(self.loss, self.loss_burst):
             raise ValueError(
                 f"wire: loss_burst is {self.loss_burst}; with loss {self.loss} runs are at least "
-                f"{self.loss / (1 - self.loss):.3g} packets long"
+                f"{shortest_run(self.loss):.3g} packets long"
             )
 
 

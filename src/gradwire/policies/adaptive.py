@@ -70,6 +70,7 @@ class Adaptive(Policy):
     _front: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bound("p_low", self.p_low)
         check_bound("p_high", self.p_high)
         if self.p_high < self.p_low:
@@ -179,10 +180,10 @@ class Adaptive(Policy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        super().load_state_dict(state)
+        """Restores what `state_dict` returned; raises ConfigError."""
+        read = self._read(state, "ladder", "congested", "pushes")
+        self._congested = read.flag("congested")
         self._ladder.load_state_dict(state["ladder"])
-        self._congested = bool(state["congested"])
         self._pushes.load_state_dict(state["pushes"])
 
     def _stage(self) -> tuple[str, float]:

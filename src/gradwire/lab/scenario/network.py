@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gradwire.lab.addresses import MAX_HOSTS
 from gradwire.lab.presets import NETWORKS, Burst, Preset
 from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
+from gradwire.loss_runs import runs_possible, shortest_run
 
 __all__ = [
     "Bandwidth",
@@ -101,10 +102,10 @@ class Loss:
                 "and nothing else does"
             )
         for share in (self.rate, *self.per_worker):
-            if self.run > 1 and self.run * (1 - share) < share:
+            if self.run > 1 and not runs_possible(share, self.run):
                 raise ScenarioError(
                     f"run={self.run!r} with a share of {share!r}: runs of "
-                    f"{share / (1 - share):.3g} packets and more are allowed"
+                    f"{shortest_run(share):.3g} packets and more are allowed"
                 )
 
     @property
