@@ -35,7 +35,8 @@ def test_nothing_is_waiting_while_nothing_is_known(report: StepReport) -> None:
     for unknown in ({"btlbw": 0.0}, {"rtprop_s": 0.0}):
         assert settled(replace(report, **unknown), 1.0) == 1.0
     first = Waiting()
-    first.observe(replace(report, period_s=0.0), 1.0)
+    first.observe(replace(report, exposed_s=5.0, period_s=0.0, btlbw=0.0), 1.0)
+    first.observe(replace(report, period_s=5.0), 1.0)  # a step like this is not one of rest
     assert first.rest(0.02) == pytest.approx(0.5)  # known as soon as the step's time is
 
 

@@ -48,19 +48,19 @@ F32_BYTES = 4
 class _Wait:
     """How long a step waited; how long it took is known when the next one begins.
 
-    exposed_s, rtprop_s: seconds. ratio: the share of the dense bytes that were sent. worth: whether
-    the path is known and shorter than the gradient.
+    exposed_s, rtprop_s: seconds. ratio: the share of the dense bytes that were sent. short: the path
+    takes the gradient within a round trip.
     """
 
     exposed_s: float
     rtprop_s: float
     ratio: float
-    worth: bool
+    short: bool
 
     def of(self, period_s: float) -> tuple[float, float]:
         """(waiting, other) of a step that took `period_s`, were it dense."""
         waited = min(self.exposed_s, period_s) - ROUND_TRIPS * self.rtprop_s
-        if not self.worth or waited <= 0.0:
+        if self.short or waited <= 0.0:
             return 0.0, period_s
         return waited / self.ratio, period_s - waited
 
@@ -84,13 +84,15 @@ class Waiting:
     def observe(self, report: StepReport, ratio: float) -> None:
         """Takes a step's report; ratio: the share of the dense bytes that the step sent.
 
-        A gradient that the path takes within a round trip has nothing to save.
+        A gradient that the path takes within a round trip has nothing to save. A step whose path
+        is not known yet counts for nothing: it may have been all waiting, or none.
         """
         if report.period_s > 0.0:
             self.waiting_s, self.other_s = self._with_last(report.period_s)
-        known = report.btlbw > 0.0 and report.rtprop_s > 0.0
-        worth = known and F32_BYTES * report.elements > report.btlbw * report.rtprop_s
-        self.last = _Wait(report.exposed_s, report.rtprop_s, ratio, worth)
+        self.last = None
+        if report.btlbw > 0.0 and report.rtprop_s > 0.0:
+            short = F32_BYTES * report.elements <= report.btlbw * report.rtprop_s
+            self.last = _Wait(report.exposed_s, report.rtprop_s, ratio, short)
 
     def _with_last(self, period_s: float) -> tuple[float, float]:
         if self.last is None:
