@@ -1,8 +1,9 @@
 """Policy "adaptive", ours: bound = phase × layer, spent on what the network lost or holds up.
 
 From DBLP the phases, from PLOT that layers differ, from Accordion a phase per layer, from the
-follow-up of DBLP the vesting, from NetSenseML that compression waits for congestion. A tensor's
-bound is p_low in its layer's critical phases and p_high elsewhere, times its tolerance:
+follow-up of DBLP the vesting, from NetSenseML that compression comes only where the network holds
+training up (`gradwire.policies.waiting` says when). A tensor's bound is p_low in its layer's
+critical phases and p_high elsewhere, times its tolerance:
 
 - with a calibration (`table`, made by `gradwire calibrate`) p_high is the tensor's own bound there
   and p_low at most that;
@@ -48,8 +49,8 @@ class Adaptive(Policy):
 
     p_low, p_high: bounds of critical and of tolerant phases before a tensor's tolerance. table: a
     file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"). eta, every,
-    detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while the network is
-    congested, "topk" goes on to top-k (which needs error feedback), "never" stays dense. fill,
+    detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while steps wait for their
+    transfer, "topk" goes on to top-k (which needs error feedback), "never" stays dense. fill,
     order, pull: docs/design.md.
     """
 

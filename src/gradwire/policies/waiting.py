@@ -48,8 +48,8 @@ F32_BYTES = 4
 class _Wait:
     """How long a step waited; how long it took is known when the next one begins.
 
-    exposed_s, rtprop_s: seconds. ratio: the share of the dense bytes that were sent. short: the path
-    takes the gradient within a round trip.
+    exposed_s, rtprop_s: seconds. ratio: the share of the dense bytes that were sent. short: the
+    path takes the gradient within a round trip.
     """
 
     exposed_s: float
