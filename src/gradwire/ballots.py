@@ -78,8 +78,9 @@ class BallotBox:
                 stacklevel=4,
             )
 
-    def cast(self, step: int, last: StepReport | None) -> Ballot:
-        """The ballot of a step that begins; last: the report of the step before it."""
+    def cast(self, step: int, last: StepReport | None, elapsed_s: float = 0.0) -> Ballot:
+        """The ballot of a step that begins; last: the report of the step before it, which began
+        elapsed_s before this one."""
         losses, self._losses = self._losses, []
         return Ballot(
             loss=sum(losses) if all(map(math.isfinite, losses)) else math.nan,
@@ -91,7 +92,7 @@ class BallotBox:
             falling=self._optimizer is not None
             and self._rates.observe([float(g["lr"]) for g in self._optimizer.param_groups]),
             congested=self._policy.congested,
-            gauge=self._gauge(step, last),
+            gauge=self._gauge(step, last, elapsed_s),
         )
 
     def of_bucket(
@@ -142,12 +143,14 @@ class BallotBox:
 
         return take
 
-    def _gauge(self, step: int, last: StepReport | None) -> float:
+    def _gauge(self, step: int, last: StepReport | None, elapsed_s: float) -> float:
         """This worker's value for the slot that step numbers take turns in."""
         told = GAUGES[step % len(GAUGES)]
         if told == "lost":
             lost, self._lost = self._lost, 0.0
             return lost
+        if told == "rest":
+            return self._policy.rest(elapsed_s)
         if last is None:
             return 0.0
         if told == "rtprop":

@@ -60,8 +60,8 @@ def check_every(name: str, value: object) -> None:
         raise ConfigError(f"{name}={value!r}: a number of steps (1 or more) or 'epoch'")
 
 
-GAUGES = ("lost", "rtprop", "slowness")
-"""What the gauge slot carries, in turn: step s carries GAUGES[s % 3]."""
+GAUGES = ("lost", "rest", "rtprop", "slowness")
+"""What the gauge slot carries, in turn: step s carries GAUGES[s % 4]."""
 
 PARTIAL_S = 1e9
 """A push time on the wire that stands for "not all of it arrived"."""
@@ -86,9 +86,9 @@ class Ballot:
     one was not finite); critical and tolerant, a manual vote.
     Maximum over the workers: push_s, how long this bucket's last push took, in seconds (0 not
     known, infinite when not all of it arrived); gauge, what GAUGES says for this step: the largest
-    share of a step lost since last told, RTprop in seconds, or seconds per byte at BtlBw (0 not
-    known); applied_square, the squared norm of the last step's applied gradient; epoch, the
-    newest epoch begun.
+    share of a step lost since last told, `Policy.rest`, RTprop in seconds, or seconds per byte at
+    BtlBw (0 not known); applied_square, the squared norm of the last step's applied gradient;
+    epoch, the newest epoch begun.
     """
 
     fresh_square: float = 0.0
@@ -146,9 +146,11 @@ class Summary:
     when one of them was not finite, None when none was given.
     falling: some rank lowered its learning rate. congested: some rank's policy says so.
     pushes: per bucket, how long its push took at the slowest worker in the step before, in
-    seconds; 0 not known, infinite where not everything arrived. lost, rtprop_s, btlbw (bytes/s):
-    told by turns, None when not in this step or not known: the largest share of a step that a
-    worker lost since last told, the largest RTprop, the smallest BtlBw of any rank.
+    seconds; 0 not known, infinite where not everything arrived. lost, rtprop_s, rest, btlbw
+    (bytes/s): told by turns, None when not in this step or not known: the largest share of a step
+    that a worker lost since last told, the largest RTprop, the largest share of a dense step that
+    passes with something else than waiting for its transfer (`Policy.rest`), the smallest BtlBw
+    of any rank.
     layers: the fresh norm per layer, RMS over workers and over the steps since the last look; None
     in a step whose end is no look of detector "layers".
     """
@@ -165,6 +167,7 @@ class Summary:
     pushes: tuple[float, ...] = ()
     lost: float | None = None
     rtprop_s: float | None = None
+    rest: float | None = None
     btlbw: float | None = None
     layers: Mapping[str, float] | None = None
 
@@ -215,6 +218,7 @@ class Summary:
             pushes=tuple(pushes),
             lost=gauge if told == "lost" else None,
             rtprop_s=gauge if told == "rtprop" and gauge > 0 else None,
+            rest=gauge if told == "rest" else None,
             btlbw=1.0 / gauge if told == "slowness" and gauge > 0 else None,
         )
 

@@ -264,14 +264,16 @@ class GradientPipeline:
             if index == 0 or self._running is None:
                 self._guard.take_skip()  # a loss scaler may have kept the optimizer from asking
                 strict = self._loss_watch is not None and self._loss_watch.strict
+                started = self._clock()
+                elapsed = 0.0 if self._started is None else started - self._started
                 self._running = Step(
                     self._step,
                     self.policy.phase,
-                    self._ballots.cast(self._step, self._last),
+                    self._ballots.cast(self._step, self._last, elapsed),
                     exact=self._flush or strict,
                     strict=strict,
                     floor=self._guard.floor,
-                    started=self._clock(),
+                    started=started,
                 )
                 self._flush = False
             step = self._running
@@ -298,6 +300,7 @@ class GradientPipeline:
         step = transfer.step
         transfer.result = result
         host = transfer.stage.host()
+        step.exposed = self._clock()
         first = transfer.index == 0
         plan = transfer.plan
         phases = self.policy.phases
@@ -488,13 +491,15 @@ class GradientPipeline:
         agreed: Summary,
         period_s: float,
     ) -> StepReport:
+        now = self._clock()
         return build_report(
             step=step.number,
             rank=self.communicator.rank,
             policy=self.policy.name,
             phase=step.phase,
             transfers=transfers,
-            comm_s=self._clock() - step.started,
+            comm_s=now - step.started,
+            exposed_s=now - step.exposed,
             agreed=agreed,
             critical_share=1.0 if step.phase == "critical" else 0.0,
             verdict="fixed bound",

@@ -41,7 +41,8 @@ class StepReport:
     bound and effective_bound: the largest of any region. delivered: fraction of all elements of
     this worker that counted; applied: fraction of the chunks that had a result. bytes: UDP
     payload sent by this worker. push_s, pull_s: of the slowest bucket. comm_s: from the first
-    bucket's start to the last bucket's result. rtprop_s: smallest round-trip time seen; btlbw:
+    bucket's start to the last bucket's result; exposed_s: from the last bucket's start, when there
+    is nothing left to compute, to the step's end. rtprop_s: smallest round-trip time seen; btlbw:
     bytes/s, 0 while it is not known yet. exceeded: names of the regions whose loss exceeded
     their bound. critical_share: of the steps so far; verdict: "phases", or "fixed bound" when
     nothing has fired since the start. guard: "resent" or "skipped" for a step that delivered too
@@ -76,6 +77,7 @@ class StepReport:
     guard: str = ""
     period_s: float = 0.0
     passes: int = 0
+    exposed_s: float = 0.0
 
     def with_phases(self, critical_share: float, verdict: str) -> StepReport:
         """The same report with the detector's words on the run so far."""
@@ -99,6 +101,7 @@ def build_report(
     verdict: str,
     guard: str = "",
     period_s: float = 0.0,
+    exposed_s: float = 0.0,
 ) -> StepReport:
     """Joins the transfers of one step's buckets, in bucket order, into one report."""
     regions: list[RegionReport] = []
@@ -140,6 +143,7 @@ def build_report(
         guard=guard,
         period_s=period_s,
         passes=max(report.passes for report in reports),
+        exposed_s=exposed_s,
     )
 
 

@@ -135,6 +135,12 @@ class Policy(ABC):
         """Whether this worker's last step found its network congested; travels to all ranks."""
         return False
 
+    def rest(self, elapsed_s: float) -> float:
+        """The share of this worker's last steps that would not be waiting for a transfer if
+        transfers were dense; 1 while that is not known. The largest of all ranks' is agreed, by
+        turns. elapsed_s: since the start of the last step."""
+        return 1.0
+
     @property
     def floor(self) -> float:
         """The share of a step that every worker must deliver, else the guard acts; 0 for none."""
