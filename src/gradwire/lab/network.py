@@ -1,4 +1,4 @@
-"""A switch and hosts on this machine, for as long as a ``with`` block lasts."""
+"""Switches and hosts on this machine, for as long as a ``with`` block lasts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from gradwire.lab.addresses import (
@@ -21,7 +21,9 @@ from gradwire.lab.addresses import (
     host_address,
 )
 from gradwire.lab.helper import helper_command
+from gradwire.lab.leaves import Leaves
 from gradwire.lab.presets import NETWORK_A, Preset
+from gradwire.lab.stats import PortStats, port_stats
 from gradwire.lab.wire import Wire, WireStats, wire_stats
 
 _START_SECONDS = 30.0
@@ -33,46 +35,18 @@ class LabUnavailable(OSError):
     """This machine lets the caller make no test network; the message says why."""
 
 
-@dataclass(frozen=True)
-class QueueStats:
-    """What one queue has seen since the network was made.
-
-    Attributes:
-        bytes: sent, Ethernet headers counted.
-        packets: sent; a train counts as its packets, but one that came over another host's wire
-            as none unless this host has a wire, too.
-        drops: overflows; a train that is dropped whole counts once.
-        backlog: bytes that wait.
-    """
-
-    bytes: int
-    packets: int
-    drops: int
-    backlog: int
-
-
-@dataclass(frozen=True)
-class PortStats:
-    """Both directions of a host's port.
-
-    Attributes:
-        uplink: the host's own queue, towards the switch.
-        downlink: the switch's queue, towards the host.
-    """
-
-    uplink: QueueStats
-    downlink: QueueStats
-
-
 class Network:
     """N hosts on one switch, every port with a rate and a drop-tail queue in both directions.
+
+    Or on several, the leaves, each with an uplink to one spine that is shaped as the ports are;
+    two hosts on one leaf meet there, all others across the spine.
 
     Hosts are network namespaces without names, held by a helper process. They are made as root or,
     through a user namespace, as an ordinary user, and nothing is left of them when this object is
     closed or its process dies, however it dies: programs on the hosts are killed then.
 
     Hosts 0 … ``hosts`` - 1 have the preset's ports. The ``extra_hosts`` after them are for cross
-    traffic: their way into the switch is never the bottleneck.
+    traffic: their way into the switch, or the spine, is never the bottleneck.
     """
 
     interface = INTERFACE
@@ -83,6 +57,7 @@ class Network:
         preset: Preset = NETWORK_A,
         *,
         extra_hosts: int = 0,
+        leaves: Leaves | None = None,
         congestion_control: str = "cubic",
         wires: Mapping[int, Wire] | None = None,
         wire_seed: int = 0,
@@ -93,6 +68,7 @@ class Network:
             hosts: number of hosts.
             preset: rate and queue of the ports.
             extra_hosts: number of hosts for cross traffic.
+            leaves: how the hosts are spread over leaf switches; None for a single switch.
             congestion_control: of TCP on every host.
             wires: what the link of a host does to packets, by host, in both directions at first.
                 All others are veth pairs, which do nothing to them. The port keeps its rate and
@@ -107,11 +83,14 @@ class Network:
             raise ValueError(f"a network has 1 to {MAX_HOSTS} hosts")
         if any(not 0 <= host < hosts + extra_hosts for host in wires or {}):
             raise ValueError(f"wires: hosts are 0 to {hosts + extra_hosts - 1}")
+        if leaves is not None and leaves.count > hosts:
+            raise ValueError(f"leaves={leaves.count}: {hosts} hosts take 2 to {hosts} leaves")
         self.wires = dict(wires or {})
         self.wire_seed = wire_seed
         self.hosts = hosts
         self.extra_hosts = extra_hosts
         self.preset = preset
+        self.leaves = leaves
         self.congestion_control = congestion_control
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[Any]] = []
@@ -135,6 +114,7 @@ class Network:
             "hosts": self.hosts,
             "extra_hosts": self.extra_hosts,
             "preset": asdict(self.preset),
+            "leaves": None if self.leaves is None else asdict(self.leaves),
             "congestion_control": self.congestion_control,
             "wires": {host: asdict(wire) for host, wire in self.wires.items()},
             "seed": self.wire_seed,
@@ -230,11 +210,26 @@ class Network:
         self._check(host)
         with self._lock:
             answer, _ = self._ask({"ask": "port statistics", "host": host}, "the network is closed")
-        stats = answer["stats"]
-        return PortStats(QueueStats(**stats["uplink"]), QueueStats(**stats["downlink"]))
+        return port_stats(answer["stats"])
+
+    def uplink_stats(self, leaf: int) -> PortStats:
+        """What both queues of a leaf's uplink have seen since the network was made.
+
+        Raises:
+            IndexError: there is no such leaf.
+            LabUnavailable: the network is closed.
+        """
+        count = 0 if self.leaves is None else self.leaves.count
+        if not 0 <= leaf < count:
+            raise IndexError(f"no leaf {leaf} among {count}")
+        with self._lock:
+            answer, _ = self._ask(
+                {"ask": "uplink statistics", "leaf": leaf}, "the network is closed"
+            )
+        return port_stats(answer["stats"])
 
     def lost_packets(self) -> int:
-        """Packets that went into the switch and neither came out nor wait in it.
+        """Packets that went into a switch and neither came out to a host nor wait in one.
 
         Exact when nothing is being sent, and with trains too, of which `QueueStats.drops` counts
         each only once. Cross traffic is included, and so is what a host's wire loses on the way in.
