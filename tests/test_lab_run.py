@@ -331,3 +331,32 @@ def test_missing_rights_are_one_sentence(tmp_path: Path) -> None:
     assert "no network namespaces here" in found.stderr
     assert "root or an unprivileged user namespace is needed" in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_a_run_on_leaves_calibrates_its_uplinks_and_names_them(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    leaves = SMALL.replace("workers = 2", "workers = 2\nleaves = 2\nuplink_rate = 50e6")
+    file.write_text(leaves.replace("40_000", "400_000"))
+    out = tmp_path / "out"
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out), "--json")
+    assert lab.wait(90.0) == 0, lab.said()
+    lab.check_that_nothing_is_left()
+    document = json.loads(lab.output.read_text())
+    words = "2 hosts on 2 leaves under one spine, uplinks of 50 Mbit/s, 64 KiB (4:1)"
+    assert document["kernel"]["topology"] == [words]
+    (calibration,) = document["calibrations"]
+    assert calibration["wanted"] == pytest.approx(2 * 50e6 * 1448 / 1514)
+    assert 0.25 < calibration["reached"] / calibration["wanted"] < 1.05
+    (cell,) = document["cells"]
+    assert (cell["topology"], cell["uplinks"]["rate"]) == (words, 50_000_000)
+    (entry,) = cell["contestants"]
+    assert entry["limit_s"] == pytest.approx(400_000 * 8 / 50e6)
+    assert entry["over_limit"] > 0.9  # no faster than its uplink, but for what a bucket holds
+    assert words in (out / "report.html").read_text()
+    file.write_text(leaves.replace("leaves = 2", "leaves = 3"))
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out))
+    assert lab.wait(30.0) == 2
+    assert "leaves=3 for 2 hosts" in lab.said()

@@ -133,7 +133,8 @@ def notes(document: Mapping[str, Any]) -> list[str]:
         )
     kernel = document["kernel"]
     lines.append(
-        f"Real processes in network namespaces of one machine; {kernel['shaper']}; segmentation "
+        f"Real processes in network namespaces of one machine; "
+        f"{' or '.join(kernel.get('topology', ['one switch']))}; {kernel['shaper']}; segmentation "
         f"offloads {' and '.join(kernel['offloads'])}, alike for all contestants; loss by "
         f"chance: {' or '.join(kernel['loss'])}; wires: {', '.join(kernel['wires'])}."
     )

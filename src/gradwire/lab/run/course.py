@@ -67,9 +67,10 @@ def run(experiment: Experiment, audience: Audience) -> Outcome:
     for cell in experiment.cells:
         topology, kind = cell.scenario.topology, cell.scenario.work.kind
         wired = frozenset(wires_of(cell.scenario))
-        if (key := (topology.ports, topology.hosts, kind, wired)) not in known:
+        key = (topology.ports, topology.hosts, topology.spread, kind, wired)
+        if key not in known:
             known.add(key)
-            audience.stage(f"calibrating: {topology.ports.name}, {topology.hosts} hosts")
+            audience.stage(f"calibrating: {topology.ports.name}, {topology.words}")
             where = f"{experiment.path}: cell {cell.name}"
             outcome.calibrations.append(calibrate(cell.scenario, where, enough))
     for seed in experiment.first.work.seeds:

@@ -277,6 +277,7 @@ def open_ground(scenario: Scenario, seed: int) -> Iterator[Ground]:
             topology.hosts,
             topology.ports,
             extra_hosts=scenario.extra_hosts,
+            leaves=topology.spread,
             wires=wires_of(scenario),
             wire_seed=seed,
         )

@@ -70,7 +70,8 @@ def _kernel(outcome: Outcome) -> dict[str, Any]:
         loss = ["none"]
     return {
         "offloads": sorted({"on" if each.ports.offloads else "off" for each in topologies}),
-        "shaper": "tbf on both directions of every port, drop-tail",
+        "topology": list(dict.fromkeys(each.words for each in topologies)),
+        "shaper": "tbf on both directions of every port and uplink, drop-tail",
         "loss": loss,
         "wires": sorted(wires) or ["veth pairs, no delay added"],
         "congestion_controls": available.read_text().split() if available.exists() else [],
@@ -92,13 +93,15 @@ def _cell(cell: Cell, runs: dict[int, CellRun]) -> dict[str, Any]:
         contestants.append(
             {"name": each.name, "transport": each.transport, **summary, "tracks": tracks}
         )
-    ports = scenario.topology.ports
+    ports, spread = scenario.topology.ports, scenario.topology.spread
     return {
         "name": cell.name,
         "labels": dict(cell.labels),
         "workers": scenario.topology.workers,
         "servers": scenario.topology.servers,
         "ports": asdict(ports),
+        "topology": scenario.topology.words,
+        "uplinks": None if spread is None else asdict(spread.uplink),
         "rtt_s": scenario.topology.rtt_s,
         "bytes": scenario.work.bytes,
         "loss": asdict(scenario.loss),
