@@ -288,9 +288,10 @@ class LinkQueue:
     headed: frames have a virtio-net header before them and may be trains, which count as their
     packets and are cut where packets are lost. `set` takes all options anew: delay_ns; jitter_ns
     (each frame takes up to so much longer, uniformly; keep_order: but overtakes none); rate in
-    bytes/s (0: none) and the queue before it; loss, a share in [0, 1] (1: cut); loss_burst, the
-    mean length of a run of losses (0: independent), at least loss / (1 - loss); memory_bytes, the
-    most that is held. Raises ValueError naming the option, the value and what is allowed.
+    bytes/s (0: none) and the queue before it; ecn_bytes, the occupancy of that queue above which
+    ECT packets that arrive are marked CE (RFC 3168; 0: none are); loss, a share in [0, 1] (1: cut);
+    loss_burst, the mean length of a run of losses (0: independent), at least loss / (1 - loss);
+    memory_bytes, the most that is held. Raises ValueError naming the option, the value and what is allowed.
     """
 
     def __init__(self, *, headed: bool = False, seed: int = 0) -> None: ...
@@ -303,6 +304,7 @@ class LinkQueue:
         keep_order: bool = True,
         rate: float = 0.0,
         queue_bytes: int = 0,
+        ecn_bytes: int = 0,
         loss: float = 0.0,
         loss_burst: float = 0.0,
         memory_bytes: int = ...,
@@ -333,6 +335,7 @@ class TapLink:
         keep_order: bool = True,
         rate: float = 0.0,
         queue_bytes: int = 0,
+        ecn_bytes: int = 0,
         loss: float = 0.0,
         loss_burst: float = 0.0,
         memory_bytes: int = ...,
