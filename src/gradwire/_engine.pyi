@@ -291,7 +291,8 @@ class LinkQueue:
     bytes/s (0: none) and the queue before it; ecn_bytes, the occupancy of that queue above which
     ECT packets that arrive are marked CE (RFC 3168; 0: none are); loss, a share in [0, 1] (1: cut);
     loss_burst, the mean length of a run of losses (0: independent), at least loss / (1 - loss);
-    memory_bytes, the most that is held. Raises ValueError naming the option, the value and what is allowed.
+    memory_bytes, the most that is held. Raises ValueError naming the option, the value and what is
+    allowed.
     """
 
     def __init__(self, *, headed: bool = False, seed: int = 0) -> None: ...

@@ -83,6 +83,8 @@ def obey(request: dict[str, Any], topology: Any) -> dict[str, Any]:
         return {"stats": topology.port_stats(request["host"])}
     if request["ask"] == "uplink statistics":
         return {"stats": topology.switches.uplink_stats(request["leaf"])}
+    if request["ask"] == "uplink wire statistics":
+        return {"stats": topology.switches.wire_stats(request["leaf"])}
     if request["ask"] == "loss":
         for host, direction, rate in request["changes"]:
             topology.set_loss(host, direction, rate)

@@ -58,6 +58,7 @@ class Network:
         *,
         extra_hosts: int = 0,
         leaves: Leaves | None = None,
+        ecn: int = 0,
         congestion_control: str = "cubic",
         wires: Mapping[int, Wire] | None = None,
         wire_seed: int = 0,
@@ -69,6 +70,10 @@ class Network:
             preset: rate and queue of the ports.
             extra_hosts: number of hosts for cross traffic.
             leaves: how the hosts are spread over leaf switches; None for a single switch.
+            ecn: occupancy of a switch's queue, towards a host or on an uplink, above which ECT
+                packets are marked CE, in bytes; 0 for none. TCP on every host asks for it then.
+                No queue of the kernel is sure to mark, so these are the lab's own: every host has
+                a wire, which has the port's rate and queue on the way to the host.
             congestion_control: of TCP on every host.
             wires: what the link of a host does to packets, by host, in both directions at first.
                 All others are veth pairs, which do nothing to them. The port keeps its rate and
@@ -85,7 +90,15 @@ class Network:
             raise ValueError(f"wires: hosts are 0 to {hosts + extra_hosts - 1}")
         if leaves is not None and leaves.count > hosts:
             raise ValueError(f"leaves={leaves.count}: {hosts} hosts take 2 to {hosts} leaves")
-        self.wires = dict(wires or {})
+        smallest = min(preset.queue, preset.queue if leaves is None else leaves.uplink.queue)
+        if ecn and not 0 < ecn < smallest:
+            raise ValueError(f"ecn={ecn}: 1 to {smallest - 1} bytes are allowed, and 0 for none")
+        if ecn and any(wire.rate for wire in (wires or {}).values()):
+            raise ValueError("wires: with ecn they have the ports' rates; a rate is not allowed")
+        self.ecn = ecn
+        # A switch's queue that marks is the wire's, so then every host has one.
+        self.wires = dict.fromkeys(range(hosts), Wire()) if ecn else {}
+        self.wires.update(wires or {})
         self.wire_seed = wire_seed
         self.hosts = hosts
         self.extra_hosts = extra_hosts
@@ -116,6 +129,7 @@ class Network:
             "preset": asdict(self.preset),
             "leaves": None if self.leaves is None else asdict(self.leaves),
             "congestion_control": self.congestion_control,
+            "ecn": self.ecn,
             "wires": {host: asdict(wire) for host, wire in self.wires.items()},
             "seed": self.wire_seed,
         }
@@ -219,14 +233,29 @@ class Network:
             IndexError: there is no such leaf.
             LabUnavailable: the network is closed.
         """
+        return port_stats(self._ask_of_leaf("uplink statistics", leaf))
+
+    def uplink_wire_stats(self, leaf: int) -> dict[str, WireStats]:
+        """What the link of a leaf's uplink has seen, as `wire_stats` says it; only with `ecn`.
+
+        Raises:
+            IndexError: there is no such leaf.
+            ValueError: uplinks do not mark, so they have no such link.
+            LabUnavailable: the link has failed, or the network is closed.
+        """
+        if not self.ecn:
+            raise ValueError("uplinks are veth pairs; see ecn= of Network")
+        stats = self._ask_of_leaf("uplink wire statistics", leaf)
+        return {name: wire_stats(counters) for name, counters in stats.items()}
+
+    def _ask_of_leaf(self, ask: str, leaf: int) -> dict[str, Any]:
         count = 0 if self.leaves is None else self.leaves.count
         if not 0 <= leaf < count:
             raise IndexError(f"no leaf {leaf} among {count}")
         with self._lock:
-            answer, _ = self._ask(
-                {"ask": "uplink statistics", "leaf": leaf}, "the network is closed"
-            )
-        return port_stats(answer["stats"])
+            answer, _ = self._ask({"ask": ask, "leaf": leaf}, "the network is closed")
+        stats: dict[str, Any] = answer["stats"]
+        return stats
 
     def lost_packets(self) -> int:
         """Packets that went into a switch and neither came out to a host nor wait in one.
@@ -286,13 +315,15 @@ class Network:
 
         Raises:
             IndexError: there is no such host.
-            ValueError: a direction that is none, or a host without a wire.
+            ValueError: a direction that is none, a host without a wire, or with `ecn` a rate.
             LabUnavailable: the wire has failed, or the network is closed.
         """
         wanted = list(directions)
         self._check_wire(host)
         if not set(wanted) <= {"uplink", "downlink"}:
             raise ValueError(f"directions {wanted!r}: allowed are uplink, downlink")
+        if self.ecn and wire.rate:
+            raise ValueError("wire: with ecn it has the port's rate; a rate is not allowed")
         request = {"ask": "wire", "host": host, "wire": asdict(wire), "directions": wanted}
         with self._lock:
             self._ask(request, "the network is closed")

@@ -18,12 +18,14 @@ class QueueStats:
             as none unless this host has a wire, too.
         drops: overflows; a train that is dropped whole counts once.
         backlog: bytes that wait.
+        marked: of the packets, those that it marked CE; only queues of a network with `ecn` do.
     """
 
     bytes: int
     packets: int
     drops: int
     backlog: int
+    marked: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,59 @@
 """The switches of a network: one bridge, or leaves under a spine with shaped uplinks between.
 
-Runs in the keeper, as the topology does. All bridges live in one namespace, the switches'; an
-uplink is a veth pair between two of them, with a token bucket on each end.
+Runs in the keeper, as the topology does. All bridges live in one namespace, the switches'. An
+uplink is a veth pair between two of them with a token bucket on each end, or, where queues mark, a
+TAP pair whose link has rate and queue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pyroute2.netlink.rtnl.ndmsg import NTF_MASTER, NUD_NOARP
 
-from gradwire.lab.addresses import host_mac
+from gradwire.lab.addresses import MAX_HOSTS, host_mac
 from gradwire.lab.leaves import Leaves
 from gradwire.lab.offloads import switch_offloads_off
-from gradwire.lab.shaping import queue_stats, shape
+from gradwire.lab.shaping import NO_BOTTLENECK, queue_stats, shape
+from gradwire.lab.tap_links import DIRECTIONS
+from gradwire.lab.wires import Near, Wires
 
 __all__ = ["Switches", "index_of", "up"]
 
 _SPINE = "spine"
+_NUMBERS = MAX_HOSTS
+"""Links of uplinks are numbered behind those of hosts."""
 
 
 class Switches:
     """The bridges, their uplinks and their tables of addresses."""
 
-    def __init__(self, netlink: Any, hosts: int, leaves: Leaves | None) -> None:
+    def __init__(
+        self,
+        near: Callable[[str], Near],
+        hosts: int,
+        leaves: Leaves | None,
+        wires: Wires,
+        ecn: int,
+    ) -> None:
         """Make them.
 
         Args:
-            netlink: a socket inside the switches' namespace, in which the process is.
+            near: a device of this name in the switches' namespace, in which the process is.
             hosts: how many there are on the leaves; all others are on the spine.
             leaves: None for a single switch.
+            wires: takes up the links of uplinks that mark.
+            ecn: occupancy of an uplink's queue above which it marks, in bytes; 0: none does.
 
         Raises:
             OSError: the kernel cannot or may not do one of the steps.
             pyroute2.NetlinkError: likewise.
         """
-        self._netlink = netlink
+        self._near = near
+        self._netlink = near("").netlink
+        self._wires = wires
+        self._ecn = ecn
         self._hosts = hosts
         self._leaves = leaves
         self._bridges: dict[str, int] = {}
@@ -56,14 +74,20 @@ class Switches:
     def _add_uplink(self, leaf: int, leaves: Leaves) -> tuple[int, int]:
         """An uplink's two ends: that of the leaf, and that of the spine."""
         names = f"uplink{leaf}", f"downlink{leaf}"
-        self._netlink.link("add", ifname=names[0], kind="veth", peer={"ifname": names[1]})
+        if self._ecn:
+            self._wires.add(_NUMBERS + leaf, self._near(names[0]), names[1], seed=0)
+        else:
+            self._netlink.link("add", ifname=names[0], kind="veth", peer={"ifname": names[1]})
         first, second = (index_of(self._netlink, name) for name in names)
         if not leaves.uplink.offloads:
             for name in names:
                 switch_offloads_off(name)
         for index, bridge in ((first, f"leaf{leaf}"), (second, _SPINE)):
-            shape(self._netlink, index, leaves.uplink)
+            shape(self._netlink, index, NO_BOTTLENECK if self._ecn else leaves.uplink)
             self._join(index, bridge)
+        if self._ecn:
+            for direction in DIRECTIONS:
+                self._wires.mark(_NUMBERS + leaf, direction, leaves.uplink, self._ecn)
         return first, second
 
     def connect(self, number: int, port: int) -> None:
@@ -110,11 +134,15 @@ class Switches:
 
     def uplink_stats(self, leaf: int) -> dict[str, dict[str, int]]:
         """What both queues of a leaf's uplink have seen since they were made."""
-        up_index, down_index = self._uplinks[leaf]
         return {
-            "uplink": queue_stats(self._netlink, up_index),
-            "downlink": queue_stats(self._netlink, down_index),
+            direction: self._wires.queue_stats(_NUMBERS + leaf, direction)
+            or queue_stats(self._netlink, index)
+            for direction, index in zip(DIRECTIONS, self._uplinks[leaf], strict=True)
         }
+
+    def wire_stats(self, leaf: int) -> dict[str, dict[str, int]]:
+        """What the link of a leaf's uplink has seen, where uplinks mark; see `Wires.stats`."""
+        return self._wires.stats(_NUMBERS + leaf)
 
 
 def index_of(netlink: Any, name: str) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from gradwire.lab.offloads import switch_offloads_off
 from gradwire.lab.presets import Preset
 from gradwire.lab.shaping import NO_BOTTLENECK, queue_stats, shape
 from gradwire.lab.switches import Switches, index_of, up
+from gradwire.lab.tap_links import DIRECTIONS
 from gradwire.lab.wire import Wire
-from gradwire.lab.wires import Wires
+from gradwire.lab.wires import Near, Wires
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Plan:
         preset: of every port.
         leaves: the switches that the hosts share; None for a single one.
         congestion_control: of TCP on every host.
+        ecn: occupancy of a switch's queue above which ECT packets are marked, in bytes; 0: none
+            are. Then every one of `hosts` has a wire.
         wires: by host, what its link does in both directions at first; all others are veth pairs.
         seed: of what the wires lose and of their jitter.
     """
@@ -54,6 +58,7 @@ class Plan:
     preset: Preset
     congestion_control: str
     leaves: Leaves | None = None
+    ecn: int = 0
     wires: dict[int, Wire] = field(default_factory=dict)
     seed: int = 0
 
@@ -101,8 +106,9 @@ class Topology:
         _switch_frames_unfiltered()
         self._switch_namespace = open_network_namespace()
         self._switch = IPRoute()
-        self.switches = Switches(self._switch, plan.hosts, plan.leaves)
         self.wires = Wires(self._switch, self._switch_namespace, offloads=plan.preset.offloads)
+        near = partial(Near, self._switch_namespace, self._switch)
+        self.switches = Switches(near, plan.hosts, plan.leaves, self.wires, plan.ecn)
         count = plan.hosts + plan.extra_hosts
         self.hosts = [self._add_host(number) for number in range(count)]
         for number in range(count):
@@ -111,11 +117,15 @@ class Topology:
     def _add_host(self, number: int) -> Host:
         namespace = _new_namespace()
         _quiet_ipv6()
+        if self._plan.ecn:
+            _ask_for_ecn()
         netlink = IPRoute()
         setns(self._switch_namespace, CLONE_NEWNET)
         port = f"port{number}"
         if wire := self._plan.wires.get(number):
-            self.wires.add(number, namespace, netlink, wire, self._plan.seed)
+            self.wires.add(number, Near(namespace, netlink, INTERFACE), port, self._plan.seed)
+            self.wires.set(number, wire, DIRECTIONS)
+            netlink.link("set", index=index_of(netlink, INTERFACE), address=host_mac(number))
         else:
             self._switch.link(
                 "add",
@@ -132,7 +142,9 @@ class Topology:
         preset = self._plan.preset
         extra = number >= self._plan.hosts
         shape(netlink, host.uplink, NO_BOTTLENECK if extra else preset)
-        shape(self._switch, host.downlink, preset)
+        shape(self._switch, host.downlink, NO_BOTTLENECK if self._marks(number) else preset)
+        if self._marks(number):
+            self.wires.mark(number, "downlink", preset, self._plan.ecn)
         self.switches.connect(number, host.downlink)
         up(netlink, index_of(netlink, "lo"))
         netlink.addr(
@@ -140,6 +152,10 @@ class Topology:
         )
         up(netlink, host.uplink)
         return host
+
+    def _marks(self, number: int) -> bool:
+        """Whether the switch's queue towards a host is its wire's, which marks."""
+        return self._plan.ecn > 0 and number < self._plan.hosts
 
     def _fill_tables(self, number: int) -> None:
         """Write what the first packets would have to ask for, and TCP's congestion control."""
@@ -173,7 +189,9 @@ class Topology:
             "uplink": queue_stats(host.netlink, host.uplink),
             "downlink": queue_stats(self._switch, host.downlink),
         }
-        if (arrived := self.wires.arrived(number)) is not None:
+        if (marking := self.wires.queue_stats(number, "downlink")) is not None:
+            stats["downlink"] = marking
+        elif (arrived := self.wires.arrived(number)) is not None:
             stats["downlink"]["packets"] = arrived
         return stats
 
@@ -195,7 +213,10 @@ class Topology:
         host, preset = self.hosts[number], self._plan.preset
         changed = replace(preset, rate=rate)
         shape(host.netlink, host.uplink, changed, "change")
-        shape(self._switch, host.downlink, changed, "change")
+        if self._marks(number):
+            self.wires.mark(number, "downlink", changed, self._plan.ecn)
+        else:
+            shape(self._switch, host.downlink, changed, "change")
 
     def close(self) -> None:
         """Stop what is at work, all hosts' processes included."""
@@ -241,6 +262,11 @@ def _quiet_ipv6() -> None:
     switch = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
     if switch.exists():
         switch.write_text("1")
+
+
+def _ask_for_ecn() -> None:
+    """Have TCP of the process' namespace offer and accept ECN on every connection (RFC 3168)."""
+    Path("/proc/sys/net/ipv4/tcp_ecn").write_text("1")
 
 
 def _switch_frames_unfiltered() -> None:
