@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gradwire.lab import probe
+from gradwire.lab.run import checks
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 
@@ -360,3 +361,39 @@ def test_a_run_on_leaves_calibrates_its_uplinks_and_names_them(tmp_path: Path) -
     lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out))
     assert lab.wait(30.0) == 2
     assert "leaves=3 for 2 hosts" in lab.said()
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_a_run_on_switches_that_mark_counts_the_marks(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    marking = SMALL.replace("workers = 2", "workers = 2\nrate = 50e6\necn = 16_384")
+    gloo = '[[contestants]]\nname = "tcp"\ntransport = "gloo"\n'
+    rivals = "[rivals]\nstreams = 2\ntarget = 1\n"  # two ways into one port
+    file.write_text(marking.replace("40_000", "200_000") + gloo + rivals)
+    out = tmp_path / "out"
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out), "--json")
+    status = lab.wait(90.0)
+    if "no links with delay here" in lab.said():
+        pytest.skip("no TAP devices")
+    assert status == 0, lab.said()
+    lab.check_that_nothing_is_left()
+    document = json.loads(lab.output.read_text())
+    words = "2 hosts on one switch, marks above 16 KiB"
+    assert document["kernel"]["topology"] == [words]
+    assert "which mark" in document["kernel"]["shaper"]
+    (cell,) = document["cells"]
+    assert cell["ecn"] == 16_384
+    (run,) = cell["runs"]
+    assert run["marked_packets"] > 0
+    assert run["wire_failures"] == 0
+    assert min(entry["over_limit"] for entry in cell["contestants"]) > 0.9
+    page = (out / "report.html").read_text()
+    assert words in page
+    assert f"the switches marked {run['marked_packets']} packets" in page
+
+
+def test_a_congestion_control_that_the_kernel_lacks_is_named_before() -> None:
+    assert checks._has_congestion_control("reno")
+    assert not checks._has_congestion_control("nonesuch")

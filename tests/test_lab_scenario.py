@@ -88,6 +88,23 @@ BAD = [
     ("workers = 2", "workers = 2\nleaves = 2\nuplink_rate = 10", r"uplink_rate=10: must be 1000"),
     ("workers = 2", "workers = 2\nleaves = 2\nuplink_queue = 9", r"uplink_queue=9: must be 3028"),
     ("workers = 2", "workers = 4\nleaves = 2\nrate = 2e10", r"uplink_rate: none, .*3e\+10 at most"),
+    ("workers = 2", "workers = 2\necn = 900", r"topology.ecn=900: must be 1514 or more"),
+    ("workers = 2", "workers = 2\necn = 300000", r"ecn=300000 with a queue of 262144 bytes"),
+    (
+        "workers = 2",
+        "workers = 2\necn = 9000\nleaves = 2\nuplink_queue = 8000",
+        r"ecn=9000 with a queue of 8000 bytes: less than the queue",
+    ),
+    (
+        'transport = "tcp"',
+        'transport = "tcp"\ncongestion_control = "dctcp"',
+        r"contestants: tcp: congestion_control='dctcp': it needs switches that mark; give ecn",
+    ),
+    (
+        "[work]",
+        '[rivals]\nstreams = 1\ncongestion_control = "dctcp"\n[work]',
+        r"rivals.congestion_control='dctcp': it needs switches that mark",
+    ),
     ("servers = 1", "", r"topology.servers=0: work.kind='push' takes 1"),
     ('kind = "push"', 'kind = "pull"', r"work.kind='pull': allowed are 'push', 'all_reduce'"),
     ('kind = "push"', 'kind = "push"\nbytes = 6', r"work: bytes=6: a multiple of 4"),
@@ -223,6 +240,14 @@ def test_uplinks_carry_what_their_ports_do_unless_they_are_named() -> None:
     assert named.words == (
         "8 hosts on 2 leaves under one spine, uplinks of 1000 Mbit/s, 64 KiB (4:1)"
     )
+
+
+def test_dctcp_takes_part_where_switches_mark(tmp_path: Path) -> None:
+    text = GOOD.replace("workers = 2", "workers = 2\necn = 30_000")
+    text = text.replace('transport = "tcp"', 'transport = "tcp"\ncongestion_control = "dctcp"')
+    scenario = read(tmp_path, text).first
+    assert scenario.topology.words == "3 hosts on one switch, marks above 29.3 KiB"
+    assert scenario.congestion_controls == {"contestants: tcp: congestion_control": "dctcp"}
 
 
 def test_the_documentation_has_every_key() -> None:

@@ -169,6 +169,11 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
             f"{cell['name']}: the machine was too slow: it dropped {drops} packets or trains of "
             "them outside of any queue."
         )
+    marked = sum(run.get("marked_packets", 0) for run in cell["runs"])
+    if cell.get("ecn") is not None:
+        lines.append(
+            f"{cell['name']}: the switches marked {marked} packets; gradwire's are not ECN-capable."
+        )
     failures = sum(run["wire_failures"] for run in cell["runs"])
     if failures:
         lines.append(f"{cell['name']}: the lab's own wires lost {failures} packets untold.")

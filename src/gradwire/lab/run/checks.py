@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +69,9 @@ def check(experiment: Experiment) -> None:
         raise ScenarioError(f"{path}: {reason}; root or an unprivileged user namespace is needed")
     available = _available_memory()
     for cell in experiment.cells:
+        for place, name in cell.scenario.congestion_controls.items():
+            if not _has_congestion_control(name):
+                raise ScenarioError(f"{path}: {place}={name!r}: this kernel does not have it")
         needed = memory_needed(cell.scenario)
         if needed > available:
             raise ScenarioError(
@@ -84,6 +89,16 @@ def memory_needed(scenario: Scenario) -> int:
     contestants = len(scenario.contestants)
     each = HOST_BYTES + size * (1 + BUFFERS * contestants)
     return scenario.topology.hosts * each
+
+
+def _has_congestion_control(name: str) -> bool:
+    """Whether the kernel knows it, perhaps after loading a module; who may use it is not asked."""
+    with socket.socket() as endpoint:
+        try:
+            endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError as error:
+            return error.errno != errno.ENOENT
+    return True
 
 
 def _available_memory() -> int:
@@ -133,6 +148,7 @@ def _attempt(scenario: Scenario, flows: list[tuple[int, int]]) -> float:
                 scenario.topology.hosts,
                 scenario.topology.ports,
                 leaves=scenario.topology.spread,
+                ecn=scenario.topology.ecn or 0,
                 wires=dict.fromkeys(wires_of(scenario), Wire()),
             )
             stack.enter_context(network)

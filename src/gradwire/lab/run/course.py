@@ -67,7 +67,7 @@ def run(experiment: Experiment, audience: Audience) -> Outcome:
     for cell in experiment.cells:
         topology, kind = cell.scenario.topology, cell.scenario.work.kind
         wired = frozenset(wires_of(cell.scenario))
-        key = (topology.ports, topology.hosts, topology.spread, kind, wired)
+        key = (topology.ports, topology.hosts, topology.spread, topology.ecn, kind, wired)
         if key not in known:
             known.add(key)
             audience.stage(f"calibrating: {topology.ports.name}, {topology.words}")
@@ -95,6 +95,7 @@ def _run_cell(cell: Cell, seed: int, audience: Audience) -> CellRun:
                 result.bursts = ground.bursts_sent()
                 result.rivals = ground.rivals_read()
                 result.lost = ground.network.lost_packets()
+                result.marked = ground.marks()
                 result.wire_failures = ground.wire_failures()
     except (RankError, LabUnavailable) as error:
         result.error = str(error)

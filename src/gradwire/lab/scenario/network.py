@@ -24,7 +24,8 @@ _BUCKET_SECONDS = 0.3e-3
 _FASTEST = 3e10
 """Bit/s: the kernel's token bucket takes bytes per second in 32 bits."""
 
-CONGESTION_CONTROLS = ("reno", "cubic", "bbr")
+CONGESTION_CONTROLS = ("reno", "cubic", "bbr", "dctcp")
+"""TCP's; dctcp only where the switches mark and the kernel has it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class Topology:
     uplink_queue: int | None = key(
         None, "drop-tail queue of every uplink, bytes; none: that of the ports", low=3028
     )
+    ecn: int | None = key(
+        None,
+        "ECT packets that find more than so much in a switch's queue are marked CE, bytes; none: "
+        "no queue marks",
+        low=1514,
+    )
     rtt_s: float = key(0.0, "added round-trip time between any two hosts, s", low=0.0, high=2.0)
     jitter_s: float = key(0.0, "added to each packet's way, uniform, s", low=0.0, high=1.0)
 
@@ -74,6 +81,12 @@ class Topology:
                     f"{name}={value!r} with leaves=1: one switch has no uplinks; give 2 leaves or "
                     "more"
                 )
+        queues = [self.ports.queue, *([self.spread.uplink.queue] if self.spread else [])]
+        if self.ecn is not None and self.ecn >= min(queues):
+            raise ScenarioError(
+                f"ecn={self.ecn!r} with a queue of {min(queues)} bytes: less than the queue is "
+                "allowed"
+            )
         if self.spread is not None and self.spread.uplink.rate > _FASTEST:
             raise ScenarioError(
                 f"uplink_rate: none, and the ports of a leaf carry {self.spread.uplink.rate:g} "
@@ -111,13 +124,14 @@ class Topology:
     def words(self) -> str:
         """What is built, for people."""
         spread = self.spread
+        marks = "" if self.ecn is None else f", marks above {self.ecn / 1024:.3g} KiB"
         if spread is None:
-            return f"{self.hosts} hosts on one switch"
+            return f"{self.hosts} hosts on one switch{marks}"
         fullest = max(spread.sizes(self.hosts))
         over = fullest * self.ports.rate / spread.uplink.rate
         return (
             f"{self.hosts} hosts on {spread.count} leaves under one spine, uplinks of "
-            f"{spread.uplink.name} ({over:.3g}:1)"
+            f"{spread.uplink.name} ({over:.3g}:1){marks}"
         )
 
 
