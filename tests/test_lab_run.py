@@ -388,6 +388,9 @@ def test_a_run_on_switches_that_mark_counts_the_marks(tmp_path: Path) -> None:
     (run,) = cell["runs"]
     assert run["marked_packets"] > 0
     assert run["wire_failures"] == 0
+    engines = [each["engine"] for each in cell["contestants"][0]["reports"][0]]
+    assert sum(each["marked"] for each in engines) > 0
+    assert [each["ecn_failed"] for each in engines] == [0, 0]
     assert min(entry["over_limit"] for entry in cell["contestants"]) > 0.9
     page = (out / "report.html").read_text()
     assert words in page

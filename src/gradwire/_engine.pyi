@@ -141,6 +141,7 @@ class Engine:
         drop_burst: float = 1.0,  # mean length of a loss run (Gilbert-Elliott)
         drop_seed: int = 0,
         dscp: int = 0,  # of all datagrams to which no plan gives another
+        ecn: bool = True,  # ECT(0) on what is acknowledged, where kernel and path carry it
     ) -> None: ...
     @property
     def address(self) -> tuple[str, int]: ...
@@ -170,7 +171,7 @@ class Engine:
     def counters(self) -> dict[str, float]:
         """packets/bytes sent and received, retransmissions, drops, rtprop_ns, btlbw, …"""
     def features(self) -> dict[str, bool | int]:
-        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp: what the kernel granted."""
+        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp, ecn: what the kernel granted."""
     def failure(self) -> str:
         """Empty, or why the engine can no longer serve (a dead peer, another plan…)."""
     def close(self) -> None:
@@ -201,6 +202,10 @@ class Fabric:
         duplicate: float = 0.0,
         garbage: float = 0.0,
         flip: float = 0.0,
+        ecn_bytes: int = 0,
+        bleach: bool = False,
+        drop_ect: bool = False,
+        ecn: bool = True,
         overhead: int = 42,
         whole_trains: bool = False,
         host_delay_ns: int = 0,
@@ -236,6 +241,9 @@ class Fabric:
         duplicate: float | None = None,
         garbage: float | None = None,
         flip: float | None = None,
+        ecn_bytes: int | None = None,
+        bleach: bool | None = None,
+        drop_ect: bool | None = None,
     ) -> None: ...
     def link(self, host: int, direction: str) -> dict[str, int]: ...
     def cross_traffic(
