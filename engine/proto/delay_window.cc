@@ -15,6 +15,7 @@ constexpr double kCareful = 0.05;     // growth per epoch above the threshold
 constexpr double kLongGrowth = 0.25;  // the same, of a long path: each epoch is a round
 constexpr double kOverflowCut = 0.85;
 constexpr double kCeilingGrowth = 0.002;  // per epoch: a new try after some tenths of a second
+constexpr double kCeilingPassed = 0.02;   // the same, beyond what once overflowed
 constexpr Nanos kOverflowPause = 50 * kMillisecond;
 constexpr double kWayBack = 0.85;  // of what is on its way back: part of it waits at others' ports
 constexpr double kSlowly = 1.0 / 16;  // a window that wavers makes its senders take turns unevenly
@@ -158,11 +159,14 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     if (now - last_overflow_ > kOverflowPause) {
       ceiling_before_ = ceiling_;
       overflow_start_ = now;
-      ceiling_ = std::max(minimum_, kOverflowCut * std::min(window_, ceiling_));
+      overflow_at_ = std::min(window_, ceiling_);
+      ceiling_ = std::max(minimum_, kOverflowCut * overflow_at_);
     }
     last_overflow_ = now;
   } else {
-    ceiling_ = std::min(kUnbounded, ceiling_ * (1.0 + kCeilingGrowth));
+    // What goes well now, was not ours alone then.
+    const double growth = ceiling_ > overflow_at_ ? kCeilingPassed : kCeilingGrowth;
+    ceiling_ = std::min(kUnbounded, ceiling_ * (1.0 + growth));
   }
   // The first epoch of a burst looks like our doing: who takes the port shows in the next ones.
   // An epoch that a pause has stretched does not tell.

@@ -37,6 +37,7 @@ class DelayWindow {
     told_ = told;
   }
   double rate() const { return meter_.bytes_per_second(); }
+  bool rate_proven() const { return meter_.proven(); }
   // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
   // back. `lossy`: under heavy loss.
   void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy, Nanos now);
@@ -81,6 +82,7 @@ class DelayWindow {
   Nanos last_overflow_ = 0;
   Nanos overflow_start_ = 0;
   double ceiling_before_ = 0;
+  double overflow_at_ = 0;
   Nanos epoch_start_ = 0;
   bool limited_ = false;
   bool lost_ = false;

@@ -90,6 +90,10 @@ struct Endpoint::Impl {
   static constexpr double kRepeatsAtOnce = 16;
   double room(Nanos now) const;
   void repeat(Nanos now);
+  Nanos probe_time(const Path& path, Nanos now) const;
+  Nanos ping_interval(const Path& path, Nanos now) const;
+  double unproven_rate(Nanos now) const;
+  double repeat_rate(Nanos now) const;
   Nanos repeat_after(const Path& path, Nanos now) const;
 
   // endpoint_passes.cc

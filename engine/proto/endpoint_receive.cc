@@ -56,6 +56,8 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
       } else if (head->kind == wire::Kind::ping) {
         path.pong_now = true;
         path.pong_echo = stamp;
+        // Who still asks has not heard why there is no answer to its data.
+        if (!failure.empty() && path.errors_left == 0) path.errors_left = 1;
       } else if (static_cast<Nanos>(stamp) <= now && static_cast<Nanos>(stamp) > now - kSecond) {
         path.rtt.sample(now - static_cast<Nanos>(stamp), 0, now);
         if (!path.connected) {

@@ -322,7 +322,9 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   if (far.rtprop)
     gain = std::min(gain, 1.0 + kProbeRoom * static_cast<double>(config.delay_target) /
                                     static_cast<double>(far.rtprop));
-  double pace = config.pacing ? stretch * gain * breaker.factor() * btlbw() : 0;
+  double pace = 0;
+  if (config.pacing && btlbw() > 0)
+    pace = breaker.factor() * std::max(stretch * gain * btlbw(), unproven_rate(now));
   paced_by = nullptr;
   if (far.rtprop && config.pacing) {
     // A window at a time, in a round: a burst of it would overflow what is on the way.

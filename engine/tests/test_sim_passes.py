@@ -91,8 +91,12 @@ def test_a_later_pass_has_what_is_missing_and_no_more() -> None:
     fabric.run()
     must_be_ok(fabric)
     passes = [Counter[int]()]
+    asked = False
     for each in fabric.trace():
-        if each.kind == "bitmap" and each.fate == "delivered" and passes[-1]:
+        if each.kind == "probe":
+            asked |= each.fate == "delivered"
+        elif each.kind == "bitmap" and each.fate == "delivered" and asked:
+            asked = False  # a second copy of the answer begins nothing
             passes.append(Counter())
         if each.kind == "push":
             passes[-1][each.chunk] += each.fate == "delivered"
@@ -209,8 +213,7 @@ def test_lost_control_comes_again(kind: str) -> None:
     assert fabric.run()
     must_be_ok(fabric)
     fates = [e.fate for e in fabric.trace() if e.kind == kind and e.source == source]
-    assert fates[0] == "unreachable"
-    assert "delivered" in fates
+    assert {"unreachable", "delivered"} <= set(fates)
 
 
 def test_control_of_an_earlier_pass_is_not_heeded() -> None:
