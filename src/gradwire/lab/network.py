@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
 import subprocess
 import threading
 import time
@@ -20,19 +18,16 @@ from gradwire.lab.addresses import (
     discard_address,
     host_address,
 )
+from gradwire.lab.channel import KeeperChannel, LabUnavailable
 from gradwire.lab.helper import helper_command
 from gradwire.lab.leaves import Leaves
 from gradwire.lab.presets import NETWORK_A, Preset
 from gradwire.lab.stats import PortStats, port_stats
 from gradwire.lab.wire import Wire, WireStats, wire_stats
 
-_START_SECONDS = 30.0
+__all__ = ["LabUnavailable", "Network", "probe"]
+
 _STOP_SECONDS = 2.0
-_MAX_ANSWER = 1 << 16
-
-
-class LabUnavailable(OSError):
-    """This machine lets the caller make no test network; the message says why."""
 
 
 class Network:
@@ -107,18 +102,11 @@ class Network:
         self.congestion_control = congestion_control
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[Any]] = []
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.settimeout(_START_SECONDS)
-        with theirs:
-            self._keeper = subprocess.Popen(
-                helper_command("keeper", theirs.fileno(), os.getpid()),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+        self._keeper = KeeperChannel()
         try:
             self._namespaces, self._user_namespace = self._build()
         except BaseException:
-            self._stop_keeper()
+            self._keeper.close()
             raise
 
     def _build(self) -> tuple[list[int], int | None]:
@@ -134,26 +122,12 @@ class Network:
             "seed": self.wire_seed,
         }
         # A namespace for each host, and perhaps the user namespace that they belong to.
-        answer, namespaces = self._ask(plan, "the lab's helper process gave no answer", count + 1)
+        answer, namespaces = self._keeper.ask(
+            plan, "the lab's helper process gave no answer", count + 1
+        )
         user = namespaces.pop() if answer["user_namespace"] else None
         self.wires_by: str | None = answer["wires_by"]
         return namespaces, user
-
-    def _ask(
-        self, request: dict[str, Any], trouble: str, descriptors: int = 0
-    ) -> tuple[dict[str, Any], list[int]]:
-        """What the keeper answers, with so many descriptors at most."""
-        try:
-            self._channel.send(json.dumps(request).encode())
-            message, received, _, _ = socket.recv_fds(self._channel, _MAX_ANSWER, descriptors)
-        except OSError as error:
-            raise LabUnavailable(f"{trouble}: {error}") from error
-        if not message:
-            raise LabUnavailable(trouble)
-        answer: dict[str, Any] = json.loads(message)
-        if "error" in answer:
-            raise LabUnavailable(answer["error"])
-        return answer, received
 
     def address(self, host: int) -> str:
         """IPv4 address of a host."""
@@ -222,8 +196,7 @@ class Network:
             LabUnavailable: the network is closed.
         """
         self._check(host)
-        with self._lock:
-            answer, _ = self._ask({"ask": "port statistics", "host": host}, "the network is closed")
+        answer, _ = self._keeper.ask({"ask": "port statistics", "host": host})
         return port_stats(answer["stats"])
 
     def uplink_stats(self, leaf: int) -> PortStats:
@@ -252,8 +225,7 @@ class Network:
         count = 0 if self.leaves is None else self.leaves.count
         if not 0 <= leaf < count:
             raise IndexError(f"no leaf {leaf} among {count}")
-        with self._lock:
-            answer, _ = self._ask({"ask": ask, "leaf": leaf}, "the network is closed")
+        answer, _ = self._keeper.ask({"ask": ask, "leaf": leaf})
         stats: dict[str, Any] = answer["stats"]
         return stats
 
@@ -284,8 +256,7 @@ class Network:
             self._check(host)
             if direction not in ("uplink", "downlink") or not 0 <= rate <= 1:
                 raise ValueError(f"loss of {rate!r} on the {direction!r} of host {host}")
-        with self._lock:
-            self._ask({"ask": "loss", "changes": wanted}, "the network is closed")
+        self._keeper.ask({"ask": "loss", "changes": wanted})
 
     def set_rate(self, host: int, rate: int) -> None:
         """Change the rate of a host's port, in both directions and in bits per second.
@@ -298,8 +269,7 @@ class Network:
         self._check(host)
         if rate <= 0:
             raise ValueError(f"rate={rate!r}: must be positive")
-        with self._lock:
-            self._ask({"ask": "rate", "host": host, "rate": rate}, "the network is closed")
+        self._keeper.ask({"ask": "rate", "host": host, "rate": rate})
 
     def set_wire(
         self, host: int, wire: Wire, *, directions: Iterable[str] = ("uplink", "downlink")
@@ -325,8 +295,7 @@ class Network:
         if self.ecn and wire.rate:
             raise ValueError("wire: with ecn it has the port's rate; a rate is not allowed")
         request = {"ask": "wire", "host": host, "wire": asdict(wire), "directions": wanted}
-        with self._lock:
-            self._ask(request, "the network is closed")
+        self._keeper.ask(request)
 
     def wire_stats(self, host: int) -> dict[str, WireStats]:
         """What the wire of a host has seen since the network was made: "uplink", "downlink".
@@ -337,8 +306,7 @@ class Network:
             LabUnavailable: the wire has failed, or the network is closed.
         """
         self._check_wire(host)
-        with self._lock:
-            answer, _ = self._ask({"ask": "wire statistics", "host": host}, "the network is closed")
+        answer, _ = self._keeper.ask({"ask": "wire statistics", "host": host})
         return {name: wire_stats(counters) for name, counters in answer["stats"].items()}
 
     def _check_wire(self, host: int) -> None:
@@ -359,21 +327,13 @@ class Network:
         for process in processes:
             process.kill()
             process.wait()
-        self._stop_keeper()
+        self._keeper.close()
         namespaces, self._namespaces = self._namespaces, []
         if self._user_namespace is not None:
             namespaces.append(self._user_namespace)
             self._user_namespace = None
         for descriptor in namespaces:
             os.close(descriptor)
-
-    def _stop_keeper(self) -> None:
-        self._channel.close()
-        try:
-            self._keeper.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
 
     def _check(self, host: int) -> None:
         if not 0 <= host < self.hosts + self.extra_hosts:
