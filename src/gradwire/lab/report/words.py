@@ -171,7 +171,7 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
         )
     marked = sum(run.get("marked_packets", 0) for run in cell["runs"])
     if cell.get("ecn") is not None:
-        lines.append(f"{cell['name']}: the switches marked {marked} packets.")
+        lines.append(f"{cell['name']}: the switches marked {marked} packets (ECN).")
     failures = sum(run["wire_failures"] for run in cell["runs"])
     if failures:
         lines.append(f"{cell['name']}: the lab's own wires lost {failures} packets untold.")

@@ -134,10 +134,9 @@ def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibrat
         if reached >= enough * wanted:
             return Calibration(topology.ports.name, hosts, wanted, reached)
     raise ScenarioError(
-        f"{name}: topology.rate={topology.ports.rate:g}: {topology.words}, {len(flows)} flows at "
-        f"once carried "
-        f"{reached / 1e6:.0f} of {wanted / 1e6:.0f} Mbit/s on this machine; a lower rate is "
-        "allowed"
+        f"{name}: topology.rate={topology.ports.rate:g}: {len(flows)} ports at once carried "
+        f"{reached / 1e6:.0f} of {wanted / 1e6:.0f} Mbit/s on this machine ({topology.words}); a "
+        "lower rate is allowed"
     )
 
 

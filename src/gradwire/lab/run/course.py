@@ -95,7 +95,7 @@ def _run_cell(cell: Cell, seed: int, audience: Audience) -> CellRun:
                 result.bursts = ground.bursts_sent()
                 result.rivals = ground.rivals_read()
                 result.lost = ground.network.lost_packets()
-                result.marked = ground.marks()
+                result.marked = ground.marked_packets()
                 result.wire_failures = ground.wire_failures()
     except (RankError, LabUnavailable) as error:
         result.error = str(error)

@@ -170,8 +170,8 @@ class Ground:
             links += [network.uplink_wire_stats(leaf) for leaf in range(network.leaves.count)]
         return sum(each.overrun + each.dropped_memory for link in links for each in link.values())
 
-    def marks(self) -> int:
-        """Packets that switches marked so far, each time anew."""
+    def marked_packets(self) -> int:
+        """Packets that switches marked CE so far; one that two of them marked counts twice."""
         network = self.network
         if not network.ecn:
             return 0

@@ -54,7 +54,10 @@ class Topology:
         high=_FASTEST,
     )
     uplink_queue: int | None = key(
-        None, "drop-tail queue of every uplink, bytes; none: that of the ports", low=3028
+        None,
+        "drop-tail queue of every uplink, bytes; none: that of the ports",
+        low=3028,
+        high=1 << 30,
     )
     ecn: int | None = key(
         None,

@@ -62,7 +62,7 @@ class Scenario:
             self._check_tail(names)
         self._check_hosts()
         self._check_loss()
-        self._check_marks_for_dctcp()
+        self._check_dctcp()
 
     def check_marks(self) -> None:
         """Whether every mark's contestants take part.
@@ -115,7 +115,7 @@ class Scenario:
             asked["rivals.congestion_control"] = self.rivals.congestion_control
         return asked
 
-    def _check_marks_for_dctcp(self) -> None:
+    def _check_dctcp(self) -> None:
         for place, name in self.congestion_controls.items():
             if name == "dctcp" and self.topology.ecn is None:
                 raise ScenarioError(f"{place}='dctcp': it needs switches that mark; give ecn")
