@@ -137,6 +137,7 @@ def test_configure_names_what_is_wrong(
         ({"drop_rate": 0.9, "drop_burst": 2}, "drop_burst=2 with drop_rate=0.9: runs of 9 packets"),
         ({"drop_rate": "0.1"}, "drop_rate='0.1'"),
         ({"dscp": 64}, "dscp=64: a whole number from 0 to 63"),
+        ({"ecn": 1}, "ecn=1: allowed are True, False"),
         ({"dscp": True}, "dscp=True: a whole number from 0 to 63"),
         ({"error_feedback": 1}, "error_feedback=1"),
         ({"timeout": 1e10}, "timeout=10000000000.0"),

@@ -43,7 +43,8 @@ constexpr double kStretchDecay = 0.9;
 constexpr double kStretchGrowth = 4;
 constexpr double kStretchRetry = 1.02;
 constexpr double kStretchBelow = 0.75;
-constexpr double kDrain = 1.25;  // of the queue that is too long, per round of a long path
+constexpr double kMarkedCut = 0.8;  // RFC 8511, section 3
+constexpr double kDrain = 1.25;     // of the queue that is too long, per round of a long path
 }  // namespace
 
 DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos target)
@@ -77,6 +78,14 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   delay_sum_ = bytes_sum_ = 0;
   epoch_start_ = now;
   limited_ = lost_ = false;
+}
+
+void DelayWindow::marked() {
+  ramps_ = false;
+  window_ = std::max(minimum_, kMarkedCut * window_);
+  // No doubling up to where it was marked.
+  threshold_ = std::max(minimum_, std::min(threshold_, window_));
+  stretch_ = std::max(1.0, kStretchCut * stretch_);
 }
 
 // A ramp ends with a queue, or when more in flight brings no more.

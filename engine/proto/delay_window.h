@@ -41,6 +41,9 @@ class DelayWindow {
   // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
   // back. `lossy`: under heavy loss.
   void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy, Nanos now);
+  // Packets were marked: a queue is longer than its owner wants, whatever the delay says. To be
+  // called once per round.
+  void marked();
   // Packets are missing that were sent while this window held.
   void lost() { lost_ = true; }
   // The window is what holds transmission back (else it does not grow).

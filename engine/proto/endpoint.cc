@@ -46,6 +46,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     path->granted = path->granted_sent = standing_credit(config.endpoint);
     path->last_heard = now;
     path->ping_now = true;
+    if (!config.ecn) path->ecn.off();
     paths[e] = std::move(path);
   }
   next_path = static_cast<uint16_t>((config.endpoint + 1) % std::max<int>(1, config.endpoints()));
@@ -157,6 +158,8 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   ++path.probe_count;
   ++counters.probes;
   path.probe_base = now;
+  if (path.connected) path.ecn.timed_out(path.probe_count);
+  check_ecn(path);
   // Silence on a long path: what would be a round's first window is worth trying.
   path.probes = long_path(path.rtt.minimum()) ? kMostProbes : 2;
   const bool more = backlog(path) > 0;
@@ -258,9 +261,9 @@ Endpoint::~Endpoint() = default;
 std::string Endpoint::start(OpSpec spec, Nanos now) {
   return impl_->start(std::move(spec), now);
 }
-void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now,
-                       Nanos arrival) {
-  impl_->receive(source, datagram, now, arrival);
+void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+                       uint8_t ecn) {
+  impl_->receive(source, datagram, now, arrival, ecn);
 }
 void Endpoint::flush(Nanos now) {
   impl_->flush(now);

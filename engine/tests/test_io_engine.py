@@ -300,6 +300,7 @@ def test_features_and_counters_have_their_names() -> None:
             "udp_gro",
             "timestamps",
             "dscp",
+            "ecn",
             "rcvbuf",
             "sndbuf",
         }

@@ -82,6 +82,7 @@ def open_engine(
             drop_burst=settings.drop_burst,
             drop_seed=settings.drop_seed,
             dscp=settings.dscp,
+            ecn=settings.ecn,
         )
     except (OSError, ValueError) as error:
         who = meeting.describe([endpoint])

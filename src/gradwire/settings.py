@@ -64,6 +64,8 @@ class Settings:
         next `strict_steps` steps are exact; None for never. Losses come by `attachment.loss(x)`;
         one that is not finite counts as a rise.
     dscp: the DSCP (RFC 2474) of gradwire's datagrams, 0 to 63, where the plan gives no other.
+    ecn: whether what is acknowledged goes as ECT(0) (RFC 3168) and marks are heeded; a path that
+        does not carry ECT is found out and goes without in any case.
     seed: of the shuffled orders, alike on all ranks. report: file for one JSON line per step
         (rank 0; a "{rank}" in the name makes every rank write). on_failure: "raise".
     drop_rate, drop_burst, drop_seed: loss injected in the receive path, for tests and
@@ -93,6 +95,7 @@ class Settings:
     drop_burst: float = 1.0
     drop_seed: int = 0
     dscp: int = 0
+    ecn: bool = True
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -158,6 +161,8 @@ class Settings:
             raise ConfigError(f"report={self.report!r}: the name of a file, or None")
         _whole("drop_seed", self.drop_seed, 0, (1 << 64) - 1)
         _whole("dscp", self.dscp, 0, 63)
+        if not isinstance(self.ecn, bool):
+            raise ConfigError(f"ecn={self.ecn!r}: allowed are True, False")
 
     @property
     def server_count(self) -> int:
@@ -199,6 +204,7 @@ class Settings:
             "drop_burst",
             "drop_seed",
             "dscp",
+            "ecn",
         )
         return {name: getattr(self, name) for name in names}
 

@@ -67,9 +67,10 @@ def run(experiment: Experiment, audience: Audience) -> Outcome:
     for cell in experiment.cells:
         topology, kind = cell.scenario.topology, cell.scenario.work.kind
         wired = frozenset(wires_of(cell.scenario))
-        if (key := (topology.ports, topology.hosts, kind, wired)) not in known:
+        key = (topology.ports, topology.hosts, topology.spread, topology.ecn, kind, wired)
+        if key not in known:
             known.add(key)
-            audience.stage(f"calibrating: {topology.ports.name}, {topology.hosts} hosts")
+            audience.stage(f"calibrating: {topology.ports.name}, {topology.words}")
             where = f"{experiment.path}: cell {cell.name}"
             outcome.calibrations.append(calibrate(cell.scenario, where, enough))
     for seed in experiment.first.work.seeds:
@@ -94,6 +95,7 @@ def _run_cell(cell: Cell, seed: int, audience: Audience) -> CellRun:
                 result.bursts = ground.bursts_sent()
                 result.rivals = ground.rivals_read()
                 result.lost = ground.network.lost_packets()
+                result.marked = ground.marked_packets()
                 result.wire_failures = ground.wire_failures()
     except (RankError, LabUnavailable) as error:
         result.error = str(error)
