@@ -10,7 +10,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (2, "a0a5575d90141785")
+FORMATS = (2, "f220ee23ae4a87cd")
 """The version, and the fingerprint of the formats that it stands for."""
 
 
