@@ -37,6 +37,34 @@ def test_the_transform_is_its_own_way_back_and_keeps_norms(elements: int, seed: 
     np.testing.assert_allclose(there, values, atol=1e-5)
 
 
+def test_the_transform_is_that_of_walsh_and_hadamard() -> None:
+    """Row k of the matrix is what a one at k becomes; 2,048 + 1 elements are two blocks."""
+    elements = transforms.BLOCK // 2 + 1
+    for k in (0, 1, 6, 2047):
+        values = np.zeros(elements, np.float32)
+        values[k] = 1.0
+        transforms.forward(values, 9)
+        parity = [bin(k & i).count("1") % 2 for i in range(elements - 1)]
+        expected = (1.0 - 2.0 * np.array(parity)) / np.sqrt(elements - 1)
+        flipped = np.sign(values[0])
+        np.testing.assert_allclose(values[:-1], flipped * expected, rtol=1e-5)
+        assert values[-1] == 0.0
+
+
+def test_signs_differ_from_seed_to_seed_and_from_place_to_place() -> None:
+    drawn = []
+    for seed in (1, 2):
+        each = []
+        for k in range(200):
+            one = np.zeros(transforms.BLOCK, np.float32)
+            one[k] = 1.0
+            transforms.forward(one, seed)
+            each.append(one[0] > 0)
+        drawn.append(np.array(each))
+    assert 60 < (drawn[0] != drawn[1]).sum() < 140
+    assert 60 < drawn[0].sum() < 140
+
+
 def test_a_lost_chunk_costs_every_element_of_its_block_a_little() -> None:
     values = np.zeros(2 * transforms.BLOCK, np.float32)
     values[100] = 64.0  # one large element

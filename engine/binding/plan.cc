@@ -13,6 +13,7 @@
 
 #include "binding/binding.h"
 #include "codec/codec.h"
+#include "codec/hadamard.h"
 #include "proto/grid.h"
 #include "reduce/accumulate.h"
 #include "wire/packet.h"
@@ -276,6 +277,18 @@ void bind_plan(nb::module_& module) {
       "encoding"_a, "kept"_a, "datagram_bytes"_a, "The most elements that one datagram carries.");
   module.def("encode_chunk", &encode_chunk, "values"_a, "encoding"_a, "kept"_a = 1.0,
              "The payload of one chunk.");
+  module.def(
+      "hadamard",
+      [](const WritableArray& values, uint64_t seed, bool inverse) {
+        const nb::gil_scoped_release release;
+        if (inverse)
+          codec::hadamard_inverse(values.data(), values.shape(0), seed);
+        else
+          codec::hadamard_forward(values.data(), values.shape(0), seed);
+      },
+      "values"_a.noconvert(), "seed"_a, "inverse"_a = false,
+      "The randomised Hadamard transform, in place.");
+  module.attr("HADAMARD_BLOCK") = codec::kHadamardBlock;
   module.def("decode_chunk", &decode_chunk, "payload"_a, "elements"_a, "encoding"_a, "kept"_a = 1.0,
              "The values of one chunk.");
 

@@ -86,6 +86,13 @@ def decode_chunk(
 ) -> NDArray[np.float32]:
     """The values of one chunk; ValueError for a payload that is none."""
 
+HADAMARD_BLOCK: int
+"""Elements of a block of `hadamard`."""
+
+def hadamard(values: NDArray[np.float32], seed: int, inverse: bool = False) -> None:
+    """The randomised Hadamard transform, in place: signs drawn from the seed, then the orthonormal
+    transform of each block, the rest in blocks of ever smaller powers of two; or its inverse."""
+
 class Completion:
     """What became of one all-reduce (one op)."""
 

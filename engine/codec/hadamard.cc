@@ -1,0 +1,76 @@
+#include "codec/hadamard.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "codec/vectorised.h"
+
+namespace gradwire::codec {
+
+namespace {
+
+// SplitMix64 (Steele, Lea, Flood, OOPSLA'14): 64 signs at a time, from the place alone.
+uint64_t draw(uint64_t seed, uint64_t place) {
+  uint64_t z = seed + (place + 1) * 0x9e3779b97f4a7c15;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+constexpr size_t kWord = 64;
+
+GRADWIRE_VECTORISED
+void flip(float* values, size_t count, uint64_t signs) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto sign = static_cast<uint32_t>(signs >> i & 1) << 31;
+    values[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(values[i]) ^ sign);
+  }
+}
+
+void flip_signs(float* values, size_t count, uint64_t seed) {
+  for (size_t at = 0; at < count; at += kWord)
+    flip(values + at, std::min(kWord, count - at), draw(seed, at / kWord));
+}
+
+// One block, a power of two, while it lies in the nearest cache.
+GRADWIRE_VECTORISED
+void transform_block(float* values, size_t block) {
+  for (size_t half = 1; half < block; half *= 2)
+    for (size_t at = 0; at < block; at += 2 * half) {
+      float* const low = values + at;
+      float* const high = low + half;
+      for (size_t i = 0; i < half; ++i) {
+        const float sum = low[i] + high[i];
+        high[i] = low[i] - high[i];
+        low[i] = sum;
+      }
+    }
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(block)));
+  for (size_t i = 0; i < block; ++i) values[i] *= scale;
+}
+
+void transform(float* values, size_t count) {
+  size_t at = 0;
+  for (; count - at >= kHadamardBlock; at += kHadamardBlock)
+    transform_block(values + at, kHadamardBlock);
+  for (size_t block = kHadamardBlock / 2; at < count; block /= 2)
+    if (count - at >= block) {
+      transform_block(values + at, block);
+      at += block;
+    }
+}
+
+}  // namespace
+
+void hadamard_forward(float* values, size_t count, uint64_t seed) {
+  flip_signs(values, count, seed);
+  transform(values, count);
+}
+
+void hadamard_inverse(float* values, size_t count, uint64_t seed) {
+  transform(values, count);
+  flip_signs(values, count, seed);
+}
+
+}  // namespace gradwire::codec
