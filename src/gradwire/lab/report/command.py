@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gradwire.lab.report.compare import COLUMNS, compare
 from gradwire.lab.report.markdown import as_markdown
-from gradwire.lab.report.words import mark_rows
+from gradwire.lab.report.words import dates, mark_rows
 
 __all__ = ["app"]
 
@@ -111,6 +111,7 @@ def _write(documents: dict[str, dict[str, Any]], found: list[dict[str, Any]], ou
             (folder, *row) for folder, document in documents.items() for row in mark_rows(document)
         ],
         documents=documents,
+        dates=dates,
     )
     out.write_text(page, encoding="utf-8")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradwire.lab.report.words import mark_rows, rate, seconds
+from gradwire.lab.report.words import dates, mark_rows, rate, seconds
 
 __all__ = ["as_markdown"]
 
@@ -21,7 +21,7 @@ def as_markdown(document: Mapping[str, Any]) -> str:
         "",
         f"Published: {document['published'] or 'nothing.'}",
         "",
-        f"`{document['command']}`, {document['date'][:10]}{short}; {machine['cores']} cores "
+        f"`{document['command']}`, {dates(document)}{short}; {machine['cores']} cores "
         f"({machine['cpu']}), Linux {machine['kernel']}, torch {machine['torch']}.",
         "",
         *_table(("wanted", "ours", "mark", "of", ""), mark_rows(document)),

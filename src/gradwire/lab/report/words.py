@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["COLUMNS", "mark_rows", "notes", "rate", "row", "rows", "seconds", "share", "verdict"]
+__all__ = [
+    "COLUMNS",
+    "dates",
+    "mark_rows",
+    "notes",
+    "rate",
+    "row",
+    "rows",
+    "seconds",
+    "share",
+    "verdict",
+]
 
 NONE = "–"
 TOO_SLOW = 0.85
@@ -107,6 +118,12 @@ def verdict(mark: Mapping[str, Any]) -> str:
     return f"missed by {mark['missed_by'] * 100:.1f} %"
 
 
+def dates(document: Mapping[str, Any]) -> str:
+    """The days on which it was measured."""
+    first, last = (day[:10] for day in document.get("dates", [document["date"]] * 2))
+    return first if first == last else f"{first} to {last}"
+
+
 def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
     """The marks: text, ours, wanted, verdict."""
     found = []
@@ -131,6 +148,16 @@ def notes(document: Mapping[str, Any]) -> list[str]:
         lines.append(
             "The short form, made to see that everything works: too few samples to judge by."
         )
+    if missing := document.get("missing", 0):
+        total = len(document["cells"]) * len(document["work"]["seeds"])
+        lines.append(
+            f"Not complete: {missing} of {total} runs of this file (a cell, a seed) are not there."
+        )
+    if outside := document.get("settings"):
+        lines.append(
+            "Set from outside, for all contestants of gradwire: "
+            f"{', '.join(f'{name}={value}' for name, value in outside.items())}."
+        )
     kernel = document["kernel"]
     lines.append(
         f"Real processes in network namespaces of one machine; {kernel['shaper']}; segmentation "
@@ -147,7 +174,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     lines.append(
         f"Contestants take turns of {work['block']} rounds in one run, so that what disturbs the "
         f"machine disturbs all alike; the first {work['warm_up']} of a turn are not timed. "
-        f"Seeds: {', '.join(map(str, work['seeds']))}."
+        f"Seeds: {', '.join(map(str, document.get('seeds', work['seeds'])))}."
     )
     lines.append(
         "A 99th percentile is given from 300 samples on, a 99.9th from 3,000. Limit: the bytes "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import Network, probe
 from gradwire.lab.rivals import RivalStreams, goodput
 from gradwire.lab.run.wires import wires_of
-from gradwire.lab.scenario.load import Experiment
+from gradwire.lab.scenario.load import Cell, Experiment
 from gradwire.lab.scenario.reader import ScenarioError
 from gradwire.lab.scenario.schema import Scenario
 from gradwire.lab.wire import Wire
@@ -52,8 +53,12 @@ class Calibration:
     reached: float
 
 
-def check(experiment: Experiment) -> None:
+def check(experiment: Experiment, cells: Iterable[Cell] | None = None) -> None:
     """Rights, memory and parts, without running anything.
+
+    Args:
+        experiment: the scenario file.
+        cells: those that are to run; all if not given.
 
     Raises:
         ScenarioError: one sentence that says what is missing.
@@ -64,7 +69,7 @@ def check(experiment: Experiment) -> None:
     if reason is not None:
         raise ScenarioError(f"{path}: {reason}; root or an unprivileged user namespace is needed")
     available = _available_memory()
-    for cell in experiment.cells:
+    for cell in experiment.cells if cells is None else cells:
         needed = memory_needed(cell.scenario)
         if needed > available:
             raise ScenarioError(

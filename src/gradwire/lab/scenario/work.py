@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
 
-__all__ = ["KINDS", "THIRDS", "Model", "Work"]
+__all__ = ["KINDS", "LARGEST_SEED", "THIRDS", "Model", "Work"]
 
 KINDS = ("push", "all_reduce", "training")
 THIRDS = ("early", "mid", "late", "never")
+LARGEST_SEED = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Work:
     rounds: int = key(20, "timed rounds, or steps of training, of each contestant", low=1)
     block: int = key(10, "rounds of one contestant before the next has its turn", low=1)
     warm_up: int = key(2, "rounds at the start of each turn that are not timed", low=0)
-    seeds: tuple[int, ...] = key((0,), "the whole is done again for each", low=0)
+    seeds: tuple[int, ...] = key((0,), "the whole is done again for each", low=0, high=LARGEST_SEED)
     round_limit_s: float = key(60.0, "a round that takes longer ends the cell, s", above=0.0)
 
     def __post_init__(self) -> None:
