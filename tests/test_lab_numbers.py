@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from gradwire.lab.rivals import goodput
-from gradwire.lab.run.limits import bound_of, limit, probe_cap, probe_passes
+from gradwire.lab.run.limits import limit, probe_cap, probe_passes
 from gradwire.lab.run.marks import Measured, judge
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.summary import interval, summarize, times
 from gradwire.lab.run.tail import next_length
-from gradwire.lab.run.training import segments, turn_length
+from gradwire.lab.run.training import segments
 from gradwire.lab.scenario import Cell, Contestant, Mark, Scenario, Work
 from gradwire.lab.scenario.network import Loss, Topology
+from gradwire.lab.scenario.work import turn_length
 
 OURS = Contestant("ours", "gradwire", bound=0.408)
 THEIRS = Contestant("theirs", "gradwire", bound=0.008)
@@ -68,13 +69,13 @@ def test_what_a_prober_leaves_to_win() -> None:
 
 
 def test_bounds_come_from_the_contestant_or_its_policy() -> None:
-    assert bound_of(OURS, "push") == 0.408
-    assert bound_of(Contestant("late", "gradwire", enough=0.8), "push") == pytest.approx(0.2)
-    assert bound_of(TCP, "push") == 0.0
+    assert OURS.loosest_bound("push") == 0.408
+    assert Contestant("late", "gradwire", enough=0.8).loosest_bound("push") == pytest.approx(0.2)
+    assert TCP.loosest_bound("push") == 0.0
     mlt = Contestant("mlt", "gradwire", policy="mlt", options={"p": 0.3})
-    assert bound_of(mlt, "training") == 0.3
-    assert bound_of(Contestant("dblp", "gradwire", policy="dblp"), "training") == 0.408
-    assert bound_of(Contestant("ltp", "gradwire", policy="ltp"), "training") == 0.0
+    assert mlt.loosest_bound("training") == 0.3
+    assert Contestant("dblp", "gradwire", policy="dblp").loosest_bound("training") == 0.408
+    assert Contestant("ltp", "gradwire", policy="ltp").loosest_bound("training") == 0.0
 
 
 def test_percentiles_need_samples() -> None:
