@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 import math
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from gradwire.lab.scenario import Experiment, ScenarioError, load
+from gradwire.lab.scenario.contestant import contestant_of
 from gradwire.lab.scenario.keys import key_rows
 from gradwire.lab.scenario.network import Topology
 
@@ -75,6 +78,12 @@ def test_the_scenarios_of_the_repository_can_be_read(quick: bool) -> None:
         assert all(cell.scenario.work.seeds == (0,) for cell in experiment.cells) or not quick
 
 
+def test_contestants_reach_the_ranks_as_they_are() -> None:
+    for path in EXPERIMENTS.glob("*.toml"):
+        for each in load(path).first.contestants:
+            assert contestant_of(json.loads(json.dumps(asdict(each)))) == each
+
+
 def test_values_and_defaults(tmp_path: Path) -> None:
     scenario = read(tmp_path, GOOD).first
     assert (scenario.topology.workers, scenario.topology.hosts) == (2, 3)
@@ -110,7 +119,7 @@ BAD = [
     ),
     ('name = "tcp"', 'name = "ours"', r"one or more with different names"),
     ('over = ["tcp"]', 'over = ["udp"]', r"marks\[0\]: contestant 'udp' takes no part"),
-    ("at_most = 1.0", "", r"one of at_most, at_least and share_of_cap"),
+    ("at_most = 1.0", "", r"one of at_most, at_least"),
     ("[work]", "[loss]\nrate = 2\n[work]", r"loss.rate=2: must be 0.0 or more and 0.99 at most"),
     ("[work]", "[loss]\nper_worker = [0.1]\n[work]", r"loss.per_worker: 1 shares for 2 workers"),
     ("[work]", "[loss]\nrate = 0.9\nrun = 2.0\n[work]", r"run=2.0 with a share of 0.9: runs of 9"),
@@ -426,6 +435,34 @@ def test_marks_belong_to_cells_that_there_are(tmp_path: Path) -> None:
         "over_cell = { a = 'x' }",
     ):
         assert len(read(tmp_path, ALL_REDUCE + MARK + line + "\n" + grid).cells) == 2
+
+
+def test_a_difference_is_that_of_seeds(tmp_path: Path) -> None:
+    other = '[[contestants]]\nname = "tcp"\ntransport = "gloo"\n'
+    mark = MARK.replace("at_most = 1.0", 'over = ["tcp"]\nwithin = 0.01\ndifference = true')
+    text = TRAINING.replace("[work]", "[work]\nseeds = [0, 1]") + other + mark
+    good = 'quantity = "final_loss"\n'
+    assert read(tmp_path, text + good).first.marks[0].within == 0.01
+    for old, new, complaint in (
+        (
+            "difference = true",
+            "difference = false",
+            "difference=false with within=0.01",
+        ),
+        ("within = 0.01", "at_most = 0.01", "difference=true with within=None: each takes"),
+        (
+            "within = 0.01",
+            "within = 0.01\nat_most = 1",
+            "one of at_most, at_least and share_of_cap",
+        ),
+        ("within = 0.01", "within = 0", "within=0: must be above 0"),
+        ('over = ["tcp"]', "", r"over=\[\]: takes final_loss, one contestant in over"),
+        ('"final_loss"', '"job_time"', "quantity='job_time'"),
+        ("within = 0.01", "within = 0.01\nscope = 'max'", "scope='every' and no inverse"),
+        ("seeds = [0, 1]", "seeds = [4]", r"work.seeds=\[4\]: two or more are needed"),
+    ):
+        with pytest.raises(ScenarioError, match=complaint):
+            read(tmp_path, (text + good).replace(old, new))
 
 
 def test_a_map_has_its_axes(tmp_path: Path) -> None:

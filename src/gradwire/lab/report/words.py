@@ -11,6 +11,7 @@ __all__ = [
     "mark_rows",
     "notes",
     "rate",
+    "reached",
     "row",
     "rows",
     "seconds",
@@ -115,7 +116,23 @@ def verdict(mark: Mapping[str, Any]) -> str:
         return "not measured" if mark["value"] is None else "not measured in every cell"
     if mark["met"]:
         return "met"
+    if mark["missed_by"] is None:  # by more than a number says
+        return "missed"
     return f"missed by {mark['missed_by'] * 100:.1f} %"
+
+
+def reached(row: Mapping[str, Any]) -> str:
+    """What a mark, or a cell of it, came to; a difference with its interval."""
+    reach = row.get("interval")
+    if reach is None:
+        return number(row["value"])
+    return f"{row['value']:+.3g} ({reach[0]:+.3g} … {reach[1]:+.3g})"
+
+
+def wanted(mark: Mapping[str, Any]) -> str:
+    """What a mark asks for."""
+    sign = "± " if mark.get("difference") and mark["wanted"] is not None else ""
+    return sign + number(mark["wanted"])
 
 
 def dates(document: Mapping[str, Any]) -> str:
@@ -132,8 +149,8 @@ def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
         found.append(
             [
                 mark["text"],
-                number(mark["value"]),
-                number(mark["wanted"]),
+                reached(mark),
+                wanted(mark),
                 scope[mark["scope"]],
                 verdict(mark),
             ]

@@ -38,8 +38,8 @@ def times(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def interval(values: Sequence[float]) -> list[float] | None:
-    """The 90 % interval of the mean over seeds; None for fewer than two."""
-    if len(values) < 2:
+    """The 90 % interval of the mean over seeds; None for fewer than two, or no numbers."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
         return None
     half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     mean = statistics.fmean(values)
@@ -83,6 +83,9 @@ def summarize(
         **_delivery(tracks),
         "rival_goodput_bps": _rivals(each.name, runs),
         **_learning(tracks, scenario.model.target_loss),
+        "final_losses": {  # JSON has no other keys than texts
+            str(seed): track.losses[-1][2] for seed, track in found.items() if track.losses
+        },
         "reports": [track.reports for track in tracks],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from gradwire.lab.scenario.reader import MISSING, ScenarioError, default_of, key
 from gradwire.lab.scenario.work import THIRDS, Model, Work
 from gradwire.plans import SPENDS
 
-__all__ = ["HOOKS", "Contestant"]
+__all__ = ["HOOKS", "Contestant", "contestant_of"]
 
 HOOKS = ("none", "fp16", "powersgd", "topk")
 TRANSPORTS = {
@@ -163,3 +164,8 @@ class Contestant:
         if kind == "push":
             return self.bound if self.enough is None else 1.0 - self.enough
         return bound_of_policy(self.policy, self.options)
+
+
+def contestant_of(fields: Mapping[str, Any]) -> Contestant:
+    """The contestant of these fields, as JSON brought them from another process."""
+    return Contestant(**{**fields, "tolerant": tuple(fields["tolerant"])})

@@ -17,6 +17,9 @@ TIMES = ("time_median", "time_mean", "time_p99", "time_max")
 P99_SAMPLES = 300
 """A 99th percentile of fewer samples is not given."""
 
+OF_SEEDS = ("final_loss",)
+"""Quantities of which each seed has one."""
+
 QUANTITIES = (
     "time_median",
     "time_mean",
@@ -43,6 +46,9 @@ class Mark:
     pick: str = key(
         "best", "which of several in `over`: the best, or the worst", choices=["best", "worst"]
     )
+    difference: bool = key(
+        False, "the one in `over` taken from it, seed by seed, instead of a quotient"
+    )
     inverse: bool = key(False, "the other one divided by it: the speed-up, where it is a time")
     over_cell: dict[str, Any] = key(
         {}, "divide by the same contestant's in this cell: axis = label"
@@ -55,6 +61,11 @@ class Mark:
         "at least this share of what the round-trip and byte formulas allow over fixed bounds",
         above=0.0,
     )
+    within: float | None = key(
+        None,
+        "of a difference: its 90 % interval over seeds must lie from minus this to this",
+        above=0.0,
+    )
     plus_rtts: float = key(0.0, "round-trip times allowed beside at_most × the limit", low=0.0)
     scope: str = key(
         "every",
@@ -63,9 +74,11 @@ class Mark:
     )
 
     def __post_init__(self) -> None:
-        wanted = [self.at_most, self.at_least, self.share_of_cap]
+        wanted = [self.at_most, self.at_least, self.share_of_cap, self.within]
         if sum(value is not None for value in wanted) != 1:
-            raise ScenarioError("one of at_most, at_least and share_of_cap is wanted")
+            raise ScenarioError("one of at_most, at_least and share_of_cap is wanted, or within")
+        if self.difference or self.within is not None:
+            self._check_difference()
         if self.contestant == LIMIT or self.contestant in self.over:
             raise ScenarioError(
                 f"contestant={self.contestant!r} over {list(self.over)!r}: a contestant is wanted, "
@@ -89,6 +102,19 @@ class Mark:
             raise ScenarioError(
                 f"share_of_cap={self.share_of_cap!r}: takes one contestant in over, inverse=true "
                 f"and a time: one of {', '.join(TIMES)}"
+            )
+
+    def _check_difference(self) -> None:
+        if not self.difference or self.within is None:
+            raise ScenarioError(
+                f"difference={str(self.difference).lower()} with within={self.within!r}: each "
+                "takes the other"
+            )
+        alone = len(self.over) == 1 and self.over != (LIMIT,) and not self.inverse
+        if not alone or self.quantity not in OF_SEEDS or self.scope != "every":
+            raise ScenarioError(
+                f"difference=true with quantity={self.quantity!r}, over={list(self.over)!r}: takes "
+                f"{' or '.join(OF_SEEDS)}, one contestant in over, scope='every' and no inverse"
             )
 
 

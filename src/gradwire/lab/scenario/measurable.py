@@ -68,6 +68,8 @@ def _fault(mark: Mark, scenario: Scenario) -> str | None:
         return "quantity='throughput' with work.kind='training': that has steps_per_s"
     if quantity == "rival_goodput" and not scenario.rivals.streams:
         return "quantity='rival_goodput' with rivals.streams=0: there are no rivals"
+    if mark.difference and len(work.seeds) < 2:
+        return f"difference=true with work.seeds={list(work.seeds)!r}: two or more are needed"
     samples = work.timed * len(work.seeds)
     if quantity == "time_p99" and samples < P99_SAMPLES:
         return (
