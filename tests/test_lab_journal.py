@@ -20,15 +20,15 @@ from gradwire.lab.bursts import BurstRecord
 from gradwire.lab.command import app
 from gradwire.lab.report.page import render
 from gradwire.lab.report.words import notes
-from gradwire.lab.run import build
+from gradwire.lab.run import build, checks
 from gradwire.lab.run.agenda import Agenda, choose_cells, choose_seeds, duration, time_left
-from gradwire.lab.run.checks import Calibration
-from gradwire.lab.run.course import done, outcome_of
+from gradwire.lab.run.course import Audience, CodeChanged, done, outcome_of, run
 from gradwire.lab.run.ground import Event
 from gradwire.lab.run.journal import NAME, Journal, Record, fingerprint
 from gradwire.lab.run.results import document
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.scenario import Cell, Experiment, ScenarioError, load
+from gradwire.policies.plot import Calibration
 
 SMALL = """
 name = "small"
@@ -96,7 +96,7 @@ def samples(*seconds: float) -> CellRun:
     )
 
 
-def record(cell: Cell, seed: int, run: CellRun, took_s: float = 2.0, day: int = 1) -> Record:
+def record(cell: Cell, seed: int, found: CellRun, took_s: float = 2.0, day: int = 1) -> Record:
     return Record(
         cell=cell.name,
         seed=seed,
@@ -108,14 +108,14 @@ def record(cell: Cell, seed: int, run: CellRun, took_s: float = 2.0, day: int = 
         machine=build.machine(),
         settings=build.settings_outside(),
         load=0.5,
-        run=run,
+        run=found,
     )
 
 
 def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
     cell = small(tmp_path).cells[0]
     wrote = record(cell, 0, samples(0.25, 0.5))
-    calibration = Calibration("B", 2, 4e8, 3.9e8)
+    calibration = checks.Calibration("B", 2, 4e8, 3.9e8)
     with Journal(tmp_path / "out") as journal:
         journal.add_calibration(calibration)
         journal.add(wrote)
@@ -185,18 +185,28 @@ def test_only_what_would_come_out_the_same_is_taken(
         assert (first.name, 0) in journal.known(words.cells, False)
         changed = small(tmp_path, ("[1, 2, 3]", "[1, 4]"), ("bytes = 40_000", "bytes = 40_004"))
         assert journal.known(changed.cells, False) == {}
-        monkeypatch.setenv("GRADWIRE_P", "0.3")
+    monkeypatch.setenv("GRADWIRE_P", "0.3")
+    with Journal(tmp_path) as journal:
         assert set(journal.known(experiment.cells, False)) == {(second.name, 1)}
+
+
+def test_a_run_ends_where_the_code_changes(tmp_path: Path) -> None:
+    experiment = small(tmp_path)
+    with Journal(tmp_path) as journal:
+        journal.here = ("0.0.1+before", *journal.here[1:])
+        with pytest.raises(CodeChanged, match=r"gradwire was changed while this ran \(0.0.1\+bef"):
+            run(experiment, [(experiment.cells[0], 0)], journal, Audience())
+        assert journal.records == []
 
 
 def test_what_stands_in_a_table_counts_not_only_its_name(tmp_path: Path) -> None:
     table = tmp_path / "bounds.toml"
-    text = 'format = 1\nmodel = "0"\n[bounds]\n"layer0.weight" = {}\n'
+    model = Calibration.fingerprint({"layer0.weight": 10_000})
     plot = f'policy = "plot"\noptions = {{ table = "{table}" }}'
     prints = []
     for bound in (0.1, 0.2, 0.2):
-        table.write_text(text.format(bound))
-        cell = small(tmp_path, ('policy = "reliable"', plot)).cells[0]
+        Calibration(model, {"layer0.weight": bound}).save(table)
+        (cell,) = small(tmp_path, ('policy = "reliable"', plot), ("[1, 2, 3]", "[1]")).cells
         prints.append(fingerprint(cell, False))
     assert prints[0] != prints[1] == prints[2]
 
@@ -218,9 +228,9 @@ def test_results_are_those_of_the_journal(tmp_path: Path) -> None:
     experiment = small(tmp_path)
     first, second, _ = experiment.cells
     with Journal(tmp_path) as journal:
-        journal.add_calibration(Calibration("B", 2, 4e8, 3.8e8))
-        journal.add_calibration(Calibration("B", 2, 4e8, 3.9e8))
-        journal.add_calibration(Calibration("A", 2, 4e8, 3.9e8))  # of another text
+        journal.add_calibration(checks.Calibration("B", 2, 4e8, 3.8e8))
+        journal.add_calibration(checks.Calibration("B", 2, 4e8, 3.9e8))
+        journal.add_calibration(checks.Calibration("A", 2, 4e8, 3.9e8))  # of another text
         journal.add(record(second, 1, samples(0.2), day=3))
         journal.add(record(first, 0, samples(0.1), day=1))
         found = document(outcome_of(experiment, journal), "gradwire lab run")
@@ -322,7 +332,7 @@ def test_an_interrupted_run_has_a_report_and_goes_on(tmp_path: Path) -> None:
     assert "not there" in (out / "report.html").read_text()
 
     lab = Lab(tmp_path, *call, "--json")
-    assert lab.wait(60.0) == 0, lab.said()
+    assert lab.wait(120.0) == 0, lab.said()
     assert "1 of 2 cells were there" in lab.said()
     assert "cell 1 of 2" not in lab.said()
     document = results()

@@ -182,7 +182,7 @@ def _run(
     """Run what is due and write what there is; returns the status."""
     from gradwire.lab.report.terminal import show
     from gradwire.lab.run.checks import check as check_machine
-    from gradwire.lab.run.course import done, outcome_of
+    from gradwire.lab.run.course import CodeChanged, done, outcome_of
     from gradwire.lab.run.course import run as run_course
     from gradwire.lab.run.results import document
     from gradwire.lab.run.voice import Voice
@@ -193,7 +193,7 @@ def _run(
     due = agenda.due(there)
     if len(due) < len(agenda.all):
         progress.print(f"{agenda.text(there)}; --again starts over", highlight=False, markup=False)
-    interrupted = False
+    interrupted, changed = False, None
     try:
         if due:
             check_machine(experiment, [cell for cell, _ in due])
@@ -202,6 +202,8 @@ def _run(
     except KeyboardInterrupt:
         interrupted = True
         progress.print("interrupted: nothing is left behind; the same command carries on")
+    except CodeChanged as error:
+        changed = error
     outcome = outcome_of(experiment, journal)
     if outcome.records:
         found = document(outcome, shlex.join(["gradwire", *sys.argv[1:]]))
@@ -210,6 +212,8 @@ def _run(
             typer.echo(json.dumps(found, allow_nan=False))
         elif not interrupted:
             show(found, Console())
+    if changed is not None:
+        raise changed
     if interrupted:
         return _INTERRUPTED
     return 1 if outcome.errors else 0

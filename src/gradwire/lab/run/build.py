@@ -36,9 +36,9 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _GIT_SECONDS = 5.0
 
 
-@functools.lru_cache(maxsize=1)
 def build() -> str:
-    """Version and fingerprint of what measures: the engine, and the package but for `READERS`."""
+    """Version and fingerprint of what measures, as it is on the disk now: the engine, and the
+    package but for `READERS`. Each cell starts new processes, which take it from there."""
     digest = hashlib.sha256()
     engine = importlib.util.find_spec("gradwire._engine")
     if engine is not None and engine.origin is not None:

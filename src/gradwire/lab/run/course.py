@@ -12,7 +12,7 @@ from gradwire.lab.measure import softnet_drops
 from gradwire.lab.network import LabUnavailable
 from gradwire.lab.ranks import RankError
 from gradwire.lab.run.agenda import Agenda, Key, duration, time_left
-from gradwire.lab.run.build import build, commit, machine, settings_outside
+from gradwire.lab.run.build import build, commit
 from gradwire.lab.run.checks import ENOUGH, QUICK_ENOUGH, Calibration, calibrate
 from gradwire.lab.run.ground import open_ground
 from gradwire.lab.run.journal import Journal, Record, fingerprint
@@ -21,8 +21,13 @@ from gradwire.lab.run.training import run_training
 from gradwire.lab.run.transfers import run_transfers
 from gradwire.lab.run.wires import wires_of
 from gradwire.lab.scenario.load import Cell, Experiment
+from gradwire.lab.scenario.reader import ScenarioError
 
-__all__ = ["Audience", "Outcome", "done", "outcome_of", "run"]
+__all__ = ["Audience", "CodeChanged", "Outcome", "done", "outcome_of", "run"]
+
+
+class CodeChanged(ScenarioError):
+    """The code on the disk is another than when the run began: its cells would not be alike."""
 
 
 class Audience:
@@ -111,7 +116,9 @@ def run(
     Raises:
         ScenarioError: the machine does not reach a rate; nothing has run then.
         LabUnavailable: this machine cannot make the networks.
+        CodeChanged: gradwire was changed meanwhile; the cell under way is not kept.
     """
+    _check_code(experiment, journal)
     _calibrate(experiment, [cell for cell, _ in due], journal, audience)
     numbers = {cell.name: number for number, cell in enumerate(experiment.cells, 1)}
     for place, (cell, seed) in enumerate(due):
@@ -122,7 +129,17 @@ def run(
             f"cell {numbers[cell.name]} of {len(experiment.cells)}, seed {seed}: {cell.name}"
             + ("" if left is None else f" (about {duration(left)} left)")
         )
-        journal.add(_run_cell(cell, seed, experiment.quick, audience))
+        record = _run_cell(cell, seed, experiment.quick, journal, audience)
+        _check_code(experiment, journal)
+        journal.add(record)
+
+
+def _check_code(experiment: Experiment, journal: Journal) -> None:
+    if (now := build()) != journal.here[0]:
+        raise CodeChanged(
+            f"{experiment.path}: gradwire was changed while this ran ({journal.here[0]} is {now} "
+            "now): the rest would be another's; the same command runs all of it with the new one"
+        )
 
 
 def _calibrate(
@@ -140,7 +157,8 @@ def _calibrate(
             journal.add_calibration(calibrate(cell.scenario, where, enough))
 
 
-def _run_cell(cell: Cell, seed: int, quick: bool, audience: Audience) -> Record:
+def _run_cell(cell: Cell, seed: int, quick: bool, journal: Journal, audience: Audience) -> Record:
+    gradwire, machine, settings = journal.here
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     load, began = os.getloadavg()[0], time.monotonic()
     samples = _measure(cell, seed, audience)
@@ -150,10 +168,10 @@ def _run_cell(cell: Cell, seed: int, quick: bool, audience: Audience) -> Record:
         scenario=fingerprint(cell, quick),
         date=date,
         took_s=time.monotonic() - began,
-        gradwire=build(),
+        gradwire=gradwire,
         commit=commit(),
-        machine=machine(),
-        settings=settings_outside(),
+        machine=machine,
+        settings=settings,
         load=load,
         run=samples,
     )

@@ -80,6 +80,7 @@ class Journal:
     """The runs of a folder; open while a ``with`` block lasts, for one process at a time.
 
     Attributes:
+        here: build, machine and settings of this process, as they were when it was opened.
         records: in the order in which they were made.
         calibrations: what the machine carried, likewise.
     """
@@ -98,6 +99,7 @@ class Journal:
         self.path = folder / NAME
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.here = (build(), machine(), settings_outside())
         self.records: list[Record] = []
         self.calibrations: list[Calibration] = []
         try:
@@ -169,12 +171,11 @@ class Journal:
         """The newest run of each cell and seed that goes with these cells, failed or not: of the
         same scenario, by the same gradwire, on the same machine."""
         wanted = {cell.name: fingerprint(cell, quick) for cell in cells}
-        here = (build(), machine(), settings_outside())
         return {
             (each.cell, each.seed): each
             for each in self.records
             if wanted.get(each.cell) == each.scenario
-            and (each.gradwire, each.machine, each.settings) == here
+            and (each.gradwire, each.machine, each.settings) == self.here
         }
 
     def close(self) -> None:
