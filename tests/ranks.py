@@ -116,11 +116,12 @@ class Ranks:
             with contextlib.suppress(OSError):
                 end.send((path, function.__qualname__, {**arguments, **more}))
 
-    def collect(self, timeout: float = 60.0) -> list[Any]:
-        """The results by rank; Gone for ranks that have ended, or say nothing by the time-out."""
+    def collect(self, timeout: float = 60.0, *, ranks: Sequence[int] | None = None) -> list[Any]:
+        """The results by rank (of all, or of these); Gone for ranks that have ended, or say nothing
+        by the time-out."""
         deadline = time.monotonic() + timeout
         results: list[Any] = []
-        for end in self._ends:
+        for end in self._ends if ranks is None else [self._ends[rank] for rank in ranks]:
             try:
                 there = end.poll(max(0.0, deadline - time.monotonic()))
                 results.append(end.recv() if there else Gone())

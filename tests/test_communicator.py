@@ -780,3 +780,26 @@ def test_a_transfer_that_a_peer_never_joins_times_out() -> None:
 def test_an_impossible_rank_is_an_error(rank: int, world: int) -> None:
     with pytest.raises(ConfigError, match="rank="):
         Communicator(dist.HashStore(), rank, world)
+
+
+def test_an_interface_is_checked_with_one_worker_and_told_to_the_others() -> None:
+    wrong = {"interface": "no-such-interface", "rendezvous_timeout": 20}
+    with pytest.raises(ConfigError, match="interface='no-such-interface': neither an interface"):
+        Communicator(dist.HashStore(), 0, 1, wrong)
+    store, found = dist.HashStore(), {}
+
+    def join(rank: int) -> None:
+        try:
+            Communicator(store, rank, 2, wrong if rank else {"rendezvous_timeout": 20})
+        except (ConfigError, RendezvousError) as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    started = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert time.monotonic() - started < 10
+    assert isinstance(found[1], ConfigError)
+    assert "rank 1 failed: interface='no-such-interface'" in str(found[0])

@@ -7,7 +7,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -397,8 +397,20 @@ def detaches(rank: int, world: int) -> None:
     engine = first._pipeline.communicator._host
     first.detach()
     first.detach()
-    with pytest.raises(gradwire.GradwireError, match="detached"):
-        first.flush()
+    changes: list[Callable[[], object]] = [
+        first.flush,
+        lambda: first.loss(1.0),
+        lambda: first.epoch(3),
+        lambda: setattr(first, "phase", None),
+        lambda: setattr(first, "grad_scale", 2.0),
+        lambda: first.load_state_dict({}),
+        lambda: first.calibrate(lambda *_: torch.zeros(()), None),
+    ]
+    for change in changes:
+        with pytest.raises(gradwire.GradwireError, match="detached: attach the module again"):
+            change()
+    assert first.report().step == 2
+    assert first.state_dict()["step"] == 3
     reference = model()
     reference.load_state_dict(net.state_dict())
     expected = average_of(local_gradients(reference, batch(rank, 9)))
@@ -949,8 +961,19 @@ def reports(rank: int, world: int, path: str) -> None:
     attachment = gradwire.attach(ddp, "mlt", p=0.2, report=path)
     with pytest.raises(gradwire.GradwireError, match="no step"):
         attachment.report()
+    for wrong in ("0.5", None, torch.zeros(2), True, 1j):
+        with pytest.raises(gradwire.ConfigError, match="a number, or a tensor that holds one"):
+            attachment.loss(wrong)  # type: ignore[arg-type]
+    for wrong in (-1, 0.5, "1", True, 10**400):
+        with pytest.raises(gradwire.ConfigError, match=r"epoch=.*: a whole number from 0"):
+            attachment.epoch(wrong)  # type: ignore[arg-type]
+    attachment.epoch(np.int64(0))  # type: ignore[arg-type]
+    for wrong in (0.0, float("nan"), "1", True, 10**400):
+        with pytest.raises(gradwire.ConfigError, match=r"grad_scale=.*: a finite number above 0"):
+            attachment.grad_scale = wrong  # type: ignore[assignment]
+    attachment.grad_scale = torch.tensor([1.0]).squeeze()  # type: ignore[assignment]
     for step in range(3):
-        attachment.loss(torch.tensor(float(rank), requires_grad=True))
+        attachment.loss(torch.tensor([float(rank)], requires_grad=True))
         train(ddp, rank, range(step, step + 1))
     assert attachment.report().agreed.loss == 0.5
     attachment.detach()
@@ -993,6 +1016,35 @@ def test_groups_with_other_members_are_apart(two: Ranks) -> None:
     assert two.run(subgroup) == [2, 2]
 
 
+def no_report(rank: int, world: int, path: str) -> tuple[str, str]:
+    ddp = wrap(model())
+    with pytest.raises((gradwire.ConfigError, gradwire.RendezvousError)) as raised:
+        gradwire.attach(ddp, "mlt", p=0.2, report=path)
+    attachment = gradwire.attach(ddp, "mlt", p=0.2)  # the module is none the worse
+    train(ddp, rank, range(2))
+    attachment.detach()
+    return type(raised.value).__name__, str(raised.value)
+
+
+def test_a_report_that_one_rank_cannot_open_fails_on_all_before_the_first_step(two: Ranks) -> None:
+    for name in ("steps.jsonl", "{rank}.jsonl"):
+        path = f"/no/such/folder/{name}"
+        started = time.monotonic()
+        outcomes = two.run(no_report, path=path)
+        assert time.monotonic() - started < 10
+        for rank, (kind, message) in enumerate(outcomes):
+            assert f"report={path!r}" in message
+            assert "cannot be opened for writing: No such file or directory" in message
+            if rank == 0 or "{rank}" in name:
+                assert kind == "ConfigError"
+            else:
+                assert (kind, message[:13]) == ("RendezvousError", "rank 0 failed")
+
+
+def fails(rank: int, world: int) -> None:
+    raise OSError("no such luck")
+
+
 def test_a_failure_in_a_rank_is_reported_by_the_harness(two: Ranks) -> None:
-    outcome = two.outcomes(reports, path="/no/such/folder/steps.jsonl")[0]
+    outcome = two.outcomes(fails)[0]
     assert isinstance(outcome, Failed)

@@ -209,6 +209,13 @@ def gradients(step: int, world: int) -> list[np.ndarray]:
     return [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
 
 
+def set_ratio(policy: Any, ratio: float) -> float:
+    """Has the next step sent with this share of the dense bytes."""
+    held = policy._choice if policy.name == "adaptive" else policy._ladder
+    held.ratio = ratio
+    return ratio
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -225,10 +232,8 @@ def test_the_books_balance_over_all_stages(options: dict[str, Any]) -> None:
         if step % 20 == 0:
             job.uplinks(Link(loss=0.15, loss_burst=3.0) if step % 40 else Link())
         for policy in job.policies:  # up and down, through f32, f16, int8 and top-k
-            policy._ladder.ratio = (1.0, 0.6, 0.3, 0.3, 0.3, 0.7, 0.7, 0.2)[step // 3 % 8]
-            if policy.name == "adaptive":
-                policy._ladder.ratio = max(policy._ladder.ratio, 0.25)
-        seen.add(job.pipelines[0].policy._ladder.ratio)
+            ratio = (1.0, 0.6, 0.3, 0.3, 0.3, 0.7, 0.7, 0.2)[step // 3 % 8]
+            seen.add(set_ratio(policy, max(ratio, 0.25) if policy.name == "adaptive" else ratio))
         fresh = gradients(step, 3)
         total += np.sum(fresh, axis=0, dtype=np.float64)
         results = job.step(fresh)
@@ -253,7 +258,7 @@ def test_norms_are_those_of_the_fresh_gradient_and_residuals_do_not_show() -> No
     )
     for step in range(6):
         for policy in (*on.policies, *off.policies):
-            policy._ladder.ratio = 0.3
+            set_ratio(policy, 0.3)
         on.step(gradients(step, 2))
         off.step(gradients(step, 2))
         assert on.report.agreed.fresh_norm == pytest.approx(off.report.agreed.fresh_norm, rel=1e-5)
@@ -266,11 +271,11 @@ def test_a_lost_chunk_comes_back_though_its_encoding_error_lies_elsewhere() -> N
     job = on_devices(2, "adaptive", p_low=0.3, p_high=0.3, error_feedback=True)
     job.uplinks(Link(loss=0.4))
     for policy in job.policies:
-        policy._ladder.ratio = 0.3
+        set_ratio(policy, 0.3)
     applied, total, short = np.zeros(ELEMENTS), np.zeros(ELEMENTS), 0
     for step in range(10):
         for policy in job.policies:
-            policy._ladder.ratio = 0.3
+            set_ratio(policy, 0.3)
         fresh = gradients(step, 2)
         total += np.sum(fresh, axis=0, dtype=np.float64)
         applied += 2 * job.step(fresh)[0].astype(np.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -197,6 +199,32 @@ def test_a_rising_loss_makes_the_next_steps_strict_on_all_ranks() -> None:
         seen.append(job.report.guard)
         assert (job.report.delivered == 1.0) == (job.report.guard == "strict")
     assert seen == [""] * 13 + ["strict"] * 3 + [""] * 4
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_a_rise_on_all_ranks(broken: float) -> None:
+    job = Job(2, TENSORS, "mlt", p=0.3, loss_rise=0.5, strict_steps=3)
+    seen, agreed = [], []
+    for step in range(8):
+        job.pipelines[0].add_loss(1.0)
+        job.pipelines[1].add_loss(broken if step == 2 else 1.0)  # one rank, long before ten losses
+        job.step(gradients(step, 2))
+        seen.append([pipeline.report().guard for pipeline in job.pipelines])
+        agreed.append(job.report.agreed.loss)
+    assert seen == [["", ""]] * 3 + [["strict", "strict"]] * 3 + [["", ""]] * 2
+    assert agreed[:2] == agreed[3:5] == [1.0, 1.0]
+    assert math.isnan(agreed[2])
+
+
+def test_without_a_watch_a_loss_that_is_not_finite_is_a_warning_once() -> None:
+    job = Job(2, TENSORS, "mlt", p=0.3)
+    with pytest.warns(RuntimeWarning, match=r"attachment.loss\(nan\): the training loss is not"):
+        job.pipelines[0].add_loss(math.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        job.pipelines[0].add_loss(math.nan)
+    job.step(gradients(0, 2))
+    assert math.isnan(job.report.agreed.loss)
 
 
 def test_the_watch_judges_by_the_running_mean() -> None:

@@ -11,9 +11,10 @@ import pytest
 from gradwire.lab.report.markdown import as_markdown
 from gradwire.lab.report.words import mark_rows, rows
 from gradwire.lab.rivals import goodput
-from gradwire.lab.run.limits import limit, probe_cap, probe_passes
+from gradwire.lab.run.limits import limit, probe_cap, probe_passes, push_ideal
 from gradwire.lab.run.marks import Measured, judge
 from gradwire.lab.run.samples import CellRun, Track
+from gradwire.lab.run.shares import carried, crossing_flows, route
 from gradwire.lab.run.summary import interval, summarize, times
 from gradwire.lab.run.tail import next_length
 from gradwire.lab.run.training import segments
@@ -55,6 +56,64 @@ def test_where_the_loss_is_decides_which_port_is_the_limit() -> None:
     assert limit(scenario(3, Loss(0.5)), MB4, 0.0) == pytest.approx(3 * 0.032)
     uneven = Loss(per_worker=(0.0, 0.9, 0.0))
     assert limit(scenario(3, uneven), MB4, 0.0) == pytest.approx(0.32)
+
+
+def spread(kind: str, loss: Loss | None = None, **topology: Any) -> Scenario:
+    contestant = TCP if kind == "push" else Contestant("gloo", "gloo")
+    return Scenario(
+        name="test",
+        title="test",
+        work=Work(kind, bytes=MB4),
+        topology=Topology(**topology),
+        loss=loss or Loss(),
+        contestants=(contestant,),
+    )
+
+
+def test_an_uplink_is_a_limit_where_it_carries_less_than_its_leaf() -> None:
+    def reduce(**topology: Any) -> float:
+        return limit(spread("all_reduce", workers=8, **topology), MB4, 0.0)
+
+    ports = 2 * 7 / 8 * 0.032
+    assert reduce() == reduce(leaves=2) == reduce(leaves=2, uplink_rate=1e9) == ports
+    # However it is done, two leaves tell each other 4 MB each.
+    assert reduce(leaves=2, uplink_rate=100e6) == pytest.approx(0.32)
+    assert reduce(leaves=4, uplink_rate=100e6) == pytest.approx(1.5 * 0.32)
+
+    def push(loss: Loss | None = None, **topology: Any) -> float:
+        return limit(spread("push", loss, workers=5, servers=1, **topology), MB4, 0.5)
+
+    # Workers 0, 1, 2 are on the first leaf, 3, 4 and the server on the second.
+    assert push(leaves=2) == push() == pytest.approx(0.5 * 5 * 0.032)
+    assert push(leaves=2, uplink_rate=100e6) == pytest.approx(0.5 * 3 * 0.32)
+    lossy = Loss(0.5)  # a worker's losses come before its leaf's uplink, a server's behind it
+    assert push(lossy, leaves=2, uplink_rate=100e6) == pytest.approx(0.5 * 3 * 0.32)
+    at_server = Loss(0.5, at="server")
+    assert push(at_server, leaves=2, uplink_rate=100e6) == pytest.approx(3 * 0.32)
+    ideal = push_ideal(spread("push", workers=5, servers=1, leaves=2, uplink_rate=100e6))
+    assert ideal == pytest.approx(3 * 0.32 * 1514 / 1432)
+
+
+def test_a_calibration_wants_what_ports_and_uplinks_let_through() -> None:
+    one = Topology(workers=4)
+    assert crossing_flows(one) == [(0, 1), (1, 2), (2, 3), (3, 0)]
+    assert carried(one, crossing_flows(one)) == pytest.approx(4e9)
+    two = Topology(workers=4, leaves=2, uplink_rate=1e9)
+    assert crossing_flows(two) == [(0, 2), (1, 3), (2, 0), (3, 1)]
+    assert route(two, 1, 3) == [
+        ("port", "up", 1),
+        ("port", "down", 3),
+        ("uplink", "up", 0),
+        ("uplink", "down", 1),
+    ]
+    assert route(two, 0, 1) == [("port", "up", 0), ("port", "down", 1)]
+    assert carried(two, crossing_flows(two)) == pytest.approx(2e9)
+    # Three hosts on leaves of two and one: host 1's flow stays at home and has its port alone.
+    odd = Topology(workers=3, leaves=2, uplink_rate=400e6)
+    assert crossing_flows(odd) == [(0, 2), (1, 0), (2, 1)]
+    assert carried(odd, crossing_flows(odd)) == pytest.approx(400e6 + 1e9 + 400e6)
+    # What one flow cannot use, another gets.
+    assert carried(two, [(0, 2), (1, 2), (0, 1)]) == pytest.approx(500e6 * 3)
 
 
 def test_what_a_prober_leaves_to_win() -> None:

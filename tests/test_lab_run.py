@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from gradwire.lab import probe
 from gradwire.lab.report.command import app
+from gradwire.lab.run import checks
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 
@@ -358,3 +359,71 @@ def test_missing_rights_are_one_sentence(tmp_path: Path) -> None:
     assert "no network namespaces here" in found.stderr
     assert "root or an unprivileged user namespace is needed" in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_a_run_on_leaves_calibrates_its_uplinks_and_names_them(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    leaves = SMALL.replace("workers = 2", "workers = 2\nleaves = 2\nuplink_rate = 50e6")
+    file.write_text(leaves.replace("40_000", "400_000"))
+    out = tmp_path / "out"
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out), "--json")
+    assert lab.wait(90.0) == 0, lab.said()
+    lab.check_that_nothing_is_left()
+    document = json.loads(lab.output.read_text())
+    words = "2 hosts on 2 leaves under one spine, uplinks of 50 Mbit/s, 64 KiB (4:1)"
+    assert document["kernel"]["topology"] == [words]
+    (calibration,) = document["calibrations"]
+    assert calibration["wanted"] == pytest.approx(2 * 50e6 * 1448 / 1514)
+    assert 0.25 < calibration["reached"] / calibration["wanted"] < 1.05
+    (cell,) = document["cells"]
+    assert (cell["topology"], cell["uplinks"]["rate"]) == (words, 50_000_000)
+    (entry,) = cell["contestants"]
+    assert entry["limit_s"] == pytest.approx(400_000 * 8 / 50e6)
+    assert entry["over_limit"] > 0.9  # no faster than its uplink, but for what a bucket holds
+    assert words in (out / "report.html").read_text()
+    file.write_text(leaves.replace("leaves = 2", "leaves = 3"))
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out))
+    assert lab.wait(30.0) == 2
+    assert "leaves=3 for 2 hosts" in lab.said()
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("_namespaces")
+def test_a_run_on_switches_that_mark_counts_the_marks(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    marking = SMALL.replace("workers = 2", "workers = 2\nrate = 50e6\necn = 16_384")
+    gloo = '[[contestants]]\nname = "tcp"\ntransport = "gloo"\n'
+    rivals = "[rivals]\nstreams = 2\ntarget = 1\n"  # two ways into one port
+    file.write_text(marking.replace("40_000", "200_000") + gloo + rivals)
+    out = tmp_path / "out"
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out), "--json")
+    status = lab.wait(90.0)
+    if "no links with delay here" in lab.said():
+        pytest.skip("no TAP devices")
+    assert status == 0, lab.said()
+    lab.check_that_nothing_is_left()
+    document = json.loads(lab.output.read_text())
+    words = "2 hosts on one switch, marks above 16 KiB"
+    assert document["kernel"]["topology"] == [words]
+    assert "which mark" in document["kernel"]["shaper"]
+    (cell,) = document["cells"]
+    assert cell["ecn"] == 16_384
+    (run,) = cell["runs"]
+    assert run["marked_packets"] > 0
+    assert run["wire_failures"] == 0
+    engines = [each["engine"] for each in cell["contestants"][0]["reports"][0]]
+    assert sum(each["marked"] for each in engines) > 0
+    assert [each["ecn_failed"] for each in engines] == [0, 0]
+    assert min(entry["over_limit"] for entry in cell["contestants"]) > 0.9
+    page = (out / "report.html").read_text()
+    assert words in page
+    assert f"the switches marked {run['marked_packets']} packets" in page
+
+
+def test_a_congestion_control_that_the_kernel_lacks_is_named_before() -> None:
+    assert checks._has_congestion_control("reno")
+    assert not checks._has_congestion_control("nonesuch")

@@ -29,6 +29,7 @@ NAMES = {
     "dblp_job",
     "dblp_phases",
     "dblp_round",
+    "leaf_spine",
     "ltp_incast",
     "microburst_sweep",
     "netsenseml_bandwidth",
@@ -100,6 +101,30 @@ BAD = [
     ("workers = 2", "workers = true", r"topology.workers=True: a whole number"),
     ("workers = 2", "workers = 0", r"topology.workers=0: must be 1 or more"),
     ("workers = 2", "workers = 9000", r"topology.workers=9000: must be 1 or more and 200 at most"),
+    ("workers = 2", "workers = 2\nleaves = 4", r"topology: leaves=4 for 3 hosts: 1 to 3 are"),
+    ("workers = 2", "workers = 2\nleaves = 0", r"topology.leaves=0: must be 1 or more"),
+    ("workers = 2", "workers = 2\nuplink_rate = 1e9", r"uplink_rate=.* with leaves=1: one switch"),
+    ("workers = 2", "workers = 2\nuplink_queue = 9999", r"uplink_queue=9999 with leaves=1"),
+    ("workers = 2", "workers = 2\nleaves = 2\nuplink_rate = 10", r"uplink_rate=10: must be 1000"),
+    ("workers = 2", "workers = 2\nleaves = 2\nuplink_queue = 9", r"uplink_queue=9: must be 3028"),
+    ("workers = 2", "workers = 4\nleaves = 2\nrate = 2e10", r"uplink_rate: none, .*3e\+10 at most"),
+    ("workers = 2", "workers = 2\necn = 900", r"topology.ecn=900: must be 1514 or more"),
+    ("workers = 2", "workers = 2\necn = 300000", r"ecn=300000 with a queue of 262144 bytes"),
+    (
+        "workers = 2",
+        "workers = 2\necn = 9000\nleaves = 2\nuplink_queue = 8000",
+        r"ecn=9000 with a queue of 8000 bytes: less than the queue",
+    ),
+    (
+        'transport = "tcp"',
+        'transport = "tcp"\ncongestion_control = "dctcp"',
+        r"contestants: tcp: congestion_control='dctcp': it needs switches that mark; give ecn",
+    ),
+    (
+        "[work]",
+        '[rivals]\nstreams = 1\ncongestion_control = "dctcp"\n[work]',
+        r"rivals.congestion_control='dctcp': it needs switches that mark",
+    ),
     ("servers = 1", "", r"topology.servers=0: work.kind='push' takes 1"),
     ('kind = "push"', 'kind = "pull"', r"work.kind='pull': allowed are 'push', 'all_reduce'"),
     ('kind = "push"', 'kind = "push"\nbytes = 6', r"work: bytes=6: a multiple of 4"),
@@ -548,6 +573,29 @@ def test_ports_follow_the_preset_unless_they_are_named() -> None:
     assert ports.bucket == Topology().ports.bucket  # a train must pass whole
     single = Topology(preset="A", offloads=False).ports
     assert single.bucket == 37_500  # 0.3 ms
+
+
+def test_uplinks_carry_what_their_ports_do_unless_they_are_named() -> None:
+    assert Topology().spread is None
+    assert Topology().words == "4 hosts on one switch"
+    even = Topology(workers=7, leaves=2).spread
+    assert even is not None
+    assert (even.uplink.rate, even.uplink.queue) == (4_000_000_000, 256 * 1024)
+    assert even.uplink.offloads
+    named = Topology(workers=8, leaves=2, uplink_rate=1e9, uplink_queue=65_536)
+    assert named.spread is not None
+    assert (named.spread.uplink.rate, named.spread.uplink.queue) == (1_000_000_000, 65_536)
+    assert named.words == (
+        "8 hosts on 2 leaves under one spine, uplinks of 1000 Mbit/s, 64 KiB (4:1)"
+    )
+
+
+def test_dctcp_takes_part_where_switches_mark(tmp_path: Path) -> None:
+    text = GOOD.replace("workers = 2", "workers = 2\necn = 30_000")
+    text = text.replace('transport = "tcp"', 'transport = "tcp"\ncongestion_control = "dctcp"')
+    scenario = read(tmp_path, text).first
+    assert scenario.topology.words == "3 hosts on one switch, marks above 29.3 KiB"
+    assert scenario.congestion_controls == {"contestants: tcp: congestion_control": "dctcp"}
 
 
 def test_the_documentation_has_every_key() -> None:

@@ -45,12 +45,14 @@ LAYERS = (
         "device_books",
         "device_codec",
         "job_calibration",
+        "calibration_roll",
     ),
     ("policies",),
     ("phases", "feedback", "flat_book", "momentum", "pruning", "telemetry", "guard"),
     ("communicator", "hosts", "opening", "handles", "arrays", "native", "executor", "rendezvous"),
     ("_engine",),
-    ("plans", "errors", "settings", "transforms"),  # plain data and words that any layer may use
+    # plain data and words that any layer may use
+    ("plans", "errors", "settings", "transforms", "loss_runs", "scalars", "states"),
 )
 RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
 # Policies write plans and read reports; they never reach for what carries them out.

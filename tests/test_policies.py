@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +23,19 @@ from gradwire.plans import (
     mix_seed,
     pool,
 )
-from gradwire.policies import DBLP, LTP, MLT, PlanContext, Policy, Reliable, create, names, register
+from gradwire.policies import (
+    DBLP,
+    LTP,
+    MLT,
+    PlanContext,
+    Policy,
+    Reliable,
+    create,
+    names,
+    policy_class,
+    register,
+)
+from gradwire.policies.base import option_names
 
 CHUNK = 358
 
@@ -165,6 +183,50 @@ def test_impossible_options_name_themselves(build: object, message: str) -> None
     assert message in str(raised.value)
 
 
+NEEDED: dict[str, dict[str, object]] = {"plot": {"table": {"*": 0.1}}}
+HOSTILE = (
+    *(None, True, "", "x", b"x", object(), (), [], {}, [1], {"a": 1}, {1: 0.1}, {"*": "x"}),
+    *(-1, 0, 1, 2, 0.5, -0.1, 1e308, -1e308, 10**400, 1 << 64, math.nan, math.inf, -math.inf),
+    *(
+        np.nan,
+        np.arange(3),
+        np.zeros((2, 2)),
+        torch.zeros(3),
+        torch.tensor(math.nan),
+        1j,
+        Path("x"),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", names())
+def test_any_value_of_an_option_is_taken_or_named(name: str) -> None:
+    """What is not refused has to plan and to be told to the other ranks."""
+    for option in option_names(policy_class(name)):
+        for value in HOSTILE:
+            wrong = ""
+            try:
+                policy = create(name, **{**NEEDED.get(name, {}), option: value})
+            except ConfigError as error:
+                wrong = str(error)
+            if wrong:
+                assert option in wrong, (option, value)
+                continue
+            assert not (isinstance(value, float) and not math.isfinite(value)), (option, value)
+            json.dumps(policy.options(), allow_nan=False)
+            with contextlib.suppress(ConfigError):  # patterns that match nothing
+                policy.prepare({slot.name: slot.length for slot in context(99_999, 9).tensors})
+                policy.plan(context(99_999, 9))
+
+
+def test_the_scalars_of_numpy_and_torch_are_numbers() -> None:
+    policy = DBLP(p_low={"*": np.float32(0.25)}, eta=torch.tensor(0.5), every=np.int64(7))  # type: ignore[dict-item, arg-type]
+    assert policy.options() == DBLP(p_low={"*": 0.25}, eta=0.5, every=7).options()
+    assert MLT(p=np.array(0.5), class_dscp=[np.uint8(8)], priority="layer").options() == (
+        MLT(p=0.5, class_dscp=(8,), priority="layer").options()
+    )
+
+
 def test_a_name_is_taken_once() -> None:
     class Other(Policy):
         name = "mlt"
@@ -265,3 +327,59 @@ def test_seeds_are_spread_and_fixed() -> None:
     assert len(seeds) == 1000
     assert mix_seed(1, 2, 3) == mix_seed(1, 2, 3)
     assert all(0 <= seed < 1 << 64 for seed in seeds)
+
+
+# ---------------------------------------------------------------------------- replacing options
+
+OTHER_VALUES: dict[str, list[dict[str, object]]] = {
+    "mlt": [
+        {"control": "probe"},
+        {"control": "stream", "pull": "committed"},
+        {"priority": "layer", "class_dscp": True},
+        {"priority": "layer"},
+        {"p": 0.5},
+    ],
+    "dblp": [
+        {"control": "probe"},
+        {"p_low": {"*": 0.2}},
+        {"p_low": 0.3},
+        {"p_high": 0.9},
+        {"every": "epoch", "detector": "layers"},
+    ],
+    "ltp": [{"every": 5}, {"slack": "wan"}, {"fraction": 0.5}],
+    "plot": [{"table": {"*": 0.3}}, {"table": None, "calibrate": 4}, {"spend": "anything"}],
+    "optireduce": [{"warmup": 3}, {"excess": 0.5}, {"hadamard": False}],
+    "netsenseml": [{"start": 1.0}, {"start": 0.25}, {"compress": "int8"}, {"prune": 0.5}],
+    "adaptive": [{"table": {"*": 0.3}}, {"compress": "topk"}, {"detector": "ours"}, {"p_low": 0}],
+    "reliable": [],
+}
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_replaced_option_leaves_nothing_behind(name: str) -> None:
+    """dataclasses.replace gives what the same options give from the start."""
+    needed = NEEDED.get(name, {})
+    here = context(99_999, 50_000, phase="tolerant")
+    model = {slot.name: slot.length for slot in here.tensors}
+    for first in OTHER_VALUES[name]:
+        for second in OTHER_VALUES[name]:
+            try:
+                direct = create(name, **{**needed, **first, **second})
+            except ConfigError:
+                continue
+            replaced = replace(create(name, **{**needed, **first}), **second)  # type: ignore[type-var]
+            assert replaced == direct
+            assert replaced.options() == direct.options()
+            for policy in (replaced, direct):
+                policy.prepare(model)
+            assert replaced.plan(here) == direct.plan(here)
+            assert replaced.floor == direct.floor
+
+
+def test_another_control_brings_its_own_order_and_pull() -> None:
+    for policy in (MLT(), DBLP()):
+        probing = replace(policy, control="probe").plan(context(99_999))
+        assert (probing.order, probing.pull) == ("sequential", "lossy")
+        policy.control = "probe"
+        assert policy.plan(context(99_999)).pull == "lossy"
+    assert replace(MLT(control="probe"), control="stream").plan(context(99_999)).pull == "exact"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 from dataclasses import replace
@@ -14,7 +15,6 @@ from gradwire.errors import ConfigError
 from gradwire.hook import HookState
 from gradwire.phases import Summary
 from gradwire.policies import Adaptive
-from gradwire.policies.congestion import stage
 from gradwire.policies.lateness import PushHistory
 from gradwire.sim import NETWORK_B, Link
 from gradwire.virtual import Job
@@ -145,25 +145,44 @@ def test_another_encoding_is_no_reason_to_be_late() -> None:
         job.step(gradients(step, 2))
     policy = job.policies[0]
     assert policy._pushes.late_after(0) is not None
-    policy._ladder.ratio = 1.0
-    policy.observe(replace(job.report, agreed=replace(job.report.agreed, congested=True)))
+    policy.observe(replace(job.report, agreed=replace(job.report.agreed, rest=0.5)))
     assert policy._stage()[0] == "f16"
     assert policy._pushes.late_after(0) is None
 
 
-def test_congestion_is_answered_by_an_encoding() -> None:
-    job = Job(2, TENSORS, "adaptive", every=5, link=NETWORK_B, error_feedback=True)
-    for step in range(25):
-        job.step(gradients(step, 2))
-    assert job.policies[0]._ladder.ratio < 1.0
-    for policy in job.policies:
-        for step in range(200):
-            policy._ladder.observe(Summary(step, congested=True))
-        assert stage(policy._ladder.ratio)[0] == "int8"  # no top-k unless asked for
-    plain = Job(2, TENSORS, "adaptive", every=5, link=NETWORK_B, compress="never")
-    for step in range(25):
-        plain.step(gradients(step, 2))
-    assert job.report.bytes < 0.7 * plain.report.bytes
+def encodings(job: Job, steps: range, compute_s: float) -> list[str]:
+    seen = []
+    for step in steps:
+        job.compute(compute_s)
+        stages = {policy._stage() for policy in job.policies}
+        assert len(stages) == 1  # the same on all ranks
+        seen.append(stages.pop()[0])
+        job.step(gradients(step))
+    return seen
+
+
+def test_a_step_that_waits_for_its_transfer_is_compressed_at_once_and_only_then() -> None:
+    job = Job(3, TENSORS, "adaptive", link=NETWORK_B)
+    busy = encodings(job, range(30), compute_s=0.0)
+    assert busy[:2] == ["f32", "f32"]
+    assert busy[2:] == ["int8"] * 28  # no top-k unless asked for
+    compressed = job.report
+    free = encodings(job, range(30, 60), compute_s=1.0)  # now there is something to wait for
+    assert free[-1] == "f32"
+    assert sum(a != b for a, b in itertools.pairwise(free)) == 1
+    assert compressed.bytes < 0.3 * job.report.bytes
+    never = Job(3, TENSORS, "adaptive", link=NETWORK_B, compress="never")
+    assert encodings(never, range(6), compute_s=0.0) == ["f32"] * 6
+
+
+def test_top_k_where_asked_for_goes_on_to_what_is_needed() -> None:
+    job = Job(3, TENSORS, "adaptive", link=NETWORK_B, compress="topk", error_feedback=True)
+    assert encodings(job, range(8), compute_s=0.0)[2:] == ["topk"] * 6
+
+
+def test_a_free_network_stays_dense() -> None:
+    job = Job(3, TENSORS, "adaptive")
+    assert encodings(job, range(12), compute_s=0.01) == ["f32"] * 12
 
 
 def test_state_survives_a_restart() -> None:

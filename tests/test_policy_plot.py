@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,17 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from typer.testing import CliRunner
 
 import gradwire
+from gradwire.calibration_roll import CalibrationRoll
 from gradwire.cli import app
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, TransferError
 from gradwire.job_calibration import JobCalibration
 from gradwire.layer_search import CANDIDATES, HALVINGS
 from gradwire.policies import PLOT, Calibration
+from gradwire.rendezvous import Meeting
 from gradwire.sim import Link
 from gradwire.virtual import Job
 
@@ -311,6 +317,8 @@ def test_real_processes_calibrate_while_they_train(tmp_path: Path) -> None:
         ({"steps": 7}, "steps=7: only 6 batches"),
         ({"lr": -1.0}, "lr=-1.0"),
         ({"lr": 1e6}, "do not decrease the loss"),
+        ({"seed": -1}, "seed=-1"),
+        ({"steps": 1.5}, "steps=1.5: a whole number"),
     ],
 )
 def test_impossible_calibrations_name_themselves(options: dict[str, float], message: str) -> None:
@@ -339,3 +347,98 @@ def test_the_command_writes_a_file_for_the_policy(
     done = runner.invoke(app, ["calibrate", "mine:nothing"])
     assert done.exit_code == 2
     assert "has no function 'nothing'" in done.output + (done.stderr or "")
+
+
+def frozen() -> torch.nn.Module:
+    return Uneven().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("None", "returned NoneType: it has to return (model, loss_fn, batches)"),
+        ("(Uneven(), loss_of)", "returned tuple of 2: it has to return (model, loss_fn, batches)"),
+        ("(3, loss_of, [1])", "model is of type int: a torch.nn.Module is needed"),
+        ("(Uneven(), 3, [1])", "loss_fn is of type int: a function of (model, batch)"),
+        ("(Uneven(), loss_of, 3)", "batches are of type int: something to iterate over"),
+        ("(Uneven(), loss_of, [])", "steps=2: only 0 batches were given"),
+        ("(frozen(), loss_of, batches())", "the model has no trained parameters"),
+        ("(Uneven(), lambda m, b: 1.0, batches())", "loss_fn returned float: a scalar tensor"),
+        ("(Uneven(), lambda m, b: torch.zeros(3), batches())", "Tensor of shape (3,): a scalar"),
+        ("(Uneven(), lambda m, b: torch.zeros(()), batches())", "a tensor without a gradient"),
+        (
+            "(Uneven(), lambda m, b: loss_of(m, b) * math.nan, batches())",
+            "steps are not finite (lr=0.05)",
+        ),
+    ],
+)
+def test_a_function_that_returns_something_else_is_one_sentence(
+    made: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "strange", lambda: eval(made, {**globals(), "math": math}))
+    monkeypatch.setitem(sys.modules, "strange_calibration", sys.modules[__name__])
+    out = str(tmp_path / "b.toml")
+    arguments = ["calibrate", "strange_calibration:strange", "--steps", "2", "--out", out]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2, done.exception
+    said = done.output.strip()
+    assert message in said
+    assert said.startswith("gradwire calibrate: ")
+    assert len(said.splitlines()) == 1
+    assert not Path(out).exists()
+
+
+def test_a_file_in_place_of_a_module_is_explained() -> None:
+    done = CliRunner().invoke(app, ["calibrate", "mine.py:make"])
+    assert done.exit_code == 2
+    assert "as in mine:make" in done.output
+
+
+def forgets(rank: int, world: int, forgotten: list[int]) -> tuple[str, int, str, float]:
+    """Rank 1 leaves out calls; the first error of each rank: its type, culprit, text, seconds."""
+    module = DistributedDataParallel(Uneven())
+    attachment = gradwire.attach(module, policy="plot", calibrate=2, lr=0.5)
+    started = time.monotonic()
+    try:
+        for step in range(8):
+            with torch.no_grad():
+                module(shifted(rank, step))  # what is only looked at begins no step
+            if rank != 1 or step not in forgotten:
+                attachment.calibrate(loss_of, shifted(rank, step))
+            with module.no_sync():
+                loss_of(module, shifted(rank, step)).backward()
+            loss_of(module, shifted(rank, step)).backward()
+    except TransferError as error:
+        return type(error).__name__, error.rank, str(error), time.monotonic() - started
+    raise AssertionError("nobody noticed")
+
+
+@pytest.mark.parametrize("forgotten", [[1], [2], list(range(8))])
+def test_a_rank_that_forgets_to_calibrate_is_named_at_once(forgotten: list[int]) -> None:
+    with Ranks(2) as ranks:
+        ranks.start(forgets, forgotten=forgotten)
+        (first,) = ranks.collect(30, ranks=[0])
+        ranks.kill(1)  # it may wait for rank 0 in a collective of gloo's
+        outcomes = [
+            first,
+            *(each for each in ranks.collect(30, ranks=[1]) if isinstance(each, tuple)),
+        ]
+    for outcome in outcomes:
+        assert outcome[:2] == ("TransferError", 1), outcome
+        assert "rank 1 began step" in outcome[2]
+        assert "every rank has to call it before each step" in outcome[2]
+        assert outcome[3] < 20
+
+
+def test_a_rank_that_never_comes_to_calibrate_is_named_at_the_time_out() -> None:
+    store = dist.HashStore()
+    rolls = [
+        CalibrationRoll(Meeting(store, "t", endpoint=r, workers=2, servers=0, timeout_s=1.0), 0.2)
+        for r in range(2)
+    ]
+    rolls[1].begin(3, 1)  # an earlier step: it may still come
+    with pytest.raises(
+        TransferError, match=r"rank 1 has not called attachment.calibrate"
+    ) as raised:
+        rolls[0].wait(4, 2)
+    assert raised.value.rank == 1

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import Ranks
+import torch.distributed as dist
+from ranks import Ranks, free_port
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -107,6 +112,12 @@ def test_a_server_told_to_stop_stops_while_it_waits() -> None:
     ("arguments", "message"),
     [
         (["--store", "nonsense", "--workers", "2"], "store='nonsense': host:port"),
+        (["--store", "h:²", "--workers", "2"], "store='h:²': host:port"),
+        (["--store", "file:///no/such/f", "--workers", "2"], "there is no folder '/no/such'"),
+        (["--store", "file:///", "--workers", "2"], "the file of a FileStore"),
+        (["--store", "h:1", "--workers", "-2"], "workers=-2: 1 or more"),
+        (["--store", "h:1", "--workers", "2", "--index", "1"], "index=1 with servers=1"),
+        (["--store", "h:1", "--workers", "2", "--timeout", "nan"], "rendezvous_timeout=nan"),
         (["--store", "127.0.0.1:1", "--workers", "2", "--timeout", "0.5"], "no store answers"),
         (["--workers", "2"], "MASTER_ADDR and MASTER_PORT"),
         (["--store", "h:1", "--servers", "0"], "servers=0 with route='server'"),
@@ -125,7 +136,7 @@ def test_the_command_says_what_it_lacks(
     for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     result = CliRunner().invoke(app, ["server", "--json", *arguments])
-    assert result.exit_code == 1
+    assert result.exit_code == (1 if message == "no store answers" else 2)
     last = json.loads(result.stdout.splitlines()[-1])
     assert last["event"] == "failed"
     assert message in last["message"]
@@ -176,5 +187,40 @@ def test_a_store_that_goes_away_hides_no_failure(
 
 
 def test_a_store_that_does_not_answer_is_an_error_in_time() -> None:
-    with pytest.raises(GradwireError, match="no store answers at"):
+    started = time.monotonic()
+    with pytest.raises(GradwireError, match=r"at 127.0.0.1:1 within 0.5 s: .*refused"):
         open_store("127.0.0.1:1", 0.5)
+    assert time.monotonic() - started < 1.5
+
+
+def test_a_listener_that_is_no_store_is_an_error_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        command = [sys.executable, "-m", "gradwire.cli", "server", "--workers", "2", "--timeout"]
+        store = f"127.0.0.1:{mute.getsockname()[1]}"
+        done = subprocess.run(
+            [*command, "1", "--store", store], capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert f"no store answers at {store} within 1 s, though somebody listens" in done.stderr
+
+
+def test_a_store_that_comes_late_is_found() -> None:
+    port = free_port()
+    opened: list[object] = []
+    late = threading.Timer(
+        0.5,
+        lambda: opened.append(
+            dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        ),
+    )
+    late.start()
+    store = open_store(f"127.0.0.1:{port}", 10.0)
+    late.join()
+    store.set("a", "b")
+    assert opened[0].get("a") == b"b"  # type: ignore[attr-defined]
+
+
+def test_a_file_store_that_may_be_written_is_opened(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/store", 1.0)
+    store.set("a", "b")
+    assert open_store(f"file://{tmp_path}/store", 1.0).get("a") == b"b"

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
+from gradwire.hook import HookState
+from gradwire.lab.scenario.network import Loss as ScenarioLoss
+from gradwire.lab.wire import Wire
 from gradwire.policies import DBLP, MLT, Adaptive
 from gradwire.settings import Settings
+from gradwire.sim import Fabric, Link
 
 
 def test_keywords_come_before_variables_and_variables_before_defaults() -> None:
@@ -101,6 +111,21 @@ def test_configure_names_what_is_wrong(
         ({"port": True}, "port=True"),
         ({"datagram": 9_000}, "datagram=9000"),
         ({"rendezvous_timeout": 0}, "rendezvous_timeout=0"),
+        ({"rendezvous_timeout": 1e-9}, "rendezvous_timeout=1e-09: seconds, a number from 0.01 to"),
+        ({"peer_timeout": 1e-12}, "peer_timeout=1e-12: seconds, a number from 1 to 3.1536e+08"),
+        ({"peer_timeout": "30"}, "peer_timeout='30'"),
+        ({"timeout": 1e-12}, "timeout=1e-12: seconds, a number from 0.01"),
+        ({"timeout": 10**400}, "timeout=1000"),
+        ({"loss_rise": 10**400}, "loss_rise=1000"),
+        ({"loss_rise": float("inf")}, "loss_rise=inf"),
+        ({"floor": float("nan")}, "floor=nan"),
+        ({"datagram": False}, "datagram=False"),
+        ({"datagram": 1472.0}, "datagram=1472.0"),
+        ({"interface": 5}, "interface=5: a network interface's name"),
+        ({"interface": ""}, "interface=''"),
+        ({"route": ["server"]}, "route=['server']: allowed are"),
+        ({"seed": np.arange(2)}, "seed=array([0, 1])"),
+        ({"drop_burst": float("inf")}, "drop_burst=inf"),
         ({"peer_timeout": float("inf")}, "peer_timeout=inf"),
         ({"timeout": -1}, "timeout=-1"),
         ({"error_feedback": "yes"}, "error_feedback='yes'"),
@@ -109,8 +134,10 @@ def test_configure_names_what_is_wrong(
         ({"on_failure": "skip"}, "on_failure='skip': allowed are 'raise'"),
         ({"drop_rate": 1.0}, "drop_rate=1.0"),
         ({"drop_burst": 0.5}, "drop_burst=0.5"),
+        ({"drop_rate": 0.9, "drop_burst": 2}, "drop_burst=2 with drop_rate=0.9: runs of 9 packets"),
         ({"drop_rate": "0.1"}, "drop_rate='0.1'"),
         ({"dscp": 64}, "dscp=64: a whole number from 0 to 63"),
+        ({"ecn": 1}, "ecn=1: allowed are True, False"),
         ({"dscp": True}, "dscp=True: a whole number from 0 to 63"),
         ({"error_feedback": 1}, "error_feedback=1"),
         ({"timeout": 1e10}, "timeout=10000000000.0"),
@@ -156,7 +183,47 @@ def test_a_policy_object_describes_and_keeps_no_state() -> None:
     assert first.phases is not second.phases
 
 
+def test_the_scalars_of_numpy_and_torch_are_numbers(tmp_path: Path) -> None:
+    settings = Settings.build(
+        {
+            "port": np.int64(5000),
+            "timeout": torch.tensor(2.5),
+            "loss_rise": np.float32(0.5),
+            "error_feedback": np.bool_(True),
+            "max_age": np.array(3),
+            "report": tmp_path / "steps.jsonl",
+        },
+        environment={},
+    )
+    assert (settings.port, settings.timeout, settings.loss_rise) == (5000, 2.5, 0.5)
+    assert (settings.error_feedback, settings.max_age) == (True, 3)
+    assert settings.report == str(tmp_path / "steps.jsonl")
+    json.dumps(settings.agreed())  # as the ranks compare it
+
+
 @pytest.mark.parametrize("report", ["", 5, True])
 def test_a_report_is_a_file(report: object) -> None:
     with pytest.raises(ConfigError, match=f"report={report!r}: the name of a file, or None"):
         Settings(report=report)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("loss", "run", "possible"),
+    [(0.9, 9.0, True), (0.9, 8.9, False), (0.6, 1.5, True), (0.6, 1.4, False), (0.5, 1.1, True)],
+)
+def test_all_that_inject_loss_refuse_the_same_runs(loss: float, run: float, possible: bool) -> None:
+    injectors: list[Callable[[], object]] = [
+        lambda: Settings.build({"drop_rate": loss, "drop_burst": run}, environment={}),
+        lambda: Wire(loss=loss, loss_burst=run),
+        lambda: ScenarioLoss(rate=loss, run=run),
+        lambda: Fabric(2, link=Link(loss=loss, loss_burst=run)),
+    ]
+    for inject in injectors:
+        with contextlib.nullcontext() if possible else pytest.raises(ValueError, match="runs"):
+            inject()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD, 5])
+def test_an_optimizer_is_one_of_torchs(optimizer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer=.*: a torch.optim.Optimizer, or None"):
+        HookState("mlt", optimizer=optimizer)

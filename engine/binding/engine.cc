@@ -33,15 +33,11 @@ void close_all() {
 }
 
 io::DropOptions make_drop(double rate, double burst, uint64_t seed) {
-  if (!(rate >= 0.0 && rate < 1.0)) {
-    throw nb::value_error(
-        ("drop_rate is " + std::to_string(rate) + "; a share is in [0, 1)").c_str());
+  io::DropOptions options{rate, burst, seed};
+  if (const std::string wrong = options.validate(); !wrong.empty()) {
+    throw nb::value_error(wrong.c_str());
   }
-  if (!(burst >= 1.0)) {
-    throw nb::value_error(
-        ("drop_burst is " + std::to_string(burst) + "; a run has at least 1 packet").c_str());
-  }
-  return {rate, burst, seed};
+  return options;
 }
 
 class Engine {
@@ -105,7 +101,7 @@ class Engine {
 
 EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,
                            uint32_t datagram_bytes, int64_t peer_timeout, uint64_t memory_limit,
-                           int64_t dscp) {
+                           int64_t dscp, bool ecn) {
   const auto require = [](bool right, const std::string& text) {
     if (!right) throw nb::value_error(text.c_str());
   };
@@ -129,6 +125,7 @@ EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers
   config.ping_interval = std::min(config.ping_interval, std::max<Nanos>(peer_timeout / 5, 1));
   if (memory_limit != 0) config.memory_limit = memory_limit;
   config.dscp = static_cast<uint8_t>(dscp);
+  config.ecn = ecn;
   return config;
 }
 
@@ -164,6 +161,7 @@ nb::dict features_of(io::Loop& loop) {
   out["udp_gro"] = snapshot.features.gro;
   out["timestamps"] = snapshot.features.timestamps;
   out["dscp"] = snapshot.features.dscp;
+  out["ecn"] = snapshot.features.ecn;
   out["rcvbuf"] = snapshot.features.receive_buffer;
   out["sndbuf"] = snapshot.features.send_buffer;
   return out;
@@ -185,6 +183,9 @@ void add_counters(nb::dict& into, const Counters& counters) {
   into["malformed"] = counters.malformed;
   into["credit_stalls"] = counters.credit_stalls;
   into["window_stalls"] = counters.window_stalls;
+  into["marked"] = counters.marked;
+  into["mark_cuts"] = counters.mark_cuts;
+  into["ecn_failed"] = counters.ecn_failed;
   into["rtprop_ns"] = counters.rtprop;
   into["queue_delay_ns"] = counters.queue_delay;
   into["btlbw"] = counters.btlbw;
@@ -200,16 +201,16 @@ void bind_engine(nb::module_& module) {
           [](Engine* self, uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,
              const std::string& address, uint16_t port, uint32_t datagram_bytes,
              int64_t peer_timeout, uint64_t memory_limit, double drop_rate, double drop_burst,
-             uint64_t drop_seed, int64_t dscp) {
+             uint64_t drop_seed, int64_t dscp, bool ecn) {
             const EndpointConfig config =
                 make_config(endpoint, workers, servers, session, datagram_bytes, peer_timeout,
-                            memory_limit, dscp);
+                            memory_limit, dscp, ecn);
             new (self) Engine(config, address, port, make_drop(drop_rate, drop_burst, drop_seed));
           },
           nb::kw_only(), "endpoint"_a, "workers"_a, "servers"_a, "session"_a, "address"_a,
           "port"_a = 0, "datagram_bytes"_a = 1472, "peer_timeout_ns"_a = 30 * kSecond,
           "memory_limit"_a = 0, "drop_rate"_a = 0.0, "drop_burst"_a = 1.0, "drop_seed"_a = 0,
-          "dscp"_a = 0)
+          "dscp"_a = 0, "ecn"_a = true)
       .def_prop_ro("address",
                    [](Engine& engine) {
                      const io::Address& address = engine.loop().address();

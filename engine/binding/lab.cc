@@ -14,10 +14,10 @@ namespace {
 using namespace nb::literals;
 
 lab::WireOptions make_options(int64_t delay, int64_t jitter, bool keep_order, double rate,
-                              uint64_t queue_bytes, double loss, double loss_burst,
-                              uint64_t memory_bytes) {
-  lab::WireOptions options{delay,       jitter, keep_order, rate,
-                           queue_bytes, loss,   loss_burst, memory_bytes};
+                              uint64_t queue_bytes, uint64_t ecn_bytes, double loss,
+                              double loss_burst, uint64_t memory_bytes) {
+  lab::WireOptions options{delay,     jitter, keep_order, rate,        queue_bytes,
+                           ecn_bytes, loss,   loss_burst, memory_bytes};
   if (const std::string wrong = options.validate(); !wrong.empty()) {
     throw nb::value_error(wrong.c_str());
   }
@@ -35,6 +35,9 @@ nb::dict counters_dict(const lab::WireCounters& counters) {
   out["bytes"] = counters.bytes;
   out["delivered"] = counters.delivered;
   out["dropped_queue"] = counters.dropped_queue;
+  out["dropped_queue_bytes"] = counters.dropped_queue_bytes;
+  out["marked"] = counters.marked;
+  out["queue_bytes"] = counters.queue_bytes;
   out["dropped_loss"] = counters.dropped_loss;
   out["dropped_memory"] = counters.dropped_memory;
   out["max_queue_bytes"] = counters.max_queue_bytes;
@@ -74,12 +77,13 @@ void bind_lab(nb::module_& module) {
   queue.def(
       "set",
       [](lab::LinkQueue& self, int64_t now, int64_t delay, int64_t jitter, bool keep_order,
-         double rate, uint64_t queue_bytes, double loss, double loss_burst, uint64_t memory_bytes) {
-        self.set_options(now, make_options(delay, jitter, keep_order, rate, queue_bytes, loss,
-                                           loss_burst, memory_bytes));
+         double rate, uint64_t queue_bytes, uint64_t ecn_bytes, double loss, double loss_burst,
+         uint64_t memory_bytes) {
+        self.set_options(now, make_options(delay, jitter, keep_order, rate, queue_bytes, ecn_bytes,
+                                           loss, loss_burst, memory_bytes));
       },
       "now"_a, nb::kw_only(), "delay_ns"_a = 0, "jitter_ns"_a = 0, "keep_order"_a = true,
-      "rate"_a = 0.0, "queue_bytes"_a = 0, "loss"_a = 0.0, "loss_burst"_a = 0.0,
+      "rate"_a = 0.0, "queue_bytes"_a = 0, "ecn_bytes"_a = 0, "loss"_a = 0.0, "loss_burst"_a = 0.0,
       "memory_bytes"_a = lab::WireOptions{}.memory_bytes);
 
   nb::class_<lab::TapLink>(module, "TapLink",
@@ -89,17 +93,18 @@ void bind_lab(nb::module_& module) {
       .def(
           "set",
           [](lab::TapLink& self, int direction, int64_t delay, int64_t jitter, bool keep_order,
-             double rate, uint64_t queue_bytes, double loss, double loss_burst,
+             double rate, uint64_t queue_bytes, uint64_t ecn_bytes, double loss, double loss_burst,
              uint64_t memory_bytes) {
             const size_t which = known(direction);
-            const lab::WireOptions options = make_options(
-                delay, jitter, keep_order, rate, queue_bytes, loss, loss_burst, memory_bytes);
+            const lab::WireOptions options =
+                make_options(delay, jitter, keep_order, rate, queue_bytes, ecn_bytes, loss,
+                             loss_burst, memory_bytes);
             const nb::gil_scoped_release release;
             self.set_options(which, options);
           },
           "direction"_a, nb::kw_only(), "delay_ns"_a = 0, "jitter_ns"_a = 0, "keep_order"_a = true,
-          "rate"_a = 0.0, "queue_bytes"_a = 0, "loss"_a = 0.0, "loss_burst"_a = 0.0,
-          "memory_bytes"_a = lab::WireOptions{}.memory_bytes)
+          "rate"_a = 0.0, "queue_bytes"_a = 0, "ecn_bytes"_a = 0, "loss"_a = 0.0,
+          "loss_burst"_a = 0.0, "memory_bytes"_a = lab::WireOptions{}.memory_bytes)
       .def(
           "counters",
           [](lab::TapLink& self, int direction) {

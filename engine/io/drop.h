@@ -2,8 +2,10 @@
 // where no network with losses can be made.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <string>
+
+#include "proto/loss_runs.h"
 
 namespace gradwire::io {
 
@@ -11,6 +13,20 @@ struct DropOptions {
   double rate = 0.0;   // share of reliable packets, in [0, 1)
   double burst = 1.0;  // mean length of a run of losses, at least 1
   uint64_t seed = 0;
+
+  // "" or what is wrong.
+  std::string validate() const {
+    if (!(rate >= 0.0 && rate < 1.0)) {
+      return "drop_rate is " + std::to_string(rate) + "; a share is in [0, 1)";
+    }
+    if (!(burst >= 1.0)) {
+      return "drop_burst is " + std::to_string(burst) + "; a run has at least 1 packet";
+    }
+    if (burst > 1.0 && !runs_possible(rate, burst)) {
+      return runs_too_short("drop_rate", rate, "drop_burst", burst);
+    }
+    return "";
+  }
 };
 
 class Drop {
@@ -25,9 +41,7 @@ class Drop {
 
   bool next() {
     if (options_.burst <= 1.0) return uniform() < options_.rate;
-    // A run ends with 1/burst; the chance of a new one makes its share the rate asked for.
-    const double begin = options_.rate / (options_.burst * (1.0 - options_.rate));
-    bad_ = uniform() < (bad_ ? 1.0 - 1.0 / options_.burst : std::min(begin, 1.0));
+    bad_ = uniform() < loss_chance(options_.rate, options_.burst, bad_);
     return bad_;
   }
 

@@ -45,6 +45,7 @@ struct Loop::Impl {
       : config(wanted), socket(host, port, wanted.dscp), poller(socket.fd()), owner(::getpid()) {
     // The kernel's figure counts its own overhead per packet, up to twice the packet.
     config.receive_buffer = static_cast<uint32_t>(socket.features().receive_buffer) / 3;
+    config.ecn = config.ecn && socket.features().ecn;
     last_snapshot.features = socket.features();
   }
 
@@ -373,7 +374,7 @@ bool Loop::Impl::receive_batch() {
         ++counted.injected;
         continue;
       }
-      endpoint->receive(source->second, datagram, now, arrival);
+      endpoint->receive(source->second, datagram, now, arrival, message.ecn);
     }
   }
   endpoint->flush(monotonic_now());

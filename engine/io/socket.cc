@@ -79,9 +79,9 @@ class Control {
     header.msg_controllen = used_;
   }
   void add_segment(uint32_t bytes) { add(IPPROTO_UDP, UDP_SEGMENT, static_cast<uint16_t>(bytes)); }
-  // The two bits below a DSCP are ECN's (RFC 3168), which is not used.
-  void add_dscp(bool v6, uint8_t dscp) {
-    add(v6 ? IPPROTO_IPV6 : IPPROTO_IP, v6 ? IPV6_TCLASS : IP_TOS, int{dscp} << 2);
+  // The two bits below a DSCP are ECN's (RFC 3168).
+  void add_class(bool v6, uint8_t dscp, uint8_t ecn) {
+    add(v6 ? IPPROTO_IPV6 : IPPROTO_IP, v6 ? IPV6_TCLASS : IP_TOS, int{dscp} << 2 | ecn);
   }
 
  private:
@@ -147,6 +147,9 @@ Socket::Socket(const std::string& host, uint16_t port, uint8_t dscp) : dscp_(dsc
                                 (v6 ? "IPV6_TCLASS (" : "IP_TOS (") + why + "); 0 leaves it alone");
   }
   features_.dscp = takes_dscp();
+  const bool tells = v6 ? set_option(fd_, IPPROTO_IPV6, IPV6_RECVTCLASS, 1)
+                        : set_option(fd_, IPPROTO_IP, IP_RECVTOS, 1);
+  features_.ecn = features_.dscp && tells;
 
   buffers_ = std::make_unique_for_overwrite<uint8_t[]>(kBatch * kMessageBytes);
   std::memset(headers_.data(), 0, sizeof(headers_));
@@ -164,7 +167,7 @@ bool Socket::takes_dscp() {
   uint8_t byte = 0;
   iovec vector{&byte, 1};
   Control control;
-  control.add_dscp(address_.family() == AF_INET6, dscp_);
+  control.add_class(address_.family() == AF_INET6, dscp_, 0);
   msghdr header{};
   header.msg_name = address_.get();
   header.msg_namelen = address_.size();
@@ -216,7 +219,7 @@ Socket::Segmented Socket::send_segmented(const Address& to, const Train& train, 
 
   Control control;
   control.add_segment(train.segment_bytes);
-  if (marks(train)) control.add_dscp(address_.family() == AF_INET6, train.dscp);
+  if (marks(train)) control.add_class(address_.family() == AF_INET6, train.dscp, train.ecn);
   msghdr header{};
   header.msg_name = const_cast<sockaddr*>(to.get());
   header.msg_namelen = to.size();
@@ -247,7 +250,7 @@ uint32_t Socket::send_plain(const Address& to, const Train& train, uint32_t firs
   std::array<iovec, 2 * Train::kMaxSegments> vectors;
   std::array<mmsghdr, Train::kMaxSegments> headers;
   Control control;
-  if (marks(train)) control.add_dscp(address_.family() == AF_INET6, train.dscp);
+  if (marks(train)) control.add_class(address_.family() == AF_INET6, train.dscp, train.ecn);
   for (uint32_t i = first; i < train.count; ++i) {
     msghdr& header = headers[i].msg_hdr;
     header = {};
@@ -299,6 +302,7 @@ std::span<const Socket::Message> Socket::receive(Nanos now) {
     message.bytes = {buffers_.get() + i * kMessageBytes, size};
     message.segment = size;
     message.arrival = 0;
+    message.ecn = 0;
     read_control(header, message);
   }
   return {messages_.data(), count};
@@ -310,6 +314,12 @@ void Socket::read_control(msghdr& header, Message& message) {
       int segment = 0;
       std::memcpy(&segment, CMSG_DATA(at), sizeof(segment));
       if (segment > 0) message.segment = static_cast<size_t>(segment);
+    } else if (at->cmsg_level == IPPROTO_IP && at->cmsg_type == IP_TOS) {
+      message.ecn = *CMSG_DATA(at) & 3;  // one byte
+    } else if (at->cmsg_level == IPPROTO_IPV6 && at->cmsg_type == IPV6_TCLASS) {
+      int traffic = 0;
+      std::memcpy(&traffic, CMSG_DATA(at), sizeof(traffic));
+      message.ecn = static_cast<uint8_t>(traffic & 3);
     } else if (at->cmsg_level == SOL_SOCKET && at->cmsg_type == SCM_TIMESTAMPNS) {
       timespec stamp{};
       std::memcpy(&stamp, CMSG_DATA(at), sizeof(stamp));
@@ -346,6 +356,7 @@ void HeldTrain::hold(const Train& train, uint32_t from) {
   train_.segment_bytes = train.segment_bytes;
   train_.total_bytes = train.total_bytes;
   train_.dscp = train.dscp;
+  train_.ecn = train.ecn;
   for (uint32_t i = from; i < train.count; ++i) {
     const size_t begin = bytes_.size();
     for (size_t half = 0; half < 2; ++half) {

@@ -23,6 +23,7 @@ struct Features {
   bool gro = false;
   bool timestamps = false;
   bool dscp = false;       // a DSCP for each datagram
+  bool ecn = false;        // ECT on each datagram, and the field of each that comes
   int receive_buffer = 0;  // as getsockopt says: the kernel counts its own overhead in it
   int send_buffer = 0;
 };
@@ -47,6 +48,7 @@ class Socket {
     std::span<const uint8_t> bytes;
     size_t segment;
     Nanos arrival;  // CLOCK_MONOTONIC; 0 when the kernel did not say
+    uint8_t ecn;    // the two bits of ECN; datagrams of one message share them
   };
 
   // `dscp`: of what is sent, where a train says nothing else. Throws std::system_error with a text
@@ -79,7 +81,9 @@ class Socket {
   uint32_t send_plain(const Address& to, const Train& train, uint32_t first);
   bool takes_dscp();
   // A server does not choose its plans: where the kernel cannot mark it sends unmarked.
-  bool marks(const Train& train) const { return train.dscp != dscp_ && features_.dscp; }
+  bool marks(const Train& train) const {
+    return (train.dscp != dscp_ || train.ecn != 0) && features_.dscp;
+  }
   void read_control(msghdr& header, Message& message);
   void align_clocks(Nanos now);
 

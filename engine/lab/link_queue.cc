@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "proto/loss_runs.h"
+
 namespace gradwire::lab {
 
 std::string WireOptions::validate() const {
@@ -24,13 +26,15 @@ std::string WireOptions::validate() const {
   if (rate > 0.0 && queue_bytes < 2048) {
     return say("queue_bytes", static_cast<double>(queue_bytes), "a rate needs 2048 and more");
   }
+  if (ecn_bytes > 0 && (rate <= 0.0 || ecn_bytes >= queue_bytes)) {
+    return say("ecn_bytes", static_cast<double>(ecn_bytes), "less than the queue of a rate");
+  }
   if (!(loss >= 0.0 && loss <= 1.0)) return say("loss", loss, "a share is in [0, 1]");
   if (loss_burst != 0.0 && (!(loss_burst >= 1.0) || std::isinf(loss_burst))) {
     return say("loss_burst", loss_burst, "a run has 1 packet and more; 0 for independent losses");
   }
-  // Otherwise runs would have to begin more often than after every single packet that passes.
-  if (loss_burst != 0.0 && loss < 1.0 && loss_burst * (1.0 - loss) < loss) {
-    return say("loss_burst", loss_burst, "too short for this loss: at least loss / (1 - loss)");
+  if (loss_burst != 0.0 && loss < 1.0 && !runs_possible(loss, loss_burst)) {
+    return runs_too_short("loss", loss, "loss_burst", loss_burst);
   }
   if (memory_bytes < 1 << 17) {
     return say("memory_bytes", static_cast<double>(memory_bytes), "at least 131072");
@@ -42,8 +46,7 @@ bool LossProcess::next(double loss, double burst) {
   if (loss <= 0.0) return bad_ = false;
   if (loss >= 1.0) return bad_ = true;
   if (burst == 0.0) return bad_ = random_.uniform() < loss;
-  const double begin = loss / (burst * (1.0 - loss));
-  return bad_ = random_.uniform() < (bad_ ? 1.0 - 1.0 / burst : begin);
+  return bad_ = random_.uniform() < loss_chance(loss, burst, bad_);
 }
 
 Nanos LinkQueue::service_time(const Frame& frame) const {
@@ -77,22 +80,64 @@ void LinkQueue::offer(Nanos now, std::span<const uint8_t> data) {
     const uint64_t room = options_.queue_bytes - std::min(options_.queue_bytes, waiting_bytes_);
     auto kept = static_cast<uint32_t>(std::min<uint64_t>(room / packet, shape.packets - 1));
     if (kept == 0 && waiting_.empty()) kept = 1;
+    const uint64_t whole = shape.wire_bytes;
     counters_.dropped_queue += shape.packets - kept;
-    if (kept == 0) return;
+    if (kept == 0) {
+      counters_.dropped_queue_bytes += whole;
+      return;
+    }
     frame.data = cut(data, 0, kept);
     frame.shape = shape_of(frame.data, headed_);
+    counters_.dropped_queue_bytes += whole - frame.shape.wire_bytes;
   } else {
     frame.data.assign(data.begin(), data.end());
   }
-  held_bytes_ += frame.data.size();
   if (options_.rate <= 0.0 && waiting_.empty()) {
+    held_bytes_ += frame.data.size();
     start_wire(now, std::move(frame));
     return;
   }
+  // Of a train the packets that come above the threshold are marked, and go by themselves.
+  const uint32_t below = below_threshold(frame.shape);
+  if (below < frame.shape.packets) {
+    Frame above = below == 0 ? frame : part_of(frame, below, frame.shape.packets - below);
+    if (mark_congestion(above.data, headed_)) {
+      counters_.marked += above.shape.packets;
+      if (below > 0) queue_up(now, part_of(frame, 0, below));
+      queue_up(now, std::move(above));
+      return;
+    }
+  }
+  queue_up(now, std::move(frame));
+}
+
+// How many packets of an arriving train find no more than the threshold in the queue.
+uint32_t LinkQueue::below_threshold(const Shape& shape) const {
+  if (options_.ecn_bytes == 0) return shape.packets;
+  if (waiting_bytes_ > options_.ecn_bytes) return 0;
+  const uint64_t packet = (shape.wire_bytes + shape.packets - 1) / shape.packets;
+  const uint64_t room = (options_.ecn_bytes - waiting_bytes_) / std::max<uint64_t>(packet, 1);
+  return static_cast<uint32_t>(std::min<uint64_t>(room + 1, shape.packets));
+}
+
+LinkQueue::Frame LinkQueue::part_of(const Frame& frame, uint32_t first, uint32_t count) const {
+  Frame part{cut(frame.data, first, count), {}};
+  part.shape = shape_of(part.data, headed_);
+  return part;
+}
+
+void LinkQueue::queue_up(Nanos now, Frame frame) {
+  held_bytes_ += frame.data.size();
   waiting_bytes_ += frame.shape.wire_bytes;
   counters_.max_queue_bytes = std::max(counters_.max_queue_bytes, waiting_bytes_);
   if (waiting_.empty()) sent_ = now + service_time(frame);
   waiting_.push_back(std::move(frame));
+}
+
+WireCounters LinkQueue::counters() const {
+  WireCounters out = counters_;
+  out.queue_bytes = waiting_bytes_;
+  return out;
 }
 
 // Brings onto the wire what the rate has let go by now.
@@ -117,8 +162,7 @@ void LinkQueue::start_wire(Nanos now, Frame frame) {
     whole = false;
     ++counters_.dropped_loss;
     if (i > first) {
-      Frame part{cut(frame.data, first, i - first), {}};
-      part.shape = shape_of(part.data, headed_);
+      Frame part = part_of(frame, first, i - first);
       held_bytes_ += part.data.size();
       travel(now, std::move(part));
     }
@@ -129,8 +173,7 @@ void LinkQueue::start_wire(Nanos now, Frame frame) {
     return;
   }
   if (first < packets) {
-    Frame part{cut(frame.data, first, packets - first), {}};
-    part.shape = shape_of(part.data, headed_);
+    Frame part = part_of(frame, first, packets - first);
     held_bytes_ += part.data.size();
     travel(now, std::move(part));
   }

@@ -21,6 +21,7 @@ struct WireOptions {
   bool keep_order = true;            // … but overtakes none
   double rate = 0.0;                 // bytes/s; 0: none
   uint64_t queue_bytes = 0;          // of the queue before that rate
+  uint64_t ecn_bytes = 0;            // above so many in it ECT packets are marked; 0: none are
   double loss = 0.0;                 // share of packets lost; 1: the link is cut
   double loss_burst = 0.0;           // mean length of a run of losses; 0: independent
   uint64_t memory_bytes = 64 << 20;  // most that may wait and travel
@@ -35,9 +36,12 @@ struct WireCounters {
   uint64_t bytes = 0;    // of these, Ethernet headers counted
   uint64_t delivered = 0;
   uint64_t dropped_queue = 0;
+  uint64_t dropped_queue_bytes = 0;
+  uint64_t marked = 0;  // CE because of what waited here
   uint64_t dropped_loss = 0;
   uint64_t dropped_memory = 0;
   uint64_t max_queue_bytes = 0;
+  uint64_t queue_bytes = 0;  // that wait now
 };
 
 // Which packets are lost: independently, or in runs (Gilbert 1960 with the good state free of loss
@@ -69,7 +73,7 @@ class LinkQueue {
   // When there will be something to take, or to do; kNever when nothing is on its way.
   Nanos next_event() const;
 
-  const WireCounters& counters() const { return counters_; }
+  WireCounters counters() const;
   uint64_t held_bytes() const { return held_bytes_; }
 
  private:
@@ -90,6 +94,9 @@ class LinkQueue {
 
   Nanos service_time(const Frame& frame) const;
   void advance(Nanos now);
+  Frame part_of(const Frame& frame, uint32_t first, uint32_t count) const;
+  uint32_t below_threshold(const Shape& shape) const;
+  void queue_up(Nanos now, Frame frame);
   void start_wire(Nanos now, Frame frame);
   void travel(Nanos now, Frame frame);
 

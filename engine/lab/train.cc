@@ -34,6 +34,7 @@ constexpr size_t kTcpBytes = 20;  // without options
 constexpr uint8_t kFin = 0x01;
 constexpr uint8_t kPush = 0x08;
 constexpr uint8_t kCwr = 0x80;
+constexpr uint8_t kCe = 0x03;  // the ECN field, all ones (RFC 3168)
 constexpr uint8_t kProtocolTcp = 6;
 constexpr uint8_t kProtocolUdp = 17;
 
@@ -166,6 +167,25 @@ std::vector<uint8_t> cut(std::span<const uint8_t> frame, uint32_t first, uint32_
   layout.vnet.header_bytes = static_cast<uint16_t>(layout.headers);
   std::memcpy(out.data(), &layout.vnet, sizeof(layout.vnet));
   return out;
+}
+
+bool mark_congestion(std::span<uint8_t> frame, bool headed) {
+  const size_t skipped = (headed ? kVnetHeaderBytes : 0) + kEthernetBytes;
+  if (frame.size() < skipped + kIpv4Bytes) return false;
+  uint8_t* const ip = frame.data() + skipped;
+  const uint16_t protocol = get16(ip - 2);
+  if (protocol == kIpv4) {
+    const size_t bytes = size_t{ip[0] & 0x0fu} * 4;
+    if ((ip[1] & kCe) == 0 || bytes < kIpv4Bytes || frame.size() < skipped + bytes) return false;
+    ip[1] |= kCe;
+    put16(ip + 10, 0);
+    put16(ip + 10, static_cast<uint16_t>(~fold(add(0, ip, bytes))));
+    return true;
+  }
+  // The field is the low end of the traffic class, which straddles the first two bytes.
+  if (protocol != kIpv6 || (ip[1] >> 4 & kCe) == 0) return false;
+  ip[1] |= kCe << 4;
+  return true;
 }
 
 }  // namespace gradwire::lab

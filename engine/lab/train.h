@@ -25,4 +25,8 @@ Shape shape_of(std::span<const uint8_t> frame, bool headed);
 // would have sent it; count >= 1, first + count <= shape_of(frame).packets.
 std::vector<uint8_t> cut(std::span<const uint8_t> frame, uint32_t first, uint32_t count);
 
+// Marks a frame "congestion experienced" if it may be (RFC 3168, section 5): ECT(0) or ECT(1), IPv4
+// or IPv6; of a train, all packets. False if it may not; one that is marked already stays so.
+bool mark_congestion(std::span<uint8_t> frame, bool headed);
+
 }  // namespace gradwire::lab

@@ -15,14 +15,23 @@ constexpr double kCareful = 0.05;     // growth per epoch above the threshold
 constexpr double kLongGrowth = 0.25;  // the same, of a long path: each epoch is a round
 constexpr double kOverflowCut = 0.85;
 constexpr double kCeilingGrowth = 0.002;  // per epoch: a new try after some tenths of a second
+constexpr double kCeilingPassed = 0.02;   // the same, beyond what once overflowed
 constexpr Nanos kOverflowPause = 50 * kMillisecond;
 constexpr double kWayBack = 0.85;  // of what is on its way back: part of it waits at others' ports
 constexpr double kSlowly = 1.0 / 16;  // a window that wavers makes its senders take turns unevenly
 constexpr double kSegment = 1514.0;
-constexpr Nanos kStarving = 150 * kMillisecond;
-constexpr double kStarved = 0.5;  // of what the target's queue would hold
+constexpr Nanos kPressed = 100 * kMillisecond;  // of epochs with somebody else's queue
+constexpr double kPressedRate = 0.5;            // of BtlBw
+constexpr Nanos kTrial = 30 * kMillisecond;     // of epochs, and as long before it
+constexpr int64_t kTrialEpochs = 8;
+constexpr double kTrialGrowth = 2.0;  // of the window
+constexpr double kElastic = 1.6;      // of the rate: who took it gives way
+constexpr Nanos kTrialPause = 500 * kMillisecond;
+constexpr Nanos kLongestTrialPause = 2 * kSecond;
 constexpr Nanos kCalm = 50 * kMillisecond;
 constexpr double kCompetitiveCut = 0.7;
+constexpr double kInelastic = 0.8;  // of the rate: nobody takes what half leaves
+constexpr Nanos kCheckPause = 2 * kSecond;
 constexpr double kUnbounded = 1e12;
 constexpr double kFullRate = 0.6;     // of BtlBw: the port was ours alone
 constexpr double kLargest = 256e6;    // bytes on one path
@@ -34,7 +43,8 @@ constexpr double kStretchDecay = 0.9;
 constexpr double kStretchGrowth = 4;
 constexpr double kStretchRetry = 1.02;
 constexpr double kStretchBelow = 0.75;
-constexpr double kDrain = 1.25;  // of the queue that is too long, per round of a long path
+constexpr double kMarkedCut = 0.8;  // RFC 8511, section 3
+constexpr double kDrain = 1.25;     // of the queue that is too long, per round of a long path
 }  // namespace
 
 DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos target)
@@ -51,6 +61,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
                          Nanos now) {
   queue = std::max<Nanos>(queue, 0);
   meter_.add(bytes, now, lossy);
+  lossy_ = lossy;
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
   // Below the threshold: half a byte more for each that came through while the queue is short; on a
@@ -67,6 +78,14 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   delay_sum_ = bytes_sum_ = 0;
   epoch_start_ = now;
   limited_ = lost_ = false;
+}
+
+void DelayWindow::marked() {
+  ramps_ = false;
+  window_ = std::max(minimum_, kMarkedCut * window_);
+  // No doubling up to where it was marked.
+  threshold_ = std::max(minimum_, std::min(threshold_, window_));
+  stretch_ = std::max(1.0, kStretchCut * stretch_);
 }
 
 // A ramp ends with a queue, or when more in flight brings no more.
@@ -105,21 +124,69 @@ void DelayWindow::stretch(Nanos delay, double rate) {
   stretch_ = std::clamp(stretch_, 1.0, most);
 }
 
-// Our own queue shrinks when the window does; one that stays long however small the window is
-// belongs to others, and lasts longer than a burst.
-void DelayWindow::compete(Nanos delay, Nanos now) {
-  if (delay <= target_) {
-    over_since_ = 0;
-    if (under_since_ == 0) under_since_ = now;
-    // Theirs is gone.
-    if (competitive_ && 2 * delay < target_ && now - under_since_ > kCalm) competitive_ = false;
+// Our own queue shrinks when the window does. One that stays whatever we do, or takes most of the
+// rate, is somebody else's: a flow that fills it until it overflows (TCP), or one that nothing
+// moves. Trials tell. Twice the window brings more of the rate only where somebody gives way; half
+// of it costs rate only where somebody takes that.
+void DelayWindow::compete(Nanos delay, double rate, Nanos rtprop, Nanos now) {
+  const Nanos epoch = now - epoch_start_;
+  trial_bytes_ += bytes_sum_;
+  trial_time_ += epoch;
+  ++trial_epochs_;
+  const bool long_enough = trial_time_ >= kTrial && trial_epochs_ >= kTrialEpochs;
+  if (trying_) {
+    if (long_enough) end_trial(now);
     return;
   }
-  under_since_ = 0;
-  if (over_since_ == 0) over_since_ = now;
-  if (now - over_since_ > kStarving &&
-      window_ < kStarved * meter_.bytes_per_second() * 1e-9 * static_cast<double>(target_))
-    competitive_ = true;
+  if (competitive_ && 2 * delay >= target_) calm_since_ = now;
+  if (competitive_ && now - calm_since_ > kCalm) {
+    competitive_ = false;
+    pressed_ = 0;
+  }
+  // On a long path the rate comes and goes with the rounds.
+  const bool slow =
+      !long_path(rtprop) && 4 * delay > target_ && rate < kPressedRate * meter_.bytes_per_second();
+  pressed_ = delay > target_ || slow ? std::min(pressed_ + epoch, kPressed)
+                                     : std::max<Nanos>(0, pressed_ - epoch);
+  if (!long_enough) return;
+  if ((competitive_ || pressed_ == kPressed) && now >= next_trial_) {
+    trial_wins_ = 0;
+    begin_trial(competitive_ ? 1 / kTrialGrowth : kTrialGrowth);
+  } else if (2 * trial_time_ > kPressed) {
+    trial_time_ = trial_epochs_ = 0;
+    trial_bytes_ = 0;
+  }
+}
+
+void DelayWindow::begin_trial(double factor) {
+  trying_ = true;
+  trial_rate_ = trial_bytes_ / static_cast<double>(trial_time_);
+  trial_bytes_ = 0;
+  trial_time_ = trial_epochs_ = 0;
+  window_ = std::clamp(factor * window_, minimum_, maximum_);
+}
+
+void DelayWindow::end_trial(Nanos now) {
+  const double change = trial_bytes_ / static_cast<double>(trial_time_) / trial_rate_;
+  trying_ = false;
+  pressed_ = 0;
+  if (competitive_) {
+    competitive_ = change < kInelastic;
+    if (competitive_) window_ = std::min(maximum_, kTrialGrowth * window_);
+    trial_pause_ = kTrialPause;
+    next_trial_ = now + kCheckPause;
+    return;
+  }
+  if (change > kElastic) {
+    ++trial_wins_;
+    begin_trial(kTrialGrowth);
+    return;
+  }
+  window_ = std::max(minimum_, window_ / kTrialGrowth);
+  competitive_ = trial_wins_ > 0;
+  calm_since_ = now;
+  trial_pause_ = competitive_ ? kTrialPause : std::min(2 * trial_pause_, kLongestTrialPause);
+  next_trial_ = now + (competitive_ ? kCheckPause : trial_pause_);
 }
 
 void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
@@ -149,11 +216,14 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     if (now - last_overflow_ > kOverflowPause) {
       ceiling_before_ = ceiling_;
       overflow_start_ = now;
-      ceiling_ = std::max(minimum_, kOverflowCut * std::min(window_, ceiling_));
+      overflow_at_ = std::min(window_, ceiling_);
+      ceiling_ = std::max(minimum_, kOverflowCut * overflow_at_);
     }
     last_overflow_ = now;
   } else {
-    ceiling_ = std::min(kUnbounded, ceiling_ * (1.0 + kCeilingGrowth));
+    // What goes well now, was not ours alone then.
+    const double growth = ceiling_ > overflow_at_ ? kCeilingPassed : kCeilingGrowth;
+    ceiling_ = std::min(kUnbounded, ceiling_ * (1.0 + growth));
   }
   // The first epoch of a burst looks like our doing: who takes the port shows in the next ones.
   // An epoch that a pause has stretched does not tell.
@@ -162,7 +232,8 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     ceiling_ = std::max(ceiling_, ceiling_before_);
   ramp(delay, rate, rtprop);
   stretch(delay, rate);
-  compete(delay, now);
+  if (whole && limited_ && !lossy_) compete(delay, rate, rtprop, now);
+  if (trying_) return;
   if (competitive_) {
     if (lost_) {
       window_ *= kCompetitiveCut;

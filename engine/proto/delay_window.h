@@ -37,9 +37,13 @@ class DelayWindow {
     told_ = told;
   }
   double rate() const { return meter_.bytes_per_second(); }
+  bool rate_proven() const { return meter_.proven(); }
   // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
   // back. `lossy`: under heavy loss.
   void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy, Nanos now);
+  // Packets were marked: a queue is longer than its owner wants, whatever the delay says. To be
+  // called once per round.
+  void marked();
   // Packets are missing that were sent while this window held.
   void lost() { lost_ = true; }
   // The window is what holds transmission back (else it does not grow).
@@ -48,7 +52,9 @@ class DelayWindow {
  private:
   void ramp(Nanos delay, double rate, Nanos rtprop);
   void stretch(Nanos delay, double rate);
-  void compete(Nanos delay, Nanos now);
+  void compete(Nanos delay, double rate, Nanos rtprop, Nanos now);
+  void begin_trial(double factor);
+  void end_trial(Nanos now);
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
 
   double window_;
@@ -64,10 +70,18 @@ class DelayWindow {
   double delay_sum_ = 0;  // weighted by bytes
   double bytes_sum_ = 0;
   Nanos last_delay_ = 0;
-  double ceiling_;        // above it the queue overflowed by our own doing
-  Nanos over_since_ = 0;  // the queue has been longer than the target since
-  Nanos under_since_ = 0;
+  double ceiling_;  // above it the queue overflowed by our own doing
   bool competitive_ = false;
+  Nanos calm_since_ = 0;
+  Nanos pressed_ = 0;  // epochs under somebody else's queue, less those without
+  bool trying_ = false;
+  uint32_t trial_wins_ = 0;
+  Nanos trial_time_ = 0;
+  int64_t trial_epochs_ = 0;
+  double trial_bytes_ = 0;
+  double trial_rate_ = 0;  // bytes/ns, before it
+  Nanos trial_pause_ = 500 * kMillisecond;
+  Nanos next_trial_ = 0;
   bool ramps_ = true;
   double loss_ = -1;
   double told_ = 0;
@@ -78,9 +92,11 @@ class DelayWindow {
   Nanos last_overflow_ = 0;
   Nanos overflow_start_ = 0;
   double ceiling_before_ = 0;
+  double overflow_at_ = 0;
   Nanos epoch_start_ = 0;
   bool limited_ = false;
   bool lost_ = false;
+  bool lossy_ = false;
 };
 
 }  // namespace gradwire

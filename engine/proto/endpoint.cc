@@ -12,6 +12,9 @@ constexpr Nanos kFarewellInterval = 10 * kMillisecond;
 constexpr uint32_t kFarewells = 3;
 constexpr uint32_t kQuickProbes = 40;  // time-outs in a row before the backoff grows for good
 constexpr uint32_t kQuickBackoff = 1;  // doublings until then
+constexpr Nanos kHeardOf = 1 * kSecond;
+constexpr int kSilentPings = 5;
+constexpr int kUrgentPings = 50;  // in place of one: most get lost, and so do the answers
 constexpr uint32_t kMostProbes = 24;
 constexpr uint32_t kSlowestBackoff = 8;  // doublings at the most
 }  // namespace
@@ -43,6 +46,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     path->granted = path->granted_sent = standing_credit(config.endpoint);
     path->last_heard = now;
     path->ping_now = true;
+    if (!config.ecn) path->ecn.off();
     paths[e] = std::move(path);
   }
   next_path = static_cast<uint16_t>((config.endpoint + 1) % std::max<int>(1, config.endpoints()));
@@ -71,11 +75,18 @@ void Endpoint::Impl::fail(const std::string& text, int32_t rank, Nanos now) {
   }
 }
 
+// A peer that has been silent for several pings is asked more often: heavy loss is not death.
+Nanos Endpoint::Impl::ping_interval(const Path& path, Nanos now) const {
+  if (!path.connected) return kConnectPing;
+  const bool silent =
+      failure.empty() && now - path.last_heard > kSilentPings * config.ping_interval;
+  return silent ? config.ping_interval / kUrgentPings : config.ping_interval;
+}
+
 void Endpoint::Impl::check_life(Nanos now) {
   for (auto& p : paths) {
     if (!p) continue;
-    const Nanos interval = p->connected ? config.ping_interval : kConnectPing;
-    if (now - p->last_ping >= interval) {
+    if (now - p->last_ping >= ping_interval(*p, now)) {
       p->last_ping = now;
       p->ping_now = !p->gone;
     }
@@ -125,6 +136,16 @@ void Endpoint::Impl::check_deadlines(Nanos now) {
   }
 }
 
+// When a path's next tail probe is due. A peer that is heard of is neither dead nor cut off: what
+// does not get through to it gets lost, however often that happens in a row.
+Nanos Endpoint::Impl::probe_time(const Path& path, Nanos now) const {
+  const bool quick = path.probe_count < kQuickProbes || now - path.last_heard < kHeardOf;
+  const uint32_t doublings =
+      quick ? std::min(path.probe_count, kQuickBackoff)
+            : std::min(path.probe_count - kQuickProbes + kQuickBackoff, kSlowestBackoff);
+  return path.probe_base + (path.rtt.probe_timeout() << doublings);
+}
+
 // Tail probe (RFC 9002 §6.2, RFC 8985 §7): the oldest packets go again, or one goes beyond the
 // credit if the word that gives more of it was lost.
 void Endpoint::Impl::check_probe(Path& path, Nanos now) {
@@ -133,14 +154,12 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
     path.probe_count = 0;
     return;
   }
-  const uint32_t doublings =
-      path.probe_count < kQuickProbes
-          ? std::min(path.probe_count, kQuickBackoff)
-          : std::min(path.probe_count - kQuickProbes + kQuickBackoff, kSlowestBackoff);
-  if (now < path.probe_base + (path.rtt.probe_timeout() << doublings)) return;
+  if (now < probe_time(path, now)) return;
   ++path.probe_count;
   ++counters.probes;
   path.probe_base = now;
+  if (path.connected) path.ecn.timed_out(path.probe_count);
+  check_ecn(path);
   // Silence on a long path: what would be a round's first window is worth trying.
   path.probes = long_path(path.rtt.minimum()) ? kMostProbes : 2;
   const bool more = backlog(path) > 0;
@@ -185,17 +204,11 @@ Nanos Endpoint::Impl::next_timer() const {
   Nanos next = last_timer + config.ping_interval;
   for (const auto& p : paths) {
     if (!p) continue;
-    if (!p->gone)
-      next = std::min(next, p->last_ping + (p->connected ? config.ping_interval : kConnectPing));
+    if (!p->gone) next = std::min(next, p->last_ping + ping_interval(*p, last_timer));
     next = std::min(next, p->ack_due);
     if (p->errors_left || p->byes_left) next = std::min(next, p->next_farewell);
-    if (failure.empty() && (p->sent.in_flight() > 0 || p->starved)) {
-      const uint32_t doublings =
-          p->probe_count < kQuickProbes
-              ? std::min(p->probe_count, kQuickBackoff)
-              : std::min(p->probe_count - kQuickProbes + kQuickBackoff, kSlowestBackoff);
-      next = std::min(next, p->probe_base + (p->rtt.probe_timeout() << doublings));
-    }
+    if (failure.empty() && (p->sent.in_flight() > 0 || p->starved))
+      next = std::min(next, probe_time(*p, last_timer));
   }
   for (const auto& [id, op] : ops) {
     next = std::min(next, op->deadline);
@@ -248,9 +261,9 @@ Endpoint::~Endpoint() = default;
 std::string Endpoint::start(OpSpec spec, Nanos now) {
   return impl_->start(std::move(spec), now);
 }
-void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now,
-                       Nanos arrival) {
-  impl_->receive(source, datagram, now, arrival);
+void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+                       uint8_t ecn) {
+  impl_->receive(source, datagram, now, arrival, ecn);
 }
 void Endpoint::flush(Nanos now) {
   impl_->flush(now);

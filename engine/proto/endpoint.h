@@ -34,6 +34,7 @@ struct EndpointConfig {
   uint64_t memory_limit = uint64_t{1} << 31;  // of sums and reordering at the aggregator
   bool pacing = true;
   uint8_t dscp = 0;  // of all datagrams to which no plan gives another
+  bool ecn = true;   // packets that are acknowledged go as ECT(0), where the path carries that
 
   uint16_t endpoints() const { return static_cast<uint16_t>(workers + servers); }
   uint16_t aggregators() const { return servers ? servers : workers; }
@@ -113,6 +114,7 @@ struct Train {
   uint32_t segment_bytes = 0;
   uint32_t total_bytes = 0;
   uint8_t dscp = 0;
+  uint8_t ecn = 0;  // the two bits below it
   std::array<Span, 2 * kMaxSegments> spans;
   alignas(8) std::array<std::array<uint8_t, 32>, kMaxSegments> headers;
   std::vector<uint8_t> control;  // backing store of control payloads
@@ -132,6 +134,9 @@ struct Counters {
   uint64_t malformed = 0;
   uint64_t credit_stalls = 0;
   uint64_t window_stalls = 0;
+  uint64_t marked = 0;      // packets that came with CE
+  uint64_t mark_cuts = 0;   // times that a window of ours shrank for marks
+  uint64_t ecn_failed = 0;  // paths that do not carry ECT
   Nanos rtprop = 0;
   Nanos queue_delay = 0;
   double btlbw = 0;
@@ -149,8 +154,9 @@ class Endpoint {
   // "" or why the op cannot start (then nothing has changed).
   std::string start(OpSpec spec, Nanos now);
   // One datagram from `source` (the endpoint whose address it came from). `arrival` is when the
-  // kernel got it, at most `now`.
-  void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival);
+  // kernel got it, at most `now`; `ecn` the two bits that it came with (RFC 3168).
+  void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+               uint8_t ecn = 0);
   void flush(Nanos now);
   bool transmit(Nanos now, Train& train);
   Nanos next_timer() const;

@@ -1,6 +1,6 @@
 // The inside of Endpoint. Its parts live in endpoint.cc (life, timers), endpoint_receive.cc,
-// endpoint_transmit.cc, endpoint_repeat.cc, endpoint_priority.cc, endpoint_passes.cc,
-// endpoint_ops.cc (ops from start to report) and credit.cc.
+// endpoint_transmit.cc, endpoint_ecn.cc, endpoint_repeat.cc, endpoint_priority.cc,
+// endpoint_passes.cc, endpoint_ops.cc (ops from start to report) and credit.cc.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +36,10 @@ struct Endpoint::Impl {
   void finish_close(Nanos now);
 
   // endpoint_receive.cc
-  void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival);
-  void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival);
+  void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+               uint8_t ecn);
+  void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+                   uint8_t ecn);
   bool accept(Path& path, const wire::Header& header, uint64_t op_id,
               std::span<const uint8_t> datagram, Nanos now);
   bool dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
@@ -73,6 +75,11 @@ struct Endpoint::Impl {
   }
   void sent(Path& path, SentPacket& packet, Nanos now);
 
+  // endpoint_ecn.cc
+  void count_ecn(Path& path, uint8_t ecn, Nanos now);
+  void on_counts(Path& path, const wire::Ack& ack, Nanos now);
+  void check_ecn(Path& path);
+
   // endpoint_priority.cc
   void set_classes(Op& op);
   static uint16_t class_flag(const Op& op, uint32_t chunk);
@@ -83,6 +90,10 @@ struct Endpoint::Impl {
   static constexpr double kRepeatsAtOnce = 16;
   double room(Nanos now) const;
   void repeat(Nanos now);
+  Nanos probe_time(const Path& path, Nanos now) const;
+  Nanos ping_interval(const Path& path, Nanos now) const;
+  double unproven_rate(Nanos now) const;
+  double repeat_rate(Nanos now) const;
   Nanos repeat_after(const Path& path, Nanos now) const;
 
   // endpoint_passes.cc
@@ -149,7 +160,9 @@ struct Endpoint::Impl {
   DelayWindow receive_window;
   double btlbw() const { return std::max(send_window.rate(), receive_window.rate()); }
 
-  LossMeter loss_to;  // of all that is sent
+  Nanos send_cut = 0;     // when send_window last shrank for marks
+  Nanos receive_cut = 0;  // and receive_window
+  LossMeter loss_to;      // of all that is sent
   CircuitBreaker breaker;
   uint64_t in_flight_bytes = 0;
   const Path* paced_by = nullptr;  // whose receiver's window sets the pace

@@ -16,7 +16,7 @@ constexpr size_t kLongestError = 1024;
 }  // namespace
 
 void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now,
-                             Nanos arrival) {
+                             Nanos arrival, uint8_t ecn) {
   const auto head = wire::read_common(datagram);
   if (!head || head->session != config.session || head->source != source ||
       source >= paths.size() || !paths[source]) {
@@ -34,7 +34,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   counters.bytes_received += datagram.size();
   path.last_heard = now;
   if (wire::is_reliable(head->kind)) {
-    on_reliable(path, datagram, now, arrival);
+    on_reliable(path, datagram, now, arrival, ecn);
     return;
   }
   switch (head->kind) {
@@ -56,6 +56,8 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
       } else if (head->kind == wire::Kind::ping) {
         path.pong_now = true;
         path.pong_echo = stamp;
+        // Who still asks has not heard why there is no answer to its data.
+        if (!failure.empty() && path.errors_left == 0) path.errors_left = 1;
       } else if (static_cast<Nanos>(stamp) <= now && static_cast<Nanos>(stamp) > now - kSecond) {
         path.rtt.sample(now - static_cast<Nanos>(stamp), 0, now);
         if (!path.connected) {
@@ -100,7 +102,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
 }
 
 void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now,
-                                 Nanos arrival) {
+                                 Nanos arrival, uint8_t ecn) {
   const auto header = wire::read_header(datagram);
   if (!header || datagram.size() > config.datagram_bytes) {
     ++counters.malformed;
@@ -135,6 +137,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     path.ack_now = true;
     receive_window.lost();
   }
+  count_ecn(path, ecn, now);
   if (header->backlog == 0 || header->common.kind > wire::Kind::pull) path.ack_now = true;
   // Three or more for each turn of the credit: fewer make the sender wait, and each takes as much
   // of the way back as a tenth of a chunk.
@@ -378,6 +381,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
       SentPacket* packet = path.sent.find(largest - back);
       if (!packet || packet->state == SentPacket::State::acked) continue;
       const bool probed = packet->state == SentPacket::State::probed;
+      if (packet->ect) path.ecn.acked();
       if (probed) ++counters.spurious_retransmissions;
       if (packet->state == SentPacket::State::lost) {
         ++counters.spurious_retransmissions;
@@ -400,6 +404,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
       packet_acked(path, *packet, now);
     }
   }
+  on_counts(path, ack, now);
   if (acked_bytes) {
     path.probe_count = 0;
     path.probes = 0;
@@ -416,7 +421,12 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     for (const auto& p : paths)
       if (p && now - p->loss_told_time < LossMeter::kMemory) told += p->window;
     send_window.loss(loss_to.share(now), told);
-    send_window.sample(acked_bytes, shared_delay(&Path::delay_to, now), path.rtt.round(),
+    Nanos delay = shared_delay(&Path::delay_to, now);
+    // With one destination, whose queue it is cannot be told, and its receiver's credit holds it
+    // short (or competes): the sender's window would give way a second time.
+    if (in_use(&Path::delay_to, now) == 1 && !long_path(path.rtt.minimum()))
+      delay = std::min(delay, config.delay_target);
+    send_window.sample(acked_bytes, delay, path.rtt.round(),
                        path.rtt.minimum(), path.loss_told > kHeavyLoss, now);
     counters.btlbw = btlbw();
     retire(now);

@@ -9,8 +9,9 @@ namespace gradwire {
 
 namespace {
 constexpr Nanos kSoonestRepeat = 500 * kMicrosecond;
-constexpr double kRepeatSafety = 3.0;    // e^-3 of the rounds lose all copies
-constexpr double kSlowestRepeat = 1000;  // packets/s
+constexpr double kRepeatSafety = 3.0;               // e^-3 of the rounds lose all copies
+constexpr double kSlowestRepeat = 1000;             // packets/s
+constexpr Nanos kShortestRound = 1 * kMillisecond;  // of a way of unknown rate
 }  // namespace
 
 // Bytes that the window still lets go.
@@ -23,18 +24,39 @@ double Endpoint::Impl::room(Nanos now) const {
 // the copies of one round, hardly ever all get lost.
 Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
   const double loss = std::max(path.loss_to(now), path.loss_from.share(now));
-  if (loss < kHeavyLoss || !path.rtt.any()) return kNever;
+  if (loss < kHeavyLoss) return kNever;
   return std::max(kSoonestRepeat, static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) *
                                                      -std::log(loss) / kRepeatSafety));
+}
+
+// Bytes/s of a rate that only heavy loss has told of: at the least a window in a round, as in any
+// first round, or it would never show what the way carries.
+double Endpoint::Impl::unproven_rate(Nanos now) const {
+  if (send_window.rate_proven() || receive_window.rate_proven()) return 0;
+  Nanos round = kShortestRound;
+  double told = 0;
+  for (const auto& p : paths) {
+    if (!p || p->gone) continue;
+    if (p->sent.in_flight() > 0) round = std::max(round, p->rtt.smoothed());
+    if (now - p->loss_told_time < LossMeter::kMemory) told += p->window;
+  }
+  const double window = send_window.bytes();
+  return (told > 0 ? std::min(window, told) : window) * 1e9 / static_cast<double>(round);
+}
+
+// Packets/s that may go again.
+double Endpoint::Impl::repeat_rate(Nanos now) const {
+  const double rate =
+      std::max(send_window.stretch(loss_to.share(now)) * btlbw(), unproven_rate(now));
+  return std::max(kSlowestRepeat, breaker.factor() * rate / (config.datagram_bytes + 42.0));
 }
 
 // With nothing else to send, what is in flight on a path of heavy loss goes again, the oldest
 // first, at the rate that the way is known to carry.
 void Endpoint::Impl::repeat(Nanos now) {
-  const double rate = send_window.stretch(loss_to.share(now)) * breaker.factor() * btlbw() /
-                      (config.datagram_bytes + 42.0);  // packets/s
-  repeats = std::min(kRepeatsAtOnce, repeats + std::max(rate, kSlowestRepeat) *
-                                                   static_cast<double>(now - repeats_time) * 1e-9);
+  const double rate = repeat_rate(now);
+  repeats =
+      std::min(kRepeatsAtOnce, repeats + rate * static_cast<double>(now - repeats_time) * 1e-9);
   const bool blocked = room(now) <= 0;
   repeats_time = now;
   repeat_due = kNever;
@@ -65,8 +87,7 @@ void Endpoint::Impl::repeat(Nanos now) {
       SentPacket* packet = p->sent.find(n);
       if (!packet || packet->state != SentPacket::State::flight) continue;
       if (!recovered(*packet)) continue;  // goes in passes
-      const Nanos allowed =
-          now + static_cast<Nanos>((1 - left) / std::max(rate, kSlowestRepeat) * 1e9) + 1;
+      const Nanos allowed = now + static_cast<Nanos>((1 - left) / rate * 1e9) + 1;
       if (left < 1) send_window.limited();
       const Nanos due = std::max(packet->time + after, left < 1 ? allowed : 0);
       if (due > now) {

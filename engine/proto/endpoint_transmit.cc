@@ -31,8 +31,9 @@ uint8_t* begin_control(Train& train, uint16_t destination, size_t bytes) {
   return train.control.data();
 }
 
-void end_control(Train& train, size_t bytes, uint8_t dscp) {
+void end_control(Train& train, size_t bytes, uint8_t dscp, uint8_t ecn = kNotEct) {
   train.dscp = dscp;
+  train.ecn = ecn;
   train.count = 1;
   train.segment_bytes = train.total_bytes = static_cast<uint32_t>(bytes);
   train.spans[0] = {train.control.data(), bytes};
@@ -43,6 +44,8 @@ void end_control(Train& train, size_t bytes, uint8_t dscp) {
 
 void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   packet.time = now;
+  packet.ect = path.ecn.capable();
+  if (packet.ect) path.ecn.sent();
   path.sent.count_bytes(packet);
   in_flight_bytes += packet.bytes;
   path.probe_base = now;
@@ -71,6 +74,8 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     ack.credit = static_cast<uint32_t>(path.granted);
     ack.loss = static_cast<uint16_t>(path.loss_from.share(now) * 65'536.0);
     ack.share = path.part * (config.datagram_bytes + 42);
+    ack.ect0 = path.ecn_seen.ect0;
+    ack.ce = path.ecn_seen.ce;
     ack.delay_us = static_cast<uint32_t>(
         std::clamp<Nanos>((now - path.largest_arrival) / kMicrosecond, 0, 1'000'000));
     ack.queue_us = static_cast<uint32_t>(
@@ -157,7 +162,7 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   header.backlog = static_cast<uint16_t>(std::min<uint64_t>(backlog(path), 65'535));
   wire::write_header(at, header);
   std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());
-  end_control(train, bytes, control_dscp);
+  end_control(train, bytes, control_dscp, path.ecn.capable() ? kEct0 : kNotEct);
   path.control_sent.push_back(packet.number);
   sent(path, packet, now);
   if (Op* op = find(frame.op)) {
@@ -255,6 +260,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       if (train.count == 0) {
         train.segment_bytes = packet.bytes;
         train.dscp = dscp;
+        train.ecn = path.ecn.capable() ? kEct0 : kNotEct;
       }
       train.total_bytes += packet.bytes;
       ++train.count;
@@ -316,7 +322,9 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   if (far.rtprop)
     gain = std::min(gain, 1.0 + kProbeRoom * static_cast<double>(config.delay_target) /
                                     static_cast<double>(far.rtprop));
-  double pace = config.pacing ? stretch * gain * breaker.factor() * btlbw() : 0;
+  double pace = 0;
+  if (config.pacing && btlbw() > 0)
+    pace = breaker.factor() * std::max(stretch * gain * btlbw(), unproven_rate(now));
   paced_by = nullptr;
   if (far.rtprop && config.pacing) {
     // A window at a time, in a round: a burst of it would overflow what is on the way.

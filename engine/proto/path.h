@@ -7,6 +7,7 @@
 #include <deque>
 #include <vector>
 
+#include "proto/ecn.h"
 #include "proto/loss_meter.h"
 #include "proto/rate_meter.h"
 #include "proto/received_packets.h"
@@ -140,6 +141,9 @@ struct Path {
   uint32_t probes = 0;               // packets that may go without credit and window
   bool starved = false;              // backlog without credit, since probe_base
 
+  EcnPath ecn;
+  bool ecn_told = false;  // its failure is counted
+
   double loss_to(Nanos now) const {
     return now - loss_told_time > LossMeter::kMemory ? 0.0 : loss_told;
   }
@@ -147,6 +151,7 @@ struct Path {
   // Receiving.
   ReceivedPackets received;
   QueueDelay delay;
+  EcnSeen ecn_seen;
   uint64_t granted = 0;       // credit given: highest packet number
   uint64_t granted_sent = 0;  // as last told
   uint64_t largest_told = 0;  // the largest number of the last ACK

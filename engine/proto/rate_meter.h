@@ -11,7 +11,8 @@ namespace gradwire {
 
 class RateMeter {
  public:
-  // `lossy`: most does not arrive, so that this rate says little about the way.
+  // `lossy`: most does not arrive, so that this rate says little about the way: it neither takes
+  // the place of a better one nor makes it older.
   void add(uint64_t bytes, Nanos now, bool lossy = false) {
     if (start_ == 0 || now - last_ > idle()) {
       // Where all bursts are shorter than an interval they are all there is to learn from. They
@@ -32,10 +33,13 @@ class RateMeter {
     const double rate = rate_until(now);
     start_ = now;
     bytes_ = 0;
+    proven_ = proven_ || !lossy;
     if (first || provisional_) {
       current_ = lossy ? std::max(current_, rate) : rate;
       provisional_ = first;
       window_start_ = now;
+    } else if (lossy) {
+      current_ = std::max(current_, rate);
     } else if (now - window_start_ > kWindow / 2) {
       previous_ = current_;
       current_ = rate;
@@ -45,6 +49,8 @@ class RateMeter {
     }
   }
   double bytes_per_second() const { return std::max(previous_, current_); }
+  // The rate has shown without heavy loss.
+  bool proven() const { return proven_; }
 
  private:
   double rate_until(Nanos end) const {
@@ -73,6 +79,7 @@ class RateMeter {
   double current_ = 0;
   double previous_ = 0;
   bool provisional_ = false;
+  bool proven_ = false;
 };
 
 }  // namespace gradwire

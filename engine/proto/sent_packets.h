@@ -22,6 +22,7 @@ struct SentPacket {
   uint16_t bytes = 0;
   wire::Kind kind = wire::Kind::push;
   State state = State::none;
+  bool ect = false;  // sent as ECT(0)
 };
 
 class SentPackets {

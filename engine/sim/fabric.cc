@@ -234,7 +234,7 @@ void Fabric::take_arrived(Host& host) {
       const size_t size = std::min<size_t>(unit.segment, unit.bytes.size() - at);
       note_bitmap(unit.destination, unit.source, std::span(unit.bytes).subspan(at, size));
       host.endpoint->receive(unit.source, std::span(unit.bytes).subspan(at, size), now_,
-                             arrived.time);
+                             arrived.time, unit.ecn);
     }
     free_unit(arrived.unit);
   }

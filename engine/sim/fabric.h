@@ -123,6 +123,7 @@ class Fabric {
     uint32_t segment;
     uint32_t packets;
     uint32_t trace;  // of its first datagram
+    uint8_t ecn;
     std::vector<uint8_t> bytes;
   };
   struct Event {
@@ -192,6 +193,7 @@ class Fabric {
   void push(Nanos time, Event::Kind kind, uint32_t index);
   void handle(const Event& event);
   uint32_t new_unit();
+  uint32_t unused_unit();
   uint32_t copy_unit(uint32_t from);
   void free_unit(uint32_t unit);
 

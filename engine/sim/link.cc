@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "proto/ecn.h"
+#include "proto/loss_runs.h"
+
 namespace gradwire::sim {
 
 std::string LinkOptions::validate() const {
@@ -22,22 +25,38 @@ std::string LinkOptions::validate() const {
         share("garbage", garbage), share("flip", flip)}) {
     if (!text.empty()) return text;
   }
+  if (loss_burst > 1.0 && !runs_possible(loss, loss_burst)) {
+    return runs_too_short("loss", loss, "loss_burst", loss_burst);
+  }
   return "";
 }
 
 Link::Link(const LinkOptions& options, uint64_t seed) : random(seed), options_(options) {}
 
-Nanos Link::enqueue(Nanos now, uint64_t wire_bytes, uint32_t packets, bool cross) {
+uint64_t Link::queued(Nanos now) const {
   const double waiting_ns = static_cast<double>(std::max<Nanos>(busy_until_ - now, 0));
-  const auto queued = static_cast<uint64_t>(waiting_ns * options_.rate * 1e-9);
+  return static_cast<uint64_t>(waiting_ns * options_.rate * 1e-9);
+}
+
+uint8_t Link::mark(Nanos now, uint8_t ecn, uint32_t packets) {
+  if (ecn == kNotEct) return ecn;
+  counters.ect += packets;
+  if (options_.bleach) return kNotEct;
+  if (options_.ecn_bytes == 0 || queued(now) <= options_.ecn_bytes) return ecn;
+  counters.marked += packets;
+  return kCe;
+}
+
+Nanos Link::enqueue(Nanos now, uint64_t wire_bytes, uint32_t packets, bool cross) {
+  const uint64_t waiting = queued(now);
   (cross ? counters.cross_packets : counters.packets) += packets;
   if (!cross) counters.bytes += wire_bytes;
   // A train that is larger than the whole queue still passes an empty one.
-  if (queued + wire_bytes > options_.queue_bytes && queued > 0) {
+  if (waiting + wire_bytes > options_.queue_bytes && waiting > 0) {
     (cross ? counters.cross_dropped : counters.dropped_queue) += packets;
     return kNever;
   }
-  counters.max_queue_bytes = std::max(counters.max_queue_bytes, queued + wire_bytes);
+  counters.max_queue_bytes = std::max(counters.max_queue_bytes, waiting + wire_bytes);
   const double service_ns = static_cast<double>(wire_bytes) * 1e9 / options_.rate;
   busy_until_ = std::max(busy_until_, now) + static_cast<Nanos>(std::ceil(service_ns));
   return busy_until_;
@@ -48,8 +67,7 @@ bool Link::lose(uint32_t packets) {
   if (options_.loss_burst <= 1.0) {
     bad_ = random.uniform() < options_.loss;
   } else {
-    const double begin = options_.loss / (options_.loss_burst * (1.0 - options_.loss));
-    bad_ = random.uniform() < (bad_ ? 1.0 - 1.0 / options_.loss_burst : std::min(begin, 1.0));
+    bad_ = random.uniform() < loss_chance(options_.loss, options_.loss_burst, bad_);
   }
   if (bad_) counters.dropped_loss += packets;
   return bad_;

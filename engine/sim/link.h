@@ -24,6 +24,9 @@ struct LinkOptions {
   // Random bits of the packet itself flipped, as if the UDP checksum had not noticed. Anything may
   // come of it but a crash or an endless wait.
   double flip = 0.0;
+  uint64_t ecn_bytes = 0;  // packets that are ECT and find more waiting are marked; 0: none are
+  bool bleach = false;     // clears the ECN field of all
+  bool drop_ect = false;   // loses all that are ECT
 
   // "" or what is wrong.
   std::string validate() const;
@@ -40,6 +43,8 @@ struct LinkCounters {
   uint64_t cross_packets = 0;
   uint64_t cross_dropped = 0;
   uint64_t max_queue_bytes = 0;
+  uint64_t ect = 0;     // of the endpoints' packets, those that came as ECT
+  uint64_t marked = 0;  // and those that were marked here
 };
 
 class Link {
@@ -49,6 +54,9 @@ class Link {
   const LinkOptions& options() const { return options_; }
   void set_options(const LinkOptions& options) { options_ = options; }
 
+  // The ECN field of what has come to the queue, as it leaves: marked, cleared, or as it was. To be
+  // asked before `enqueue`.
+  uint8_t mark(Nanos now, uint8_t ecn, uint32_t packets);
   // When the last byte will have left the queue; kNever when it finds no room. `packets` travel as
   // one (a train that segmentation offload keeps whole).
   Nanos enqueue(Nanos now, uint64_t wire_bytes, uint32_t packets, bool cross);
@@ -60,6 +68,8 @@ class Link {
 
  private:
   LinkOptions options_;
+  uint64_t queued(Nanos now) const;
+
   Nanos busy_until_ = 0;
   bool bad_ = false;
 };

@@ -1,12 +1,19 @@
 // The fabric's network: how a datagram travels from an endpoint through the switch to another.
 #include <algorithm>
 
+#include "proto/ecn.h"
 #include "sim/fabric.h"
 #include "wire/packet.h"
 
 namespace gradwire::sim {
 
 uint32_t Fabric::new_unit() {
+  const uint32_t unit = unused_unit();
+  units_[unit].ecn = kNotEct;
+  return unit;
+}
+
+uint32_t Fabric::unused_unit() {
   if (free_units_.empty()) {
     units_.emplace_back();
     return static_cast<uint32_t>(units_.size() - 1);
@@ -41,6 +48,7 @@ void Fabric::launch(uint16_t host, const Train& train) {
       u.destination = train.destination;
       u.segment = train.segment_bytes;
       u.packets = 0;
+      u.ecn = train.ecn;
       u.bytes.clear();
     }
     Unit& u = units_[unit];
@@ -68,6 +76,9 @@ void Fabric::cross(uint32_t unit, Link& link, Event::Kind next) {
   const LinkOptions& options = link.options();
   const uint32_t packets = units_[unit].packets;
   const uint64_t wire_bytes = units_[unit].bytes.size() + uint64_t{packets} * options_.overhead;
+  const uint8_t ecn = link.mark(now_, units_[unit].ecn, packets);
+  const bool black_hole = options.drop_ect && units_[unit].ecn != kNotEct;
+  units_[unit].ecn = ecn;
   const Nanos left = link.enqueue(now_, wire_bytes, packets, false);
   if (left == kNever) {
     set_fate(units_[unit], TraceEntry::Fate::queue);
@@ -76,7 +87,7 @@ void Fabric::cross(uint32_t unit, Link& link, Event::Kind next) {
   }
   Nanos at = left + options.delay;
   if (options.garbage > 0.0 && link.random.chance(options.garbage)) send_garbage(unit, link, at);
-  if (link.lose(packets)) {
+  if (link.lose(packets) || black_hole) {
     set_fate(units_[unit], TraceEntry::Fate::loss);
     free_unit(unit);
     return;

@@ -441,7 +441,7 @@ BREAKS = (
         0,
         "beside TCP the window gives way as ever",
         PROTO + "delay_window.cc",
-        "competitive_ = true;",
+        "competitive_ = trial_wins_ > 0;",
         "competitive_ = false;",
         SIM + "sharing.py",
     ),

@@ -120,6 +120,7 @@ def test_loss_from_the_constructor_is_of_data_only() -> None:
     [
         ({"drop_rate": 1.0}, "drop_rate is 1"),
         ({"drop_burst": 0.5}, "drop_burst is 0.5"),
+        ({"drop_rate": 0.9, "drop_burst": 2.0}, r"drop_burst is 2\.0.* with drop_rate 0\.9"),
         ({"datagram_bytes": 100}, "datagram_bytes is 100; allowed are 256 to 8972"),
         ({"endpoint": 3}, "endpoint is 3; there are 1 endpoints"),
         ({"workers": 0}, "workers: at least 1"),
@@ -299,6 +300,7 @@ def test_features_and_counters_have_their_names() -> None:
             "udp_gro",
             "timestamps",
             "dscp",
+            "ecn",
             "rcvbuf",
             "sndbuf",
         }

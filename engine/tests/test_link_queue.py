@@ -167,9 +167,11 @@ def test_memory_is_bounded() -> None:
         ({"rate": -1.0}, "rate"),
         ({"rate": float("nan")}, "rate"),
         ({"rate": 1e6, "queue_bytes": 100}, "queue_bytes"),
+        ({"ecn_bytes": 5000}, "ecn_bytes"),
+        ({"rate": 1e6, "queue_bytes": 5000, "ecn_bytes": 5000}, "ecn_bytes"),
         ({"loss": 1.1}, "loss"),
         ({"loss_burst": 0.5}, "loss_burst"),
-        ({"loss": 0.9, "loss_burst": 2.0}, "loss_burst"),
+        ({"loss": 0.9, "loss_burst": 2.0}, r"loss_burst is 2\.0.* with loss 0\.9"),
         ({"memory_bytes": 1}, "memory_bytes"),
     ],
 )
@@ -322,3 +324,92 @@ def test_a_train_that_is_none_passes_or_is_lost(
     received = len(list(arrivals(made)))
     assert received <= counters["packets"]
     assert made.counters()["held_bytes"] == 0
+
+
+# ---------------------------------------------------------------------------- marks
+
+NOT_ECT, ECT1, ECT0, CE = 0, 1, 2, 3
+
+
+def with_ecn(frame: bytes, ecn: int, dscp: int = 46) -> bytes:
+    """A headed frame with this traffic class, its checksum right."""
+    changed = bytearray(frame)
+    traffic = dscp << 2 | ecn
+    if frame[22:24] == b"\x86\xdd":
+        changed[24] = 0x60 | traffic >> 4
+        changed[25] = (traffic & 0xF) << 4 | 0x0A  # and part of a flow label
+        return bytes(changed)
+    changed[25] = traffic
+    changed[34:36] = b"\0\0"
+    changed[34:36] = struct.pack("!H", ~checksum(bytes(changed[24:44])) & 0xFFFF)
+    return bytes(changed)
+
+
+def traffic_class(frame: bytes) -> int:
+    if frame[22:24] == b"\x86\xdd":
+        assert frame[24] >> 4 == 6
+        assert frame[25] & 0xF == 0x0A
+        return (frame[24] & 0xF) << 4 | frame[25] >> 4
+    assert checksum(frame[24:44]) == 0xFFFF
+    return frame[25]
+
+
+@pytest.mark.parametrize("kind", [UDP, TCP4, TCP6])
+@pytest.mark.parametrize("ecn", [NOT_ECT, ECT1, ECT0, CE])
+def test_packets_that_come_above_the_threshold_are_marked(kind: int, ecn: int) -> None:
+    packet = with_ecn(train(kind, bytes(MSS)), ecn)
+    size = len(packet) - 10
+    made = link(headed=True, rate=1e6, queue_bytes=20 * size, ecn_bytes=5 * size)
+    for _ in range(20):
+        made.offer(0, packet)
+    marked = 14 if ecn else 0  # the first five find no more, the sixth exactly as much
+    assert made.counters()["marked"] == marked
+    assert made.counters()["queue_bytes"] == 20 * size
+    found = [frame for _, frame in arrivals(made)]
+    after = CE if ecn else NOT_ECT
+    assert [traffic_class(frame) for frame in found] == [46 << 2 | ecn] * 6 + [46 << 2 | after] * 14
+    assert all(frame[26:34] + frame[36:] == packet[26:34] + packet[36:] for frame in found)
+    made.offer(100 * S, packet)  # an empty queue marks nothing
+    assert [traffic_class(frame) for _, frame in arrivals(made)] == [46 << 2 | ecn]
+    assert made.counters()["queue_bytes"] == 0
+
+
+@pytest.mark.parametrize("kind", [UDP, TCP4, TCP6])
+@pytest.mark.parametrize("ecn", [NOT_ECT, ECT0])
+def test_of_a_train_those_above_the_threshold_are_marked(kind: int, ecn: int) -> None:
+    whole = with_ecn(train(kind, bytes(i % 251 for i in range(10 * MSS))), ecn)
+    size = len(whole) - 10 - 9 * MSS
+    made = link(headed=True, rate=1e6, queue_bytes=15 * size, ecn_bytes=4 * size)
+    made.offer(0, whole)
+    made.offer(0, whole)
+    counters = made.counters()
+    assert counters["marked"] == (10 if ecn else 0)
+    assert counters["dropped_queue"] == 5
+    assert counters["dropped_queue_bytes"] == 5 * size
+    found = [frame for _, frame in arrivals(made)]
+    shapes = [(len(parse(frame)["payload"]) // MSS, traffic_class(frame) & 3) for frame in found]
+    assert shapes == ([(5, ECT0), (5, CE), (5, CE)] if ecn else [(10, NOT_ECT), (5, NOT_ECT)])
+    payload = b"".join(parse(frame)["payload"] for frame in found)
+    assert payload == whole[-10 * MSS :] + whole[-10 * MSS : -5 * MSS]
+
+
+@given(
+    kind=st.sampled_from([UDP, TCP4, TCP6]),
+    changes=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 255)), max_size=6),
+    length=st.integers(0, 300),
+    headed=st.booleans(),
+)
+def test_marking_reads_no_further_than_a_frame(
+    kind: int, changes: list[tuple[int, int]], length: int, headed: bool
+) -> None:
+    made = link(headed=headed, rate=1e6, queue_bytes=60_000, ecn_bytes=1)
+    frame = bytearray(with_ecn(train(kind, bytes(3 * MSS)), ECT0))
+    for place, value in changes:
+        frame[place] = value
+    for _ in range(3):
+        made.offer(0, bytes(frame))
+        made.offer(0, bytes(frame[:length]))
+    counters = made.counters()
+    assert counters["marked"] <= counters["packets"]
+    list(arrivals(made))
+    assert made.counters()["held_bytes"] == made.counters()["queue_bytes"] == 0

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from scenarios import gradients, must_be_ok, plan, random_job, rank_order_sum, same_bits
 
+from gradwire import _engine
 from gradwire.sim import Fabric, Link
 
+VERSION = _engine.PROTOCOL_VERSION
 TIMEOUT = 2.0
 MEGA = 1_000_000  # elements: the better part of a tenth of a second
 
@@ -146,13 +148,14 @@ def test_another_plan_is_an_error_that_names_both(difference: str, servers: int)
     assert any("rank 2" in error and ("plan" in error or "step" in error) for error in found)
 
 
-def test_another_protocol_version_is_an_error_that_names_the_rank() -> None:
+@pytest.mark.parametrize("version", [VERSION - 1, 99])
+def test_another_protocol_version_is_an_error_that_names_the_rank(version: int) -> None:
     fabric = Fabric(3)
     fabric.all_reduce(0, plan(MEGA), gradients(3, MEGA))
     fabric.run(0.02)
-    fabric.inject(2, 0, struct.pack("<BBHI", 99, 17, 2, 1) + bytes(8))
+    fabric.inject(2, 0, struct.pack("<BBHI", version, 17, 2, 1) + bytes(8))
     fabric.run(30.0)
-    assert all("rank 2" in error and "version 99" in error for error in errors(fabric))
+    assert all("rank 2" in error and f"version {version}" in error for error in errors(fabric))
 
 
 def test_a_goodbye_in_mid_step_is_an_error_at_once() -> None:
@@ -229,7 +232,7 @@ def test_chunks_of_another_length_change_nothing(kind: int, values: int) -> None
     fabric.run(0.5e-3)
     chunks = range(200, 250) if kind == 1 else range(500, 550)
     for packet, chunk in enumerate(chunks, 300):
-        header = struct.pack("<BBHIIIIIHH", 1, kind, 1, 1, packet, 0, 0, chunk, 9, 0)
+        header = struct.pack("<BBHIIIIIHH", VERSION, kind, 1, 1, packet, 0, 0, chunk, 9, 0)
         fabric.inject(1, 0, header + struct.pack("<f", 7.0) * values)
     fabric.run()
     must_be_ok(fabric)
@@ -246,10 +249,10 @@ def test_nobody_speaks_in_another_s_name(name: int) -> None:
     for chunk in range(150, 550):
         for kind in (1, 2):
             packet = 2 * chunk + kind
-            header = struct.pack("<BBHIIIIIHH", 1, kind, name, 1, packet, 0, 0, chunk, 9, 0)
+            header = struct.pack("<BBHIIIIIHH", VERSION, kind, name, 1, packet, 0, 0, chunk, 9, 0)
             fabric.inject(1, 0, header + struct.pack("<f", 7.0) * 358)
-    fabric.inject(1, 0, struct.pack("<BBHI", 1, 20, name, 1) + bytes(8))
-    fabric.inject(1, 0, struct.pack("<BBHIi", 1, 19, name, 1, 0) + b"done for")
+    fabric.inject(1, 0, struct.pack("<BBHI", VERSION, 20, name, 1) + bytes(8))
+    fabric.inject(1, 0, struct.pack("<BBHIi", VERSION, 19, name, 1, 0) + b"done for")
     fabric.run()
     must_be_ok(fabric)
     assert fabric.counters(0)["malformed"] == 802
@@ -263,7 +266,7 @@ def test_datagrams_of_any_length_and_kind_from_strangers_change_nothing() -> Non
     fabric.all_reduce(0, plan(50_000), values)
     noise = random.Random(1)
     for number in range(2000):
-        head = struct.pack("<BBHI", 1, noise.randrange(256), 1, 77)
+        head = struct.pack("<BBHI", VERSION, noise.randrange(256), 1, 77)
         fabric.inject(1, 0, (head + noise.randbytes(noise.randrange(9000)))[: number * 5])
     fabric.run()
     must_be_ok(fabric)
@@ -296,7 +299,7 @@ def test_forged_packets_crash_and_hang_nobody(first: int) -> None:
         for moment in range(40):
             source, destination = noise.sample(range(hosts), 2)
             kind = noise.choice([1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 18])
-            head = struct.pack("<BBHI", 1, kind, source, 1)
+            head = struct.pack("<BBHI", VERSION, kind, source, 1)
             small = noise.choice([4, 1 << 16, 1 << 32])
             body = struct.pack("<IIIIHH", noise.randrange(100), 0, noise.randrange(3),
                                noise.randrange(small), noise.randrange(1 << 16), 0)  # fmt: skip
@@ -311,7 +314,7 @@ def test_a_bound_that_a_worker_breaks_is_an_error() -> None:
     fabric = Fabric(2)
     fabric.all_reduce(0, plan(MEGA, 0.001, spend="lost"), gradients(2, MEGA))
     fabric.run(0.005)
-    header = struct.pack("<BBHIIIIIHH", 1, 4, 1, 1, 3000, 0, 0, 0, 1, 0)
+    header = struct.pack("<BBHIIIIIHH", VERSION, 4, 1, 1, 3000, 0, 0, 0, 1, 0)
     fabric.inject(1, 0, header + np.arange(1000, 1300, dtype="<u4").tobytes())
     fabric.run(30.0)
     assert any("rank 1" in error and "bound" in error for error in errors(fabric))

@@ -19,6 +19,8 @@ from scenarios import (
 from gradwire import _engine
 from gradwire.sim import Fabric, Link
 
+VERSION = _engine.PROTOCOL_VERSION
+
 CONTROLS = {
     "stream": {"spend": "anything", "schedule": EAGER},
     "probe": {
@@ -131,7 +133,7 @@ def test_enough_is_malformed_where_it_makes_no_sense() -> None:
     values = gradients(2, 60_000)
     fabric.all_reduce(0, made, values, at=[0.0, 0.01])
     fabric.run(0.001)
-    head = struct.pack("<BBHI", 1, 9, 1, 1)
+    head = struct.pack("<BBHI", VERSION, 9, 1, 1)
     for number, region in ((3000, 0), (3001, 7)):
         body = struct.pack("<IIIIHH", number, 0, 0, 0, 0, 0) + struct.pack("<I", region)
         fabric.inject(1, 0, head + body)

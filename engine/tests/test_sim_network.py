@@ -111,9 +111,10 @@ def after_a_slow_phase(fabric: Fabric) -> float:
     return rounds(fabric, 1_000_000, 14, NETWORK_A)[-1]
 
 
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("disturb", [after_a_burst, after_a_slow_phase])
-def test_the_rate_comes_back_after(disturb: Callable[[Fabric], float]) -> None:
-    assert disturb(Fabric(4, **HOSTS)) < 1.2
+def test_the_rate_comes_back_after(disturb: Callable[[Fabric], float], seed: int) -> None:
+    assert disturb(Fabric(4, seed=seed, **HOSTS)) < 1.2, f"seed {seed}"
 
 
 def test_the_rate_is_learned_from_short_bursts() -> None:
@@ -170,6 +171,32 @@ def test_losses_that_come_in_runs() -> None:
         for time in rounds(Fabric(4, link=link, seed=seed, **HOSTS), 500_000, 5, link)
     ]
     assert median(times) < 1.6
+
+
+@pytest.mark.parametrize(("loss", "run"), [(0.9, 9.0), (0.9, 40.0), (0.3, 2.0)])
+def test_a_link_loses_the_share_and_the_runs_asked_for(loss: float, run: float) -> None:
+    lost, runs, before = 0, 0, False
+    fabric = Fabric(2, trace=400_000)
+    fabric.set_link(0, "up", Link(loss=loss, loss_burst=run))
+    fabric.all_reduce(0, plan(6_000_000), gradients(2, 6_000_000))
+    assert fabric.run(600.0)
+    sent = [packet.fate == "loss" for packet in fabric.trace() if packet.source == 0]
+    for bad in sent:
+        lost += bad
+        runs += bad and not before
+        before = bad
+    assert lost / len(sent) == pytest.approx(loss, rel=0.06)
+    assert lost / runs == pytest.approx(run, rel=0.12)
+
+
+@pytest.mark.parametrize("loss", [0.7, 0.9])
+def test_runs_too_short_for_their_share_are_refused(loss: float) -> None:
+    message = rf"loss_burst is 2\.0.* with loss {loss}"
+    with pytest.raises(ValueError, match=message):
+        Fabric(2, link=Link(loss=loss, loss_burst=2.0))
+    fabric = Fabric(2)
+    with pytest.raises(ValueError, match=message):
+        fabric.set_link(0, "up", Link(loss=loss, loss_burst=2.0))
 
 
 def test_reordering_is_not_loss() -> None:

@@ -22,6 +22,7 @@ PUSH, PULL = 0, 1
 BITMAP_BYTES = 35  # of 100,000 elements
 NONE_MISSING = struct.pack("<I", BITMAP_BYTES) + bytes(BITMAP_BYTES)
 ALL_MISSING = struct.pack("<I", BITMAP_BYTES) + b"\xff" * BITMAP_BYTES
+VERSION = _engine.PROTOCOL_VERSION
 KINDS = {"stop": 5, "probe": 10, "bitmap": 11}
 
 
@@ -44,7 +45,7 @@ def until_sent(fabric: Fabric, kind: str, source: int, count: int = 1) -> None:
 
 
 def packet(kind: str, source: int, body: bytes, *, number: int, part: int = 0) -> bytes:
-    head = struct.pack("<BBHI", 1, KINDS[kind], source, 1)
+    head = struct.pack("<BBHI", VERSION, KINDS[kind], source, 1)
     return head + struct.pack("<IIIIHH", number, 0, 0, part, 0, 0) + body
 
 
@@ -91,8 +92,12 @@ def test_a_later_pass_has_what_is_missing_and_no_more() -> None:
     fabric.run()
     must_be_ok(fabric)
     passes = [Counter[int]()]
+    asked = False
     for each in fabric.trace():
-        if each.kind == "bitmap" and each.fate == "delivered" and passes[-1]:
+        if each.kind == "probe":
+            asked |= each.fate == "delivered"
+        elif each.kind == "bitmap" and each.fate == "delivered" and asked:
+            asked = False  # a second copy of the answer begins nothing
             passes.append(Counter())
         if each.kind == "push":
             passes[-1][each.chunk] += each.fate == "delivered"
@@ -209,8 +214,7 @@ def test_lost_control_comes_again(kind: str) -> None:
     assert fabric.run()
     must_be_ok(fabric)
     fates = [e.fate for e in fabric.trace() if e.kind == kind and e.source == source]
-    assert fates[0] == "unreachable"
-    assert "delivered" in fates
+    assert {"unreachable", "delivered"} <= set(fates)
 
 
 def test_control_of_an_earlier_pass_is_not_heeded() -> None:
@@ -286,7 +290,7 @@ def test_forged_control_crashes_and_hangs_nobody(first: int) -> None:
             fabric.all_reduce(op, made, gradients(3, 30_000), timeout=20.0)
         for moment in range(40):
             source, to = noise.sample(range(fabric.workers + fabric.servers), 2)
-            head = struct.pack("<BBHI", 1, noise.choice([5, 9, 10, 11]), source, 1)
+            head = struct.pack("<BBHI", VERSION, noise.choice([5, 9, 10, 11]), source, 1)
             head += struct.pack("<IIIIHH", noise.randrange(100), 0, noise.randrange(3),
                                 noise.randrange(2), noise.randrange(1 << 16), 0)  # fmt: skip
             rest = bytes(noise.choice([0, 255]) for _ in range(noise.randrange(40)))

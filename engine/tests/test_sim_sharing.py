@@ -220,15 +220,18 @@ def test_beside_tcp_in_a_long_queue_the_window_competes() -> None:
     assert theirs > 0.3
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="4 %: whether a window starves is judged by our own delivered rate, which has shrunk "
-    "with the window. A window at its minimum is no better sign: an incast of many looks alike",
-)
 def test_beside_tcp_in_a_very_long_queue_the_window_competes() -> None:
-    """One flow that keeps 4 to 8 ms of queue."""
-    ours, _ = beside_tcp(Link(queue=1 << 20), 1, 2.0, 10_000_000)
-    assert ours > 0.15
+    """One flow that keeps 4 to 8 ms of queue: giving way leaves 4 %; even would be a half."""
+    ours, theirs = beside_tcp(Link(queue=1 << 20), 1, 8.0, 1_000_000)
+    assert ours > 0.2
+    assert theirs > 0.3
+
+
+def test_beside_one_tcp_flow_the_port_is_shared() -> None:
+    """Its short queue alone takes most from who gives way to delay."""
+    ours, theirs = beside_tcp(NETWORK_A, 1, 6.0, 1_000_000)
+    assert ours > 0.22
+    assert theirs > 0.35
 
 
 # ---------------------------------------------------------------------------- inelastic
@@ -252,7 +255,7 @@ def test_beside_a_flow_at_nearly_line_rate(network: Link, elements: int, taken: 
         times.append((fabric.now - started) / header_ideal(elements, network))
     assert median(times) < 1.3 / (1 - taken)
     port = fabric.link_counters(PORT, "down")
-    assert port["cross_dropped"] < 0.2 * port["cross_packets"]
+    assert port["cross_dropped"] < 0.25 * port["cross_packets"]
 
 
 # ---------------------------------------------------------------------------- circuit breaker

@@ -31,6 +31,8 @@ size_t write_ack(uint8_t* at, const Common& common, const Ack& ack) {
   at = put(at, ack.share);
   at = put(at, ack.words);
   at = put(at, ack.loss);
+  at = put(at, ack.ect0);
+  at = put(at, ack.ce);
   std::memcpy(at, ack.bitmap, ack.words * sizeof(uint64_t));
   return static_cast<size_t>(at - start) + ack.words * sizeof(uint64_t);
 }
@@ -71,6 +73,8 @@ std::optional<Ack> read_ack(std::span<const uint8_t> datagram) {
   ack.share = reader.get<uint32_t>();
   ack.words = reader.get<uint16_t>();
   ack.loss = reader.get<uint16_t>();
+  ack.ect0 = reader.get<uint16_t>();
+  ack.ce = reader.get<uint16_t>();
   if (ack.words > kAckMaxWords) return std::nullopt;
   auto bits = reader.take(ack.words * sizeof(uint64_t));
   if (!reader.ok()) return std::nullopt;

@@ -141,6 +141,7 @@ class Engine:
         drop_burst: float = 1.0,  # mean length of a loss run (Gilbert-Elliott)
         drop_seed: int = 0,
         dscp: int = 0,  # of all datagrams to which no plan gives another
+        ecn: bool = True,  # ECT(0) on what is acknowledged, where kernel and path carry it
     ) -> None: ...
     @property
     def address(self) -> tuple[str, int]: ...
@@ -170,7 +171,7 @@ class Engine:
     def counters(self) -> dict[str, float]:
         """packets/bytes sent and received, retransmissions, drops, rtprop_ns, btlbw, …"""
     def features(self) -> dict[str, bool | int]:
-        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp: what the kernel granted."""
+        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp, ecn: what the kernel granted."""
     def failure(self) -> str:
         """Empty, or why the engine can no longer serve (a dead peer, another plan…)."""
     def close(self) -> None:
@@ -201,6 +202,10 @@ class Fabric:
         duplicate: float = 0.0,
         garbage: float = 0.0,
         flip: float = 0.0,
+        ecn_bytes: int = 0,
+        bleach: bool = False,
+        drop_ect: bool = False,
+        ecn: bool = True,
         overhead: int = 42,
         whole_trains: bool = False,
         host_delay_ns: int = 0,
@@ -236,6 +241,9 @@ class Fabric:
         duplicate: float | None = None,
         garbage: float | None = None,
         flip: float | None = None,
+        ecn_bytes: int | None = None,
+        bleach: bool | None = None,
+        drop_ect: bool | None = None,
     ) -> None: ...
     def link(self, host: int, direction: str) -> dict[str, int]: ...
     def cross_traffic(
@@ -288,9 +296,11 @@ class LinkQueue:
     headed: frames have a virtio-net header before them and may be trains, which count as their
     packets and are cut where packets are lost. `set` takes all options anew: delay_ns; jitter_ns
     (each frame takes up to so much longer, uniformly; keep_order: but overtakes none); rate in
-    bytes/s (0: none) and the queue before it; loss, a share in [0, 1] (1: cut); loss_burst, the
-    mean length of a run of losses (0: independent), at least loss / (1 - loss); memory_bytes, the
-    most that is held. Raises ValueError naming the option, the value and what is allowed.
+    bytes/s (0: none) and the queue before it; ecn_bytes, the occupancy of that queue above which
+    ECT packets that arrive are marked CE (RFC 3168; 0: none are); loss, a share in [0, 1] (1: cut);
+    loss_burst, the mean length of a run of losses (0: independent), at least loss / (1 - loss);
+    memory_bytes, the most that is held. Raises ValueError naming the option, the value and what is
+    allowed.
     """
 
     def __init__(self, *, headed: bool = False, seed: int = 0) -> None: ...
@@ -303,6 +313,7 @@ class LinkQueue:
         keep_order: bool = True,
         rate: float = 0.0,
         queue_bytes: int = 0,
+        ecn_bytes: int = 0,
         loss: float = 0.0,
         loss_burst: float = 0.0,
         memory_bytes: int = ...,
@@ -333,6 +344,7 @@ class TapLink:
         keep_order: bool = True,
         rate: float = 0.0,
         queue_bytes: int = 0,
+        ecn_bytes: int = 0,
         loss: float = 0.0,
         loss_burst: float = 0.0,
         memory_bytes: int = ...,

@@ -8,7 +8,8 @@ was lost and what the path is like. All of it travels in the ballots that go wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -17,22 +18,31 @@ from gradwire.errors import ConfigError
 from gradwire.phases import GAUGES, PHASES, Ballot, Phase, RateWatch
 from gradwire.plans import TensorSlot, TransferReport
 from gradwire.policies import Policy
+from gradwire.scalars import is_whole, plain
+from gradwire.states import State
 from gradwire.telemetry import StepReport
 
 __all__ = ["BallotBox"]
+
+LAST_EPOCH = 1 << 52
+"""What travels is a float64."""
 
 
 class BallotBox:
     """Gathers what one worker has to say until it travels.
 
-    optimizer: the one whose learning rate is watched, None for none.
+    optimizer: the one whose learning rate is watched, None for none. watched: whether somebody
+    acts on the losses.
     """
 
-    def __init__(self, policy: Policy, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self, policy: Policy, optimizer: torch.optim.Optimizer | None, *, watched: bool = False
+    ) -> None:
         self.epoch = -1
         self.applied_square = 0.0  # of the last step's applied gradient
         self._policy = policy
         self._optimizer = optimizer
+        self._warns = not watched
         self._rates = RateWatch()
         self._vote: Phase | None = None
         self._losses: list[float] = []
@@ -49,22 +59,31 @@ class BallotBox:
             )
         self._vote = phase
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: object) -> None:
         """Notes that an epoch begins."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ConfigError(f"epoch={epoch!r}: a whole number, 0 or more")
+        epoch = plain(epoch)
+        if not is_whole(epoch) or not 0 <= epoch <= LAST_EPOCH:
+            raise ConfigError(f"epoch={epoch!r}: a whole number from 0 to {LAST_EPOCH}")
         self.epoch = epoch
 
     def add_loss(self, loss: float) -> None:
-        """Stores a training loss, to travel with the next step."""
-        if math.isfinite(loss):
-            self._losses.append(loss)
+        """Stores a training loss, to travel with the next step; also one that is not finite."""
+        self._losses.append(loss)
+        if self._warns and not math.isfinite(loss):
+            self._warns = False
+            warnings.warn(
+                f"attachment.loss({loss}): the training loss is not finite; with loss_rise= the "
+                "steps after such a loss are exact",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
-    def cast(self, step: int, last: StepReport | None) -> Ballot:
-        """The ballot of a step that begins; last: the report of the step before it."""
+    def cast(self, step: int, last: StepReport | None, elapsed_s: float = 0.0) -> Ballot:
+        """The ballot of a step that begins; last: the report of the step before it, which began
+        elapsed_s before this one."""
         losses, self._losses = self._losses, []
         return Ballot(
-            loss=sum(losses),
+            loss=sum(losses) if all(map(math.isfinite, losses)) else math.nan,
             losses=len(losses),
             critical=self._vote == "critical",
             tolerant=self._vote == "tolerant",
@@ -73,7 +92,7 @@ class BallotBox:
             falling=self._optimizer is not None
             and self._rates.observe([float(g["lr"]) for g in self._optimizer.param_groups]),
             congested=self._policy.congested,
-            gauge=self._gauge(step, last),
+            gauge=self._gauge(step, last, elapsed_s),
         )
 
     def of_bucket(
@@ -112,20 +131,26 @@ class BallotBox:
             "rates": list(self._rates.reference),
         }
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restores what `state_dict` returned; other keys are left alone."""
-        rates = state.get("rates", ())
-        assert isinstance(rates, Iterable)
-        self._rates.reference = list(rates)
-        self.epoch = int(state["epoch"])  # type: ignore[call-overload]
-        self.applied_square = float(state["applied_square"])  # type: ignore[arg-type]
+    def read(self, state: State) -> Callable[[], None]:
+        """Checks a state that holds what `state_dict` returned; what is returned takes it over."""
+        rates = state.numbers("rates", 0.0) if "rates" in state.values else []
+        epoch = state.whole("epoch", -1, LAST_EPOCH)
+        square = state.real("applied_square")  # of a gradient that may not have been finite
 
-    def _gauge(self, step: int, last: StepReport | None) -> float:
+        def take() -> None:
+            self._rates.reference = rates
+            self.epoch, self.applied_square = epoch, square
+
+        return take
+
+    def _gauge(self, step: int, last: StepReport | None, elapsed_s: float) -> float:
         """This worker's value for the slot that step numbers take turns in."""
         told = GAUGES[step % len(GAUGES)]
         if told == "lost":
             lost, self._lost = self._lost, 0.0
             return lost
+        if told == "rest":
+            return self._policy.rest(elapsed_s)
         if last is None:
             return 0.0
         if told == "rtprop":

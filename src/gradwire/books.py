@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,14 @@ from gradwire import transforms
 from gradwire.communicator import Communicator
 from gradwire.device_books import DeviceBook, Encoded
 from gradwire.device_codec import ENCODABLE
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, suggestion
 from gradwire.feedback import AgeBook, ResidualBook, join_chunks, nonfinite_chunks
 from gradwire.momentum import VelocityBook
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport
 from gradwire.policies import Policy
 from gradwire.pruning import smallest_weights
 from gradwire.settings import Settings
+from gradwire.states import State
 from gradwire.steps import Step, Transfer, is_finite
 
 __all__ = ["Books"]
@@ -182,21 +184,58 @@ class Books:
             "ages": _tensors(self._ages),
         }
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restores what `state_dict` returned; other keys are left alone. Raises ConfigError."""
-        residuals = _arrays(state["residuals"])
-        ages = _arrays(state.get("ages", {}))
-        if self._residuals is None and any(values.any() for values in residuals.values()):
-            raise ConfigError(
-                "gradwire state with residuals loaded with error_feedback off: their gradient "
-                "would be lost; set error_feedback=True, or flush() before saving"
+    def read(
+        self, state: State, trained: Mapping[str, int] | None, *, strict: bool
+    ) -> Callable[[], None]:
+        """Checks a state that holds what `state_dict` returned; what is returned takes it over.
+
+        trained: the model's parameters, elements by name; None where no model is known. strict:
+        whether values of other parameters are an error, else they are dropped with a warning.
+        Raises ConfigError.
+        """
+        books: dict[str, ResidualBook | VelocityBook | AgeBook] = {
+            "residuals": self._residuals or ResidualBook(),
+            "velocities": self._velocities or VelocityBook(0.0),
+            "ages": self._ages,
+        }
+        takes: list[Callable[[], None]] = [self._device.clear]
+        dropped: set[str] = set()
+        for key, book in books.items():
+            if key != "residuals" and key not in state.values:
+                continue
+            arrays = _arrays(state.part(key))
+            owed = key == "residuals" and any(values.any() for values in arrays.values())
+            if owed and self._residuals is None:
+                raise ConfigError(
+                    f"{state.at(key)}: residuals loaded with error_feedback off: their gradient "
+                    "would be lost; set error_feedback=True, or flush() before saving"
+                )
+            if trained is not None:
+                unknown = [name for name in arrays if name not in trained]
+                if unknown and strict:
+                    raise ConfigError(
+                        f"{state.at(key)}[{unknown[0]!r}]: the model trains no such parameter"
+                        f"{suggestion(unknown[0], trained)}; load_state_dict(state, strict=False) "
+                        "drops what other parameters are owed"
+                    )
+                dropped.update(unknown)
+                arrays = {name: values for name, values in arrays.items() if name in trained}
+            takes.append(book.read(arrays))
+            if trained is not None:
+                _check_sizes(state.at(key), key, arrays, trained)
+        if dropped:
+            warnings.warn(
+                f"gradwire state: dropped what is kept of {', '.join(sorted(set(dropped)))}, which "
+                "the model does not train",
+                RuntimeWarning,
+                stacklevel=4,
             )
-        self._device.clear()
-        self._ages.load_state_dict(ages)
-        if self._velocities is not None:
-            self._velocities.load_state_dict(_arrays(state.get("velocities", {})))
-        if self._residuals is not None:
-            self._residuals.load_state_dict(residuals)
+
+        def take() -> None:
+            for each in takes:
+                each()
+
+        return take
 
 
 def _tensors(book: ResidualBook | VelocityBook | AgeBook | None) -> dict[str, torch.Tensor]:
@@ -204,7 +243,27 @@ def _tensors(book: ResidualBook | VelocityBook | AgeBook | None) -> dict[str, to
     return {name: torch.from_numpy(values) for name, values in state.items()}
 
 
-def _arrays(tensors: object) -> dict[str, NDArray[Any]]:
+def _check_sizes(
+    where: str, key: str, arrays: Mapping[str, NDArray[Any]], trained: Mapping[str, int]
+) -> None:
+    """Raises ConfigError for values of a parameter that has another size."""
+    for name, values in arrays.items():
+        elements = int(values[:, 0].sum()) if key == "ages" else values.size
+        if elements != trained[name]:
+            raise ConfigError(
+                f"{where}[{name!r}] is of {elements} elements, the parameter has "
+                f"{trained[name]}: the state is of another model"
+            )
+
+
+def _arrays(part: State) -> dict[str, NDArray[Any]]:
     """Arrays by name from a state's tensors, wherever the loader mapped them to."""
-    assert isinstance(tensors, dict)
-    return {name: torch.as_tensor(values).cpu().numpy() for name, values in tensors.items()}
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, values in part.values.items():
+        if not isinstance(name, str) or not isinstance(values, (torch.Tensor, np.ndarray)):
+            raise part.wrong(name, "a tensor by a parameter's name")
+        tensor = torch.as_tensor(values).detach().cpu()
+        if tensor.dtype == torch.bfloat16:
+            tensor = tensor.float()
+        arrays[name] = tensor.numpy()
+    return arrays

@@ -24,7 +24,10 @@ class ParameterNames:
 
     def __init__(self, model: torch.nn.Module | None = None) -> None:
         self._known: dict[int, tuple[torch.Tensor, str]] = {}  # keeps them: ids stay valid
+        self.trained: dict[str, int] | None = None
+        """The elements of the model's trained parameters by name; None without a model."""
         if model is not None:
+            self.trained = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad}
             for name, parameter in model.named_parameters():
                 self._known[id(parameter)] = (parameter, name)
 

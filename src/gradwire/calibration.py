@@ -21,10 +21,13 @@ import typer
 from gradwire.errors import ConfigError
 from gradwire.layer_search import LayerSearch, LossFunction
 from gradwire.policies.plot import EPS, LR, Calibration, check_eps, check_lr
+from gradwire.scalars import is_whole
 
 __all__ = ["calibrate"]
 
 app = typer.Typer(add_completion=False)
+
+LARGEST_SEED = 1 << 62
 
 
 def calibrate(
@@ -49,10 +52,12 @@ def calibrate(
     """
     check_eps(eps)
     check_lr(lr)
-    if steps < 1:
-        raise ConfigError(f"steps={steps!r}: 1 or more")
-    if chunk_elements < 1:
-        raise ConfigError(f"chunk_elements={chunk_elements!r}: 1 or more")
+    for name, value in (("steps", steps), ("chunk_elements", chunk_elements)):
+        if not is_whole(value) or value < 1:
+            raise ConfigError(f"{name}={value!r}: a whole number, 1 or more")
+    if not is_whole(seed) or not 0 <= seed <= LARGEST_SEED:
+        raise ConfigError(f"seed={seed!r}: a whole number from 0 to {LARGEST_SEED}")
+    _check_subject(model, loss_fn, batches)
     few = list(itertools.islice(batches, steps))
     if len(few) < steps:
         raise ConfigError(f"steps={steps}: only {len(few)} batches were given")
@@ -89,12 +94,16 @@ def command(
         typer.echo(f"gradwire calibrate: --out {out}: a file in a folder that exists", err=True)
         raise typer.Exit(2)
     try:
-        model, loss_fn, batches = _load(function)()
+        model, loss_fn, batches = _parts(function, _load(function)())
         found = calibrate(model, loss_fn, batches, eps=eps, steps=steps, lr=lr, seed=seed)
     except ConfigError as error:
         typer.echo(f"gradwire calibrate: {error}", err=True)
         raise typer.Exit(2) from error
-    found.save(out)
+    try:
+        found.save(out)
+    except OSError as error:
+        typer.echo(f"gradwire calibrate: --out {out}: {error.strerror}", err=True)
+        raise typer.Exit(2) from error
     if as_json:
         typer.echo(json.dumps({"file": out, "model": found.model, "bounds": found.bounds}))
         return
@@ -104,17 +113,48 @@ def command(
     typer.echo(f"written to {out}: attach(model, policy='plot', table={out!r})")
 
 
-def _load(function: str) -> Callable[[], tuple[torch.nn.Module, LossFunction, Iterable[Any]]]:
+def _check_subject(model: object, loss_fn: object, batches: object) -> None:
+    """Raises ConfigError unless these can be a model, a loss and batches."""
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model is of type {type(model).__name__}: a torch.nn.Module is needed")
+    if not callable(loss_fn):
+        raise ConfigError(
+            f"loss_fn is of type {type(loss_fn).__name__}: a function of (model, batch) is needed"
+        )
+    if not isinstance(batches, Iterable):
+        raise ConfigError(
+            f"batches are of type {type(batches).__name__}: something to iterate over is needed"
+        )
+
+
+def _parts(function: str, made: object) -> tuple[torch.nn.Module, LossFunction, Iterable[Any]]:
+    """What the user's function returned, checked; raises ConfigError for anything else."""
+    if not isinstance(made, (tuple, list)) or len(made) != 3:
+        found = f"{type(made).__name__} of {len(made)}" if isinstance(made, (tuple, list)) else ""
+        raise ConfigError(
+            f"function={function!r} returned {found or type(made).__name__}: it has to return "
+            "(model, loss_fn, batches)"
+        )
+    try:
+        _check_subject(*made)
+    except ConfigError as error:
+        raise ConfigError(f"function={function!r} returned something else: {error}") from error
+    model, loss_fn, batches = made
+    return model, loss_fn, batches
+
+
+def _load(function: str) -> Callable[[], object]:
     module, colon, name = function.partition(":")
     if not (module and colon and name):
-        raise ConfigError(f"function={function!r}: module:function is needed")
+        raise ConfigError(f"function={function!r}: module:function is needed, as in mine:make")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"function={function!r}: {error}") from error
+    except (ImportError, TypeError) as error:  # TypeError: a relative name
+        hint = f"; a module's name, as in {module[:-3]}:{name}" if module.endswith(".py") else ""
+        raise ConfigError(f"function={function!r}: {error}{hint}") from error
     if not callable(found):
         raise ConfigError(f"function={function!r}: module {module!r} has no function {name!r}")
-    made: Callable[[], tuple[torch.nn.Module, LossFunction, Iterable[Any]]] = found
+    made: Callable[[], object] = found
     return made

@@ -24,6 +24,7 @@ from gradwire.handles import Handle
 from gradwire.hosts import EngineHost, forget_host, join_host, release_host
 from gradwire.native import ChunkGrid, load_engine, native_plan, trivial_report
 from gradwire.plans import PRIORITY_CLASSES, TransferPlan
+from gradwire.scalars import is_whole
 from gradwire.settings import LONGEST_S, Settings
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Communicator:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         settings = config if isinstance(config, Settings) else Settings.build(config)
-        if world_size < 1 or not 0 <= rank < world_size:
+        whole = is_whole(rank) and is_whole(world_size)
+        if not whole or world_size < 1 or not 0 <= rank < world_size:
             raise ConfigError(
                 f"rank={rank!r} with world_size={world_size!r}: a rank from 0 to world_size - 1"
             )
@@ -75,6 +77,8 @@ class Communicator:
         self._host: EngineHost | None = None
         if world_size > 1 or settings.server_count > 0:
             self._host = join_host(store, group, rank, world_size, settings)
+        elif settings.interface is not None:
+            rendezvous.local_address(settings.interface, None)  # wrong with one worker, too
         self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
         self._forget = weakref.finalize(self, forget_host, self._host, self._stager)
         self._forget.atexit = False  # the engines are closed by this module's own atexit
@@ -114,15 +118,27 @@ class Communicator:
         if self._host is not None:
             self._host.return_number(number)
 
-    def agree(self, topic: str, configuration: Mapping[str, object]) -> None:
+    def agree(
+        self,
+        topic: str,
+        configuration: Mapping[str, object],
+        failure: ConfigError | None = None,
+    ) -> None:
         """Checks that all workers pass the same configuration; a collective call.
 
-        Raises RendezvousError naming the first rank and field that differ from rank 0, or the
-        ranks that did not call within the rendezvous time-out.
+        failure: why this rank cannot go on; it is raised here and told to the others. Raises
+        RendezvousError naming the first rank and field that differ from rank 0, a rank that
+        failed, or the ranks that did not call within the rendezvous time-out.
         """
         if self.world_size == 1:
+            if failure is not None:
+                raise failure
             return
-        meeting = rendezvous.Meeting(
+        rendezvous.agree(self.meeting(topic), configuration, failure)
+
+    def meeting(self, topic: str) -> rendezvous.Meeting:
+        """A meeting of the workers in the store; every rank makes one as often as the others."""
+        return rendezvous.Meeting(
             self._store,
             f"{self._group}/{topic}",
             endpoint=self.rank,
@@ -130,7 +146,6 @@ class Communicator:
             servers=0,
             timeout_s=self.settings.rendezvous_timeout,
         )
-        rendezvous.agree(meeting, configuration)
 
     def all_reduce(
         self,

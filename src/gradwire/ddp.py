@@ -1,10 +1,13 @@
 """`gradwire.attach`: one line that lets a DDP module's gradients travel over gradwire."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.calibration_roll import CalibrationRoll
 from gradwire.errors import ConfigError, GradwireError
 from gradwire.hook import HookState, comm_hook
 from gradwire.job_calibration import JobCalibration
@@ -12,6 +15,7 @@ from gradwire.layer_search import LossFunction
 from gradwire.phases import Phase
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import PLOT, Calibration, Policy
+from gradwire.scalars import plain
 from gradwire.telemetry import StepReport
 
 __all__ = ["Attachment", "attach"]
@@ -43,8 +47,8 @@ def attach(
     backward pass: those end a step with a transfer that takes its turn only when the step is done.
 
     Raises ConfigError for a module that is not DDP, that already has a communication hook, or
-    for impossible options; RendezvousError naming ranks that are absent or configured otherwise;
-    OSError for a report file that cannot be opened.
+    for impossible options, a report file that cannot be opened among them; RendezvousError naming
+    ranks that are absent, configured otherwise, or failed in their part.
     """
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
@@ -78,7 +82,11 @@ def attach(
 
 
 class Attachment:
-    """A DDP module whose gradients travel over gradwire. Made by `attach`."""
+    """A DDP module whose gradients travel over gradwire. Made by `attach`.
+
+    After `detach` it still tells its last report, state and counters; all that would change
+    something raises GradwireError.
+    """
 
     def __init__(
         self, state: HookState, pipeline: GradientPipeline, module: torch.nn.Module
@@ -87,6 +95,8 @@ class Attachment:
         self._pipeline = pipeline
         self._module = module
         self._calibration: JobCalibration | None = None
+        self._roll: CalibrationRoll | None = None
+        self._unwatch: Callable[[], None] = _nothing
         self._detached = False
 
     @property
@@ -111,6 +121,7 @@ class Attachment:
 
     @phase.setter
     def phase(self, phase: Phase | None) -> None:
+        self._check()
         self._pipeline.set_phase(phase)
 
     @property
@@ -124,15 +135,26 @@ class Attachment:
 
     @grad_scale.setter
     def grad_scale(self, scale: float) -> None:
-        self._pipeline.set_grad_scale(float(scale))
+        self._check()
+        self._pipeline.set_grad_scale(scale)
 
     def epoch(self, number: int) -> None:
         """Says that epoch `number` begins; what every="epoch" looks at."""
+        self._check()
         self._pipeline.begin_epoch(number)
 
     def loss(self, value: float | torch.Tensor) -> None:
-        """Stores a training loss; the mean over workers is in the next step's report."""
-        self._pipeline.add_loss(float(torch.as_tensor(value).detach()))
+        """Stores a training loss, a number or a tensor that holds one; the mean over workers is in
+        the next step's report. One that is not finite makes the mean NaN on all ranks and counts
+        as a rise (setting loss_rise; without it, a warning)."""
+        self._check()
+        held = plain(value.detach().squeeze() if isinstance(value, torch.Tensor) else value)
+        if isinstance(held, bool) or not isinstance(held, (int, float)):
+            raise ConfigError(f"loss({value!r}): a number, or a tensor that holds one")
+        try:
+            self._pipeline.add_loss(float(held))
+        except OverflowError:
+            self._pipeline.add_loss(math.inf if held > 0 else -math.inf)
 
     def calibrate(self, loss_fn: LossFunction, batch: Any) -> Calibration | None:
         """One step of the calibration that policy="plot" asks for with calibrate=n.
@@ -141,10 +163,12 @@ class Attachment:
         loss_fn(module, batch): the training loss, a scalar tensor; module is the one inside DDP
         and is left as it was. Returns None until all is found, after three rounds of n calls, and
         from then on the calibration, at no cost: `.save("bounds.toml")` keeps it for
-        table="bounds.toml". Until then every step is exact.
+        table="bounds.toml". Until then every step is exact. Call it before the step's first
+        forward pass.
 
         Raises ConfigError for a policy that is not calibrated and, on all ranks alike, when the
-        calibration's steps do not decrease the loss (lr=…); TransferError.
+        calibration's steps do not decrease the loss (lr=…); TransferError, which names a rank that
+        began a step without its call.
         """
         self._check()
         policy = self._pipeline.policy
@@ -169,8 +193,27 @@ class Attachment:
             )
         sums = self._calibration.weigh(loss_fn, batch)
         if sums is not None:
+            if self._roll is not None:
+                self._roll.wait(self.step, self._calibration.calls)
             self._pipeline.add_up(sums).wait()
             self._calibration.take(sums)
+
+    def watch_calibration(self, ddp: DistributedDataParallel) -> None:
+        """Notes, until the calibration is found, when a step's forward pass begins."""
+        policy, communicator = self._pipeline.policy, self._pipeline.communicator
+        if not isinstance(policy, PLOT) or not policy.calibrate or communicator.world_size == 1:
+            return
+        meeting = communicator.meeting("calibration")
+        roll = self._roll = CalibrationRoll(meeting, communicator.timeout_s)
+
+        def begins(module: torch.nn.Module, _: object) -> None:
+            if policy.calibration is not None:
+                self._unwatch()
+            elif module.training and torch.is_grad_enabled():
+                made = self._calibration
+                roll.begin(self.step, 0 if made is None else made.calls)
+
+        self._unwatch = ddp.register_forward_pre_hook(begins).remove
 
     def report(self) -> StepReport:
         """The report of the last completed step; raises GradwireError before the first."""
@@ -190,10 +233,17 @@ class Attachment:
         (int64 tensors of shape [runs, 2]: elements, steps running without counting)."""
         return self._pipeline.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned, each rank its own, all before the same step."""
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
+        """Restores what `state_dict` returned, each rank its own, all before the same step.
+
+        A parameter that the state does not name is owed nothing. One that it names and the model
+        does not train is an error; with strict=False what it was owed is dropped with a warning.
+        Raises ConfigError naming key, value and what is allowed for a state that is damaged, of
+        another policy, of another model or of a parameter with another size; then nothing is
+        changed. GradwireError after detach.
+        """
         self._check()
-        self._pipeline.load_state_dict(state)
+        self._pipeline.load_state_dict(state, strict=strict)
 
     def detach(self) -> None:
         """Gives the gradients back to the process group: the hook forwards to it from now on.
@@ -203,6 +253,7 @@ class Attachment:
         """
         if not self._detached:
             self._detached = True
+            self._unwatch()
             self._state.deactivate()
 
     def counters(self) -> dict[str, float]:
@@ -212,6 +263,10 @@ class Attachment:
     def _check(self) -> None:
         if self._detached:
             raise GradwireError("this attachment is detached: attach the module again")
+
+
+def _nothing() -> None:
+    """No forward pass is watched."""
 
 
 def _register(model: DistributedDataParallel, state: HookState) -> None:
@@ -230,7 +285,9 @@ def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
         pipeline = state.pipeline
         if model.find_unused_parameters:
             pipeline.find_unused()
-        return Attachment(state, pipeline, model.module)
+        attachment = Attachment(state, pipeline, model.module)
+        attachment.watch_calibration(model)
+        return attachment
     except BaseException:
         state.deactivate()  # the module goes on over its process group
         raise

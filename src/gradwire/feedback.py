@@ -28,6 +28,9 @@ from gradwire.plans import TensorSlot, TransferReport
 
 __all__ = ["AUTO", "AgeBook", "ResidualBook", "auto_feedback", "nonfinite_chunks"]
 
+LARGEST = (1 << 32) - 1
+"""Elements of one run of equal ages."""
+
 KeepError = Callable[[FlatArray, NDArray[np.uint8]], None]
 """Leaves in what was sent, in place, what did not count of it: all of a chunk that did not, and
 what the encoding took of one that did. Called with what was sent and the report's `counted`."""
@@ -161,13 +164,18 @@ class AgeBook:
     def load_state_dict(self, state: Mapping[str, NDArray[np.int64]]) -> None:
         """Replaces the ages by those of `state`, as `state_dict` returned it.
 
-        Raises ConfigError for other shapes and for ages beyond 255.
+        Raises ConfigError for other shapes and for ages beyond 255, and changes nothing then.
         """
+        self.read(state)()
+
+    def read(self, state: Mapping[str, NDArray[np.int64]]) -> Callable[[], None]:
+        """Checks ages; what is returned takes them over."""
         loaded: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, NDArray[np.uint8]]] = {}
         for name, values in state.items():
             runs = np.asarray(values)
             sound = runs.ndim == 2 and runs.shape[1] == 2 and np.issubdtype(runs.dtype, np.integer)
-            if not sound or (runs[:, 0] < 1).any() or not _within(runs[:, 1], 0, 255):
+            sound = sound and len(runs) > 0 and _within(runs[:, 0], 1, LARGEST)
+            if not sound or not _within(runs[:, 1], 0, 255):
                 raise ConfigError(
                     f"ages of parameter {name!r}: integers of shape [runs, 2], (elements, age)"
                 )
@@ -177,8 +185,12 @@ class AgeBook:
             grid = ChunkGrid(offsets, lengths.astype(np.uint32), none, none)
             slot = TensorSlot(name, 0, int(lengths.sum()))
             loaded[(slot,)] = (grid, runs[:, 1].astype(np.uint8))
-        with self._mutex:
-            self._ages = loaded
+
+        def take() -> None:
+            with self._mutex:
+                self._ages = loaded
+
+        return take
 
     def _open(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.uint8]:
         known = self._ages.get(slots)

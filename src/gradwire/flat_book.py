@@ -6,7 +6,7 @@ so that adding and clearing are single passes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -49,10 +49,32 @@ class FlatBook:
         return {name: values.copy() for name, values in self._by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, FlatArray]) -> None:
-        """Replaces the values by those of `state` (flat float32 arrays by name)."""
-        self.clear()
+        """Replaces the values by those of `state`; raises ConfigError, and changes nothing then."""
+        self.read(state)()
+
+    def read(self, state: Mapping[str, FlatArray]) -> Callable[[], None]:
+        """Checks values (finite floats, 1-D, by name); what is returned takes them over."""
+        read: dict[str, FlatArray] = {}
         for name, values in state.items():
-            self._by_name[name] = np.array(values, dtype=np.float32).reshape(-1)
+            array = np.asarray(values)
+            if array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
+                raise ConfigError(
+                    f"{self.kind} of parameter {name!r} of shape {array.shape} and type "
+                    f"{array.dtype}: one float for each element, in one dimension"
+                )
+            with np.errstate(over="ignore"):
+                read[name] = np.array(array, dtype=np.float32)
+            if not np.isfinite(read[name]).all():
+                raise ConfigError(
+                    f"{self.kind} of parameter {name!r} holds values that are not finite: only "
+                    "finite ones are ever kept, so the state is damaged"
+                )
+
+        def take() -> None:
+            self.clear()
+            self._by_name.update(read)
+
+        return take
 
     def open(self, slots: tuple[TensorSlot, ...], elements: int) -> FlatArray:
         """The flat array of a bucket; gathers it from its parameters when it is new."""

@@ -6,9 +6,11 @@ Both decide by agreed values only, so all ranks do the same in the same step.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 from gradwire.phases import Summary
+from gradwire.states import State
 
 __all__ = ["ACTIONS", "Action", "LossWatch"]
 
@@ -22,7 +24,8 @@ class LossWatch:
 
     rise: the share by which the agreed loss must exceed its running mean, > 0. strict_steps: how
     many steps are then exact. The mean is exponential over about ten losses and is not judged
-    against before it has seen ten.
+    against before it has seen ten. A loss that is not finite counts as a rise from the first step
+    on, and never enters the mean.
     """
 
     WEIGHT = 0.1
@@ -44,7 +47,10 @@ class LossWatch:
         """Takes the summary of the step just completed."""
         self.left = max(0, self.left - 1)
         loss = summary.loss
-        if loss is None or not math.isfinite(loss):
+        if loss is None:
+            return
+        if not math.isfinite(loss):
+            self.left = self.strict_steps
             return
         if self.losses >= self.ENOUGH and loss - self.mean > self.rise * abs(self.mean):
             self.left = self.strict_steps
@@ -56,7 +62,16 @@ class LossWatch:
         """What the next decision depends on."""
         return {"mean": self.mean, "losses": self.losses, "left": self.left}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restores what `state_dict` returned."""
-        self.mean = float(state["mean"])
-        self.losses, self.left = int(state["losses"]), int(state["left"])
+    def load_state_dict(self, state: object) -> None:
+        """Restores what `state_dict` returned; raises ConfigError, and changes nothing then."""
+        self.read(State(state, "state['losses']"))()
+
+    def read(self, state: State) -> Callable[[], None]:
+        """Checks a state; what is returned takes it over."""
+        state.keys(("mean", "losses", "left"))
+        read = state.number("mean"), state.whole("losses"), state.whole("left")
+
+        def take() -> None:
+            self.mean, self.losses, self.left = read
+
+        return take

@@ -20,6 +20,7 @@ from gradwire.errors import ConfigError
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import Policy
 from gradwire.settings import Settings
+from gradwire.telemetry import ReportWriter
 
 __all__ = ["HookState", "comm_hook"]
 
@@ -60,9 +61,10 @@ class HookState:
             self._policy.prepare(self._tensors)  # a copy knows no names
             communicator = open_communicator(self.process_group, self._settings)
             number = communicator.take_number()
+            writer, failure = _open_report(self._settings, communicator.rank)
             try:
                 agreed = agreed_configuration(self._policy, self._settings)
-                communicator.agree("attach", {**agreed, "attachment": number})
+                communicator.agree("attach", {**agreed, "attachment": number}, failure)
                 self._pipeline = GradientPipeline(
                     communicator,
                     self._policy,
@@ -70,8 +72,11 @@ class HookState:
                     self._names,
                     number,
                     self._optimizer,
+                    writer,
                 )
             except BaseException:
+                if writer is not None:
+                    writer.close()
                 communicator.return_number(number)
                 raise
             if self._optimizer is not None:
@@ -117,6 +122,8 @@ class HookState:
         options: dict[str, object],
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"optimizer={optimizer!r}: a torch.optim.Optimizer, or None")
         self._policy, self._settings = configure(policy, options, optimizer=optimizer)
         self._policy.vectors = self._vectors
         self._policy.prepare(self._tensors)
@@ -160,6 +167,14 @@ def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+
+
+def _open_report(settings: Settings, rank: int) -> tuple[ReportWriter | None, ConfigError | None]:
+    """The open report file, or why it cannot be opened: the other ranks have to be told."""
+    try:
+        return ReportWriter.open(settings.report, rank), None
+    except ConfigError as error:
+        return None, error
 
 
 def _nothing() -> None:

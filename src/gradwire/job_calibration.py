@@ -39,6 +39,11 @@ class JobCalibration:
         )
         self._calls = 0
 
+    @property
+    def calls(self) -> int:
+        """How often `weigh` was called."""
+        return self._calls
+
     def weigh(self, loss_fn: LossFunction, batch: Any) -> NDArray[np.float32] | None:
         """Weighs one batch. At the end of a round: what the workers have to add up, else None."""
         seed = mix_seed(self._seed, self._rank, self._calls) >> 1

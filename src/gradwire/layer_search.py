@@ -10,6 +10,7 @@ dimension) are not searched: their bound is 0.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,7 +32,8 @@ class LayerSearch:
     """Weighs layers batch by batch; after each round of batches, `settle` halves what is left.
 
     parameters: those that are trained, by name. eps: the share of a step's loss decrease that a
-    layer's loss may cost. lr: of the plain gradient steps. chunk_elements: of a datagram.
+    layer's loss may cost. lr: of the plain gradient steps. chunk_elements: of a datagram. Raises
+    ConfigError without any.
     """
 
     def __init__(
@@ -43,6 +45,10 @@ class LayerSearch:
         chunk_elements: int,
     ) -> None:
         self._parameters = dict(parameters)
+        if not self._parameters:
+            raise ConfigError(
+                "the model has no trained parameters (requires_grad): there is nothing to calibrate"
+            )
         self.eps, self.lr, self.chunk_elements = eps, lr, chunk_elements
         self.layers: dict[str, list[str]] = {}
         for name, parameter in self._parameters.items():
@@ -80,7 +86,8 @@ class LayerSearch:
 
         loss_fn(model, batch): a scalar tensor. seed: of the model's own chances, alike in all its
         evaluations. chance: what is zeroed. Evaluates loss_fn once and once more for each layer
-        that is still searched, and takes one gradient.
+        that is still searched, and takes one gradient. Raises ConfigError for a loss that is no
+        scalar tensor with a gradient.
         """
         saved = copy.deepcopy(model.state_dict())
         try:
@@ -99,6 +106,11 @@ class LayerSearch:
     ) -> None:
         with torch.enable_grad():
             start = _loss(model, loss_fn, batch, seed)
+            if not start.requires_grad:
+                raise ConfigError(
+                    "loss_fn returned a tensor without a gradient: compute the loss from the "
+                    "model's output, without detach(), item() or no_grad()"
+                )
             parts = torch.autograd.grad(start, list(self._parameters.values()), allow_unused=True)
         gradient = {
             name: torch.zeros_like(p) if part is None else part
@@ -125,9 +137,14 @@ class LayerSearch:
     def settle(self, sums: list[float] | None = None) -> None:
         """Ends a round, by its own sums or those of all workers (`sums` added up).
 
-        Raises ConfigError when the steps did not decrease the loss.
+        Raises ConfigError when the steps did not decrease the loss, or it was not finite.
         """
         decrease, *costs = self.sums() if sums is None else sums
+        if not math.isfinite(decrease):
+            raise ConfigError(
+                f"the losses of the calibration steps are not finite (lr={self.lr!r}): a smaller "
+                "lr, or a model that has not diverged"
+            )
         if not decrease > 0.0:
             raise ConfigError(
                 f"lr={self.lr!r}: the calibration steps do not decrease the loss; a smaller one, "
@@ -177,9 +194,12 @@ def _loss(model: torch.nn.Module, loss_fn: LossFunction, batch: Any, seed: int) 
     """The loss, with the same dropout each time."""
     torch.manual_seed(seed)
     loss = loss_fn(model, batch)
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise ConfigError(f"loss_fn returned {type(loss).__name__}: a scalar tensor is needed")
-    return loss
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
+        raise ConfigError(
+            f"loss_fn returned {type(loss).__name__}{shape}: a scalar tensor is needed"
+        )
+    return loss.squeeze()
 
 
 def _lose(

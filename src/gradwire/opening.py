@@ -48,7 +48,11 @@ def open_engine(
         servers=servers,
         timeout_s=settings.rendezvous_timeout,
     )
-    address = rendezvous.local_address(settings.interface, rendezvous.store_host(store))
+    try:
+        address = rendezvous.local_address(settings.interface, rendezvous.store_host(store))
+    except ConfigError as error:
+        meeting.tell_failure("introduction", str(error))
+        raise
     everybody = meeting.introduce(
         rendezvous.Introduction(
             endpoint=endpoint,
@@ -78,6 +82,7 @@ def open_engine(
             drop_burst=settings.drop_burst,
             drop_seed=settings.drop_seed,
             dscp=settings.dscp,
+            ecn=settings.ecn,
         )
     except (OSError, ValueError) as error:
         who = meeting.describe([endpoint])

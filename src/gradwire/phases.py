@@ -30,6 +30,8 @@ from typing import Literal
 
 from gradwire.errors import ConfigError
 from gradwire.plans import check_choice
+from gradwire.scalars import is_number, is_whole
+from gradwire.states import State
 
 __all__ = [
     "GAUGES",
@@ -53,16 +55,21 @@ DETECTORS = ("ours", "paper", "layers")
 
 def check_every(name: str, value: object) -> None:
     """Raises ConfigError unless `value` is a cadence: a number of steps, or "epoch"."""
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not whole and value != "epoch":
+    named = isinstance(value, str) and value == "epoch"
+    if not named and not (is_whole(value) and value >= 1):
         raise ConfigError(f"{name}={value!r}: a number of steps (1 or more) or 'epoch'")
 
 
-GAUGES = ("lost", "rtprop", "slowness")
-"""What the gauge slot carries, in turn: step s carries GAUGES[s % 3]."""
+GAUGES = ("lost", "rest", "rtprop", "slowness")
+"""What the gauge slot carries, in turn: step s carries GAUGES[s % 4]."""
 
 PARTIAL_S = 1e9
 """A push time on the wire that stands for "not all of it arrived"."""
+
+BROKEN_LOSS = 1e300
+"""A loss on the wire that stands for "not finite": the sum of 65,536 is still a float64, and no sum
+of losses below LARGEST_LOSS comes near."""
+LARGEST_LOSS = 1e290
 
 _COUNT = 1 << 17
 """Three counts of up to 65,536 workers share one float64 without rounding."""
@@ -75,13 +82,13 @@ class Ballot:
     Summed over the workers: fresh_square, the bucket's squared L2 norm of the worker's fresh
     gradient (0 when it is not finite); nonfinite, it is not finite; falling, the learning rate
     was lowered since the last step; congested, as the worker's policy sees it; loss and losses,
-    the sum and number of losses given since the last step (first bucket only); critical and
-    tolerant, a manual vote.
+    the sum and number of losses given since the last step (first bucket only; the sum is NaN when
+    one was not finite); critical and tolerant, a manual vote.
     Maximum over the workers: push_s, how long this bucket's last push took, in seconds (0 not
     known, infinite when not all of it arrived); gauge, what GAUGES says for this step: the largest
-    share of a step lost since last told, RTprop in seconds, or seconds per byte at BtlBw (0 not
-    known); applied_square, the squared norm of the last step's applied gradient; epoch, the
-    newest epoch begun.
+    share of a step lost since last told, `Policy.rest`, RTprop in seconds, or seconds per byte at
+    BtlBw (0 not known); applied_square, the squared norm of the last step's applied gradient;
+    epoch, the newest epoch begun.
     """
 
     fresh_square: float = 0.0
@@ -103,7 +110,7 @@ class Ballot:
         return (
             self.fresh_square,
             _pack(self.nonfinite, self.falling, self.congested),
-            self.loss,
+            self.loss if abs(self.loss) < LARGEST_LOSS else BROKEN_LOSS,
             _pack(self.critical, self.tolerant, self.losses),
             self.push_s if math.isfinite(self.push_s) else PARTIAL_S,
             self.gauge,
@@ -114,6 +121,12 @@ class Ballot:
 
 def _pack(first: int, second: int, third: int) -> float:
     return float(first + second * _COUNT + third * _COUNT**2)
+
+
+def _mean_loss(total: float, losses: int) -> float | None:
+    if not losses:
+        return None
+    return total / losses if abs(total) < BROKEN_LOSS / 2 else math.nan
 
 
 def _unpack(packed: float) -> tuple[int, int, int]:
@@ -129,12 +142,15 @@ class Summary:
     all buckets. nonfinite: some worker's gradient was not finite. applied_norm: L2 norm of the
     averaged gradient applied in the step *before* (it is known only once that step is over).
     vote: the phase that ranks ask for by hand (critical wins), None without a vote.
-    epoch: the newest epoch any rank has begun, -1 for none. loss: mean of the losses given.
+    epoch: the newest epoch any rank has begun, -1 for none. loss: mean of the losses given, NaN
+    when one of them was not finite, None when none was given.
     falling: some rank lowered its learning rate. congested: some rank's policy says so.
     pushes: per bucket, how long its push took at the slowest worker in the step before, in
-    seconds; 0 not known, infinite where not everything arrived. lost, rtprop_s, btlbw (bytes/s):
-    told by turns, None when not in this step or not known: the largest share of a step that a
-    worker lost since last told, the largest RTprop, the smallest BtlBw of any rank.
+    seconds; 0 not known, infinite where not everything arrived. lost, rtprop_s, rest, btlbw
+    (bytes/s): told by turns, None when not in this step or not known: the largest share of a step
+    that a worker lost since last told, the largest RTprop, the largest share of a dense step that
+    passes with something else than waiting for its transfer (`Policy.rest`), the smallest BtlBw
+    of any rank.
     layers: the fresh norm per layer, RMS over workers and over the steps since the last look; None
     in a step whose end is no look of detector "layers".
     """
@@ -151,6 +167,7 @@ class Summary:
     pushes: tuple[float, ...] = ()
     lost: float | None = None
     rtprop_s: float | None = None
+    rest: float | None = None
     btlbw: float | None = None
     layers: Mapping[str, float] | None = None
 
@@ -195,12 +212,13 @@ class Summary:
             applied_norm=math.sqrt(applied),
             vote="critical" if critical else "tolerant" if tolerant else None,
             epoch=epoch,
-            loss=loss / losses if losses else None,
+            loss=_mean_loss(loss, losses),
             falling=falling > 0,
             congested=congested > 0,
             pushes=tuple(pushes),
             lost=gauge if told == "lost" else None,
             rtprop_s=gauge if told == "rtprop" and gauge > 0 else None,
+            rest=gauge if told == "rest" else None,
             btlbw=1.0 / gauge if told == "slowness" and gauge > 0 else None,
         )
 
@@ -214,7 +232,7 @@ class PhaseDetector:
     """
 
     def __init__(self, eta: float = 0.5, every: Every = 10, source: str = "ours") -> None:
-        if isinstance(eta, bool) or not isinstance(eta, (int, float)) or not 0 < eta < math.inf:
+        if not is_number(eta) or not eta > 0:
             raise ConfigError(f"eta={eta!r}: a relative change, a number above 0")
         check_every("every", every)
         check_choice("detector", source, DETECTORS)
@@ -279,14 +297,28 @@ class PhaseDetector:
         """Everything the next decision depends on, as plain values."""
         return {key: value for key, value in vars(self).items() if key not in _CONFIGURATION}
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError for anything else."""
-        names = set(vars(self)) - _CONFIGURATION
-        if set(state) != names:
-            raise ConfigError(
-                f"phase state with keys {sorted(state)}: expected exactly {sorted(names)}"
-            )
-        vars(self).update(state)
+    def load_state_dict(self, state: object) -> None:
+        """Restores what `state_dict` returned; raises ConfigError for anything else, and changes
+        nothing then."""
+        read = State(state, "state['phases']['phases']")
+        read.keys(sorted(set(vars(self)) - _CONFIGURATION))
+        vars(self).update(self._read(read))
+
+    def _read(self, state: State) -> dict[str, object]:
+        steps = state.whole("steps")
+        return {
+            "phase": state.word("phase", PHASES),
+            "steps": steps,
+            "critical_steps": state.number("critical_steps", 0.0, steps),
+            "looks": state.whole("looks"),
+            "fired": state.whole("fired"),
+            "_detected": state.word("_detected", PHASES),
+            "_previous": state.optional("_previous", state.real),
+            "_squares": state.real("_squares"),
+            "_count": state.whole("_count"),
+            "_epoch": state.whole("_epoch", -1),
+            "_hold": state.flag("_hold"),
+        }
 
     def _gather(self, summary: Summary) -> None:
         if self.source == "paper":
@@ -358,10 +390,17 @@ class LayerDetector(PhaseDetector):
         """Everything the next decision depends on; sets as lists, which torch.load takes."""
         return {**super().state_dict(), "_settled": sorted(self._settled)}
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError for anything else."""
-        super().load_state_dict(state)
-        self._settled = frozenset(self._settled)
+    def _read(self, state: State) -> dict[str, object]:
+        settled = state.values["_settled"]
+        if not isinstance(settled, (list, tuple)) or not all(isinstance(n, str) for n in settled):
+            raise state.wrong("_settled", "a list of layers' names")
+        vote = state.values["_vote"]
+        return {
+            **super()._read(state),
+            "_norms": state.part("_norms").by_name(),
+            "_settled": frozenset(settled),
+            "_vote": None if vote is None else state.word("_vote", PHASES),
+        }
 
     def _look_at(self, norms: Mapping[str, float]) -> None:
         self.looks += 1
@@ -405,6 +444,7 @@ class RateWatch:
 
 def make_detector(eta: float, every: Every, source: str) -> PhaseDetector:
     """The detector of this source; raises ConfigError for what it cannot be."""
+    check_choice("detector", source, DETECTORS)
     if source == "layers":
         return LayerDetector(eta, every)
     return PhaseDetector(eta, every, source)

@@ -11,11 +11,14 @@ ages), `gradwire.consultation` (what else is agreed on at a step's end), `gradwi
 that delivered too little).
 """
 
+import copy
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,20 +36,31 @@ from gradwire.guarding import StepGuard
 from gradwire.phases import Phase, Summary
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.policies import PlanContext, Policy
+from gradwire.scalars import is_number, is_whole, plain
 from gradwire.settings import Settings
 from gradwire.staging import StagePool
+from gradwire.states import State
 from gradwire.steps import Step, Transfer, square_norm, tensor_squares
 from gradwire.telemetry import ReportWriter, StepReport, build_report
 
 __all__ = ["GradientPipeline"]
 
 STATE_VERSION = 1
+LAST_STEP = 1 << 52
+
+_STATE_KEYS = (
+    *("version", "policy", "step", "grad_scale"),
+    *("phases", "epoch", "applied_square", "residuals"),
+)
+_LATER_KEYS = ("losses", "rates", "velocities", "ages")
+"""That older states do not have."""
 
 
 class GradientPipeline:
     """Carries the buckets of one DDP module; thread-safe against its own completions.
 
-    number: which of the communicator's numbers it has taken; `close` returns it.
+    number: which of the communicator's numbers it has taken; `close` returns it. writer: of the
+    reports, open; `close` closes it.
     """
 
     def __init__(
@@ -57,12 +71,13 @@ class GradientPipeline:
         names: ParameterNames,
         number: int,
         optimizer: torch.optim.Optimizer | None = None,
+        writer: ReportWriter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.communicator = communicator
         self.policy = policy
         self.settings = settings
-        self._ballots = BallotBox(policy, optimizer)
+        self._ballots = BallotBox(policy, optimizer, watched=settings.loss_rise is not None)
         self._clock = clock
         self._started: float | None = None  # the last step
         self._books = Books(communicator, policy, settings)
@@ -82,11 +97,10 @@ class GradientPipeline:
         )
         self._number = number
         self._closed = False
+        self._names = names
         self._layouts = Layouts(names)
         self._stages = StagePool()
-        self._writer = (
-            None if settings.report is None else ReportWriter(settings.report, communicator.rank)
-        )
+        self._writer = writer
         self._mutex = threading.Lock()
         self._step = 0
         self._running: Step | None = None
@@ -123,10 +137,12 @@ class GradientPipeline:
         """Makes the next step exact, which also empties the residuals."""
         self._flush = True
 
-    def set_grad_scale(self, scale: float) -> None:
+    def set_grad_scale(self, scale: object) -> None:
         """Tells the scale that gradients are multiplied by from now on."""
-        if not (math.isfinite(scale) and scale > 0):
+        scale = plain(scale)
+        if not (is_number(scale) and scale > 0):
             raise ConfigError(f"grad_scale={scale!r}: a finite number above 0")
+        scale = float(scale)
         if scale != self._grad_scale:
             self._books.rescale(scale / self._grad_scale)
         self._grad_scale = scale
@@ -164,29 +180,49 @@ class GradientPipeline:
             **self._books.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError for anything else."""
-        if state.get("version") != STATE_VERSION:
+    def load_state_dict(self, state: object, *, strict: bool = True) -> None:
+        """Restores what `state_dict` returned; raises ConfigError for anything else, and changes
+        nothing then. strict: whether values of parameters that the model lacks are an error."""
+        read = State(state)
+        version = read.values.get("version")
+        if not is_whole(version) or version != STATE_VERSION:
             raise ConfigError(
-                f"gradwire state of version {state.get('version')!r}: this gradwire reads "
-                f"version {STATE_VERSION}"
+                f"state['version']={version!r}: this gradwire reads version {STATE_VERSION} of "
+                "what attachment.state_dict() returns"
             )
-        if state.get("policy") != self.policy.name:
+        read.keys(_STATE_KEYS, _LATER_KEYS)
+        policy = read.values["policy"]
+        if not isinstance(policy, str) or policy != self.policy.name:
             raise ConfigError(
-                f"gradwire state of policy {state.get('policy')!r} loaded into policy "
-                f"{self.policy.name!r}"
+                f"state['policy']={policy!r}: loaded into policy "
+                f"{self.policy.name!r}; attach with the policy of the state"
             )
-        phases = state["phases"]
-        assert isinstance(phases, dict)
-        self._books.load_state_dict(state)
+        step = read.whole("step", 0, LAST_STEP)
+        scale = read.number("grad_scale", sys.float_info.min)
+        takes = [
+            self._books.read(read, self._names.trained, strict=strict),
+            self._ballots.read(read),
+        ]
+        losses = read.part("losses") if "losses" in read.values else State({})
+        if self._loss_watch is not None and losses.values:
+            takes.append(self._loss_watch.read(losses))
+        phases = dict(read.part("phases").values)
+        self._try_phases(phases)
         self.policy.load_state_dict(phases)
-        self._ballots.load_state_dict(state)
-        losses = state.get("losses", {})
-        assert isinstance(losses, dict)
-        if self._loss_watch is not None and losses:
-            self._loss_watch.load_state_dict(losses)
-        self._step = int(state["step"])  # type: ignore[call-overload]
-        self._grad_scale = float(state["grad_scale"])  # type: ignore[arg-type]
+        for take in takes:
+            take()
+        self._step, self._grad_scale = step, scale
+
+    def _try_phases(self, phases: dict[str, Any]) -> None:
+        """Loads the policy's state into a copy: a policy may notice late what is wrong with it."""
+        try:
+            copy.deepcopy(self.policy).load_state_dict(copy.deepcopy(phases))
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"state['phases'] does not fit policy {self.policy.name!r}: {error!r}"
+            ) from error
 
     def take_skip(self) -> bool:
         """Whether the optimizer must skip the step just reduced; asking resets it."""
@@ -228,14 +264,16 @@ class GradientPipeline:
             if index == 0 or self._running is None:
                 self._guard.take_skip()  # a loss scaler may have kept the optimizer from asking
                 strict = self._loss_watch is not None and self._loss_watch.strict
+                started = self._clock()
+                elapsed = 0.0 if self._started is None else started - self._started
                 self._running = Step(
                     self._step,
                     self.policy.phase,
-                    self._ballots.cast(self._step, self._last),
+                    self._ballots.cast(self._step, self._last, elapsed),
                     exact=self._flush or strict,
                     strict=strict,
                     floor=self._guard.floor,
-                    started=self._clock(),
+                    started=started,
                 )
                 self._flush = False
             step = self._running
@@ -262,6 +300,7 @@ class GradientPipeline:
         step = transfer.step
         transfer.result = result
         host = transfer.stage.host()
+        step.exposed = self._clock()
         first = transfer.index == 0
         plan = transfer.plan
         phases = self.policy.phases
@@ -452,13 +491,15 @@ class GradientPipeline:
         agreed: Summary,
         period_s: float,
     ) -> StepReport:
+        now = self._clock()
         return build_report(
             step=step.number,
             rank=self.communicator.rank,
             policy=self.policy.name,
             phase=step.phase,
             transfers=transfers,
-            comm_s=self._clock() - step.started,
+            comm_s=now - step.started,
+            exposed_s=now - step.exposed,
             agreed=agreed,
             critical_share=1.0 if step.phase == "critical" else 0.0,
             verdict="fixed bound",

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.errors import ConfigError
+from gradwire.scalars import is_number, is_whole
 
 __all__ = [
     "BY_BOUND",
@@ -62,7 +63,7 @@ BY_BOUND = -1.0
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Raises ConfigError unless `value` is one of the allowed words."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
         raise ConfigError(f"{name}={value!r}: allowed are {words}")
 
@@ -78,22 +79,19 @@ def check_control(control: str, spend: str) -> None:
 
 def check_bound(name: str, value: object) -> None:
     """Raises ConfigError unless `value` is a number in [0, 1)."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0.0 <= value < 1.0:  # type: ignore[operator]
+    if not is_number(value) or not 0.0 <= value < 1.0:
         raise ConfigError(f"{name}={value!r}: a bound is a number in [0, 1)")
 
 
 def check_share(name: str, value: object) -> None:
     """Raises ConfigError unless `value` is a number in [0, 1)."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0.0 <= value < 1.0:  # type: ignore[operator]
+    if not is_number(value) or not 0.0 <= value < 1.0:
         raise ConfigError(f"{name}={value!r}: a number in [0, 1)")
 
 
 def check_kept(name: str, value: object) -> None:
     """Raises ConfigError unless `value` is a number in (0, 1]."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0.0 < value <= 1.0:  # type: ignore[operator]
+    if not is_number(value) or not 0.0 < value <= 1.0:
         raise ConfigError(f"{name}={value!r}: the share of elements kept is a number in (0, 1]")
 
 
@@ -102,7 +100,7 @@ def check_class_dscp(name: str, values: object) -> None:
     if not isinstance(values, tuple) or len(values) > PRIORITY_CLASSES:
         raise ConfigError(f"{name}={values!r}: a tuple of up to {PRIORITY_CLASSES} DSCPs")
     for value in values:
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 63:
+        if not is_whole(value) or not 0 <= value <= 63:
             raise ConfigError(f"{name}={values!r}: a DSCP is a whole number from 0 to 63")
 
 

@@ -143,6 +143,15 @@ class Meeting:
                 )
         return texts
 
+    def post(self, topic: str, text: str) -> None:
+        """Publishes `text` in place of what this endpoint last posted; waits for nobody."""
+        self._store.set(self._key(topic, self.endpoint), text)
+
+    def posted(self, topic: str) -> list[str | None]:
+        """What every endpoint last posted on the topic, in order; None where nothing yet."""
+        keys = [self._key(topic, endpoint) for endpoint in range(self.endpoints)]
+        return [self._store.get(key).decode() if self._store.check([key]) else None for key in keys]
+
     def leave(self) -> None:
         """Notes that this endpoint is done; a store that is gone already is no error."""
         with contextlib.suppress(Exception):
@@ -226,11 +235,18 @@ def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> No
                 )
 
 
-def agree(meeting: Meeting, configuration: Mapping[str, object]) -> None:
+def agree(
+    meeting: Meeting, configuration: Mapping[str, object], failure: ConfigError | None = None
+) -> None:
     """Checks that every endpoint of the meeting passes the same configuration; collective.
 
-    Raises RendezvousError naming an endpoint and the field in which it differs from rank 0.
+    failure: why this endpoint cannot; it is raised here, and the others are told. Raises
+    RendezvousError naming an endpoint that failed, or one and the field in which it differs from
+    rank 0.
     """
+    if failure is not None:
+        meeting.tell_failure("configuration", str(failure))
+        raise failure
     texts = meeting.exchange("configuration", json.dumps(dict(configuration), default=str))
     check_alike(meeting, [json.loads(text) for text in texts])
 

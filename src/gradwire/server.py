@@ -10,8 +10,12 @@ import datetime
 import json
 import os
 import signal
+import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,30 +27,93 @@ __all__ = ["app", "serve"]
 
 app = typer.Typer(add_completion=False)
 
+RETRY_S = 0.2
+"""From one attempt to reach the store to the next."""
+
 
 def open_store(address: str, timeout_s: float) -> Any:
     """The job's store: "host:port" of a TCPStore (torchrun's), or "file:///path".
 
-    Raises ConfigError for another form and GradwireError when nobody answers.
+    Raises ConfigError for another form or a file that cannot be, and GradwireError when nobody
+    answers within `timeout_s` seconds.
     """
     # torch.distributed offers these names without saying so to type checkers
     from torch._C._distributed_c10d import FileStore, TCPStore
 
     if address.startswith("file://"):
-        return FileStore(address.removeprefix("file://"), -1)
+        path = address.removeprefix("file://")
+        _check_file(address, Path(path))  # FileStore itself would try again for five minutes
+        return FileStore(path, -1)
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise ConfigError(f"store={address!r}: host:port, or file:///path")
-    try:
+    deadline = time.monotonic() + timeout_s
+    _wait_for_listener(address, host, int(port), deadline, timeout_s)
+    left = max(1.0, deadline - time.monotonic())
+
+    def connect() -> Any:
         return TCPStore(
             host,
             int(port),
             is_master=False,
             wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=timeout_s),
+            timeout=datetime.timedelta(seconds=left),
         )
-    except RuntimeError as error:
-        raise GradwireError(f"no store answers at {address}: {error}") from error
+
+    return _in_time(connect, left, address)
+
+
+def _in_time(connect: Callable[[], Any], timeout_s: float, address: str) -> Any:
+    """What `connect` returns; its thread is left alone where it does not end: TCPStore waits for
+    ever for the first word of a listener that is no store."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(connect())
+        except RuntimeError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, name="gradwire-store", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not found:
+        raise GradwireError(
+            f"no store answers at {address} within {timeout_s:g} s, though somebody listens there"
+        )
+    if isinstance(found[0], RuntimeError):
+        raise GradwireError(f"no store answers at {address}: {found[0]}") from found[0]
+    return found[0]
+
+
+def _check_file(address: str, path: Path) -> None:
+    """Raises ConfigError unless the file of a store can be read and written."""
+    if not path.name or path.is_dir():
+        raise ConfigError(f"store={address!r}: the file of a FileStore, as in file:///path")
+    if not path.parent.is_dir():
+        raise ConfigError(f"store={address!r}: there is no folder {str(path.parent)!r}")
+    if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK):
+        raise ConfigError(f"store={address!r}: this user may not write there")
+
+
+def _wait_for_listener(
+    address: str, host: str, port: int, deadline: float, timeout_s: float
+) -> None:
+    """Waits until somebody listens; TCPStore's own attempts outlast its time-out by seconds.
+
+    Raises GradwireError at the deadline.
+    """
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            with socket.create_connection((host, port), timeout=max(0.05, left)):
+                return
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
+            if time.monotonic() + RETRY_S >= deadline:
+                raise GradwireError(
+                    f"no store answers at {address} within {timeout_s:g} s: {error}"
+                ) from error
+        time.sleep(RETRY_S)
 
 
 def serve(
@@ -65,11 +132,7 @@ def serve(
     """
     from gradwire.opening import open_engine
 
-    servers = settings.server_count
-    if workers < 1:
-        raise ConfigError(f"workers={workers!r}: 1 or more")
-    if not 0 <= index < servers:
-        raise ConfigError(f"index={index!r} with servers={servers}: from 0 to servers - 1")
+    check_place(workers, index, settings.server_count)
     stop = stop or threading.Event()
     opened = open_engine(store, group, workers + index, workers, settings)
     try:
@@ -89,6 +152,14 @@ def serve(
         opened.engine.close()
 
 
+def check_place(workers: int, index: int, servers: int) -> None:
+    """Raises ConfigError unless a job of these sizes has a server of this index."""
+    if workers < 1:
+        raise ConfigError(f"workers={workers!r}: 1 or more")
+    if not 0 <= index < servers:
+        raise ConfigError(f"index={index!r} with servers={servers}: from 0 to servers - 1")
+
+
 @app.command()
 def server(
     store: Annotated[str, typer.Option(help="host:port of the job's store, or file:///path")] = "",
@@ -98,13 +169,16 @@ def server(
     interface: Annotated[str, typer.Option(help="network interface or own address")] = "",
     port: Annotated[int, typer.Option(help="UDP port, 0 for any free one")] = 0,
     dscp: Annotated[int, typer.Option(help="DSCP of its datagrams, 0 to 63")] = 0,
-    timeout: Annotated[float, typer.Option(help="seconds to wait for the workers")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(help="seconds to wait for the store, and then for the workers")
+    ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
 ) -> None:
     """Sum gradients for the workers of one job (route="server").
 
     Without --store the job is found by MASTER_ADDR and MASTER_PORT, without --workers by
-    WORLD_SIZE, as torchrun sets them.
+    WORLD_SIZE, as torchrun sets them. Ends with 0 when the workers have left or it is told to stop,
+    with 2 for an impossible option, with 1 when the job fails.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
@@ -120,13 +194,14 @@ def server(
         settings = Settings.build(options)
         address = store or _store_of_environment()
         count = workers or _workers_of_environment()
+        check_place(count, index, settings.server_count)
         _say(as_json, "waiting", f"server {index} waits for {count} workers at {address}")
         counters = serve(
             open_store(address, timeout), workers=count, index=index, settings=settings
         )
     except (ConfigError, GradwireError) as error:
         _say(as_json, "failed", str(error), error=True)
-        raise typer.Exit(1) from error
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
     except KeyboardInterrupt:
         _say(as_json, "stopped", f"server {index} was told to stop")
         return
@@ -142,7 +217,7 @@ def _store_of_environment() -> str:
 
 def _workers_of_environment() -> int:
     text = os.environ.get("WORLD_SIZE", "")
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise ConfigError(f"workers: give --workers, or set WORLD_SIZE (now {text!r})")
     return int(text)
 

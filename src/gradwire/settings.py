@@ -7,7 +7,6 @@ impossible value raises ConfigError naming the setting, the value and what is al
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import types
 import typing
@@ -16,7 +15,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradwire.errors import ConfigError, suggestion
+from gradwire.loss_runs import runs_possible, shortest_run
 from gradwire.plans import check_choice
+from gradwire.scalars import is_number, is_whole, plain
 
 __all__ = ["PREFIX", "Settings", "from_environment", "setting_names"]
 
@@ -29,8 +30,15 @@ FREE_PREFIXES = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE
 LARGEST_DATAGRAM = 8972
 SMALLEST_DATAGRAM = 256
 
+LARGEST_RISE = 1e6
+LONGEST_RUN = 1e9
+
 LONGEST_S = 10 * 365 * 86_400.0
 """The longest time a setting may name: ten years, which still fit 64 bits of nanoseconds."""
+SHORTEST_S = 0.01
+"""The shortest time-out of a rendezvous or a transfer: no store answers and no path is faster."""
+SHORTEST_PEER_S = 1.0
+"""The shortest silence that may mean death: five pings go in it, and a busy machine delays some."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +61,16 @@ class Settings:
         policy's own, 0 for never. guard: what it does, "resend" the step exactly, "skip" it on
         all ranks (needs attach(optimizer=…) and error feedback, which gives it back) or "off".
     loss_rise: by how much the agreed loss may exceed its running mean (0.2: a fifth) before the
-        next `strict_steps` steps are exact; None for never. Losses come by `attachment.loss(x)`.
+        next `strict_steps` steps are exact; None for never. Losses come by `attachment.loss(x)`;
+        one that is not finite counts as a rise.
     dscp: the DSCP (RFC 2474) of gradwire's datagrams, 0 to 63, where the plan gives no other.
+    ecn: whether what is acknowledged goes as ECT(0) (RFC 3168) and marks are heeded; a path that
+        does not carry ECT is found out and goes without in any case.
     seed: of the shuffled orders, alike on all ranks. report: file for one JSON line per step
         (rank 0; a "{rank}" in the name makes every rank write). on_failure: "raise".
     drop_rate, drop_burst, drop_seed: loss injected in the receive path, for tests and
-        demonstrations (drop_burst: mean length of a loss run in packets).
+        demonstrations (drop_burst: mean length of a loss run in packets, 1 for independent losses,
+        else at least drop_rate / (1 - drop_rate)).
     """
 
     route: str = "sharded"
@@ -77,17 +89,20 @@ class Settings:
     loss_rise: float | None = None
     strict_steps: int = 10
     seed: int = 0
-    report: str | None = None
+    report: str | os.PathLike[str] | None = None
     on_failure: str = "raise"
     drop_rate: float = 0.0
     drop_burst: float = 1.0
     drop_seed: int = 0
     dscp: int = 0
+    ecn: bool = True
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
         check_choice("route", self.route, ("sharded", "server"))
         if self.servers is not None:
-            if not isinstance(self.servers, int) or isinstance(self.servers, bool):
+            if not is_whole(self.servers):
                 raise ConfigError(
                     f"servers={self.servers!r}: the number of `gradwire server` processes, which "
                     "join through the job's store (addresses outside the store are not supported)"
@@ -99,37 +114,55 @@ class Settings:
                 )
             if self.route == "server" and self.servers == 0:
                 raise ConfigError("servers=0 with route='server': 1 or more")
+        if self.interface is not None and not (isinstance(self.interface, str) and self.interface):
+            raise ConfigError(
+                f"interface={self.interface!r}: a network interface's name or an address of this "
+                "host, or None"
+            )
         _whole("port", self.port, 0, 65535)
-        if self.datagram != 0:
+        if not (is_whole(self.datagram) and self.datagram == 0):
             _whole("datagram", self.datagram, SMALLEST_DATAGRAM, LARGEST_DATAGRAM)
-        _positive("rendezvous_timeout", self.rendezvous_timeout)
-        _positive("peer_timeout", self.peer_timeout)
+        _seconds("rendezvous_timeout", self.rendezvous_timeout, SHORTEST_S)
+        _seconds("peer_timeout", self.peer_timeout, SHORTEST_PEER_S)
         if self.timeout is not None:
-            _positive("timeout", self.timeout)
+            _seconds("timeout", self.timeout, SHORTEST_S)
         _whole("memory_limit", self.memory_limit, 0, 1 << 62)
-        if self.error_feedback != "auto" and not isinstance(self.error_feedback, bool):
+        if not isinstance(self.error_feedback, bool) and self.error_feedback != "auto":
             raise ConfigError(
                 f"error_feedback={self.error_feedback!r}: allowed are 'auto', True, False"
             )
         _whole("max_age", self.max_age, 1, 254)
-        if self.floor is not None and not (_is_number(self.floor) and 0.0 <= self.floor <= 1.0):
+        if self.floor is not None and not (is_number(self.floor) and 0.0 <= self.floor <= 1.0):
             raise ConfigError(f"floor={self.floor!r}: a share of a step in [0, 1], or None")
         check_choice("guard", self.guard, ("resend", "skip", "off"))
         if self.loss_rise is not None:
             rise = self.loss_rise
-            if not (_is_number(rise) and 0.0 < rise < math.inf):
-                raise ConfigError(f"loss_rise={rise!r}: a share, a number above 0, or None")
+            if not (is_number(rise) and 0.0 < rise <= LARGEST_RISE):
+                raise ConfigError(
+                    f"loss_rise={rise!r}: a share, a number above 0 and at most "
+                    f"{LARGEST_RISE:g}, or None"
+                )
         _whole("strict_steps", self.strict_steps, 1, 1 << 31)
         _whole("seed", self.seed, 0, (1 << 64) - 1)
         check_choice("on_failure", self.on_failure, ("raise",))
-        if not _is_number(self.drop_rate) or not 0.0 <= self.drop_rate < 1.0:
+        if not is_number(self.drop_rate) or not 0.0 <= self.drop_rate < 1.0:
             raise ConfigError(f"drop_rate={self.drop_rate!r}: a share of packets in [0, 1)")
-        if not _is_number(self.drop_burst) or not 1.0 <= self.drop_burst < math.inf:
-            raise ConfigError(f"drop_burst={self.drop_burst!r}: packets, 1 or more")
+        if not is_number(self.drop_burst) or not 1.0 <= self.drop_burst <= LONGEST_RUN:
+            raise ConfigError(f"drop_burst={self.drop_burst!r}: packets, 1 to {LONGEST_RUN:g}")
+        if self.drop_burst > 1.0 and not runs_possible(self.drop_rate, self.drop_burst):
+            raise ConfigError(
+                f"drop_burst={self.drop_burst!r} with drop_rate={self.drop_rate!r}: runs of "
+                f"{shortest_run(self.drop_rate):.3g} packets (drop_rate / (1 - drop_rate)) and "
+                "more are allowed; 1 for independent losses"
+            )
+        if isinstance(self.report, os.PathLike):
+            object.__setattr__(self, "report", os.fspath(self.report))
         if self.report is not None and not (isinstance(self.report, str) and self.report):
             raise ConfigError(f"report={self.report!r}: the name of a file, or None")
         _whole("drop_seed", self.drop_seed, 0, (1 << 64) - 1)
         _whole("dscp", self.dscp, 0, 63)
+        if not isinstance(self.ecn, bool):
+            raise ConfigError(f"ecn={self.ecn!r}: allowed are True, False")
 
     @property
     def server_count(self) -> int:
@@ -171,6 +204,7 @@ class Settings:
             "drop_burst",
             "drop_seed",
             "dscp",
+            "ecn",
         )
         return {name: getattr(self, name) for name in names}
 
@@ -302,14 +336,10 @@ def _integer(text: str) -> int:
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+    if not is_whole(value) or not low <= value <= high:
         raise ConfigError(f"{name}={value!r}: a whole number from {low} to {high}")
 
 
-def _positive(name: str, value: object) -> None:
-    if not _is_number(value) or not 0 < value <= LONGEST_S:  # type: ignore[operator]
-        raise ConfigError(f"{name}={value!r}: seconds, a number above 0 and at most {LONGEST_S:g}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _seconds(name: str, value: object, low: float) -> None:
+    if not is_number(value) or not low <= value <= LONGEST_S:
+        raise ConfigError(f"{name}={value!r}: seconds, a number from {low:g} to {LONGEST_S:g}")

@@ -36,9 +36,11 @@ class Link:
 
     rate: bytes/s. delay: seconds one way. queue: bytes of the drop-tail queue.
     loss: share of packets that the wire loses; loss_burst: mean packets of a run of losses
-    (Gilbert–Elliott; 1: independent). reorder: share that comes late by up to reorder_delay
-    seconds. duplicate: share that comes twice. garbage: share followed by a datagram that no
-    endpoint may heed. flip: share with flipped bits, as if the UDP checksum had not noticed.
+    (Gilbert–Elliott, at least loss / (1 - loss); 1: independent). reorder: share that comes late
+    by up to reorder_delay seconds. duplicate: share that comes twice. garbage: share followed by a
+    datagram that no endpoint may heed. flip: share with flipped bits, as if the UDP checksum had
+    not noticed. ecn: bytes in the queue above which ECT packets are marked CE as they come (0: none
+    are). bleach: clears the ECN field of all packets. drop_ect: loses all that are ECT.
     """
 
     rate: float = 125e6
@@ -51,6 +53,9 @@ class Link:
     duplicate: float = 0.0
     garbage: float = 0.0
     flip: float = 0.0
+    ecn: int = 0
+    bleach: bool = False
+    drop_ect: bool = False
 
 
 NETWORK_A = Link(rate=125e6, queue=256 << 10)
@@ -104,6 +109,7 @@ class Fabric:
         receive_buffer: int = 1 << 20,
         memory_limit: int = 1 << 31,
         pacing: bool = True,
+        ecn: bool = True,
         session: int = 1,
         trace: int = 0,
     ) -> None:
@@ -124,6 +130,10 @@ class Fabric:
             duplicate=link.duplicate,
             garbage=link.garbage,
             flip=link.flip,
+            ecn_bytes=link.ecn,
+            bleach=link.bleach,
+            drop_ect=link.drop_ect,
+            ecn=ecn,
             overhead=overhead,
             whole_trains=whole_trains,
             host_delay_ns=_ns(host_delay),
@@ -178,6 +188,7 @@ class Fabric:
             delay_ns=_ns(fields.pop("delay")),
             reorder_delay_ns=_ns(fields.pop("reorder_delay")),
             queue_bytes=fields.pop("queue"),
+            ecn_bytes=fields.pop("ecn"),
             **fields,
         )
 

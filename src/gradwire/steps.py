@@ -36,6 +36,7 @@ class Step:
         self.action: Action = "strict" if strict else ""
         self.floor = 0.0 if exact else floor  # delivered less than this, the guard acts
         self.started = started
+        self.exposed = started  # since when its last bucket's transfer has been under way
         self.transfers: list[Transfer] = []
         self.complete = False  # its last bucket has begun
         self.held: list[Transfer] = []  # done, but DDP has not been told

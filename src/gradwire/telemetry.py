@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gradwire.errors import ConfigError
 from gradwire.phases import Phase, Summary
 from gradwire.plans import TransferPlan, TransferReport
 
@@ -39,7 +41,8 @@ class StepReport:
     bound and effective_bound: the largest of any region. delivered: fraction of all elements of
     this worker that counted; applied: fraction of the chunks that had a result. bytes: UDP
     payload sent by this worker. push_s, pull_s: of the slowest bucket. comm_s: from the first
-    bucket's start to the last bucket's result. rtprop_s: smallest round-trip time seen; btlbw:
+    bucket's start to the last bucket's result; exposed_s: from the last bucket's start, when there
+    is nothing left to compute, to the step's end. rtprop_s: smallest round-trip time seen; btlbw:
     bytes/s, 0 while it is not known yet. exceeded: names of the regions whose loss exceeded
     their bound. critical_share: of the steps so far; verdict: "phases", or "fixed bound" when
     nothing has fired since the start. guard: "resent" or "skipped" for a step that delivered too
@@ -74,6 +77,7 @@ class StepReport:
     guard: str = ""
     period_s: float = 0.0
     passes: int = 0
+    exposed_s: float = 0.0
 
     def with_phases(self, critical_share: float, verdict: str) -> StepReport:
         """The same report with the detector's words on the run so far."""
@@ -97,6 +101,7 @@ def build_report(
     verdict: str,
     guard: str = "",
     period_s: float = 0.0,
+    exposed_s: float = 0.0,
 ) -> StepReport:
     """Joins the transfers of one step's buckets, in bucket order, into one report."""
     regions: list[RegionReport] = []
@@ -138,6 +143,7 @@ def build_report(
         guard=guard,
         period_s=period_s,
         passes=max(report.passes for report in reports),
+        exposed_s=exposed_s,
     )
 
 
@@ -145,18 +151,29 @@ class ReportWriter:
     """Appends one JSON line per step to a file.
 
     Rank 0 writes `path`; the other ranks write only when `path` holds "{rank}", which every rank
-    then replaces by its own. A file that cannot be written is an OSError when it is opened and
+    then replaces by its own. A file that cannot be written is a ConfigError when it is opened and
     one warning later on: training goes on without it.
     """
 
-    def __init__(self, path: str | Path, rank: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], rank: int) -> None:
         name = str(path)
         self.path: Path | None = None
         if "{rank}" in name:
             self.path = Path(name.replace("{rank}", str(rank)))
         elif rank == 0:
             self.path = Path(name)
-        self._file = None if self.path is None else self.path.open("a", encoding="utf-8")
+        try:
+            self._file = None if self.path is None else self.path.open("a", encoding="utf-8")
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"report={name!r}: {str(self.path)!r} cannot be opened for writing: {why}"
+            ) from error
+
+    @staticmethod
+    def open(path: str | os.PathLike[str] | None, rank: int) -> ReportWriter | None:
+        """A writer where a path is given; raises ConfigError for one that cannot be opened."""
+        return None if path is None else ReportWriter(path, rank)
 
     def write(self, report: StepReport) -> None:
         """Appends the report's line and flushes it."""

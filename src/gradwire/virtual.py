@@ -25,7 +25,7 @@ from gradwire.native import transfer_report
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import Policy
 from gradwire.sim import NETWORK_A, Fabric, Link
-from gradwire.telemetry import StepReport
+from gradwire.telemetry import ReportWriter, StepReport
 
 __all__ = ["FlatBucket", "Job", "model_of"]
 
@@ -172,7 +172,16 @@ class Job:
             face.rank, face.world_size, face.settings = rank, world, settings
             face._host = cast(Any, self.hosts[rank])
             self.pipelines.append(
-                GradientPipeline(face, chosen, settings, self._names, 0, optimizer, self._now)
+                GradientPipeline(
+                    face,
+                    chosen,
+                    settings,
+                    self._names,
+                    0,
+                    optimizer,
+                    ReportWriter.open(settings.report, face.rank),
+                    self._now,
+                )
             )
 
     def _now(self) -> float:

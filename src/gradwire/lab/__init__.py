@@ -1,7 +1,8 @@
 """A test network on one machine: hosts, a switch, queues, bursts, and the baselines on it."""
 
 from gradwire.lab.bursts import BurstRecord, BurstTraffic, windows
-from gradwire.lab.network import LabUnavailable, Network, PortStats, QueueStats, probe
+from gradwire.lab.leaves import Leaves
+from gradwire.lab.network import LabUnavailable, Network, probe
 from gradwire.lab.presets import (
     BURSTS,
     BURSTS_A,
@@ -12,6 +13,7 @@ from gradwire.lab.presets import (
     Burst,
     Preset,
 )
+from gradwire.lab.stats import PortStats, QueueStats
 from gradwire.lab.wire import Wire, WireStats
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "BurstRecord",
     "BurstTraffic",
     "LabUnavailable",
+    "Leaves",
     "Network",
     "PortStats",
     "Preset",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.lab.kernel import CLONE_NEWNET, enter_user_namespace, unshare
+from gradwire.lab.leaves import Leaves
 from gradwire.lab.presets import Preset
 from gradwire.lab.tap import TapUnavailable
 from gradwire.lab.wire import Wire
@@ -80,6 +81,10 @@ def obey(request: dict[str, Any], topology: Any) -> dict[str, Any]:
     """Do one thing that the owner asks for."""
     if request["ask"] == "port statistics":
         return {"stats": topology.port_stats(request["host"])}
+    if request["ask"] == "uplink statistics":
+        return {"stats": topology.switches.uplink_stats(request["leaf"])}
+    if request["ask"] == "uplink wire statistics":
+        return {"stats": topology.switches.wire_stats(request["leaf"])}
     if request["ask"] == "loss":
         for host, direction, rate in request["changes"]:
             topology.set_loss(host, direction, rate)
@@ -96,9 +101,11 @@ def make_plan(request: dict[str, Any]) -> Any:
     """The plan as the owner sent it."""
     from gradwire.lab.topology import Plan
 
-    preset = Preset(**request.pop("preset"))
+    preset, leaves = Preset(**request.pop("preset")), request.pop("leaves")
+    if leaves is not None:
+        leaves = Leaves(leaves["count"], Preset(**leaves["uplink"]))
     wires = {int(host): Wire(**wire) for host, wire in request.pop("wires").items()}
-    return Plan(**request, preset=preset, wires=wires)
+    return Plan(**request, preset=preset, leaves=leaves, wires=wires)
 
 
 def main(arguments: list[str]) -> None:

@@ -1,16 +1,14 @@
-"""A switch and hosts on this machine, for as long as a ``with`` block lasts."""
+"""Switches and hosts on this machine, for as long as a ``with`` block lasts."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from gradwire.lab.addresses import (
@@ -20,59 +18,30 @@ from gradwire.lab.addresses import (
     discard_address,
     host_address,
 )
+from gradwire.lab.channel import KeeperChannel, LabUnavailable
 from gradwire.lab.helper import helper_command
+from gradwire.lab.leaves import Leaves
 from gradwire.lab.presets import NETWORK_A, Preset
+from gradwire.lab.stats import PortStats, port_stats
 from gradwire.lab.wire import Wire, WireStats, wire_stats
 
-_START_SECONDS = 30.0
+__all__ = ["LabUnavailable", "Network", "probe"]
+
 _STOP_SECONDS = 2.0
-_MAX_ANSWER = 1 << 16
-
-
-class LabUnavailable(OSError):
-    """This machine lets the caller make no test network; the message says why."""
-
-
-@dataclass(frozen=True)
-class QueueStats:
-    """What one queue has seen since the network was made.
-
-    Attributes:
-        bytes: sent, Ethernet headers counted.
-        packets: sent; a train counts as its packets, but one that came over another host's wire
-            as none unless this host has a wire, too.
-        drops: overflows; a train that is dropped whole counts once.
-        backlog: bytes that wait.
-    """
-
-    bytes: int
-    packets: int
-    drops: int
-    backlog: int
-
-
-@dataclass(frozen=True)
-class PortStats:
-    """Both directions of a host's port.
-
-    Attributes:
-        uplink: the host's own queue, towards the switch.
-        downlink: the switch's queue, towards the host.
-    """
-
-    uplink: QueueStats
-    downlink: QueueStats
 
 
 class Network:
     """N hosts on one switch, every port with a rate and a drop-tail queue in both directions.
+
+    Or on several, the leaves, each with an uplink to one spine that is shaped as the ports are;
+    two hosts on one leaf meet there, all others across the spine.
 
     Hosts are network namespaces without names, held by a helper process. They are made as root or,
     through a user namespace, as an ordinary user, and nothing is left of them when this object is
     closed or its process dies, however it dies: programs on the hosts are killed then.
 
     Hosts 0 … ``hosts`` - 1 have the preset's ports. The ``extra_hosts`` after them are for cross
-    traffic: their way into the switch is never the bottleneck.
+    traffic: their way into the switch, or the spine, is never the bottleneck.
     """
 
     interface = INTERFACE
@@ -83,6 +52,8 @@ class Network:
         preset: Preset = NETWORK_A,
         *,
         extra_hosts: int = 0,
+        leaves: Leaves | None = None,
+        ecn: int = 0,
         congestion_control: str = "cubic",
         wires: Mapping[int, Wire] | None = None,
         wire_seed: int = 0,
@@ -93,6 +64,11 @@ class Network:
             hosts: number of hosts.
             preset: rate and queue of the ports.
             extra_hosts: number of hosts for cross traffic.
+            leaves: how the hosts are spread over leaf switches; None for a single switch.
+            ecn: occupancy of a switch's queue, towards a host or on an uplink, above which ECT
+                packets are marked CE, in bytes; 0 for none. TCP on every host asks for it then.
+                No queue of the kernel is sure to mark, so these are the lab's own: every host has
+                a wire, which has the port's rate and queue on the way to the host.
             congestion_control: of TCP on every host.
             wires: what the link of a host does to packets, by host, in both directions at first.
                 All others are veth pairs, which do nothing to them. The port keeps its rate and
@@ -107,26 +83,30 @@ class Network:
             raise ValueError(f"a network has 1 to {MAX_HOSTS} hosts")
         if any(not 0 <= host < hosts + extra_hosts for host in wires or {}):
             raise ValueError(f"wires: hosts are 0 to {hosts + extra_hosts - 1}")
-        self.wires = dict(wires or {})
+        if leaves is not None and leaves.count > hosts:
+            raise ValueError(f"leaves={leaves.count}: {hosts} hosts take 2 to {hosts} leaves")
+        smallest = min(preset.queue, preset.queue if leaves is None else leaves.uplink.queue)
+        if ecn and not 0 < ecn < smallest:
+            raise ValueError(f"ecn={ecn}: 1 to {smallest - 1} bytes are allowed, and 0 for none")
+        if ecn and any(wire.rate for wire in (wires or {}).values()):
+            raise ValueError("wires: with ecn they have the ports' rates; a rate is not allowed")
+        self.ecn = ecn
+        # A switch's queue that marks is the wire's, so then every host has one.
+        self.wires = dict.fromkeys(range(hosts), Wire()) if ecn else {}
+        self.wires.update(wires or {})
         self.wire_seed = wire_seed
         self.hosts = hosts
         self.extra_hosts = extra_hosts
         self.preset = preset
+        self.leaves = leaves
         self.congestion_control = congestion_control
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[Any]] = []
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.settimeout(_START_SECONDS)
-        with theirs:
-            self._keeper = subprocess.Popen(
-                helper_command("keeper", theirs.fileno(), os.getpid()),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+        self._keeper = KeeperChannel()
         try:
             self._namespaces, self._user_namespace = self._build()
         except BaseException:
-            self._stop_keeper()
+            self._keeper.close()
             raise
 
     def _build(self) -> tuple[list[int], int | None]:
@@ -135,31 +115,19 @@ class Network:
             "hosts": self.hosts,
             "extra_hosts": self.extra_hosts,
             "preset": asdict(self.preset),
+            "leaves": None if self.leaves is None else asdict(self.leaves),
             "congestion_control": self.congestion_control,
+            "ecn": self.ecn,
             "wires": {host: asdict(wire) for host, wire in self.wires.items()},
             "seed": self.wire_seed,
         }
         # A namespace for each host, and perhaps the user namespace that they belong to.
-        answer, namespaces = self._ask(plan, "the lab's helper process gave no answer", count + 1)
+        answer, namespaces = self._keeper.ask(
+            plan, "the lab's helper process gave no answer", count + 1
+        )
         user = namespaces.pop() if answer["user_namespace"] else None
         self.wires_by: str | None = answer["wires_by"]
         return namespaces, user
-
-    def _ask(
-        self, request: dict[str, Any], trouble: str, descriptors: int = 0
-    ) -> tuple[dict[str, Any], list[int]]:
-        """What the keeper answers, with so many descriptors at most."""
-        try:
-            self._channel.send(json.dumps(request).encode())
-            message, received, _, _ = socket.recv_fds(self._channel, _MAX_ANSWER, descriptors)
-        except OSError as error:
-            raise LabUnavailable(f"{trouble}: {error}") from error
-        if not message:
-            raise LabUnavailable(trouble)
-        answer: dict[str, Any] = json.loads(message)
-        if "error" in answer:
-            raise LabUnavailable(answer["error"])
-        return answer, received
 
     def address(self, host: int) -> str:
         """IPv4 address of a host."""
@@ -228,13 +196,41 @@ class Network:
             LabUnavailable: the network is closed.
         """
         self._check(host)
-        with self._lock:
-            answer, _ = self._ask({"ask": "port statistics", "host": host}, "the network is closed")
-        stats = answer["stats"]
-        return PortStats(QueueStats(**stats["uplink"]), QueueStats(**stats["downlink"]))
+        answer, _ = self._keeper.ask({"ask": "port statistics", "host": host})
+        return port_stats(answer["stats"])
+
+    def uplink_stats(self, leaf: int) -> PortStats:
+        """What both queues of a leaf's uplink have seen since the network was made.
+
+        Raises:
+            IndexError: there is no such leaf.
+            LabUnavailable: the network is closed.
+        """
+        return port_stats(self._ask_of_leaf("uplink statistics", leaf))
+
+    def uplink_wire_stats(self, leaf: int) -> dict[str, WireStats]:
+        """What the link of a leaf's uplink has seen, as `wire_stats` says it; only with `ecn`.
+
+        Raises:
+            IndexError: there is no such leaf.
+            ValueError: uplinks do not mark, so they have no such link.
+            LabUnavailable: the link has failed, or the network is closed.
+        """
+        if not self.ecn:
+            raise ValueError("uplinks are veth pairs; see ecn= of Network")
+        stats = self._ask_of_leaf("uplink wire statistics", leaf)
+        return {name: wire_stats(counters) for name, counters in stats.items()}
+
+    def _ask_of_leaf(self, ask: str, leaf: int) -> dict[str, Any]:
+        count = 0 if self.leaves is None else self.leaves.count
+        if not 0 <= leaf < count:
+            raise IndexError(f"no leaf {leaf} among {count}")
+        answer, _ = self._keeper.ask({"ask": ask, "leaf": leaf})
+        stats: dict[str, Any] = answer["stats"]
+        return stats
 
     def lost_packets(self) -> int:
-        """Packets that went into the switch and neither came out nor wait in it.
+        """Packets that went into a switch and neither came out to a host nor wait in one.
 
         Exact when nothing is being sent, and with trains too, of which `QueueStats.drops` counts
         each only once. Cross traffic is included, and so is what a host's wire loses on the way in.
@@ -260,8 +256,7 @@ class Network:
             self._check(host)
             if direction not in ("uplink", "downlink") or not 0 <= rate <= 1:
                 raise ValueError(f"loss of {rate!r} on the {direction!r} of host {host}")
-        with self._lock:
-            self._ask({"ask": "loss", "changes": wanted}, "the network is closed")
+        self._keeper.ask({"ask": "loss", "changes": wanted})
 
     def set_rate(self, host: int, rate: int) -> None:
         """Change the rate of a host's port, in both directions and in bits per second.
@@ -274,8 +269,7 @@ class Network:
         self._check(host)
         if rate <= 0:
             raise ValueError(f"rate={rate!r}: must be positive")
-        with self._lock:
-            self._ask({"ask": "rate", "host": host, "rate": rate}, "the network is closed")
+        self._keeper.ask({"ask": "rate", "host": host, "rate": rate})
 
     def set_wire(
         self, host: int, wire: Wire, *, directions: Iterable[str] = ("uplink", "downlink")
@@ -291,16 +285,17 @@ class Network:
 
         Raises:
             IndexError: there is no such host.
-            ValueError: a direction that is none, or a host without a wire.
+            ValueError: a direction that is none, a host without a wire, or with `ecn` a rate.
             LabUnavailable: the wire has failed, or the network is closed.
         """
         wanted = list(directions)
         self._check_wire(host)
         if not set(wanted) <= {"uplink", "downlink"}:
             raise ValueError(f"directions {wanted!r}: allowed are uplink, downlink")
+        if self.ecn and wire.rate:
+            raise ValueError("wire: with ecn it has the port's rate; a rate is not allowed")
         request = {"ask": "wire", "host": host, "wire": asdict(wire), "directions": wanted}
-        with self._lock:
-            self._ask(request, "the network is closed")
+        self._keeper.ask(request)
 
     def wire_stats(self, host: int) -> dict[str, WireStats]:
         """What the wire of a host has seen since the network was made: "uplink", "downlink".
@@ -311,8 +306,7 @@ class Network:
             LabUnavailable: the wire has failed, or the network is closed.
         """
         self._check_wire(host)
-        with self._lock:
-            answer, _ = self._ask({"ask": "wire statistics", "host": host}, "the network is closed")
+        answer, _ = self._keeper.ask({"ask": "wire statistics", "host": host})
         return {name: wire_stats(counters) for name, counters in answer["stats"].items()}
 
     def _check_wire(self, host: int) -> None:
@@ -333,21 +327,13 @@ class Network:
         for process in processes:
             process.kill()
             process.wait()
-        self._stop_keeper()
+        self._keeper.close()
         namespaces, self._namespaces = self._namespaces, []
         if self._user_namespace is not None:
             namespaces.append(self._user_namespace)
             self._user_namespace = None
         for descriptor in namespaces:
             os.close(descriptor)
-
-    def _stop_keeper(self) -> None:
-        self._channel.close()
-        try:
-            self._keeper.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
 
     def _check(self, host: int) -> None:
         if not 0 <= host < self.hosts + self.extra_hosts:

@@ -101,6 +101,7 @@ class TapLinks:
             "keep_order": wire.keep_order,
             "rate": wire.rate / 8,
             "queue_bytes": wire.queue,
+            "ecn_bytes": wire.ecn,
             "loss": wire.loss,
             "loss_burst": wire.loss_burst,
         }

@@ -1,4 +1,4 @@
-"""Namespaces, links, queues and tables of one switch and its hosts.
+"""Namespaces, links, queues and tables of hosts and their switches.
 
 Runs in the keeper's process, which has one thread and no other business: the functions move it
 from one network namespace to another.
@@ -10,11 +10,11 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute
-from pyroute2.netlink.rtnl.ndmsg import NTF_MASTER, NUD_NOARP
 
 from gradwire.lab.addresses import (
     DISCARD_NETWORK,
@@ -25,15 +25,15 @@ from gradwire.lab.addresses import (
     host_mac,
 )
 from gradwire.lab.kernel import CLONE_NEWNET, open_network_namespace, setns, unshare
+from gradwire.lab.leaves import Leaves
 from gradwire.lab.loss_rules import LossRules
 from gradwire.lab.offloads import switch_offloads_off
 from gradwire.lab.presets import Preset
+from gradwire.lab.shaping import NO_BOTTLENECK, queue_stats, shape
+from gradwire.lab.switches import Switches, index_of, up
+from gradwire.lab.tap_links import DIRECTIONS
 from gradwire.lab.wire import Wire
-from gradwire.lab.wires import Wires
-
-UPLINK_OF_EXTRA_HOSTS = Preset("uplink", 10_000_000_000, 8 << 20, 1 << 17, offloads=True)
-"""What a cross-traffic host's own egress is shaped to: fast enough never to be the bottleneck,
-and a queue all the same, because a queue counts a train's packets and a bare link does not."""
+from gradwire.lab.wires import Near, Wires
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,13 @@ class Plan:
 
     Attributes:
         hosts: hosts whose ports are shaped in both directions.
-        extra_hosts: hosts for cross traffic; their way into the switch is not the bottleneck.
+        extra_hosts: hosts for cross traffic, on the spine where there is one; their way into the
+            switch is not the bottleneck.
         preset: of every port.
+        leaves: the switches that the hosts share; None for a single one.
         congestion_control: of TCP on every host.
+        ecn: occupancy of a switch's queue above which ECT packets are marked, in bytes; 0: none
+            are. Then every one of `hosts` has a wire.
         wires: by host, what its link does in both directions at first; all others are veth pairs.
         seed: of what the wires lose and of their jitter.
     """
@@ -53,6 +57,8 @@ class Plan:
     extra_hosts: int
     preset: Preset
     congestion_control: str
+    leaves: Leaves | None = None
+    ecn: int = 0
     wires: dict[int, Wire] = field(default_factory=dict)
     seed: int = 0
 
@@ -79,7 +85,8 @@ class Topology:
 
     Attributes:
         hosts: by number.
-        wires: the links of those that have more than a veth pair.
+        switches: one, or leaves and a spine.
+        wires: the links of those hosts that have more than a veth pair.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -99,12 +106,9 @@ class Topology:
         _switch_frames_unfiltered()
         self._switch_namespace = open_network_namespace()
         self._switch = IPRoute()
-        self._switch.link(
-            "add", ifname="switch", kind="bridge", br_mcast_snooping=0, br_stp_state=0
-        )
         self.wires = Wires(self._switch, self._switch_namespace, offloads=plan.preset.offloads)
-        self._bridge = _index(self._switch, "switch")
-        _up(self._switch, self._bridge)
+        near = partial(Near, self._switch_namespace, self._switch)
+        self.switches = Switches(near, plan.hosts, plan.leaves, self.wires, plan.ecn)
         count = plan.hosts + plan.extra_hosts
         self.hosts = [self._add_host(number) for number in range(count)]
         for number in range(count):
@@ -113,11 +117,15 @@ class Topology:
     def _add_host(self, number: int) -> Host:
         namespace = _new_namespace()
         _quiet_ipv6()
+        if self._plan.ecn:
+            _ask_for_ecn()
         netlink = IPRoute()
         setns(self._switch_namespace, CLONE_NEWNET)
         port = f"port{number}"
         if wire := self._plan.wires.get(number):
-            self.wires.add(number, namespace, netlink, wire, self._plan.seed)
+            self.wires.add(number, Near(namespace, netlink, INTERFACE), port, self._plan.seed)
+            self.wires.set(number, wire, DIRECTIONS)
+            netlink.link("set", index=index_of(netlink, INTERFACE), address=host_mac(number))
         else:
             self._switch.link(
                 "add",
@@ -125,7 +133,7 @@ class Topology:
                 kind="veth",
                 peer={"ifname": INTERFACE, "net_ns_fd": namespace, "address": host_mac(number)},
             )
-        host = Host(namespace, netlink, _index(netlink, INTERFACE), _index(self._switch, port))
+        host = Host(namespace, netlink, index_of(netlink, INTERFACE), index_of(self._switch, port))
         if not self._plan.preset.offloads:
             switch_offloads_off(port)
             setns(namespace, CLONE_NEWNET)
@@ -133,17 +141,21 @@ class Topology:
             setns(self._switch_namespace, CLONE_NEWNET)
         preset = self._plan.preset
         extra = number >= self._plan.hosts
-        _shape(netlink, host.uplink, UPLINK_OF_EXTRA_HOSTS if extra else preset)
-        _shape(self._switch, host.downlink, preset)
-        self._switch.link("set", index=host.downlink, master=self._bridge)
-        self._switch.brport("set", index=host.downlink, learning=0, unicast_flood=0)
-        _up(self._switch, host.downlink)
-        _up(netlink, _index(netlink, "lo"))
+        shape(netlink, host.uplink, NO_BOTTLENECK if extra else preset)
+        shape(self._switch, host.downlink, NO_BOTTLENECK if self._marks(number) else preset)
+        if self._marks(number):
+            self.wires.mark(number, "downlink", preset, self._plan.ecn)
+        self.switches.connect(number, host.downlink)
+        up(netlink, index_of(netlink, "lo"))
         netlink.addr(
             "add", index=host.uplink, address=host_address(number), prefixlen=PREFIX_LENGTH
         )
-        _up(netlink, host.uplink)
+        up(netlink, host.uplink)
         return host
+
+    def _marks(self, number: int) -> bool:
+        """Whether the switch's queue towards a host is its wire's, which marks."""
+        return self._plan.ecn > 0 and number < self._plan.hosts
 
     def _fill_tables(self, number: int) -> None:
         """Write what the first packets would have to ask for, and TCP's congestion control."""
@@ -158,13 +170,6 @@ class Topology:
         network = f"{host_address(0).rsplit('.', 1)[0]}.0/{PREFIX_LENGTH}"
         host.netlink.route("replace", dst=network, prefsrc=host_address(number), proto=2, **via)
         host.netlink.route("add", dst=DISCARD_NETWORK, **via)
-        self._switch.fdb(
-            "add",
-            ifindex=host.downlink,
-            lladdr=host_mac(number),
-            flags=NTF_MASTER,
-            state=NUD_NOARP,  # "static"; "permanent" would mean an address of the switch itself
-        )
         for other in range(len(self.hosts)):
             if other == number:
                 continue
@@ -181,10 +186,12 @@ class Topology:
         """What both queues of a host's port have seen since they were made."""
         host = self.hosts[number]
         stats = {
-            "uplink": _queue_stats(host.netlink, host.uplink),
-            "downlink": _queue_stats(self._switch, host.downlink),
+            "uplink": queue_stats(host.netlink, host.uplink),
+            "downlink": queue_stats(self._switch, host.downlink),
         }
-        if (arrived := self.wires.arrived(number)) is not None:
+        if (marking := self.wires.queue_stats(number, "downlink")) is not None:
+            stats["downlink"] = marking
+        elif (arrived := self.wires.arrived(number)) is not None:
             stats["downlink"]["packets"] = arrived
         return stats
 
@@ -205,8 +212,11 @@ class Topology:
         """Change the rate of a host's port in both directions, in bits per second."""
         host, preset = self.hosts[number], self._plan.preset
         changed = replace(preset, rate=rate)
-        _shape(host.netlink, host.uplink, changed, "change")
-        _shape(self._switch, host.downlink, changed, "change")
+        shape(host.netlink, host.uplink, changed, "change")
+        if self._marks(number):
+            self.wires.mark(number, "downlink", changed, self._plan.ecn)
+        else:
+            shape(self._switch, host.downlink, changed, "change")
 
     def close(self) -> None:
         """Stop what is at work, all hosts' processes included."""
@@ -254,6 +264,11 @@ def _quiet_ipv6() -> None:
         switch.write_text("1")
 
 
+def _ask_for_ecn() -> None:
+    """Have TCP of the process' namespace offer and accept ECN on every connection (RFC 3168)."""
+    Path("/proc/sys/net/ipv4/tcp_ecn").write_text("1")
+
+
 def _switch_frames_unfiltered() -> None:
     """Keep the firewall's hooks of this namespace away from what the bridge forwards.
 
@@ -264,37 +279,3 @@ def _switch_frames_unfiltered() -> None:
         with contextlib.suppress(OSError):
             if hook.exists():
                 hook.write_text("0")
-
-
-def _index(netlink: Any, name: str) -> int:
-    return int(netlink.link_lookup(ifname=name)[0])
-
-
-def _up(netlink: Any, index: int) -> None:
-    netlink.link("set", index=index, state="up")
-
-
-def _shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
-    netlink.tc(
-        verb,
-        "tbf",
-        index=index,
-        rate=preset.rate // 8,  # bytes per second
-        burst=preset.bucket,
-        limit=preset.queue,
-    )
-
-
-def _queue_stats(netlink: Any, index: int) -> dict[str, int]:
-    for queue in netlink.get_qdiscs(index=index):
-        if queue.get_attr("TCA_KIND") == "tbf":
-            stats = queue.get_attr("TCA_STATS2")
-            basic = stats.get_attr("TCA_STATS_BASIC")
-            state = stats.get_attr("TCA_STATS_QUEUE")
-            return {
-                "bytes": basic["bytes"],
-                "packets": basic["packets"],
-                "drops": state["drops"],
-                "backlog": state["backlog"],
-            }
-    raise OSError(f"the queue of device {index} is gone")

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from gradwire.lab.presets import KIB
+from gradwire.loss_runs import runs_possible, shortest_run
 
 LONGEST_SECONDS = 60.0
 
@@ -20,6 +21,8 @@ class Wire:
         keep_order: whether jitter lets no packet overtake another.
         rate: of the wire itself, in bits per second, Ethernet headers counted; 0 for none.
         queue: drop-tail queue before that rate, in bytes.
+        ecn: occupancy of that queue, in bytes, above which ECT packets are marked CE as they come
+            (RFC 3168, section 5; the threshold of RFC 8257, section 3.1); 0: none are.
         loss: share of the packets lost, behind rate and queue; 1 is a wire that is cut.
         loss_burst: mean length of a run of losses (Gilbert–Elliott, losing nothing in the good
             state and everything in the bad one); 0 for losses that know nothing of each other.
@@ -32,6 +35,7 @@ class Wire:
     keep_order: bool = True
     rate: int = 0
     queue: int = 256 * KIB
+    ecn: int = 0
     loss: float = 0.0
     loss_burst: float = 0.0
 
@@ -46,6 +50,11 @@ class Wire:
             )
         if self.rate and self.queue < 2 * KIB:
             raise ValueError(f"wire: queue is {self.queue}; allowed are {2 * KIB} bytes and more")
+        if self.ecn and not (self.rate and 0 < self.ecn < self.queue):
+            raise ValueError(
+                f"wire: ecn is {self.ecn}; allowed are 1 to {self.queue - 1} bytes with a rate, "
+                "and 0 for none"
+            )
         if not 0.0 <= self.loss <= 1.0:
             raise ValueError(f"wire: loss is {self.loss}; a share is in [0, 1]")
         if self.loss_burst != 0.0 and not 1.0 <= self.loss_burst < math.inf:
@@ -53,10 +62,10 @@ class Wire:
                 f"wire: loss_burst is {self.loss_burst}; allowed are 1 and more, and 0 for "
                 "independent losses"
             )
-        if self.loss_burst and self.loss < 1.0 and self.loss_burst * (1 - self.loss) < self.loss:
+        if self.loss_burst and self.loss < 1.0 and not runs_possible(self.loss, self.loss_burst):
             raise ValueError(
                 f"wire: loss_burst is {self.loss_burst}; with loss {self.loss} runs are at least "
-                f"{self.loss / (1 - self.loss):.3g} packets long"
+                f"{shortest_run(self.loss):.3g} packets long"
             )
 
 
@@ -70,6 +79,7 @@ class WireStats:
         delivered: that came out.
         frames: the same, a train that passed whole counting as one.
         dropped_queue: that found no room in its queue.
+        marked: that left with CE because of what waited in its queue.
         dropped_loss: that it lost, as it was told to.
         dropped_memory: that it could not hold: the lab's own failure.
         overrun: frames lost because the lab was late: its own failure.
@@ -84,6 +94,7 @@ class WireStats:
     delivered: int
     frames: int
     dropped_queue: int
+    marked: int
     dropped_loss: int
     dropped_memory: int
     overrun: int
@@ -99,8 +110,8 @@ def wire_stats(counters: dict[str, int]) -> WireStats:
         **{
             name: counters[name]
             for name in (
-                *("packets", "bytes", "delivered", "frames", "dropped_queue", "dropped_loss"),
-                *("dropped_memory", "max_queue_bytes"),
+                *("packets", "bytes", "delivered", "frames", "dropped_queue", "marked"),
+                *("dropped_loss", "dropped_memory", "max_queue_bytes"),
             )
         },
         overrun=counters["overrun"] + counters["refused"],

@@ -1,4 +1,5 @@
-"""The wires of hosts that have more than a veth pair: what a topology keeps of them.
+"""The links that are more than a veth pair, wires of hosts and ports that mark: what a topology
+keeps of them.
 
 Runs in the keeper, as the topology does.
 """
@@ -6,11 +7,11 @@ Runs in the keeper, as the topology does.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gradwire.lab.addresses import INTERFACE, host_mac
-from gradwire.lab.tap_links import DIRECTIONS, TapLinks, make_pair
+from gradwire.lab.presets import Preset
+from gradwire.lab.tap_links import TapLinks, make_pair
 from gradwire.lab.wire import Wire
 
 _RING = 4096
@@ -30,6 +31,21 @@ class _End:
         return int(link.get_attr("IFLA_STATS64")["tx_dropped"])
 
 
+@dataclass(frozen=True)
+class Near:
+    """Where the first device of a link is.
+
+    Attributes:
+        namespace: descriptor of its network namespace.
+        netlink: a socket inside that.
+        name: of the device.
+    """
+
+    namespace: int
+    netlink: Any
+    name: str
+
+
 class Wires:
     """Pairs of TAP devices with a thread between them, in the place of veth pairs."""
 
@@ -47,53 +63,91 @@ class Wires:
         self._links = TapLinks()
         self._ends: dict[int, dict[str, _End]] = {}
         self._carriers: set[str] = set()
+        self._wires: dict[tuple[int, str], Wire] = {}
+        self._queues: dict[tuple[int, str], tuple[int, int, int]] = {}
 
     @property
     def carrier(self) -> str | None:
         """What carries packets over the wires, as results shall name it; None without wires."""
         return ", ".join(sorted(self._carriers)) or None
 
-    def add(self, number: int, namespace: int, netlink: Any, wire: Wire, seed: int) -> None:
-        """Make a host's devices, on the host and at the switch, and start what is between them.
+    def add(self, number: int, near: Near, port: str, seed: int) -> None:
+        """Make a link's devices and start what is between them, which does nothing yet.
 
         Args:
-            number: of the host.
-            namespace: descriptor of its network namespace.
-            netlink: a socket inside that.
-            wire: what both directions do.
-            seed: of losses and jitter; hosts differ all the same.
+            number: of the host, or another that is nobody's.
+            near: the first device: where it is and what it is called.
+            port: name of the second, at the switch.
+            seed: of losses and jitter; links differ all the same.
 
         Raises:
             TapUnavailable: the machine lets the caller make none.
             OSError: the thread does not start.
         """
-        port = f"port{number}"
         pair = make_pair(
-            namespace, INTERFACE, self._switch_namespace, port, offloads=self._offloads
+            near.namespace, near.name, self._switch_namespace, port, offloads=self._offloads
         )
         self._links.add(number, pair, seed << 8 | number)
         self._carriers.add(pair.carrier)
-        (uplink,) = netlink.link_lookup(ifname=INTERFACE)
+        (uplink,) = near.netlink.link_lookup(ifname=near.name)
         (downlink,) = self._switch.link_lookup(ifname=port)
-        netlink.link("set", index=uplink, address=host_mac(number), txqlen=_RING)
+        near.netlink.link("set", index=uplink, txqlen=_RING)
         self._switch.link("set", index=downlink, txqlen=_RING)
         self._ends[number] = {
-            "uplink": _End(netlink, uplink),
+            "uplink": _End(near.netlink, uplink),
             "downlink": _End(self._switch, downlink),
         }
-        self.set(number, wire, DIRECTIONS)
 
     def set(self, number: int, wire: Wire, directions: Iterable[str]) -> None:
-        """Change what directions of a host's wire do.
+        """Change what directions of a link do; a queue that `mark` gave them stays.
 
         Raises:
             OSError: the wire has failed.
         """
         for direction in directions:
-            self._links.set(number, wire, direction)
+            self._wires[number, direction] = wire
+            if queue := self._queues.get((number, direction)):
+                rate, size, ecn = queue
+                self._links.set(number, replace(wire, rate=rate, queue=size, ecn=ecn), direction)
+            else:
+                self._links.set(number, wire, direction)
+
+    def mark(self, number: int, direction: str, preset: Preset, ecn: int) -> None:
+        """Have a direction of a link be a port's queue, which marks: the kernel's cannot.
+
+        Args:
+            number: of the link.
+            direction: which.
+            preset: rate and queue of the port.
+            ecn: occupancy above which packets are marked, in bytes.
+
+        Raises:
+            OSError: the wire has failed.
+        """
+        self._queues[number, direction] = preset.rate, preset.queue, ecn
+        self.set(number, self._wires.get((number, direction), Wire()), [direction])
+
+    def queue_stats(self, number: int, direction: str) -> dict[str, int] | None:
+        """What the queue that `mark` gave a direction has seen, as `network.QueueStats` names it;
+        None where it gave none.
+
+        Raises:
+            OSError: the wire has failed.
+        """
+        if (number, direction) not in self._queues:
+            return None
+        seen = self.stats(number)[direction]
+        waiting = seen["queue_bytes"]
+        return {
+            "bytes": seen["bytes"] - seen["dropped_queue_bytes"] - waiting,
+            "packets": seen["packets"] - seen["dropped_queue"],
+            "drops": seen["dropped_queue"],
+            "backlog": waiting,
+            "marked": seen["marked"],
+        }
 
     def stats(self, number: int) -> dict[str, dict[str, int]]:
-        """What both directions of a host's wire have seen: as the engine counts, and `overrun`.
+        """What both directions of a link have seen: as the engine counts, and `overrun`.
 
         Raises:
             OSError: the wire has failed.

@@ -1,8 +1,9 @@
 """Policy "adaptive", ours: bound = phase × layer, spent on what the network lost or holds up.
 
 From DBLP the phases, from PLOT that layers differ, from Accordion a phase per layer, from the
-follow-up of DBLP the vesting, from NetSenseML that compression waits for congestion. A tensor's
-bound is p_low in its layer's critical phases and p_high elsewhere, times its tolerance:
+follow-up of DBLP the vesting, from NetSenseML that compression comes only where the network holds
+training up (`gradwire.policies.waiting` says when). A tensor's bound is p_low in its layer's
+critical phases and p_high elsewhere, times its tolerance:
 
 - with a calibration (`table`, made by `gradwire calibrate`) p_high is the tensor's own bound there
   and p_low at most that;
@@ -27,10 +28,11 @@ from gradwire.errors import ConfigError
 from gradwire.phases import Every, make_detector
 from gradwire.plans import BY_BOUND, CloseStep, TransferPlan, check_bound, check_choice
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
-from gradwire.policies.congestion import FLOOR, INT8, Ladder, congested, stage, wider
+from gradwire.policies.congestion import FLOOR, INT8, stage, wider
 from gradwire.policies.lateness import PushHistory
 from gradwire.policies.plot import PLOT
 from gradwire.policies.regions import regions_by_tensor
+from gradwire.policies.waiting import Choice, Waiting
 from gradwire.telemetry import StepReport
 
 __all__ = ["Adaptive"]
@@ -39,8 +41,6 @@ FRAGILE = re.compile(r"(^|\.)bias$|norm|(^|[._])(bn|ln)\d*([._]|$)", re.IGNORECA
 """Names of tensors that may lose nothing where no calibration says otherwise."""
 
 FRONT, FRONT_TOLERANCE = 0.1, 0.5
-SHARE = 0.8
-"""Of the bandwidth-delay product that the data in flight may take before it is congested."""
 
 
 @dataclass
@@ -49,8 +49,8 @@ class Adaptive(Policy):
 
     p_low, p_high: bounds of critical and of tolerant phases before a tensor's tolerance. table: a
     file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"). eta, every,
-    detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while the network is
-    congested, "topk" goes on to top-k (which needs error feedback), "never" stays dense. fill,
+    detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while steps wait for their
+    transfer, "topk" goes on to top-k (which needs error feedback), "never" stays dense. fill,
     order, pull: docs/design.md.
     """
 
@@ -70,6 +70,7 @@ class Adaptive(Policy):
     _front: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bound("p_low", self.p_low)
         check_bound("p_high", self.p_high)
         if self.p_high < self.p_low:
@@ -81,9 +82,9 @@ class Adaptive(Policy):
         check_transfer_options("lost", self.fill, self.order, self.pull)
         self._bounds = None if self.table is None else PLOT(table=self.table)
         self._known: dict[str, tuple[float, float]] = {}
-        self._ladder = Ladder(1.0, False, FLOOR if self.compress == "topk" else INT8)
+        self._choice = Choice(FLOOR if self.compress == "topk" else INT8)
+        self._waiting = Waiting()
         self._pushes = PushHistory()
-        self._congested = False
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def options(self) -> dict[str, object]:
@@ -123,10 +124,9 @@ class Adaptive(Policy):
             tolerance *= FRONT_TOLERANCE
         return tolerance * self.p_low, tolerance * self.p_high
 
-    @property
-    def congested(self) -> bool:
-        """This worker's view of its last step; all ranks' views are agreed with the next."""
-        return self._congested
+    def rest(self, elapsed_s: float) -> float:
+        """This worker's view of its last steps; the largest of all is agreed with the next."""
+        return self._waiting.rest(elapsed_s)
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """One region per tensor (small ones pooled), in the encoding that congestion asks for."""
@@ -160,34 +160,38 @@ class Adaptive(Policy):
         )
 
     def observe(self, report: StepReport) -> None:
-        """Moves phases and encoding by what was agreed; judges the step's own congestion."""
+        """Moves phases and encoding by what was agreed; notes how long this step waited."""
         super().observe(report)
+        self._waiting.observe(report, self._ratio)
         before = self._stage()
-        self._ladder.observe(report.agreed)
+        self._choice.observe(report.agreed)
         self._pushes.observe(report.agreed)
         if self._stage() != before:
             self._pushes.forget()
-        self._congested = congested(report, SHARE)
 
     def state_dict(self) -> dict[str, object]:
-        """Phases, ratio, and this worker's view of its last step."""
+        """Phases, ratio, push times, and this worker's view of its last steps."""
         return {
             **super().state_dict(),
-            "ladder": self._ladder.state_dict(),
-            "congested": self._congested,
+            "choice": self._choice.state_dict(),
+            "waiting": self._waiting.state_dict(),
             "pushes": self._pushes.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        super().load_state_dict(state)
-        self._ladder.load_state_dict(state["ladder"])
-        self._congested = bool(state["congested"])
+        """Restores what `state_dict` returned; raises ConfigError."""
+        self._read(state, "choice", "waiting", "pushes")
+        self._choice.load_state_dict(state["choice"])
+        self._waiting.load_state_dict(state["waiting"])
         self._pushes.load_state_dict(state["pushes"])
 
     def _stage(self) -> tuple[str, float]:
         """Encoding and share kept of the next step."""
-        return stage(self._ladder.ratio) if self.compress != "never" else ("f32", 1.0)
+        return stage(self._ratio)
+
+    @property
+    def _ratio(self) -> float:
+        return self._choice.ratio if self.compress != "never" else 1.0
 
     def _critical(self, layer: str, context: PlanContext) -> bool:
         if self.detector != "layers" or self.phases is None:

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.errors import ConfigError
 from gradwire.phases import Phase, PhaseDetector
 from gradwire.plans import FILLS, SPENDS, Region, TensorSlot, TransferPlan, check_choice
 from gradwire.policies.priorities import Chunks, Priorities
+from gradwire.scalars import plain
+from gradwire.states import State
 from gradwire.telemetry import StepReport
 
 __all__ = ["PlanContext", "Policy", "check_transfer_options", "option_names"]
@@ -91,6 +92,16 @@ class Policy(ABC):
     phases: PhaseDetector | None = None
     """Decides the phase; None for a policy without phases."""
 
+    def __post_init__(self) -> None:
+        """Takes numpy's and torch's scalars among the options for the numbers that they hold."""
+        for name in option_names(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, Mapping):
+                value = {key: plain(inner) for key, inner in value.items()}
+            elif type(value) in (list, tuple):
+                value = type(value)(plain(inner) for inner in value)
+            setattr(self, name, plain(value))
+
     @abstractmethod
     def plan(self, context: PlanContext) -> TransferPlan:
         """Writes the plan of one bucket's all-reduce."""
@@ -124,6 +135,12 @@ class Policy(ABC):
         """Whether this worker's last step found its network congested; travels to all ranks."""
         return False
 
+    def rest(self, elapsed_s: float) -> float:
+        """The share of this worker's last steps that would not be waiting for a transfer if
+        transfers were dense; 1 while that is not known. The largest of all ranks' is agreed, by
+        turns. elapsed_s: since the start of the last step."""
+        return 1.0
+
     @property
     def floor(self) -> float:
         """The share of a step that every worker must deliver, else the guard acts; 0 for none."""
@@ -142,15 +159,21 @@ class Policy(ABC):
         """What a resumed run needs to decide as this one would."""
         return {} if self.phases is None else {"phases": self.phases.state_dict()}
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restores what `state_dict` returned."""
-        inner = state.get("phases")
-        if (self.phases is None) != (inner is None):
-            raise ConfigError(
-                f"policy state with keys {sorted(state)} does not belong to policy {self.name!r}"
-            )
-        if self.phases is not None and isinstance(inner, dict):
-            self.phases.load_state_dict(inner)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned; raises ConfigError for anything else.
+
+        A failed call may leave a policy half loaded: an attachment tries a copy first.
+        """
+        self._read(state)
+
+    def _read(self, state: object, *more: str) -> State:
+        """Checks the keys of a state, those of the phases and `more`, and loads the phases."""
+        phases = () if self.phases is None else ("phases",)
+        read = State(state, "state['phases']")
+        read.keys((*phases, *more))
+        if self.phases is not None:
+            self.phases.load_state_dict(read.values["phases"])
+        return read
 
 
 def option_names(policy: type) -> tuple[str, ...]:

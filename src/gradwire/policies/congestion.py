@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.phases import Summary
+from gradwire.states import State
 from gradwire.telemetry import StepReport
 
 __all__ = ["FLOOR", "INT8", "Ladder", "congested", "stage"]
@@ -72,8 +73,11 @@ class Ladder:
         return {"ratio": self.ratio, "ramping": self.ramping}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self.ratio, self.ramping = float(state["ratio"]), bool(state["ramping"])
+        """Restores what `state_dict` returned; raises ConfigError."""
+        read = State(state, "state['phases']['ladder']")
+        read.keys(("ratio", "ramping"))
+        ratio = max(self.floor, read.number("ratio", FLOOR, 1.0))
+        self.ratio, self.ramping = ratio, read.flag("ramping")
 
 
 def stage(ratio: float) -> tuple[str, float]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gradwire.errors import ConfigError
 from gradwire.phases import Every, Phase, make_detector
@@ -66,6 +66,7 @@ class DBLP(Policy):
     control: str = "stream"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.p_low, Mapping):
             check_table("p_low", self.p_low)
         else:
@@ -86,8 +87,7 @@ class DBLP(Policy):
                     f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
                     "phases may not be the stricter one"
                 )
-        self._answers = settle_options(self.control, self.spend, self.fill, self.order, self.pull)
-        self.order, self.pull = self._answers["order"], self._answers["pull"]
+        self._answers()
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
@@ -119,8 +119,16 @@ class DBLP(Policy):
         )
         return context.plan(
             regions,
-            **self._answers,
+            **self._answers(),
         )
+
+    def options(self) -> dict[str, object]:
+        """The options, with what control says of order and pull: ranks compare those."""
+        answers = self._answers()
+        return {**super().options(), "order": answers["order"], "pull": answers["pull"]}
+
+    def _answers(self) -> dict[str, Any]:
+        return settle_options(self.control, self.spend, self.fill, self.order, self.pull)
 
     def _phase_of(self, slot: TensorSlot, context: PlanContext) -> Phase:
         if self.detector != "layers" or self.phases is None:

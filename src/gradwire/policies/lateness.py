@@ -20,6 +20,7 @@ from typing import Any
 
 from gradwire.phases import Summary
 from gradwire.policies.timing import PathEstimate, quantile
+from gradwire.states import State
 
 __all__ = ["PushHistory"]
 
@@ -67,6 +68,15 @@ class PushHistory:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self.pushes = {int(bucket): list(times) for bucket, times in state["pushes"].items()}
-        self.path = PathEstimate(*state["path"])
+        """Restores what `state_dict` returned; raises ConfigError."""
+        read = State(state, "state['phases']['pushes']")
+        read.keys(("pushes", "path"))
+        path = read.values["path"]
+        if not isinstance(path, (list, tuple)) or len(path) != 2:
+            raise read.wrong("path", "[RTprop, BtlBw]")
+        estimate = dict(zip(("rtprop_s", "btlbw"), path, strict=True))
+        self.path = PathEstimate.read(State(estimate, read.at("path")))
+        self.pushes = {
+            bucket: times[-WINDOW:]
+            for bucket, times in read.part("pushes").lists_by_bucket().items()
+        }

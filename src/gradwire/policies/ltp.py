@@ -24,6 +24,7 @@ from gradwire.phases import Every, Phase, check_every
 from gradwire.plans import CloseStep, TransferPlan, check_choice, pool
 from gradwire.policies.base import REPLICATED_PULLS, PlanContext, Policy
 from gradwire.policies.timing import BestPushes, EpochClock, PathEstimate
+from gradwire.scalars import is_number
 from gradwire.telemetry import StepReport
 
 __all__ = ["LTP"]
@@ -59,12 +60,11 @@ class LTP(Policy):
     pull: str = "exact"
 
     def __post_init__(self) -> None:
-        if not _number(self.fraction) or not 0.0 < self.fraction < 1.0:
+        super().__post_init__()
+        if not is_number(self.fraction) or not 0.0 < self.fraction < 1.0:
             raise ConfigError(f"fraction={self.fraction!r}: a number above 0 and below 1")
         named = isinstance(self.slack, str) and self.slack in SLACKS
-        if not named and (
-            not _number(self.slack) or not 0.0 <= self.slack <= LONGEST_SLACK  # type: ignore[operator]
-        ):
+        if not named and (not is_number(self.slack) or not 0.0 <= self.slack <= LONGEST_SLACK):
             raise ConfigError(
                 f"slack={self.slack!r}: 'lan', 'wan' or seconds from 0 to {LONGEST_SLACK:g}"
             )
@@ -118,12 +118,15 @@ class LTP(Policy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self._path = PathEstimate(**state["path"])
-        self._clock = EpochClock(**{**state["clock"], "every": self.every})
-        self._pushes = BestPushes(dict(state["best"]))
-        self._learned = dict(state["learned"])
-        self._step_bytes = int(state["step_bytes"])
+        """Restores what `state_dict` returned; raises ConfigError."""
+        read = self._read(state, "path", "clock", "best", "learned", "step_bytes")
+        clock = read.part("clock")
+        clock.keys(("every", "steps", "epoch"))
+        self._path = PathEstimate.read(read.part("path"))
+        self._clock = EpochClock(self.every, clock.whole("steps"), clock.whole("epoch", -1))
+        self._pushes = BestPushes(read.part("best").by_bucket())
+        self._learned = read.part("learned").by_bucket()
+        self._step_bytes = read.whole("step_bytes")
 
     def _schedule(self, threshold: float | None) -> tuple[CloseStep, ...]:
         everything = CloseStep("first_arrival", "worker", 0.0, 1.0)
@@ -152,7 +155,3 @@ class LTP(Policy):
             elif known:
                 learned[bucket] = max(known)
         self._learned = learned
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,10 +75,11 @@ class MLT(Policy):
     class_dscp: bool | Sequence[int] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bound("p", self.p)
-        self._answers = settle_options(self.control, self.spend, self.fill, self.order, self.pull)
+        self._answers()
         check_choice("priority", self.priority, PRIORITIES)
-        if isinstance(self.class_dscp, (list, tuple)):
+        if isinstance(self.class_dscp, list):
             self.class_dscp = tuple(self.class_dscp)
         if not isinstance(self.class_dscp, bool):
             check_class_dscp("class_dscp", self.class_dscp)
@@ -97,10 +98,6 @@ class MLT(Policy):
                 f"order={self.order!r} with priority={self.priority!r}: chunks go by priority, "
                 "shuffled within a class; leave order out, or set priority='none'"
             )
-        self.order, self.pull = self._answers["order"], self._answers["pull"]
-        if self.priority != "none":
-            self._answers["order"] = "priority"
-        self._table = CLASS_DSCP if self.class_dscp is True else tuple(self.class_dscp or ())
         self._layers: LayerOrder | None = None
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
@@ -115,11 +112,26 @@ class MLT(Policy):
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """One region per tensor (small ones pooled), closed at 1 - p."""
+        answers = self._answers()
+        if self.priority != "none":
+            answers["order"] = "priority"
         return context.plan(
             pool(context.tensors, self.p, context.chunk_elements),
             class_dscp=self._table,
-            **self._answers,
+            **answers,
         )
+
+    def options(self) -> dict[str, object]:
+        """The options, with what control says of order and pull: ranks compare those."""
+        answers = self._answers()
+        return {**super().options(), "order": answers["order"], "pull": answers["pull"]}
+
+    def _answers(self) -> dict[str, Any]:
+        return settle_options(self.control, self.spend, self.fill, self.order, self.pull)
+
+    @property
+    def _table(self) -> tuple[int, ...]:
+        return CLASS_DSCP if self.class_dscp is True else tuple(self.class_dscp or ())
 
     def priorities(
         self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks

@@ -23,6 +23,7 @@ from gradwire.errors import ConfigError
 from gradwire.plans import TransferPlan, check_choice, check_share
 from gradwire.policies.base import PlanContext, Policy
 from gradwire.policies.congestion import FLOOR, INT8, Ladder, congested, stage
+from gradwire.scalars import is_number
 from gradwire.telemetry import StepReport
 
 __all__ = ["NetSenseML"]
@@ -50,10 +51,10 @@ class NetSenseML(Policy):
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, least in (("start", FLOOR), ("share", 0.0)):
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not least <= value <= 1.0 or not value:
+            if not is_number(value) or not least <= value <= 1.0 or not value:
                 raise ConfigError(
                     f"{name}={value!r}: a number "
                     + (f"from {least:g} to 1" if least else "above 0 and at most 1")
@@ -98,6 +99,7 @@ class NetSenseML(Policy):
         return {"ladder": self._ladder.state_dict(), "congested": self._congested}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores what `state_dict` returned; raises ConfigError."""
+        read = self._read(state, "ladder", "congested")
+        self._congested = read.flag("congested")
         self._ladder.load_state_dict(state["ladder"])
-        self._congested = bool(state["congested"])

@@ -25,6 +25,7 @@ from gradwire.phases import Phase
 from gradwire.plans import CloseStep, TransferPlan, check_choice, pool
 from gradwire.policies.base import REPLICATED_PULLS, PlanContext, Policy
 from gradwire.policies.timing import MovingAverages, quantile
+from gradwire.scalars import is_number, is_whole
 from gradwire.telemetry import StepReport
 
 __all__ = ["OptiReduce"]
@@ -58,13 +59,14 @@ class OptiReduce(Policy):
     pull: str = "exact"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, least in (("warmup", 1), ("halt_after", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not is_whole(value) or value < least:
                 raise ConfigError(f"{name}={value!r}: a number of steps, {least} or more")
         for name in ("quantile", "excess"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+            if not is_number(value) or not 0 < value < 1:
                 raise ConfigError(f"{name}={value!r}: a number above 0 and below 1")
         if not isinstance(self.hadamard, bool):
             raise ConfigError(f"hadamard={self.hadamard!r}: True or False")
@@ -132,8 +134,11 @@ class OptiReduce(Policy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self._steps = int(state["steps"])
-        self._warm = {bucket: list(times) for bucket, times in state["warm"].items()}
-        self._average = MovingAverages(**state["average"])
-        self._share = float(state["share"])
+        """Restores what `state_dict` returned; raises ConfigError."""
+        read = self._read(state, "steps", "warm", "average", "share")
+        average = read.part("average")
+        average.keys(("weight", "means"))
+        self._steps = read.whole("steps")
+        self._warm = read.part("warm").lists_by_bucket()
+        self._average = MovingAverages(WEIGHT, average.part("means").by_bucket())
+        self._share = read.number("share", SMALLEST_SHARE, LARGEST_SHARE)

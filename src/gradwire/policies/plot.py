@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sys
 import warnings
 from collections.abc import Mapping
@@ -24,6 +23,8 @@ from gradwire.phases import Phase
 from gradwire.plans import TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
 from gradwire.policies.regions import BoundTable, check_patterns, check_table, regions_by_tensor
+from gradwire.scalars import is_number, is_whole, plain
+from gradwire.states import State
 from gradwire.telemetry import StepReport
 
 if sys.version_info >= (3, 11):
@@ -44,13 +45,13 @@ PATIENCE = 10
 
 def check_eps(eps: object) -> None:
     """Raises ConfigError unless `eps` is a share of the loss decrease."""
-    if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0.0 < eps < 1.0:
+    if not is_number(eps) or not 0.0 < eps < 1.0:
         raise ConfigError(f"eps={eps!r}: a share of the loss decrease, above 0 and below 1")
 
 
 def check_lr(lr: object) -> None:
     """Raises ConfigError unless `lr` is a learning rate."""
-    if not isinstance(lr, (int, float)) or isinstance(lr, bool) or not 0.0 < lr < math.inf:
+    if not is_number(lr) or not lr > 0.0:
         raise ConfigError(f"lr={lr!r}: a finite number above 0")
 
 
@@ -135,8 +136,10 @@ class PLOT(Policy):
     pull: str = "exact"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.calibration: Calibration | None = None  # of a file, or found in the job
         self._waited = 0  # steps without a table
+        self._model = ""  # its fingerprint, once it is known
         if isinstance(self.table, Mapping):
             check_table("table", self.table)
             self._bounds = BoundTable(self.table, 0.0)
@@ -152,8 +155,7 @@ class PLOT(Policy):
         check_transfer_options(self.spend, self.fill, self.order, self.pull)
 
     def _check_calibrate(self) -> None:
-        whole = isinstance(self.calibrate, int) and not isinstance(self.calibrate, bool)
-        if not whole or not 0 <= self.calibrate <= 1 << 20:
+        if not is_whole(self.calibrate) or not 0 <= self.calibrate <= 1 << 20:
             raise ConfigError(
                 f"calibrate={self.calibrate!r}: how many steps a round of the calibration takes, a "
                 "whole number; 0 for none"
@@ -198,9 +200,30 @@ class PLOT(Policy):
         return {} if found is None else {"calibration": asdict(found)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        if self.calibrate and "calibration" in state:
-            self.learn(Calibration(**state["calibration"]))
+        """Restores what `state_dict` returned; raises ConfigError, also for a calibration of
+        another model. A policy with a table needs none, and leaves the state's alone."""
+        read = State(state, "state['phases']")
+        read.keys((), ("calibration",))
+        if "calibration" not in read.values:
+            return
+        found = read.part("calibration")
+        found.keys(("model", "bounds"), ("settings",))
+        bounds = found.part("bounds")
+        for name, bound in bounds.values.items():
+            check_bound(bounds.at(name), plain(bound))
+        settings: dict[str, Any] = {}
+        if "settings" in found.values:
+            settings = {key: plain(v) for key, v in found.part("settings").values.items()}
+            found.part("settings").by_name()
+        if not self.calibrate:
+            return
+        model = found.values["model"]
+        if not isinstance(model, str) or (self._model and model != self._model):
+            raise ConfigError(
+                f"{found.at('model')}={model!r}: a calibration of another model, this is model "
+                f"{self._model}: calibrate again, without this policy's part of the state"
+            )
+        self.learn(Calibration(model, bounds.by_name(), settings))
 
     def options(self) -> dict[str, object]:
         """The options, with the file's contents in its place: ranks compare those."""
@@ -216,11 +239,11 @@ class PLOT(Policy):
                 f"table={self.table!r} without a model: the hook needs HookState(model=…) for "
                 "its names"
             )
+        self._model = here = Calibration.fingerprint(tensors)
         if isinstance(self.table, Mapping):
             check_patterns("table", self.table, list(tensors))
         if self.table is None or self.calibration is None:
             return
-        here = Calibration.fingerprint(tensors)
         if self.calibration.model != here:
             unknown = [name for name in self.calibration.bounds if name not in tensors]
             why = f"it has no tensor {unknown[0]!r}" if unknown else "its sizes differ"

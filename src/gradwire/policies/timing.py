@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gradwire.phases import Every, Summary
+from gradwire.states import State
 
 __all__ = ["BestPushes", "EpochClock", "MovingAverages", "PathEstimate", "quantile"]
 
@@ -17,6 +19,16 @@ class PathEstimate:
 
     rtprop_s: float | None = None
     btlbw: float | None = None
+
+    @staticmethod
+    def read(state: State) -> PathEstimate:
+        """From the fields of one that was saved; raises ConfigError."""
+        state.keys(("rtprop_s", "btlbw"))
+
+        def above_0(key: str) -> float:
+            return state.number(key, sys.float_info.min)
+
+        return PathEstimate(state.optional("rtprop_s", above_0), state.optional("btlbw", above_0))
 
     def observe(self, summary: Summary) -> None:
         """Takes what this step's summary tells."""

@@ -177,7 +177,8 @@ def notes(document: Mapping[str, Any]) -> list[str]:
         )
     kernel = document["kernel"]
     lines.append(
-        f"Real processes in network namespaces of one machine; {kernel['shaper']}; segmentation "
+        f"Real processes in network namespaces of one machine; "
+        f"{' or '.join(kernel.get('topology', ['one switch']))}; {kernel['shaper']}; segmentation "
         f"offloads {' and '.join(kernel['offloads'])}, alike for all contestants; loss by "
         f"chance: {' or '.join(kernel['loss'])}; wires: {', '.join(kernel['wires'])}."
     )
@@ -212,6 +213,9 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
             f"{cell['name']}: the machine was too slow: it dropped {drops} packets or trains of "
             "them outside of any queue."
         )
+    marked = sum(run.get("marked_packets", 0) for run in cell["runs"])
+    if cell.get("ecn") is not None:
+        lines.append(f"{cell['name']}: the switches marked {marked} packets (ECN).")
     failures = sum(run["wire_failures"] for run in cell["runs"])
     if failures:
         lines.append(f"{cell['name']}: the lab's own wires lost {failures} packets untold.")

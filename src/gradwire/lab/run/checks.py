@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from pathlib import Path
 from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import Network, probe
 from gradwire.lab.rivals import RivalStreams, goodput
+from gradwire.lab.run.shares import carried, crossing_flows
 from gradwire.lab.run.wires import wires_of
 from gradwire.lab.scenario.load import Cell, Experiment
 from gradwire.lab.scenario.reader import ScenarioError
@@ -38,12 +41,13 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the machine carried on a cell's network, all ports busy; in bit/s of payload.
+    """What the machine carried on a cell's network, all ports busy, and all uplinks; in bit/s of
+    payload.
 
     Attributes:
         network: what the ports are called.
         hosts: how many there were.
-        wanted: what the ports would carry.
+        wanted: what ports and uplinks would carry.
         reached: what they did.
     """
 
@@ -70,6 +74,9 @@ def check(experiment: Experiment, cells: Iterable[Cell] | None = None) -> None:
         raise ScenarioError(f"{path}: {reason}; root or an unprivileged user namespace is needed")
     available = _available_memory()
     for cell in experiment.cells if cells is None else cells:
+        for place, name in cell.scenario.congestion_controls.items():
+            if not _has_congestion_control(name):
+                raise ScenarioError(f"{path}: {place}={name!r}: this kernel does not have it")
         needed = memory_needed(cell.scenario)
         if needed > available:
             raise ScenarioError(
@@ -89,6 +96,16 @@ def memory_needed(scenario: Scenario) -> int:
     return scenario.topology.hosts * each
 
 
+def _has_congestion_control(name: str) -> bool:
+    """Whether the kernel knows it, perhaps after loading a module; who may use it is not asked."""
+    with socket.socket() as endpoint:
+        try:
+            endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError as error:
+            return error.errno != errno.ENOENT
+    return True
+
+
 def _available_memory() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -97,7 +114,8 @@ def _available_memory() -> int:
 
 
 def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibration:
-    """Fill the ports that the work fills with TCP for a moment and see what gets through.
+    """Fill the ports and uplinks that the work fills with TCP for a moment and see what gets
+    through.
 
     Args:
         scenario: of one cell; its wires carry, but delay nothing, and loss and cross traffic take
@@ -113,8 +131,8 @@ def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibrat
     if scenario.work.kind == "push":
         flows = [(0, hosts - 1)]
     else:
-        flows = [(host, (host + 1) % hosts) for host in range(hosts)]
-    wanted = topology.ports.rate * _PAYLOAD * len(flows)
+        flows = crossing_flows(topology)
+    wanted = carried(topology, flows) * _PAYLOAD
     reached = 0.0
     for _ in range(_ATTEMPTS):
         reached = max(reached, _attempt(scenario, flows))
@@ -122,8 +140,8 @@ def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibrat
             return Calibration(topology.ports.name, hosts, wanted, reached)
     raise ScenarioError(
         f"{name}: topology.rate={topology.ports.rate:g}: {len(flows)} ports at once carried "
-        f"{reached / 1e6:.0f} of {wanted / 1e6:.0f} Mbit/s on this machine; a lower rate is "
-        "allowed"
+        f"{reached / 1e6:.0f} of {wanted / 1e6:.0f} Mbit/s on this machine ({topology.words}); a "
+        "lower rate is allowed"
     )
 
 
@@ -133,6 +151,8 @@ def _attempt(scenario: Scenario, flows: list[tuple[int, int]]) -> float:
             network = Network(
                 scenario.topology.hosts,
                 scenario.topology.ports,
+                leaves=scenario.topology.spread,
+                ecn=scenario.topology.ecn or 0,
                 wires=dict.fromkeys(wires_of(scenario), Wire()),
             )
             stack.enter_context(network)

@@ -150,9 +150,10 @@ def _calibrate(
     for cell in cells:
         topology, kind = cell.scenario.topology, cell.scenario.work.kind
         wired = frozenset(wires_of(cell.scenario))
-        if (key := (topology.ports, topology.hosts, kind, wired)) not in known:
+        key = (topology.ports, topology.hosts, topology.spread, topology.ecn, kind, wired)
+        if key not in known:
             known.add(key)
-            audience.stage(f"calibrating: {topology.ports.name}, {topology.hosts} hosts")
+            audience.stage(f"calibrating: {topology.ports.name}, {topology.words}")
             where = f"{experiment.path}: cell {cell.name}"
             journal.add_calibration(calibrate(cell.scenario, where, enough))
 
@@ -192,6 +193,7 @@ def _measure(cell: Cell, seed: int, audience: Audience) -> CellRun:
                 result.bursts = ground.bursts_sent()
                 result.rivals = ground.rivals_read()
                 result.lost = ground.network.lost_packets()
+                result.marked = ground.marked_packets()
                 result.wire_failures = ground.wire_failures()
     except (RankError, LabUnavailable) as error:
         result.error = str(error)

@@ -15,7 +15,7 @@ from gradwire.configure import configure
 from gradwire.lab.contestants import GlooAllReduce
 from gradwire.lab.scenario.work import layer_sizes
 from gradwire.pipeline import GradientPipeline
-from gradwire.telemetry import StepReport
+from gradwire.telemetry import ReportWriter, StepReport
 from gradwire.virtual import FlatBucket, model_of
 
 if TYPE_CHECKING:
@@ -115,7 +115,12 @@ class PolicyAllReduce:
         self._policy.prepare(sizes)
         number = self._communicator.take_number()
         return GradientPipeline(
-            self._communicator, self._policy, self._settings, self._names, number
+            self._communicator,
+            self._policy,
+            self._settings,
+            self._names,
+            number,
+            writer=ReportWriter.open(self._settings.report, self._communicator.rank),
         )
 
     def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any]:

@@ -164,10 +164,21 @@ class Ground:
 
     def wire_failures(self) -> int:
         """Packets that the lab's own wires lost so far without being told to."""
-        stats = [
-            stats for host in self.network.wires for stats in self.network.wire_stats(host).values()
-        ]
-        return sum(each.overrun + each.dropped_memory for each in stats)
+        network = self.network
+        links = [network.wire_stats(host) for host in network.wires]
+        if network.ecn and network.leaves is not None:
+            links += [network.uplink_wire_stats(leaf) for leaf in range(network.leaves.count)]
+        return sum(each.overrun + each.dropped_memory for link in links for each in link.values())
+
+    def marked_packets(self) -> int:
+        """Packets that switches marked CE so far; one that two of them marked counts twice."""
+        network = self.network
+        if not network.ecn:
+            return 0
+        ports = [network.port_stats(host) for host in range(network.hosts)]
+        if network.leaves is not None:
+            ports += [network.uplink_stats(leaf) for leaf in range(network.leaves.count)]
+        return sum(port.uplink.marked + port.downlink.marked for port in ports)
 
     def close(self) -> None:
         """Stop everything but the network."""
@@ -277,6 +288,8 @@ def open_ground(scenario: Scenario, seed: int) -> Iterator[Ground]:
             topology.hosts,
             topology.ports,
             extra_hosts=scenario.extra_hosts,
+            leaves=topology.spread,
+            ecn=topology.ecn or 0,
             wires=wires_of(scenario),
             wire_seed=seed,
         )

@@ -11,7 +11,15 @@ import math
 from gradwire.lab.measure import all_reduce_payload, header_ideal, push_payload
 from gradwire.lab.scenario.schema import Scenario
 
-__all__ = ["limit", "payload", "probe_cap", "probe_passes", "probe_time", "push_ideal"]
+__all__ = [
+    "limit",
+    "payload",
+    "probe_cap",
+    "probe_passes",
+    "probe_time",
+    "push_ideal",
+    "uplink_payload",
+]
 
 ROUND_TRIPS_OF_A_ROUND = 1.5
 """What one round of data, its end and its confirmation take beside the bytes."""
@@ -25,8 +33,32 @@ def payload(scenario: Scenario, size: int) -> float:
 
 
 def push_ideal(scenario: Scenario) -> float:
-    """Seconds that the busiest port needs for all of it with headers, when nothing is lost."""
-    return header_ideal(payload(scenario, scenario.work.bytes), scenario.topology.ports.rate)
+    """Seconds that the busiest port, or uplink, needs for all of it with headers, when nothing is
+    lost."""
+    size = scenario.work.bytes
+    ideal = header_ideal(payload(scenario, size), scenario.topology.ports.rate)
+    spread = scenario.topology.spread
+    if spread is None:
+        return ideal
+    return max(ideal, header_ideal(uplink_payload(scenario, size), spread.uplink.rate))
+
+
+def uplink_payload(scenario: Scenario, size: int) -> float:
+    """Bytes per direction that the busiest uplink must carry, whatever the algorithm.
+
+    Pushes: those of all workers on other leaves than the server's go down to it. An all-reduce: at
+    least that of as many hosts as there are leaves, for each leaf may sum first (Patarasuk and
+    Yuan, JPDC 69(2), 2009, with a leaf as one node: our reading). A ring in rank order takes a
+    little more than that, shards that all send to directly a multiple: see docs/lab.md.
+    """
+    spread, topology = scenario.topology.spread, scenario.topology
+    if spread is None:
+        return 0.0
+    if scenario.work.kind != "push":
+        return all_reduce_payload(size, spread.count)
+    home = spread.of(topology.workers, topology.hosts)
+    strangers = [n for n in range(topology.workers) if spread.of(n, topology.hosts) != home]
+    return push_payload(size, len(strangers))
 
 
 def limit(scenario: Scenario, size: int, bound: float) -> float:
@@ -35,13 +67,23 @@ def limit(scenario: Scenario, size: int, bound: float) -> float:
     With loss on the workers' ways each worker's own link sends (1 - p)·S / (1 - L), and the
     server's port takes what arrives; with loss at the server's port that port carries the lost
     packets too. For an all-reduce each host's way out is the one that loses. Loss in some steps of
-    a training is left out: the limit is that of the others.
+    a training is left out: the limit is that of the others. Where there are leaves, their uplinks
+    are a limit as well; a host's losses come before its leaf's uplink.
 
     Args:
         scenario: of the cell.
         size: bytes of each worker's gradient.
         bound: share that need not arrive.
     """
+    spread, at_server = scenario.topology.spread, scenario.loss.at == "server"
+    ports = _port_limit(scenario, size, bound)
+    if spread is None:
+        return ports
+    crossing = (1.0 - bound) * uplink_payload(scenario, size) * 8 / spread.uplink.rate
+    return max(ports, crossing / (1.0 - scenario.loss.rate if at_server else 1.0))
+
+
+def _port_limit(scenario: Scenario, size: int, bound: float) -> float:
     rate, loss = scenario.topology.ports.rate, scenario.loss
     wanted = (1.0 - bound) * size * 8 / rate
     workers = scenario.topology.workers

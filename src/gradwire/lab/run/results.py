@@ -14,6 +14,7 @@ from gradwire.lab.run.marks import Measured, judge
 from gradwire.lab.run.samples import Track
 from gradwire.lab.run.summary import summarize
 from gradwire.lab.scenario.load import Cell
+from gradwire.lab.scenario.network import Topology
 from gradwire.telemetry import finite
 
 __all__ = ["FORMAT", "KIND", "document"]
@@ -82,11 +83,20 @@ def _kernel(outcome: Outcome) -> dict[str, Any]:
         loss = ["none"]
     return {
         "offloads": sorted({"on" if each.ports.offloads else "off" for each in topologies}),
-        "shaper": "tbf on both directions of every port, drop-tail",
+        "topology": list(dict.fromkeys(each.words for each in topologies)),
+        "shaper": _shaper(topologies),
         "loss": loss,
         "wires": sorted(wires) or ["veth pairs, no delay added"],
         "congestion_controls": available.read_text().split() if available.exists() else [],
     }
+
+
+def _shaper(topologies: list[Topology]) -> str:
+    kernel = "tbf on both directions of every port and uplink, drop-tail"
+    if all(each.ecn is None for each in topologies):
+        return kernel
+    ours = "the lab's own queues towards hosts and on uplinks, which mark, tbf from hosts"
+    return ours if all(each.ecn is not None for each in topologies) else f"{kernel}; or {ours}"
 
 
 def _cell(cell: Cell, records: dict[int, Record]) -> dict[str, Any]:
@@ -105,13 +115,16 @@ def _cell(cell: Cell, records: dict[int, Record]) -> dict[str, Any]:
         contestants.append(
             {"name": each.name, "transport": each.transport, **summary, "tracks": tracks}
         )
-    ports = scenario.topology.ports
+    ports, spread = scenario.topology.ports, scenario.topology.spread
     return {
         "name": cell.name,
         "labels": dict(cell.labels),
         "workers": scenario.topology.workers,
         "servers": scenario.topology.servers,
         "ports": asdict(ports),
+        "topology": scenario.topology.words,
+        "ecn": scenario.topology.ecn,
+        "uplinks": None if spread is None else asdict(spread.uplink),
         "rtt_s": scenario.topology.rtt_s,
         "bytes": scenario.work.bytes,
         "loss": asdict(scenario.loss),
@@ -126,6 +139,7 @@ def _cell(cell: Cell, records: dict[int, Record]) -> dict[str, Any]:
                 "load": records[seed].load,
                 "error": run.error,
                 "lost_packets": run.lost,
+                "marked_packets": run.marked,
                 "softnet_drops": run.softnet_drops,
                 "wire_failures": run.wire_failures,
                 "bursts": [

@@ -62,6 +62,7 @@ class CellRun:
         link: what made the delay; None without.
         lost: packets lost in the network, cross traffic included.
         softnet_drops: packets that the machine's processors dropped outside of any queue.
+        marked: packets that switches marked CE, contestants' and cross traffic's.
         wire_failures: packets that the lab's own wires lost because the lab was late or full.
         facts: what was found out on the way: about the model, the pace, the tuned bursts.
         error: why the cell ended early; None if it did not.
@@ -75,6 +76,7 @@ class CellRun:
     rivals: list[tuple[float, int]] = field(default_factory=list)
     link: str | None = None
     lost: int = 0
+    marked: int = 0
     softnet_drops: int = 0
     wire_failures: int = 0
     facts: dict[str, Any] = field(default_factory=dict)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.lab.addresses import MAX_HOSTS
+from gradwire.lab.leaves import Leaves
 from gradwire.lab.presets import NETWORKS, Burst, Preset
 from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
+from gradwire.loss_runs import runs_possible, shortest_run
 
 __all__ = [
     "Bandwidth",
@@ -20,21 +22,50 @@ __all__ = [
 _BUCKET_SECONDS = 0.3e-3
 """Depth of a token bucket as network B has it: what a busy machine's late timer may miss."""
 
-CONGESTION_CONTROLS = ("reno", "cubic", "bbr")
+_FASTEST = 3e10
+"""Bit/s: the kernel's token bucket takes bytes per second in 32 bits."""
+
+CONGESTION_CONTROLS = ("reno", "cubic", "bbr", "dctcp")
+"""TCP's; dctcp only where the switches mark and the kernel has it."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts on one switch, both directions of every port shaped, drop-tail."""
+    """Hosts on one switch, or on leaves under one spine; both directions of every port and uplink
+    shaped, drop-tail."""
 
     preset: str = key(
         "A", "standard network that gives what is not named here", choices=[*NETWORKS]
     )
     workers: int = key(4, "hosts that hold gradients", low=1, high=MAX_HOSTS)
     servers: int = key(0, "hosts that sum for the workers; 1 for pushes, else 0", low=0, high=1)
-    rate: float | None = key(None, "of every port, bit/s", low=1e6, high=3e10)
+    rate: float | None = key(None, "of every port, bit/s", low=1e6, high=_FASTEST)
     queue: int | None = key(None, "drop-tail queue of every port, bytes", low=3028, high=1 << 30)
     offloads: bool | None = key(None, "whether trains of packets pass whole, for everybody")
+    leaves: int = key(
+        1,
+        "switches that the hosts share in rank order; from 2 on each has an uplink to one spine",
+        low=1,
+        high=MAX_HOSTS,
+    )
+    uplink_rate: float | None = key(
+        None,
+        "of every leaf's uplink, bit/s; none: what the ports of the fullest leaf carry together",
+        low=1e6,
+        high=_FASTEST,
+    )
+    uplink_queue: int | None = key(
+        None,
+        "drop-tail queue of every uplink, bytes; none: that of the ports",
+        low=3028,
+        high=1 << 30,
+    )
+    ecn: int | None = key(
+        None,
+        "ECT packets that find more than so much in a switch's queue are marked CE, bytes; none: "
+        "no queue marks",
+        low=1514,
+    )
     rtt_s: float = key(0.0, "added round-trip time between any two hosts, s", low=0.0, high=2.0)
     jitter_s: float = key(0.0, "added to each packet's way, uniform, s", low=0.0, high=1.0)
 
@@ -42,6 +73,28 @@ class Topology:
         if self.jitter_s and not self.rtt_s:
             raise ScenarioError(
                 f"jitter_s={self.jitter_s!r} with rtt_s=0: jitter needs a delay; give rtt_s"
+            )
+        if self.leaves > self.hosts:
+            raise ScenarioError(
+                f"leaves={self.leaves!r} for {self.hosts} hosts: 1 to {self.hosts} are allowed"
+            )
+        for name in ("uplink_rate", "uplink_queue"):
+            value = getattr(self, name)
+            if value is not None and self.leaves == 1:
+                raise ScenarioError(
+                    f"{name}={value!r} with leaves=1: one switch has no uplinks; give 2 leaves or "
+                    "more"
+                )
+        queues = [self.ports.queue, *([self.spread.uplink.queue] if self.spread else [])]
+        if self.ecn is not None and self.ecn >= min(queues):
+            raise ScenarioError(
+                f"ecn={self.ecn!r} with a queue of {min(queues)} bytes: less than the queue is "
+                "allowed"
+            )
+        if self.spread is not None and self.spread.uplink.rate > _FASTEST:
+            raise ScenarioError(
+                f"uplink_rate: none, and the ports of a leaf carry {self.spread.uplink.rate:g} "
+                f"bit/s; give one of {_FASTEST:g} at most"
             )
 
     @property
@@ -58,10 +111,39 @@ class Topology:
         offloads = base.offloads if self.offloads is None else self.offloads
         if (rate, queue, offloads) == (base.rate, base.queue, base.offloads):
             return base
-        depth = round(rate * _BUCKET_SECONDS / 8)
-        smallest = NETWORKS["A" if offloads else "B"].bucket
-        name = f"{rate / 1e6:g} Mbit/s, {queue / 1024:g} KiB"
-        return Preset(name, rate, queue, max(depth, smallest), offloads)
+        return _preset(rate, queue, offloads)
+
+    @property
+    def spread(self) -> Leaves | None:
+        """The leaves and how their uplinks are shaped; None for one switch."""
+        if self.leaves == 1:
+            return None
+        ports = self.ports
+        fullest = -(-self.hosts // self.leaves)
+        rate = ports.rate * fullest if self.uplink_rate is None else round(self.uplink_rate)
+        queue = ports.queue if self.uplink_queue is None else self.uplink_queue
+        return Leaves(self.leaves, _preset(rate, queue, ports.offloads))
+
+    @property
+    def words(self) -> str:
+        """What is built, for people."""
+        spread = self.spread
+        marks = "" if self.ecn is None else f", marks above {self.ecn / 1024:.3g} KiB"
+        if spread is None:
+            return f"{self.hosts} hosts on one switch{marks}"
+        fullest = max(spread.sizes(self.hosts))
+        over = fullest * self.ports.rate / spread.uplink.rate
+        return (
+            f"{self.hosts} hosts on {spread.count} leaves under one spine, uplinks of "
+            f"{spread.uplink.name} ({over:.3g}:1){marks}"
+        )
+
+
+def _preset(rate: int, queue: int, offloads: bool) -> Preset:
+    depth = round(rate * _BUCKET_SECONDS / 8)
+    smallest = NETWORKS["A" if offloads else "B"].bucket
+    name = f"{rate / 1e6:g} Mbit/s, {queue / 1024:g} KiB"
+    return Preset(name, rate, queue, max(depth, smallest), offloads)
 
 
 @dataclass(frozen=True)
@@ -108,10 +190,10 @@ class Loss:
                 "the workers' own shares take the place of rate, and the server's way has none"
             )
         for share in (self.rate, *self.per_worker):
-            if self.run > 1 and self.run * (1 - share) < share:
+            if self.run > 1 and not runs_possible(share, self.run):
                 raise ScenarioError(
                     f"run={self.run!r} with a share of {share!r}: runs of "
-                    f"{share / (1 - share):.3g} packets and more are allowed"
+                    f"{shortest_run(share):.3g} packets and more are allowed"
                 )
 
     @property
@@ -180,6 +262,6 @@ class Bandwidth:
     """A rate that changes."""
 
     rates: tuple[float, ...] = key(
-        (), "of every port, bit/s, one after another", low=1e6, high=3e10
+        (), "of every port, bit/s, one after another", low=1e6, high=_FASTEST
     )
     every_s: float = key(60.0, "from one to the next, s", above=0.0, high=86_400.0)

@@ -66,6 +66,7 @@ class Scenario:
             self._check_tail(names)
         self._check_hosts()
         self._check_loss()
+        self._check_dctcp()
 
     def check_name(self, stem: str) -> None:
         """Whether it is called as its file is.
@@ -119,6 +120,23 @@ class Scenario:
         fault_kinds = [each.kind for each in self.faults]
         if "kill" in fault_kinds and len(self.contestants) > 1:
             raise ScenarioError("faults: kill ends the cell: one contestant is allowed with it")
+
+    @property
+    def congestion_controls(self) -> dict[str, str]:
+        """Those of TCP that take part, by the key that asks for each."""
+        asked = {
+            f"contestants: {each.name}: congestion_control": each.congestion_control
+            for each in self.contestants
+            if each.transport != "gradwire"
+        }
+        if self.rivals.streams:
+            asked["rivals.congestion_control"] = self.rivals.congestion_control
+        return asked
+
+    def _check_dctcp(self) -> None:
+        for place, name in self.congestion_controls.items():
+            if name == "dctcp" and self.topology.ecn is None:
+                raise ScenarioError(f"{place}='dctcp': it needs switches that mark; give ecn")
 
     def _check_loss(self) -> None:
         if self.loss.per_worker and len(self.loss.per_worker) != self.topology.workers:

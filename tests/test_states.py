@@ -1,0 +1,186 @@
+"""Loading states: damaged and foreign ones name what is wrong, and then nothing is changed."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from gradwire.errors import ConfigError
+from gradwire.policies import PLOT, Calibration
+from gradwire.sim import Link
+from gradwire.states import State
+from gradwire.virtual import Job
+
+TENSORS = {"front.weight": 9000, "front.bias": 50, "back.weight": 600}
+POLICIES: dict[str, dict[str, Any]] = {
+    "reliable": {},
+    "mlt": {"p": 0.3, "error_feedback": True, "loss_rise": 0.5},
+    "dblp": {"p_low": 0.2, "error_feedback": True},
+    "ltp": {},
+    "plot": {"calibrate": 2},
+    "optireduce": {"warmup": 2},
+    "netsenseml": {"momentum": 0.5},
+    "adaptive": {},
+}
+BAD = (None, "x", -1.5, math.nan, {"x": 1}, torch.zeros(2))
+
+
+def gradients(step: int) -> list[NDArray[np.float32]]:
+    chance = np.random.default_rng(step)
+    return [chance.standard_normal(sum(TENSORS.values())).astype(np.float32) for _ in range(2)]
+
+
+def job(policy: str, steps: int) -> Job:
+    made = Job(2, TENSORS, policy, link=Link(loss=0.1), **POLICIES[policy])
+    for step in range(steps):
+        for pipeline in made.pipelines:
+            pipeline.add_loss(1.0)
+        made.step(gradients(step))
+    first = made.pipelines[0].policy
+    if isinstance(first, PLOT) and steps:
+        for pipeline in made.pipelines:
+            found = Calibration(Calibration.fingerprint(TENSORS), dict.fromkeys(TENSORS, 0.1))
+            assert isinstance(pipeline.policy, PLOT)
+            pipeline.policy.learn(found)
+    return made
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return repr(one) == repr(other)
+
+
+def paths(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from paths(value, (*path, key))
+
+
+def put(state: Any, path: tuple[Any, ...], value: Any) -> Any:
+    damaged = copy.deepcopy(state)
+    at = damaged
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return damaged
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_whatever_is_damaged_is_named_and_nothing_is_changed(policy: str) -> None:
+    good = job(policy, 7).pipelines[0].state_dict()
+    here = job(policy, 3).pipelines[0]
+    before = copy.deepcopy(here.state_dict())
+    refused = 0
+    for path in paths(good):
+        missing = copy.deepcopy(good)
+        at: Any = missing
+        for key in path[:-1]:
+            at = at[key]
+        del at[path[-1]]
+        for damaged in (missing, *(put(good, path, value) for value in BAD)):
+            try:
+                here.load_state_dict(damaged)
+            except ConfigError as error:
+                told = str(error)
+            else:
+                here.load_state_dict(before)  # what is not refused has to work
+                continue
+            refused += 1
+            assert any(repr(key) in told for key in path[-2:]), (path, told)
+            assert same(here.state_dict(), before), path
+    assert refused > 50
+    here.load_state_dict(good)
+    assert same(here.state_dict(), good)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (torch.zeros(8999), r"\['front.weight'\] is of 8999 elements, the parameter has 9000"),
+        (torch.full((9000,), math.nan), "holds values that are not finite"),
+        (torch.zeros(90, 100), r"of shape \(90, 100\)"),
+        (torch.zeros(9000, dtype=torch.int32), "type int32"),
+        ([0.0] * 9000, "a tensor by a parameter's name is needed"),
+    ],
+)
+def test_a_residual_that_cannot_be_is_refused(values: Any, message: str) -> None:
+    here = job("mlt", 3).pipelines[0]
+    before = copy.deepcopy(here.state_dict())
+    with pytest.raises(ConfigError, match=message):
+        here.load_state_dict(put(before, ("residuals", "front.weight"), values))
+    assert same(here.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [("residuals", torch.ones(5)), ("ages", torch.tensor([[5, 1]]))],
+)
+def test_a_parameter_that_the_model_lacks_is_an_error_or_dropped(
+    key: str, values: torch.Tensor
+) -> None:
+    here = job("mlt", 3).pipelines[0]
+    before = copy.deepcopy(here.state_dict())
+    foreign = put(before, (key, "front.wieght"), values)
+    with pytest.raises(ConfigError, match=r"trains no such parameter .*'front.weight'.*strict=Fal"):
+        here.load_state_dict(foreign)
+    assert same(here.state_dict(), before)
+    with pytest.warns(RuntimeWarning, match=r"dropped what is kept of front.wieght"):
+        here.load_state_dict(foreign, strict=False)
+    assert same(here.state_dict(), before)
+    wrong = put(foreign, ("residuals", "front.weight"), torch.ones(5))
+    with pytest.raises(ConfigError, match="is of 5 elements"):  # never dropped
+        here.load_state_dict(wrong, strict=False)
+
+
+def test_another_key_policy_and_version_are_refused() -> None:
+    here = job("mlt", 1).pipelines[0]
+    state = here.state_dict()
+    for path, value, message in (
+        (("smell",), "lavender", r"state\['smell'\]: no such key"),
+        (("policy",), "dblp", "'dblp'.*loaded into policy 'mlt'"),
+        (("version",), 99, "99.*reads version 1"),
+        (("phases",), {"share": 1}, r"state\['phases'\]\['share'\]: no such key"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            here.load_state_dict(put(state, path, value))
+    for foreign in (None, [], 5, {}):
+        with pytest.raises(ConfigError, match="state"):
+            here.load_state_dict(foreign)
+
+
+def test_a_calibration_of_another_model_is_refused() -> None:
+    good = job("plot", 1).pipelines[0].state_dict()
+    here = job("plot", 0).pipelines[0]
+    with pytest.raises(ConfigError, match="a calibration of another model"):
+        here.load_state_dict(put(good, ("phases", "calibration", "model"), "0" * 16))
+    assert isinstance(here.policy, PLOT)
+    assert here.policy.calibration is None
+    here.load_state_dict(good)
+    assert here.policy.bound_of("back.weight") == 0.1
+
+
+def test_numbers_come_back_from_tensors_and_numpy() -> None:
+    here = job("dblp", 3).pipelines[0]
+    state = here.state_dict()
+    here.load_state_dict(
+        put(put(state, ("step",), np.int64(7)), ("grad_scale",), torch.tensor(2.0))
+    )
+    assert (here.step, here.grad_scale) == (7, 2.0)
+
+
+def test_a_long_value_is_shortened() -> None:
+    with pytest.raises(ConfigError) as raised:
+        State({"a": "x" * 10_000}).whole("a")
+    assert len(str(raised.value)) < 200
