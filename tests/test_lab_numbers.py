@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from gradwire.lab.report.markdown import as_markdown
+from gradwire.lab.report.words import mark_rows, rows
 from gradwire.lab.rivals import goodput
-from gradwire.lab.run.limits import bound_of, limit, probe_cap, probe_passes, push_ideal
+from gradwire.lab.run.limits import limit, probe_cap, probe_passes, push_ideal
 from gradwire.lab.run.marks import Measured, judge
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.shares import carried, crossing_flows, route
 from gradwire.lab.run.summary import interval, summarize, times
 from gradwire.lab.run.tail import next_length
-from gradwire.lab.run.training import segments, turn_length
+from gradwire.lab.run.training import segments
 from gradwire.lab.scenario import Cell, Contestant, Mark, Scenario, Work
 from gradwire.lab.scenario.network import Loss, Topology
+from gradwire.lab.scenario.work import turn_length
+from gradwire.telemetry import finite
 
 OURS = Contestant("ours", "gradwire", bound=0.408)
 THEIRS = Contestant("theirs", "gradwire", bound=0.008)
@@ -127,13 +132,13 @@ def test_what_a_prober_leaves_to_win() -> None:
 
 
 def test_bounds_come_from_the_contestant_or_its_policy() -> None:
-    assert bound_of(OURS, "push") == 0.408
-    assert bound_of(Contestant("late", "gradwire", enough=0.8), "push") == pytest.approx(0.2)
-    assert bound_of(TCP, "push") == 0.0
+    assert OURS.loosest_bound("push") == 0.408
+    assert Contestant("late", "gradwire", enough=0.8).loosest_bound("push") == pytest.approx(0.2)
+    assert TCP.loosest_bound("push") == 0.0
     mlt = Contestant("mlt", "gradwire", policy="mlt", options={"p": 0.3})
-    assert bound_of(mlt, "training") == 0.3
-    assert bound_of(Contestant("dblp", "gradwire", policy="dblp"), "training") == 0.408
-    assert bound_of(Contestant("ltp", "gradwire", policy="ltp"), "training") == 0.0
+    assert mlt.loosest_bound("training") == 0.3
+    assert Contestant("dblp", "gradwire", policy="dblp").loosest_bound("training") == 0.408
+    assert Contestant("ltp", "gradwire", policy="ltp").loosest_bound("training") == 0.0
 
 
 def test_percentiles_need_samples() -> None:
@@ -281,6 +286,88 @@ def test_a_mark_may_compare_cells() -> None:
     assert found["value"] == pytest.approx(1.005)
     assert found["met"] is True
     assert len(found["cells"]) == 1
+
+
+def finals(*losses: float) -> dict[str, Any]:
+    return summary(final_losses={str(seed): loss for seed, loss in enumerate(losses)})
+
+
+def test_a_mark_of_a_difference_pairs_the_seeds() -> None:
+    mark = Mark("t", "ours", quantity="final_loss", over=("tcp",), difference=True, within=0.01)
+
+    def judged(ours: list[float], tcp: list[float]) -> dict[str, Any]:
+        return judge(mark, [measured("a", {"ours": finals(*ours), "tcp": finals(*tcp)})])
+
+    # The seeds differ by a lot, the pairs by little: 0.002 ± 2.920 · 0.001 / √3.
+    found = judged([1.003, 2.002, 3.001], [1.0, 2.0, 3.0])
+    assert found["value"] == pytest.approx(0.002)
+    assert found["interval"] == pytest.approx([0.002 - 0.00169, 0.002 + 0.00169], abs=1e-5)
+    assert found["met"] is True
+    # A mean within it is not enough, and better is as far off as worse.
+    assert judged([1.012, 2.0, 2.991], [1.0, 2.0, 3.0])["met"] is False
+    missed = judged([0.98, 1.98, 2.98], [1.0, 2.0, 3.0])
+    assert missed["met"] is False
+    assert missed["missed_by"] == pytest.approx(1.0)
+    # Pairs are of one seed; one pair tells nothing; who lost its way is not near.
+    assert judged([1.0], [1.0])["met"] is None
+    assert judge(mark, [measured("a", {"ours": finals(1.0, 2.0)})])["met"] is None
+    lost = judged([1.0, math.nan], [1.0, 2.0])
+    assert (lost["met"], lost["missed_by"]) == (False, math.inf)
+
+    document = finite({"marks": [found, missed, lost, judged([1.0], [1.0])]})
+    assert [row[1:] for row in mark_rows(document)] == [
+        ["+0.002 (+0.000314 … +0.00369)", "± 0.01", "every cell; the worst", "met"],
+        ["-0.02 (-0.02 … -0.02)", "± 0.01", "every cell; the worst", "missed by 100.0 %"],
+        ["–", "± 0.01", "every cell; the worst", "missed"],
+        ["–", "–", "every cell; the worst", "not measured"],
+    ]
+
+
+def test_a_training_that_lost_its_way_is_told_not_hidden() -> None:
+    mark = Mark("t", "ours", quantity="final_loss", at_most=2.0)
+    cells = [
+        measured("a", {"ours": summary(final_loss=1.0)}),
+        measured("b", {"ours": summary(final_loss=math.nan)}),
+        measured("c", {"ours": summary(final_loss=1.5)}),
+    ]
+    assert judge(mark, cells)["met"] is False
+    assert interval([1.0, math.nan]) is None
+
+
+def test_rivals_and_final_losses_stand_in_the_tables() -> None:
+    entry = {
+        **dict.fromkeys(("p95_s", "p99_s", "p999_s", "throughput_bps", "comm_share", "delivered")),
+        **dict.fromkeys(("retransmitted", "bytes_per_round", "passes_median", "time_to_loss_s")),
+        "name": "ours",
+        "samples": 3,
+        "median_s": 0.1,
+        "median_interval_s": None,
+        "max_s": 0.2,
+        "limit_s": 0.05,
+        "over_limit": 2.0,
+        "steps_per_s": 4.0,
+        "passes_max": None,
+        "rival_goodput_bps": 5e7,
+        "final_loss": 2.25,
+    }
+    columns, (found,) = rows({"contestants": [entry]})
+    shown = dict(zip(columns, found, strict=True))
+    assert (shown["rivals"], shown["final loss"]) == ("50 Mbit/s", "2.25")
+    cells = [{"name": "200 Mbit/s, 10 streams", "contestants": [entry]}]
+    text = as_markdown(
+        {
+            "scenario": "s",
+            "published": "",
+            "quick": False,
+            "command": "c",
+            "date": "2026-05-01",
+            "machine": {"cores": 2, "cpu": "x", "kernel": "6", "torch": "2"},
+            "marks": [],
+            "cells": cells,
+        }
+    )
+    assert "| cell | contestant | samples | median | limit | throughput | rivals | final" in text
+    assert "| 50 ms | 4 steps/s | 50 Mbit/s | 2.25 |" in text
 
 
 def test_turns_are_cut_where_a_step_loses() -> None:

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from gradwire.lab import probe
+from gradwire.lab.report.command import app
 from gradwire.lab.run import checks
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
@@ -297,6 +299,31 @@ def test_the_report_refuses_what_is_no_run(tmp_path: Path) -> None:
         report = Lab(tmp_path, "report", str(folder))
         assert report.wait(30.0) == 2
         assert complaint in report.said()
+
+
+def test_a_report_makes_the_folder_it_is_written_to(tmp_path: Path) -> None:
+    document = {
+        "kind": "gradwire lab",
+        "format": 1,
+        "scenario": "s",
+        "title": "t",
+        "quick": False,
+        "date": "2026-05-01T10:00:00+00:00",  # as older ones have it
+        "command": "gradwire lab run",
+        "cells": [],
+        "marks": [],
+    }
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    files = [str(tmp_path / f"{name}.json") for name in ("a", "b")]
+    page = tmp_path / "there" / "is" / "none.html"
+    runner = CliRunner()
+    found = runner.invoke(app, [*files, "--out", str(page)])
+    assert found.exit_code == 0, found.output
+    assert "2026-05-01" in page.read_text()
+    found = runner.invoke(app, [*files, "--out", "/dev/null/there.html"])
+    assert found.exit_code == 2
+    assert "--out /dev/null/there.html: cannot be written" in found.output
 
 
 def test_the_list_names_every_scenario(tmp_path: Path) -> None:

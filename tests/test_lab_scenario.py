@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import datetime
+import json
+import math
+import sys
+from dataclasses import asdict
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from gradwire.lab.scenario import Experiment, ScenarioError, load
+from gradwire.lab.scenario.contestant import contestant_of
 from gradwire.lab.scenario.keys import key_rows
 from gradwire.lab.scenario.network import Topology
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 NAMES = {
@@ -65,6 +79,12 @@ def test_the_scenarios_of_the_repository_can_be_read(quick: bool) -> None:
         assert all(cell.scenario.work.seeds == (0,) for cell in experiment.cells) or not quick
 
 
+def test_contestants_reach_the_ranks_as_they_are() -> None:
+    for path in EXPERIMENTS.glob("*.toml"):
+        for each in load(path).first.contestants:
+            assert contestant_of(json.loads(json.dumps(asdict(each)))) == each
+
+
 def test_values_and_defaults(tmp_path: Path) -> None:
     scenario = read(tmp_path, GOOD).first
     assert (scenario.topology.workers, scenario.topology.hosts) == (2, 3)
@@ -111,7 +131,11 @@ BAD = [
     ('kind = "push"', 'kind = "push"\nseeds = [1, 1]', r"seeds=\[1, 1\]: one or more different"),
     ('kind = "push"', "", r"work.kind: missing"),
     ('transport = "tcp"', 'transport = "gloo"', r"tcp: transport='gloo': with work.kind='push'"),
-    ('transport = "tcp"', 'transport = "tcp"\nbound = 0.5', r"bound or enough: those are gradw"),
+    (
+        'transport = "tcp"',
+        'transport = "tcp"\nbound = 0.5',
+        r"bound=0.5 with transport='tcp': that is gr",
+    ),
     ("bound = 0.1", "bound = 1.5", r"contestants\[0\].bound=1.5: must be 0.0 or more and 0.99"),
     (
         "bound = 0.1",
@@ -119,8 +143,8 @@ BAD = [
         r"contestants: ours: options: unknown setting prot=5",
     ),
     ('name = "tcp"', 'name = "ours"', r"one or more with different names"),
-    ('over = ["tcp"]', 'over = ["udp"]', r"marks: contestant 'udp' takes no part"),
-    ("at_most = 1.0", "", r"one of at_most, at_least and share_of_cap"),
+    ('over = ["tcp"]', 'over = ["udp"]', r"marks\[0\]: contestant 'udp' takes no part"),
+    ("at_most = 1.0", "", r"one of at_most, at_least"),
     ("[work]", "[loss]\nrate = 2\n[work]", r"loss.rate=2: must be 0.0 or more and 0.99 at most"),
     ("[work]", "[loss]\nper_worker = [0.1]\n[work]", r"loss.per_worker: 1 shares for 2 workers"),
     ("[work]", "[loss]\nrate = 0.9\nrun = 2.0\n[work]", r"run=2.0 with a share of 0.9: runs of 9"),
@@ -139,7 +163,108 @@ BAD = [
     ("[work]", "[grid]\n'loss.rats' = [0.1]\n[work]", r"loss.rats: unknown key"),
     ("[work]", "[quick]\nonly = ['nobody']\n[work]", r"quick.only='nobody'"),
     ("[work]", "[quick.work]\nrounds = 0\n[work]", r"work.rounds=0: must be 1 or more"),
-    ("[work]", "[map]\nrows = 'length'\n[work]", r"map: 'length' is no axis"),
+    ("[work]", "[map]\nrows = 'length'\n[work]", r"map.rows='length': is no axis"),
+    # what is no table, no list, or nothing
+    ("[work]", "[quick]\nonly = []\n[work]", r"quick.only=\[\]: a list of one or more contestants"),
+    ("[work]", "[quick]\nonly = 'ours'\n[work]", r"quick.only='ours': a list of one or more"),
+    ("[work]", "[quick]\nonly = [['ours']]\n[work]", r"quick.only=\['ours'\]: contestants are"),
+    ("[work]", "[quick]\ncontestants = []\n[work]", r"short form: .*one or more with different na"),
+    ("workers = 2", f"workers = {'9' * 5000}", r"not TOML: Exceeds the limit"),
+    ("workers = 2", f"workers = {'9' * 30}", r"topology.workers: a whole number of 64 bits"),
+    ("[work]", f"{'a.' * 3000}b = 1\n[work]", r"tables in tables, 16 deep, are allowed"),
+    ('[[contestants]]\nname = "ours"', "[[contestants]]\nname = 5", r"name=5: a text is expected"),
+    # grids that lead nowhere
+    (
+        "[work]",
+        "[grid]\n'title.x' = [1]\n[work]",
+        r"'title.x': title='a title' is no table",
+    ),
+    ("[work]", "[grid]\n'contestants.2.bound' = [0]\n[work]", r"contestants is a list of 2: a key"),
+    ("[work]", "[grid]\n'contestants.0' = [0]\n[work]", r"one of its tables is expected, as in"),
+    ("[work]", "[grid]\n'contestants.².bound' = [0]\n[work]", r"contestants is a list of 2: a key"),
+    ("[work]", "[grid]\n'loss.' = [0]\n[work]", r"'loss.': a key has a name before and after"),
+    ("[work]", "[grid]\nloss.rate = [0.1]\n[work]", r"a dotted key stands in quotes, as in \"loss"),
+    ("[work]", "[grid]\na = [{label = ' '}]\n[work]", r"grid.a: label=' ': a text of one line"),
+    (
+        "[work]",
+        "[grid]\na = [{label='x'}, {label='x, y'}]\nb = [{label='y, z'}, {label='z'}]\n[work]",
+        r"two cells are called 'x, y, z'",
+    ),
+    (
+        "[work]",
+        f"[grid]\n'loss.rate' = {[n / 1000 for n in range(101)]}\n"
+        f"'work.rounds' = {[*range(1, 101)]}\n[work]",
+        r"grid: 10100 cells; 10000 at most",
+    ),
+    # keys that would do nothing, and values that nothing can be made of
+    (
+        "bound = 0.1",
+        "policy = 'dblp'",
+        r"ours: policy='dblp' with work.kind='push': pushes take bound",
+    ),
+    ("bound = 0.1", "spend = 'lost'", r"spend='lost' without a bound: nothing is given up"),
+    ("bound = 0.1", "bound = 0.1\nlate = 2", r"late=2.0 without enough"),
+    ("bound = 0.1", "bound = 0.1\nenough = 0.8", r"bound=0.1 with enough: the clock closes it"),
+    (
+        "bound = 0.1",
+        "congestion_control = 'bbr'",
+        r"congestion_control='bbr' with transport='gradwi",
+    ),
+    (
+        "bound = 0.1",
+        "options = { route = 'sharded' }",
+        r"ours: options: route='sharded': work.kind de",
+    ),
+    (
+        "bound = 0.1",
+        "options = { p = 0.1 }",
+        r"options: p=0.1: pushes have no policy; they take bound",
+    ),
+    ("[work]", "[model]\nwidth = 64\n[work]", r"model: with work.kind='push' none is trained"),
+    (
+        "[work]",
+        "[loss]\nper_worker = [0.1, 0.2]\nat = 'server'\n[work]",
+        r"the server's way has none",
+    ),
+    (
+        "[work]",
+        "[[bursts]]\nrate=1e9\non_s=1\nperiod_s=1\nsources=32\n" * 7 + "[work]",
+        r"topology: 3 hosts and 224 for bursts and rivals: 200 at most",
+    ),
+    # marks that say nothing, or that no run could measure
+    ("at_most = 1.0", "at_least = 0", r"at_least=0: must be above 0"),
+    ('over = ["tcp"]', 'over = ["limit", "tcp"]', r"'limit' stands alone, and is a time"),
+    ('over = ["tcp"]', 'over = ["limit"]\nquantity = "throughput"', r"'limit' stands alone"),
+    (
+        'over = ["tcp"]',
+        'over = ["ours"]',
+        r"contestant='ours' over \['ours'\]: a contestant is want",
+    ),
+    ('contestant = "ours"', 'contestant = "limit"', r"contestant='limit' over"),
+    ('over = ["tcp"]', 'over = ["tcp"]\nover_cell = {a = "b"}', r"over and over_cell: one of them"),
+    (
+        "at_most = 1.0",
+        "share_of_cap = 0.8",
+        r"share_of_cap=0.8: takes one contestant in over, inver",
+    ),
+    (
+        "at_most = 1.0",
+        "share_of_cap = 0.8\ninverse = true",
+        r"marks\[0\] \(faster\): can never be measured in cell the only cell: share_of_cap=0.8 "
+        r"over 'tcp': takes a contestant .* with a bound above 0",
+    ),
+    (
+        "at_most = 1.0",
+        'at_most = 1.0\nquantity = "final_loss"',
+        r"'final_loss' with work.kind='push'",
+    ),
+    ("at_most = 1.0", 'at_most = 1.0\nquantity = "rival_goodput"', r"there are no rivals"),
+    (
+        "at_most = 1.0",
+        'at_most = 1.0\nquantity = "time_p99"',
+        r"'time_p99' of 20 samples .*300 are",
+    ),
+    ("at_most = 1.0", "at_most = 1.0\nwhere = { a = 'b' }", r"where.a: is no axis; axes are \[\]"),
 ]
 
 
@@ -185,6 +310,15 @@ work = { rounds = 3 }
 """
 
 
+def test_contestants_are_tables(tmp_path: Path) -> None:
+    start = GOOD.partition("[[contestants]]")[0]
+    for value in ("5", "[]", "[1, 2]", "['ours']", "{}"):
+        text = f"contestants = {value}\n{start}[quick]\nonly = ['ours']\n"
+        for quick in (False, True):
+            with pytest.raises(ScenarioError, match=r"contestants(\[0\])?[:=]"):
+                read(tmp_path, text, quick=quick)
+
+
 def test_a_grid_is_all_its_points(tmp_path: Path) -> None:
     cells = read(tmp_path, GOOD + GRID).cells
     assert [cell.name for cell in cells] == [
@@ -211,11 +345,225 @@ def test_the_short_form_is_merged_over_the_long_one(tmp_path: Path) -> None:
 
 
 def test_an_optional_contestant_is_left_out_where_it_cannot_be(tmp_path: Path) -> None:
-    text = GOOD.replace("bound = 0.1", "options = { route = 'moon' }\noptional = true")
+    text = GOOD.replace("bound = 0.1", "options = { hovercraft = 'eels' }\noptional = true")
     experiment = read(tmp_path, text)
     assert [each.name for each in experiment.first.contestants] == ["tcp"]
-    assert "'moon'" in experiment.left_out["ours"]
+    assert "unknown setting hovercraft='eels'" in experiment.left_out["ours"]
     assert len(experiment.first.marks) == 1  # which is then told as not measured
+    # in one cell: then in none
+    grid = "[grid]\n'contestants.0.options' = [{ timeout = 9.0 }, { hovercraft = 'eels' }]\n"
+    experiment = read(tmp_path, GOOD.replace("bound = 0.1", "optional = true") + grid)
+    assert [len(cell.scenario.contestants) for cell in experiment.cells] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "options", ["{ timeout = -1 }", "{ route = 'moon' }", "{ hovercraft = 1, timeout = -1 }"]
+)
+def test_an_optional_contestant_may_not_be_wrong(tmp_path: Path, options: str) -> None:
+    text = GOOD.replace("bound = 0.1", f"options = {options}\noptional = true")
+    with pytest.raises(ScenarioError, match=r"ours: options: (timeout=-1|route='moon'): "):
+        read(tmp_path, text)
+
+
+ALL_REDUCE = """
+name = "file"
+title = "a title"
+[work]
+kind = "all_reduce"
+layers = 4
+[[contestants]]
+name = "ours"
+transport = "gradwire"
+policy = "plot"
+options = { table = { "layer3.*" = 0.1, "*" = 0.2 } }
+"""
+TRAINING = ALL_REDUCE.replace('"all_reduce"\nlayers = 4', '"training"').replace(
+    "layer3", "blocks.0"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "complaint"),
+    [
+        (ALL_REDUCE, 'table = { "layer4.*" = 0.1 }', r"table\['layer4.\*'\]: matches no tensor"),
+        (TRAINING, 'table = { "blocks.2.*" = 0.1 }', r"table\['blocks.2.\*'\]: matches no tensor"),
+        (ALL_REDUCE, "calibrate = 8", r"calibrate=8: the lab's ranks never calibrate"),
+        (TRAINING, "calibrate = 8", r"calibrate=8: the lab's ranks never calibrate"),
+        (
+            ALL_REDUCE,
+            'table = { "*" = 0.1 }, route = "server"',
+            r"route='server': work.kind decides",
+        ),
+        (TRAINING, 'table = { "*" = 0.1 }, servers = 1', r"servers=1: work.kind decides"),
+        (
+            ALL_REDUCE,
+            'table = { "*" = 0.1 }, loss_rise = 0.1',
+            r"loss_rise=0.1: only work.kind='tr",
+        ),
+        (ALL_REDUCE, 'table = { "*" = 2 }', r"table\['\*'\]=2: a bound is a number in"),
+        (ALL_REDUCE, 'table = { "*" = 0.1 }, p = 0.1', r"p=0.1 does not go with policy='plot'"),
+    ],
+)
+def test_options_that_could_do_nothing(
+    tmp_path: Path, text: str, options: str, complaint: str
+) -> None:
+    assert len(read(tmp_path, text).first.contestants) == 1
+    start, _, rest = text.partition("options = {")
+    with pytest.raises(ScenarioError, match=rf"ours: options: .*{complaint}"):
+        read(tmp_path, f"{start}options = {{ {options} }}\n{rest.partition(chr(10))[2]}")
+
+
+def test_what_training_cannot(tmp_path: Path) -> None:
+    for line, complaint in (
+        ("[work]\nbytes = 8", r"bytes=8 with kind='training'"),
+        ("[work]\nrounds = 2", r"warm_up=2: of rounds=2 steps of training none would be timed"),
+        (
+            "[loss]\nrate=0.1\nwhen='steps'\nsteps=[19, 20]\n[work]",
+            r"loss.steps=\[20\]: of work.round",
+        ),
+    ):
+        with pytest.raises(ScenarioError, match=complaint):
+            read(tmp_path, TRAINING.replace("[work]", line))
+    for change, complaint in (
+        ('policy = "reliable"\ntolerant = ["mid"]', "it has no phases to vote for"),
+        ('policy = "dblp"\noptions = { every = "epoch" }', "the lab tells no epochs"),
+        ('policy = "dblp"\ntolerant = ["never", "mid"]', "'never' stands alone"),
+        ('policy = "dbpl"', "policy='dbpl': allowed are .*did you mean 'dblp'"),
+    ):
+        with pytest.raises(ScenarioError, match=complaint):
+            read(tmp_path, TRAINING.partition("policy")[0] + change)
+
+
+MARK = """
+[[marks]]
+text = "t"
+contestant = "ours"
+at_most = 1.0
+"""
+
+
+def test_marks_belong_to_cells_that_there_are(tmp_path: Path) -> None:
+    grid = '[grid]\na = [{ label = "x" }, { label = "y", "work.rounds" = 400 }]\n'
+    for line, complaint in (
+        ("where = { a = ['x', 'z'] }", r"where.a='z': matches no cell; labels are \['x', 'y'\]"),
+        ("where = { a = [] }", r"where.a=\[\]: matches no cell"),
+        ("where = { a = 1 }", r"where.a=1: matches no cell"),
+        ("over_cell = { a = 'z' }", r"over_cell.a='z': matches no cell"),
+        ("over_cell = { a = ['x'] }", r"over_cell.a=\['x'\]: one label is expected"),
+        ("quantity = 'time_p99'", r"in cell x: quantity='time_p99' of 20 samples"),
+    ):
+        with pytest.raises(ScenarioError, match=complaint):
+            read(tmp_path, ALL_REDUCE + MARK + line + "\n" + grid)
+    for line in (
+        "quantity = 'time_p99'\nwhere = { a = 'y' }",
+        "quantity = 'time_p99'\nscope = 'max'",
+        "over_cell = { a = 'x' }",
+    ):
+        assert len(read(tmp_path, ALL_REDUCE + MARK + line + "\n" + grid).cells) == 2
+
+
+def test_a_difference_is_that_of_seeds(tmp_path: Path) -> None:
+    other = '[[contestants]]\nname = "tcp"\ntransport = "gloo"\n'
+    mark = MARK.replace("at_most = 1.0", 'over = ["tcp"]\nwithin = 0.01\ndifference = true')
+    text = TRAINING.replace("[work]", "[work]\nseeds = [0, 1]") + other + mark
+    good = 'quantity = "final_loss"\n'
+    assert read(tmp_path, text + good).first.marks[0].within == 0.01
+    for old, new, complaint in (
+        (
+            "difference = true",
+            "difference = false",
+            "difference=false with within=0.01",
+        ),
+        ("within = 0.01", "at_most = 0.01", "difference=true with within=None: each takes"),
+        (
+            "within = 0.01",
+            "within = 0.01\nat_most = 1",
+            "one of at_most, at_least and share_of_cap",
+        ),
+        ("within = 0.01", "within = 0", "within=0: must be above 0"),
+        ('over = ["tcp"]', "", r"over=\[\]: takes final_loss, one contestant in over"),
+        ('"final_loss"', '"job_time"', "quantity='job_time'"),
+        ("within = 0.01", "within = 0.01\nscope = 'max'", "scope='every' and no inverse"),
+        ("seeds = [0, 1]", "seeds = [4]", r"work.seeds=\[4\]: two or more are needed"),
+    ):
+        with pytest.raises(ScenarioError, match=complaint):
+            read(tmp_path, (text + good).replace(old, new))
+
+
+def test_a_map_has_its_axes(tmp_path: Path) -> None:
+    grid = '[grid]\na = [{ label = "x" }]\nb = [{ label = "y" }]\n[map]\n'
+    assert read(tmp_path, ALL_REDUCE + grid + 'rows = "a"\ncolumns = "b"\nquiet = "x"').cells
+    for lines, complaint in (
+        ('rows = "a"', "map.columns='': is no axis"),
+        ('columns = "a"', "map.rows='': is no axis"),
+        ('rows = "a"\ncolumns = "a"', "map.columns='a': another axis"),
+        ('rows = "a"\ncolumns = "b"\nquiet = "y"', r"map.quiet='y': labels of 'a' are \['x'\]"),
+    ):
+        with pytest.raises(ScenarioError, match=complaint):
+            read(tmp_path, ALL_REDUCE + grid + lines)
+
+
+def test_a_table_without_a_label_is_a_value_where_the_axis_is_a_key(tmp_path: Path) -> None:
+    grid = """
+[grid]
+"contestants.0.options" = [{ table = { "*" = 0.1 } }, { table = { "*" = 0.2 } }]
+"""
+    cells = read(tmp_path, ALL_REDUCE + grid).cells
+    assert [cell.scenario.contestants[0].options for cell in cells] == [
+        {"table": {"*": 0.1}},
+        {"table": {"*": 0.2}},
+    ]
+    assert [cell.name for cell in cells] == ["options table={'*': 0.1}", "options table={'*': 0.2}"]
+
+
+def mutate(tables: Any, random: Random) -> None:
+    """Change one thing: a value, a key, or its place."""
+    places: list[tuple[Any, Any]] = []
+    waiting = [tables]
+    while waiting:
+        inner = waiting.pop()
+        keys = list(inner) if isinstance(inner, dict) else range(len(inner))
+        places += [(inner, key) for key in keys]
+        waiting += [inner[key] for key in keys if isinstance(inner[key], (dict, list))]
+    inner, key = random.choice(places)
+    odd = [0, -1, 1 << 62, 0.5, math.inf, math.nan, True, "", "x", "a\nb", [], {}, [1], [{}]]
+    odd += ["limit", "training", "plot", {"label": "a"}, {"a.b": 1}, datetime.date(2026, 5, 1)]
+    words = ["", ".", "label", "only", "policy", "options", "work.bytes.x", "marks.9.text", "grid"]
+    change = random.randrange(4)
+    if change == 0:
+        del inner[key]
+    elif change == 1 and isinstance(inner, dict):
+        inner[random.choice(words)] = inner.pop(key)
+    elif change == 2:
+        other, place = random.choice(places)
+        inner[key] = copy.deepcopy(other[place])
+    else:
+        inner[key] = copy.deepcopy(random.choice(odd))
+
+
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_whatever_a_file_says_is_read_or_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["gradwire.lab.scenario.load"]
+    tables = tomllib.loads(path.read_text())
+    for axis, values in tables.get("grid", {}).items():
+        tables["grid"][axis] = values[:2]
+    for axis in list(tables.get("grid", {}))[2:]:
+        del tables["grid"][axis]
+    random = Random(path.stem)
+    refused: list[str] = []
+    for _ in range(60):
+        mutated = copy.deepcopy(tables)
+        for _ in range(random.randint(1, 2)):
+            mutate(mutated, random)
+        monkeypatch.setattr(module, "_read", lambda path, found=mutated: copy.deepcopy(found))
+        try:
+            load(path, quick=random.random() < 0.5)
+        except ScenarioError as error:
+            refused.append(str(error))
+    assert len(refused) > 20
+    assert all(each.startswith(f"{path}: ") and "\n" not in each for each in refused)
 
 
 def test_ports_follow_the_preset_unless_they_are_named() -> None:

@@ -16,6 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from gradwire.lab.run.agenda import Agenda
+    from gradwire.lab.run.journal import Journal
     from gradwire.lab.scenario import Experiment
 
 __all__ = ["app"]
@@ -102,6 +104,8 @@ def check(
         typer.echo(json.dumps(facts))
         return
     typer.echo(f"{file}: {len(experiment.cells)} cells, contestants {facts['contestants']}")
+    for cell in experiment.cells:
+        typer.echo(f"cell: {cell.name}")
     for name, reason in experiment.left_out.items():
         typer.echo(f"left out: {name}: {reason}")
 
@@ -112,8 +116,22 @@ def run(
     quick: Annotated[
         bool, typer.Option("--quick", help="the short form: less than a minute on two cores")
     ] = False,
+    cells: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="only cells whose name holds this, or matches it as a shell pattern; may be given "
+            "again"
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="instead of the file's: how many (3), or which (0,1)")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="start over: forget the runs that are there")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="folder for results.json and report.html [out/lab/NAME]")
+        Path | None,
+        typer.Option(help="folder for runs.jsonl, results.json and report.html [out/lab/NAME]"),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print the JSON instead of tables")
@@ -121,50 +139,97 @@ def run(
 ) -> None:
     """Run a scenario: all its cells, all contestants in turn, all seeds; write JSON and a page.
 
-    Status 0: it ran. 1: a cell failed; the rest is there. 2: it cannot run here.
+    Each finished cell is kept: called again, this carries on with what is missing. Status 0: it
+    ran. 1: a cell failed; the rest is there. 2: it cannot run here. 130: interrupted.
     """
     from gradwire.lab.network import LabUnavailable
-    from gradwire.lab.report.terminal import show
-    from gradwire.lab.run.checks import check as check_machine
-    from gradwire.lab.run.course import run as run_course
-    from gradwire.lab.run.results import document
-    from gradwire.lab.run.voice import Voice
+    from gradwire.lab.run.agenda import Agenda, choose_cells, choose_seeds
+    from gradwire.lab.run.journal import Journal
     from gradwire.lab.scenario import ScenarioError
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     progress = Console(stderr=True)
     experiment = _load(file, quick)
     folder = out or OUT / experiment.first.name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        agenda = Agenda(
+            choose_cells(experiment, cells or []),
+            experiment.first.work.seeds if seeds is None else choose_seeds(seeds),
+        )
+        everything = again and not cells and seeds is None
+        with Journal(folder, again=everything) as journal:
+            if again and not everything:
+                journal.forget([(cell.name, seed) for cell, seed in agenda.all])
+            status = _run(experiment, agenda, journal, folder, progress, as_json)
     except OSError as error:
-        _refuse(f"--out {folder}: cannot be made: {error.strerror}")
-    try:
-        check_machine(experiment)
-        with Voice(progress) as voice:
-            outcome = run_course(experiment, voice)
+        _refuse(f"--out {folder}: cannot be made or written: {error.strerror or error}")
     except (ScenarioError, LabUnavailable) as error:
         _refuse(str(error))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # once more, while the page was being made
         progress.print("interrupted: nothing is left behind")
-        raise typer.Exit(_INTERRUPTED) from None
-    found = document(outcome, shlex.join(["gradwire", *sys.argv[1:]]))
-    _write(found, folder, progress)
-    if as_json:
-        typer.echo(json.dumps(found, allow_nan=False))
-    else:
-        show(found, Console())
-    if found["errors"]:
-        raise typer.Exit(1)
+        status = _INTERRUPTED
+    if status:
+        raise typer.Exit(status)
+
+
+def _run(
+    experiment: Experiment,
+    agenda: Agenda,
+    journal: Journal,
+    folder: Path,
+    progress: Console,
+    as_json: bool,
+) -> int:
+    """Run what is due and write what there is; returns the status."""
+    from gradwire.lab.report.terminal import show
+    from gradwire.lab.run.checks import check as check_machine
+    from gradwire.lab.run.course import CodeChanged, done, outcome_of
+    from gradwire.lab.run.course import run as run_course
+    from gradwire.lab.run.results import document
+    from gradwire.lab.run.voice import Voice
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    there = done(outcome_of(experiment, journal).records)
+    due = agenda.due(there)
+    if len(due) < len(agenda.all):
+        progress.print(f"{agenda.text(there)}; --again starts over", highlight=False, markup=False)
+    interrupted, changed = False, None
+    try:
+        if due:
+            check_machine(experiment, [cell for cell, _ in due])
+            with Voice(progress) as voice:
+                run_course(experiment, due, journal, voice)
+    except KeyboardInterrupt:
+        interrupted = True
+        progress.print("interrupted: nothing is left behind; the same command carries on")
+    except CodeChanged as error:
+        changed = error
+    outcome = outcome_of(experiment, journal)
+    if outcome.records:
+        found = document(outcome, shlex.join(["gradwire", *sys.argv[1:]]))
+        _write(found, folder, progress)
+        if as_json:
+            typer.echo(json.dumps(found, allow_nan=False))
+        elif not interrupted:
+            show(found, Console())
+    if changed is not None:
+        raise changed
+    if interrupted:
+        return _INTERRUPTED
+    return 1 if outcome.errors else 0
 
 
 def _write(found: dict[str, Any], folder: Path, progress: Console) -> None:
+    """Write both files whole: what was there stays until then."""
     from gradwire.lab.report.page import write_page
 
     results, page = folder / "results.json", folder / "report.html"
-    results.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
-    write_page(found, page)
+    spare = folder / "results.json.new"
+    spare.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
+    spare.replace(results)
+    spare = folder / "report.html.new"
+    write_page(found, spare)
+    spare.replace(page)
     progress.print(f"wrote {results} and {page}", highlight=False)
 
 

@@ -13,13 +13,14 @@ from rich.table import Table
 
 from gradwire.lab.report.compare import COLUMNS, compare
 from gradwire.lab.report.markdown import as_markdown
-from gradwire.lab.report.words import mark_rows
+from gradwire.lab.report.words import dates, mark_rows
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
 
 RESULTS = "results.json"
+FORMAT = 1
 _BAD_INPUT = 2
 
 
@@ -27,7 +28,8 @@ _BAD_INPUT = 2
 def report(
     folders: Annotated[list[Path], typer.Argument(help="folders of `gradwire lab run`")],
     out: Annotated[
-        Path | None, typer.Option(help="write an HTML page there, of one run or of the comparison")
+        Path | None,
+        typer.Option(help="write an HTML page to this file, of one run or of the comparison"),
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="print each run as docs/reproduction.md has it")
@@ -38,7 +40,11 @@ def report(
     documents = {str(folder): read(folder) for folder in folders}
     found = compare(documents)
     if out is not None:
-        _write(documents, found, out)
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            _write(documents, found, out)
+        except OSError as error:
+            _refuse(f"--out {out}: cannot be written: {error.strerror}")
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -94,6 +100,8 @@ def read(folder: Path) -> dict[str, Any]:
         _refuse(f"{path}: not JSON")
     if not isinstance(document, dict) or document.get("kind") != "gradwire lab":
         _refuse(f"{path}: not written by `gradwire lab run`")
+    if document.get("format") != FORMAT:
+        _refuse(f"{path}: format={document.get('format')!r}: this gradwire reads {FORMAT}")
     return document
 
 
@@ -111,10 +119,13 @@ def _write(documents: dict[str, dict[str, Any]], found: list[dict[str, Any]], ou
             (folder, *row) for folder, document in documents.items() for row in mark_rows(document)
         ],
         documents=documents,
+        dates=dates,
     )
     out.write_text(page, encoding="utf-8")
 
 
 def _refuse(reason: str) -> NoReturn:
-    Console(stderr=True).print(f"gradwire report: {reason}", highlight=False, markup=False)
+    Console(stderr=True).print(
+        f"gradwire report: {reason}", highlight=False, markup=False, soft_wrap=True
+    )
     raise typer.Exit(_BAD_INPUT)

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradwire.lab.report.words import mark_rows, rate, seconds
+from gradwire.lab.report.words import NONE, dates, mark_rows, number, rate, seconds
 
 __all__ = ["as_markdown"]
 
-CELLS = ("cell", "contestant", "samples", "median", "p99", "limit", "throughput")
+CELLS = (
+    "cell",
+    "contestant",
+    "samples",
+    "median",
+    "p99",
+    "limit",
+    "throughput",
+    "rivals",
+    "final loss",
+)
 
 
 def as_markdown(document: Mapping[str, Any]) -> str:
@@ -21,12 +31,12 @@ def as_markdown(document: Mapping[str, Any]) -> str:
         "",
         f"Published: {document['published'] or 'nothing.'}",
         "",
-        f"`{document['command']}`, {document['date'][:10]}{short}; {machine['cores']} cores "
+        f"`{document['command']}`, {dates(document)}{short}; {machine['cores']} cores "
         f"({machine['cpu']}), Linux {machine['kernel']}, torch {machine['torch']}.",
         "",
         *_table(("wanted", "ours", "mark", "of", ""), mark_rows(document)),
         "",
-        *_table(CELLS, _cells(document)),
+        *_table(*_filled(CELLS, _cells(document))),
         "",
     ]
     return "\n".join(lines)
@@ -48,9 +58,19 @@ def _cells(document: Mapping[str, Any]) -> list[list[str]]:
                     f"{entry['steps_per_s']:.3g} steps/s"
                     if throughput is None
                     else rate(throughput),
+                    rate(entry["rival_goodput_bps"]),
+                    number(entry["final_loss"]),
                 ]
             )
     return found
+
+
+def _filled(
+    columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """The columns in which something stands."""
+    kept = [place for place in range(len(columns)) if any(row[place] != NONE for row in rows)]
+    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

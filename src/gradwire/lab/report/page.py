@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from gradwire.lab.report.maps import map_plot
 from gradwire.lab.report.plots import cell_plots, colours
-from gradwire.lab.report.words import mark_rows, notes, number, rows, share
+from gradwire.lab.report.words import dates, mark_rows, notes, number, reached, rows, share
 
 __all__ = ["render", "template", "write_page"]
 
@@ -33,9 +33,11 @@ def render(document: Mapping[str, Any]) -> str:
     cells = [
         (cell, *rows(cell), *(list(map(Markup, plots)) for plots in cell_plots(cell, palette)))
         for cell in document["cells"]
+        if cell["runs"]
     ]
     return template("run.html.j2").render(
         title=document["title"],
+        dates=dates(document),
         document=document,
         marks=mark_rows(document),
         mark_cells=_mark_cells,
@@ -54,7 +56,7 @@ def write_page(document: Mapping[str, Any], path: Path) -> None:
 
 def _mark_cells(mark: Mapping[str, Any]) -> list[list[str]]:
     return [
-        [row["cell"], number(row["value"]), number(row["wanted"]), number(row.get("cap"))]
+        [row["cell"], reached(row), number(row["wanted"]), number(row.get("cap"))]
         for row in mark["cells"]
     ]
 

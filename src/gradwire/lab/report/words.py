@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["COLUMNS", "mark_rows", "notes", "rate", "row", "rows", "seconds", "share", "verdict"]
+__all__ = [
+    "COLUMNS",
+    "dates",
+    "mark_rows",
+    "notes",
+    "rate",
+    "reached",
+    "row",
+    "rows",
+    "seconds",
+    "share",
+    "verdict",
+]
 
 NONE = "–"
 TOO_SLOW = 0.85
@@ -104,7 +116,29 @@ def verdict(mark: Mapping[str, Any]) -> str:
         return "not measured" if mark["value"] is None else "not measured in every cell"
     if mark["met"]:
         return "met"
+    if mark["missed_by"] is None:  # by more than a number says
+        return "missed"
     return f"missed by {mark['missed_by'] * 100:.1f} %"
+
+
+def reached(row: Mapping[str, Any]) -> str:
+    """What a mark, or a cell of it, came to; a difference with its interval."""
+    reach = row.get("interval")
+    if reach is None:
+        return number(row["value"])
+    return f"{row['value']:+.3g} ({reach[0]:+.3g} … {reach[1]:+.3g})"
+
+
+def wanted(mark: Mapping[str, Any]) -> str:
+    """What a mark asks for."""
+    sign = "± " if mark.get("difference") and mark["wanted"] is not None else ""
+    return sign + number(mark["wanted"])
+
+
+def dates(document: Mapping[str, Any]) -> str:
+    """The days on which it was measured."""
+    first, last = (day[:10] for day in document.get("dates", [document["date"]] * 2))
+    return first if first == last else f"{first} to {last}"
 
 
 def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
@@ -115,8 +149,8 @@ def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
         found.append(
             [
                 mark["text"],
-                number(mark["value"]),
-                number(mark["wanted"]),
+                reached(mark),
+                wanted(mark),
                 scope[mark["scope"]],
                 verdict(mark),
             ]
@@ -130,6 +164,16 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     if document["quick"]:
         lines.append(
             "The short form, made to see that everything works: too few samples to judge by."
+        )
+    if missing := document.get("missing", 0):
+        total = len(document["cells"]) * len(document["work"]["seeds"])
+        lines.append(
+            f"Not complete: {missing} of {total} runs of this file (a cell, a seed) are not there."
+        )
+    if outside := document.get("settings"):
+        lines.append(
+            "Set from outside, for all contestants of gradwire: "
+            f"{', '.join(f'{name}={value}' for name, value in outside.items())}."
         )
     kernel = document["kernel"]
     lines.append(
@@ -148,7 +192,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     lines.append(
         f"Contestants take turns of {work['block']} rounds in one run, so that what disturbs the "
         f"machine disturbs all alike; the first {work['warm_up']} of a turn are not timed. "
-        f"Seeds: {', '.join(map(str, work['seeds']))}."
+        f"Seeds: {', '.join(map(str, document.get('seeds', work['seeds'])))}."
     )
     lines.append(
         "A 99th percentile is given from 300 samples on, a 99.9th from 3,000. Limit: the bytes "

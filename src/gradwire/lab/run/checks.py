@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gradwire.lab.network import Network, probe
 from gradwire.lab.rivals import RivalStreams, goodput
 from gradwire.lab.run.shares import carried, crossing_flows
 from gradwire.lab.run.wires import wires_of
-from gradwire.lab.scenario.load import Experiment
+from gradwire.lab.scenario.load import Cell, Experiment
 from gradwire.lab.scenario.reader import ScenarioError
 from gradwire.lab.scenario.schema import Scenario
 from gradwire.lab.wire import Wire
@@ -56,8 +57,12 @@ class Calibration:
     reached: float
 
 
-def check(experiment: Experiment) -> None:
+def check(experiment: Experiment, cells: Iterable[Cell] | None = None) -> None:
     """Rights, memory and parts, without running anything.
+
+    Args:
+        experiment: the scenario file.
+        cells: those that are to run; all if not given.
 
     Raises:
         ScenarioError: one sentence that says what is missing.
@@ -68,7 +73,7 @@ def check(experiment: Experiment) -> None:
     if reason is not None:
         raise ScenarioError(f"{path}: {reason}; root or an unprivileged user namespace is needed")
     available = _available_memory()
-    for cell in experiment.cells:
+    for cell in experiment.cells if cells is None else cells:
         for place, name in cell.scenario.congestion_controls.items():
             if not _has_congestion_control(name):
                 raise ScenarioError(f"{path}: {place}={name!r}: this kernel does not have it")

@@ -13,6 +13,7 @@ from gradwire.buckets import GradBucket, ParameterNames
 from gradwire.communicator import Communicator
 from gradwire.configure import configure
 from gradwire.lab.contestants import GlooAllReduce
+from gradwire.lab.scenario.work import layer_sizes
 from gradwire.pipeline import GradientPipeline
 from gradwire.telemetry import ReportWriter, StepReport
 from gradwire.virtual import FlatBucket, model_of
@@ -107,9 +108,7 @@ class PolicyAllReduce:
     def _open(self, elements: int) -> GradientPipeline:
         """The pipeline for buffers of this size; made at the first round, which is not timed."""
         assert self._communicator is not None
-        count = min(self._layers, elements)
-        edges = [elements * number // count for number in range(count + 1)]
-        sizes = {f"layer{n}.weight": edges[n + 1] - edges[n] for n in range(count)}
+        sizes = layer_sizes(elements, self._layers)
         model = model_of(sizes)
         self._parameters = list(model.parameters())
         self._names = ParameterNames(model)

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import math
 
-from gradwire.configure import configure
 from gradwire.lab.measure import all_reduce_payload, header_ideal, push_payload
-from gradwire.lab.scenario.contestant import Contestant
 from gradwire.lab.scenario.schema import Scenario
-from gradwire.policies.dblp import WIDENING
 
 __all__ = [
-    "bound_of",
     "limit",
     "payload",
     "probe_cap",
@@ -99,24 +95,6 @@ def _port_limit(scenario: Scenario, size: int, bound: float) -> float:
         return max(wanted / min(shares), wanted * workers)
     through = min(shares) if loss.at != "server" else 1.0
     return all_reduce_payload(1, workers) * wanted / through
-
-
-def bound_of(each: Contestant, kind: str) -> float:
-    """The share that a contestant need not deliver in its loosest phase; 0 where its policy closes
-    by time or by layer."""
-    if each.transport != "gradwire":
-        return 0.0
-    if kind == "push":
-        return each.bound if each.enough is None else 1.0 - each.enough
-    policy, _ = configure(each.policy, each.options, environment={})
-    if policy.name == "mlt":
-        return float(getattr(policy, "p", 0.0))
-    if policy.name != "dblp":
-        return 0.0
-    low, high = getattr(policy, "p_low", 0.0), getattr(policy, "p_high", None)
-    if high is None:
-        return round(low + WIDENING, 12) if isinstance(low, (int, float)) else 0.0
-    return float(high)
 
 
 def probe_passes(loss: float, bound: float) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gradwire.lab.run.limits import probe_cap
+from gradwire.lab.run.summary import interval
 from gradwire.lab.scenario.load import Cell
 from gradwire.lab.scenario.mark import LIMIT, Mark
+from gradwire.lab.scenario.measurable import labels_of
 
 __all__ = ["Measured", "judge"]
 
@@ -39,27 +42,36 @@ def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
     """Compute a mark: the quotient in each cell that it is about, and whether it is what is wanted.
 
     Returns:
-        text, scope, cells (name, value, wanted, met, and the cap where there is one), value (by
-        the mark's scope; None where nothing was measured), wanted, met (None: not measured) and
-        missed_by, a share of what is wanted.
+        text, scope, difference (whether it is one), cells (name, value, wanted, met, and the cap or
+        the interval where there is one), value (by the mark's scope; None where nothing was
+        measured), interval, wanted, met (None: not measured) and missed_by, a share of what is
+        wanted.
     """
     rows = []
     for measured in cells:
         labels = measured.cell.labels
-        if all(labels.get(axis) in _list(wanted) for axis, wanted in mark.where.items()):
-            rows.append(_row(mark, measured, cells))
+        if all(labels.get(axis) in labels_of(wanted) for axis, wanted in mark.where.items()):
+            row = _difference(mark, measured) if mark.difference else _row(mark, measured, cells)
+            rows.append(row)
     known = [row for row in rows if row["value"] is not None]
-    result: dict[str, Any] = {"text": mark.text, "scope": mark.scope, "cells": rows}
+    result: dict[str, Any] = {
+        "text": mark.text,
+        "scope": mark.scope,
+        "difference": mark.difference,
+        "cells": rows,
+        "interval": None,
+    }
     if not known:
         return {**result, "value": None, "wanted": None, "met": None, "missed_by": None}
     if mark.scope == "every":
         shown = max(known, key=lambda row: row["missed_by"])
-        value, wanted = shown["value"], shown["wanted"]
+        value, wanted, missed = shown["value"], shown["wanted"], shown["missed_by"]
+        result["interval"] = shown.get("interval")
     else:
         fold = statistics.fmean if mark.scope == "mean" else max
         value = fold([row["value"] for row in known])
         wanted = fold([row["wanted"] for row in known])
-    missed = _missed(mark, value, wanted)
+        missed = _missed(mark, value, wanted)
     complete = len(known) == len(rows) or mark.scope == "max"
     return {
         **result,
@@ -103,6 +115,27 @@ def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str,
     return row
 
 
+def _difference(mark: Mark, measured: Measured) -> dict[str, Any]:
+    """A row of the mean of the differences, seed by seed, and its interval."""
+    row: dict[str, Any] = {"cell": measured.cell.name, "value": None, "wanted": None}
+    summaries = [measured.summaries.get(name) for name in (mark.contestant, mark.over[0])]
+    mine, other = ({} if each is None else each["final_losses"] for each in summaries)
+    found = [mine[seed] - other[seed] for seed in mine if seed in other]
+    if len(found) < 2 or mark.within is None:
+        return row
+    reach = interval(found)  # none: one has lost its way
+    far = math.inf if reach is None else max(map(abs, reach))
+    missed = (far - mark.within) / mark.within
+    return {
+        **row,
+        "value": statistics.fmean(found),
+        "interval": reach,
+        "wanted": mark.within,
+        "missed_by": missed,
+        "met": missed <= 0,
+    }
+
+
 def _quantity(mark: Mark, summary: Mapping[str, Any] | None) -> float | None:
     value = None if summary is None else summary[_KEYS[mark.quantity]]
     return None if value is None else float(value)
@@ -119,8 +152,5 @@ def _cap(mark: Mark, measured: Measured) -> float | None:
 
 def _missed(mark: Mark, value: float, wanted: float) -> float:
     """By what share of what is wanted it is missed; negative or 0 where it is met."""
-    return (value - wanted) / wanted if mark.at_most is not None else (wanted - value) / wanted
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    missed = (value - wanted) / wanted if mark.at_most is not None else (wanted - value) / wanted
+    return math.inf if math.isnan(missed) else missed

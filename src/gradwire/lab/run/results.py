@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gradwire.lab.measure import environment
+from gradwire.lab.run.build import build, settings_outside
 from gradwire.lab.run.course import Outcome
+from gradwire.lab.run.journal import Record
 from gradwire.lab.run.marks import Measured, judge
-from gradwire.lab.run.samples import CellRun, Track
+from gradwire.lab.run.samples import Track
 from gradwire.lab.run.summary import summarize
 from gradwire.lab.scenario.load import Cell
 from gradwire.lab.scenario.network import Topology
@@ -24,12 +24,18 @@ KIND = "gradwire lab"
 
 
 def document(outcome: Outcome, command: str) -> dict[str, Any]:
-    """Everything that is known about a run, as JSON; non-finite numbers become null."""
+    """Everything that is known about an experiment, as JSON; non-finite numbers become null.
+
+    Marks are judged over all cells of the file: one that was not run leaves them open.
+    """
     experiment, first = outcome.experiment, outcome.experiment.first
+    dates = sorted(record.date for record in outcome.records.values())
     cells, measured = [], []
     for cell in experiment.cells:
-        runs = {seed: run for (name, seed), run in outcome.runs.items() if name == cell.name}
-        entry = _cell(cell, runs)
+        records = {
+            seed: each for (name, seed), each in outcome.records.items() if name == cell.name
+        }
+        entry = _cell(cell, records)
         cells.append(entry)
         known = {each["name"]: each for each in entry["contestants"]}
         measured.append(Measured(cell, known))
@@ -41,11 +47,17 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
             "title": first.title,
             "published": first.published,
             "quick": experiment.quick,
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "date": dates[-1],
+            "dates": [dates[0], dates[-1]],
+            "commits": sorted({each.commit for each in outcome.records.values() if each.commit}),
             "command": command,
             "machine": environment(),
+            "gradwire": build(),
+            "settings": settings_outside(),
             "kernel": _kernel(outcome),
             "work": asdict(first.work),
+            "seeds": outcome.seeds,
+            "missing": outcome.missing,
             "map": asdict(first.map),
             "file": dict(experiment.raw),
             "left_out": dict(experiment.left_out),
@@ -53,7 +65,7 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
             "cells": cells,
             "marks": [judge(mark, measured) for mark in first.marks],
             "errors": outcome.errors,
-            "wall_s": time.monotonic() - outcome.began,
+            "wall_s": sum(record.took_s for record in outcome.records.values()),
         }
     )
     return result
@@ -87,8 +99,9 @@ def _shaper(topologies: list[Topology]) -> str:
     return ours if all(each.ecn is not None for each in topologies) else f"{kernel}; or {ours}"
 
 
-def _cell(cell: Cell, runs: dict[int, CellRun]) -> dict[str, Any]:
+def _cell(cell: Cell, records: dict[int, Record]) -> dict[str, Any]:
     scenario = cell.scenario
+    runs = {seed: record.run for seed, record in records.items()}
     contestants = []
     for each in scenario.contestants:
         summary = summarize(each, scenario, runs)
@@ -120,6 +133,10 @@ def _cell(cell: Cell, runs: dict[int, CellRun]) -> dict[str, Any]:
         "runs": [
             {
                 "seed": seed,
+                "date": records[seed].date,
+                "took_s": records[seed].took_s,
+                "commit": records[seed].commit,
+                "load": records[seed].load,
                 "error": run.error,
                 "lost_packets": run.lost,
                 "marked_packets": run.marked,

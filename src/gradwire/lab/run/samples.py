@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gradwire.lab.bursts import BurstRecord
 from gradwire.lab.run.ground import Event
+from gradwire.telemetry import finite
 
-__all__ = ["CellRun", "Track"]
+__all__ = ["CellRun", "Track", "cell_run_of", "cell_run_table"]
 
 
 @dataclass
@@ -79,3 +81,40 @@ class CellRun:
     wire_failures: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+
+
+def cell_run_table(run: CellRun) -> dict[str, Any]:
+    """A run as JSON; non-finite numbers become null."""
+    table: dict[str, Any] = finite(asdict(run))
+    return table
+
+
+def cell_run_of(table: dict[str, Any]) -> CellRun:
+    """The run that `cell_run_table` wrote.
+
+    Raises:
+        TypeError: it is none.
+        KeyError: likewise.
+        ValueError: likewise.
+    """
+    fields = {
+        **table,
+        "tracks": {name: _track_of(track) for name, track in table["tracks"].items()},
+        "bursts": [BurstRecord(**each) for each in table["bursts"]],
+        "events": [Event(**each) for each in table["events"]],
+        "lossy": [(start, stop) for start, stop in table["lossy"]],
+        "rivals": [(at, count) for at, count in table["rivals"]],
+    }
+    return CellRun(**fields)
+
+
+def _track_of(table: dict[str, Any]) -> Track:
+    fields = {
+        **table,
+        "spans": [(start, stop) for start, stop in table["spans"]],
+        "losses": [  # a loss that was no number was written as null
+            (step, seconds, math.nan if loss is None else loss)
+            for step, seconds, loss in table["losses"]
+        ],
+    }
+    return Track(**fields)

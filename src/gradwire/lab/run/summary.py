@@ -10,18 +10,16 @@ from typing import Any
 from gradwire.bench.accuracy.statistics import t_quantile
 from gradwire.lab.measure import percentile
 from gradwire.lab.rivals import goodput
-from gradwire.lab.run.limits import bound_of, limit
+from gradwire.lab.run.limits import limit
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.mark import P99_SAMPLES
 from gradwire.lab.scenario.schema import Scenario
 
-__all__ = ["P99_SAMPLES", "P999_SAMPLES", "interval", "summarize", "times"]
-
-P99_SAMPLES = 300
-"""A 99th percentile of fewer samples is not given."""
+__all__ = ["P999_SAMPLES", "interval", "summarize", "times"]
 
 P999_SAMPLES = 3000
-"""Nor a 99.9th of fewer than these."""
+"""A 99.9th percentile of fewer samples is not given."""
 
 
 def times(seconds: Sequence[float]) -> dict[str, float | None]:
@@ -40,8 +38,8 @@ def times(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def interval(values: Sequence[float]) -> list[float] | None:
-    """The 90 % interval of the mean over seeds; None for fewer than two."""
-    if len(values) < 2:
+    """The 90 % interval of the mean over seeds; None for fewer than two, or no numbers."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
         return None
     half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     mean = statistics.fmean(values)
@@ -65,7 +63,7 @@ def summarize(
     seconds = [value for track in tracks for value in track.seconds]
     medians = [percentile(track.seconds, 50) for track in tracks]
     size = _size(scenario, tracks[0], runs)
-    bound = bound_of(each, scenario.work.kind)
+    bound = each.loosest_bound(scenario.work.kind)
     floor = limit(scenario, size, bound)
     training = scenario.work.kind == "training"
     steps = sum(len(track.seconds) for track in tracks)
@@ -85,6 +83,9 @@ def summarize(
         **_delivery(tracks),
         "rival_goodput_bps": _rivals(each.name, runs),
         **_learning(tracks, scenario.model.target_loss),
+        "final_losses": {  # JSON has no other keys than texts
+            str(seed): track.losses[-1][2] for seed, track in found.items() if track.losses
+        },
         "reports": [track.reports for track in tracks],
     }
 

@@ -20,9 +20,9 @@ from gradwire.lab.run.ground import Ground
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.transfers import Progress, round_limit
 from gradwire.lab.scenario.schema import Scenario
-from gradwire.lab.scenario.work import Work
+from gradwire.lab.scenario.work import turn_length
 
-__all__ = ["run_training", "segments", "turn_length"]
+__all__ = ["run_training", "segments"]
 
 _READY_SECONDS = 180.0
 _CLOSE_SECONDS = 30.0
@@ -30,12 +30,6 @@ _LEAD_SECONDS = 0.02
 _STEP_SECONDS = 2.0
 """A step may take so long beside its computation, and one of a turn as long as a round may."""
 _QUIET_STEPS = 6
-
-
-def turn_length(work: Work, left: int) -> int:
-    """Steps of the next turn: the last is longer rather than so short that none is timed."""
-    steps = min(work.block + work.warm_up, left)
-    return left if left - steps <= work.warm_up else steps
 
 
 def segments(first: int, steps: int, losing: tuple[int, ...]) -> Iterator[tuple[int, bool]]:

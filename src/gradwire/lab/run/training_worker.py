@@ -15,7 +15,7 @@ from gradwire.demo.text import load
 from gradwire.lab.rank_program import Commands, obey
 from gradwire.lab.ranks import Message
 from gradwire.lab.run.trainee import LabTrainee
-from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.contestant import contestant_of
 from gradwire.lab.scenario.work import Model
 
 _GROUP_SECONDS = 300.0
@@ -37,7 +37,7 @@ class Worker(TrainingRank[LabTrainee]):
         text = load()
         model = Model(**config["model"])
         for fields in config["contestants"]:
-            each = Contestant(**fields)
+            each = contestant_of(fields)
             try:
                 self.trainees[each.name] = LabTrainee(
                     each, model, demo, text, self.rank, self.start_line, config["steps"]

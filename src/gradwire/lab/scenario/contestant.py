@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradwire.errors import ConfigError
 from gradwire.lab.scenario.mark import LIMIT
 from gradwire.lab.scenario.network import CONGESTION_CONTROLS
-from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
-from gradwire.lab.scenario.work import THIRDS, Model
+from gradwire.lab.scenario.options import Lacking, bound_of_policy, check_policy, check_push
+from gradwire.lab.scenario.reader import MISSING, ScenarioError, default_of, key
+from gradwire.lab.scenario.work import THIRDS, Model, Work
 from gradwire.plans import SPENDS
 
-__all__ = ["HOOKS", "Contestant"]
+__all__ = ["HOOKS", "Contestant", "contestant_of"]
 
 HOOKS = ("none", "fp16", "powersgd", "topk")
 TRANSPORTS = {
@@ -22,6 +22,9 @@ TRANSPORTS = {
     "training": ("gloo", "gradwire"),
 }
 """Which transports take part in which kind of work."""
+
+_GRADWIRE = ("policy", "options", "tolerant", "optional")
+_PUSHES = ("bound", "control", "spend", "enough", "late", "slack_s")
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,20 @@ class Contestant:
         "of gradwire's pushes: packet by packet, or in the papers' passes of probe and bitmap",
         choices=["stream", "probe"],
     )
-    spend: str = key("anything", "of gradwire's pushes: what may be given up", choices=SPENDS)
-    enough: float | None = key(
-        None, "of gradwire's pushes: this share closes them once they are late", above=0.0, high=1.0
+    spend: str = key(
+        "anything", "of gradwire's pushes with a bound: what may be given up", choices=SPENDS
     )
-    late: float = key(1.5, "with enough: when a push is late, × the header ideal", above=0.0)
+    enough: float | None = key(
+        None,
+        "of gradwire's pushes, instead of a bound: this share closes them once they are late",
+        above=0.0,
+        high=1.0,
+    )
+    late: float = key(
+        1.5, "with enough: when a push is late, × the header ideal", above=0.0, high=1000.0
+    )
     slack_s: float = key(
-        0.03, "with enough: from then until it closes with what there is, s", low=0.0
+        0.03, "with enough: from then until it closes with what there is, s", low=0.0, high=3600.0
     )
     tolerant: tuple[str, ...] = key(
         (),
@@ -56,49 +66,43 @@ class Contestant:
         "the critical one in the others (never: in all); none: the policy decides",
         choices=THIRDS,
     )
-    optional: bool = key(False, "leave it out where this gradwire lacks one of its options")
+    optional: bool = key(False, "leave it out where this gradwire knows no such option")
 
     def __post_init__(self) -> None:
-        if not self.name or self.name == LIMIT:
+        if not self.name.strip() or self.name == LIMIT:
             raise ScenarioError(f"name={self.name!r}: a name other than {LIMIT!r}")
-        if self.transport == "gradwire" and self.hook != "none":
-            raise ScenarioError(
-                f"hook={self.hook!r} with transport='gradwire': it is a hook itself"
-            )
-        if self.transport != "gradwire" and (self.options or self.bound or self.enough):
-            raise ScenarioError(
-                f"transport={self.transport!r} with options, bound or enough: those are gradwire's"
-            )
-        if self.tolerant and self.transport != "gradwire":
-            raise ScenarioError(f"tolerant={list(self.tolerant)!r}: only gradwire has phases")
-
-    def check_options(self, kind: str) -> None:
-        """Whether this gradwire takes the options.
-
-        Raises:
-            ConfigError: names the option and what is allowed.
-        """
-        if self.transport != "gradwire":
-            return
-        from gradwire.configure import configure
-        from gradwire.plans import TransferPlan
-        from gradwire.settings import Settings
-
-        known = {field.name for field in dataclasses.fields(TransferPlan)}
-        if self.control != "stream" and "control" not in known:
-            raise ConfigError(f"control={self.control!r}: this gradwire has only 'stream'")
-        if kind == "push":
-            Settings.build({"route": "server", "servers": 1, **self.options}, environment={})
+        if self.transport == "gradwire":
+            if self.hook != "none":
+                raise ScenarioError(
+                    f"hook={self.hook!r} with transport='gradwire': it is a hook itself"
+                )
+            self._refuse(("congestion_control",), "with transport='gradwire': that is TCP's")
         else:
-            configure(self.policy, self.options, environment={})
+            with_it = f"with transport={self.transport!r}: that is gradwire's"
+            self._refuse((*_GRADWIRE, *_PUSHES), with_it)
+        if self.enough is None:
+            self._refuse(("late", "slack_s"), "without enough: no other push is late")
+        else:
+            self._refuse(("bound", "spend", "control"), "with enough: the clock closes it")
+        if not self.bound:
+            self._refuse(("spend",), "without a bound: nothing is given up")
+        if "never" in self.tolerant and len(self.tolerant) > 1:
+            raise ScenarioError(f"tolerant={list(self.tolerant)!r}: 'never' stands alone")
 
-    def check(self, kind: str, model: Model) -> None:
-        """Whether it can take part in this kind of work.
+    def _refuse(self, names: tuple[str, ...], reason: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value != default_of(Contestant, name):
+                shown = list(value) if isinstance(value, tuple) else value
+                raise ScenarioError(f"{name}={shown!r} {reason}")
+
+    def check(self, work: Work, model: Model) -> None:
+        """Whether it can take part in this work.
 
         Raises:
             ScenarioError: names the key, its value and what is allowed.
         """
-        where = f"contestants: {self.name}"
+        kind, where = work.kind, f"contestants: {self.name}"
         if self.transport not in TRANSPORTS[kind]:
             allowed = ", ".join(map(repr, TRANSPORTS[kind]))
             raise ScenarioError(
@@ -117,13 +121,51 @@ class Contestant:
             raise ScenarioError(
                 f"{where}: tolerant={list(self.tolerant)!r}: only work.kind='training' has thirds"
             )
-        if kind != "push" and (self.bound or self.enough or self.control != "stream"):
-            raise ScenarioError(
-                f"{where}: bound, enough and control are for pushes; others take a policy and its "
-                "options"
-            )
         try:
-            self.check_options(kind)
-        except ConfigError as error:
+            if kind == "push":
+                self._refuse(("policy",), "with work.kind='push': pushes take bound and enough")
+            else:
+                self._refuse(
+                    _PUSHES, f"with work.kind={kind!r}: that is for pushes; others take options"
+                )
+            self._check_options(work, model)
+        except Lacking as error:
             if not self.optional:
                 raise ScenarioError(f"{where}: options: {error}") from None
+        except ScenarioError as error:
+            raise ScenarioError(f"{where}: {error}") from None
+
+    def lacking(self, work: Work, model: Model) -> str | None:
+        """Which option this gradwire does not know; None if it knows all."""
+        try:
+            self._check_options(work, model)
+        except Lacking as error:
+            return str(error)
+        return None
+
+    def _check_options(self, work: Work, model: Model) -> None:
+        if self.transport != "gradwire":
+            return
+        try:
+            if work.kind == "push":
+                check_push(self.options, self.control)
+            else:
+                check_policy(self.policy, self.options, work, model, bool(self.tolerant))
+        except Lacking:
+            raise
+        except ScenarioError as error:
+            raise ScenarioError(f"options: {error}") from None
+
+    def loosest_bound(self, kind: str) -> float:
+        """The share that need not be delivered in the loosest phase; 0 where a policy closes by
+        time or by layer."""
+        if self.transport != "gradwire":
+            return 0.0
+        if kind == "push":
+            return self.bound if self.enough is None else 1.0 - self.enough
+        return bound_of_policy(self.policy, self.options)
+
+
+def contestant_of(fields: Mapping[str, Any]) -> Contestant:
+    """The contestant of these fields, as JSON brought them from another process."""
+    return Contestant(**{**fields, "tolerant": tuple(fields["tolerant"])})

@@ -1,17 +1,18 @@
-"""Scenario files, their short form, and the cells of their grids."""
+"""Scenario files, and the cells of their grids."""
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gradwire.errors import ConfigError
+from gradwire.lab.scenario.grid import points
+from gradwire.lab.scenario.measurable import check_measurable
 from gradwire.lab.scenario.reader import ScenarioError, build
-from gradwire.lab.scenario.schema import Scenario
+from gradwire.lab.scenario.schema import Cell, Scenario
+from gradwire.lab.scenario.short import merge_short
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,25 +21,7 @@ else:
 
 __all__ = ["Cell", "Experiment", "load"]
 
-LABEL = "label"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One point of a scenario's grid.
-
-    Attributes:
-        labels: the label of each axis, by the axis' name.
-        scenario: with this cell's values; the contestants that this gradwire lacks left out.
-    """
-
-    labels: Mapping[str, str]
-    scenario: Scenario
-
-    @property
-    def name(self) -> str:
-        """The labels in one line."""
-        return ", ".join(self.labels.values()) or "the only cell"
+_DEEPEST = 16
 
 
 @dataclass(frozen=True)
@@ -66,7 +49,7 @@ class Experiment:
 
 
 def load(path: Path, *, quick: bool = False) -> Experiment:
-    """Read and check a scenario file.
+    """Read and check a scenario file, its short form too.
 
     Args:
         path: of the TOML file.
@@ -76,136 +59,87 @@ def load(path: Path, *, quick: bool = False) -> Experiment:
     Raises:
         ScenarioError: a sentence that names file, key, value and what is allowed.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path}: not TOML: {error}") from None
+    raw = _read(path)
+    _check_values(raw, path)
     short = raw.pop("quick", {})
     if not isinstance(short, dict):
         raise ScenarioError(f"{path}: quick={short!r}: a table of keys is expected")
-    if quick:
-        raw = _short(raw, dict(short), path)
-    else:  # a short form that cannot run is an error all the same
-        _expand(_short(raw, dict(short), path), path)
-    cells = _expand(raw, path)
-    left_out = _left_out(cells[0].scenario)
-    cells = tuple(replace(cell, scenario=_without(cell.scenario, left_out)) for cell in cells)
-    for axis in (cells[0].scenario.map.rows, cells[0].scenario.map.columns):
-        if axis and axis not in cells[0].labels:
-            raise ScenarioError(f"{path}: map: {axis!r} is no axis; axes are {[*cells[0].labels]}")
-    if cells[0].scenario.name != path.stem:
-        raise ScenarioError(f"{path}: name={cells[0].scenario.name!r}: must be {path.stem!r}")
-    return Experiment(path, quick, cells, left_out, raw)
+    cells = _expand(raw, str(path), path.stem)
+    try:
+        check_measurable(cells)
+    except ScenarioError as error:
+        raise ScenarioError(f"{path}: {error}") from None
+    merged = merge_short(raw, short, str(path))
+    if short:  # one that cannot run is an error in any case
+        short_cells = _expand(merged, f"{path}: short form", path.stem)
+        if quick:
+            cells = short_cells
+    left_out = {
+        each.name: reason
+        for cell in cells
+        for each in cell.scenario.contestants
+        if (reason := each.lacking(cell.scenario.work, cell.scenario.model)) is not None
+    }
+    cells = tuple(replace(cell, scenario=_without(cell, left_out, path)) for cell in cells)
+    return Experiment(path, quick, cells, left_out, merged if quick else raw)
 
 
-def _short(raw: Mapping[str, Any], short: dict[str, Any], path: Path) -> dict[str, Any]:
-    only = short.pop("only", None)
-    merged = _merge(raw, short)
-    if "grid" in short:
-        merged["grid"] = short["grid"]
-    if only is not None:
-        known = [each.get("name") for each in raw.get("contestants", ())]
-        for name in only if isinstance(only, list) else [only]:
-            if name not in known:
-                raise ScenarioError(f"{path}: quick.only={name!r}: contestants are {known}")
-        merged["contestants"] = [each for each in raw["contestants"] if each["name"] in only]
-        merged["marks"] = [
-            mark
-            for mark in merged.get("marks", ())
-            if {mark.get("contestant"), *mark.get("over", ())} <= {*only, "limit"}
-        ]
-    return merged
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # TOML, UTF-8, numbers of thousands of digits
+        words = " ".join(str(error).split())
+        raise ScenarioError(f"{path}: not TOML: {words}") from None
 
 
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for name, value in over.items():
-        known = merged.get(name)
-        both = isinstance(value, dict) and isinstance(known, dict)
-        merged[name] = _merge(known, value) if both else value  # type: ignore[arg-type]
-    return merged
-
-
-def _expand(raw: Mapping[str, Any], path: Path) -> tuple[Cell, ...]:
-    tables = dict(raw)
-    grid = tables.pop("grid", {})
-    if not isinstance(grid, dict):
-        raise ScenarioError(f"{path}: grid={grid!r}: a table of axes is expected")
-    axes = [_axis(name, values, path) for name, values in grid.items()]
-    cells = []
-    for point in itertools.product(*axes):
-        labels, changed = {}, tables
-        for axis, (label, changes) in zip(grid, point, strict=True):
-            labels[axis] = label
-            for place, value in changes.items():
-                changed = _set(changed, place, value, f"{path}: grid.{axis}")
-        scenario = build(Scenario, changed, f"{path}: scenario")
-        try:
-            scenario.check_marks()
-        except ScenarioError as error:
-            raise ScenarioError(f"{path}: {error}") from None
-        cells.append(Cell(labels, scenario))
-    return tuple(cells)
-
-
-def _axis(name: str, values: Any, path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The points of an axis: a label, and what is set by dotted key."""
-    if not isinstance(values, list) or not values:
-        raise ScenarioError(f"{path}: grid.{name}={values!r}: a list of values is expected")
-    points = []
-    for value in values:
+def _check_values(raw: Mapping[str, Any], path: Path) -> None:
+    """Whether all values are what TOML promises: whole numbers of 64 bits, tables not too deep."""
+    waiting: list[tuple[str, Any, int]] = [(name, value, 1) for name, value in raw.items()]
+    while waiting:
+        name, value, depth = waiting.pop()
+        if depth > _DEEPEST:
+            raise ScenarioError(f"{path}: {name}: tables in tables, {_DEEPEST} deep, are allowed")
         if isinstance(value, dict):
-            changes = dict(value)
-            label = str(changes.pop(LABEL, ", ".join(f"{k}={v}" for k, v in changes.items())))
-        else:
-            changes = {name: value}
-            label = f"{name.rpartition('.')[2]} {value:g}" if _number(value) else str(value)
-        points.append((label, changes))
-    if len({label for label, _ in points}) != len(points):
-        raise ScenarioError(f"{path}: grid.{name}: the labels of its points must differ")
-    return points
+            waiting += [(f"{name}.{key}", each, depth + 1) for key, each in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{name}[{n}]", each, depth + 1) for n, each in enumerate(value)]
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise ScenarioError(f"{path}: {name}: a whole number of 64 bits is allowed")
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _set(tables: Mapping[str, Any], place: str, value: Any, where: str) -> dict[str, Any]:
-    """The tables with one dotted key set; a number in it counts through a list of tables."""
-    head, _, rest = place.partition(".")
-    changed = dict(tables)
-    if not rest:
-        changed[head] = value
-        return changed
-    inner = changed.get(head, {})
-    number, _, deeper = rest.partition(".")
-    if isinstance(inner, list):
-        if not number.isdigit() or int(number) >= len(inner) or not deeper:
-            raise ScenarioError(f"{where}: {place!r}: {head} is a list of {len(inner)} tables")
-        inner = list(inner)
-        inner[int(number)] = _set(inner[int(number)], deeper, value, where)
-        changed[head] = inner
-    else:
-        changed[head] = _set(inner, rest, value, where)
-    return changed
-
-
-def _left_out(scenario: Scenario) -> dict[str, str]:
-    return dict(_refused(scenario))
-
-
-def _refused(scenario: Scenario) -> Iterator[tuple[str, str]]:
-    for each in scenario.contestants:
+def _expand(raw: Mapping[str, Any], where: str, stem: str) -> tuple[Cell, ...]:
+    cells: dict[str, Cell] = {}
+    for labels, tables in points(raw, where):
+        cell = Cell(labels, build(Scenario, tables, f"{where}: scenario"))
+        if cell.name in cells:
+            raise ScenarioError(
+                f"{where}: grid: two cells are called {cell.name!r}; other labels are wanted"
+            )
+        cells[cell.name] = cell
         try:
-            each.check_options(scenario.work.kind)
-        except ConfigError as error:
-            yield each.name, str(error)
+            cell.scenario.check_name(stem)
+            cell.scenario.check_marks()
+            cell.scenario.map.check(cell.labels)
+        except ScenarioError as error:
+            raise ScenarioError(f"{where}: {error}") from None
+    made = tuple(cells.values())
+    quiet = made[0].scenario.map
+    if quiet.rows and quiet.quiet not in {cell.labels[quiet.rows] for cell in made}:
+        raise ScenarioError(
+            f"{where}: map.quiet={quiet.quiet!r}: labels of {quiet.rows!r} are "
+            f"{list(dict.fromkeys(cell.labels[quiet.rows] for cell in made))}"
+        )
+    return made
 
 
-def _without(scenario: Scenario, left_out: Mapping[str, str]) -> Scenario:
+def _without(cell: Cell, left_out: Mapping[str, str], path: Path) -> Scenario:
+    scenario = cell.scenario
     stay = tuple(each for each in scenario.contestants if each.name not in left_out)
     if not stay:
-        raise ScenarioError(f"{scenario.name}: no contestant is left: {dict(left_out)}")
-    return replace(scenario, contestants=stay)  # marks that miss one are told as not measured
+        raise ScenarioError(f"{path}: contestants: none is left: {dict(left_out)}")
+    try:
+        return replace(scenario, contestants=stay)  # marks that miss one are told as not measured
+    except ScenarioError as error:
+        raise ScenarioError(f"{path}: without {[*left_out]}: {error}") from None

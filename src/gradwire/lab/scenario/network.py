@@ -40,7 +40,7 @@ class Topology:
     workers: int = key(4, "hosts that hold gradients", low=1, high=MAX_HOSTS)
     servers: int = key(0, "hosts that sum for the workers; 1 for pushes, else 0", low=0, high=1)
     rate: float | None = key(None, "of every port, bit/s", low=1e6, high=_FASTEST)
-    queue: int | None = key(None, "drop-tail queue of every port, bytes", low=3028)
+    queue: int | None = key(None, "drop-tail queue of every port, bytes", low=3028, high=1 << 30)
     offloads: bool | None = key(None, "whether trains of packets pass whole, for everybody")
     leaves: int = key(
         1,
@@ -158,6 +158,7 @@ class Loss:
         1.0,
         "mean length of a run of losses, packets (1: independent; else Gilbert–Elliott)",
         low=1.0,
+        high=1e6,
     )
     at: str = key(
         "workers",
@@ -174,6 +175,7 @@ class Loss:
         10.0,
         "longest that a round's loss lasts, s; who is not done then goes on without",
         above=0.0,
+        high=86_400.0,
     )
 
     def __post_init__(self) -> None:
@@ -181,6 +183,11 @@ class Loss:
             raise ScenarioError(
                 f"steps={list(self.steps)!r} with when={self.when!r}: when='steps' names steps, "
                 "and nothing else does"
+            )
+        if self.per_worker and (self.rate or self.at == "server"):
+            raise ScenarioError(
+                f"per_worker={list(self.per_worker)!r} with rate={self.rate!r} and at={self.at!r}: "
+                "the workers' own shares take the place of rate, and the server's way has none"
             )
         for share in (self.rate, *self.per_worker):
             if self.run > 1 and not runs_possible(share, self.run):
@@ -203,10 +210,12 @@ class Loss:
 class Bursts:
     """Cross traffic that comes and goes, in UDP, from hosts of its own."""
 
-    rate: float = key(MISSING, "while it is on, of all sources together, bit/s", above=0.0)
-    on_s: float = key(MISSING, "how long a burst lasts, s", above=0.0)
-    period_s: float = key(MISSING, "from one start to the next, s", above=0.0)
-    phase_s: float = key(0.0, "from the origin to the first start, s", low=0.0)
+    rate: float = key(
+        MISSING, "while it is on, of all sources together, bit/s", above=0.0, high=1e11
+    )
+    on_s: float = key(MISSING, "how long a burst lasts, s", above=0.0, high=86_400.0)
+    period_s: float = key(MISSING, "from one start to the next, s", above=0.0, high=86_400.0)
+    phase_s: float = key(0.0, "from the origin to the first start, s", low=0.0, high=86_400.0)
     target: int = key(0, "host whose port is hit", low=0)
     sources: int = key(1, "hosts that send at once: more than one is an incast", low=1, high=32)
 
@@ -242,7 +251,9 @@ class Fault:
         choices=["freeze", "cut", "kill"],
     )
     host: int = key(MISSING, "which", low=0)
-    at_s: float = key(MISSING, "after the start of each contestant's first block, s", low=0.0)
+    at_s: float = key(
+        MISSING, "after the start of each contestant's first block, s", low=0.0, high=86_400.0
+    )
     for_s: float = key(1.0, "how long, s (not for kill)", above=0.0, high=25.0)
 
 
@@ -253,4 +264,4 @@ class Bandwidth:
     rates: tuple[float, ...] = key(
         (), "of every port, bit/s, one after another", low=1e6, high=_FASTEST
     )
-    every_s: float = key(60.0, "from one to the next, s", above=0.0)
+    every_s: float = key(60.0, "from one to the next, s", above=0.0, high=86_400.0)

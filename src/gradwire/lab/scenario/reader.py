@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from gradwire.errors import suggestion
 
-__all__ = ["MISSING", "ScenarioError", "build", "key"]
+__all__ = ["MISSING", "ScenarioError", "build", "default_of", "key"]
 
 MISSING: Any = dataclasses.MISSING
 T = TypeVar("T")
@@ -51,6 +51,13 @@ def key(
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def default_of(kind: type, name: str) -> Any:
+    """What a field made by `key` holds where the file names nothing."""
+    field = next(each for each in dataclasses.fields(kind) if each.name == name)
+    factory: Any = field.default_factory
+    return field.default if factory is MISSING else factory()
 
 
 def build(kind: type[T], table: Any, where: str) -> T:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gradwire.lab.addresses import MAX_HOSTS
 from gradwire.lab.scenario.contestant import Contestant
 from gradwire.lab.scenario.mark import LIMIT, Map, Mark
 from gradwire.lab.scenario.network import Bandwidth, Bursts, Fault, Loss, Rivals, Topology
 from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
 from gradwire.lab.scenario.work import Model, Work
 
-__all__ = ["Scenario", "Tail"]
+__all__ = ["Cell", "Scenario", "Tail"]
 
 
 @dataclass(frozen=True)
@@ -18,10 +20,10 @@ class Tail:
     """Cross traffic tuned, before anything is measured, for the tail that a contestant shows."""
 
     ratio: float = key(
-        0.0, "wanted of the 99th percentile over the median; 0: do not tune", low=0.0
+        0.0, "wanted of the 99th percentile over the median; 0: do not tune", low=0.0, high=1000.0
     )
     contestant: str = key("", "who shows it")
-    rounds: int = key(60, "of each attempt", low=5)
+    rounds: int = key(60, "of each attempt", low=5, high=1_000_000)
     tries: int = key(6, "attempts: the bursts' length is halved between", low=1, high=20)
 
 
@@ -56,26 +58,37 @@ class Scenario:
             )
         if kind != "push" and self.topology.workers < 2:
             raise ScenarioError(f"topology.workers=1: work.kind={kind!r} takes 2 or more")
+        if kind != "training" and self.model != Model():
+            raise ScenarioError(f"model: with work.kind={kind!r} none is trained; leave it out")
         for each in self.contestants:
-            each.check(kind, self.model)
+            each.check(self.work, self.model)
         if self.tail.ratio:
             self._check_tail(names)
         self._check_hosts()
         self._check_loss()
         self._check_dctcp()
 
-    def check_marks(self) -> None:
-        """Whether every mark's contestants take part.
+    def check_name(self, stem: str) -> None:
+        """Whether it is called as its file is.
 
         Raises:
-            ScenarioError: names one that does not.
+            ScenarioError: it is not.
+        """
+        if self.name != stem:
+            raise ScenarioError(f"name={self.name!r}: must be {stem!r}")
+
+    def check_marks(self) -> None:
+        """Whether all whom the marks are about take part.
+
+        Raises:
+            ScenarioError: names one who does not.
         """
         names = [each.name for each in self.contestants]
-        for mark in self.marks:
+        for place, mark in enumerate(self.marks):
             for name in (mark.contestant, *mark.over):
                 if name not in (*names, LIMIT):
                     raise ScenarioError(
-                        f"marks: contestant {name!r} takes no part; those that do: {names}"
+                        f"marks[{place}]: contestant {name!r} takes no part; those that do: {names}"
                     )
 
     def _check_tail(self, names: list[str]) -> None:
@@ -99,6 +112,11 @@ class Scenario:
         for name, host in places:
             if host >= hosts:
                 raise ScenarioError(f"{name}={host!r}: a host from 0 to {hosts - 1} is allowed")
+        if hosts + self.extra_hosts > MAX_HOSTS:
+            raise ScenarioError(
+                f"topology: {hosts} hosts and {self.extra_hosts} for bursts and rivals: "
+                f"{MAX_HOSTS} at most are allowed"
+            )
         fault_kinds = [each.kind for each in self.faults]
         if "kill" in fault_kinds and len(self.contestants) > 1:
             raise ScenarioError("faults: kill ends the cell: one contestant is allowed with it")
@@ -128,6 +146,12 @@ class Scenario:
             )
         if (self.loss.when == "steps") > (self.work.kind == "training"):
             raise ScenarioError("loss.when='steps': only work.kind='training' has steps")
+        late = [step for step in self.loss.steps if step >= self.work.rounds]
+        if late:
+            raise ScenarioError(
+                f"loss.steps={late}: of work.rounds={self.work.rounds} steps, 0 to "
+                f"{self.work.rounds - 1} are allowed"
+            )
         if (self.loss.when == "rounds") and self.work.kind == "training":
             raise ScenarioError("loss.when='rounds': with work.kind='training' use 'steps'")
         if self.loss.at == "server" and not self.topology.servers:
@@ -137,3 +161,21 @@ class Scenario:
     def extra_hosts(self) -> int:
         """Hosts for cross traffic and rivals."""
         return sum(each.sources for each in self.bursts) + bool(self.rivals.streams)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of a scenario's grid.
+
+    Attributes:
+        labels: the label of each axis, by the axis' name.
+        scenario: with this cell's values; the contestants that this gradwire lacks left out.
+    """
+
+    labels: Mapping[str, str]
+    scenario: Scenario
+
+    @property
+    def name(self) -> str:
+        """The labels in one line."""
+        return ", ".join(self.labels.values()) or "the only cell"

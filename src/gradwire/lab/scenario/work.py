@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
+from gradwire.lab.scenario.reader import MISSING, ScenarioError, default_of, key
 
-__all__ = ["KINDS", "THIRDS", "Model", "Work"]
+__all__ = ["KINDS", "LARGEST_SEED", "THIRDS", "Model", "Work", "layer_sizes", "turn_length"]
 
 KINDS = ("push", "all_reduce", "training")
 THIRDS = ("early", "mid", "late", "never")
+LARGEST_SEED = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,68 @@ class Work:
     )
     bytes: int = key(4_000_000, "of each worker's buffer (not for training)", low=4, high=1 << 32)
     layers: int = key(8, "equal parts of the buffer that a policy sees as layers", low=1, high=512)
-    rounds: int = key(20, "timed rounds, or steps of training, of each contestant", low=1)
-    block: int = key(10, "rounds of one contestant before the next has its turn", low=1)
-    warm_up: int = key(2, "rounds at the start of each turn that are not timed", low=0)
-    seeds: tuple[int, ...] = key((0,), "the whole is done again for each", low=0)
-    round_limit_s: float = key(60.0, "a round that takes longer ends the cell, s", above=0.0)
+    rounds: int = key(
+        20, "timed rounds, or steps of training, of each contestant", low=1, high=1_000_000
+    )
+    block: int = key(
+        10, "rounds of one contestant before the next has its turn", low=1, high=1_000_000
+    )
+    warm_up: int = key(
+        2, "rounds at the start of each turn that are not timed", low=0, high=1_000_000
+    )
+    seeds: tuple[int, ...] = key((0,), "the whole is done again for each", low=0, high=LARGEST_SEED)
+    round_limit_s: float = key(
+        60.0, "a round that takes longer ends the cell, s", above=0.0, high=86_400.0
+    )
 
     def __post_init__(self) -> None:
         if self.bytes % 4:
             raise ScenarioError(f"bytes={self.bytes!r}: a multiple of 4 (float32) is allowed")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ScenarioError(f"seeds={list(self.seeds)!r}: one or more different numbers")
+        if self.kind == "training":
+            if self.rounds <= self.warm_up:
+                raise ScenarioError(
+                    f"warm_up={self.warm_up!r}: of rounds={self.rounds!r} steps of training none "
+                    f"would be timed; less than {self.rounds} is allowed"
+                )
+            for name in ("bytes", "layers"):
+                if getattr(self, name) != default_of(Work, name):
+                    raise ScenarioError(
+                        f"{name}={getattr(self, name)!r} with kind='training': the gradients are "
+                        "those of [model]; leave it out"
+                    )
+
+    @property
+    def timed(self) -> int:
+        """Rounds or steps of a contestant and a seed that are samples."""
+        if self.kind != "training":
+            return self.rounds
+        timed = done = 0
+        while done < self.rounds:
+            steps = turn_length(self, self.rounds - done)
+            timed += steps - self.warm_up
+            done += steps
+        return timed
+
+    @property
+    def tensors(self) -> dict[str, int]:
+        """Of an all-reduce: elements of each layer of the buffer, by the name that policies see."""
+        return layer_sizes(self.bytes // 4, self.layers)
+
+
+def layer_sizes(elements: int, layers: int) -> dict[str, int]:
+    """A buffer cut into so many equal layers, or one for each element: elements by name."""
+    count = min(layers, elements)
+    edges = [elements * number // count for number in range(count + 1)]
+    return {f"layer{n}.weight": edges[n + 1] - edges[n] for n in range(count)}
+
+
+def turn_length(work: Work, left: int) -> int:
+    """Steps of training's next turn: the last is longer rather than so short that none is
+    timed."""
+    steps = min(work.block + work.warm_up, left)
+    return left if left - steps <= work.warm_up else steps
 
 
 @dataclass(frozen=True)
@@ -45,13 +97,14 @@ class Model:
     heads: int = key(4, "of each attention; they divide the width", low=1, high=64)
     context: int = key(64, "characters seen at once", low=2, high=1024)
     batch: int = key(4, "samples of each rank and step", low=1, high=1024)
-    learning_rate: float = key(1e-3, "of AdamW", above=0.0)
+    learning_rate: float = key(1e-3, "of AdamW", above=0.0, high=1000.0)
     overlap: bool = key(False, "several buckets, sent while the backward pass goes on")
-    bucket_mb: float = key(1.0, "size of a bucket when they overlap, MB", above=0.0)
+    bucket_mb: float = key(1.0, "size of a bucket when they overlap, MB", above=0.0, high=4096.0)
     compute_s: float = key(
         0.0,
         "a step's computation is stretched to so long, as an accelerator's would be, s",
         low=0.0,
+        high=3600.0,
     )
     target_loss: float = key(0.0, "held-out loss to time; 0: none", low=0.0)
     communication_share: float = key(

@@ -1,0 +1,158 @@
+"""Whether gradwire takes a contestant's options, and whether the lab can give what they need."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from gradwire.configure import configure
+from gradwire.errors import ConfigError
+from gradwire.lab.scenario.reader import ScenarioError
+from gradwire.lab.scenario.work import Model, Work
+from gradwire.plans import TransferPlan
+from gradwire.policies import Policy, names, policy_class
+from gradwire.policies.base import option_names
+from gradwire.policies.dblp import WIDENING
+from gradwire.settings import Settings, setting_names
+
+__all__ = ["Lacking", "bound_of_policy", "check_policy", "check_push"]
+
+_OWN = ("route", "servers")
+"""Settings that the kind of work decides."""
+
+
+class Lacking(ScenarioError):
+    """This gradwire knows no such option: another one may."""
+
+
+def check_push(options: Mapping[str, Any], control: str) -> None:
+    """Whether pushes take these settings.
+
+    Raises:
+        Lacking: one is unknown.
+        ScenarioError: a value, or what it needs, is not to be had.
+    """
+    _check_own(options)
+    known = {name: value for name, value in options.items() if name in setting_names()}
+    policies = [name for name in options if name not in known and name in _policy_options()]
+    if policies:
+        raise ScenarioError(
+            f"{policies[0]}={options[policies[0]]!r}: pushes have no policy; they take bound, "
+            "spend, enough and control, and common settings"
+        )
+    _build(known)
+    if control != "stream" and "control" not in {
+        field.name for field in dataclasses.fields(TransferPlan)
+    }:
+        raise Lacking(f"control={control!r}: this gradwire has only 'stream'")
+    _check_known(options, known)
+
+
+def check_policy(
+    policy: str, options: Mapping[str, Any], work: Work, model: Model, votes: bool
+) -> None:
+    """Whether a policy takes these options, and whether they can do anything here.
+
+    Args:
+        policy: its name.
+        options: its own and the common settings.
+        work: what is moved: an all-reduce or training.
+        model: that training trains.
+        votes: whether the workers vote for phases.
+
+    Raises:
+        Lacking: an option is unknown.
+        ScenarioError: a value, or what it needs, is not to be had.
+    """
+    if policy not in names():
+        _build({}, policy)
+    _check_own(options)
+    everywhere = {*setting_names(), *_policy_options()}
+    known = {name: value for name, value in options.items() if name in everywhere}
+    made = _build(known, policy)
+    _check_known(options, known)
+    if votes and made.phases is None:
+        raise ScenarioError(f"policy={policy!r} with tolerant: it has no phases to vote for")
+    if getattr(made, "calibrate", 0):
+        raise ScenarioError(
+            f"calibrate={made.options()['calibrate']!r}: the lab's ranks never calibrate, so every "
+            "step would be exact; give a table"
+        )
+    if getattr(made, "every", None) == "epoch":
+        raise ScenarioError("every='epoch': the lab tells no epochs; a number of steps is allowed")
+    if options.get("loss_rise") is not None and work.kind != "training":
+        raise ScenarioError(
+            f"loss_rise={options['loss_rise']!r}: only work.kind='training' has losses"
+        )
+    _prepare(made, work.tensors if work.kind != "training" else _tensors(model))
+
+
+def bound_of_policy(policy: str, options: Mapping[str, Any]) -> float:
+    """The share that a policy need not deliver in its loosest phase; 0 where it closes by time or
+    by layer."""
+    made, _ = configure(policy, options, environment={})
+    if made.name == "mlt":
+        return float(getattr(made, "p", 0.0))
+    if made.name != "dblp":
+        return 0.0
+    low, high = getattr(made, "p_low", 0.0), getattr(made, "p_high", None)
+    if high is None:
+        return round(low + WIDENING, 12) if isinstance(low, (int, float)) else 0.0
+    return float(high)
+
+
+def _check_own(options: Mapping[str, Any]) -> None:
+    for name in _OWN:
+        if name in options:
+            raise ScenarioError(
+                f"{name}={options[name]!r}: work.kind decides: pushes go to the lab's one server, "
+                "all_reduce and training are sharded; leave it out"
+            )
+
+
+def _check_known(options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if name not in known:
+            try:
+                Settings.build({name: value}, environment={}, also_known=_policy_options())
+            except ConfigError as error:
+                raise Lacking(str(error)) from None
+
+
+@functools.lru_cache(maxsize=1)
+def _policy_options() -> tuple[str, ...]:
+    found = [option for name in names() for option in option_names(policy_class(name))]
+    return tuple(dict.fromkeys(found))
+
+
+def _build(options: Mapping[str, Any], policy: str | None = None) -> Any:
+    """The policy, or the settings without one, of options whose names are known."""
+    try:
+        if policy is None:
+            return Settings.build({"route": "server", "servers": 1, **options}, environment={})
+        return configure(policy, options, environment={})[0]
+    except ConfigError as error:
+        raise ScenarioError(str(error)) from None
+
+
+def _prepare(policy: Policy, tensors: Mapping[str, int]) -> None:
+    try:
+        policy.prepare(tensors)
+    except ConfigError as error:
+        raise ScenarioError(str(error)) from None
+
+
+@functools.lru_cache(maxsize=64)
+def _tensors(model: Model) -> Mapping[str, int]:
+    """What training trains: elements of each parameter by name."""
+    import torch
+
+    from gradwire.demo.model import CharacterModel, Shape
+    from gradwire.demo.text import SYMBOLS
+
+    shape = Shape(SYMBOLS, model.context, model.width, model.layers, model.heads)
+    with torch.device("meta"):
+        made = CharacterModel(shape)
+    return {name: each.numel() for name, each in made.named_parameters()}

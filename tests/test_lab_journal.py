@@ -1,0 +1,362 @@
+"""Long runs: what is chosen, what is kept of them, and how they go on where they ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_lab_run import Lab
+from typer.testing import CliRunner
+
+from gradwire.lab import probe
+from gradwire.lab.bursts import BurstRecord
+from gradwire.lab.command import app
+from gradwire.lab.report.page import render
+from gradwire.lab.report.words import notes
+from gradwire.lab.run import build, checks
+from gradwire.lab.run.agenda import Agenda, choose_cells, choose_seeds, duration, time_left
+from gradwire.lab.run.course import Audience, CodeChanged, done, outcome_of, run
+from gradwire.lab.run.ground import Event
+from gradwire.lab.run.journal import NAME, Journal, Record, fingerprint
+from gradwire.lab.run.results import document
+from gradwire.lab.run.samples import CellRun, Track
+from gradwire.lab.scenario import Cell, Experiment, ScenarioError, load
+from gradwire.policies.plot import Calibration
+
+SMALL = """
+name = "small"
+title = "a small one"
+[topology]
+preset = "B"
+workers = 2
+[work]
+kind = "all_reduce"
+bytes = 40_000
+rounds = 4
+block = 4
+warm_up = 1
+round_limit_s = 20.0
+seeds = [0, 1]
+[[contestants]]
+name = "ours"
+transport = "gradwire"
+policy = "reliable"
+[[marks]]
+text = "soon"
+contestant = "ours"
+at_most = 10.0
+[grid]
+"work.layers" = [1, 2, 3]
+"""
+
+
+def small(folder: Path, *changes: tuple[str, str]) -> Experiment:
+    text = SMALL
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "small.toml"
+    path.write_text(text)
+    return load(path)
+
+
+def samples(*seconds: float) -> CellRun:
+    """A run as a cell leaves it behind, with something in every list."""
+    track = Track(
+        starts=[10.0 + n for n in range(len(seconds))],
+        seconds=list(seconds),
+        spans=[(10.0, 11.0)],
+        job_s=sum(seconds),
+        delivered=[[1.0, 0.5]] * len(seconds),
+        layers={"layer0.weight": 0.75},
+        bytes=[100] * len(seconds),
+        packets=[10] * len(seconds),
+        retransmissions=[1] * len(seconds),
+        passes=[2] * len(seconds),
+        losses=[(4, 1.5, 2.25), (8, 3.0, math.nan)],
+        fingerprints=["ab", "ab"],
+        reports=[{"engine": {"sent": 3}}],
+    )
+    return CellRun(
+        9.5,
+        {"ours": track},
+        bursts=[BurstRecord(9.6, 9.7, 1000)],
+        lossy=[(9.6, 9.8)],
+        events=[Event(9.9, "cut host 1")],
+        rivals=[(9.5, 0), (9.6, 5)],
+        link="TAP pairs",
+        facts={"parameters": 10},
+    )
+
+
+def record(cell: Cell, seed: int, found: CellRun, took_s: float = 2.0, day: int = 1) -> Record:
+    return Record(
+        cell=cell.name,
+        seed=seed,
+        scenario=fingerprint(cell, False),
+        date=f"2026-05-0{day}T10:00:00+00:00",
+        took_s=took_s,
+        gradwire=build.build(),
+        commit="abc",
+        machine=build.machine(),
+        settings=build.settings_outside(),
+        load=0.5,
+        run=found,
+    )
+
+
+def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    cell = small(tmp_path).cells[0]
+    wrote = record(cell, 0, samples(0.25, 0.5))
+    calibration = checks.Calibration("B", 2, 4e8, 3.9e8)
+    with Journal(tmp_path / "out") as journal:
+        journal.add_calibration(calibration)
+        journal.add(wrote)
+    with Journal(tmp_path / "out") as journal:
+        (read,) = journal.records
+        assert journal.calibrations == [calibration]
+    (*_, (_, _, lost)) = read.run.tracks["ours"].losses
+    assert math.isnan(lost)
+    for each in (wrote, read):
+        each.run.tracks["ours"].losses.pop()  # no number is like another
+    assert read == wrote
+    for line in (tmp_path / "out" / NAME).read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)  # strict JSON
+
+
+def test_a_line_that_was_cut_off_is_no_run(tmp_path: Path) -> None:
+    first, second, _ = small(tmp_path).cells
+    with Journal(tmp_path) as journal:
+        journal.add(record(first, 0, samples(0.1)))
+        journal.add(record(second, 0, samples(0.2)))
+    path = tmp_path / NAME
+    path.write_bytes(path.read_bytes()[:-40])
+    with Journal(tmp_path) as journal:
+        assert [each.cell for each in journal.records] == [first.name]
+        journal.add(record(second, 0, samples(0.3)))
+    with Journal(tmp_path) as journal:
+        assert [each.cell for each in journal.records] == [first.name, second.name]
+
+
+def test_a_journal_belongs_to_one_process(tmp_path: Path) -> None:
+    with Journal(tmp_path), pytest.raises(ScenarioError, match="another `gradwire lab run` writes"):
+        Journal(tmp_path)
+    (tmp_path / NAME).write_text("{}\n")
+    with pytest.raises(ScenarioError, match=r"runs.jsonl: line 1 is no run.*--again starts over"):
+        Journal(tmp_path)
+    with Journal(tmp_path, again=True) as journal:
+        assert journal.records == []
+
+
+def test_only_what_would_come_out_the_same_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = small(tmp_path)
+    first, second, third = experiment.cells
+    with Journal(tmp_path) as journal:
+        journal.add(record(first, 0, samples(0.1)))
+        journal.add(replace(record(first, 0, samples(0.2)), gradwire="0.0.1+other"))
+        journal.add(replace(record(second, 0, samples(0.2)), machine={"cpu": "another"}))
+        journal.add(replace(record(second, 1, samples(0.2)), settings={"GRADWIRE_P": "0.3"}))
+        failed = record(third, 0, samples(0.3))
+        failed.run.error = "rank 1 died"
+        journal.add(failed)
+
+        known = journal.known(experiment.cells, False)
+        assert set(known) == {(first.name, 0), (third.name, 0)}
+        assert set(done(known)) == {(first.name, 0)}  # what failed runs again
+        assert known[first.name, 0].run.tracks["ours"].seconds == [0.1]
+        assert journal.known(experiment.cells, True) == {}  # the short form is another
+        due = Agenda(experiment.cells, (0, 1)).due(done(known))
+        assert [(cell.name, seed) for cell, seed in due] == [
+            *((cell.name, 0) for cell in (second, third)),
+            *((cell.name, 1) for cell in experiment.cells),
+        ]
+
+        # words and marks change nothing that is measured; a cell's values do
+        words = small(tmp_path, ("a small one", "another title"), ("at_most = 10.0", "at_most = 1"))
+        assert (first.name, 0) in journal.known(words.cells, False)
+        changed = small(tmp_path, ("[1, 2, 3]", "[1, 4]"), ("bytes = 40_000", "bytes = 40_004"))
+        assert journal.known(changed.cells, False) == {}
+    monkeypatch.setenv("GRADWIRE_P", "0.3")
+    with Journal(tmp_path) as journal:
+        assert set(journal.known(experiment.cells, False)) == {(second.name, 1)}
+
+
+def test_a_run_ends_where_the_code_changes(tmp_path: Path) -> None:
+    experiment = small(tmp_path)
+    with Journal(tmp_path) as journal:
+        journal.here = ("0.0.1+before", *journal.here[1:])
+        with pytest.raises(CodeChanged, match=r"gradwire was changed while this ran \(0.0.1\+bef"):
+            run(experiment, [(experiment.cells[0], 0)], journal, Audience())
+        assert journal.records == []
+
+
+def test_what_stands_in_a_table_counts_not_only_its_name(tmp_path: Path) -> None:
+    table = tmp_path / "bounds.toml"
+    model = Calibration.fingerprint({"layer0.weight": 10_000})
+    plot = f'policy = "plot"\noptions = {{ table = "{table}" }}'
+    prints = []
+    for bound in (0.1, 0.2, 0.2):
+        Calibration(model, {"layer0.weight": bound}).save(table)
+        (cell,) = small(tmp_path, ('policy = "reliable"', plot), ("[1, 2, 3]", "[1]")).cells
+        prints.append(fingerprint(cell, False))
+    assert prints[0] != prints[1] == prints[2]
+
+
+def test_starting_over(tmp_path: Path) -> None:
+    first, second, _ = small(tmp_path).cells
+    with Journal(tmp_path) as journal:
+        for cell in (first, second):
+            journal.add(record(cell, 0, samples(0.1)))
+        journal.forget([(first.name, 0), (first.name, 1)])
+    with Journal(tmp_path) as journal:
+        assert [each.cell for each in journal.records] == [second.name]
+        journal.add(record(first, 0, samples(0.2)))
+    with Journal(tmp_path) as journal:
+        assert [each.cell for each in journal.records] == [second.name, first.name]
+
+
+def test_results_are_those_of_the_journal(tmp_path: Path) -> None:
+    experiment = small(tmp_path)
+    first, second, _ = experiment.cells
+    with Journal(tmp_path) as journal:
+        journal.add_calibration(checks.Calibration("B", 2, 4e8, 3.8e8))
+        journal.add_calibration(checks.Calibration("B", 2, 4e8, 3.9e8))
+        journal.add_calibration(checks.Calibration("A", 2, 4e8, 3.9e8))  # of another text
+        journal.add(record(second, 1, samples(0.2), day=3))
+        journal.add(record(first, 0, samples(0.1), day=1))
+        found = document(outcome_of(experiment, journal), "gradwire lab run")
+    assert [cell["name"] for cell in found["cells"]] == [cell.name for cell in experiment.cells]
+    assert [len(cell["contestants"]) for cell in found["cells"]] == [1, 1, 0]
+    assert found["cells"][1]["contestants"][0]["tracks"][0]["starts"] == [0.5]
+    assert found["cells"][1]["runs"][0]["date"] == "2026-05-03T10:00:00+00:00"
+    assert found["dates"] == ["2026-05-01T10:00:00+00:00", "2026-05-03T10:00:00+00:00"]
+    assert found["commits"] == ["abc"]
+    assert [each["reached"] for each in found["calibrations"]] == [3.9e8]
+    assert found["seeds"] == [0, 1]
+    assert found["wall_s"] == 4.0
+    # A mark is not met while a cell is missing.
+    assert found["marks"][0]["met"] is None
+    assert found["missing"] == 4
+    assert "Not complete: 4 of 6 runs of this file (a cell, a seed) are not there." in notes(found)
+    page = render(found)
+    assert "2026-05-01 to 2026-05-03" in page
+    assert page.count("<summary>layers ") == 2  # no room for what was not run
+
+
+def test_cells_are_chosen_by_parts_and_patterns_of_their_names(tmp_path: Path) -> None:
+    text = SMALL + 'size = [{ label = "all of it" }, { label = "half", "work.bytes" = 20_000 }]\n'
+    path = tmp_path / "small.toml"
+    path.write_text(text)
+    experiment = load(path)
+
+    def chosen(*patterns: str) -> list[str]:
+        return [cell.name for cell in choose_cells(experiment, patterns)]
+
+    assert len(chosen()) == 6
+    assert chosen("layers 1") == ["layers 1, all of it", "layers 1, half"]
+    assert chosen("layers ?, half") == ["layers 1, half", "layers 2, half", "layers 3, half"]
+    assert chosen("layers 3, half", "1, a") == ["layers 1, all of it", "layers 3, half"]
+    for pattern in ("layers 4", "", "layers ?"):  # a pattern is that of the whole name
+        with pytest.raises(ScenarioError, match=r"--cells .*matches no cell; .*; layers 3, half$"):
+            chosen("half", pattern)
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("3", (0, 1, 2)), ("1", (0,)), ("0,1", (0, 1)), ("7, 2", (7, 2)), ("4,", (4,))],
+)
+def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None:
+    assert choose_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "0", ",", "1,1", "-1", "a", "1,,2", "²", "1e3", "9" * 5000])
+def test_what_are_no_seeds(text: str) -> None:
+    with pytest.raises(ScenarioError, match=r"--seeds .*a number of seeds from 1 to 1000, or"):
+        choose_seeds(text)
+
+
+def test_the_time_left_goes_by_the_cells_done() -> None:
+    assert time_left([("a", 0)], {}) is None
+    took = {("a", 0): 10.0, ("b", 0): 100.0}
+    # a and b as they took before, the unknown one as the mean
+    assert time_left([("c", 0), ("a", 1), ("b", 1)], took) == 55.0 + 10.0 + 100.0
+    assert [duration(s) for s in (5, 200, 5400, 9000)] == [
+        "5 s",
+        "3 min",
+        "1 h 30 min",
+        "2 h 30 min",
+    ]
+
+
+def test_a_build_knows_its_code() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\+[0-9a-f]{12}", build.build())
+    package = Path(build.__file__).parents[2]
+    assert all((package / name).exists() for name in build.READERS)
+    assert "load" not in build.machine()
+    outside = {"GRADWIRE_P": "0.1", "GRADWIRE_LAB_ADDRESS": "x", "GRADWIRE_SEED": "", "PATH": "/"}
+    assert build.settings_outside(outside) == {"GRADWIRE_P": "0.1"}
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+def test_an_interrupted_run_has_a_report_and_goes_on(tmp_path: Path) -> None:
+    if (reason := probe()) is not None:
+        pytest.skip(reason)
+    experiment = small(tmp_path, ("seeds = [0, 1]", "seeds = [0]"), ("[1, 2, 3]", "[1, 2]"))
+    out = tmp_path / "out"
+    call = ("lab", "run", str(experiment.path), "--quick", "--out", str(out))
+
+    def results() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((out / "results.json").read_text())
+        return found
+
+    lab = Lab(tmp_path, *call)
+    lab.wait_until_it_says("cell 2 of 2")
+    assert re.search(r"cell 2 of 2, seed 0: layers 2 \(about \d+ s left\)", lab.said())
+    os.killpg(lab.process.pid, signal.SIGINT)
+    assert lab.wait(20.0) == 130
+    lab.check_that_nothing_is_left()
+    assert "the same command carries on" in lab.said()
+    first, second = results()["cells"]
+    assert first["contestants"][0]["samples"] == 4
+    assert second["contestants"] == []
+    assert "not there" in (out / "report.html").read_text()
+
+    lab = Lab(tmp_path, *call, "--json")
+    assert lab.wait(120.0) == 0, lab.said()
+    assert "1 of 2 cells were there" in lab.said()
+    assert "cell 1 of 2" not in lab.said()
+    document = results()
+    assert document == json.loads(lab.output.read_text())
+    assert document["cells"][0] == first
+    assert document["cells"][1]["contestants"][0]["samples"] == 4
+    assert document["missing"] == 0
+    assert [mark["met"] for mark in document["marks"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--cells", "layers 7"], "--cells 'layers 7': matches no cell; cells are layers 1; layer"),
+        (["--seeds", "0,0"], "--seeds '0,0': a number of seeds from 1 to 1000"),
+    ],
+)
+def test_what_cannot_be_chosen_is_one_sentence(
+    tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    path = small(tmp_path).path
+    out = ["--out", str(tmp_path / "out")]
+    found = CliRunner().invoke(app, ["run", str(path), *out, *arguments])
+    assert found.exit_code == 2
+    assert complaint in found.output
+    assert found.output.count("\n") == 1
+    assert not (tmp_path / "out").exists()
