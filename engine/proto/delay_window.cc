@@ -13,9 +13,13 @@ constexpr double kDeepestCut = 0.6;   // of one epoch
 constexpr double kForget = 0.97;      // of the threshold, per cut
 constexpr double kCareful = 0.05;     // growth per epoch above the threshold
 constexpr double kLongGrowth = 0.25;  // the same, of a long path: each epoch is a round
+constexpr double kLongProbe = 0.1;
+constexpr double kLongProbeQueue = 2;  // delay targets
 constexpr double kOverflowCut = 0.85;
 constexpr double kCeilingGrowth = 0.002;  // per epoch: a new try after some tenths of a second
-constexpr double kCeilingPassed = 0.02;   // the same, beyond what once overflowed
+constexpr double kUsualEpoch = 500e3;     // ns: a long path's rounds count for several
+constexpr double kMostEpochs = 25;
+constexpr double kCeilingPassed = 0.05;  // the same, beyond what once overflowed
 constexpr Nanos kOverflowPause = 50 * kMillisecond;
 constexpr double kWayBack = 0.85;  // of what is on its way back: part of it waits at others' ports
 constexpr double kSlowly = 1.0 / 16;  // a window that wavers makes its senders take turns unevenly
@@ -189,6 +193,14 @@ void DelayWindow::end_trial(Nanos now) {
   next_trial_ = now + (competitive_ ? kCheckPause : trial_pause_);
 }
 
+// What the rate accounts for. On a long path with no queue at all also a little more than there is
+// now: a rate that has not shown yet, because losses broke the ramp off, would never show.
+double DelayWindow::bound(Nanos delay, Nanos rtprop) const {
+  if (!long_path(rtprop) || lossy_ || 2 * delay > target_) return enough_;
+  const double queue = kLongProbeQueue * 1e-9 * static_cast<double>(target_) * rate();
+  return std::max(enough_, window_ + std::min(kLongProbe * window_, queue));
+}
+
 void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const auto delay = static_cast<Nanos>(delay_sum_ / std::max(1.0, bytes_sum_));
   last_delay_ = delay;
@@ -222,7 +234,9 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     last_overflow_ = now;
   } else {
     // What goes well now, was not ours alone then.
-    const double growth = ceiling_ > overflow_at_ ? kCeilingPassed : kCeilingGrowth;
+    const double epochs =
+        std::clamp(static_cast<double>(now - epoch_start_) / kUsualEpoch, 1.0, kMostEpochs);
+    const double growth = ceiling_ > overflow_at_ ? kCeilingPassed : kCeilingGrowth * epochs;
     ceiling_ = std::min(kUnbounded, ceiling_ * (1.0 + growth));
   }
   // The first epoch of a burst looks like our doing: who takes the port shows in the next ones.
@@ -255,12 +269,13 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
       kept = std::max(kept, 1.0 - kDrain * meter_.bytes_per_second() * 1e-9 *
                                       (static_cast<double>(delay) - 0.5 * target) / window_);
     window_ = std::max(minimum_, window_ * kept);
-  } else if (limited_ && window_ < (ramps_ ? maximum_ : enough_)) {
+  } else if (const double most = ramps_ ? maximum_ : bound(delay, rtprop);
+             limited_ && window_ < most) {
     // Above the threshold, and below it where the queue is too long for doubling.
     const double room = (target - static_cast<double>(delay)) / target;
     const double growth = long_path(rtprop) ? kLongGrowth : kCareful;
     const double grown = window_ + std::max(kSegment, growth * window_) * room;
-    window_ = std::min(maximum_, long_path(rtprop) && !ramps_ ? std::min(grown, enough_) : grown);
+    window_ = std::min(maximum_, long_path(rtprop) && !ramps_ ? std::min(grown, most) : grown);
     threshold_ = std::max(threshold_, window_);
   }
   // A window that is too large gives way only to a queue: a long round without one is the doing of

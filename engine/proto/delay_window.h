@@ -55,6 +55,7 @@ class DelayWindow {
   void compete(Nanos delay, double rate, Nanos rtprop, Nanos now);
   void begin_trial(double factor);
   void end_trial(Nanos now);
+  double bound(Nanos delay, Nanos rtprop) const;
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
 
   double window_;

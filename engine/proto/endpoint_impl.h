@@ -68,6 +68,7 @@ struct Endpoint::Impl {
     bool alone = false;  // the only destination
   };
   LongPath longest_path() const;
+  double led_by(const LongPath& far) const;
   const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
                         const Train& train);
   wire::Common common(wire::Kind kind) const {
@@ -169,6 +170,7 @@ struct Endpoint::Impl {
   double tokens = 0;               // pacing, bytes
   double repeats = 0;              // packets that may be repeated now
   Nanos repeats_time = 0;
+  double led = 0;  // bytes: by the window of the one receiver far away
   Nanos repeat_due = kNever;
   Nanos tokens_time = 0;
   Nanos pace_until = 0;

@@ -426,8 +426,8 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     // short (or competes): the sender's window would give way a second time.
     if (in_use(&Path::delay_to, now) == 1 && !long_path(path.rtt.minimum()))
       delay = std::min(delay, config.delay_target);
-    send_window.sample(acked_bytes, delay, path.rtt.round(),
-                       path.rtt.minimum(), path.loss_told > kHeavyLoss, now);
+    send_window.sample(acked_bytes, delay, path.rtt.round(), path.rtt.minimum(),
+                       path.loss_told > kHeavyLoss, now);
     counters.btlbw = btlbw();
     retire(now);
   }

@@ -16,8 +16,8 @@ constexpr Nanos kShortestRound = 1 * kMillisecond;  // of a way of unknown rate
 
 // Bytes that the window still lets go.
 double Endpoint::Impl::room(Nanos now) const {
-  return breaker.factor() * send_window.stretch(loss_to.share(now)) * send_window.bytes() -
-         static_cast<double>(in_flight_bytes);
+  const double window = send_window.stretch(loss_to.share(now)) * send_window.bytes();
+  return breaker.factor() * std::max(window, led) - static_cast<double>(in_flight_bytes);
 }
 
 // When what is in flight is sent again without waiting for word of it: under heavy loss so that, of

@@ -307,6 +307,15 @@ Endpoint::Impl::LongPath Endpoint::Impl::longest_path() const {
   return far;
 }
 
+// With one destination far away its receiver's window rules: a share of an incast would have to
+// learn the rate of its share. Less in so far as the queue is longer than it should be, whoever's.
+double Endpoint::Impl::led_by(const LongPath& far) const {
+  if (send_window.ramps()) return 0;
+  const auto target = static_cast<double>(config.delay_target);
+  const auto queue = static_cast<double>(send_window.queue_delay());
+  return far.window * std::min(1.0, target / std::max(queue, 1.0));
+}
+
 // The next train of chunks: to whom most is left to send, of those that may be sent to, so that all
 // destinations of one op are served alike and finish together.
 bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
@@ -316,9 +325,10 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const double queue = static_cast<double>(send_window.queue_delay());
   const double longest = kProbeQueue * static_cast<double>(config.delay_target);
   const double stretch = send_window.stretch(loss_to.share(now));
-  const double stretched = stretch * send_window.bytes();
-  double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue / longest, 0.0, 0.75);
   const LongPath far = longest_path();
+  led = far.alone && loss_to.share(now) < kHeavyLoss ? led_by(far) : 0;
+  const double stretched = std::max(led, stretch * send_window.bytes());
+  double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue / longest, 0.0, 0.75);
   if (far.rtprop)
     gain = std::min(gain, 1.0 + kProbeRoom * static_cast<double>(config.delay_target) /
                                     static_cast<double>(far.rtprop));
