@@ -49,14 +49,24 @@ LAYERS = (
     ),
     ("policies",),
     ("phases", "feedback", "flat_book", "momentum", "pruning", "telemetry", "guard"),
-    ("communicator", "hosts", "opening", "handles", "arrays", "native", "executor", "rendezvous"),
+    (
+        "communicator",
+        "hosts",
+        "opening",
+        "handles",
+        "arrays",
+        "native",
+        "executor",
+        "rendezvous",
+        "transforms",
+    ),
     ("_engine",),
     # plain data and words that any layer may use
-    ("plans", "errors", "settings", "transforms", "loss_runs", "scalars", "states"),
+    ("plans", "errors", "settings", "loss_runs", "scalars", "states"),
 )
 RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
 # Policies write plans and read reports; they never reach for what carries them out.
-FORBIDDEN = {"policies": {"_engine", "communicator", "hosts", "opening", "native"}}
+FORBIDDEN = {"policies": {"_engine", "communicator", "hosts", "opening", "native", "transforms"}}
 
 # The package's own __init__ is the public face: what it offers comes from the faces to torch.
 INIT = "__init__"
