@@ -182,15 +182,22 @@ def test_tcp_uses_the_congestion_control_asked_for() -> None:
 
 
 def test_bursts_follow_the_plan_and_fill_the_queue() -> None:
+    """On a busy machine some come late, and then short; none comes early or is left out."""
+    deadline = time.monotonic() + 30
     with Network(1, NETWORK_A, extra_hosts=1) as network:
         with BurstTraffic(network, BURSTS_A) as bursts:
-            time.sleep(1.2)
-            records = bursts.records()
-            planned = list(windows(BURSTS_A, bursts.origin, 0.0, time.monotonic()))
-        assert len(planned) - 2 <= len(records) <= len(planned)
-        for record, plan in zip(records, planned, strict=False):
-            assert abs(record.start - plan.start) < 0.05
-        assert max(record.bytes for record in records) > 0.8 * planned[0].bytes
+            punctual = whole = 0
+            while punctual < 5 or whole == 0:
+                assert time.monotonic() < deadline, records
+                time.sleep(0.2)
+                records = bursts.records()
+                planned = list(windows(BURSTS_A, bursts.origin, 0.0, time.monotonic()))
+                late = [r.start - p.start for r, p in zip(records, planned, strict=False)]
+                punctual = sum(each < 0.05 for each in late)
+                whole = sum(record.bytes > 0.8 * planned[0].bytes for record in records)
+            assert len(late) == len(records)
+            assert min(late) >= 0
+            assert max(record.bytes for record in records) < 1.05 * planned[0].bytes
         assert network.port_stats(0).downlink.drops > 0
         assert network.port_stats(1).uplink.drops == 0
         assert network.lost_packets() > 0

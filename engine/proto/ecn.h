@@ -31,19 +31,25 @@ struct EcnSeen {
 // Whether a path carries ECT(0), and which of what went over it was marked.
 class EcnPath {
  public:
-  // After so many probe time-outs in a row before anything that was ECT has been acknowledged, the
-  // path is taken for one that drops ECT packets (RFC 9000, section 13.4.2.1).
+  // After so many probe time-outs in a row before anything that was ECT has been acknowledged,
+  // packets go Not-ECT; if one of those is acknowledged first, the path is taken for one that drops
+  // ECT packets (RFC 9000, section 13.4.2.1). The second half is ours: a peer that stalls lets the
+  // same time-outs pass, but then acknowledges all.
   static constexpr uint32_t kTries = 3;
 
   // Whether the next packet goes as ECT(0).
-  bool capable() const { return !failed_; }
+  bool capable() const { return !failed_ && !doubted_; }
   bool failed() const { return failed_; }
   void off() { failed_ = true; }
   void sent() { ++sent_; }
-  // Of a packet that was sent as ECT(0), the first time that it is acknowledged.
-  void acked() { ++acked_; }
+  // Of a packet, the first time that it is acknowledged; `ect`: it was sent as ECT(0).
+  void acked(bool ect) {
+    acked_ += ect;
+    not_ect_acked_ |= !ect;
+    if (ect) doubted_ = false;
+  }
   void timed_out(uint32_t in_a_row) {
-    if (sent_ > 0 && acked_ == 0 && in_a_row >= kTries) failed_ = true;
+    if (sent_ > 0 && acked_ == 0 && in_a_row >= kTries) doubted_ = true;
   }
   // The counts of an ACK, after `acked` for all that it acknowledges. True when marks have come.
   // Totals are compared and not, as in the RFC, what one ACK adds: an ACK here says nothing of
@@ -58,8 +64,8 @@ class EcnPath {
       ce_ = ce;
       counted_ += static_cast<uint64_t>(more) + static_cast<uint64_t>(more_marked);
     }
-    // Cleared or changed on the way, or said of packets that there never were.
-    failed_ = counted_ < acked_ || counted_ > sent_;
+    // Cleared or changed on the way, or said of packets that there never were; or dropped.
+    failed_ = counted_ < acked_ || counted_ > sent_ || (doubted_ && not_ect_acked_);
     return !failed_ && more >= 0 && more_marked > 0;
   }
 
@@ -69,6 +75,8 @@ class EcnPath {
   uint64_t counted_ = 0;
   uint16_t ect0_ = 0;
   uint16_t ce_ = 0;
+  bool doubted_ = false;
+  bool not_ect_acked_ = false;
   bool failed_ = false;
 };
 

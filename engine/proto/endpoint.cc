@@ -159,7 +159,6 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   ++counters.probes;
   path.probe_base = now;
   if (path.connected) path.ecn.timed_out(path.probe_count);
-  check_ecn(path);
   // Silence on a long path: what would be a round's first window is worth trying.
   path.probes = long_path(path.rtt.minimum()) ? kMostProbes : 2;
   const bool more = backlog(path) > 0;

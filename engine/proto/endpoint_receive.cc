@@ -381,7 +381,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
       SentPacket* packet = path.sent.find(largest - back);
       if (!packet || packet->state == SentPacket::State::acked) continue;
       const bool probed = packet->state == SentPacket::State::probed;
-      if (packet->ect) path.ecn.acked();
+      path.ecn.acked(packet->ect);
       if (probed) ++counters.spurious_retransmissions;
       if (packet->state == SentPacket::State::lost) {
         ++counters.spurious_retransmissions;

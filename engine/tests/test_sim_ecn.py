@@ -152,3 +152,21 @@ def test_a_network_b_with_marks_at_a_quarter() -> None:
     fabric = Fabric(4, link=link, **HOSTS)
     assert median(rounds(fabric, 150_000, 5, link)) < 1.2
     assert total(fabric, "marked") > 0
+
+
+def test_a_peer_that_stalls_is_not_taken_for_a_path_that_drops_ect() -> None:
+    """Before anything that was ECT is acknowledged: host 1 hears everything 200 ms late."""
+    fabric = Fabric(3, **HOSTS)
+    fabric.run(0.2, until_done=False)
+    fabric.set_link(1, "down", replace(QUARTER_A, delay=0.2))
+    fabric.all_reduce(0, plan(50_000), gradients(3, 50_000), at=fabric.now)
+    fabric.run(fabric.now + 0.19, until_done=False)
+    assert total(fabric, "probes") >= 6  # of the two paths to host 1
+    assert fabric.run(fabric.now + 60)
+    fabric.set_link(1, "down", QUARTER_A)
+    before = fabric.link_counters(1, "down")["ect"]
+    fabric.all_reduce(1, plan(50_000), gradients(3, 50_000), at=fabric.now)
+    assert fabric.run(fabric.now + 60)
+    must_be_ok(fabric, 2)
+    assert total(fabric, "ecn_failed") == 0
+    assert fabric.link_counters(1, "down")["ect"] > before + 100
