@@ -34,6 +34,8 @@ constexpr Nanos kTrialPause = 500 * kMillisecond;
 constexpr Nanos kLongestTrialPause = 2 * kSecond;
 constexpr Nanos kCalm = 50 * kMillisecond;
 constexpr double kCompetitiveCut = 0.7;
+// Per round: a port's window stands for the flows of several peers.
+constexpr double kCompetitiveGrowth = 1.5 * kSegment;
 constexpr double kInelastic = 0.8;  // of the rate: nobody takes what half leaves
 constexpr Nanos kCheckPause = 2 * kSecond;
 constexpr double kUnbounded = 1e12;
@@ -252,7 +254,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     if (lost_) {
       window_ *= kCompetitiveCut;
     } else if (limited_) {
-      window_ += kSegment;
+      window_ += kCompetitiveGrowth;
     }
     threshold_ = window_ = std::clamp(window_, minimum_, maximum_);
     return;
