@@ -262,7 +262,8 @@ def test_a_push_alone_leaves_the_sum_as_it_is(encoding: str) -> None:
 
 
 def forged(session: int, source: int, kind: int, number: int, chunk: int, payload: bytes) -> bytes:
-    head = bytes([_engine.PROTOCOL_VERSION, kind]) + source.to_bytes(2, "little") + session.to_bytes(4, "little")
+    head = bytes([_engine.PROTOCOL_VERSION, kind])
+    head += source.to_bytes(2, "little") + session.to_bytes(4, "little")
     words = (number, 0, 0, chunk)
     return head + b"".join(w.to_bytes(4, "little") for w in words) + bytes(4) + payload
 
