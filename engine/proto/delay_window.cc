@@ -24,20 +24,10 @@ constexpr Nanos kOverflowPause = 50 * kMillisecond;
 constexpr double kWayBack = 0.85;  // of what is on its way back: part of it waits at others' ports
 constexpr double kSlowly = 1.0 / 16;  // a window that wavers makes its senders take turns unevenly
 constexpr double kSegment = 1514.0;
-constexpr Nanos kPressed = 100 * kMillisecond;  // of epochs with somebody else's queue
-constexpr double kPressedRate = 0.5;            // of BtlBw
-constexpr Nanos kTrial = 30 * kMillisecond;     // of epochs, and as long before it
-constexpr int64_t kTrialEpochs = 8;
-constexpr double kTrialGrowth = 2.0;  // of the window
-constexpr double kElastic = 1.6;      // of the rate: who took it gives way
-constexpr Nanos kTrialPause = 500 * kMillisecond;
-constexpr Nanos kLongestTrialPause = 2 * kSecond;
-constexpr Nanos kCalm = 50 * kMillisecond;
+constexpr double kSlow = 0.5;  // of BtlBw
 constexpr double kCompetitiveCut = 0.7;
 // Per round: a port's window stands for the flows of several peers.
 constexpr double kCompetitiveGrowth = 1.5 * kSegment;
-constexpr double kInelastic = 0.8;  // of the rate: nobody takes what half leaves
-constexpr Nanos kCheckPause = 2 * kSecond;
 constexpr double kUnbounded = 1e12;
 constexpr double kFullRate = 0.6;     // of BtlBw: the port was ours alone
 constexpr double kLargest = 256e6;    // bytes on one path
@@ -130,71 +120,6 @@ void DelayWindow::stretch(Nanos delay, double rate) {
   stretch_ = std::clamp(stretch_, 1.0, most);
 }
 
-// Our own queue shrinks when the window does. One that stays whatever we do, or takes most of the
-// rate, is somebody else's: a flow that fills it until it overflows (TCP), or one that nothing
-// moves. Trials tell. Twice the window brings more of the rate only where somebody gives way; half
-// of it costs rate only where somebody takes that.
-void DelayWindow::compete(Nanos delay, double rate, Nanos rtprop, Nanos now) {
-  const Nanos epoch = now - epoch_start_;
-  trial_bytes_ += bytes_sum_;
-  trial_time_ += epoch;
-  ++trial_epochs_;
-  const bool long_enough = trial_time_ >= kTrial && trial_epochs_ >= kTrialEpochs;
-  if (trying_) {
-    if (long_enough) end_trial(now);
-    return;
-  }
-  if (competitive_ && 2 * delay >= target_) calm_since_ = now;
-  if (competitive_ && now - calm_since_ > kCalm) {
-    competitive_ = false;
-    pressed_ = 0;
-  }
-  // On a long path the rate comes and goes with the rounds.
-  const bool slow =
-      !long_path(rtprop) && 4 * delay > target_ && rate < kPressedRate * meter_.bytes_per_second();
-  pressed_ = delay > target_ || slow ? std::min(pressed_ + epoch, kPressed)
-                                     : std::max<Nanos>(0, pressed_ - epoch);
-  if (!long_enough) return;
-  if ((competitive_ || pressed_ == kPressed) && now >= next_trial_) {
-    trial_wins_ = 0;
-    begin_trial(competitive_ ? 1 / kTrialGrowth : kTrialGrowth);
-  } else if (2 * trial_time_ > kPressed) {
-    trial_time_ = trial_epochs_ = 0;
-    trial_bytes_ = 0;
-  }
-}
-
-void DelayWindow::begin_trial(double factor) {
-  trying_ = true;
-  trial_rate_ = trial_bytes_ / static_cast<double>(trial_time_);
-  trial_bytes_ = 0;
-  trial_time_ = trial_epochs_ = 0;
-  window_ = std::clamp(factor * window_, minimum_, maximum_);
-}
-
-void DelayWindow::end_trial(Nanos now) {
-  const double change = trial_bytes_ / static_cast<double>(trial_time_) / trial_rate_;
-  trying_ = false;
-  pressed_ = 0;
-  if (competitive_) {
-    competitive_ = change < kInelastic;
-    if (competitive_) window_ = std::min(maximum_, kTrialGrowth * window_);
-    trial_pause_ = kTrialPause;
-    next_trial_ = now + kCheckPause;
-    return;
-  }
-  if (change > kElastic) {
-    ++trial_wins_;
-    begin_trial(kTrialGrowth);
-    return;
-  }
-  window_ = std::max(minimum_, window_ / kTrialGrowth);
-  competitive_ = trial_wins_ > 0;
-  calm_since_ = now;
-  trial_pause_ = competitive_ ? kTrialPause : std::min(2 * trial_pause_, kLongestTrialPause);
-  next_trial_ = now + (competitive_ ? kCheckPause : trial_pause_);
-}
-
 // What the rate accounts for. On a long path with no queue at all also a little more than there is
 // now: a rate that has not shown yet, because losses broke the ramp off, would never show.
 double DelayWindow::bound(Nanos delay, Nanos rtprop) const {
@@ -248,9 +173,16 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     ceiling_ = std::max(ceiling_, ceiling_before_);
   ramp(delay, rate, rtprop);
   stretch(delay, rate);
-  if (whole && limited_ && !lossy_) compete(delay, rate, rtprop, now);
-  if (trying_) return;
-  if (competitive_) {
+  if (whole && limited_ && !lossy_) {
+    // On a long path the rate comes and goes with the rounds.
+    const bool slow =
+        !long_path(rtprop) && 4 * delay > target_ && rate < kSlow * meter_.bytes_per_second();
+    const double factor =
+        competition_.observe(bytes_sum_, now - epoch_start_, delay, target_, slow, now);
+    if (factor != 1.0) window_ = std::clamp(factor * window_, minimum_, maximum_);
+  }
+  if (competition_.trying()) return;
+  if (competition_.competes()) {
     if (lost_) {
       window_ *= kCompetitiveCut;
     } else if (limited_) {

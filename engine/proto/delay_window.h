@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "proto/competition.h"
 #include "proto/loss_meter.h"
 #include "proto/rate_meter.h"
 #include "proto/time.h"
@@ -20,7 +21,7 @@ class DelayWindow {
   DelayWindow(double initial, double minimum, double buffer, Nanos target);
 
   double bytes() const { return window_; }
-  bool competitive() const { return competitive_; }
+  bool competitive() const { return competition_.competes(); }
   Nanos queue_delay() const { return last_delay_; }
   // Doubles each round, because the path's rate has not shown yet.
   bool ramps() const { return ramps_; }
@@ -52,9 +53,6 @@ class DelayWindow {
  private:
   void ramp(Nanos delay, double rate, Nanos rtprop);
   void stretch(Nanos delay, double rate);
-  void compete(Nanos delay, double rate, Nanos rtprop, Nanos now);
-  void begin_trial(double factor);
-  void end_trial(Nanos now);
   double bound(Nanos delay, Nanos rtprop) const;
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
 
@@ -72,17 +70,7 @@ class DelayWindow {
   double bytes_sum_ = 0;
   Nanos last_delay_ = 0;
   double ceiling_;  // above it the queue overflowed by our own doing
-  bool competitive_ = false;
-  Nanos calm_since_ = 0;
-  Nanos pressed_ = 0;  // epochs under somebody else's queue, less those without
-  bool trying_ = false;
-  uint32_t trial_wins_ = 0;
-  Nanos trial_time_ = 0;
-  int64_t trial_epochs_ = 0;
-  double trial_bytes_ = 0;
-  double trial_rate_ = 0;  // bytes/ns, before it
-  Nanos trial_pause_ = 500 * kMillisecond;
-  Nanos next_trial_ = 0;
+  Competition competition_;
   bool ramps_ = true;
   double loss_ = -1;
   double told_ = 0;

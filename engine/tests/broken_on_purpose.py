@@ -440,9 +440,9 @@ BREAKS = (
     Break(
         0,
         "beside TCP the window gives way as ever",
-        PROTO + "delay_window.cc",
-        "competitive_ = trial_wins_ > 0;",
-        "competitive_ = false;",
+        PROTO + "competition.cc",
+        "competes_ = wins_ > 0;",
+        "competes_ = false;",
         SIM + "sharing.py",
     ),
     Break(

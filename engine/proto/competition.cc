@@ -1,0 +1,75 @@
+#include "proto/competition.h"
+
+#include <algorithm>
+
+namespace gradwire {
+
+namespace {
+constexpr Nanos kPressed = 100 * kMillisecond;
+constexpr Nanos kTrial = 30 * kMillisecond;  // of epochs, and as long before it
+constexpr int64_t kTrialEpochs = 8;
+constexpr double kGrowth = 2.0;     // of the window
+constexpr double kElastic = 1.6;    // of the rate: who took it gives way
+constexpr double kInelastic = 0.8;  // of the rate: nobody takes what half leaves
+constexpr Nanos kLongestPause = 2 * kSecond;
+constexpr Nanos kCheckPause = 2 * kSecond;
+constexpr Nanos kCalm = 50 * kMillisecond;
+}  // namespace
+
+double Competition::observe(double bytes, Nanos epoch, Nanos delay, Nanos target, bool slow,
+                            Nanos now) {
+  bytes_ += bytes;
+  time_ += epoch;
+  ++epochs_;
+  const bool long_enough = time_ >= kTrial && epochs_ >= kTrialEpochs;
+  if (trying_) return long_enough ? end(now) : 1.0;
+  if (competes_ && 2 * delay >= target) calm_since_ = now;
+  if (competes_ && now - calm_since_ > kCalm) {
+    competes_ = false;
+    pressed_ = 0;
+  }
+  pressed_ = delay > target || slow ? std::min(pressed_ + epoch, kPressed)
+                                    : std::max<Nanos>(0, pressed_ - epoch);
+  if (!long_enough) return 1.0;
+  if ((competes_ || pressed_ == kPressed) && now >= next_) {
+    wins_ = 0;
+    return begin(competes_ ? 1 / kGrowth : kGrowth);
+  }
+  if (2 * time_ > kPressed) forget();
+  return 1.0;
+}
+
+double Competition::begin(double factor) {
+  trying_ = true;
+  rate_before_ = bytes_ / static_cast<double>(time_);
+  forget();
+  return factor;
+}
+
+double Competition::end(Nanos now) {
+  const double change = bytes_ / static_cast<double>(time_) / rate_before_;
+  trying_ = false;
+  pressed_ = 0;
+  if (competes_) {
+    competes_ = change < kInelastic;
+    pause_ = kTrialPause;
+    next_ = now + kCheckPause;
+    return competes_ ? kGrowth : 1.0;
+  }
+  if (change > kElastic) {
+    ++wins_;
+    return begin(kGrowth);
+  }
+  competes_ = wins_ > 0;
+  calm_since_ = now;
+  pause_ = competes_ ? kTrialPause : std::min(2 * pause_, kLongestPause);
+  next_ = now + (competes_ ? kCheckPause : pause_);
+  return 1 / kGrowth;
+}
+
+void Competition::forget() {
+  bytes_ = 0;
+  time_ = epochs_ = 0;
+}
+
+}  // namespace gradwire
