@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from gradwire.lab import probe
-
 CONTESTANTS = ["gloo", "reliable", "dblp"]
 NUMBERS = (
     "steps",
@@ -130,13 +128,6 @@ def _until(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-@pytest.fixture
-def _namespaces() -> None:
-    reason = probe()
-    if reason is not None:
-        pytest.skip(reason)
-
-
 def _check_document(document: dict[str, Any], demo: Demo) -> None:
     assert set(document) == KEYS
     assert document["error"] is None
@@ -166,7 +157,7 @@ def _check_document(document: dict[str, Any], demo: Demo) -> None:
 
 @pytest.mark.slow
 @pytest.mark.netns
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_a_quick_demo_in_namespaces(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--quick", "--json")
     assert demo.wait(90.0) == 0, demo.said()
@@ -200,7 +191,7 @@ def test_a_quick_demo_on_loopback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.netns
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_control_c_leaves_nothing_behind(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--quick")
     demo.wait_until_it_says("training in turn")
@@ -213,7 +204,7 @@ def test_control_c_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.netns
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--quick")
     demo.wait_until_it_says("starting the ranks")

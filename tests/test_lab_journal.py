@@ -15,7 +15,6 @@ import pytest
 from test_lab_run import Lab
 from typer.testing import CliRunner
 
-from gradwire.lab import probe
 from gradwire.lab.bursts import BurstRecord
 from gradwire.lab.command import app
 from gradwire.lab.report.page import render
@@ -308,9 +307,8 @@ def test_a_build_knows_its_code() -> None:
 
 @pytest.mark.slow
 @pytest.mark.netns
+@pytest.mark.usefixtures("namespaces")
 def test_an_interrupted_run_has_a_report_and_goes_on(tmp_path: Path) -> None:
-    if (reason := probe()) is not None:
-        pytest.skip(reason)
     experiment = small(tmp_path, ("seeds = [0, 1]", "seeds = [0]"), ("[1, 2, 3]", "[1, 2]"))
     out = tmp_path / "out"
     call = ("lab", "run", str(experiment.path), "--quick", "--out", str(out))

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.lab import NETWORK_B, LabUnavailable, Leaves, Network, Preset, Wire, probe
+from gradwire.lab import NETWORK_B, LabUnavailable, Leaves, Network, Preset, Wire
 from gradwire.lab.bursts import BurstTraffic
 from gradwire.lab.presets import Burst
 from gradwire.lab.rivals import RivalStreams
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 
 # 4 hosts on 2 leaves, 2:1: both hosts of a leaf together fill its uplink twice.
 UPLINK = replace(NETWORK_B, name="uplink")
@@ -38,13 +38,6 @@ while True:
     if time.monotonic() >= stop:
         break
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces() -> None:
-    reason = probe()
-    if reason is not None:
-        pytest.skip(reason)
 
 
 def send(network: Network, pairs: list[tuple[int, int]], seconds: float = 0.0) -> None:

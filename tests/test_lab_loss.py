@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradwire.lab import NETWORK_B, Network, probe
+from gradwire.lab import NETWORK_B, Network
 from gradwire.lab.rivals import RivalStreams, goodput
 
 pytestmark = pytest.mark.netns
@@ -45,10 +45,7 @@ for number in range(int(sys.argv[2])):
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    reason = probe()
-    if reason is not None:
-        pytest.skip(reason)
+def network(namespaces: None) -> Iterator[Network]:
     with Network(3, NETWORK_B, extra_hosts=1) as made:
         yield made
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gradwire.lab import NETWORK_B, LabUnavailable, Leaves, Network, Wire, probe
+from gradwire.lab import NETWORK_B, Leaves, Network, Wire
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("wires")]
 
 KIB = 1024
 ECN = 16 * KIB
@@ -80,17 +80,6 @@ print(json.dumps({
     "delivered_ce": struct.unpack_from("I", info, 196)[0],
 }))
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _wires() -> None:
-    reason = probe()
-    if reason is not None:
-        pytest.skip(reason)
-    try:
-        Network(1, wires={0: Wire()}).close()
-    except LabUnavailable as error:
-        pytest.skip(str(error))
 
 
 def listen(network: Network, host: int, program: str) -> subprocess.Popen[str]:

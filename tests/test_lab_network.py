@@ -24,11 +24,10 @@ from gradwire.lab import (
     LabUnavailable,
     Network,
     Preset,
-    probe,
     windows,
 )
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
@@ -69,13 +68,6 @@ while True:
     if time.monotonic() >= stop:
         break
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces() -> None:
-    reason = probe()
-    if reason is not None:
-        pytest.skip(reason)
 
 
 class Hosts:

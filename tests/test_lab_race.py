@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gradwire.lab import BURSTS_A, NETWORK_A, BurstTraffic, Network, probe
+from gradwire.lab import BURSTS_A, NETWORK_A, BurstTraffic, Network
 from gradwire.lab.race import GLOO, Entry, Race, tcp_push
 from gradwire.lab.ranks import RankError
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 
 CONTESTANTS = """
 import os, time
@@ -47,13 +47,6 @@ class Dying(Base):
     def run_round(self, buffer):
         if self.rank == 1: os._exit(7)
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces() -> None:
-    reason = probe()
-    if reason is not None:
-        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gradwire.lab import probe
 from gradwire.lab.report.command import app
 from gradwire.lab.run import checks
 
@@ -86,13 +85,6 @@ class Lab:
         return found
 
 
-@pytest.fixture
-def _namespaces() -> None:
-    reason = probe()
-    if reason is not None:
-        pytest.skip(reason)
-
-
 def check_times(document: dict[str, Any], entry: dict[str, Any]) -> None:
     """The numbers of a contestant, against its own raw samples."""
     seconds = [each for track in entry["tracks"] for each in track["seconds"]]
@@ -104,7 +96,7 @@ def check_times(document: dict[str, Any], entry: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.netns
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_a_quick_run_of_pushes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     file = EXPERIMENTS / "ltp_incast.toml"
@@ -152,7 +144,7 @@ def test_a_quick_run_of_pushes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.netns
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_a_quick_run_of_training(tmp_path: Path) -> None:
     out = tmp_path / "out"
     file = EXPERIMENTS / "dblp_job.toml"
@@ -179,7 +171,7 @@ def test_a_quick_run_of_training(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.netns
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_control_c_leaves_nothing_behind(tmp_path: Path) -> None:
     file = EXPERIMENTS / "dblp_round.toml"
     out = tmp_path / "out"
@@ -195,7 +187,7 @@ def test_control_c_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.netns
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_a_killed_run_leaves_nothing_behind(tmp_path: Path) -> None:
     file = EXPERIMENTS / "dblp_round.toml"
     lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(tmp_path / "out"))
@@ -228,7 +220,7 @@ policy = "reliable"
 
 @pytest.mark.slow
 @pytest.mark.netns
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_a_frozen_host_holds_its_round_up_and_a_killed_one_is_named(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     fault = "[[faults]]\nkind = '{}'\nhost = 1\nat_s = 0.0\nfor_s = 1.0\n"
@@ -273,7 +265,7 @@ def test_bad_input_is_one_sentence(
 
 
 @pytest.mark.netns
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -363,7 +355,7 @@ def test_missing_rights_are_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.netns
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_a_run_on_leaves_calibrates_its_uplinks_and_names_them(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     leaves = SMALL.replace("workers = 2", "workers = 2\nleaves = 2\nuplink_rate = 50e6")
@@ -392,7 +384,7 @@ def test_a_run_on_leaves_calibrates_its_uplinks_and_names_them(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.netns
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_a_run_on_switches_that_mark_counts_the_marks(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     marking = SMALL.replace("workers = 2", "workers = 2\nrate = 50e6\necn = 16_384")

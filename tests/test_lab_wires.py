@@ -13,10 +13,10 @@ from statistics import median
 
 import pytest
 
-from gradwire.lab import NETWORK_A, NETWORK_B, LabUnavailable, Network, Preset, Wire, probe
+from gradwire.lab import NETWORK_A, NETWORK_B, LabUnavailable, Network, Preset, Wire
 from gradwire.lab.wire_trial import round_trips, wire_load
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("wires")]
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -48,17 +48,6 @@ data = random.Random(1).randbytes(3_000_000)
 c = socket.create_connection((sys.argv[1], 5001)); c.sendall(data); c.close()
 print(hashlib.sha256(data).hexdigest())
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _wires() -> None:
-    reason = probe()
-    if reason is not None:
-        pytest.skip(reason)
-    try:
-        Network(1, wires={0: Wire()}).close()
-    except LabUnavailable as error:
-        pytest.skip(str(error))
 
 
 def rtt(network: Network, count: int = 20) -> tuple[float, float]:
