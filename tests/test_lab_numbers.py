@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gradwire.lab.race import Round
 from gradwire.lab.report.markdown import as_markdown
 from gradwire.lab.report.words import mark_rows, rows
 from gradwire.lab.rivals import goodput
@@ -18,6 +20,7 @@ from gradwire.lab.run.shares import carried, crossing_flows, route
 from gradwire.lab.run.summary import interval, summarize, times
 from gradwire.lab.run.tail import next_length
 from gradwire.lab.run.training import segments
+from gradwire.lab.run.transfers import track_of
 from gradwire.lab.scenario import Cell, Contestant, Mark, Scenario, Work
 from gradwire.lab.scenario.network import Loss, Topology
 from gradwire.lab.scenario.work import turn_length
@@ -188,6 +191,17 @@ def test_a_summary_joins_the_seeds() -> None:
     assert found["retransmitted"] == pytest.approx(0.1)
     assert found["rival_goodput_bps"] == pytest.approx(8 * 100)
     assert summarize(TCP, scenario(2), runs) is None
+
+
+def test_computation_between_rounds_is_part_of_the_job_and_of_nothing_else() -> None:
+    rounds = [Round(0.0, (0.1, 0.2)), Round(1.0, (0.3, 0.1))]
+    working = replace(scenario(), work=Work("push", bytes=MB4, compute_s=0.25))
+    run = CellRun(0.0, {"ours": track_of(rounds, [], 0.25)})
+    found = summarize(OURS, working, {0: run})
+    assert found is not None
+    assert found["job_s"] == pytest.approx(0.2 + 0.3 + 2 * 0.25)
+    assert found["comm_share"] == pytest.approx(0.5)
+    assert found["throughput_bps"] == pytest.approx(MB4 * 8 * 2 / 0.5)
 
 
 def test_goodput_is_what_fell_into_the_spans() -> None:

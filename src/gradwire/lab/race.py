@@ -87,6 +87,7 @@ class Race:
         *,
         env: Mapping[str, str] | None = None,
         round_seconds: float = _ROUND_SECONDS,
+        pause: float = 0.0,
     ) -> None:
         """Start a rank on every host (not on the extra ones) and set all contestants up.
 
@@ -96,6 +97,7 @@ class Race:
             size: bytes of each rank's buffer, a multiple of 4.
             env: additions to the ranks' environment.
             round_seconds: how long a round may take.
+            pause: seconds before each round, in which a job would compute.
 
         Raises:
             ValueError: a size or a set of names that makes no sense.
@@ -109,6 +111,7 @@ class Race:
         self.size = size
         self._entries = list(entries)
         self._round_seconds = round_seconds
+        self._pause = pause
         self._verified: set[str] = set()
         configs = [self._config(rank) for rank in range(network.hosts)]
         with uninterrupted():
@@ -182,7 +185,7 @@ class Race:
         raise AssertionError("turns do not end")
 
     def _round(self, name: str) -> Round:
-        start = time.monotonic() + _LEAD_SECONDS
+        start = time.monotonic() + max(_LEAD_SECONDS, self._pause)
         verify = name not in self._verified
         self._verified.add(name)
         command = {"command": "round", "contestant": name, "start": start, "verify": verify}
@@ -214,7 +217,7 @@ class Race:
             self._ranks.kill()
 
     def _ask(self, command: Message) -> list[Message]:
-        return self._ranks.ask(command, time.monotonic() + self._round_seconds)
+        return self._ranks.ask(command, time.monotonic() + self._pause + self._round_seconds)
 
     def __enter__(self) -> Race:
         return self

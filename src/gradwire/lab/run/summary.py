@@ -76,10 +76,12 @@ def summarize(
         "bound": bound,
         "limit_s": floor,
         "over_limit": percentile(seconds, 50) / floor,
-        "throughput_bps": None if training else _useful(scenario, size) * 8 * len(seconds) / job,
+        "throughput_bps": None
+        if training
+        else _useful(scenario, size) * 8 * len(seconds) / sum(seconds),
         "job_s": job / len(tracks),
         "steps_per_s": steps / job,
-        "comm_share": sum(seconds) / job if training else None,
+        "comm_share": sum(seconds) / job if training or scenario.work.compute_s else None,
         **_delivery(tracks),
         "rival_goodput_bps": _rivals(each.name, runs),
         **_learning(tracks, scenario.model.target_loss),

@@ -84,6 +84,7 @@ def run_transfers(
         work.bytes,
         env={"GRADWIRE_SEED": str(seed)},
         round_seconds=round_limit(scenario) + MARGIN_S,
+        pause=work.compute_s,
     )
     ground.victim = race.signal
     with contextlib.ExitStack() as stack:
@@ -102,11 +103,11 @@ def run_transfers(
         )
         reports = race.reports()
     for name, rounds in results.items():
-        run.tracks[name] = track_of(rounds, reports[name])
+        run.tracks[name] = track_of(rounds, reports[name], work.compute_s)
 
 
-def track_of(rounds: list[Round], reports: list[dict[str, Any]]) -> Track:
-    """A contestant's rounds as samples."""
+def track_of(rounds: list[Round], reports: list[dict[str, Any]], compute_s: float = 0.0) -> Track:
+    """A contestant's rounds as samples; each followed so many seconds of computation."""
     spans = [(one.start, one.start + one.seconds) for one in rounds]
     track = Track(spans=spans, reports=reports)
     layers: dict[str, list[float]] = {}
@@ -126,7 +127,7 @@ def track_of(rounds: list[Round], reports: list[dict[str, Any]]) -> Track:
         if "passes" in said[0]:
             track.passes.append(max(each["passes"] for each in said))
     track.layers = {name: _mean(shares) for name, shares in layers.items()}
-    track.job_s = sum(track.seconds)
+    track.job_s = sum(track.seconds) + compute_s * len(rounds)
     return track
 
 

@@ -33,6 +33,13 @@ class Work:
     warm_up: int = key(
         2, "rounds at the start of each turn that are not timed", low=0, high=1_000_000
     )
+    compute_s: float = key(
+        0.0,
+        "a pause before each round, as long as a job would compute; part of job time (not for "
+        "training), s",
+        low=0.0,
+        high=3600.0,
+    )
     seeds: tuple[int, ...] = key((0,), "the whole is done again for each", low=0, high=LARGEST_SEED)
     round_limit_s: float = key(
         60.0, "a round that takes longer ends the cell, s", above=0.0, high=86_400.0
@@ -49,11 +56,11 @@ class Work:
                     f"warm_up={self.warm_up!r}: of rounds={self.rounds!r} steps of training none "
                     f"would be timed; less than {self.rounds} is allowed"
                 )
-            for name in ("bytes", "layers"):
+            for name in ("bytes", "layers", "compute_s"):
                 if getattr(self, name) != default_of(Work, name):
                     raise ScenarioError(
-                        f"{name}={getattr(self, name)!r} with kind='training': the gradients are "
-                        "those of [model]; leave it out"
+                        f"work.{name}={getattr(self, name)!r} with kind='training': that is for "
+                        "[model] to say; leave it out"
                     )
 
     @property
