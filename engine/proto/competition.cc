@@ -67,6 +67,14 @@ double Competition::end(Nanos now) {
   return 1 / kGrowth;
 }
 
+double Competition::abandon(Nanos now) {
+  trying_ = false;
+  pressed_ = 0;
+  next_ = now + pause_;
+  forget();
+  return competes_ ? kGrowth : 1 / kGrowth;
+}
+
 void Competition::forget() {
   bytes_ = 0;
   time_ = epochs_ = 0;

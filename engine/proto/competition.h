@@ -17,6 +17,8 @@ class Competition {
   // `delay` of queueing, at `rate` bytes/s, in `epoch` until `now`; `slow`: at much less than
   // BtlBw. The factor by which the window changes for a trial, or after one.
   double observe(double bytes, Nanos epoch, Nanos delay, Nanos target, bool slow, Nanos now);
+  // Ends a trial that heavy loss keeps from telling anything: the factor that undoes it.
+  double abandon(Nanos now);
   // Somebody takes what giving way would leave: the window grows and shrinks by loss.
   bool competes() const { return competes_; }
   // The window is held for a trial.

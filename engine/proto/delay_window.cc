@@ -180,6 +180,8 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     const double factor =
         competition_.observe(bytes_sum_, now - epoch_start_, delay, target_, slow, now);
     if (factor != 1.0) window_ = std::clamp(factor * window_, minimum_, maximum_);
+  } else if (lossy_ && competition_.trying()) {
+    window_ = std::clamp(competition_.abandon(now) * window_, minimum_, maximum_);
   }
   if (competition_.trying()) return;
   if (competition_.competes()) {
