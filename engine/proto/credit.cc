@@ -50,7 +50,7 @@ void Endpoint::Impl::share_credit(Nanos now) {
       unasked = std::max(standing, window / peers / 2);
       // The pace is that of the port, also while the window is smaller than what the path holds.
       const double known = receive_window.rate() * 1e-9 / wire_bytes *
-                           static_cast<double>(p->rtt.minimum() + config.delay_target);
+                           static_cast<double>(p->rtt.minimum() + receive_window.target());
       p->part = std::max(unasked, static_cast<uint32_t>((wanted ? part : 1.0 / peers) *
                                                         std::max<double>(pool, known)));
     }
@@ -60,7 +60,7 @@ void Endpoint::Impl::share_credit(Nanos now) {
     const double stretch = receive_window.stretch(p->loss_from.share(now));
     if (stretch > 1) {
       const double shown = p->sent_meter.bytes_per_second() * 1e-9 / wire_bytes *
-                           static_cast<double>(p->rtt.round() + config.delay_target);
+                           static_cast<double>(p->rtt.round() + receive_window.target());
       const double most = receive_window.ramps()
                               ? kMostShare
                               : std::max<double>({shown, 1.0 * window, 1.0 * p->part});

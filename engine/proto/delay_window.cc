@@ -28,6 +28,8 @@ constexpr double kSlow = 0.5;  // of BtlBw
 constexpr double kCompetitiveCut = 0.7;
 // Per round: a port's window stands for the flows of several peers.
 constexpr double kCompetitiveGrowth = 1.5 * kSegment;
+constexpr double kLongQueue = 64 << 10;  // bytes: a part of what a port's queue holds
+constexpr Nanos kLongestTarget = 3 * kMillisecond;
 constexpr double kUnbounded = 1e12;
 constexpr double kFullRate = 0.6;     // of BtlBw: the port was ours alone
 constexpr double kLargest = 256e6;    // bytes on one path
@@ -49,6 +51,7 @@ DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos ta
       buffer_(std::max(minimum, buffer)),
       maximum_(buffer_),
       threshold_(kUnbounded),
+      shortest_target_(target),
       target_(target),
       enough_(maximum_),
       ceiling_(kUnbounded) {}
@@ -57,6 +60,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
                          Nanos now) {
   queue = std::max<Nanos>(queue, 0);
   meter_.add(bytes, now, lossy);
+  target_ = aim(rtprop);
   lossy_ = lossy;
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
@@ -64,7 +68,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   // long path one more, because each doubling takes a round.
   const bool is_long = long_path(rtprop);
   const double enough = ramps_ && is_long ? maximum_ : enough_;
-  if (limited_ && window_ < std::min(threshold_, enough) && 3 * queue < target_)
+  if (limited_ && window_ < std::min(threshold_, enough) && 3 * queue < shortest_target_)
     window_ = std::min({window_ + (is_long ? 1.0 : 0.5) * static_cast<double>(bytes), threshold_,
                         ceiling_, std::max(maximum_, window_)});
   if (now < epoch_end_) return;
@@ -82,6 +86,15 @@ void DelayWindow::marked() {
   // No doubling up to where it was marked.
   threshold_ = std::max(minimum_, std::min(threshold_, window_));
   stretch_ = std::max(1.0, kStretchCut * stretch_);
+}
+
+// What comes and goes in a round grows with the path: a queue too short for it runs dry, above all
+// under an incast. But it has to fit into buffers.
+Nanos DelayWindow::aim(Nanos rtprop) const {
+  const double rate = meter_.bytes_per_second();
+  if (!long_path(rtprop) || ramps_ || rate <= 0) return shortest_target_;
+  const auto fits = static_cast<Nanos>(kLongQueue * 1e9 / rate);
+  return std::max(shortest_target_, std::min({rtprop / 4, kLongestTarget, fits}));
 }
 
 // A ramp ends with a queue, or when more in flight brings no more.

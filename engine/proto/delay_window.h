@@ -21,6 +21,8 @@ class DelayWindow {
   DelayWindow(double initial, double minimum, double buffer, Nanos target);
 
   double bytes() const { return window_; }
+  // The standing queue that is aimed at: longer on a long path of a moderate rate.
+  Nanos target() const { return target_; }
   bool competitive() const { return competition_.competes(); }
   Nanos queue_delay() const { return last_delay_; }
   // Doubles each round, because the path's rate has not shown yet.
@@ -51,6 +53,7 @@ class DelayWindow {
   void limited() { limited_ = true; }
 
  private:
+  Nanos aim(Nanos rtprop) const;
   void ramp(Nanos delay, double rate, Nanos rtprop);
   void stretch(Nanos delay, double rate);
   double bound(Nanos delay, Nanos rtprop) const;
@@ -61,7 +64,8 @@ class DelayWindow {
   double buffer_;
   double maximum_;    // the buffer, and what the path holds
   double threshold_;  // doubling below it, careful growth above
-  Nanos target_;
+  Nanos shortest_target_;
+  Nanos target_;         // of the path that was sampled last
   double enough_;        // what the rate and the way back account for
   double way_back_ = 0;  // ns: smoothed
   RateMeter meter_;

@@ -311,7 +311,7 @@ Endpoint::Impl::LongPath Endpoint::Impl::longest_path() const {
 // learn the rate of its share. Less in so far as the queue is longer than it should be, whoever's.
 double Endpoint::Impl::led_by(const LongPath& far) const {
   if (send_window.ramps()) return 0;
-  const auto target = static_cast<double>(config.delay_target);
+  const auto target = static_cast<double>(send_window.target());
   const auto queue = static_cast<double>(send_window.queue_delay());
   return far.window * std::min(1.0, target / std::max(queue, 1.0));
 }
@@ -323,15 +323,15 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   // At BtlBw the port's own queue stays short and what waits, waits here, where the choice of
   // destination is still open; a little above it while the queue is short, to find more.
   const double queue = static_cast<double>(send_window.queue_delay());
-  const double longest = kProbeQueue * static_cast<double>(config.delay_target);
-  const double stretch = send_window.stretch(loss_to.share(now));
   const LongPath far = longest_path();
+  const auto target = static_cast<double>(send_window.target());
+  const double longest = kProbeQueue * target;
+  const double stretch = send_window.stretch(loss_to.share(now));
   led = far.alone && loss_to.share(now) < kHeavyLoss ? led_by(far) : 0;
   const double stretched = std::max(led, stretch * send_window.bytes());
   double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue / longest, 0.0, 0.75);
   if (far.rtprop)
-    gain = std::min(gain, 1.0 + kProbeRoom * static_cast<double>(config.delay_target) /
-                                    static_cast<double>(far.rtprop));
+    gain = std::min(gain, 1.0 + kProbeRoom * target / static_cast<double>(far.rtprop));
   double pace = 0;
   if (config.pacing && btlbw() > 0)
     pace = breaker.factor() * std::max(stretch * gain * btlbw(), unproven_rate(now));
