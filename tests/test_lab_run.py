@@ -125,7 +125,7 @@ def test_a_quick_run_of_pushes(tmp_path: Path) -> None:
         # What 3 workers push crosses one port of 1 Gbit/s, whose bucket lets 72 KiB pass at once.
         assert min(tcp["tracks"][0]["seconds"]) > (3 * 1_000_000 - 80_000) * 8 / 1e9
         assert tcp["reports"][0][0]["congestion_control"] == "cubic"
-        assert 0 < ours["delivered_min"] <= 1.0  # a push that is late closes with less
+        assert 0.5 < ours["delivered_min"] < 1.0  # a push that is late closes with less
     assert clean["contestants"][0]["retransmitted"] < lossy["contestants"][0]["retransmitted"]
     assert lossy["contestants"][0]["retransmitted"] > 0.005
     assert lossy["runs"][0]["lost_packets"] > 100

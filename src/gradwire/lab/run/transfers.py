@@ -36,7 +36,7 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
     settings = {"timeout": round_limit(scenario), **each.options}
     if scenario.work.kind == "push":
         options = {
-            "bound": each.bound,
+            "bound": each.loosest_bound("push"),
             "spend": each.spend if each.bound else "nothing",
             "schedule": schedule_of(each, scenario),
             "control": each.control,
