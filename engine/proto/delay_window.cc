@@ -27,7 +27,7 @@ constexpr double kSegment = 1514.0;
 constexpr double kSlow = 0.5;  // of BtlBw
 constexpr double kCompetitiveCut = 0.7;
 // Per round: a port's window stands for the flows of several peers.
-constexpr double kCompetitiveGrowth = 1.5 * kSegment;
+constexpr double kCompetitiveGrowth = 3.0 * kSegment;
 constexpr double kLongQueue = 64 << 10;  // bytes: a part of what a port's queue holds
 constexpr Nanos kLongestTarget = 3 * kMillisecond;
 constexpr double kUnbounded = 1e12;
