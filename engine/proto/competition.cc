@@ -13,6 +13,7 @@ constexpr double kElastic = 1.6;    // of the rate: who took it gives way
 constexpr double kInelastic = 0.8;  // of the rate: nobody takes what half leaves
 constexpr Nanos kLongestPause = 2 * kSecond;
 constexpr Nanos kCheckPause = 2 * kSecond;
+constexpr uint32_t kDoubts = 3;  // in a row: the rates of flows that share a port waver
 constexpr Nanos kCalm = 50 * kMillisecond;
 }  // namespace
 
@@ -27,6 +28,7 @@ double Competition::observe(double bytes, Nanos epoch, Nanos delay, Nanos target
   if (competes_ && now - calm_since_ > kCalm) {
     competes_ = false;
     pressed_ = 0;
+    next_ = now;
   }
   pressed_ = delay > target || slow ? std::min(pressed_ + epoch, kPressed)
                                     : std::max<Nanos>(0, pressed_ - epoch);
@@ -51,9 +53,10 @@ double Competition::end(Nanos now) {
   trying_ = false;
   pressed_ = 0;
   if (competes_) {
-    competes_ = change < kInelastic;
+    doubts_ = change < kInelastic ? 0 : doubts_ + 1;
+    competes_ = doubts_ < kDoubts;
     pause_ = kTrialPause;
-    next_ = now + kCheckPause;
+    next_ = now + (!competes_ ? kTrialPause : doubts_ ? kPressed : kCheckPause);
     return competes_ ? kGrowth : 1.0;
   }
   if (change > kElastic) {
@@ -61,6 +64,7 @@ double Competition::end(Nanos now) {
     return begin(kGrowth);
   }
   competes_ = wins_ > 0;
+  doubts_ = 0;
   calm_since_ = now;
   pause_ = competes_ ? kTrialPause : std::min(2 * pause_, kLongestPause);
   next_ = now + (competes_ ? kCheckPause : pause_);

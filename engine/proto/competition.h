@@ -41,6 +41,7 @@ class Competition {
   int64_t epochs_ = 0;
   double rate_before_ = 0;  // bytes/ns
   uint32_t wins_ = 0;       // trials in a row that brought more
+  uint32_t doubts_ = 0;     // checks in a row in which nobody took what half left
   Nanos pause_ = kTrialPause;
   Nanos next_ = 0;
 };
