@@ -9,8 +9,9 @@ constexpr Nanos kPressed = 100 * kMillisecond;
 constexpr Nanos kTrial = 30 * kMillisecond;  // of epochs, and as long before it
 constexpr int64_t kTrialEpochs = 8;
 constexpr double kGrowth = 2.0;     // of the window
-constexpr double kElastic = 1.6;    // of the rate: who took it gives way
-constexpr double kInelastic = 0.8;  // of the rate: nobody takes what half leaves
+constexpr double kElastic = 1.4;    // of the rate: who took it gives way
+constexpr double kInelastic = 0.9;  // of the rate: nobody takes what half leaves
+constexpr Nanos kLongestTrial = 300 * kMillisecond;
 constexpr Nanos kLongestPause = 2 * kSecond;
 constexpr Nanos kCheckPause = 2 * kSecond;
 constexpr uint32_t kDoubts = 3;  // in a row: the rates of flows that share a port waver
@@ -35,14 +36,15 @@ double Competition::observe(double bytes, Nanos epoch, Nanos delay, Nanos target
   if (!long_enough) return 1.0;
   if ((competes_ || pressed_ == kPressed) && now >= next_) {
     wins_ = 0;
-    return begin(competes_ ? 1 / kGrowth : kGrowth);
+    return begin(competes_ ? 1 / kGrowth : kGrowth, now);
   }
   if (2 * time_ > kPressed) forget();
   return 1.0;
 }
 
-double Competition::begin(double factor) {
+double Competition::begin(double factor, Nanos now) {
   trying_ = true;
+  begun_ = now;
   rate_before_ = bytes_ / static_cast<double>(time_);
   forget();
   return factor;
@@ -61,7 +63,7 @@ double Competition::end(Nanos now) {
   }
   if (change > kElastic) {
     ++wins_;
-    return begin(kGrowth);
+    return begin(kGrowth, now);
   }
   competes_ = wins_ > 0;
   doubts_ = 0;
@@ -72,6 +74,8 @@ double Competition::end(Nanos now) {
 }
 
 double Competition::abandon(Nanos now) {
+  // An overflow of the trial's own making is soon over.
+  if (now - begun_ < kLongestTrial) return 1.0;
   trying_ = false;
   pressed_ = 0;
   next_ = now + pause_;

@@ -17,7 +17,8 @@ class Competition {
   // `delay` of queueing, at `rate` bytes/s, in `epoch` until `now`; `slow`: at much less than
   // BtlBw. The factor by which the window changes for a trial, or after one.
   double observe(double bytes, Nanos epoch, Nanos delay, Nanos target, bool slow, Nanos now);
-  // Ends a trial that heavy loss keeps from telling anything: the factor that undoes it.
+  // Ends a trial that heavy loss has kept from telling anything for long: the factor that undoes
+  // it. Before, 1.
   double abandon(Nanos now);
   // Somebody takes what giving way would leave: the window grows and shrinks by loss.
   bool competes() const { return competes_; }
@@ -25,7 +26,7 @@ class Competition {
   bool trying() const { return trying_; }
 
  private:
-  double begin(double factor);
+  double begin(double factor, Nanos now);
   double end(Nanos now);
   void forget();
 
@@ -33,6 +34,7 @@ class Competition {
 
   bool competes_ = false;
   bool trying_ = false;
+  Nanos begun_ = 0;  // the trial
   Nanos calm_since_ = 0;
   Nanos pressed_ = 0;  // epochs under somebody else's queue, less those without
   // Of the trial, or of what a trial would be compared with.
