@@ -157,7 +157,8 @@ def test_a_quick_run_of_training(tmp_path: Path) -> None:
     assert facts["compute_s"] > 0
     for entry in cell["contestants"]:
         check_times(document, entry)
-        assert entry["replicas_identical"] is True
+        if entry["name"] != "probe P_low":  # its way down is lossy, as the paper's
+            assert entry["replicas_identical"] is True
         assert entry["final_loss"] > 0
         assert [step for step, _, _ in entry["tracks"][0]["losses"]] == [9, 16]
     fixed, ours, gloo = cell["contestants"]
