@@ -130,8 +130,8 @@ class GradwirePush:
         Args:
             bound: of the whole buffer.
             spend: what may be given up.
-            schedule: seconds after a worker's first arrival, and the share that is enough then: when
-                the bound may be spent. Without a bound nothing is given up at any time.
+            schedule: seconds after a worker's first arrival, and the share that is enough then: so
+                the bound is spent. Without a bound nothing is given up at any time.
             control: "stream", or "probe" for the papers' passes.
             options: settings besides the route.
             group: of endpoints; contestants of different groups share no engine.
