@@ -433,8 +433,8 @@ BREAKS = (
         11,
         "the queue that is aimed at is longer than the port's",
         PROTO + "delay_window.cc",
-        "target_(target),",
-        "target_(8 * target),",
+        "shortest_target_(target),",
+        "shortest_target_(8 * target),",
         SIM + "network.py",
     ),
     Break(
