@@ -14,8 +14,8 @@ namespace gradwire {
 class Competition {
  public:
   // One epoch in which the window was what held transmission back: `bytes` came through after
-  // `delay` of queueing in `epoch` until `now`; `slow`: at much less than BtlBw. The factor by which
-  // the window changes for a trial, or after one.
+  // `delay` of queueing in `epoch` until `now`; `slow`: at much less than BtlBw. The factor by
+  // which the window changes for a trial, or after one.
   double observe(double bytes, Nanos epoch, Nanos delay, Nanos target, bool slow, Nanos now);
   // Ends a trial that heavy loss has kept from telling anything for long: the factor that undoes
   // it. Before, 1.
