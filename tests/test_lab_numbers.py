@@ -11,7 +11,7 @@ import pytest
 
 from gradwire.lab.race import Round
 from gradwire.lab.report.markdown import as_markdown
-from gradwire.lab.report.words import mark_rows, rows
+from gradwire.lab.report.words import mark_rows, rows, verdict
 from gradwire.lab.rivals import goodput
 from gradwire.lab.run.limits import limit, probe_cap, probe_passes, push_ideal
 from gradwire.lab.run.marks import Measured, judge
@@ -22,7 +22,8 @@ from gradwire.lab.run.tail import next_length
 from gradwire.lab.run.training import segments
 from gradwire.lab.run.transfers import track_of
 from gradwire.lab.scenario import Cell, Contestant, Mark, Scenario, Work
-from gradwire.lab.scenario.network import Loss, Topology
+from gradwire.lab.scenario.network import Bursts, Loss, Topology
+from gradwire.lab.scenario.schema import Tail
 from gradwire.lab.scenario.work import turn_length
 from gradwire.telemetry import finite
 
@@ -382,6 +383,27 @@ def test_rivals_and_final_losses_stand_in_the_tables() -> None:
     )
     assert "| cell | contestant | samples | median | limit | throughput | rivals | final" in text
     assert "| 50 ms | 4 steps/s | 50 Mbit/s | 2.25 |" in text
+
+
+def test_a_mark_is_open_where_the_tail_was_another() -> None:
+    mark = Mark("t", "ours", quantity="job_time", over_cell={"axis": "a"}, at_most=1.01)
+    mark = replace(mark, where={"axis": "b"})
+
+    def cell(label: str, wanted: float, p99_s: float) -> Measured:
+        entries = {"ours": summary(job_s=10.0), "tcp": summary(median_s=0.1, p99_s=p99_s)}
+        one = measured(label, entries)
+        burst = Bursts(rate=4e9, on_s=0.05, period_s=3.0)
+        tuned = replace(one.cell.scenario, bursts=(burst,), tail=Tail(wanted, "tcp"))
+        return Measured(Cell({"axis": label}, tuned), entries)
+
+    calm, wild, tame = cell("a", 1.5, 0.15), cell("b", 3.0, 0.31), cell("b", 3.0, 0.15)
+    assert judge(mark, [calm, wild])["met"] is True
+    found = judge(mark, [calm, tame])
+    assert found["met"] is None
+    assert found["value"] is None
+    assert verdict(found) == "open: b: the tail was 1.50, wanted 3"
+    # the cell that it is compared with counts as much
+    assert judge(mark, [cell("a", 1.5, 0.53), wild])["met"] is None
 
 
 def test_turns_are_cut_where_a_step_loses() -> None:

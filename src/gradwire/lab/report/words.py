@@ -112,6 +112,9 @@ def rows(cell: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def verdict(mark: Mapping[str, Any]) -> str:
     """Whether a mark is met, and by how much it is missed."""
+    why = list(dict.fromkeys(row["why"] for row in mark["cells"] if row.get("why")))
+    if mark["met"] is None and why:
+        return f"open: {'; '.join(why)}"
     if mark["met"] is None:
         return "not measured" if mark["value"] is None else "not measured in every cell"
     if mark["met"]:

@@ -29,6 +29,9 @@ _KEYS = {
 }
 _MORE_IS_BETTER = {"throughput", "steps_per_s", "rival_goodput"}
 
+_TAIL = 0.25
+"""A cell whose tuned tail missed the one wanted by more than this share of it is another cell."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -43,9 +46,9 @@ def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
 
     Returns:
         text, scope, difference (whether it is one), cells (name, value, wanted, met, and the cap or
-        the interval where there is one), value (by the mark's scope; None where nothing was
-        measured), interval, wanted, met (None: not measured) and missed_by, a share of what is
-        wanted.
+        the interval where there is one; `why` where the network was not the one that the cell asks
+        for, which leaves it open), value (by the mark's scope; None where nothing was measured),
+        interval, wanted, met (None: not measured) and missed_by, a share of what is wanted.
     """
     rows = []
     for measured in cells:
@@ -88,6 +91,7 @@ def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str,
     mine = measured.summaries.get(mark.contestant)
     value = _quantity(mark, mine)
     other: float | None = 1.0
+    base = None
     if mark.over_cell:
         labels = {**measured.cell.labels, **mark.over_cell}
         base = next((each for each in cells if each.cell.labels == labels), None)
@@ -107,12 +111,27 @@ def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str,
         cap = _cap(mark, measured)
         row["cap"] = cap
         wanted = None if cap is None else mark.share_of_cap * cap
-    if value and other and wanted is not None:
+    why = [_other_tail(each) for each in (measured, base) if each is not None]
+    if any(why):
+        row["why"] = "; ".join(filter(None, why))
+    elif value and other and wanted is not None:
         row["value"] = other / value if mark.inverse else value / other
         row["wanted"] = wanted
         row["missed_by"] = _missed(mark, row["value"], wanted)
         row["met"] = row["missed_by"] <= 0
     return row
+
+
+def _other_tail(measured: Measured) -> str | None:
+    """What is wrong with a cell's tuned tail, as its contestant met it; None: nothing."""
+    tail = measured.cell.scenario.tail
+    found = measured.summaries.get(tail.contestant)
+    if not tail.ratio or found is None or found["p99_s"] is None:
+        return None
+    reached = found["p99_s"] / found["median_s"]
+    if abs(reached - tail.ratio) <= _TAIL * tail.ratio:
+        return None
+    return f"{measured.cell.name}: the tail was {reached:.2f}, wanted {tail.ratio:g}"
 
 
 def _difference(mark: Mark, measured: Measured) -> dict[str, Any]:
