@@ -91,10 +91,34 @@ def test_one_congested_rank_slows_all() -> None:
         ramp.observe(Summary(step))
         ratios.append(ramp.ratio)
     assert ratios == [0.2, 0.4, 0.8, 1.0, 1.0]
-    stopped = Ladder(0.1)
-    stopped.observe(Summary(0, congested=True))
-    stopped.observe(Summary(1))
-    assert stopped.ratio == pytest.approx(0.1 * 0.95 + 0.001)
+
+
+def test_the_first_congestion_of_a_ramp_takes_back_what_caused_it() -> None:
+    ladder = Ladder(0.1)
+    for step in range(2):
+        ladder.observe(Summary(step))
+    assert ladder.ratio == 0.4  # of the next step; the flag that comes with it is of 0.2
+    ladder.observe(Summary(2, congested=True))
+    assert ladder.ratio == 0.1
+    ladder.observe(Summary(3, congested=True))  # of the step with 0.4, which was under way
+    assert ladder.ratio == pytest.approx(0.1 * 0.95)
+    ladder.observe(Summary(4))
+    assert ladder.ratio == pytest.approx(0.1 * 0.95 + 0.001)
+
+
+def test_a_ramp_ends_when_a_dense_step_was_free() -> None:
+    late, free = Ladder(0.4), Ladder(0.4)
+    for step in range(2):  # 0.4 and 0.8 were free
+        late.observe(Summary(step))
+        free.observe(Summary(step))
+    assert late.ratio == free.ratio == 1.0
+    for step in range(2):
+        free.observe(Summary(step))
+    late.observe(Summary(2))
+    late.observe(Summary(3, congested=True))  # the first dense one was not
+    free.observe(Summary(4, congested=True))
+    assert late.ratio == 0.5
+    assert free.ratio == 0.95
 
 
 def test_the_signal_is_the_mean_in_flight_against_the_bdp() -> None:

@@ -11,7 +11,9 @@ law: bytes sent per step time (computation included) times RTprop. A step that w
 link busy for more than 0.9 of its time is congested, one that hides behind computation is not.
 
 Ours, too: the stages (dense, f16, int8, top-k) are chosen by what they leave of the bytes, indices
-counted; and a start-up ramp doubles the ratio each step until the first congestion.
+counted; and a start-up ramp doubles the ratio each step until the first congestion, which takes it
+back to half of what congested the network. Without that a job whose dense steps take seconds would
+need a hundred of them to come down by twentieths.
 """
 
 from __future__ import annotations
@@ -57,27 +59,36 @@ class Ladder:
     ramping: bool = True
     floor: float = FLOOR
 
+    def __post_init__(self) -> None:
+        self._judged = self.ratio
+
     def observe(self, summary: Summary) -> None:
-        """Takes the agreed flag: one congested rank is enough, so all keep the smallest ratio."""
+        """Takes the agreed flag: one congested rank is enough, so all keep the smallest ratio.
+
+        The flag is of the step before the one that has just ended.
+        """
+        judged, self._judged = self._judged, self.ratio
         if summary.congested:
+            lower = judged / RAMP if self.ramping else self.ratio * SHRINK
+            self.ratio = max(self.floor, lower)
             self.ramping = False
-            self.ratio = max(self.floor, self.ratio * SHRINK)
         elif self.ramping:
             self.ratio = min(1.0, self.ratio * RAMP)
-            self.ramping = self.ratio < 1.0
+            self.ramping = judged < 1.0
         else:
             self.ratio = min(1.0, self.ratio + GROW)
 
     def state_dict(self) -> dict[str, Any]:
-        """The ratio and whether it still ramps up."""
-        return {"ratio": self.ratio, "ramping": self.ramping}
+        """The ratio, whether it still ramps up, and the ratio that the next flag is of."""
+        return {"ratio": self.ratio, "ramping": self.ramping, "judged": self._judged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned; raises ConfigError."""
         read = State(state, "state['phases']['ladder']")
-        read.keys(("ratio", "ramping"))
+        read.keys(("ratio", "ramping", "judged"))
         ratio = max(self.floor, read.number("ratio", FLOOR, 1.0))
-        self.ratio, self.ramping = ratio, read.flag("ramping")
+        judged = read.number("judged", FLOOR, 1.0)
+        self.ratio, self.ramping, self._judged = ratio, read.flag("ramping"), judged
 
 
 def stage(ratio: float) -> tuple[str, float]:
