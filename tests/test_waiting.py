@@ -63,6 +63,19 @@ def test_the_last_steps_count_most(report: StepReport) -> None:
     assert waiting.rest(0.02) > 0.93
 
 
+def test_a_pause_is_not_the_computation_of_the_steps_to_come(report: StepReport) -> None:
+    waiting = Waiting()
+    for _ in range(10):
+        waiting.observe(replace(report, exposed_s=0.0153), 1.0)  # 15 of 20 ms are waiting
+    before = waiting.rest(0.02)
+    assert before == pytest.approx(0.25)
+    assert waiting.rest(60.0) < 0.5  # an evaluation: not a dense step's rest of 0.99
+    # what stays is believed: steps of a second, each with the same 15 ms of waiting
+    for _ in range(25):
+        waiting.observe(replace(report, exposed_s=0.0153, period_s=1.0), 1.0)
+    assert waiting.rest(1.0) > 0.9
+
+
 def test_the_worker_that_waits_least_is_agreed_on() -> None:
     step = GAUGES.index("rest")
     buckets = [((0.0,) * 4, Ballot(gauge=gauge).slots()[4:]) for gauge in (0.3, 0.8)]

@@ -15,6 +15,8 @@ and the encoding is the mildest that leaves a transfer at most `SHARE` of the st
 It does not flap: a milder encoding has to be good enough by the factor `EASE`, and a return that
 had to be taken back doubles the time until the next (a transfer that computation hides when it is
 small may need to be waited for when it is large; then the estimate of the dense step is too low).
+
+Nor does it take a pause (an evaluation, a checkpoint) for the computation of the steps to come.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ ROUND_TRIPS = 3.0
 
 MEMORY = 0.8
 """What a step's times weigh after another one: the last five or so count."""
+
+PAUSE = 2.0
+"""What a step may have spent otherwise, in mean steps of before; more was no step's computation, or
+is believed when it comes again: the mean grows with it."""
 
 SHARE = 0.4
 """Of a step that may be waiting for its transfer."""
@@ -68,10 +74,11 @@ class _Wait:
 
 @dataclass
 class Waiting:
-    """One worker's times, as if its transfers were dense: decaying sums in seconds."""
+    """One worker's times in seconds, as if its transfers were dense, and steps: decaying sums."""
 
     waiting_s: float = 0.0
     other_s: float = 0.0
+    steps: float = 0.0
     last: _Wait | None = None
 
     def rest(self, elapsed_s: float) -> float:
@@ -79,7 +86,7 @@ class Waiting:
 
         elapsed_s: since the start of the last one.
         """
-        waiting, other = self._with_last(elapsed_s)
+        waiting, other, _ = self._with_last(elapsed_s)
         return other / (waiting + other) if waiting > 0.0 else 1.0
 
     def observe(self, report: StepReport, ratio: float) -> None:
@@ -89,27 +96,32 @@ class Waiting:
         is not known yet counts for nothing: it may have been all waiting, or none.
         """
         if report.period_s > 0.0:
-            self.waiting_s, self.other_s = self._with_last(report.period_s)
+            self.waiting_s, self.other_s, self.steps = self._with_last(report.period_s)
         self.last = None
         if report.btlbw > 0.0 and report.rtprop_s > 0.0:
             short = F32_BYTES * report.elements <= report.btlbw * report.rtprop_s
             self.last = _Wait(report.exposed_s, report.rtprop_s, ratio, short)
 
-    def _with_last(self, period_s: float) -> tuple[float, float]:
+    def _with_last(self, period_s: float) -> tuple[float, float, float]:
         if self.last is None:
-            return self.waiting_s, self.other_s
+            return self.waiting_s, self.other_s, self.steps
         waiting, other = self.last.of(period_s)
-        return MEMORY * self.waiting_s + waiting, MEMORY * self.other_s + other
+        if self.steps > 1.0:  # one step alone may itself have been anything
+            other = min(other, PAUSE * (self.waiting_s + self.other_s) / self.steps)
+        sums = (self.waiting_s, waiting), (self.other_s, other), (self.steps, 1.0)
+        waiting_s, other_s, steps = (MEMORY * old + new for old, new in sums)
+        return waiting_s, other_s, steps
 
     def state_dict(self) -> dict[str, Any]:
         """The sums; after a restart no step has begun that could be paired with the last one."""
-        return {"waiting_s": self.waiting_s, "other_s": self.other_s}
+        return {"waiting_s": self.waiting_s, "other_s": self.other_s, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned; raises ConfigError."""
         read = State(state, "state['phases']['waiting']")
-        read.keys(("waiting_s", "other_s"))
+        read.keys(("waiting_s", "other_s", "steps"))
         self.waiting_s, self.other_s = read.number("waiting_s", 0.0), read.number("other_s", 0.0)
+        self.steps = read.number("steps", 0.0)
         self.last = None
 
 
