@@ -246,9 +246,11 @@ def test_what_needs_feedback_or_a_plain_optimizer_says_so() -> None:
     ours = [torch.nn.Parameter(torch.zeros(1))]
     with pytest.raises(ConfigError, match=r"optimizer=SGD\(momentum=0\.9\): the workers'"):
         make(torch.optim.SGD(ours, lr=0.1, momentum=0.9), momentum=0.9)
-    with pytest.raises(ConfigError, match="optimizer=AdamW"):
-        make(torch.optim.AdamW(ours), momentum=0.9)
+    for adaptive in ("AdamW", "RMSprop", "Adagrad", "Adadelta", "Rprop", "NAdam"):
+        with pytest.raises(ConfigError, match=f"optimizer={adaptive}: the workers'"):
+            make(getattr(torch.optim, adaptive)(ours), momentum=0.9)
     make(torch.optim.SGD(ours, lr=0.1), momentum=0.9)
+    make(torch.optim.ASGD(ours), momentum=0.9)
     make(error_feedback=False, compress="int8")
 
 

@@ -93,6 +93,11 @@ def agreed_configuration(policy: Policy, settings: Settings) -> dict[str, object
     }
 
 
+_ADAPTIVE = ("betas", "beta2_decay", "centered", "lr_decay", "rho", "etas")
+"""Settings of optimizers with a memory of their own: Adam's family, Adafactor, RMSprop, Adagrad,
+Adadelta, Rprop."""
+
+
 def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None) -> None:
     """Raises ConfigError for what a policy cannot do without error feedback, or twice."""
     if getattr(policy, "compress", None) == "topk" and not settings.feedback:
@@ -111,11 +116,12 @@ def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None
         )
     groups = getattr(optimizer, "param_groups", [])
     own = next((g["momentum"] for g in groups if g.get("momentum")), None)
-    if own is not None or any("betas" in group for group in groups):
+    if own is not None or any(key in group for group in groups for key in _ADAPTIVE):
         kind = type(optimizer).__name__ + ("" if own is None else f"(momentum={own!r})")
         raise ConfigError(
             f"momentum={policy.momentum!r} with optimizer={kind}: the workers' momentum takes the "
-            "place of the optimizer's, and both would count it twice; use an optimizer without"
+            "place of the optimizer's, and both would count it twice; use an optimizer without, "
+            "such as SGD(momentum=0)"
         )
 
 
