@@ -38,7 +38,7 @@ def calibrate(
     eps: float = EPS,
     steps: int = 8,
     lr: float = LR,
-    chunk_elements: int = 358,
+    chunk_elements: int = 361,
     seed: int = 0,
 ) -> Calibration:
     """Finds a bound per layer; the model is left as it was.

@@ -103,8 +103,7 @@ class Communicator:
     @property
     def chunk_elements(self) -> int:
         """How many float32 elements one datagram carries."""
-        header = 40 if self._host is None else int(load_engine().HEADER_BYTES)
-        return max(1, (self.datagram - header) // 4)
+        return int(load_engine().chunk_elements("f32", 1.0, self.datagram))
 
     def take_number(self) -> int:
         """The smallest number from 0 on that no other user of this engine has taken.

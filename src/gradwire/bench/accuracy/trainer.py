@@ -20,6 +20,7 @@ from gradwire.bench.accuracy.scenarios import SCENARIOS
 from gradwire.bench.accuracy.tasks import TASKS
 from gradwire.bench.accuracy.weather import PhaseWatch, Weather
 from gradwire.calibration import calibrate
+from gradwire.native import load_engine
 from gradwire.policies import Policy
 from gradwire.policies.base import option_names
 from gradwire.virtual import Job
@@ -27,7 +28,7 @@ from gradwire.virtual import Job
 __all__ = ["DATAGRAM", "shuffle_of", "train"]
 
 DATAGRAM = 256
-"""Bytes of a datagram: 54 elements, so that a net this small has as many chunks as a larger one's
+"""Bytes of a datagram: 57 elements, so that a net this small has as many chunks as a larger one's
 tensors have (about 600)."""
 
 
@@ -163,4 +164,5 @@ def _calibration(lesson: Lesson) -> dict[str, float]:
     def loss(model: torch.nn.Module, batch: int) -> torch.Tensor:
         return lesson.loss(batch, 0)
 
-    return calibrate(lesson.model, loss, range(8), chunk_elements=(DATAGRAM - 40) // 4).bounds
+    elements = load_engine().chunk_elements("f32", 1.0, DATAGRAM)
+    return calibrate(lesson.model, loss, range(8), chunk_elements=elements).bounds
