@@ -104,7 +104,7 @@ def _print(result: dict[str, object]) -> None:
         caption=f"times over the header ideal; packets lost at the ports in all: "
         f"{result['packets_lost_at_ports']}\n{env}",
     )
-    for column in ("contestant", "rounds", "median", "p90", "p99", "max", "retransmitted"):
+    for column in ("contestant", "rounds", "median", "p90", "p99", "max", "sent again"):
         table.add_column(column, justify="left" if column == "contestant" else "right")
     for name, summary in contestants.items():
         reports = summary["reports"]
