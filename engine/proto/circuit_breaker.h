@@ -1,6 +1,7 @@
 // Against collapse (RFC 8084 in spirit): when most of what is sent stays lost for seconds, whatever
-// delay and bounds say, the sending rate is halved and halved again, and comes back once packets
-// get through. Bursts, and single rounds of heavy loss, are shorter than what trips it.
+// delay and bounds say, the sending rate is halved, and halved again as long as that lowers the
+// loss; it comes back once packets get through, or when a cut was of no use, until the next
+// attempt. Bursts, and most single rounds of heavy loss, are shorter than what trips it.
 #pragma once
 
 #include <algorithm>
@@ -25,35 +26,62 @@ class CircuitBreaker {
         sent_ < kFewest ? 0.0
                         : std::max(told, static_cast<double>(lost_) / static_cast<double>(sent_));
     sent_ = lost_ = 0;
-    if (loss > kBad) {
-      // A cut after which as much gets lost as before has shown that the loss is not our doing.
-      if (++bad_ >= kPatience && loss < kHelped * before_) {
-        factor_ = std::max(kSmallest, factor_ / 2);
-        before_ = loss;
-      }
-    } else {
-      bad_ = 0;
-      before_ = kUnknown;
+    if (loss <= kBad) {
+      bad_ = tried_ = 0;
+      next_ = kPatience;
+      rest_ = kRest;
       if (loss < kGood) factor_ = std::min(1.0, factor_ * 2);
+      return;
+    }
+    ++bad_;
+    if (tried_ == 0) {
+      if (bad_ >= next_) cut(loss);
+    } else if (bad_ - tried_ >= kVerdict) {
+      if (loss < kHelped * before_)
+        cut(loss);
+      else
+        take_back();
     }
   }
   // What of the usual rate and window may be used, in (0, 1].
   double factor() const { return factor_; }
 
  private:
+  void cut(double loss) {
+    if (factor_ <= kSmallest) return;
+    factor_ /= 2;
+    before_ = loss;
+    tried_ = bad_;
+  }
+  // As much gets lost as before: the loss is not our doing, and less of ours is of no use to
+  // anybody.
+  void take_back() {
+    factor_ = std::min(1.0, factor_ * 2);
+    tried_ = 0;
+    next_ = bad_ + rest_;
+    rest_ = std::min(kLongestRest, rest_ * 2);
+  }
+
   static constexpr Nanos kInterval = 1 * kSecond;
-  static constexpr uint32_t kPatience = 5;  // intervals
+  // Intervals: until the first cut, from a cut to its verdict (what was on the way then is not of
+  // it), and from one that was of no use to the next.
+  static constexpr uint32_t kPatience = 5;
+  static constexpr uint32_t kVerdict = 2;
+  static constexpr uint32_t kRest = 10;
+  static constexpr uint32_t kLongestRest = 80;
   static constexpr uint64_t kFewest = 20;
   static constexpr double kBad = 0.5;
   static constexpr double kGood = 0.25;
   static constexpr double kHelped = 0.95;
-  static constexpr double kUnknown = 2.0;  // more than all
   static constexpr double kSmallest = 1.0 / 32;
   Nanos start_ = 0;
   uint64_t sent_ = 0;
   uint64_t lost_ = 0;
-  uint32_t bad_ = 0;
-  double before_ = kUnknown;  // what was lost at the last cut
+  uint32_t bad_ = 0;           // intervals running
+  uint32_t tried_ = 0;         // `bad_` at the cut that has no verdict yet; 0: there is none
+  uint32_t next_ = kPatience;  // `bad_` at the next first cut
+  uint32_t rest_ = kRest;
+  double before_ = 0;  // what was lost at the last cut
   double factor_ = 1.0;
 };
 
