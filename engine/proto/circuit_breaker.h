@@ -40,7 +40,7 @@ class CircuitBreaker {
       if (loss < kHelped * before_)
         cut(loss);
       else
-        take_back();
+        take_back(loss);
     }
   }
   // What of the usual rate and window may be used, in (0, 1].
@@ -49,24 +49,25 @@ class CircuitBreaker {
  private:
   void cut(double loss) {
     if (factor_ <= kSmallest) return;
+    if (tried_ == 0) first_ = loss;
     factor_ /= 2;
     before_ = loss;
     tried_ = bad_;
   }
   // As much gets lost as before: the loss is not our doing, and less of ours is of no use to
-  // anybody.
-  void take_back() {
-    factor_ = std::min(1.0, factor_ * 2);
+  // anybody. Nor were the cuts before that one where as much gets lost as before the first.
+  void take_back(double loss) {
+    factor_ = loss < kHelped * first_ ? std::min(1.0, factor_ * 2) : 1.0;
     tried_ = 0;
     next_ = bad_ + rest_;
     rest_ = std::min(kLongestRest, rest_ * 2);
   }
 
   static constexpr Nanos kInterval = 1 * kSecond;
-  // Intervals: until the first cut, from a cut to its verdict (what was on the way then is not of
-  // it), and from one that was of no use to the next.
+  // Intervals: until the first cut, from a cut to its verdict, and from one that was of no use to
+  // the next.
   static constexpr uint32_t kPatience = 5;
-  static constexpr uint32_t kVerdict = 2;
+  static constexpr uint32_t kVerdict = 1;
   static constexpr uint32_t kRest = 10;
   static constexpr uint32_t kLongestRest = 80;
   static constexpr uint64_t kFewest = 20;
@@ -81,7 +82,8 @@ class CircuitBreaker {
   uint32_t tried_ = 0;         // `bad_` at the cut that has no verdict yet; 0: there is none
   uint32_t next_ = kPatience;  // `bad_` at the next first cut
   uint32_t rest_ = kRest;
-  double before_ = 0;  // what was lost at the last cut
+  double first_ = 0;   // what was lost at the first cut of several running
+  double before_ = 0;  // at the last one
   double factor_ = 1.0;
 };
 
