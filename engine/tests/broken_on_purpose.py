@@ -455,6 +455,14 @@ BREAKS = (
     ),
     Break(
         0,
+        "a cut of the circuit breaker that was of no use stays",
+        PROTO + "circuit_breaker.h",
+        "        take_back(loss);",
+        "        tried_ = 0;",
+        SIM + "sharing.py",
+    ),
+    Break(
+        0,
         "a pass sends again what has arrived",
         PROTO + "passes.cc",
         "if (missing.test(chunk - begin_)) {",
