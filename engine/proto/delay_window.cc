@@ -112,6 +112,7 @@ void DelayWindow::ramp(Nanos delay, double rate, Nanos rtprop) {
 // Loss with no queue, while the rate is below what the port can: more may be sent, until that
 // shows as a queue or as the rate. Loss that our own packets cause shows as one of them.
 void DelayWindow::stretch(Nanos delay, double rate) {
+  const auto target = static_cast<double>(target_);
   const bool sender = loss_ >= 0;
   double most = 1.0 / (1.0 - (sender ? std::min(loss_, LossMeter::kMost) : LossMeter::kMost));
   if (sender) most = std::clamp(told_ / window_, 1.0, most);
@@ -120,7 +121,7 @@ void DelayWindow::stretch(Nanos delay, double rate) {
     // What came through then is what the way carries.
     if (sender && stretch_ > 1)
       overstretch_ = std::clamp(use / (1.0 - loss_), kStretchBelow * stretch_, stretch_);
-    stretch_ *= kStretchCut;
+    stretch_ *= std::max(kStretchCut, 0.75 * target / static_cast<double>(delay));
   } else if (use >= kFull) {
     stretch_ *= kStretchDecay;
   } else if (!sender) {

@@ -141,7 +141,9 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   if (header->backlog == 0 || header->common.kind > wire::Kind::pull) path.ack_now = true;
   // Three or more for each turn of the credit: fewer make the sender wait, and each takes as much
   // of the way back as a tenth of a chunk.
-  if (path.unacked >= std::clamp<uint32_t>(path.share / 3, 1, 32)) path.ack_now = true;
+  // Where ACKs get lost on their way, one of each: what has come is else sent again for nothing.
+  const uint32_t each = path.loss_to(now) > kHeavyLoss ? 1 : path.share / 3;
+  if (path.unacked >= std::clamp<uint32_t>(each, 1, 32)) path.ack_now = true;
 }
 
 // True when the packet has been dealt with, so that it may be acknowledged.

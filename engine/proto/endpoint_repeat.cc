@@ -21,12 +21,17 @@ double Endpoint::Impl::room(Nanos now) const {
 }
 
 // When what is in flight is sent again without waiting for word of it: under heavy loss so that, of
-// the copies of one round, hardly ever all get lost.
+// the copies of one round, hardly ever all get lost. Later where only word of it gets lost: most
+// likely it is there.
 Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
-  const double loss = std::max(path.loss_to(now), path.loss_from.share(now));
+  const double to = path.loss_to(now);
+  const double from = path.loss_from.share(now);
+  const double loss = std::max(to, from);
   if (loss < kHeavyLoss) return kNever;
-  return std::max(kSoonestRepeat, static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) *
-                                                     -std::log(loss) / kRepeatSafety));
+  const double share = -std::log(loss) / kRepeatSafety;
+  const auto apart = std::max(kSoonestRepeat,
+                              static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) * share));
+  return to >= kHeavyLoss ? apart : static_cast<Nanos>(static_cast<double>(apart) / (1.0 - from));
 }
 
 // Bytes/s of a rate that only heavy loss has told of: at the least a window in a round, as in any
