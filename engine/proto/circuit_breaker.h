@@ -1,13 +1,11 @@
 // Against collapse (RFC 8084 in spirit): when most of what is sent stays lost for seconds, whatever
 // delay and bounds say, the sending rate is halved, and halved again as long as that lowers the
-// loss; it comes back once packets get through, ever later where that brings the loss back, or when
-// a cut was of no use, until the next attempt. Bursts, and most single rounds of heavy loss, are
-// shorter than what trips it.
+// loss; it comes back once packets get through, or when a cut was of no use, until the next
+// attempt. Bursts, and most single rounds of heavy loss, are shorter than what trips it.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "proto/time.h"
 
@@ -15,40 +13,33 @@ namespace gradwire {
 
 class CircuitBreaker {
  public:
-  void sent(uint64_t bytes) {
+  // `told`: the share that gets lost now, by the peers' word: what is sent again early is never
+  // declared lost.
+  void sent(uint64_t bytes, double told) {
     ++sent_;
     bytes_ += static_cast<double>(bytes);
+    told_ += told * static_cast<double>(bytes);
   }
   void lost() { ++lost_; }
 
-  // Call at least every few hundred milliseconds. `told`: the share that gets lost now, by the
-  // peers' word: what is sent again early is never declared lost.
-  void tick(Nanos now, double told) {
-    if (start_ == 0) start_ = last_ = now;
-    told_ += told * static_cast<double>(now - last_);
-    last_ = now;
+  // Call at least every few hundred milliseconds.
+  void tick(Nanos now) {
+    if (start_ == 0) start_ = now;
     if (now - start_ < kInterval) return;
-    const double mean = told_ / static_cast<double>(now - start_);
-    const double loss =
-        sent_ < kFewest ? 0.0
-                        : std::max(mean, static_cast<double>(lost_) / static_cast<double>(sent_));
-    if (factor_ >= 1.0) usual_ = bytes_ * 1e9 / static_cast<double>(now - start_);
     start_ = now;
-    told_ = bytes_ = 0;
+    const double declared = static_cast<double>(lost_) / static_cast<double>(sent_);
+    const double loss = sent_ < kFewest ? 0.0 : std::max(told_ / bytes_, declared);
     sent_ = lost_ = 0;
-    const bool raised = std::exchange(raised_, false);
+    bytes_ = told_ = 0;
     if (loss <= kBad) {
       bad_ = tried_ = 0;
       next_ = kPatience;
       rest_ = kRest;
-      if (loss < kGood) recover();
+      if (loss < kGood) factor_ = std::min(1.0, factor_ * 2);
       return;
     }
-    good_ = 0;
     ++bad_;
-    if (raised) {
-      relapse();
-    } else if (tried_ == 0) {
+    if (tried_ == 0) {
       if (bad_ >= next_) cut(loss);
     } else if (loss < kHelped * before_) {
       cut(loss);
@@ -58,9 +49,6 @@ class CircuitBreaker {
   }
   // What of the usual rate and window may be used, in (0, 1].
   double factor() const { return factor_; }
-  // Bytes/s that may be sent: that of what was sent before the first cut, because what rate and
-  // window allow under heavy loss may be more than the port carries.
-  double most() const { return factor_ < 1.0 ? factor_ * usual_ : kUnbounded; }
 
  private:
   void cut(double loss) {
@@ -79,27 +67,10 @@ class CircuitBreaker {
     rest_ = std::min(kLongestRest, rest_ * 2);
   }
 
-  void recover() {
-    ++good_;
-    if (factor_ >= 1.0) {
-      if (good_ >= kRest) hold_ = kHold;
-    } else if (good_ >= hold_) {
-      factor_ = std::min(1.0, factor_ * 2);
-      good_ = 0;
-      raised_ = true;
-    }
-  }
-  // Twice as much, and most is lost again: it is our doing.
-  void relapse() {
-    factor_ /= 2;
-    hold_ = std::min(kLongestRest, hold_ * 2);
-  }
-
   static constexpr Nanos kInterval = 1 * kSecond;
   // Intervals: until the first cut, and from one that was of no use to the next. One later a cut
-  // has its verdict. kHold: good ones until the rate is doubled.
+  // has its verdict.
   static constexpr uint32_t kPatience = 5;
-  static constexpr uint32_t kHold = 2;
   static constexpr uint32_t kRest = 10;
   static constexpr uint32_t kLongestRest = 80;
   static constexpr uint64_t kFewest = 20;
@@ -107,24 +78,18 @@ class CircuitBreaker {
   static constexpr double kGood = 0.25;
   static constexpr double kHelped = 0.95;
   static constexpr double kSmallest = 1.0 / 32;
-  static constexpr double kUnbounded = 1e12;
   Nanos start_ = 0;
-  Nanos last_ = 0;
-  double told_ = 0;  // times nanoseconds
   uint64_t sent_ = 0;
   uint64_t lost_ = 0;
+  double bytes_ = 0;           // sent
+  double told_ = 0;            // times bytes
   uint32_t bad_ = 0;           // intervals running
   uint32_t tried_ = 0;         // `bad_` at the cut that has no verdict yet; 0: there is none
   uint32_t next_ = kPatience;  // `bad_` at the next first cut
   uint32_t rest_ = kRest;
-  uint32_t good_ = 0;  // intervals running
-  uint32_t hold_ = kHold;
-  bool raised_ = false;  // in the last interval
-  double first_ = 0;     // what was lost at the first cut of several running
-  double before_ = 0;    // at the last one
+  double first_ = 0;   // what was lost at the first cut of several running
+  double before_ = 0;  // at the last one
   double factor_ = 1.0;
-  double bytes_ = 0;  // sent
-  double usual_ = 0;  // bytes/s of the last uncut interval
 };
 
 }  // namespace gradwire

@@ -183,7 +183,7 @@ void Endpoint::Impl::on_timer(Nanos now) {
     for (auto& p : paths)
       if (p) p->packet_threshold = std::max<uint64_t>(3, p->packet_threshold * 3 / 4);
   }
-  breaker.tick(now, loss_to.share(now));
+  breaker.tick(now);
   check_life(now);
   if (failure.empty()) {
     check_deadlines(now);

@@ -53,8 +53,7 @@ double Endpoint::Impl::unproven_rate(Nanos now) const {
 double Endpoint::Impl::repeat_rate(Nanos now) const {
   const double rate =
       std::max(send_window.stretch(loss_to.share(now)) * btlbw(), unproven_rate(now));
-  const double bytes = std::min(breaker.factor() * rate, breaker.most());
-  return std::max(kSlowestRepeat, bytes / (config.datagram_bytes + 42.0));
+  return std::max(kSlowestRepeat, breaker.factor() * rate / (config.datagram_bytes + 42.0));
 }
 
 // With nothing else to send, what is in flight on a path of heavy loss goes again, the oldest

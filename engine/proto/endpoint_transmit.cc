@@ -52,7 +52,7 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   if (path.probes) --path.probes;
   repeats = std::max(repeats - 1, -kRepeatsAtOnce);
   path.starved = false;
-  breaker.sent(packet.bytes);
+  breaker.sent(packet.bytes, loss_to.share(now));
   ++counters.packets_sent;
   counters.bytes_sent += packet.bytes;
 }
@@ -345,7 +345,6 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     if (far.alone && stretched < far.window) send_window.limited();
     if (far.alone && stretched >= far.window) paced_by = far.path;
   }
-  pace = std::min(pace, breaker.most());
   auto quantum =
       std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / kTrainsPerWindow),
                  kShortestTrain, kLongestTrain);

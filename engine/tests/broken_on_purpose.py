@@ -455,14 +455,6 @@ BREAKS = (
     ),
     Break(
         0,
-        "the circuit breaker does not learn from what comes back",
-        PROTO + "circuit_breaker.h",
-        "hold_ = std::min(kLongestRest, hold_ * 2);",
-        "",
-        SIM + "sharing.py",
-    ),
-    Break(
-        0,
         "a cut of the circuit breaker that was of no use stays",
         PROTO + "circuit_breaker.h",
         "      take_back(loss);",
