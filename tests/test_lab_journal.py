@@ -78,7 +78,9 @@ def samples(*seconds: float) -> CellRun:
         bytes=[100] * len(seconds),
         packets=[10] * len(seconds),
         retransmissions=[1] * len(seconds),
+        push_s=[each / 2 for each in seconds],
         passes=[2] * len(seconds),
+        critical=[True] * len(seconds),
         losses=[(4, 1.5, 2.25), (8, 3.0, math.nan)],
         fingerprints=["ab", "ab"],
         reports=[{"engine": {"sent": 3}}],
@@ -187,6 +189,36 @@ def test_only_what_would_come_out_the_same_is_taken(
     monkeypatch.setenv("GRADWIRE_P", "0.3")
     with Journal(tmp_path) as journal:
         assert set(journal.known(experiment.cells, False)) == {(second.name, 1)}
+
+
+def test_a_journal_shows_what_others_measured(tmp_path: Path) -> None:
+    experiment = small(tmp_path)
+    first, second, _ = experiment.cells
+    out = tmp_path / "out"
+    command = ["show", str(experiment.path), "--out", str(out)]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2
+    assert not out.exists()
+    with Journal(out) as journal:
+        journal.add(record(first, 0, samples(0.1)))
+        other = {**build.machine(), "kernel": "5.15-other"}
+        elsewhere = record(second, 1, samples(0.2))
+        journal.add(replace(elsewhere, gradwire="0.0.1+other", machine=other))
+        journal.add(replace(record(first, 1, samples(0.3)), scenario="another"))
+        with Journal(out, reading=True) as read:  # while somebody writes
+            found = document(outcome_of(experiment, read), "c")
+    assert [len(cell["runs"]) for cell in found["cells"]] == [1, 1, 0]
+    assert found["gradwire"] == f"0.0.1+other, {build.build()}"
+    (made,) = (line for line in notes(found) if line.startswith("Made by"))
+    assert "5.15-other" in made
+    before = (out / NAME).read_bytes()
+    page = tmp_path / "page" / "report.html"
+    shown = CliRunner().invoke(app, [*command, "--page", str(page)])
+    assert shown.exit_code == 0, shown.output
+    assert "Made by gradwire 0.0.1+other" in shown.output
+    assert "<svg" in page.read_text()
+    assert CliRunner().invoke(app, [*command, "--markdown"]).output.startswith("## small")
+    assert (out / NAME).read_bytes() == before
 
 
 def test_a_run_ends_where_the_code_changes(tmp_path: Path) -> None:

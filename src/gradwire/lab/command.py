@@ -171,6 +171,58 @@ def run(
         raise typer.Exit(status)
 
 
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="scenario file")],
+    out: Annotated[Path | None, typer.Option(help="folder of runs.jsonl [out/lab/NAME]")] = None,
+    page: Annotated[Path | None, typer.Option(help="write the HTML page to this file, too")] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="print it as docs/reproduction.md has it")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the JSON instead of tables")
+    ] = False,
+) -> None:
+    """Tables and marks of the runs in a folder, whichever gradwire and machine made them; runs
+    nothing, and may be called while a run goes on.
+    """
+    from gradwire.lab.report.markdown import as_markdown
+    from gradwire.lab.report.page import write_page
+    from gradwire.lab.report.terminal import show as show_tables
+    from gradwire.lab.run.course import outcome_of
+    from gradwire.lab.run.journal import NAME, Journal
+    from gradwire.lab.run.results import document
+    from gradwire.lab.scenario import ScenarioError
+
+    experiment = _load(file, False)
+    folder = out or OUT / experiment.first.name
+    try:
+        with Journal(folder, reading=True) as journal:
+            outcome = outcome_of(experiment, journal)
+            others = len(journal.records) - len(outcome.records)
+    except OSError as error:
+        _refuse(f"--out {folder}: {NAME} cannot be read: {error.strerror or error}")
+    except ScenarioError as error:
+        _refuse(str(error))
+    if not outcome.records:
+        _refuse(
+            f"--out {folder}: holds no run of {file} as it stands ({others} of other forms of it)"
+        )
+    found = document(outcome, shlex.join(["gradwire", "lab", "run", str(file)]))
+    if page is not None:
+        try:
+            page.parent.mkdir(parents=True, exist_ok=True)
+            write_page(found, page)
+        except OSError as error:
+            _refuse(f"--page {page}: cannot be written: {error.strerror}")
+    if as_json:
+        typer.echo(json.dumps(found, allow_nan=False))
+    elif markdown:
+        typer.echo(as_markdown(found))
+    else:
+        show_tables(found, Console())
+
+
 def _run(
     experiment: Experiment,
     agenda: Agenda,

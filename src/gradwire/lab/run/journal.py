@@ -77,7 +77,8 @@ class Record:
 
 
 class Journal:
-    """The runs of a folder; open while a ``with`` block lasts, for one process at a time.
+    """The runs of a folder; open while a ``with`` block lasts, for one process at a time unless
+    it only reads.
 
     Attributes:
         here: build, machine and settings of this process, as they were when it was opened.
@@ -85,25 +86,32 @@ class Journal:
         calibrations: what the machine carried, likewise.
     """
 
-    def __init__(self, folder: Path, *, again: bool = False) -> None:
+    def __init__(self, folder: Path, *, again: bool = False, reading: bool = False) -> None:
         """Read what is there; make the folder if it is not.
 
         Args:
             folder: of the run's other files.
             again: throw away what is there, whatever it is.
+            reading: change nothing, and know the runs of every gradwire and machine.
 
         Raises:
-            OSError: it cannot be made or written.
+            OSError: it cannot be made or written, or, if only to be read, is not there.
             ScenarioError: another process writes there, or the file is no journal.
         """
         self.path = folder / NAME
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._reading = reading
+        if reading:
+            flags = os.O_RDONLY
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
         self.here = (build(), machine(), settings_outside())
         self.records: list[Record] = []
         self.calibrations: list[Calibration] = []
         try:
-            self._lock()
+            if not reading:
+                self._lock()
             if again:
                 os.ftruncate(self._file, 0)
             self._read()
@@ -123,7 +131,7 @@ class Journal:
     def _read(self) -> None:
         data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
-        if whole < len(data):
+        if whole < len(data) and not self._reading:
             os.ftruncate(self._file, whole)
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
@@ -169,13 +177,13 @@ class Journal:
 
     def known(self, cells: Iterable[Cell], quick: bool) -> dict[tuple[str, int], Record]:
         """The newest run of each cell and seed that goes with these cells, failed or not: of the
-        same scenario, by the same gradwire, on the same machine."""
+        same scenario, by the same gradwire, on the same machine; by any, if it only reads."""
         wanted = {cell.name: fingerprint(cell, quick) for cell in cells}
         return {
             (each.cell, each.seed): each
             for each in self.records
             if wanted.get(each.cell) == each.scenario
-            and (each.gradwire, each.machine, each.settings) == self.here
+            and (self._reading or (each.gradwire, each.machine, each.settings) == self.here)
         }
 
     def close(self) -> None:

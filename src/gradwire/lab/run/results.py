@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.lab.measure import environment
-from gradwire.lab.run.build import build, settings_outside
+from gradwire.lab.run.build import build, machine
 from gradwire.lab.run.course import Outcome
 from gradwire.lab.run.journal import Record
 from gradwire.lab.run.marks import Measured, judge
@@ -51,9 +51,7 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
             "dates": [dates[0], dates[-1]],
             "commits": sorted({each.commit for each in outcome.records.values() if each.commit}),
             "command": command,
-            "machine": environment(),
-            "gradwire": build(),
-            "settings": settings_outside(),
+            **_makers(list(outcome.records.values())),
             "kernel": _kernel(outcome),
             "work": asdict(first.work),
             "seeds": outcome.seeds,
@@ -69,6 +67,23 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
         }
     )
     return result
+
+
+def _makers(records: list[Record]) -> dict[str, Any]:
+    """What the runs were made by: this gradwire and machine, or those that a journal tells of."""
+    builds = sorted({each.gradwire for each in records})
+    machines: list[dict[str, Any]] = []
+    for each in records:
+        if each.machine not in machines:
+            machines.append(each.machine)
+    here = builds == [build()] and machines == [machine()]
+    return {
+        "machine": environment() if here else machines[-1],
+        "machines": machines,
+        "gradwire": ", ".join(builds),
+        "elsewhere": not here,
+        "settings": {name: value for each in records for name, value in each.settings.items()},
+    }
 
 
 def _kernel(outcome: Outcome) -> dict[str, Any]:
