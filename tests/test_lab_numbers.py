@@ -24,7 +24,7 @@ from gradwire.lab.run.transfers import track_of
 from gradwire.lab.scenario import Cell, Contestant, Mark, Scenario, Work
 from gradwire.lab.scenario.network import Bursts, Loss, Topology
 from gradwire.lab.scenario.schema import Tail
-from gradwire.lab.scenario.work import turn_length
+from gradwire.lab.scenario.work import Model, turn_length
 from gradwire.telemetry import finite
 
 OURS = Contestant("ours", "gradwire", bound=0.408)
@@ -174,6 +174,8 @@ def test_a_summary_joins_the_seeds() -> None:
             bytes=[100] * len(seconds),
             packets=[10] * len(seconds),
             retransmissions=[1] * len(seconds),
+            push_s=[each / 2 for each in seconds],
+            critical=[each < 0.3 for each in seconds],
         )
 
     runs = {
@@ -190,6 +192,8 @@ def test_a_summary_joins_the_seeds() -> None:
     assert found["delivered_by_worker"] == [0.5, 1.0]
     assert found["delivered_by_layer"] == {"front": 0.75}
     assert found["retransmitted"] == pytest.approx(0.1)
+    assert found["push"]["median_s"] == 0.15
+    assert found["critical_share"] == pytest.approx(2 / 6)
     assert found["rival_goodput_bps"] == pytest.approx(8 * 100)
     assert summarize(TCP, scenario(2), runs) is None
 
@@ -203,6 +207,44 @@ def test_computation_between_rounds_is_part_of_the_job_and_of_nothing_else() -> 
     assert found["job_s"] == pytest.approx(0.2 + 0.3 + 2 * 0.25)
     assert found["comm_share"] == pytest.approx(0.5)
     assert found["throughput_bps"] == pytest.approx(MB4 * 8 * 2 / 0.5)
+
+
+@pytest.mark.parametrize(
+    ("losses", "seconds"),
+    [
+        ([(10, 4.0, 3.0), (20, 8.0, 2.0)], 6.0),
+        ([(10, 4.0, 2.5)], 4.0),  # when exactly is not known: at the first evaluation
+        ([(10, 4.0, math.nan), (20, 8.0, 2.0)], 8.0),
+        ([(10, 4.0, 3.0)], None),
+    ],
+)
+def test_time_to_a_loss_lies_between_evaluations(
+    losses: list[tuple[int, float, float]], seconds: float | None
+) -> None:
+    training = Scenario(
+        name="test",
+        title="test",
+        work=Work("training"),
+        topology=Topology(workers=2),
+        model=Model(target_loss=2.5),
+        contestants=(Contestant("ours", "gradwire"),),
+    )
+    run = CellRun(0.0, {"ours": Track(seconds=[1.0], job_s=1.0, losses=losses)})
+    run.facts["parameters"] = 1000
+    found = summarize(training.contestants[0], training, {0: run})
+    assert found is not None
+    assert found["time_to_loss_s"] == seconds
+
+
+def test_rivals_that_starve_are_a_mark_missed() -> None:
+    mark = Mark("t", "ours", quantity="rival_goodput", over=("tcp",), at_least=0.8)
+    cells = [
+        measured(
+            "a",
+            {"ours": summary(rival_goodput_bps=0.0), "tcp": summary(rival_goodput_bps=5e8)},
+        )
+    ]
+    assert judge(mark, cells)["met"] is False
 
 
 def test_goodput_is_what_fell_into_the_spans() -> None:

@@ -144,6 +144,38 @@ def test_a_quick_run_of_pushes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.netns
+@pytest.mark.usefixtures("namespaces", "wires")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dblp_phases",
+        "dblp_round",
+        "leaf_spine",
+        "microburst_sweep",
+        "netsenseml_bandwidth",
+        "optireduce_tail",
+        "plot_tail",
+    ],
+)
+def test_the_short_form_of(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = EXPERIMENTS / f"{name}.toml"
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out))
+    assert lab.wait(200.0) == 0, lab.said()
+    lab.check_that_nothing_is_left()
+    document = json.loads((out / "results.json").read_text())
+    assert (document["errors"], document["missing"]) == ([], 0)
+    for cell in document["cells"]:
+        for entry in cell["contestants"]:
+            check_times(document, entry)
+            assert (entry["push"] is None) == (entry["transport"] != "gradwire")
+    if name == "netsenseml_bandwidth":
+        rates = [each["what"] for each in document["cells"][0]["runs"][0]["events"]]
+        assert rates == ["rate 100 Mbit/s", "rate 50 Mbit/s", "rate 100 Mbit/s"]
+
+
+@pytest.mark.slow
+@pytest.mark.netns
 @pytest.mark.usefixtures("namespaces")
 def test_a_quick_run_of_training(tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -39,6 +39,8 @@ class RankStep:
         bytes: that the rank's engine sent; None for TCP.
         packets: likewise.
         retransmissions: packets that it sent again; None for TCP.
+        push_s: seconds until its gradients were summed; None for TCP.
+        passes: of a push with probes, 0 of others; None for TCP.
     """
 
     step: int
@@ -53,6 +55,8 @@ class RankStep:
     bytes: int | None
     packets: int | None
     retransmissions: int | None
+    push_s: float | None
+    passes: int | None
 
 
 class Trainee:
@@ -164,6 +168,8 @@ class Trainee:
             bytes=report.bytes if report else None,
             packets=report.packets if report else None,
             retransmissions=report.retransmissions if report else None,
+            push_s=report.push_s if report else None,
+            passes=report.passes if report else None,
         )
 
     @torch.no_grad()

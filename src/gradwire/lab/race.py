@@ -146,6 +146,7 @@ class Race:
         around: Callable[[str], AbstractContextManager[Any]] | None = None,
         only: str | None = None,
         rotate: bool = False,
+        turns: Callable[[], None] | None = None,
     ) -> dict[str, list[Round]]:
         """Time rounds of every contestant.
 
@@ -158,6 +159,7 @@ class Race:
             around: a context for each counted round, made from the contestant's name.
             only: the one contestant that runs; all if not given.
             rotate: from turn to turn, begin at another phase of the bursts.
+            turns: called before each contestant has its next turn.
 
         Returns:
             The counted rounds by contestant, in order.
@@ -171,6 +173,8 @@ class Race:
         for turn in itertools.count():
             if len(results[names[-1]]) >= rounds:
                 return results
+            if turns is not None:
+                turns()
             for name, done in results.items():
                 if bursts is not None:
                     offset = turn * _GOLDEN % 1.0 * bursts.burst.period if rotate else 0.0

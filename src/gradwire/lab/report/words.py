@@ -31,6 +31,7 @@ COLUMNS = (
     "p99",
     "p99.9",
     "max",
+    "push",
     "limit",
     "× limit",
     "throughput",
@@ -38,6 +39,7 @@ COLUMNS = (
     "delivered",
     "sent again",
     "passes",
+    "critical",
     "bytes a round",
     "rivals",
     "final loss",
@@ -79,19 +81,22 @@ def row(entry: Mapping[str, Any]) -> list[str]:
     moved = entry["bytes_per_round"]
     throughput = entry["throughput_bps"]
     steps = f"{entry['steps_per_s']:.3g} steps/s"
-    passes = entry["passes_median"]
+    passes, push = entry["passes_median"], entry.get("push")
     return [
         entry["name"],
         str(entry["samples"]),
         seconds(entry["median_s"]),
         NONE if low_high is None else f"{seconds(low_high[0])} … {seconds(low_high[1])}",
-        *(seconds(entry[name]) for name in ("p95_s", "p99_s", "p999_s", "max_s", "limit_s")),
+        *(seconds(entry[name]) for name in ("p95_s", "p99_s", "p999_s", "max_s")),
+        NONE if push is None else f"{seconds(push['median_s'])} (p95 {seconds(push['p95_s'])})",
+        seconds(entry["limit_s"]),
         f"{entry['over_limit']:.2f}",
         rate(throughput) if throughput is not None else steps,
         share(entry["comm_share"]),
         share(entry["delivered"]),
         share(entry["retransmitted"]),
         NONE if passes is None else f"{passes} (max {entry['passes_max']})",
+        share(entry.get("critical_share")),
         NONE if moved is None else f"{moved / 1e6:.3g} MB",
         rate(entry["rival_goodput_bps"]),
         number(entry["final_loss"]),
@@ -172,6 +177,16 @@ def notes(document: Mapping[str, Any]) -> list[str]:
         total = len(document["cells"]) * len(document["work"]["seeds"])
         lines.append(
             f"Not complete: {missing} of {total} runs of this file (a cell, a seed) are not there."
+        )
+    if document.get("elsewhere"):
+        lines.append(
+            f"Made by gradwire {document['gradwire']} "
+            f"(commits: {', '.join(document['commits']) or 'unknown'}) on "
+            + "; or ".join(
+                f"{each['cores']} cores ({each['cpu']}), Linux {each['kernel']}"
+                for each in document["machines"]
+            )
+            + "."
         )
     if outside := document.get("settings"):
         lines.append(

@@ -7,7 +7,7 @@ import errno
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradwire.lab.interrupts import uninterrupted
@@ -16,11 +16,12 @@ from gradwire.lab.rivals import RivalStreams, goodput
 from gradwire.lab.run.shares import carried, crossing_flows
 from gradwire.lab.run.wires import wires_of
 from gradwire.lab.scenario.load import Cell, Experiment
+from gradwire.lab.scenario.network import Topology
 from gradwire.lab.scenario.reader import ScenarioError
 from gradwire.lab.scenario.schema import Scenario
 from gradwire.lab.wire import Wire
 
-__all__ = ["Calibration", "calibrate", "check"]
+__all__ = ["Calibration", "calibrate", "check", "fastest"]
 
 HOST_BYTES = 280_000_000
 """What a rank takes before its buffers: Python, torch and the engine."""
@@ -113,6 +114,13 @@ def _available_memory() -> int:
     return 1 << 62
 
 
+def fastest(scenario: Scenario) -> Topology:
+    """A cell's topology at the highest of its rates."""
+    topology = scenario.topology
+    most = max((topology.ports.rate, *scenario.bandwidth.rates))
+    return topology if most == topology.ports.rate else replace(topology, rate=most)
+
+
 def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibration:
     """Fill the ports and uplinks that the work fills with TCP for a moment and see what gets
     through.
@@ -126,7 +134,8 @@ def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibrat
     Raises:
         ScenarioError: the machine does not reach the rate.
     """
-    topology = scenario.topology
+    topology = fastest(scenario)
+    scenario = replace(scenario, topology=topology)
     hosts = topology.hosts
     if scenario.work.kind == "push":
         flows = [(0, hosts - 1)]

@@ -13,7 +13,7 @@ from gradwire.lab.network import LabUnavailable
 from gradwire.lab.ranks import RankError
 from gradwire.lab.run.agenda import Agenda, Key, duration, time_left
 from gradwire.lab.run.build import build, commit
-from gradwire.lab.run.checks import ENOUGH, QUICK_ENOUGH, Calibration, calibrate
+from gradwire.lab.run.checks import ENOUGH, QUICK_ENOUGH, Calibration, calibrate, fastest
 from gradwire.lab.run.ground import open_ground
 from gradwire.lab.run.journal import Journal, Record, fingerprint
 from gradwire.lab.run.samples import CellRun
@@ -148,7 +148,7 @@ def _calibrate(
     known = set()
     enough = QUICK_ENOUGH if experiment.quick else ENOUGH
     for cell in cells:
-        topology, kind = cell.scenario.topology, cell.scenario.work.kind
+        topology, kind = fastest(cell.scenario), cell.scenario.work.kind
         wired = frozenset(wires_of(cell.scenario))
         key = (topology.ports, topology.hosts, topology.spread, topology.ecn, kind, wired)
         if key not in known:

@@ -63,6 +63,8 @@ class Ground:
         self._cut: set[int] = set()
         self._shares: dict[tuple[int, str], float] = {}
         self._losing = False
+        self._rates = 0  # so many times a rate was set
+        self._rate_since = 0.0
         self._sent: list[BurstRecord] = []
         self._began: set[str] = set()
         self._lock = threading.Lock()
@@ -70,7 +72,7 @@ class Ground:
         self._timers: list[threading.Timer] = []
 
     def start(self) -> None:
-        """Let loss, cross traffic, rivals and changing rates begin: the contestants are ready."""
+        """Let loss, cross traffic and rivals begin: the contestants are ready."""
         self.burst()
         with uninterrupted():
             wanted = self.scenario.rivals
@@ -86,8 +88,6 @@ class Ground:
                 )
         if self.scenario.loss.any and self.scenario.loss.when == "always":
             self._lose(True)
-        if self.scenario.bandwidth.rates:
-            threading.Thread(target=self._change_rates, daemon=True).start()
         if self.rivals is not None:
             time.sleep(_SETTLE_SECONDS)
 
@@ -122,6 +122,23 @@ class Ground:
                 if time.monotonic() > deadline:
                     raise LabUnavailable("a burst sender does not send: the machine is too slow")
                 time.sleep(_POLL_SECONDS)
+
+    def next_turns(self) -> None:
+        """Before each contestant has its next turn: a rate that changes does so now, when it has
+        lasted long enough, so that all of them meet the same ones.
+
+        Raises:
+            LabUnavailable: a port's rate cannot be set.
+        """
+        wanted, now = self.scenario.bandwidth, time.monotonic()
+        if not wanted.rates or (self._rates and now - self._rate_since < wanted.every_s):
+            return
+        rate = round(wanted.rates[self._rates % len(wanted.rates)])
+        for host in range(self.scenario.topology.hosts):
+            self.network.set_rate(host, rate)
+        self._rates += 1
+        self._rate_since = now
+        self.events.append(Event(now, f"rate {rate / 1e6:g} Mbit/s"))
 
     @contextlib.contextmanager
     def around(self, contestant: str) -> Iterator[None]:
@@ -230,18 +247,6 @@ class Ground:
         if worker:
             return loss.of_worker(host)
         return loss.rate if loss.at == "everywhere" else 0.0
-
-    def _change_rates(self) -> None:
-        bandwidth = self.scenario.bandwidth
-        number = 0
-        while not self._over.is_set():
-            rate = round(bandwidth.rates[number % len(bandwidth.rates)])
-            for host in range(self.scenario.topology.hosts):
-                with contextlib.suppress(OSError):  # the network may be closing
-                    self.network.set_rate(host, rate)
-            self.events.append(Event(time.monotonic(), f"rate {rate / 1e6:g} Mbit/s"))
-            number += 1
-            self._over.wait(bandwidth.every_s)
 
     def _fail(self, fault: Fault) -> None:
         if self._over.is_set():

@@ -114,8 +114,11 @@ def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str,
     why = [_other_tail(each) for each in (measured, base) if each is not None]
     if any(why):
         row["why"] = "; ".join(filter(None, why))
-    elif value and other and wanted is not None:
-        row["value"] = other / value if mark.inverse else value / other
+    elif value is not None and other is not None and wanted is not None:
+        above, below = (other, value) if mark.inverse else (value, other)
+        if below == 0:
+            return row
+        row["value"] = above / below
         row["wanted"] = wanted
         row["missed_by"] = _missed(mark, row["value"], wanted)
         row["met"] = row["missed_by"] <= 0

@@ -27,7 +27,9 @@ class Track:
         bytes: UDP payload bytes that all workers sent.
         packets: that they sent.
         retransmissions: of those.
-        passes: rounds of probes that the slowest worker needed; None where there are none.
+        push_s: seconds of the slowest worker's push; none for TCP.
+        passes: rounds of probes that the slowest worker needed; none without probes.
+        critical: of training: whether the phase was critical; none where there are no phases.
         losses: of training: step, seconds trained and held-out loss after each turn.
         fingerprints: of training: each rank's weights.
         reports: what the contestant's ranks said at the end.
@@ -42,7 +44,9 @@ class Track:
     bytes: list[int] = field(default_factory=list)
     packets: list[int] = field(default_factory=list)
     retransmissions: list[int] = field(default_factory=list)
+    push_s: list[float] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
+    critical: list[bool] = field(default_factory=list)
     losses: list[tuple[int, float, float]] = field(default_factory=list)
     fingerprints: list[str] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)

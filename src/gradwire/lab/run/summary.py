@@ -112,6 +112,8 @@ def _delivery(tracks: Sequence[Track]) -> dict[str, Any]:
     packets = sum(sum(track.packets) for track in tracks)
     rounds = sum(len(track.bytes) for track in tracks)
     passes = [count for track in tracks for count in track.passes]
+    pushes = [value for track in tracks for value in track.push_s]
+    critical = [each for track in tracks for each in track.critical]
     return {
         "delivered": statistics.fmean(map(statistics.fmean, shares)) if shares else None,
         "delivered_min": min(map(min, shares)) if shares else None,
@@ -121,6 +123,8 @@ def _delivery(tracks: Sequence[Track]) -> dict[str, Any]:
         "retransmitted": (
             sum(sum(t.retransmissions) for t in tracks) / packets if packets else None
         ),
+        "push": times(pushes) if pushes else None,
+        "critical_share": statistics.fmean(critical) if critical else None,
         "passes_median": percentile(passes, 50) if passes else None,
         "passes_max": max(passes) if passes else None,
     }
@@ -136,11 +140,20 @@ def _rivals(name: str, runs: Mapping[int, CellRun]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def _reached(track: Track, target: float) -> float | None:
+    """Seconds of training until the held-out loss was so low, between evaluations in proportion."""
+    before: tuple[float, float] | None = None
+    for _, now, loss in track.losses:
+        if loss <= target:
+            if before is None:
+                return now
+            return now - (now - before[0]) * (target - loss) / (before[1] - loss)
+        before = (now, loss) if math.isfinite(loss) else None
+    return None
+
+
 def _learning(tracks: Sequence[Track], target: float) -> dict[str, Any]:
-    reached = [
-        next((seconds for _, seconds, loss in track.losses if loss <= target), None)
-        for track in tracks
-    ]
+    reached = [_reached(track, target) for track in tracks]
     known = [seconds for seconds in reached if seconds is not None]
     last = [track.losses[-1][2] for track in tracks if track.losses]
     prints = [track.fingerprints for track in tracks if track.fingerprints]

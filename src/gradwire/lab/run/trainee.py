@@ -125,7 +125,7 @@ class LabTrainee(Trainee):
 
     def _wrap(self, line: StartLine) -> TimedDDP:
         before = open_sockets()
-        # A group for each contestant: its connections, its congestion control, its engine.
+        # A group for each contestant: its connections and its congestion control.
         self._group = dist.new_group()
         dist.barrier(group=self._group)
         if self._contestant.transport == "gloo":

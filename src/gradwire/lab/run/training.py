@@ -161,6 +161,7 @@ class _Course:
 
     def all_turns(self, done: int, steps: int) -> None:
         """A turn of every contestant, from their step number `done` on."""
+        self._ground.next_turns()
         for each in self._scenario.contestants:
             self.turn(each.name, done, steps)
         self._turns += 1
@@ -180,7 +181,9 @@ class _Course:
             for index, step in enumerate(found):
                 if losing or steps_so_far + index >= self._scenario.work.warm_up:
                     _keep(track, step, block, index)
-            track.spans.append((found[0].start, found[-1].start + found[-1].comm))
+            kept = 0 if losing else max(0, self._scenario.work.warm_up - steps_so_far)
+            if kept < count:
+                track.spans.append((found[kept].start, found[-1].start + found[-1].comm))
             steps_so_far += count
         if block.validation is not None:
             track.losses.append((done + steps, track.job_s, block.validation))
@@ -236,9 +239,15 @@ def _keep(track: Track, step: Step, block: Block, index: int) -> None:
     track.starts.append(step.start)
     track.seconds.append(step.comm)
     track.job_s += step.took
+    if step.critical is not None:
+        track.critical.append(step.critical)
     if views[0]["bytes"] is None:
         return
     track.delivered.append([view["delivered"] for view in views])
     track.bytes.append(sum(view["bytes"] for view in views))
     track.packets.append(sum(view["packets"] for view in views))
     track.retransmissions.append(sum(view["retransmissions"] for view in views))
+    track.push_s.append(max(view["push_s"] for view in views))
+    passes = max(view["passes"] for view in views)
+    if passes:
+        track.passes.append(passes)

@@ -100,6 +100,7 @@ def run_transfers(
             progress=progress,
             around=ground.around,
             rotate=True,
+            turns=ground.next_turns,
         )
         reports = race.reports()
     for name, rounds in results.items():
@@ -124,6 +125,8 @@ def track_of(rounds: list[Round], reports: list[dict[str, Any]], compute_s: floa
         track.bytes.append(sum(each["bytes"] for each in said))
         track.packets.append(sum(each["packets"] for each in said))
         track.retransmissions.append(sum(each["retransmissions"] for each in said))
+        if "push_s" in said[0]:
+            track.push_s.append(max(each["push_s"] for each in said))
         if "passes" in said[0]:
             track.passes.append(max(each["passes"] for each in said))
     track.layers = {name: _mean(shares) for name, shares in layers.items()}

@@ -242,17 +242,20 @@ class Rivals:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that fails in every so-many-th block of a contestant."""
+    """Something that fails in each contestant's first turn."""
 
     kind: str = key(
         MISSING,
-        "freeze: the host's processes stand still; cut: its link carries nothing; kill: its "
+        "freeze: the host's rank stands still; cut: its link carries nothing; kill: its "
         "process dies, which ends the cell",
         choices=["freeze", "cut", "kill"],
     )
     host: int = key(MISSING, "which", low=0)
     at_s: float = key(
-        MISSING, "after the start of each contestant's first block, s", low=0.0, high=86_400.0
+        MISSING,
+        "after the start of each contestant's first timed round or step, s",
+        low=0.0,
+        high=86_400.0,
     )
     for_s: float = key(1.0, "how long, s (not for kill)", above=0.0, high=25.0)
 
@@ -262,6 +265,9 @@ class Bandwidth:
     """A rate that changes."""
 
     rates: tuple[float, ...] = key(
-        (), "of every port, bit/s, one after another", low=1e6, high=_FASTEST
+        (),
+        "of every port, bit/s, in turn: each for a turn of all contestants",
+        low=1e6,
+        high=_FASTEST,
     )
-    every_s: float = key(60.0, "from one to the next, s", above=0.0, high=86_400.0)
+    every_s: float = key(60.0, "that one lasts at least, s", above=0.0, high=86_400.0)
