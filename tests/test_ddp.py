@@ -897,6 +897,52 @@ def test_a_gradient_scaler_is_followed(two: Ranks) -> None:
     two.run(scaled)
 
 
+def overflows(rank: int, world: int) -> None:
+    """A step that a scaler skips for one rank's overflow takes nothing of what was owed."""
+    ddp, reference = wrap(model()), model()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    attachment = gradwire.attach(
+        ddp,
+        "mlt",
+        p=0.5,
+        spend="anything",
+        error_feedback=True,
+        optimizer=optimizer,
+        scaler=scaler,
+    )
+    true, applied, scales = torch.zeros(()), torch.zeros(()), []
+    for step in range(9):
+        if step == 8:
+            attachment.flush()
+        x = batch(rank, step)
+        optimizer.zero_grad()
+        loss = ddp(x).square().mean() * (1e38 if (step, rank) == (4, 1) else 1.0)
+        scaler.scale(loss).backward()
+        found = gradients(ddp)
+        scales.append(attachment.grad_scale)
+        assert bool(found.isfinite().all()) == (step != 4)
+        if step != 4:
+            true = true + average_of(local_gradients(reference, x))
+            applied = applied + found / scales[-1]
+        scaler.step(optimizer)
+        scaler.update()
+    assert scales == [1024.0] * 3 + [2048.0] * 2 + [1024.0] * 3 + [2048.0]
+    assert float((applied - true).norm() / true.norm()) < 1e-4
+    attachment.detach()
+
+
+def test_a_step_that_a_scaler_skips_owes_what_was_owed(two: Ranks) -> None:
+    two.run(overflows)
+
+
+def test_what_is_no_scaler_is_refused() -> None:
+    with pytest.raises(
+        gradwire.ConfigError, match=r"scaler=1024: a torch\.amp\.GradScaler, or None"
+    ):
+        gradwire.HookState("reliable", scaler=1024)  # type: ignore[arg-type]
+
+
 def resumes(rank: int, world: int) -> tuple[bytes, bytes]:
     options: dict[str, Any] = {"policy": "dblp", "every": 3, "error_feedback": True, "p_low": 0.2}
     straight = wrap(model())

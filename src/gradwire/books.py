@@ -66,11 +66,14 @@ class Books:
         """Adds what is owed to a bucket about to be sent, and keeps aside what is sent where the
         guard may have to send it again; takes out what the plan prunes."""
         unused = self._unused(transfer, host)
-        if self._velocities is not None:
-            self._velocities.advance(transfer.slots, host)
         if self._residuals is not None:
             for slots, values in self._device.recall(transfer.slots, but=transfer.stage.encoded):
                 self._residuals.add(slots, values)
+        if transfer.step.scaled:
+            self._remember(transfer, host.size)
+        if self._velocities is not None:
+            self._velocities.advance(transfer.slots, host)
+        if self._residuals is not None:
             self._residuals.add_to(transfer.slots, host)
             sent = self.sent(transfer)
             for part in unused:
@@ -80,6 +83,17 @@ class Books:
                 self._prune(transfer, host)
         elif transfer.step.guarded:
             transfer.kept = host.copy()
+
+    def _remember(self, transfer: Transfer, elements: int) -> None:
+        """Keeps copies of a bucket's books, for a step that a loss scaler may skip."""
+        books = [book for book in (self._residuals, self._velocities) if book is not None]
+        opened = [book.open(transfer.slots, elements) for book in books]
+        transfer.before = [(values, values.copy()) for values in opened]
+
+    def undo(self, transfer: Transfer) -> None:
+        """Brings a bucket's books back to where they were: its step's gradient is void."""
+        for values, before in transfer.before:
+            np.copyto(values, before)
 
     def critical(
         self, transfer: Transfer, host: NDArray[np.float32], finite: bool

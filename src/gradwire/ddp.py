@@ -26,6 +26,7 @@ def attach(
     policy: str | Policy | None = None,
     *,
     optimizer: torch.optim.Optimizer | None = None,
+    scaler: torch.amp.GradScaler | None = None,
     **options: object,
 ) -> "Attachment":
     """Lets the gradients of a DDP module travel over gradwire, on top of any process group.
@@ -36,9 +37,11 @@ def attach(
     policy: a name ("reliable", "dblp", …: docs/policies.md), a policy object, or None for
     GRADWIRE_POLICY, else "adaptive". optimizer: the one that steps once after each backward pass:
     its learning rate's drops count as critical, its family decides error_feedback="auto", and
-    guard="skip" can keep it from stepping. options: the policy's own (p_low=0.01, …) and the
-    common settings of `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl",
-    …); what is not given is read from GRADWIRE_* variables.
+    guard="skip" can keep it from stepping. scaler: the one that scales the loss: norms and
+    residuals follow its scale, and a step that it skips takes nothing of what was owed with it.
+    options: the policy's own (p_low=0.01, …) and the common settings of
+    `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl", …); what is not given
+    is read from GRADWIRE_* variables.
 
     Several modules may be attached, alike on all ranks. Those that share a backward pass should lie
     on one device: autograd runs a thread per device, and if their buckets come in another order on
@@ -62,6 +65,7 @@ def attach(
             model=model.module,
             process_group=model.process_group,
             optimizer=optimizer,
+            scaler=scaler,
             **options,
         )
         _register(model, state)
@@ -77,7 +81,7 @@ def attach(
         raise ConfigError(
             "gradwire is already attached to this module: call detach() on that attachment first"
         )
-    found.activate(policy, options, optimizer, model.module)
+    found.activate(policy, options, optimizer, model.module, scaler)
     return _open(found, model)
 
 
@@ -128,8 +132,8 @@ class Attachment:
     def grad_scale(self) -> float:
         """The factor that gradients are multiplied by (1 without a GradScaler).
 
-        With a GradScaler assign `scaler.get_scale()` after each `scaler.update()`: norms and
-        residuals follow it.
+        Norms and residuals follow it. `attach(…, scaler=…)` asks a GradScaler at each step's
+        start; where something else scales the loss assign it before the backward pass.
         """
         return self._pipeline.grad_scale
 

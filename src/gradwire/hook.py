@@ -30,8 +30,9 @@ class HookState:
 
     policy: a name or a policy object; None for GRADWIRE_POLICY, else "adaptive". model: names
     the parameters, which "adaptive" needs; without it they are named in the order they appear.
-    optimizer: the one that steps with these gradients (see `gradwire.attach`). process_group: the
-    group the gradients are averaged over, None for the default one. options: policy options and
+    optimizer, scaler: the ones that step with these gradients and scale the loss (see
+    `gradwire.attach`). process_group: the group the gradients are averaged over, None for the
+    default one. options: policy options and
     common settings (`gradwire.settings.Settings`). Raises ConfigError.
 
     Copies and pickles keep the configuration and drop the connection: they open their own.
@@ -44,13 +45,14 @@ class HookState:
         model: torch.nn.Module | None = None,
         process_group: dist.ProcessGroup | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        scaler: torch.amp.GradScaler | None = None,
         **options: object,
     ) -> None:
         self.process_group = process_group
         self.active = True
         self._know(model)
         self._unhook: Callable[[], None] = _nothing
-        self._configure(policy, options, optimizer)
+        self._configure(policy, options, optimizer, scaler)
         self._pipeline: GradientPipeline | None = None
         self._previous: GradientPipeline | None = None  # keeps the engine until the next is open
 
@@ -73,6 +75,7 @@ class HookState:
                     number,
                     self._optimizer,
                     writer,
+                    scale=None if self._scaler is None else self._scaler.get_scale,
                 )
             except BaseException:
                 if writer is not None:
@@ -92,6 +95,7 @@ class HookState:
         options: dict[str, object],
         optimizer: torch.optim.Optimizer | None = None,
         model: torch.nn.Module | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         """Takes up a new policy after `deactivate`, over the engine that is open already.
 
@@ -99,7 +103,7 @@ class HookState:
         """
         if model is not None:
             self._know(model)
-        self._configure(policy, options, optimizer)
+        self._configure(policy, options, optimizer, scaler)
         self._previous, self._pipeline = self._pipeline or self._previous, None
         self.active = True
 
@@ -121,13 +125,17 @@ class HookState:
         policy: str | Policy | None,
         options: dict[str, object],
         optimizer: torch.optim.Optimizer | None,
+        scaler: torch.amp.GradScaler | None,
     ) -> None:
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"optimizer={optimizer!r}: a torch.optim.Optimizer, or None")
+        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+            raise ConfigError(f"scaler={scaler!r}: a torch.amp.GradScaler, or None")
         self._policy, self._settings = configure(policy, options, optimizer=optimizer)
         self._policy.vectors = self._vectors
         self._policy.prepare(self._tensors)
         self._optimizer = optimizer
+        self._scaler = scaler
         self._unhook = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,6 +146,7 @@ class HookState:
         self.active = state["active"]
         self._know(None)
         self._optimizer = None
+        self._scaler = None
         self._unhook = _nothing
         self._policy, self._settings = state["policy"], state["settings"]
         self._pipeline = None

@@ -40,7 +40,7 @@ from gradwire.scalars import is_number, is_whole, plain
 from gradwire.settings import Settings
 from gradwire.staging import StagePool
 from gradwire.states import State
-from gradwire.steps import Step, Transfer, square_norm, tensor_squares
+from gradwire.steps import Step, Transfer, is_finite, square_norm, tensor_squares
 from gradwire.telemetry import ReportWriter, StepReport, build_report
 
 __all__ = ["GradientPipeline"]
@@ -60,7 +60,8 @@ class GradientPipeline:
     """Carries the buckets of one DDP module; thread-safe against its own completions.
 
     number: which of the communicator's numbers it has taken; `close` returns it. writer: of the
-    reports, open; `close` closes it.
+    reports, open; `close` closes it. scale: tells, at each step's start, what gradients are
+    multiplied by; None where `set_grad_scale` does.
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class GradientPipeline:
         optimizer: torch.optim.Optimizer | None = None,
         writer: ReportWriter | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        scale: Callable[[], float] | None = None,
     ) -> None:
         self.communicator = communicator
         self.policy = policy
         self.settings = settings
         self._ballots = BallotBox(policy, optimizer, watched=settings.loss_rise is not None)
         self._clock = clock
+        self._scale = scale
         self._started: float | None = None  # the last step
         self._books = Books(communicator, policy, settings)
         self._consultation = Consultation(communicator, policy, settings, number)
@@ -263,6 +266,8 @@ class GradientPipeline:
         with self._mutex:
             if index == 0 or self._running is None:
                 self._guard.take_skip()  # a loss scaler may have kept the optimizer from asking
+                if self._scale is not None:
+                    self.set_grad_scale(self._scale())
                 strict = self._loss_watch is not None and self._loss_watch.strict
                 started = self._clock()
                 elapsed = 0.0 if self._started is None else started - self._started
@@ -274,6 +279,7 @@ class GradientPipeline:
                     strict=strict,
                     floor=self._guard.floor,
                     started=started,
+                    scaled=self._grad_scale != 1.0,
                 )
                 self._flush = False
             step = self._running
@@ -376,6 +382,8 @@ class GradientPipeline:
         plan = transfer.resent or transfer.plan
         if plan.transform != "none" and transfer.step.action != "skipped":
             transforms.inverse(transfer.stage.host(), plan.seed)
+        if transfer.step.scaled and not is_finite(transfer.stage.host()):
+            transfer.step.overflowed = True
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":
             transfer.applied_square = square_norm(transfer.stage.host()) / self._grad_scale**2
@@ -466,6 +474,9 @@ class GradientPipeline:
 
     def _conclude(self, step: Step, agreed: Summary) -> None:
         """The step is decided: the policy reads the report, and DDP gets its results."""
+        if step.overflowed:
+            for transfer in step.transfers:
+                self._books.undo(transfer)
         transfers = [(t.plan, t.report) for t in step.transfers if t.report is not None]
         self._ballots.applied_square = sum(t.applied_square for t in step.transfers)
         period_s = 0.0 if self._started is None else step.started - self._started

@@ -28,6 +28,7 @@ class Step:
         strict: bool,
         floor: float,
         started: float,
+        scaled: bool = False,
     ) -> None:
         self.number = number
         self.phase = phase
@@ -36,6 +37,8 @@ class Step:
         self.action: Action = "strict" if strict else ""
         self.floor = 0.0 if exact else floor  # delivered less than this, the guard acts
         self.started = started
+        self.scaled = scaled  # a loss scaler skips it if a result is not finite
+        self.overflowed = False  # one is not
         self.exposed = started  # since when its last bucket's transfer has been under way
         self.transfers: list[Transfer] = []
         self.complete = False  # its last bucket has begun
@@ -95,6 +98,7 @@ class Transfer:
         self.kept: NDArray[np.float32] | None = None  # what was sent, for the guard
         self.pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None  # where, what
         self.unused: list[tuple[slice, NDArray[np.float32]]] = []  # where, what was owed
+        self.before: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []  # books, copies
         self.error: Exception | None = None
         self.applied_square = 0.0
         self.done = False
