@@ -197,6 +197,7 @@ def test_state_survives_a_restart() -> None:
     ("options", "message"),
     [
         ({"p_low": 0.5, "p_high": 0.4}, "p_high=0.4 is below p_low=0.5"),
+        ({"table": {"*": 0.1}, "p_high": 0.3}, "p_high=0.3 beside table"),
         ({"compress": "much"}, "compress='much': allowed are 'auto', 'topk', 'never'"),
         ({"table": {"*": 2.0}}, "table['*']=2.0"),
         ({"detector": "eye"}, "detector='eye': allowed are 'ours', 'paper', 'layers'"),

@@ -55,7 +55,8 @@ class BallotBox:
             raise ConfigError(f"phase={phase!r}: allowed are 'critical', 'tolerant', None")
         if phase is not None and self._policy.phases is None:
             raise ConfigError(
-                f"phase={phase!r}: policy {self._policy.name!r} has no phases; 'dblp' has"
+                f"phase={phase!r}: policy {self._policy.name!r} has no phases; 'dblp' and "
+                "'adaptive' have"
             )
         self._vote = phase
 

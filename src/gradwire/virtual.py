@@ -130,7 +130,8 @@ class Job:
     buckets: how many tensors each bucket holds, in order (None: all in one). backwards: the
     buckets take the tensors from the last to the first, as DDP's do; gradients and results lie in
     that order then. datagram: the largest UDP payload. seed: of the network's chances; shuffle:
-    the `seed` of gradwire's settings. optimizer, and all other options: as for `gradwire.attach`.
+    the `seed` of gradwire's settings. vectors: the tensors of fewer than two dimensions. optimizer,
+    and all other options: as for `gradwire.attach`.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Job:
         seed: int = 1,
         shuffle: int = 0,
         optimizer: torch.optim.Optimizer | None = None,
+        vectors: frozenset[str] = frozenset(),
         **options: Any,
     ) -> None:
         self.world = world
@@ -167,6 +169,7 @@ class Job:
         self.pipelines = []
         for rank in range(world):
             chosen, settings = configure(policy, options, {}, optimizer)
+            chosen.vectors = vectors
             chosen.prepare(dict(tensors))
             face = Communicator(cast(Any, None), 0, 1)  # meets nobody: its host is ours
             face.rank, face.world_size, face.settings = rank, world, settings

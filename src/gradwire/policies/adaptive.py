@@ -48,7 +48,8 @@ class Adaptive(Policy):
     """Phase × layer × congestion.
 
     p_low, p_high: bounds of critical and of tolerant phases before a tensor's tolerance. table: a
-    file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"). eta, every,
+    file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"), in place of
+    p_high. eta, every,
     detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while steps wait for their
     transfer, "topk" goes on to top-k (which needs error feedback), "never" stays dense. fill,
     order, pull: docs/design.md.
@@ -77,6 +78,11 @@ class Adaptive(Policy):
             raise ConfigError(
                 f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
                 "phases may not be the stricter one"
+            )
+        if self.table is not None and self.p_high != type(self).p_high:
+            raise ConfigError(
+                f"p_high={self.p_high!r} beside table=…: the table holds the bounds of tolerant "
+                "phases; leave p_high away"
             )
         check_choice("compress", self.compress, self.compressions)
         check_transfer_options("lost", self.fill, self.order, self.pull)

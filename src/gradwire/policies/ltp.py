@@ -1,9 +1,9 @@
 """Policy "ltp": Early Close with a learned threshold (LTP, IWQoS 2023, arXiv 2305.04279).
 
-The paper's: out-of-order transmission with an acknowledgement per packet, the three send queues
-(critical, normal, retransmission), Early Close that adapts to the network, Bubble Filling (zeros
-in place of what is missing, payloads of whole floats), loss on the gather only and a reliable way
-back. The engine gives all of it to every plan; this file is Early Close.
+The paper's: out-of-order transmission and acknowledgement, the three send queues (critical, normal,
+retransmission; how the engine's differ: docs/policies.md), Early Close that adapts to the network,
+Bubble Filling (zeros in place of what is missing, payloads of whole floats), loss on the gather
+only and a reliable way back. The engine gives all of it to every plan; this file is Early Close.
 
 Ours, because nothing public says (gathered in docs/policies.md): the threshold T_lt starts at
 1.5·RTprop + size/BtlBw and is afterwards the best time in which everything arrived in the last

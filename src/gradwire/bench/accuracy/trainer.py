@@ -133,6 +133,7 @@ class _Carrier:
             seed=zlib.crc32(repr(chances).encode()),
             shuffle=shuffle_of(cell, part),
             optimizer=replica.optimizer,
+            vectors=replica.vectors,
             **options,
         )
         self._weather = Weather(scenario, self.job, chances)
