@@ -214,7 +214,8 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     )
     lines.append(
         "A 99th percentile is given from 300 samples on, a 99.9th from 3,000. Limit: the bytes "
-        "that must arrive over what the links let through, without headers and round trips."
+        "that must arrive over what the links let through, without headers and round trips; all of "
+        "them in float32, so that encodings, and bounds by time or by layer, can be below it."
     )
     for name, reason in document["left_out"].items():
         lines.append(f"{name} takes no part, because this gradwire lacks it: {reason}")

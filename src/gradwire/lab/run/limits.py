@@ -1,4 +1,5 @@
-"""What no transport can beat in a cell, and what a fixed bound with probes leaves to win.
+"""What no transport of float32 can beat in a cell, and what a fixed bound with probes leaves to
+win. An encoding, and bounds by time or by layer, can.
 
 The formulas are arithmetic, ours: bytes that must arrive, links that lose, round trips that cannot
 be saved.
