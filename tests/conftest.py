@@ -1,7 +1,8 @@
-"""Makes tests/ranks.py importable, for the tests and for the processes they start; skips what this
-machine cannot run."""
+"""Makes the helpers of this folder importable, for tests and the processes they start; skips what
+this machine cannot run."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from gradwire.lab import LabUnavailable, Network, Wire, probe
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from ranks import Ranks
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +29,10 @@ def wires(namespaces: None) -> None:
         Network(1, wires={0: Wire()}).close()
     except LabUnavailable as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    """Two ranks in processes of their own, for all tests of a file."""
+    with Ranks(2, GRADWIRE_PEER_TIMEOUT="10", GRADWIRE_RENDEZVOUS_TIMEOUT="20") as ranks:
+        yield ranks

@@ -50,6 +50,8 @@ _CHOICES = (
     Row("choices", "eager-40-feedback"),
     Row("choices", "eager-40-fixed-order"),
     Row("choices", "dblp-plain"),
+    Row("choices", "eager-40", "even-40"),
+    Row("choices", "eager-40-mean", "even-40"),
     Row("choices", "vesting-40", "even-40"),
     Row("choices", "vesting-40-mean", "even-40"),
     Row("choices", "vesting-40-feedback", "even-40"),

@@ -1,0 +1,332 @@
+"""attach() and detach(), several modules and groups, in real processes."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_jobs import (
+    average_of,
+    batch,
+    fingerprint,
+    gradients,
+    local_gradients,
+    model,
+    train,
+    wrap,
+)
+from numpy.typing import NDArray
+from ranks import Failed, Ranks
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.communicator import Communicator
+from gradwire.staging import _DirectStage
+
+# ---------------------------------------------------------------------------- attaching
+
+
+def detaches(rank: int, world: int) -> None:
+    net = model()
+    ddp = wrap(net)
+    first = gradwire.attach(ddp, "reliable")
+    with pytest.raises(gradwire.ConfigError, match="already attached"):
+        gradwire.attach(ddp)
+    train(ddp, rank, range(3))
+    engine = first._pipeline.communicator._host
+    first.detach()
+    first.detach()
+    changes: list[Callable[[], object]] = [
+        first.flush,
+        lambda: first.loss(1.0),
+        lambda: first.epoch(3),
+        lambda: setattr(first, "phase", None),
+        lambda: setattr(first, "grad_scale", 2.0),
+        lambda: first.load_state_dict({}),
+        lambda: first.calibrate(lambda *_: torch.zeros(()), None),
+    ]
+    for change in changes:
+        with pytest.raises(gradwire.GradwireError, match="detached: attach the module again"):
+            change()
+    assert first.report().step == 2
+    assert first.state_dict()["step"] == 3
+    reference = model()
+    reference.load_state_dict(net.state_dict())
+    expected = average_of(local_gradients(reference, batch(rank, 9)))
+    net.zero_grad()
+    ddp(batch(rank, 9)).square().mean().backward()  # over gloo
+    torch.testing.assert_close(gradients(net), expected, rtol=1e-6, atol=1e-9)
+    assert first.step == 3
+    second = gradwire.attach(ddp, "mlt", p=0.1)
+    assert second._pipeline.communicator._host is engine  # one engine per process
+    train(ddp, rank, range(3, 6))
+    assert second.report().step == 2
+    assert second.report().policy == "mlt"
+    second.detach()
+
+
+def test_detach_forwards_to_the_host_group_and_attach_comes_back(two: Ranks) -> None:
+    two.run(detaches)
+
+
+def comes_back(rank: int, world: int) -> tuple[float, float]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable")
+    train(ddp, rank, range(2))
+    attachment.detach()
+    before = attachment._pipeline.communicator.counters()["packets_sent"]
+    kept = attachment if rank == 0 else None  # rank 1 lets go of the old attachment
+    del attachment
+    gc.collect()
+    again = gradwire.attach(ddp, "mlt", p=0.1)
+    del kept
+    gc.collect()
+    after = again._pipeline.communicator.counters()["packets_sent"]
+    train(ddp, rank, range(2, 4))
+    again.detach()
+    return before, after
+
+
+def test_attach_comes_back_to_the_open_engine_whoever_holds_the_old_attachment(
+    two: Ranks,
+) -> None:
+    for before, after in two.run(comes_back):
+        assert after >= before > 0
+
+
+def foreign(rank: int, world: int) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    ddp = wrap(model())
+    ddp.register_comm_hook(None, allreduce_hook)
+    with pytest.raises(gradwire.ConfigError, match="already has the communication hook 'allreduc"):
+        gradwire.attach(ddp)
+    other = wrap(model())
+    other._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    with pytest.raises(gradwire.ConfigError, match="one hook for its whole life"):
+        gradwire.attach(other)
+    with pytest.raises(gradwire.ConfigError, match="a Sequential: wrap it first"):
+        gradwire.attach(model())  # type: ignore[arg-type]
+
+
+def test_a_foreign_hook_is_an_error(two: Ranks) -> None:
+    two.run(foreign)
+
+
+def bare(rank: int, world: int) -> None:
+    net, reference = model(), model()
+    ddp = wrap(net)
+    ddp.register_comm_hook(gradwire.HookState("reliable"), gradwire.comm_hook)
+    for step in range(3):
+        expected = average_of(local_gradients(reference, batch(rank, step)))
+        net.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        assert torch.equal(gradients(net), expected)
+    wrong = wrap(model())
+    wrong.register_comm_hook(None, gradwire.comm_hook)
+    with pytest.raises(Exception, match="HookState"):
+        wrong(batch(rank, 0)).square().mean().backward()
+
+
+def test_the_bare_hook_opens_when_first_used(two: Ranks) -> None:
+    two.run(bare)
+
+
+def disagrees(rank: int, world: int) -> str:
+    ddp = wrap(model())
+    with pytest.raises(gradwire.RendezvousError) as raised:
+        gradwire.attach(ddp, "mlt", p=0.1 * (rank + 1))
+    train(ddp, rank, range(1))  # the module works on, over gloo
+    attachment = gradwire.attach(ddp, "mlt", p=0.1)
+    train(ddp, rank, range(1, 2))
+    attachment.detach()
+    return str(raised.value)
+
+
+def test_another_policy_on_a_rank_is_named_by_all(two: Ranks) -> None:
+    for message in two.run(disagrees):
+        assert "rank 1 has mlt.p=0.2, rank 0 has mlt.p=0.1" in message
+
+
+def pickles(rank: int, world: int) -> None:
+    import copy
+    import pickle
+
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable")
+    train(ddp, rank, range(1))
+    state = pickle.loads(pickle.dumps(ddp._comm_hooks[0][1]))
+    assert state.active
+    twin = copy.deepcopy(ddp.module)
+    assert fingerprint(twin) == fingerprint(ddp.module)
+    attachment.detach()
+
+
+def test_the_hooks_state_can_be_pickled_with_its_module(two: Ranks) -> None:
+    two.run(pickles)
+
+
+# ---------------------------------------------------------------------------- order of ops
+
+
+class SlowStage(_DirectStage):
+    """Waits for its copy, as if the bucket lay on a CUDA device."""
+
+    waits = True
+    delay_s = 0.0
+
+    def host(self) -> NDArray[np.float32]:
+        time.sleep(self.delay_s)
+        self.delay_s = 0.0
+        return super().host()
+
+
+def slow(attachment: gradwire.Attachment, delay_s: float) -> None:
+    def stage(index: int, buffer: torch.Tensor, encode: object = None) -> SlowStage:
+        made = SlowStage(buffer)
+        made.delay_s = delay_s
+        return made
+
+    attachment._pipeline._stages.stage = stage  # type: ignore[method-assign]
+
+
+def two_at_once(rank: int, world: int, staged: int) -> None:
+    """The first model's copies are the slow ones on rank 0, the second one's on rank 1."""
+    nets, references = [model(), model()], [model(), model()]
+    ddps = [wrap(net) for net in nets]
+    attachments = [gradwire.attach(ddp, "reliable", timeout=20) for ddp in ddps]
+    for number, attachment in enumerate(attachments[:staged]):
+        slow(attachment, 0.03 if number == rank else 0.0)
+    for step in range(3):
+        x = batch(rank, step)
+        expected = [
+            average_of(local_gradients(net, sign * x))
+            for net, sign in zip(references, (1, -1), strict=True)
+        ]
+        for net in nets:
+            net.zero_grad()
+        losses = [ddp(sign * x).square().mean() for ddp, sign in zip(ddps, (1, -1), strict=True)]
+        sum(losses, start=torch.zeros(())).backward()
+        for net, want in zip(nets, expected, strict=True):
+            assert torch.equal(gradients(net), want)
+    for attachment in attachments:
+        attachment.detach()
+
+
+@pytest.mark.parametrize("staged", [0, 1, 2])
+def test_two_models_in_one_backward_keep_their_gradients_apart(two: Ranks, staged: int) -> None:
+    """However long their copies take on each rank, and if only one of them has any."""
+    two.run(two_at_once, staged=staged)
+
+
+def swapped(rank: int, world: int) -> str:
+    """Each rank sends the buckets of another model first: what an unordered backward would do."""
+    ddps = [wrap(model()), wrap(model())]
+    attachments = [gradwire.attach(ddp, "reliable", timeout=20) for ddp in ddps]
+    assert [a._pipeline._number for a in attachments] == [0, 1]
+
+    def backward() -> None:
+        for ddp in ddps if rank == 0 else reversed(ddps):
+            ddp.require_forward_param_sync = False
+            ddp(batch(rank, 0)).square().mean().backward()
+
+    with pytest.raises(RuntimeError) as raised:
+        backward()
+    for attachment in attachments:
+        attachment.detach()
+    return str(raised.value)
+
+
+def test_ops_in_another_order_are_an_error_and_no_sum() -> None:
+    with Ranks(2, GRADWIRE_PEER_TIMEOUT="10", GRADWIRE_RENDEZVOUS_TIMEOUT="20") as ranks:
+        messages = ranks.run(swapped)
+    assert all("plan" in message and "rank" in message for message in messages)
+
+
+def numbers(rank: int, world: int) -> list[int]:
+    def attach() -> gradwire.Attachment:
+        return gradwire.attach(wrap(model()), "reliable")
+
+    first, second = attach(), attach()
+    seen = [first._pipeline._number, second._pipeline._number]
+    first.detach()
+    third = attach()
+    first.detach()  # again: no harm to the third
+    fourth = attach()
+    seen += [third._pipeline._number, fourth._pipeline._number]
+    for attachment in (second, third, fourth):
+        attachment.detach()
+    wrong = wrap(model())
+    with pytest.raises(gradwire.RendezvousError):
+        gradwire.attach(wrong, "mlt", p=0.1 * (rank + 1))
+    last = attach()
+    seen.append(last._pipeline._number)
+    last.detach()
+    return seen
+
+
+def test_attachments_are_numbered_alike_and_numbers_come_back(two: Ranks) -> None:
+    first, second = two.run(numbers)
+    assert first == second
+    lowest = first[0]  # the bare hook of another test may still hold one
+    assert [number - lowest for number in first] == [0, 1, 0, 2, 0]
+
+
+def subgroup(rank: int, world: int) -> int:
+    groups = [dist.new_group([each]) for each in range(world)]
+    pair = dist.new_group(list(range(world)))
+    single = DistributedDataParallel(model(), process_group=groups[rank])
+    attachment = gradwire.attach(single, "reliable")
+    expected = local_gradients(model(), batch(rank, 0))
+    single(batch(rank, 0)).square().mean().backward()
+    assert torch.equal(gradients(single), expected)
+    attachment.detach()
+    both = DistributedDataParallel(model(), process_group=pair)
+    attachment = gradwire.attach(both, "reliable")
+    train(both, rank, range(2))
+    attachment.detach()
+    communicator: Communicator = attachment._pipeline.communicator
+    return communicator.world_size
+
+
+def test_groups_with_other_members_are_apart(two: Ranks) -> None:
+    assert two.run(subgroup) == [2, 2]
+
+
+def no_report(rank: int, world: int, path: str) -> tuple[str, str]:
+    ddp = wrap(model())
+    with pytest.raises((gradwire.ConfigError, gradwire.RendezvousError)) as raised:
+        gradwire.attach(ddp, "mlt", p=0.2, report=path)
+    attachment = gradwire.attach(ddp, "mlt", p=0.2)  # the module is none the worse
+    train(ddp, rank, range(2))
+    attachment.detach()
+    return type(raised.value).__name__, str(raised.value)
+
+
+def test_a_report_that_one_rank_cannot_open_fails_on_all_before_the_first_step(two: Ranks) -> None:
+    for name in ("steps.jsonl", "{rank}.jsonl"):
+        path = f"/no/such/folder/{name}"
+        started = time.monotonic()
+        outcomes = two.run(no_report, path=path)
+        assert time.monotonic() - started < 10
+        for rank, (kind, message) in enumerate(outcomes):
+            assert f"report={path!r}" in message
+            assert "cannot be opened for writing: No such file or directory" in message
+            if rank == 0 or "{rank}" in name:
+                assert kind == "ConfigError"
+            else:
+                assert (kind, message[:13]) == ("RendezvousError", "rank 0 failed")
+
+
+def fails(rank: int, world: int) -> None:
+    raise OSError("no such luck")
+
+
+def test_a_failure_in_a_rank_is_reported_by_the_harness(two: Ranks) -> None:
+    outcome = two.outcomes(fails)[0]
+    assert isinstance(outcome, Failed)

@@ -1,0 +1,200 @@
+"""What attach() does with phases, optimizers, the guard and loss scalers, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_jobs import (
+    average_of,
+    batch,
+    fingerprint,
+    gradients,
+    local_gradients,
+    model,
+    set_drop,
+    train,
+    wrap,
+)
+from ranks import Ranks
+
+import gradwire
+
+
+def votes(rank: int, world: int) -> list[str]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "dblp", every=1, eta=1000.0)
+    seen = []
+    for step in range(9):
+        if step == 4 and rank == 1:
+            attachment.phase = "critical"
+        if step == 6 and rank == 1:
+            attachment.phase = None
+        train(ddp, rank, range(step, step + 1))
+        seen.append(attachment.report().phase)
+    with pytest.raises(gradwire.ConfigError, match="phase='fast'"):
+        attachment.phase = "fast"  # type: ignore[assignment]
+    attachment.detach()
+    return seen
+
+
+def test_a_vote_of_one_rank_rules_all_from_the_next_step(two: Ranks) -> None:
+    for seen in two.run(votes):
+        assert seen == [
+            "critical",
+            "critical",
+            "tolerant",
+            "tolerant",
+            "tolerant",  # the vote travels
+            "critical",
+            "critical",  # its withdrawal travels
+            "tolerant",
+            "tolerant",
+        ]
+
+
+def drops_and_skips(rank: int, world: int) -> tuple[bytes, list[tuple[str, str]]]:
+    """An optimizer given to attach: its rate's drop is critical, and it skips guarded steps."""
+    ddp = wrap(model())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    attachment = gradwire.attach(
+        ddp,
+        "dblp",
+        optimizer=optimizer,
+        every=2,
+        eta=1e6,
+        p_low=0.1,
+        p_high=0.5,
+        detector="layers",
+        floor=0.8,
+        guard="skip",
+    )
+    seen = []
+    for step in range(12):
+        if step == 7:
+            optimizer.param_groups[0]["lr"] = 0.005
+        before = fingerprint(ddp)
+        optimizer.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        optimizer.step()
+        report = attachment.report()
+        assert (fingerprint(ddp) == before) == (report.guard == "skipped")
+        seen.append((report.phase, report.guard))
+    attachment.detach()
+    optimizer.zero_grad()
+    ddp(batch(rank, 12)).square().mean().backward()
+    before = fingerprint(ddp)
+    optimizer.step()
+    assert fingerprint(ddp) != before
+    return fingerprint(ddp), seen
+
+
+def test_an_optimizer_is_watched_and_held_back(two: Ranks) -> None:
+    (first, seen), (second, _) = two.run(drops_and_skips)
+    assert first == second
+    assert seen[:4] == [("critical", "")] * 4
+    assert ("tolerant", "skipped") in seen[4:8]
+    assert seen[8][0] == "critical"  # the drop was told in step 7
+
+
+def resends(rank: int, world: int) -> list[str]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "ltp", every=3, floor=1.0)
+    seen = []
+    for step in range(8):
+        if step == 5:
+            set_drop(attachment, 0.2, 4.0)
+        train(ddp, rank, range(step, step + 1), lr=0.01)
+        seen.append(attachment.report().guard)
+        assert attachment.report().delivered == 1.0
+    set_drop(attachment, 0.0)
+    attachment.detach()
+    everybody: list[Any] = [None] * world
+    dist.all_gather_object(everybody, fingerprint(ddp))
+    assert everybody[0] == everybody[1]
+    return seen
+
+
+def test_the_guard_resends_on_all_ranks(two: Ranks) -> None:
+    first, second = two.run(resends)
+    assert first == second
+    assert set(first) <= {"", "resent"}
+
+
+def scaled(rank: int, world: int) -> None:
+    """A loss scale that jumps is no change of phase, and residuals follow it."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(
+        ddp, "dblp", every=1, eta=0.5, p_low=0.4, p_high=0.5, error_feedback=True
+    )
+    true, applied = torch.zeros(()), torch.zeros(())
+    reference = model()
+    for step in range(8):
+        scale = 1.0 if step < 4 else 1024.0
+        attachment.grad_scale = scale
+        if step == 7:
+            attachment.flush()
+        x = batch(rank, 0)  # the same each time: the norm stays
+        true = true + average_of(local_gradients(reference, x))
+        ddp.zero_grad()
+        (scale * ddp(x).square().mean()).backward()
+        applied = applied + gradients(ddp) / scale
+        if step >= 2:
+            assert attachment.phase == "tolerant"
+    assert attachment.report().verdict == "fixed bound"
+    assert float((applied - true).norm() / true.norm()) < 1e-4
+    with pytest.raises(gradwire.ConfigError, match="grad_scale=0"):
+        attachment.grad_scale = 0
+    attachment.detach()
+
+
+def test_a_gradient_scaler_is_followed(two: Ranks) -> None:
+    two.run(scaled)
+
+
+def overflows(rank: int, world: int) -> None:
+    """A step that a scaler skips for one rank's overflow takes nothing of what was owed."""
+    ddp, reference = wrap(model()), model()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    attachment = gradwire.attach(
+        ddp,
+        "mlt",
+        p=0.5,
+        spend="anything",
+        error_feedback=True,
+        optimizer=optimizer,
+        scaler=scaler,
+    )
+    true, applied, scales = torch.zeros(()), torch.zeros(()), []
+    for step in range(9):
+        if step == 8:
+            attachment.flush()
+        x = batch(rank, step)
+        optimizer.zero_grad()
+        loss = ddp(x).square().mean() * (1e38 if (step, rank) == (4, 1) else 1.0)
+        scaler.scale(loss).backward()
+        found = gradients(ddp)
+        scales.append(attachment.grad_scale)
+        assert bool(found.isfinite().all()) == (step != 4)
+        if step != 4:
+            true = true + average_of(local_gradients(reference, x))
+            applied = applied + found / scales[-1]
+        scaler.step(optimizer)
+        scaler.update()
+    assert scales == [1024.0] * 3 + [2048.0] * 2 + [1024.0] * 3 + [2048.0]
+    assert float((applied - true).norm() / true.norm()) < 1e-4
+    attachment.detach()
+
+
+def test_a_step_that_a_scaler_skips_owes_what_was_owed(two: Ranks) -> None:
+    two.run(overflows)
+
+
+def test_what_is_no_scaler_is_refused() -> None:
+    with pytest.raises(
+        gradwire.ConfigError, match=r"scaler=1024: a torch\.amp\.GradScaler, or None"
+    ):
+        gradwire.HookState("reliable", scaler=1024)  # type: ignore[arg-type]
