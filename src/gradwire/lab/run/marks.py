@@ -26,6 +26,7 @@ _KEYS = {
     "job_time": "job_s",
     "rival_goodput": "rival_goodput_bps",
     "final_loss": "final_loss",
+    "time_to_loss": "time_to_loss_s",
 }
 _MORE_IS_BETTER = {"throughput", "steps_per_s", "rival_goodput"}
 

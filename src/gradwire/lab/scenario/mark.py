@@ -30,6 +30,7 @@ QUANTITIES = (
     "job_time",
     "rival_goodput",
     "final_loss",
+    "time_to_loss",
 )
 
 
