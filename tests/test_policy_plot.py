@@ -173,6 +173,21 @@ def test_layers_that_matter_get_small_bounds_and_the_model_stays_as_it_was() -> 
 # ---------------------------------------------------------------------------- in the job itself
 
 
+def test_the_front_bears_half_of_the_most() -> None:
+    """Whatever single steps say of it; there is no more than one front layer in so few."""
+    torch.manual_seed(2)
+    layers = [nn.Linear(64, 64, bias=False) for _ in range(3)]
+    found = gradwire.calibrate(
+        nn.Sequential(*layers),
+        lambda model, x: (model(x) - x).square().mean(),
+        [torch.randn(32, 64) for _ in range(4)],
+        eps=0.99,
+        steps=4,
+        lr=0.01,
+    )
+    assert [found.bounds[f"{n}.weight"] for n in range(3)] == [0.2, 0.6, 0.6]
+
+
 def shifted(rank: int, step: int) -> torch.Tensor:
     return torch.randn(32, 64, generator=torch.Generator().manual_seed(100 * step + rank))
 

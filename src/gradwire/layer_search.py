@@ -4,7 +4,8 @@ A layer bears the share p when random zeroing of that share of its gradient, chu
 datagrams are lost, worsens the loss decrease of a plain gradient step by less than `eps`, in the
 mean over some batches, the other layers being whole. That is our reading of PLOT, whose own
 derivation is not public (`gradwire.policies.plot`). Norm layers and biases (tensors of one
-dimension) are not searched: their bound is 0.
+dimension) are not searched: their bound is 0. Of the front layers, which a whole training shows to
+be more fragile than single steps do, half of the largest bound is the most.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ __all__ = ["CANDIDATES", "HALVINGS", "LayerSearch", "LossFunction"]
 
 CANDIDATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6)
 """The bounds that are tried, beside 0."""
+
+FRONT = 0.1
+"""The share of the layers that are in front: the first at least."""
 
 HALVINGS = len(CANDIDATES).bit_length()
 
@@ -56,6 +60,8 @@ class LayerSearch:
                 self.layers.setdefault(name.rpartition(".")[0], []).append(name)
         self._low = dict.fromkeys(self.layers, 0)  # number of a candidate; 0 stands for bound 0
         self._high = dict.fromkeys(self.layers, len(CANDIDATES))
+        for layer in list(self.layers)[: max(1, round(FRONT * len(self.layers)))]:
+            self._high[layer] = sum(p <= CANDIDATES[-1] / 2 for p in CANDIDATES)
         self._decrease = 0.0  # of the loss, over this round's batches
         self._cost = dict.fromkeys(self.layers, 0.0)
 
