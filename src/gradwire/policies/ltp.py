@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 from gradwire.errors import ConfigError
 from gradwire.phases import Every, Phase, check_every
 from gradwire.plans import CloseStep, TransferPlan, check_choice, pool
-from gradwire.policies.base import REPLICATED_PULLS, PlanContext, Policy
+from gradwire.policies.base import REPLICATED_PULLS, SHARED_ORDERS, PlanContext, Policy
 from gradwire.policies.timing import BestPushes, EpochClock, PathEstimate
 from gradwire.scalars import is_number
 from gradwire.telemetry import StepReport
@@ -69,7 +69,7 @@ class LTP(Policy):
                 f"slack={self.slack!r}: 'lan', 'wan' or seconds from 0 to {LONGEST_SLACK:g}"
             )
         check_every("every", self.every)
-        check_choice("order", self.order, ("shuffled", "sequential"))
+        check_choice("order", self.order, SHARED_ORDERS)
         check_choice("pull", self.pull, REPLICATED_PULLS)
         self._path = PathEstimate()
         self._clock = EpochClock(self.every)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from gradwire.errors import ConfigError
 from gradwire.phases import Phase
 from gradwire.plans import CloseStep, TransferPlan, check_choice, pool
-from gradwire.policies.base import REPLICATED_PULLS, PlanContext, Policy
+from gradwire.policies.base import REPLICATED_PULLS, SHARED_ORDERS, PlanContext, Policy
 from gradwire.policies.timing import MovingAverages, quantile
 from gradwire.scalars import is_number, is_whole
 from gradwire.telemetry import StepReport
@@ -70,7 +70,7 @@ class OptiReduce(Policy):
                 raise ConfigError(f"{name}={value!r}: a number above 0 and below 1")
         if not isinstance(self.hadamard, bool):
             raise ConfigError(f"hadamard={self.hadamard!r}: True or False")
-        check_choice("order", self.order, ("shuffled", "sequential"))
+        check_choice("order", self.order, SHARED_ORDERS)
         check_choice("pull", self.pull, REPLICATED_PULLS)
         self._steps = 0
         self._warm: dict[int, list[float]] = {}  # whole pushes of the warm-up, by bucket
