@@ -27,13 +27,15 @@ DEADLY = Link(loss=0.9)  # no deadline learned without loss leaves a step its fl
 
 @dataclass
 class Encoded(MLT):
-    """A bounded loss under bf16; names no published system."""
+    """A bounded loss under an encoding; names no published system."""
 
     name: ClassVar[str] = "encoded"
+    encoding: str = "bf16"
+    kept: float = 1.0
 
     def plan(self, context: PlanContext) -> TransferPlan:
         wide = replace(context, chunk_elements=2 * context.chunk_elements)
-        return replace(super().plan(wide), encoding="bf16")
+        return replace(super().plan(wide), encoding=self.encoding, kept=self.kept)
 
 
 CASES: list[dict[str, Any]] = [
@@ -66,6 +68,10 @@ CASES: list[dict[str, Any]] = [
         "floor": 0.0,
     },
     {"policy": Encoded(p=0.6), "guard": "skip", "floor": 0.9},
+    {"policy": Encoded(p=0.5, encoding="f16")},
+    {"policy": Encoded(p=0.5, encoding="int8"), "datagram": 256},
+    {"policy": Encoded(p=0.5, encoding="topk", kept=0.2), "datagram": 256},
+    {"policy": Encoded(p=0.5, encoding="topk", kept=0.2, pull="committed"), "datagram": 256},
     {"policy": "netsenseml"},
     {"policy": "netsenseml", "start": 0.02, "share": 0.05, "prune": 0.3},
     {"policy": "netsenseml", "start": 0.02, "share": 0.05, "momentum": 0.9},
