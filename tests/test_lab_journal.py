@@ -205,9 +205,12 @@ def test_a_journal_shows_what_others_measured(tmp_path: Path) -> None:
         elsewhere = record(second, 1, samples(0.2))
         journal.add(replace(elsewhere, gradwire="0.0.1+other", machine=other))
         journal.add(replace(record(first, 1, samples(0.3)), scenario="another"))
+        journal.add(replace(record(first, 0, samples(0.4)), scenario="another"))
         with Journal(out, reading=True) as read:  # while somebody writes
             found = document(outcome_of(experiment, read), "c")
-    assert [len(cell["runs"]) for cell in found["cells"]] == [1, 1, 0]
+    assert [len(cell["runs"]) for cell in found["cells"]] == [2, 1, 0]
+    assert found["cells"][0]["contestants"][0]["max_s"] == 0.3  # not the 0.4 of another form
+    assert found["other_forms"] == [first.name]
     assert found["gradwire"] == f"0.0.1+other, {build.build()}"
     (made,) = (line for line in notes(found) if line.startswith("Made by"))
     assert "5.15-other" in made

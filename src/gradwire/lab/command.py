@@ -199,15 +199,12 @@ def show(
     try:
         with Journal(folder, reading=True) as journal:
             outcome = outcome_of(experiment, journal)
-            others = len(journal.records) - len(outcome.records)
     except OSError as error:
         _refuse(f"--out {folder}: {NAME} cannot be read: {error.strerror or error}")
     except ScenarioError as error:
         _refuse(str(error))
     if not outcome.records:
-        _refuse(
-            f"--out {folder}: holds no run of {file} as it stands ({others} of other forms of it)"
-        )
+        _refuse(f"--out {folder}: holds no run of a cell of {file}")
     found = document(outcome, shlex.join(["gradwire", "lab", "run", str(file)]))
     if page is not None:
         try:

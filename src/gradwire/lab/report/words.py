@@ -188,6 +188,8 @@ def notes(document: Mapping[str, Any]) -> list[str]:
             )
             + "."
         )
+    if others := document.get("other_forms"):
+        lines.append(f"Of another form of these cells than the file now has: {'; '.join(others)}.")
     if outside := document.get("settings"):
         lines.append(
             "Set from outside, for all contestants of gradwire: "

@@ -177,13 +177,17 @@ class Journal:
 
     def known(self, cells: Iterable[Cell], quick: bool) -> dict[tuple[str, int], Record]:
         """The newest run of each cell and seed that goes with these cells, failed or not: of the
-        same scenario, by the same gradwire, on the same machine; by any, if it only reads."""
+        same scenario, by the same gradwire, on the same machine. If it only reads: by any, and of
+        another form of the cell where there is none of this one."""
         wanted = {cell.name: fingerprint(cell, quick) for cell in cells}
+        if self._reading:
+            ordered = sorted(self.records, key=lambda each: wanted.get(each.cell) == each.scenario)
+            return {(each.cell, each.seed): each for each in ordered if each.cell in wanted}
         return {
             (each.cell, each.seed): each
             for each in self.records
             if wanted.get(each.cell) == each.scenario
-            and (self._reading or (each.gradwire, each.machine, each.settings) == self.here)
+            and (each.gradwire, each.machine, each.settings) == self.here
         }
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from gradwire.lab.measure import environment
 from gradwire.lab.run.build import build, machine
 from gradwire.lab.run.course import Outcome
-from gradwire.lab.run.journal import Record
+from gradwire.lab.run.journal import Record, fingerprint
 from gradwire.lab.run.marks import Measured, judge
 from gradwire.lab.run.samples import Track
 from gradwire.lab.run.summary import summarize
@@ -63,6 +63,15 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
             "cells": cells,
             "marks": [judge(mark, measured) for mark in first.marks],
             "errors": outcome.errors,
+            "other_forms": [
+                cell.name
+                for cell in experiment.cells
+                if any(
+                    record.scenario != fingerprint(cell, experiment.quick)
+                    for (name, _), record in outcome.records.items()
+                    if name == cell.name
+                )
+            ],
             "wall_s": sum(record.took_s for record in outcome.records.values()),
         }
     )
