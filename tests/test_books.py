@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from encoded import Encoded
 
 from gradwire.configure import configure
 from gradwire.errors import ConfigError
 from gradwire.feedback import auto_feedback
 from gradwire.plans import TransferPlan
-from gradwire.policies import MLT, PlanContext
+from gradwire.policies import PlanContext
 from gradwire.sim import Link
 from gradwire.virtual import Job
 
@@ -25,17 +26,11 @@ LOSSY = Link(loss=0.15, loss_burst=3.0)
 DEADLY = Link(loss=0.9)  # no deadline learned without loss leaves a step its floor
 
 
-@dataclass
-class Encoded(MLT):
-    """A bounded loss under an encoding; names no published system."""
-
-    name: ClassVar[str] = "encoded"
-    encoding: str = "bf16"
-    kept: float = 1.0
+class Wide(Encoded):
+    """Pools for datagrams of twice as many elements, as encodings have them."""
 
     def plan(self, context: PlanContext) -> TransferPlan:
-        wide = replace(context, chunk_elements=2 * context.chunk_elements)
-        return replace(super().plan(wide), encoding=self.encoding, kept=self.kept)
+        return super().plan(replace(context, chunk_elements=2 * context.chunk_elements))
 
 
 CASES: list[dict[str, Any]] = [
@@ -67,11 +62,11 @@ CASES: list[dict[str, Any]] = [
         "halt_after": 0,
         "floor": 0.0,
     },
-    {"policy": Encoded(p=0.6), "guard": "skip", "floor": 0.9},
-    {"policy": Encoded(p=0.5, encoding="f16")},
-    {"policy": Encoded(p=0.5, encoding="int8"), "datagram": 256},
-    {"policy": Encoded(p=0.5, encoding="topk", kept=0.2), "datagram": 256},
-    {"policy": Encoded(p=0.5, encoding="topk", kept=0.2, pull="committed"), "datagram": 256},
+    {"policy": Wide(p=0.6, encoding="bf16"), "guard": "skip", "floor": 0.9},
+    {"policy": Wide(p=0.5, encoding="f16")},
+    {"policy": Wide(p=0.5, encoding="int8"), "datagram": 256},
+    {"policy": Wide(p=0.5, encoding="topk", kept=0.2), "datagram": 256},
+    {"policy": Wide(p=0.5, encoding="topk", kept=0.2, pull="committed"), "datagram": 256},
     {"policy": "netsenseml"},
     {"policy": "netsenseml", "start": 0.02, "share": 0.05, "prune": 0.3},
     {"policy": "netsenseml", "start": 0.02, "share": 0.05, "momentum": 0.9},

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -18,26 +17,13 @@ from ddp_jobs import (
     train,
     wrap,
 )
+from encoded import Encoded
 from ranks import Ranks
 from torch import nn
 
 import gradwire
-from gradwire.plans import TransferPlan
-from gradwire.policies import MLT, PlanContext
 
 # ---------------------------------------------------------------------------- lossy training
-
-
-@dataclass
-class Encoded(MLT):
-    """A bounded loss and an encoding; names no published system."""
-
-    name: ClassVar[str] = "encoded"
-    encoding: str = "f16"
-    kept: float = 1.0
-
-    def plan(self, context: PlanContext) -> TransferPlan:
-        return replace(super().plan(context), encoding=self.encoding, kept=self.kept)
 
 
 ENCODINGS = {

@@ -7,7 +7,7 @@ from scenarios import EAGER, gradients, must_be_ok, plan
 
 from gradwire.sim import NETWORK_B, Fabric
 
-WORKERS, SERVER, ELEMENTS, LOSS, BOUND = 3, 3, 1_000_000, 0.8, 0.408
+WORKERS, ELEMENTS, LOSS, BOUND = 3, 1_000_000, 0.8, 0.408
 
 
 @pytest.mark.parametrize("seed", range(4))

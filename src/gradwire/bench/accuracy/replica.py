@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 __all__ = ["Replica", "exact_mean"]
 
+from gradwire.hook import vectors
+
 Flat = NDArray[np.float32]
 
 
@@ -24,7 +26,7 @@ class Replica:
         self.optimizer = optimizer
         self._clip = clip
         self.tensors = {name: p.numel() for name, p in model.named_parameters()}
-        self.vectors = frozenset(name for name, p in model.named_parameters() if p.dim() < 2)
+        self.vectors = vectors(model)
         self._parameters = list(reversed(list(model.parameters())))
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
 
