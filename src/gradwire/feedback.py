@@ -156,7 +156,7 @@ class AgeBook:
         with self._mutex:
             spread: dict[str, NDArray[np.uint8]] = {}
             for slots, (grid, ages) in self._ages.items():  # the newest comes last and rules
-                elements = _per_element(grid, ages)
+                elements = grid.per_element(ages)
                 for slot in slots:
                     spread[slot.name] = elements[slot.offset : slot.offset + slot.length]
         return {name: _runs(values) for name, values in spread.items() if values.any()}
@@ -223,7 +223,7 @@ class AgeBook:
         for key, (grid, ages) in self._ages.items():
             if not any(slot.name in place for slot in key):
                 continue
-            spread = _per_element(grid, ages)
+            spread = grid.per_element(ages)
             for slot in key:
                 new = place.get(slot.name)
                 if new is None:
@@ -257,14 +257,7 @@ def join_chunks(parts: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32] | Non
 
 def _sorted_starts(grid: ChunkGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The chunks' offsets in rising order, and which chunk each belongs to."""
-    order = np.argsort(grid.offsets, kind="stable")
-    return grid.offsets[order].astype(np.intp), order
-
-
-def _per_element(grid: ChunkGrid, values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Spreads one value per chunk over the chunk's elements."""
-    _, order = _sorted_starts(grid)
-    return np.repeat(values[order], grid.lengths[order])
+    return grid.offsets[grid.rising].astype(np.intp), grid.rising
 
 
 def _runs(values: NDArray[np.uint8]) -> NDArray[np.int64]:

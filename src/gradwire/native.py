@@ -53,6 +53,15 @@ class ChunkGrid:
         return len(self.offsets)
 
     @functools.cached_property
+    def rising(self) -> NDArray[np.intp]:
+        """The chunks in the order of their elements."""
+        return np.argsort(self.offsets, kind="stable")
+
+    def per_element(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Spreads one value per chunk over the chunk's elements."""
+        return np.repeat(values[self.rising], self.lengths[self.rising])
+
+    @functools.cached_property
     def runs(self) -> tuple[tuple[int, int, int, int], ...]:
         """Runs of neighbouring chunks of one length: (first chunk, chunks, offset, length).
 
