@@ -38,6 +38,7 @@ LAYERS = (
         "guarding",
         "configure",
         "buckets",
+        "pruning",
         "staging",
         "steps",
         "calibration",
@@ -48,7 +49,7 @@ LAYERS = (
         "calibration_roll",
     ),
     ("policies",),
-    ("phases", "feedback", "flat_book", "momentum", "pruning", "telemetry", "guard"),
+    ("phases", "feedback", "flat_book", "momentum", "telemetry", "guard"),
     (
         "communicator",
         "hosts",

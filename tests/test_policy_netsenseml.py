@@ -190,6 +190,13 @@ def test_norm_layers_and_biases_are_not_pruned() -> None:
     assert not len(smallest_weights(slots, parameters, 0.1, frozenset()))
 
 
+def test_the_smallest_weights_are_found_where_ddp_lays_their_gradients() -> None:
+    numbers = torch.arange(24.0).view(2, 3, 2, 2)
+    weight = numbers.to(memory_format=torch.channels_last)
+    where = smallest_weights((TensorSlot("w", 0, 24),), [weight], 0.5, frozenset())
+    assert set(numbers.permute(0, 2, 3, 1).flatten()[where].tolist()) == set(range(12))
+
+
 def test_dense_steps_with_the_momentum_memory_are_momentum_sgd() -> None:
     job = Job(2, TENSORS, "netsenseml", start=1.0, momentum=0.9)
     velocity = np.zeros(ELEMENTS)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch.distributed offers it without saying so to type check
 else:
     from torch.distributed import GradBucket
 
-__all__ = ["GradBucket", "Layouts", "ParameterNames", "slots_of"]
+__all__ = ["GradBucket", "Layouts", "ParameterNames", "in_bucket_order", "slots_of"]
 
 
 class ParameterNames:
@@ -57,6 +57,17 @@ class Layouts:
                 [(self._names(p), p.numel()) for p in parameters], bucket.buffer().numel()
             )
         return known
+
+
+def in_bucket_order(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Values of a parameter's shape as DDP lays the parameter's gradient into a bucket, 1-D.
+
+    That is the order of its memory where it is dense (channels_last too), else that of its indices.
+    """
+    dims = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+    if parameter.permute(dims).is_contiguous():
+        values = values.permute(dims)
+    return values.flatten()
 
 
 def slots_of(tensors: list[tuple[str, int]], elements: int) -> tuple[TensorSlot, ...]:

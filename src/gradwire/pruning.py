@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gradwire.buckets import in_bucket_order
 from gradwire.plans import TensorSlot
 
 __all__ = ["smallest_weights"]
@@ -36,6 +37,7 @@ def smallest_weights(
         count = int(share * slot.length)
         if slot.name in spared or count == 0:
             continue
-        sizes = parameter.detach().abs().flatten().to("cpu", torch.float32).numpy()
+        flat = in_bucket_order(parameter.detach(), parameter)
+        sizes = flat.abs().to("cpu", torch.float32).numpy()
         found.append(slot.offset + np.argpartition(sizes, count - 1)[:count])
     return np.concatenate(found)
