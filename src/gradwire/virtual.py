@@ -21,6 +21,7 @@ from gradwire.buckets import GradBucket, ParameterNames
 from gradwire.communicator import Communicator, Handle
 from gradwire.configure import configure
 from gradwire.errors import TransferError
+from gradwire.hook import sizes, vectors
 from gradwire.native import transfer_report
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import Policy
@@ -125,19 +126,19 @@ class FlatBucket:
 
 
 class Job:
-    """`world` ranks that train `tensors` (elements by name) over one network.
+    """`world` ranks that train `tensors` (elements by name, or a model) over one network.
 
     buckets: how many tensors each bucket holds, in order (None: all in one). backwards: the
     buckets take the tensors from the last to the first, as DDP's do; gradients and results lie in
     that order then. datagram: the largest UDP payload. seed: of the network's chances; shuffle:
-    the `seed` of gradwire's settings. vectors: the tensors of fewer than two dimensions. optimizer,
+    the `seed` of gradwire's settings. optimizer,
     and all other options: as for `gradwire.attach`.
     """
 
     def __init__(
         self,
         world: int,
-        tensors: Mapping[str, int],
+        tensors: Mapping[str, int] | torch.nn.Module,
         policy: str | Policy = "reliable",
         *,
         buckets: Sequence[int] | None = None,
@@ -148,20 +149,20 @@ class Job:
         seed: int = 1,
         shuffle: int = 0,
         optimizer: torch.optim.Optimizer | None = None,
-        vectors: frozenset[str] = frozenset(),
         **options: Any,
     ) -> None:
         self.world = world
         self.fabric = Fabric(world, servers=servers, link=link, seed=seed, datagram_bytes=datagram)
         self.hosts = [_Host(self.fabric, rank) for rank in range(world)]
-        model = model_of(tensors)
+        model = tensors if isinstance(tensors, torch.nn.Module) else model_of(tensors)
         known = dict(model.named_parameters())
-        order = list(reversed(list(tensors))) if backwards else list(tensors)
+        elements = sizes(model)
+        order = list(reversed(list(elements))) if backwards else list(elements)
         self.groups: list[list[torch.nn.Parameter]] = []
         for count in buckets if buckets is not None else [len(order)]:
             self.groups.append([known[name] for name in order[:count]])
             del order[:count]
-        self.elements = sum(tensors.values())
+        self.elements = sum(elements.values())
         if servers:
             options.update(route="server", servers=servers)
         options["seed"] = shuffle
@@ -169,8 +170,9 @@ class Job:
         self.pipelines = []
         for rank in range(world):
             chosen, settings = configure(policy, options, {}, optimizer)
-            chosen.vectors = vectors
-            chosen.prepare(dict(tensors))
+            if isinstance(tensors, torch.nn.Module):
+                chosen.vectors = vectors(model)
+            chosen.prepare(elements)
             face = Communicator(cast(Any, None), 0, 1)  # meets nobody: its host is ours
             face.rank, face.world_size, face.settings = rank, world, settings
             face._host = cast(Any, self.hosts[rank])

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 __all__ = ["Replica", "exact_mean"]
 
-from gradwire.hook import vectors
-
 Flat = NDArray[np.float32]
 
 
@@ -25,8 +23,6 @@ class Replica:
         """Train this model by this optimizer; clip: see `lesson.Task`."""
         self.optimizer = optimizer
         self._clip = clip
-        self.tensors = {name: p.numel() for name, p in model.named_parameters()}
-        self.vectors = vectors(model)
         self._parameters = list(reversed(list(model.parameters())))
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
 

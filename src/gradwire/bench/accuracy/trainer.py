@@ -125,7 +125,7 @@ class _Carrier:
         chances = [cell.seed, part, zlib.crc32(scenario.name.encode())]
         self.job = Job(
             WORKERS,
-            replica.tensors,
+            lesson.model,
             policy,
             backwards=True,
             link=scenario.link,
@@ -133,7 +133,6 @@ class _Carrier:
             seed=zlib.crc32(repr(chances).encode()),
             shuffle=shuffle_of(cell, part),
             optimizer=replica.optimizer,
-            vectors=replica.vectors,
             **options,
         )
         self._weather = Weather(scenario, self.job, chances)
