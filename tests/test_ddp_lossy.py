@@ -80,6 +80,37 @@ def test_replicas_stay_bit_identical_under_loss(two: Ranks, options: dict[str, A
         assert delivered >= 1 - bound - 1e-9
 
 
+def with_moments(rank: int, world: int, **options: Any) -> tuple[bytes, float, float]:
+    """Parameters after eager steps under Adam, the share delivered, and that of zeros applied."""
+    ddp = wrap(model())
+    optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-3)
+    attachment = gradwire.attach(ddp, optimizer=optimizer, **options)
+    set_drop(attachment, 0.03, 4.0)
+    zeros = 0.0
+    try:
+        for step in range(20):
+            optimizer.zero_grad()
+            ddp(batch(rank, step)).square().mean().backward()
+            zeros = float((gradients(ddp) == 0.0).float().mean())
+            optimizer.step()
+    finally:
+        set_drop(attachment, 0.0)
+    delivered = attachment.report().delivered
+    attachment.detach()
+    return fingerprint(ddp), delivered, zeros
+
+
+@pytest.mark.parametrize("pull", ["exact", "committed"])
+def test_replicas_stay_bit_identical_with_moments_in_the_gaps(two: Ranks, pull: str) -> None:
+    options = {"policy": "mlt", "p": 0.4, "pull": pull}
+    first, second = two.run(with_moments, timeout=120, fill="momentum", **options)
+    assert first[0] == second[0]
+    assert first[1] < 0.8
+    zeros = two.run(with_moments, timeout=120, fill="zero", **options)[0]
+    assert zeros[2] > first[2] + 0.15
+    assert zeros[0] != first[0]
+
+
 def drifting(rank: int, world: int, **options: Any) -> tuple[bytes, bytes, int]:
     """Parameters after lossy steps, the gradient of an exact step after them, and passes."""
     ddp = wrap(model())

@@ -37,6 +37,7 @@ LAYERS = (
         "consultation",
         "guarding",
         "configure",
+        "moments",
         "buckets",
         "pruning",
         "staging",

@@ -162,7 +162,7 @@ def test_plans_are_pure_functions_of_their_context() -> None:
         (lambda: DBLP(every=0), "every=0"),
         (lambda: DBLP(every="week"), "every='week'"),
         (lambda: DBLP(detector="theirs"), "detector='theirs': allowed are 'ours', 'paper'"),
-        (lambda: MLT(fill="ones"), "fill='ones': allowed are 'zero', 'mean'"),
+        (lambda: MLT(fill="ones"), "fill='ones': allowed are 'zero', 'mean', 'momentum'"),
         (lambda: MLT(order="random"), "order='random'"),
         (lambda: MLT(spend="all"), "spend='all'"),
         (lambda: MLT(pull="none"), "pull='none': allowed are 'exact', 'committed', 'lossy'"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from gradwire.errors import ConfigError
 from gradwire.feedback import auto_feedback
+from gradwire.moments import keeps_first_moment
 from gradwire.policies import Policy, create, names, policy_class
 from gradwire.policies.base import option_names
 from gradwire.settings import Settings, check_environment, from_environment, setting_names
@@ -28,7 +29,8 @@ def configure(
 
     policy: a name, a policy object (it is copied), or None for GRADWIRE_POLICY, else
         "adaptive".
-    optimizer: decides error_feedback="auto"; the settings returned say True or False.
+    optimizer: decides error_feedback="auto", and a fill that is left to it; what is returned has
+        an answer to both.
     Raises ConfigError naming the setting, the value and what is allowed.
     """
     check_environment(_all_names(), environment)
@@ -59,15 +61,10 @@ def configure(
     )
     if settings.error_feedback == "auto":
         feedback = auto_feedback(optimizer) if chosen.feedback is None else chosen.feedback
-        if getattr(chosen, "fill", "zero") == "mean":
+        if chosen.fill in _STANDS_IN:
             feedback = False
         settings = dataclasses.replace(settings, error_feedback=feedback)
-    if settings.feedback and getattr(chosen, "fill", "zero") == "mean":
-        raise ConfigError(
-            "fill='mean' with error_feedback=True: the mean already stands in for what did not "
-            "arrive, and feedback would give it a second time; use fill='zero' or "
-            "error_feedback=False"
-        )
+    _settle_fill(chosen, settings, optimizer)
     _check_feedback(chosen, settings, optimizer)
     if settings.guard == "skip" and (optimizer is None or not settings.feedback):
         raise ConfigError(
@@ -91,6 +88,30 @@ def agreed_configuration(policy: Policy, settings: Settings) -> dict[str, object
         **{f"{policy.name}.{name}": value for name, value in policy.options().items()},
         **settings.agreed(),
     }
+
+
+_STANDS_IN = {"mean": "the mean of the arrivals", "momentum": "the optimizer's momentum"}
+"""Fills that put something else in the place of what did not arrive, and what."""
+
+
+def _settle_fill(policy: Policy, settings: Settings, optimizer: object | None) -> None:
+    """Decides a fill that is left to the optimizer; raises ConfigError for one that cannot be."""
+    known = keeps_first_moment(optimizer)
+    if policy.fill is None:
+        policy.fill = "momentum" if known and not settings.feedback else "zero"
+    if policy.fill == "momentum" and not known:
+        kind = "None" if optimizer is None else type(optimizer).__name__
+        raise ConfigError(
+            f"fill='momentum' with optimizer={kind}: takes what is missing from the running mean "
+            "of gradients that Adam, AdamW, NAdam, RAdam and Adamax keep on every rank; give "
+            "such a one as attach(optimizer=…), or use fill='zero' or 'mean'"
+        )
+    if settings.feedback and policy.fill in _STANDS_IN:
+        raise ConfigError(
+            f"fill={policy.fill!r} with error_feedback=True: {_STANDS_IN[policy.fill]} already "
+            "stands in for what did not arrive, and feedback would give it a second time; use "
+            "fill='zero' or error_feedback=False"
+        )
 
 
 _ADAPTIVE = ("betas", "beta2_decay", "centered", "lr_decay", "rho", "etas")

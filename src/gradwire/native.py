@@ -89,7 +89,7 @@ def native_plan(plan: TransferPlan) -> _engine.Plan:
             (step.clock, step.scope, int(step.delay_s * 1e9), step.fraction)
             for step in plan.schedule
         ],
-        fill=plan.fill,
+        fill="mean" if plan.fill == "momentum" else plan.fill,
         order=plan.order,
         pull=plan.pull,
         pull_bound=plan.pull_bound,

@@ -33,6 +33,7 @@ from gradwire.consultation import Consultation
 from gradwire.errors import ConfigError, GradwireError
 from gradwire.guard import LossWatch
 from gradwire.guarding import StepGuard
+from gradwire.moments import FirstMoments
 from gradwire.phases import Phase, Summary
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.policies import PlanContext, Policy
@@ -80,6 +81,12 @@ class GradientPipeline:
         self.policy = policy
         self.settings = settings
         self._ballots = BallotBox(policy, optimizer, watched=settings.loss_rise is not None)
+        if policy.fill == "momentum" and optimizer is None:
+            raise ConfigError(
+                f"fill='momentum' of policy {policy.name!r} without its optimizer (a copied "
+                "HookState has none): make a new HookState, or attach, with optimizer=…"
+            )
+        self._moments = None if optimizer is None else FirstMoments(optimizer)
         self._clock = clock
         self._scale = scale
         self._started: float | None = None  # the last step
@@ -382,11 +389,26 @@ class GradientPipeline:
         plan = transfer.resent or transfer.plan
         if plan.transform != "none" and transfer.step.action != "skipped":
             transforms.inverse(transfer.stage.host(), plan.seed)
+        if plan.fill == "momentum" and transfer.step.action != "skipped":
+            self._fill(transfer, plan, report)
         if transfer.step.scaled and not is_finite(transfer.stage.host()):
             transfer.step.overflowed = True
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":
             transfer.applied_square = square_norm(transfer.stage.host()) / self._grad_scale**2
+
+    def _fill(self, transfer: Transfer, plan: TransferPlan, report: TransferReport) -> None:
+        """Takes what nobody's contribution reached from the optimizer."""
+        missing = report.applied == 0
+        if self._moments is None or not missing.any():
+            return
+        self._moments.fill(
+            transfer.slots,
+            transfer.parameters,
+            transfer.stage.host(),
+            self.communicator.chunk_grid(plan).per_element(missing),
+            self._grad_scale,
+        )
 
     # ------------------------------------------------------------------ a step's end
 

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 SPENDS = ("nothing", "late", "lost", "anything")
-FILLS = ("zero", "mean")
+FILLS = ("zero", "mean", "momentum")
 ORDERS = ("shuffled", "sequential", "priority")
 PULLS = ("exact", "committed", "none", "lossy")
 CONTROLS = ("stream", "probe")
@@ -159,11 +159,13 @@ class TransferPlan:
     elements: float32 elements of the bucket. regions: in order, covering [0, elements).
     spend: which missing chunks may be given up. schedule: when a region may close.
     fill: "zero" leaves a missing contribution out of the sum, "mean" divides by the contributors
-    that arrived. order: of the chunks within the push; "shuffled" by `seed`, alike on all
-    workers; "priority" by the classes that each worker gives its own chunks with the transfer
-    (`Communicator.all_reduce(priorities=…)`), within a class by `seed`: under an eager close each
-    worker so leaves out its own last chunks. class_dscp: with order "priority" the DSCP of the
-    datagrams of each class, the last one for all further classes; () for the setting `dscp`.
+    that arrived; "momentum" does that, too, and what nobody contributed to comes from the
+    optimizer (`gradwire.moments`), unknown to the engine. order: of the chunks within the push;
+    "shuffled" by `seed`, alike on all workers; "priority" by the classes that each worker gives
+    its own chunks with the transfer (`Communicator.all_reduce(priorities=…)`), within a class by
+    `seed`: under an eager close each worker so leaves out its own last chunks. class_dscp: with
+    order "priority" the DSCP of the datagrams of each class, the last one for all further classes;
+    () for the setting `dscp`.
     pull: "exact"; "committed" with up to `pull_bound` of the result left out alike on
     all workers; "lossy" with up to `pull_bound` of each region's results missing (zero) at each
     worker alone, so that replicas differ: for reproducing papers only.
@@ -239,6 +241,11 @@ class TransferPlan:
         check_choice("encoding", self.encoding, ENCODINGS)
         check_kept("kept", self.kept)
         check_choice("transform", self.transform, TRANSFORMS)
+        if self.fill == "momentum" and self.transform != "none":
+            raise ConfigError(
+                f"fill='momentum' with transform={self.transform!r}: what is missing are "
+                "coefficients then, of no element; use fill='zero' or 'mean'"
+            )
         check_class_dscp("class_dscp", self.class_dscp)
         if self.class_dscp and self.order != "priority":
             raise ConfigError(

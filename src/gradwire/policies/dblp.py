@@ -47,7 +47,10 @@ class DBLP(Policy):
     every=10 is the cadence of the authors' code, every="epoch" the paper's; detector="layers" gives
     each layer a phase of its own. spend: "anything" as
     in the paper, "lost" gives up only what the network lost (vesting). fill: "zero" as in the
-    paper, "mean" divides by the contributors that arrived. control: "stream", or "probe" for the
+    paper, "mean" divides by the contributors that arrived, "momentum" does that and takes what
+    nobody delivered from the optimizer (`gradwire.moments`); None means "momentum" where
+    attach(optimizer=…) has one of Adam's family and there is no error feedback, else "zero", as
+    under control "probe". control: "stream", or "probe" for the
     paper's passes of probe, bitmap and stop. order, pull: None means what control says, "shuffled"
     and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
     """
@@ -60,7 +63,7 @@ class DBLP(Policy):
     every: Every = 10
     detector: str = "ours"
     spend: str = "anything"
-    fill: str = "zero"
+    fill: str | None = None
     order: str | None = None
     pull: str | None = None
     control: str = "stream"
@@ -88,6 +91,8 @@ class DBLP(Policy):
                     "phases may not be the stricter one"
                 )
         self._answers()
+        if self.control == "probe" and self.fill is None:
+            self.fill = "zero"
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:

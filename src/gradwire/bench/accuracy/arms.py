@@ -54,6 +54,7 @@ _PLAIN = {"p": 0.4, "error_feedback": False}
 _CHOICES = (
     Arm("eager-40", "mlt", _PLAIN),
     Arm("eager-40-mean", "mlt", {**_PLAIN, "fill": "mean"}),
+    Arm("eager-40-momentum", "mlt", {**_PLAIN, "fill": "momentum"}),
     Arm("eager-40-own", "mlt", _PLAIN, own_order=True),
     Arm("eager-40-own-mean", "mlt", {**_PLAIN, "fill": "mean"}, own_order=True),
     Arm("eager-40-feedback", "mlt", {**_PLAIN, "error_feedback": True}),
@@ -64,7 +65,8 @@ _CHOICES = (
     Arm("mlt-priority", "mlt", {"priority": "both"}),
     Arm("priority-40", "mlt", {**_PLAIN, "priority": "both"}),
     Arm("priority-40-feedback", "mlt", {**_PLAIN, "priority": "both", "error_feedback": True}),
-    Arm("dblp-plain", "dblp", {"detector": "paper", "error_feedback": False}),
+    Arm("dblp-zero", "dblp", {"fill": "zero"}),
+    Arm("dblp-plain", "dblp", {"detector": "paper", "error_feedback": False, "fill": "zero"}),
 )
 
 THIRDS = {"early": (0,), "mid": (1,), "late": (2,), "mid-late": (1, 2)}
@@ -75,6 +77,7 @@ _MOTIVATION = tuple(
         {
             "p_low": 0.0,
             "p_high": percent / 100,
+            "fill": "zero",
             "max_age": OLDEST,
             "error_feedback": False,
         },

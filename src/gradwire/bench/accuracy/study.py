@@ -45,10 +45,12 @@ _MOTIVATION = tuple(Row("thirds", f"{loss}-{when}") for loss in (40, 80) for whe
 _CHOICES = (
     Row("choices", "eager-40"),
     Row("choices", "eager-40-mean"),
+    Row("choices", "eager-40-momentum"),
     Row("choices", "eager-40-own"),
     Row("choices", "eager-40-own-mean"),
     Row("choices", "eager-40-feedback"),
     Row("choices", "eager-40-fixed-order"),
+    Row("choices", "dblp-zero"),
     Row("choices", "dblp-plain"),
     Row("choices", "eager-40", "even-40"),
     Row("choices", "eager-40-mean", "even-40"),

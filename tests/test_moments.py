@@ -1,0 +1,213 @@
+"""fill="momentum": what nobody delivered comes from the optimizer's first moment."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gradwire.buckets import in_bucket_order
+from gradwire.configure import configure
+from gradwire.errors import ConfigError
+from gradwire.moments import FirstMoments, keeps_first_moment
+from gradwire.plans import TensorSlot, TransferPlan
+from gradwire.policies import DBLP, MLT
+from gradwire.sim import Link
+from gradwire.virtual import Job
+
+WORLD = 3
+EAGER = {"p": 0.4, "fill": "momentum"}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(300, 80), nn.Linear(80, 20))
+
+
+def gradients(step: int, elements: int) -> list[np.ndarray]:
+    chance = np.random.default_rng(step)
+    return [chance.standard_normal(elements).astype(np.float32) for _ in range(WORLD)]
+
+
+class Training:
+    """A model under Adam, whose gradients go through a Job."""
+
+    def __init__(self, **options: object) -> None:
+        self.model = net()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.8, 0.99))
+        self.job = Job(WORLD, self.model, "mlt", optimizer=self.optimizer, **options)
+
+    def step(self, number: int, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """What all ranks apply, and the workers' mean; Adam steps with the former over `scale`."""
+        fresh = [scale * gradient for gradient in gradients(number, self.job.elements)]
+        applied = self.job.step(fresh)
+        assert all(np.array_equal(applied[0], other) for other in applied[1:])
+        at = 0
+        for group in self.job.groups:
+            for parameter in group:
+                values = torch.from_numpy(applied[0][at : at + parameter.numel()] / scale)
+                parameter.grad = values.view_as(parameter)
+                at += parameter.numel()
+        self.optimizer.step()
+        return applied[0], np.mean(fresh, axis=0)
+
+    def moments(self) -> np.ndarray:
+        state = self.optimizer.state
+        parts = [state[p]["exp_avg"].flatten() for group in self.job.groups for p in group]
+        return torch.cat(parts).numpy().copy()
+
+
+@pytest.mark.parametrize("pull", ["exact", "committed"])
+def test_what_nobody_delivered_leaves_the_first_moment_where_it_is(pull: str) -> None:
+    training = Training(**EAGER, pull=pull, datagram=400)
+    applied, mean = training.step(0)  # Adam has no moment yet
+    missing = applied == 0.0
+    assert 0.3 < missing.mean() < 0.7
+    np.testing.assert_allclose(applied[~missing], mean[~missing], atol=1e-6)
+    for number in range(1, 6):
+        before = training.moments()
+        applied, mean = training.step(number)
+        missing = np.abs(applied - mean) > 1e-6
+        assert 0.3 < missing.mean() < 0.7
+        np.testing.assert_array_equal(applied[missing], before[missing])
+        np.testing.assert_allclose(training.moments()[missing], before[missing], rtol=1e-6)
+        assert np.abs(training.moments()[~missing] - before[~missing]).min() > 0.0
+
+
+def test_where_somebody_delivered_the_sum_is_the_mean_of_those() -> None:
+    job = Training(p=0.5, spend="lost", fill="momentum", link=Link(loss=0.3)).job
+    applied = job.step([np.ones(job.elements, np.float32)] * WORLD)[0]
+    assert set(np.round(applied, 5)) <= {0.0, 1.0}
+
+
+def test_a_loss_scaler_scales_the_moments_too() -> None:
+    training = Training(**EAGER, datagram=400)
+    for number in range(2):
+        training.step(number)
+    before = training.moments()
+    for pipeline in training.job.pipelines:
+        pipeline.set_grad_scale(1024.0)
+    applied, mean = training.step(2, scale=1024.0)
+    missing = np.abs(applied - mean) > 1e-3
+    assert missing.any()
+    np.testing.assert_array_equal(applied[missing], 1024.0 * before[missing])
+
+
+def test_an_exact_step_has_nothing_to_fill() -> None:
+    training = Training(**EAGER, datagram=400)
+    training.step(0)
+    for pipeline in training.job.pipelines:
+        pipeline.flush()
+    applied, mean = training.step(1)
+    np.testing.assert_allclose(applied, mean, atol=1e-6)
+
+
+def test_moments_lie_as_ddp_lays_gradients_into_buckets() -> None:
+    shape = (4, 3, 2, 5)
+    weight = nn.Parameter(torch.empty(shape, memory_format=torch.channels_last))
+    numbers = torch.arange(weight.numel(), dtype=torch.float32).view(shape)
+    flat = in_bucket_order(numbers, weight)
+    assert torch.equal(flat, numbers.permute(0, 2, 3, 1).flatten())
+    plain = nn.Parameter(torch.empty(shape))
+    assert torch.equal(in_bucket_order(numbers, plain), numbers.flatten())
+    holes = torch.empty(4, 6)[:, ::2]
+    assert torch.equal(in_bucket_order(torch.arange(12.0).view(4, 3), holes), torch.arange(12.0))
+    assert torch.equal(in_bucket_order(torch.tensor(7.0), torch.tensor(0.0)), torch.tensor([7.0]))
+
+
+def test_an_optimizer_without_the_moment_leaves_zeros_and_says_so_once() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.RMSprop([weight])
+    weight.grad = torch.ones(4)
+    optimizer.step()
+    moments = FirstMoments(optimizer)
+    result = np.zeros(4, np.float32)
+    everything = np.ones(4, bool)
+    slots = (TensorSlot("weight", 0, 4),)
+    with pytest.warns(RuntimeWarning, match="RMSprop: its state has no 'exp_avg'"):
+        moments.fill(slots, [weight, torch.empty(0)], result, everything, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moments.fill(slots, [weight], result, everything, 1.0)
+    assert not result.any()
+
+
+def weights() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(2))]
+
+
+ADAM = torch.optim.AdamW(weights())
+SGD = torch.optim.SGD(weights(), momentum=0.9)
+
+
+def test_which_optimizers_keep_a_first_moment() -> None:
+    class ZeroRedundancyOptimizer(torch.optim.Adam):
+        """Named as torch's, which needs a process group."""
+
+    assert keeps_first_moment(ADAM)
+    assert all(
+        keeps_first_moment(kind(weights()))
+        for kind in (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
+    )
+    assert not keeps_first_moment(SGD)
+    assert not keeps_first_moment(torch.optim.Adam(weights(), betas=(0.0, 0.9)))
+    assert not keeps_first_moment(ZeroRedundancyOptimizer(weights()))
+    assert not keeps_first_moment(None)
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizer", "fill"),
+    [
+        ({}, ADAM, "momentum"),
+        ({}, SGD, "zero"),
+        ({}, None, "zero"),
+        ({"fill": "zero"}, ADAM, "zero"),
+        ({"error_feedback": True}, ADAM, "zero"),
+        ({"error_feedback": False}, SGD, "zero"),
+        ({"control": "probe"}, ADAM, "zero"),
+    ],
+)
+def test_dblp_leaves_its_fill_to_the_optimizer(
+    options: dict[str, object], optimizer: torch.optim.Optimizer | None, fill: str
+) -> None:
+    policy, settings = configure("dblp", options, {}, optimizer)
+    assert policy.fill == policy.options()["fill"] == fill
+    assert not (settings.feedback and fill == "momentum")
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizer", "message"),
+    [
+        ({}, None, "fill='momentum' with optimizer=None: takes what is missing"),
+        ({}, SGD, "fill='momentum' with optimizer=SGD"),
+        ({"error_feedback": True}, ADAM, "fill='momentum' with error_feedback=True: the optimiz"),
+    ],
+)
+def test_a_fill_that_cannot_be_is_an_error(
+    options: dict[str, object], optimizer: torch.optim.Optimizer | None, message: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        configure(MLT(fill="momentum"), options, {}, optimizer)
+    assert message in str(raised.value)
+
+
+def test_without_its_optimizer_a_pipeline_does_not_open() -> None:
+    policy, _ = configure("dblp", {}, {}, ADAM)
+    job = Job(2, {"weight": 10}, DBLP(fill="zero"))
+    with pytest.raises(ConfigError, match="fill='momentum' of policy 'dblp' without its optimizer"):
+        type(job.pipelines[0])(
+            job.pipelines[0].communicator,
+            policy,
+            job.pipelines[0].settings,
+            job._names,
+            1,
+        )
+
+
+def test_coefficients_have_no_moment() -> None:
+    whole = TransferPlan.whole(8)
+    with pytest.raises(ConfigError, match="fill='momentum' with transform='hadamard'"):
+        TransferPlan(8, whole.regions, fill="momentum", transform="hadamard")
