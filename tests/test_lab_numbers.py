@@ -13,6 +13,7 @@ from gradwire.lab.race import Round
 from gradwire.lab.report.markdown import as_markdown
 from gradwire.lab.report.words import mark_rows, rows, verdict
 from gradwire.lab.rivals import goodput
+from gradwire.lab.run.checks import fastest
 from gradwire.lab.run.limits import limit, probe_cap, probe_passes, push_ideal
 from gradwire.lab.run.marks import Measured, judge
 from gradwire.lab.run.samples import CellRun, Track
@@ -118,6 +119,17 @@ def test_a_calibration_wants_what_ports_and_uplinks_let_through() -> None:
     assert carried(odd, crossing_flows(odd)) == pytest.approx(400e6 + 1e9 + 400e6)
     # What one flow cannot use, another gets.
     assert carried(two, [(0, 2), (1, 2), (0, 1)]) == pytest.approx(500e6 * 3)
+
+
+def test_a_calibration_is_of_the_machine_and_not_of_short_queues() -> None:
+    def ports(**topology: Any) -> Topology:
+        return fastest(replace(scenario(), topology=Topology(workers=3, servers=1, **topology)))
+
+    assert ports(queue=65_536) == ports(queue=262_144)
+    assert ports(queue=1_048_576).ports.queue == 1_048_576
+    leaves = ports(queue=65_536, leaves=2, uplink_queue=65_536)
+    assert leaves.spread is not None
+    assert leaves.ports.queue == leaves.spread.uplink.queue == 262_144
 
 
 def test_what_a_prober_leaves_to_win() -> None:
