@@ -28,6 +28,7 @@ class Competition {
  private:
   double begin(double factor, Nanos now);
   double end(Nanos now);
+  void compete(Nanos now);
   void forget();
 
   static constexpr Nanos kTrialPause = 500 * kMillisecond;
@@ -36,7 +37,8 @@ class Competition {
   bool trying_ = false;
   Nanos begun_ = 0;  // the trial
   Nanos calm_since_ = 0;
-  Nanos pressed_ = 0;  // epochs under somebody else's queue, less those without
+  Nanos competed_until_ = 0;  // 0: not yet, or what was taken for a rival was none
+  Nanos pressed_ = 0;         // epochs under somebody else's queue, less those without
   // Of the trial, or of what a trial would be compared with.
   double bytes_ = 0;
   Nanos time_ = 0;

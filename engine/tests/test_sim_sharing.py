@@ -235,6 +235,37 @@ def test_beside_one_tcp_flow_the_port_is_shared() -> None:
     assert theirs > 0.35
 
 
+@pytest.mark.parametrize("queue", [256 << 10, 1 << 20])
+def test_a_rival_that_comes_back_is_met_at_once(queue: int) -> None:
+    """Giving way until a trial has told who it is cost seconds at a quarter of the rate."""
+    link = Link(queue=queue)
+    fabric = Fabric(WORKERS, seed=3, link=link, **HOSTS)
+    tcp = Reno(fabric, PORT, link)
+    made, values = plan(1_000_000), gradients(WORKERS, 1_000_000)
+    begin = started = FOUND + 0.25
+    now, op = FOUND, -1
+    beside: list[float] = []
+    back: list[float] = []
+    fabric.run(now, until_done=False)
+    while now < begin + 6.0:
+        now += SLICE
+        advance(fabric, now)
+        if not begin + 3.0 < now < begin + 4.0:
+            tcp.step(now)
+        if now < begin:
+            continue
+        if op < 0 or all(fabric.completion(worker, op) for worker in range(WORKERS)):
+            if begin + 1.5 < started < now < begin + 3.0:
+                beside.append(now - started)
+            if begin + 4.0 < started:
+                back.append(now - started)
+            op, started = op + 1, now
+            fabric.all_reduce(op, made, values, at=now)
+    assert len(beside) > 5
+    assert len(back) > 10
+    assert max(back) < 1.5 * median(beside)
+
+
 # ---------------------------------------------------------------------------- inelastic
 
 
