@@ -89,9 +89,11 @@ def outcome_of(experiment: Experiment, journal: Journal) -> Outcome:
     """What a journal has of an experiment, whichever cells and seeds were asked for."""
     order = {cell.name: number for number, cell in enumerate(experiment.cells)}
     records = journal.known(experiment.cells, experiment.quick)
+    # Older journals calibrated each cell's own network.
     networks = {
-        (cell.scenario.topology.ports.name, cell.scenario.topology.hosts)
+        (topology.ports.name, topology.hosts)
         for cell in experiment.cells
+        for topology in (fastest(cell.scenario), cell.scenario.topology)
     }
     newest = {
         (each.network, each.hosts, each.wanted): each
