@@ -78,9 +78,17 @@ def test_what_nobody_delivered_leaves_the_first_moment_where_it_is(pull: str) ->
 
 
 def test_where_somebody_delivered_the_sum_is_the_mean_of_those() -> None:
-    job = Training(p=0.5, spend="lost", fill="momentum", link=Link(loss=0.3)).job
-    applied = job.step([np.ones(job.elements, np.float32)] * WORLD)[0]
-    assert set(np.round(applied, 5)) <= {0.0, 1.0}
+    training = Training(p=0.5, spend="lost", fill="momentum", link=Link(loss=0.3))
+    for number in range(4):  # from the second on there are moments, which hide no arrivals
+        training.step(number)
+    ones = np.ones(training.job.elements, np.float32)
+    before = training.moments()
+    first, *others = training.job.step([ones] * WORLD)
+    assert all(np.array_equal(first, other) for other in others)
+    assert training.job.report.delivered < 1.0
+    filled = np.abs(first - 1.0) > 1e-5
+    np.testing.assert_array_equal(first[filled], before[filled])
+    assert filled.mean() < 0.1
 
 
 def test_a_loss_scaler_scales_the_moments_too() -> None:
@@ -168,6 +176,8 @@ def test_which_optimizers_keep_a_first_moment() -> None:
         ({"error_feedback": True}, ADAM, "zero"),
         ({"error_feedback": False}, SGD, "zero"),
         ({"control": "probe"}, ADAM, "zero"),
+        ({"spend": "lost"}, ADAM, "zero"),
+        ({"spend": "lost", "fill": "momentum"}, ADAM, "momentum"),
     ],
 )
 def test_dblp_leaves_its_fill_to_the_optimizer(

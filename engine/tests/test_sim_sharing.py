@@ -8,6 +8,7 @@ Each test is one run of one seed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 
@@ -175,27 +176,45 @@ def test_two_jobs_beside_inelastic_traffic_do_not_collapse() -> None:
 # ---------------------------------------------------------------------------- TCP
 
 
-def beside_tcp(link: Link, flows: int, seconds: float, elements: int) -> tuple[float, float]:
-    """Of the port's rate: what is ours, what is theirs, in the second half of the time."""
-    fabric = Fabric(WORKERS, seed=3, link=link, **HOSTS)
-    tcp = [Reno(fabric, PORT, link) for _ in range(flows)]
+def rounds_beside(
+    fabric: Fabric,
+    tcp: list[Reno],
+    elements: int,
+    begin: float,
+    seconds: float,
+    silent: tuple[float, float] = (0.0, 0.0),
+) -> Iterator[tuple[float, float | None]]:
+    """All-reduces, one after the other from `begin` on, beside TCP, which is there first.
+
+    After each slice: the time, and how long the round took that it ended. silent: when TCP is.
+    """
     made, values = plan(elements), gradients(WORKERS, elements)
-    now, op, counters = FOUND, -1, {"bytes": 0, "cross_packets": 0, "cross_dropped": 0}
-    begin, half = FOUND + 0.25, FOUND + 0.25 + seconds / 2
+    now, op, started = FOUND, -1, begin
     fabric.run(now, until_done=False)
     while now < begin + seconds:
         now += SLICE
         advance(fabric, now)
-        for flow in tcp:
-            flow.step(now)
-        if half <= now < half + SLICE:
-            counters = fabric.link_counters(PORT, "down")
-        if now < begin:  # TCP is there first
-            continue
-        if op < 0 or all(fabric.completion(worker, op) for worker in range(WORKERS)):
-            op += 1
+        if not silent[0] < now < silent[1]:
+            for flow in tcp:
+                flow.step(now)
+        over = op < 0 or all(fabric.completion(worker, op) for worker in range(WORKERS))
+        yield now, now - started if over and op >= 0 else None
+        if over and now >= begin:
+            op, started = op + 1, now
             fabric.all_reduce(op, made, values, at=now)
     fabric.run(now, until_done=False)
+
+
+def beside_tcp(link: Link, flows: int, seconds: float, elements: int) -> tuple[float, float]:
+    """Of the port's rate: what is ours, what is theirs, in the second half of the time."""
+    fabric = Fabric(WORKERS, seed=3, link=link, **HOSTS)
+    tcp = [Reno(fabric, PORT, link) for _ in range(flows)]
+    counters = {"bytes": 0, "cross_packets": 0, "cross_dropped": 0}
+    begin, now = FOUND + 0.25, FOUND
+    half = begin + seconds / 2
+    for now, _ in rounds_beside(fabric, tcp, elements, begin, seconds):
+        if half <= now < half + SLICE:
+            counters = fabric.link_counters(PORT, "down")
     port = fabric.link_counters(PORT, "down")
     moved = {key: port[key] - counters[key] for key in counters}
     theirs = (moved["cross_packets"] - moved["cross_dropped"]) * SEGMENT
@@ -240,27 +259,16 @@ def test_a_rival_that_comes_back_is_met_at_once(queue: int) -> None:
     """Giving way until a trial has told who it is cost seconds at a quarter of the rate."""
     link = Link(queue=queue)
     fabric = Fabric(WORKERS, seed=3, link=link, **HOSTS)
-    tcp = Reno(fabric, PORT, link)
-    made, values = plan(1_000_000), gradients(WORKERS, 1_000_000)
-    begin = started = FOUND + 0.25
-    now, op = FOUND, -1
+    tcp = [Reno(fabric, PORT, link)]
+    begin = FOUND + 0.25
+    pause = (begin + 3.0, begin + 4.0)
     beside: list[float] = []
     back: list[float] = []
-    fabric.run(now, until_done=False)
-    while now < begin + 6.0:
-        now += SLICE
-        advance(fabric, now)
-        if not begin + 3.0 < now < begin + 4.0:
-            tcp.step(now)
-        if now < begin:
-            continue
-        if op < 0 or all(fabric.completion(worker, op) for worker in range(WORKERS)):
-            if begin + 1.5 < started < now < begin + 3.0:
-                beside.append(now - started)
-            if begin + 4.0 < started:
-                back.append(now - started)
-            op, started = op + 1, now
-            fabric.all_reduce(op, made, values, at=now)
+    for now, took in rounds_beside(fabric, tcp, 1_000_000, begin, 6.0, pause):
+        if took is not None and begin + 1.5 < now - took < now < pause[0]:
+            beside.append(took)
+        elif took is not None and now - took > pause[1]:
+            back.append(took)
     assert len(beside) > 5
     assert len(back) > 10
     assert max(back) < 1.5 * median(beside)

@@ -50,9 +50,9 @@ class DBLP(Policy):
     paper, "mean" divides by the contributors that arrived, "momentum" does that and takes what
     nobody delivered from the optimizer (`gradwire.moments`); None means "momentum" where
     attach(optimizer=…) has one of Adam's family and there is no error feedback, else "zero", as
-    under control "probe". control: "stream", or "probe" for the
-    paper's passes of probe, bitmap and stop. order, pull: None means what control says, "shuffled"
-    and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
+    under control "probe" and where only what was lost is given up. control: "stream", or "probe"
+    for the paper's passes of probe, bitmap and stop. order, pull: None means what control says,
+    "shuffled" and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
     """
 
     name: ClassVar[str] = "dblp"
@@ -91,7 +91,7 @@ class DBLP(Policy):
                     "phases may not be the stricter one"
                 )
         self._answers()
-        if self.control == "probe" and self.fill is None:
+        if self.fill is None and (self.control == "probe" or self.spend != "anything"):
             self.fill = "zero"
         self.phases = make_detector(self.eta, self.every, self.detector)
 
