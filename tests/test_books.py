@@ -210,6 +210,34 @@ def test_a_jump_of_the_loss_scale_keeps_the_books() -> None:
     np.testing.assert_allclose(applied, true, atol=1e-3)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_exact_lossy_and_void_steps_in_any_order_keep_the_books(seed: int) -> None:
+    """Void: a loss scaler skips it, because somebody's gradient was infinite."""
+    chance = np.random.default_rng(seed)
+    job = Job(2, TENSORS, "mlt", p=0.3, error_feedback=True, link=LOSSY)
+    scale = np.float32(256.0)
+    total, applied = np.zeros(ELEMENTS), np.zeros(ELEMENTS)
+    for pipeline in job.pipelines:
+        pipeline.set_grad_scale(scale)
+    for _ in range(40):
+        gradients = [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(2)]
+        void = bool(chance.random() < 0.3)
+        if void:
+            gradients[1][chance.integers(ELEMENTS)] = np.inf
+        exact = chance.random() < 0.6
+        if exact:
+            for pipeline in job.pipelines:
+                pipeline.flush()
+        found = job.step([scale * each for each in gradients])[0]
+        if exact and not void:
+            assert not any(job.residual(rank).any() for rank in range(2))
+        if not void:
+            total += np.sum(gradients, axis=0, dtype=np.float64)
+            applied += 2 * found.astype(np.float64) / scale
+    owed = np.sum([job.residual(rank) for rank in range(2)], axis=0, dtype=np.float64) / scale
+    np.testing.assert_allclose(applied + owed, total, atol=2e-3)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_one_worker_keeps_its_gradient(case: dict[str, Any]) -> None:
     job = Job(1, TENSORS, optimizer=sgd(), **{"error_feedback": True, **case})

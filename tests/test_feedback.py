@@ -78,6 +78,31 @@ def test_residuals_follow_their_parameters_into_rebuilt_buckets() -> None:
     np.testing.assert_array_equal(second[30:], 0)
 
 
+def test_a_book_knows_when_nothing_is_owed() -> None:
+    everything, nothing = np.ones(10, np.uint8), np.zeros(10, np.uint8)
+    book = ResidualBook()
+    assert not book.clean(A)
+    for counted in (everything, nothing, everything):
+        book.add_to(A, np.ones(100, np.float32))
+        book.settle(A, grid(100, 10), outcome(counted), 1.0)
+        assert book.clean(A) == bool(counted.all())
+    book.add(A, np.zeros(100, np.float32))
+    assert not book.clean(A)
+
+
+def test_a_layout_that_comes_back_takes_over_what_is_owed() -> None:
+    book = ResidualBook()
+    book.add_to(A, np.ones(100, np.float32))
+    book.settle(A, grid(100, 10), outcome(np.ones(10, np.uint8)), 1.0)
+    book.add_to(REBUILT[0], np.ones(70, np.float32))
+    book.settle(REBUILT[0], grid(70, 10), outcome(np.zeros(7, np.uint8)), 1.0)
+    assert not book.clean(A)
+    again = np.zeros(100, np.float32)
+    book.add_to(A, again)
+    assert not book.clean(A)
+    np.testing.assert_array_equal(again, [0.0] * 30 + [1.0] * 70)
+
+
 def test_a_withheld_result_returns_to_the_sum() -> None:
     book = ResidualBook()
     bucket = np.ones(100, np.float32)

@@ -69,10 +69,13 @@ class Books:
         if self._residuals is not None:
             for slots, values in self._device.recall(transfer.slots, but=transfer.stage.encoded):
                 self._residuals.add(slots, values)
+            transfer.bypasses = self._bypasses(transfer)
         if transfer.step.scaled:
             self._remember(transfer, host.size)
         if self._velocities is not None:
             self._velocities.advance(transfer.slots, host)
+        if transfer.bypasses:
+            return
         if self._residuals is not None:
             self._residuals.add_to(transfer.slots, host)
             sent = self.sent(transfer)
@@ -84,9 +87,18 @@ class Books:
         elif transfer.step.guarded:
             transfer.kept = host.copy()
 
+    def _bypasses(self, transfer: Transfer) -> bool:
+        """Whether a bucket has nothing to do with the residuals: nothing is owed, and nothing of
+        it can stay behind."""
+        assert self._residuals is not None
+        plan = transfer.plan
+        exact = not plan.lossy and plan.encoding == "f32" and not transfer.step.guarded
+        return exact and not self.finds_unused and self._residuals.clean(transfer.slots)
+
     def _remember(self, transfer: Transfer, elements: int) -> None:
         """Keeps copies of a bucket's books, for a step that a loss scaler may skip."""
-        books = [book for book in (self._residuals, self._velocities) if book is not None]
+        residuals = None if transfer.bypasses else self._residuals
+        books = [book for book in (residuals, self._velocities) if book is not None]
         opened = [book.open(transfer.slots, elements) for book in books]
         transfer.before = [(values, values.copy()) for values in opened]
 
@@ -94,6 +106,8 @@ class Books:
         """Brings a bucket's books back to where they were: its step's gradient is void."""
         for values, before in transfer.before:
             np.copyto(values, before)
+        if self._residuals is not None and not transfer.bypasses:
+            self._residuals.soil(transfer.slots)
 
     def critical(
         self, transfer: Transfer, host: NDArray[np.float32], finite: bool
@@ -110,7 +124,7 @@ class Books:
         """Leaves in the residuals what did not count, and ages the chunks."""
         plan = transfer.resent or transfer.plan
         grid = self.communicator.chunk_grid(plan)
-        if self._residuals is not None:
+        if self._residuals is not None and not transfer.bypasses:
             keep_error = None
             if plan.encoding != "f32":
                 keep_error = functools.partial(self._keep_error, transfer, plan)

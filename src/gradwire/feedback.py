@@ -69,6 +69,29 @@ class ResidualBook(FlatBook):
 
     kind = "residual"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._clean: set[tuple[TensorSlot, ...]] = set()
+
+    def clean(self, slots: tuple[TensorSlot, ...]) -> bool:
+        """Whether nothing is owed for a bucket of this layout; False where that is not known."""
+        return slots in self._clean and slots in self._flat
+
+    def soil(self, slots: tuple[TensorSlot, ...]) -> None:
+        """Notes that somebody wrote into the bucket's values."""
+        self._clean.discard(slots)
+
+    def open(self, slots: tuple[TensorSlot, ...], elements: int) -> FlatArray:
+        """See `FlatBook.open`; a layout that comes back takes over what others owed meanwhile."""
+        if slots not in self._flat:
+            self.soil(slots)
+        return super().open(slots, elements)
+
+    def clear(self) -> None:
+        """Forgets all values."""
+        super().clear()
+        self._clean.clear()
+
     def add_to(self, slots: tuple[TensorSlot, ...], bucket: FlatArray) -> None:
         """Adds the residuals to a bucket (float32, flat) and keeps aside what is now sent."""
         residual = self.open(slots, bucket.size)
@@ -79,6 +102,7 @@ class ResidualBook(FlatBook):
         """Adds what is owed for a bucket of this layout and was kept elsewhere."""
         residual = self.open(slots, values.size)
         residual += values
+        self.soil(slots)
 
     def settle(
         self,
@@ -96,9 +120,14 @@ class ResidualBook(FlatBook):
         """
         residual = self.values(slots)
         counted = report.counted.astype(bool)
+        whole = keep_error is None and bool(counted.all())
+        if whole and not len(report.withheld_chunks) and not len(report.result_error):
+            self._clean.add(slots)
+        else:
+            self.soil(slots)
         if keep_error is not None:
             keep_error(residual, report.counted)
-        elif counted.all():
+        elif whole:
             residual.fill(0.0)
         else:
             _fill_chunks(residual, grid, counted)

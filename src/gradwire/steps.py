@@ -98,6 +98,7 @@ class Transfer:
         self.kept: NDArray[np.float32] | None = None  # what was sent, for the guard
         self.pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None  # where, what
         self.unused: list[tuple[slice, NDArray[np.float32]]] = []  # where, what was owed
+        self.bypasses = False  # has nothing to do with the residuals
         self.before: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []  # books, copies
         self.error: Exception | None = None
         self.applied_square = 0.0
