@@ -475,7 +475,9 @@ def test_no_turn_is_too_short_to_be_timed() -> None:
     assert lengths == [4, 5]
 
 
-def test_a_tail_is_found_by_halving() -> None:
-    low, high, length = next_length(0.0, 0.8, 0.1, too_short=True)
-    assert (low, high, length) == (0.1, 0.8, 0.45)
-    assert next_length(low, high, length, too_short=False) == (0.1, 0.45, pytest.approx(0.275))
+def test_a_tail_is_found_by_doubling_and_halving() -> None:
+    low, high, length = next_length(0.0, math.inf, 0.125, too_short=True)
+    assert (low, high, length) == (0.125, math.inf, 0.25)
+    low, high, length = next_length(low, high, length, too_short=False)
+    assert (low, high, length) == (0.125, 0.25, 0.1875)
+    assert next_length(low, high, length, too_short=True) == (0.1875, 0.25, 0.21875)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from gradwire.lab.measure import percentile
@@ -16,23 +17,25 @@ _CLOSE = 0.1
 
 
 def tune(scenario: Scenario, ground: Ground, race: Race) -> dict[str, Any]:
-    """Find the bursts' length for the wanted ratio by halving, and let them be so.
+    """Find the bursts' length for the wanted ratio, by doubling and halving, and let them be so.
 
     Returns:
         What was wanted, the attempts (length in seconds, ratio), and the length that was taken:
         that of the attempt nearest to what was wanted.
     """
     wanted, period = scenario.tail.ratio, scenario.bursts[0].period_s
-    low, high = 0.0, 0.9 * period
-    length = min(scenario.bursts[0].on_s, high)
+    longest = 0.9 * period
+    low, high = 0.0, math.inf
+    length = min(scenario.bursts[0].on_s, longest)
     attempts: list[tuple[float, float]] = []
     for _ in range(scenario.tail.tries):
         ground.burst(length)
         ratio = _ratio(scenario, ground, race)
         attempts.append((length, ratio))
-        if abs(ratio - wanted) <= _CLOSE * wanted:
+        if abs(ratio - wanted) <= _CLOSE * wanted or (ratio < wanted and length >= longest):
             break
         low, high, length = next_length(low, high, length, ratio < wanted)
+        length = min(length, longest)
     taken, reached = min(attempts, key=lambda each: abs(each[1] - wanted))
     ground.burst(taken)
     return {"wanted": wanted, "reached": reached, "on_s": taken, "attempts": attempts}
@@ -41,12 +44,12 @@ def tune(scenario: Scenario, ground: Ground, race: Race) -> dict[str, Any]:
 def next_length(
     low: float, high: float, length: float, too_short: bool
 ) -> tuple[float, float, float]:
-    """Where the length lies now, and the next one to try."""
+    """Where the length lies now, and the next one to try: twice as long until one was too long."""
     if too_short:
         low = length
     else:
         high = length
-    return low, high, (low + high) / 2
+    return low, high, 2 * low if math.isinf(high) else (low + high) / 2
 
 
 def _ratio(scenario: Scenario, ground: Ground, race: Race) -> float:
