@@ -313,3 +313,10 @@ def test_nothing_is_owed_in_vain_to_tensors_that_nobody_used(case: dict[str, Any
     assert kept
     owed = np.sum([job.residual(rank) for rank in range(2)], axis=0, dtype=np.float64)
     np.testing.assert_allclose(applied + owed, total, atol=2e-3)
+    for used in (0.0, 1.0):  # exact steps; what the first does not use waits for the second
+        gradients = [np.ones(ELEMENTS, np.float32) for _ in range(2)]
+        for gradient, pipeline in zip(gradients, job.pipelines, strict=True):
+            gradient[tensor] = used
+            pipeline.flush()
+        job.step(gradients)
+    assert not any(job.residual(rank).any() for rank in range(2))

@@ -93,7 +93,7 @@ class Books:
         assert self._residuals is not None
         plan = transfer.plan
         exact = not plan.lossy and plan.encoding == "f32" and not transfer.step.guarded
-        return exact and not self.finds_unused and self._residuals.clean(transfer.slots)
+        return exact and self._residuals.clean(transfer.slots)
 
     def _remember(self, transfer: Transfer, elements: int) -> None:
         """Keeps copies of a bucket's books, for a step that a loss scaler may skip."""
@@ -106,7 +106,7 @@ class Books:
         """Brings a bucket's books back to where they were: its step's gradient is void."""
         for values, before in transfer.before:
             np.copyto(values, before)
-        if self._residuals is not None and not transfer.bypasses:
+        if self._residuals is not None:
             self._residuals.soil(transfer.slots)
 
     def critical(
@@ -171,6 +171,8 @@ class Books:
     def _put_back(self, transfer: Transfer) -> None:
         """Puts back into the residuals what was not sent with the others."""
         self.restore_pruned(transfer)
+        if transfer.unused and self._residuals is not None:
+            self._residuals.soil(transfer.slots)
         for part, values in transfer.unused:
             self.sent(transfer)[part] += values
         transfer.unused = []

@@ -75,17 +75,17 @@ class ResidualBook(FlatBook):
 
     def clean(self, slots: tuple[TensorSlot, ...]) -> bool:
         """Whether nothing is owed for a bucket of this layout; False where that is not known."""
-        return slots in self._clean and slots in self._flat
+        return slots in self._clean
 
     def soil(self, slots: tuple[TensorSlot, ...]) -> None:
         """Notes that somebody wrote into the bucket's values."""
         self._clean.discard(slots)
 
     def open(self, slots: tuple[TensorSlot, ...], elements: int) -> FlatArray:
-        """See `FlatBook.open`; a layout that comes back takes over what others owed meanwhile."""
-        if slots not in self._flat:
-            self.soil(slots)
-        return super().open(slots, elements)
+        """See `FlatBook.open`: of the layouts that a new one replaces nothing is known any more."""
+        flat = super().open(slots, elements)
+        self._clean &= self._flat.keys()
+        return flat
 
     def clear(self) -> None:
         """Forgets all values."""
