@@ -166,26 +166,12 @@ def test_which_optimizers_keep_a_first_moment() -> None:
     assert not keeps_first_moment(None)
 
 
-@pytest.mark.parametrize(
-    ("options", "optimizer", "fill"),
-    [
-        ({}, ADAM, "momentum"),
-        ({}, SGD, "zero"),
-        ({}, None, "zero"),
-        ({"fill": "zero"}, ADAM, "zero"),
-        ({"error_feedback": True}, ADAM, "zero"),
-        ({"error_feedback": False}, SGD, "zero"),
-        ({"control": "probe"}, ADAM, "zero"),
-        ({"spend": "lost"}, ADAM, "zero"),
-        ({"spend": "lost", "fill": "momentum"}, ADAM, "momentum"),
-    ],
-)
-def test_dblp_leaves_its_fill_to_the_optimizer(
-    options: dict[str, object], optimizer: torch.optim.Optimizer | None, fill: str
-) -> None:
-    policy, settings = configure("dblp", options, {}, optimizer)
-    assert policy.fill == policy.options()["fill"] == fill
-    assert not (settings.feedback and fill == "momentum")
+@pytest.mark.parametrize("name", ["mlt", "dblp", "adaptive"])
+def test_a_fill_is_asked_for_and_not_guessed_from_the_optimizer(name: str) -> None:
+    assert configure(name, {}, {}, ADAM)[0].fill == "zero"
+    asked, settings = configure(name, {"fill": "momentum"}, {}, ADAM)
+    assert asked.fill == asked.options()["fill"] == "momentum"
+    assert not settings.feedback
 
 
 @pytest.mark.parametrize(
@@ -205,8 +191,8 @@ def test_a_fill_that_cannot_be_is_an_error(
 
 
 def test_without_its_optimizer_a_pipeline_does_not_open() -> None:
-    policy, _ = configure("dblp", {}, {}, ADAM)
-    job = Job(2, {"weight": 10}, DBLP(fill="zero"))
+    policy, _ = configure("dblp", {"fill": "momentum"}, {}, ADAM)
+    job = Job(2, {"weight": 10}, DBLP())
     with pytest.raises(ConfigError, match="fill='momentum' of policy 'dblp' without its optimizer"):
         type(job.pipelines[0])(
             job.pipelines[0].communicator,

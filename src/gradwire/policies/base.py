@@ -83,9 +83,8 @@ class Policy(ABC):
     halt_after: int = 0
     """After so many guarded steps running training halts; 0 for never."""
 
-    fill: str | None = "zero"
-    """What becomes of missing contributions; None leaves it to the optimizer (`gradwire.configure`
-    decides it then)."""
+    fill: str = "zero"
+    """What becomes of missing contributions: one of `gradwire.plans.FILLS`."""
 
     momentum: float = 0.0
     """Of the momentum memory that each worker keeps (`gradwire.momentum`); 0 for none."""

@@ -48,11 +48,9 @@ class DBLP(Policy):
     each layer a phase of its own. spend: "anything" as
     in the paper, "lost" gives up only what the network lost (vesting). fill: "zero" as in the
     paper, "mean" divides by the contributors that arrived, "momentum" does that and takes what
-    nobody delivered from the optimizer (`gradwire.moments`); None means "momentum" where
-    attach(optimizer=…) has one of Adam's family and there is no error feedback, else "zero", as
-    under control "probe" and where only what was lost is given up. control: "stream", or "probe"
-    for the paper's passes of probe, bitmap and stop. order, pull: None means what control says,
-    "shuffled" and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
+    nobody delivered from the optimizer (`gradwire.moments`). control: "stream", or "probe" for the
+    paper's passes of probe, bitmap and stop. order, pull: None means what control says, "shuffled"
+    and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
     """
 
     name: ClassVar[str] = "dblp"
@@ -63,7 +61,7 @@ class DBLP(Policy):
     every: Every = 10
     detector: str = "ours"
     spend: str = "anything"
-    fill: str | None = None
+    fill: str = "zero"
     order: str | None = None
     pull: str | None = None
     control: str = "stream"
@@ -91,8 +89,6 @@ class DBLP(Policy):
                     "phases may not be the stricter one"
                 )
         self._answers()
-        if self.fill is None and (self.control == "probe" or self.spend != "anything"):
-            self.fill = "zero"
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:

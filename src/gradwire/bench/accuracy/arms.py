@@ -65,8 +65,8 @@ _CHOICES = (
     Arm("mlt-priority", "mlt", {"priority": "both"}),
     Arm("priority-40", "mlt", {**_PLAIN, "priority": "both"}),
     Arm("priority-40-feedback", "mlt", {**_PLAIN, "priority": "both", "error_feedback": True}),
-    Arm("dblp-zero", "dblp", {"fill": "zero"}),
-    Arm("dblp-plain", "dblp", {"detector": "paper", "error_feedback": False, "fill": "zero"}),
+    Arm("dblp-momentum", "dblp", {"fill": "momentum"}),
+    Arm("dblp-plain", "dblp", {"detector": "paper", "error_feedback": False}),
 )
 
 THIRDS = {"early": (0,), "mid": (1,), "late": (2,), "mid-late": (1, 2)}
@@ -77,7 +77,6 @@ _MOTIVATION = tuple(
         {
             "p_low": 0.0,
             "p_high": percent / 100,
-            "fill": "zero",
             "max_age": OLDEST,
             "error_feedback": False,
         },

@@ -50,7 +50,7 @@ _CHOICES = (
     Row("choices", "eager-40-own-mean"),
     Row("choices", "eager-40-feedback"),
     Row("choices", "eager-40-fixed-order"),
-    Row("choices", "dblp-zero"),
+    Row("choices", "dblp-momentum"),
     Row("choices", "dblp-plain"),
     Row("choices", "eager-40", "even-40"),
     Row("choices", "eager-40-mean", "even-40"),
