@@ -108,11 +108,12 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = DDP(GPT().to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95))
     attachment = None
     if options.policy != "none":
-        attachment = gradwire.attach(model, policy=options.policy, report=options.report)
-
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95))
+        attachment = gradwire.attach(
+            model, policy=options.policy, optimizer=optimizer, report=options.report
+        )
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
         lambda step: (

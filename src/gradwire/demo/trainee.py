@@ -81,9 +81,9 @@ class Trainee:
         torch.manual_seed(scenario.seed)
         shape = Shape(SYMBOLS, scenario.context, scenario.width, scenario.layers, scenario.heads)
         self.model = CharacterModel(shape)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.98))
         self._ddp = self._wrap(line)
         self._attachment = self._connect(entry, lossy)
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.98))
         self._step = 0
 
     def _wrap(self, line: StartLine) -> TimedDDP:
@@ -99,7 +99,9 @@ class Trainee:
         drops: dict[str, Any] = (
             {"drop_rate": scenario.drop_rate, "drop_burst": scenario.drop_burst} if lossy else {}
         )
-        return gradwire.attach(self._ddp, policy=entry.policy, **drops, **entry.options)
+        return gradwire.attach(
+            self._ddp, policy=entry.policy, optimizer=self._optimizer, **drops, **entry.options
+        )
 
     def block(self, steps: int, start: float, progress: Callable[[RankStep], None]) -> list[Any]:
         """Train for some steps.

@@ -147,7 +147,9 @@ class LabTrainee(Trainee):
             state, hook = hook_of(self._contestant.hook, self._group)
             self._ddp.register_comm_hook(state, hook)
             return None
-        return gradwire.attach(self._ddp, policy=entry.policy, **entry.options)
+        return gradwire.attach(
+            self._ddp, policy=entry.policy, optimizer=self._optimizer, **entry.options
+        )
 
     def _train(self) -> RankStep:
         self.pace.began = time.monotonic()
