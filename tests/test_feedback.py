@@ -229,7 +229,7 @@ def test_ages_wait_for_the_last_of_the_rebuilt_buckets() -> None:
     book.settle(A, grid(100, 10), outcome(counted))
     assert list(book.due(REBUILT[0], grid(70, 10))) == []
     assert list(book.due(REBUILT[1], grid(35, 10))) == [1]
-    assert set(book._ages) == set(REBUILT)
+    assert set(book._kept) == set(REBUILT)
 
 
 def test_ages_survive_a_restart_into_other_buckets() -> None:
@@ -266,7 +266,7 @@ def test_an_exact_step_leaves_no_age() -> None:
     book = AgeBook(1)
     chunks = grid(100, 10)
     book.settle(A, chunks, outcome(np.ones(10, np.uint8)))
-    assert book._ages == {}  # reliable plans keep no books
+    assert book._kept == {}  # reliable plans keep no books
     book.settle(A, chunks, outcome(np.zeros(10, np.uint8)))
     assert len(book.due(A, chunks)) == 10
     book.settle(A, grid(100, 50), outcome(np.ones(2, np.uint8)))

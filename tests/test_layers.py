@@ -50,7 +50,7 @@ LAYERS = (
         "calibration_roll",
     ),
     ("policies",),
-    ("phases", "feedback", "flat_book", "momentum", "telemetry", "guard"),
+    ("phases", "feedback", "flat_book", "chunk_book", "momentum", "telemetry", "guard"),
     (
         "communicator",
         "hosts",

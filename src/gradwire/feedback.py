@@ -15,21 +15,17 @@ is critical. They are kept with and without feedback.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.chunk_book import ChunkBook
 from gradwire.communicator import ChunkGrid
-from gradwire.errors import ConfigError
 from gradwire.flat_book import FlatArray, FlatBook
 from gradwire.plans import TensorSlot, TransferReport
 
 __all__ = ["AUTO", "AgeBook", "ResidualBook", "auto_feedback", "nonfinite_chunks"]
-
-LARGEST = (1 << 32) - 1
-"""Elements of one run of equal ages."""
 
 KeepError = Callable[[FlatArray, NDArray[np.uint8]], None]
 """Leaves in what was sent, in place, what did not count of it: all of a chunk that did not, and
@@ -154,13 +150,23 @@ class ResidualBook(FlatBook):
         return float(np.sqrt(sum(squares)))
 
 
-class AgeBook:
+class AgeBook(ChunkBook):
     """How many steps running each chunk of each bucket has not counted; thread-safe."""
 
+    what = "ages"
+    allowed = "integers (elements, age), no age beyond 255,"
+    dtype = np.uint8
+    unknown = 0
+    runs_dtype = np.int64
+
     def __init__(self, max_age: int) -> None:
+        super().__init__()
         self.max_age = max_age
-        self._ages: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, NDArray[np.uint8]]] = {}
-        self._mutex = threading.Lock()  # buckets begin and end on threads of their own
+
+    @staticmethod
+    def sound(values: NDArray[np.int64]) -> bool:
+        """Whether these are ages."""
+        return bool(((values >= 0) & (values <= 255)).all())
 
     def due(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.uint32]:
         """The chunks that have to count in this step: their ids, in rising order."""
@@ -173,99 +179,11 @@ class AgeBook:
         """Starts anew for the chunks that counted and whose result was applied; ages the others."""
         missed = (report.counted & report.applied) == 0
         with self._mutex:
-            if not self._ages and not missed.any():
+            if not self._kept and not missed.any():
                 return  # nothing has an age, and nothing gets one
             ages = self._open(slots, grid)
             ages += missed & (ages < 255)
             ages[~missed] = 0
-
-    def state_dict(self) -> dict[str, NDArray[np.int64]]:
-        """The ages by parameter name, for those that have any: int64 of shape [runs, 2], one
-        (elements, age) per run of equal ages, in the order of the elements."""
-        with self._mutex:
-            spread: dict[str, NDArray[np.uint8]] = {}
-            for slots, (grid, ages) in self._ages.items():  # the newest comes last and rules
-                elements = grid.per_element(ages)
-                for slot in slots:
-                    spread[slot.name] = elements[slot.offset : slot.offset + slot.length]
-        return {name: _runs(values) for name, values in spread.items() if values.any()}
-
-    def load_state_dict(self, state: Mapping[str, NDArray[np.int64]]) -> None:
-        """Replaces the ages by those of `state`, as `state_dict` returned it.
-
-        Raises ConfigError for other shapes and for ages beyond 255, and changes nothing then.
-        """
-        self.read(state)()
-
-    def read(self, state: Mapping[str, NDArray[np.int64]]) -> Callable[[], None]:
-        """Checks ages; what is returned takes them over."""
-        loaded: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, NDArray[np.uint8]]] = {}
-        for name, values in state.items():
-            runs = np.asarray(values)
-            sound = runs.ndim == 2 and runs.shape[1] == 2 and np.issubdtype(runs.dtype, np.integer)
-            sound = sound and len(runs) > 0 and _within(runs[:, 0], 1, LARGEST)
-            if not sound or not _within(runs[:, 1], 0, 255):
-                raise ConfigError(
-                    f"ages of parameter {name!r}: integers of shape [runs, 2], (elements, age)"
-                )
-            lengths = runs[:, 0].astype(np.int64)
-            none = np.zeros(len(runs), np.uint32)
-            offsets = (np.cumsum(lengths) - lengths).astype(np.uint64)
-            grid = ChunkGrid(offsets, lengths.astype(np.uint32), none, none)
-            slot = TensorSlot(name, 0, int(lengths.sum()))
-            loaded[(slot,)] = (grid, runs[:, 1].astype(np.uint8))
-
-        def take() -> None:
-            with self._mutex:
-                self._ages = loaded
-
-        return take
-
-    def _open(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.uint8]:
-        known = self._ages.get(slots)
-        if known is not None and known[0] is grid:
-            return known[1]
-        ages = np.zeros(len(grid), np.uint8)
-        if self._ages:
-            old = self._elements(slots)
-            starts, order = _sorted_starts(grid)
-            ages[order] = np.maximum.reduceat(old, starts)
-        self._ages.pop(slots, None)
-        self._ages[slots] = (grid, ages)  # the newest comes last
-        self._drop_outdated()
-        return ages
-
-    def _drop_outdated(self) -> None:
-        """Forgets the layouts whose parameters newer ones hold, all of them: DDP rebuilds its
-        buckets one after another, and each finds its ages in what the old layouts still say."""
-        newer: set[str] = set()
-        for key in reversed(list(self._ages)):
-            names = {slot.name for slot in key}
-            if names <= newer:
-                del self._ages[key]
-            newer |= names
-
-    def _elements(self, slots: tuple[TensorSlot, ...]) -> NDArray[np.uint8]:
-        """The age of each element of a bucket, from whatever grids the parameters last had."""
-        elements = np.zeros(sum(slot.length for slot in slots), np.uint8)
-        place = {slot.name: slot for slot in slots}
-        for key, (grid, ages) in self._ages.items():
-            if not any(slot.name in place for slot in key):
-                continue
-            spread = grid.per_element(ages)
-            for slot in key:
-                new = place.get(slot.name)
-                if new is None:
-                    continue
-                if new.length != slot.length:
-                    raise ConfigError(
-                        f"ages of parameter {slot.name!r} are of {slot.length} elements, the "
-                        f"parameter has {new.length}: the state is of another model"
-                    )
-                elements[new.offset : new.offset + new.length] = spread[
-                    slot.offset : slot.offset + slot.length
-                ]
-        return elements
 
 
 def nonfinite_chunks(grid: ChunkGrid, bucket: FlatArray) -> NDArray[np.uint32]:
@@ -287,17 +205,6 @@ def join_chunks(parts: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32] | Non
 def _sorted_starts(grid: ChunkGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The chunks' offsets in rising order, and which chunk each belongs to."""
     return grid.offsets[grid.rising].astype(np.intp), grid.rising
-
-
-def _runs(values: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """(elements, value) of each run of equal values, as int64 of shape [runs, 2]."""
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
-    lengths = np.diff(np.append(starts, len(values)))
-    return np.stack([lengths, values[starts]], axis=1).astype(np.int64)
-
-
-def _within(values: NDArray[np.int64], low: int, high: int) -> bool:
-    return bool(((values >= low) & (values <= high)).all())
 
 
 def _fill_chunks(array: FlatArray, grid: ChunkGrid, chunks: NDArray[np.bool_]) -> None:
