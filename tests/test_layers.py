@@ -38,6 +38,7 @@ LAYERS = (
         "guarding",
         "configure",
         "moments",
+        "magnitudes",
         "buckets",
         "pruning",
         "staging",

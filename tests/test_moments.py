@@ -166,12 +166,33 @@ def test_which_optimizers_keep_a_first_moment() -> None:
     assert not keeps_first_moment(None)
 
 
-@pytest.mark.parametrize("name", ["mlt", "dblp", "adaptive"])
-def test_a_fill_is_asked_for_and_not_guessed_from_the_optimizer(name: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "optimizer", "fill"),
+    [
+        ({}, ADAM, "momentum"),
+        ({}, SGD, "zero"),
+        ({}, None, "zero"),
+        ({"fill": "zero"}, ADAM, "zero"),
+        ({"error_feedback": True}, ADAM, "zero"),
+        ({"error_feedback": False}, SGD, "zero"),
+        ({"control": "probe"}, ADAM, "zero"),
+        ({"spend": "lost"}, ADAM, "zero"),
+        ({"priority": "none"}, ADAM, "zero"),
+        ({"spend": "lost", "fill": "momentum"}, ADAM, "momentum"),
+    ],
+)
+def test_dblp_leaves_its_fill_to_the_optimizer(
+    options: dict[str, object], optimizer: torch.optim.Optimizer | None, fill: str
+) -> None:
+    policy, settings = configure("dblp", options, {}, optimizer)
+    assert policy.fill == policy.options()["fill"] == fill
+    assert not (settings.feedback and fill == "momentum")
+
+
+@pytest.mark.parametrize("name", ["mlt", "adaptive"])
+def test_others_fill_with_zeros_unless_told(name: str) -> None:
     assert configure(name, {}, {}, ADAM)[0].fill == "zero"
-    asked, settings = configure(name, {"fill": "momentum"}, {}, ADAM)
-    assert asked.fill == asked.options()["fill"] == "momentum"
-    assert not settings.feedback
+    assert configure(name, {"fill": "momentum"}, {}, ADAM)[0].fill == "momentum"
 
 
 @pytest.mark.parametrize(

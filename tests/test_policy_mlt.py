@@ -108,7 +108,7 @@ def test_the_classes_of_a_bucket(priority: str) -> None:
     assert plan.exact().order == "shuffled"  # an exact sum wants the same order everywhere
     values = uneven(1, 1)[0]
     chunks = grid(*[CHUNK] * 320, regions=[c // 40 for c in range(320)])
-    classes = policy.priorities(context, values, chunks)
+    classes = policy.priorities(context, values, chunks, None)
     assert classes is not None
     sizes = mean_sizes(values)
     layer = 7 - np.arange(320) // 40
@@ -236,7 +236,10 @@ def test_dscps_are_the_plans() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"priority": "size"}, "priority='size': allowed are 'none', 'layer', 'magnitude', 'both'"),
+        (
+            {"priority": "size"},
+            "priority='size': allowed are 'none', 'layer', 'magnitude', 'both', 'results'",
+        ),
         (
             {"priority": "layer", "order": "sequential"},
             "order='sequential' with priority='layer': chunks go by priority",

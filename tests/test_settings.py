@@ -175,7 +175,7 @@ def test_importing_gradwire_is_cheap() -> None:
 
 
 def test_a_policy_object_describes_and_keeps_no_state() -> None:
-    described = DBLP(p_low=0.1)
+    described = DBLP(p_low=0.1, fill="zero")
     first, _ = configure(described, {}, {})
     second, _ = configure(described, {}, {})
     assert first == second == described

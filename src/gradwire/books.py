@@ -13,11 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire import transforms
+from gradwire.chunk_book import ChunkBook
 from gradwire.communicator import Communicator
 from gradwire.device_books import DeviceBook, Encoded
 from gradwire.device_codec import ENCODABLE
 from gradwire.errors import ConfigError, suggestion
 from gradwire.feedback import AgeBook, ResidualBook, join_chunks, nonfinite_chunks
+from gradwire.flat_book import FlatBook
+from gradwire.magnitudes import MagnitudeBook
 from gradwire.momentum import VelocityBook
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport
 from gradwire.policies import Policy
@@ -31,8 +34,8 @@ __all__ = ["Books"]
 
 @dataclass
 class Books:
-    """What did not count, kept for later (`gradwire.feedback`), and momentum kept at the worker
-    (`gradwire.momentum`)."""
+    """What did not count, kept for later (`gradwire.feedback`), momentum kept at the worker
+    (`gradwire.momentum`), and how large results were (`gradwire.magnitudes`)."""
 
     communicator: Communicator
     policy: Policy
@@ -44,6 +47,7 @@ class Books:
         self._residuals = ResidualBook() if self.settings.feedback else None
         self._device = DeviceBook(feedback=self.settings.feedback)
         self._ages = AgeBook(self.settings.max_age)
+        self._magnitudes = MagnitudeBook() if self.policy.ranks_results else None
         self.finds_unused = False  # DDP looks for parameters that a step does not use
         self._selects = self.communicator.world_size > 1  # one worker alone keeps everything
 
@@ -139,6 +143,26 @@ class Books:
             self._put_back(transfer)
         self._ages.settle(transfer.slots, grid, report)
 
+    def magnitudes(self, transfer: Transfer) -> NDArray[np.float32] | None:
+        """The mean magnitude of each chunk's last result, if the policy wants it and any is
+        known."""
+        if self._magnitudes is None:
+            return None
+        grid = self.communicator.chunk_grid(transfer.plan)
+        return self._magnitudes.of(transfer.slots, grid)
+
+    def note_result(
+        self,
+        transfer: Transfer,
+        report: TransferReport,
+        result: NDArray[np.float32],
+        grad_scale: float,
+    ) -> None:
+        """Keeps how large a bucket's result is, if the policy wants it."""
+        if self._magnitudes is not None:
+            grid = self.communicator.chunk_grid(transfer.resent or transfer.plan)
+            self._magnitudes.note(transfer.slots, grid, report, result, grad_scale)
+
     def _prune(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
         """Takes the elements of the smallest weights out of what is sent."""
         where = smallest_weights(
@@ -204,7 +228,8 @@ class Books:
                 book.rescale(factor)
 
     def state_dict(self) -> dict[str, object]:
-        """Residuals, velocities and ages by parameter name, as tensors (this rank's own)."""
+        """Residuals, velocities, ages and magnitudes by parameter name, as tensors (this rank's
+        own)."""
         if self._residuals is not None:
             for slots, values in self._device.recall_all():
                 self._residuals.add(slots, values)
@@ -212,6 +237,7 @@ class Books:
             "residuals": _tensors(self._residuals),
             "velocities": _tensors(self._velocities),
             "ages": _tensors(self._ages),
+            "magnitudes": _tensors(self._magnitudes),
         }
 
     def read(
@@ -223,10 +249,11 @@ class Books:
         whether values of other parameters are an error, else they are dropped with a warning.
         Raises ConfigError.
         """
-        books: dict[str, ResidualBook | VelocityBook | AgeBook] = {
+        books: dict[str, FlatBook | ChunkBook] = {
             "residuals": self._residuals or ResidualBook(),
             "velocities": self._velocities or VelocityBook(0.0),
             "ages": self._ages,
+            "magnitudes": self._magnitudes or MagnitudeBook(),
         }
         takes: list[Callable[[], None]] = [self._device.clear]
         dropped: set[str] = set()
@@ -268,7 +295,7 @@ class Books:
         return take
 
 
-def _tensors(book: ResidualBook | VelocityBook | AgeBook | None) -> dict[str, torch.Tensor]:
+def _tensors(book: FlatBook | ChunkBook | None) -> dict[str, torch.Tensor]:
     state: Mapping[str, NDArray[Any]] = {} if book is None else book.state_dict()
     return {name: torch.from_numpy(values) for name, values in state.items()}
 
@@ -278,7 +305,7 @@ def _check_sizes(
 ) -> None:
     """Raises ConfigError for values of a parameter that has another size."""
     for name, values in arrays.items():
-        elements = int(values[:, 0].sum()) if key == "ages" else values.size
+        elements = int(values[:, 0].sum()) if key in ("ages", "magnitudes") else values.size
         if elements != trained[name]:
             raise ConfigError(
                 f"{where}[{name!r}] is of {elements} elements, the parameter has "

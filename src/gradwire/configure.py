@@ -29,7 +29,8 @@ def configure(
 
     policy: a name, a policy object (it is copied), or None for GRADWIRE_POLICY, else
         "adaptive".
-    optimizer: decides error_feedback="auto"; what is returned has an answer to it.
+    optimizer: decides error_feedback="auto", and a fill that is left to it; what is returned has
+        an answer to both.
     Raises ConfigError naming the setting, the value and what is allowed.
     """
     check_environment(_all_names(), environment)
@@ -63,7 +64,7 @@ def configure(
         if chosen.fill in _STANDS_IN:
             feedback = False
         settings = dataclasses.replace(settings, error_feedback=feedback)
-    _check_fill(chosen, settings, optimizer)
+    _settle_fill(chosen, settings, optimizer)
     _check_feedback(chosen, settings, optimizer)
     if settings.guard == "skip" and (optimizer is None or not settings.feedback):
         raise ConfigError(
@@ -93,9 +94,14 @@ _STANDS_IN = {"mean": "the mean of the arrivals", "momentum": "the optimizer's m
 """Fills that put something else in the place of what did not arrive, and what."""
 
 
-def _check_fill(policy: Policy, settings: Settings, optimizer: object | None) -> None:
-    """Raises ConfigError for a fill that the optimizer or the feedback rules out."""
-    if policy.fill == "momentum" and not keeps_first_moment(optimizer):
+def _settle_fill(policy: Policy, settings: Settings, optimizer: object | None) -> None:
+    """Decides a fill that is left to the optimizer; raises ConfigError for one that cannot be."""
+    known = keeps_first_moment(optimizer)
+    if policy.fill is None:
+        # Where what is left out is drawn at random the momentum may do harm (docs/policies.md).
+        small = known and policy.ranks_results and not settings.feedback
+        policy.fill = "momentum" if small else "zero"
+    if policy.fill == "momentum" and not known:
         kind = "None" if optimizer is None else type(optimizer).__name__
         raise ConfigError(
             f"fill='momentum' with optimizer={kind}: takes what is missing from the running mean "

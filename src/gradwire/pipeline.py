@@ -53,7 +53,7 @@ _STATE_KEYS = (
     *("version", "policy", "step", "grad_scale"),
     *("phases", "epoch", "applied_square", "residuals"),
 )
-_LATER_KEYS = ("losses", "rates", "velocities", "ages")
+_LATER_KEYS = ("losses", "rates", "velocities", "ages", "magnitudes")
 """That older states do not have."""
 
 
@@ -178,7 +178,8 @@ class GradientPipeline:
         return self._consultation.add_up(values, self._step)
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed run needs: step, phase, votes, residuals and ages (this rank's own)."""
+        """What a resumed run needs: step, phase, votes; residuals, ages and magnitudes (this
+        rank's own)."""
         return {
             "version": STATE_VERSION,
             "policy": self.policy.name,
@@ -338,7 +339,8 @@ class GradientPipeline:
         if plan.order == "priority":
             context = self._context(step, transfer.index, transfer.slots, host.size)
             grid = self.communicator.chunk_grid(plan)
-            priorities = self.policy.priorities(context, host, grid)
+            known = self._books.magnitudes(transfer)
+            priorities = self.policy.priorities(context, host, grid, known)
         handle = self.communicator.all_reduce(
             host,
             plan,
@@ -389,6 +391,8 @@ class GradientPipeline:
         plan = transfer.resent or transfer.plan
         if plan.transform != "none" and transfer.step.action != "skipped":
             transforms.inverse(transfer.stage.host(), plan.seed)
+        if transfer.step.action != "skipped":
+            self._books.note_result(transfer, report, transfer.stage.host(), self._grad_scale)
         if plan.fill == "momentum" and transfer.step.action != "skipped":
             self._fill(transfer, plan, report)
         if transfer.step.scaled and not is_finite(transfer.stage.host()):

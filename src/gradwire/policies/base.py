@@ -83,8 +83,9 @@ class Policy(ABC):
     halt_after: int = 0
     """After so many guarded steps running training halts; 0 for never."""
 
-    fill: str = "zero"
-    """What becomes of missing contributions: one of `gradwire.plans.FILLS`."""
+    fill: str | None = "zero"
+    """What becomes of missing contributions: one of `gradwire.plans.FILLS`, or None, which leaves
+    it to the optimizer (`gradwire.configure` decides it then)."""
 
     momentum: float = 0.0
     """Of the momentum memory that each worker keeps (`gradwire.momentum`); 0 for none."""
@@ -117,14 +118,19 @@ class Policy(ABC):
         """
 
     def priorities(
-        self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
+        self,
+        context: PlanContext,
+        gradient: NDArray[np.float32],
+        chunks: Chunks,
+        results: NDArray[np.float32] | None,
     ) -> Priorities | None:
         """This worker's class of each chunk, uint8, from 0, which goes first, to 7.
 
         Asked after `plan`, for plans with order "priority" only, in the thread that starts the
         transfer. gradient: what will be sent, flat: with the residual, and transformed if the plan
-        has a transform; not to be changed. Unlike a plan the classes may differ between ranks, so
-        they may depend on the gradient. None: all alike.
+        has a transform; not to be changed. results: with `ranks_results` the mean magnitude of each
+        chunk's last result, alike on all replicas; None where none is known. Unlike a plan the
+        classes may differ between ranks, so they may depend on the gradient. None: all alike.
         """
         return None
 
@@ -132,6 +138,11 @@ class Policy(ABC):
     def phase(self) -> Phase:
         """The phase of the next step."""
         return self.phases.phase if self.phases is not None else self.resting_phase
+
+    @property
+    def ranks_results(self) -> bool:
+        """Whether `priorities` goes by the last results, which are to be kept then."""
+        return False
 
     @property
     def congested(self) -> bool:

@@ -4,10 +4,11 @@ The paper's: p_low in critical phases and p_low + 40 points elsewhere; a region 
 1 - p of it has arrived (the receiver's "stop" in mid-pass); zero fill; the detector's rule and η.
 The authors' code looks every 10 rounds, the paper once an epoch. Ours: one bound per tensor
 instead of one for the whole gradient, small tensors pooled; the shuffled order; the exact way
-down; the detector's default input (`gradwire.phases`); the options spend, fill and a table for
-p_low. Vesting (spend="lost") is the authors' later idea. control="probe" is the paper's own: passes
-with probe, bitmap and stop, sequential order and a way down that loses as the way up does, so that
-replicas drift apart; with p_high = p_low it is the baseline of the paper's tables.
+down; the detector's default input (`gradwire.phases`); leaving out what had the smallest results;
+the options spend, fill and a table for p_low. Vesting (spend="lost") is the authors' later idea.
+control="probe" is the paper's own: passes with probe, bitmap and stop, sequential order and a way
+down that loses as the way up does, so that replicas drift apart; with p_high = p_low it is the
+baseline of the paper's tables.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gradwire.errors import ConfigError
 from gradwire.phases import Every, Phase, make_detector
 from gradwire.plans import TensorSlot, TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy
 from gradwire.policies.control import settle_options
+from gradwire.policies.priorities import Chunks, Priorities, by_region, check_priority
 from gradwire.policies.regions import (
     BoundTable,
     check_patterns,
@@ -37,6 +42,9 @@ WIDENING = 0.40
 """The paper's distance from p_low to p_high: 40 percentage points."""
 
 
+PRIORITIES = ("none", "results")
+
+
 @dataclass
 class DBLP(Policy):
     """p_low in critical phases, p_high elsewhere; training starts critical.
@@ -48,9 +56,15 @@ class DBLP(Policy):
     each layer a phase of its own. spend: "anything" as
     in the paper, "lost" gives up only what the network lost (vesting). fill: "zero" as in the
     paper, "mean" divides by the contributors that arrived, "momentum" does that and takes what
-    nobody delivered from the optimizer (`gradwire.moments`). control: "stream", or "probe" for the
+    nobody delivered from the optimizer (`gradwire.moments`); None means "momentum" where
+    attach(optimizer=…) has one of Adam's family, priority is "results" and there is no error
+    feedback, else "zero". control: "stream", or "probe" for the
     paper's passes of probe, bitmap and stop. order, pull: None means what control says, "shuffled"
     and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
+    priority: "results" sends first, and so does not leave out, chunks whose last result was large,
+    the same ones on all workers; "none" goes by order alone, as the paper. None means "results"
+    where regions close as soon as enough is there and replicas stay the same, unless order is
+    given; else "none".
     """
 
     name: ClassVar[str] = "dblp"
@@ -61,10 +75,11 @@ class DBLP(Policy):
     every: Every = 10
     detector: str = "ours"
     spend: str = "anything"
-    fill: str = "zero"
+    fill: str | None = None
     order: str | None = None
     pull: str | None = None
     control: str = "stream"
+    priority: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +104,7 @@ class DBLP(Policy):
                     "phases may not be the stricter one"
                 )
         self._answers()
+        check_priority(self._priority(), PRIORITIES, self.control, self.order)
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
@@ -118,18 +134,40 @@ class DBLP(Policy):
             low if any(low) else high,
             context.chunk_elements,
         )
-        return context.plan(
-            regions,
-            **self._answers(),
-        )
+        answers = self._answers()
+        if self.ranks_results:
+            answers["order"] = "priority"
+        return context.plan(regions, **answers)
+
+    def priorities(
+        self,
+        context: PlanContext,
+        gradient: NDArray[np.float32],
+        chunks: Chunks,
+        results: NDArray[np.float32] | None,
+    ) -> Priorities | None:
+        """Classes of each region's chunks by the magnitude of their last results."""
+        return None if results is None else by_region(results, chunks)
 
     def options(self) -> dict[str, object]:
-        """The options, with what control says of order and pull: ranks compare those."""
+        """The options, with what control says of order, pull and priority: ranks compare those."""
         answers = self._answers()
-        return {**super().options(), "order": answers["order"], "pull": answers["pull"]}
+        meant = {"order": answers["order"], "pull": answers["pull"], "priority": self._priority()}
+        return {**super().options(), **meant}
 
     def _answers(self) -> dict[str, Any]:
         return settle_options(self.control, self.spend, self.fill, self.order, self.pull)
+
+    @property
+    def ranks_results(self) -> bool:
+        """Whether chunks go by how large their last results were."""
+        return self._priority() == "results"
+
+    def _priority(self) -> str:
+        if self.priority is not None:
+            return self.priority
+        eager = self.control == "stream" and self.spend == "anything" and self.order is None
+        return "results" if eager and self.pull != "lossy" else "none"
 
     def _phase_of(self, slot: TensorSlot, context: PlanContext) -> Phase:
         if self.detector != "layers" or self.phases is None:

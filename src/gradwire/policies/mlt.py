@@ -24,7 +24,6 @@ from gradwire.plans import (
     PRIORITY_CLASSES,
     TransferPlan,
     check_bound,
-    check_choice,
     check_class_dscp,
     pool,
 )
@@ -34,14 +33,16 @@ from gradwire.policies.priorities import (
     Chunks,
     LayerOrder,
     Priorities,
+    by_region,
     by_size,
+    check_priority,
     lowest,
     magnitudes,
 )
 
 __all__ = ["CLASS_DSCP", "MLT"]
 
-PRIORITIES = ("none", "layer", "magnitude", "both")
+PRIORITIES = ("none", "layer", "magnitude", "both", "results")
 
 CLASS_DSCP = (40, 32, 32, 24, 24, 16, 16, 8)
 """What class_dscp=True means: class selectors (RFC 2474) CS5 down to CS1, in switches that know
@@ -58,7 +59,8 @@ class MLT(Policy):
     "shuffled" and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
     fill: docs/design.md.
     priority: what goes first, and so is not left out: "layer" (front layers), "magnitude" (large
-    gradients), "both", or "none" (`order`). class_dscp: the DSCP of each of the 8 classes for
+    gradients, this worker's own), "both", "results" (chunks whose last result was large, alike on
+    all workers; ours), or "none" (`order`). class_dscp: the DSCP of each of the 8 classes for
     switches that know them; True for `CLASS_DSCP`, False for the setting `dscp` alone.
     """
 
@@ -78,7 +80,7 @@ class MLT(Policy):
         super().__post_init__()
         check_bound("p", self.p)
         self._answers()
-        check_choice("priority", self.priority, PRIORITIES)
+        check_priority(self.priority, PRIORITIES, self.control, self.order)
         if isinstance(self.class_dscp, list):
             self.class_dscp = tuple(self.class_dscp)
         if not isinstance(self.class_dscp, bool):
@@ -86,17 +88,8 @@ class MLT(Policy):
         if self.priority == "none" and self.class_dscp:
             raise ConfigError(
                 f"class_dscp={self.class_dscp!r} with priority='none': there are no classes; "
-                "set priority='layer', 'magnitude' or 'both', or the setting dscp= for all traffic"
-            )
-        if self.priority != "none" and self.control != "stream":
-            raise ConfigError(
-                f"control={self.control!r} with priority={self.priority!r}: passes go through all "
-                "chunks alike; set control='stream' or priority='none'"
-            )
-        if self.priority != "none" and self.order not in (None, "shuffled"):
-            raise ConfigError(
-                f"order={self.order!r} with priority={self.priority!r}: chunks go by priority, "
-                "shuffled within a class; leave order out, or set priority='none'"
+                "set priority='layer', 'magnitude', 'both' or 'results', or the setting dscp= for "
+                "all traffic"
             )
         self._layers: LayerOrder | None = None
 
@@ -130,20 +123,31 @@ class MLT(Policy):
         return settle_options(self.control, self.spend, self.fill, self.order, self.pull)
 
     @property
+    def ranks_results(self) -> bool:
+        """Whether chunks go by how large their last results were."""
+        return self.priority == "results"
+
+    @property
     def _table(self) -> tuple[int, ...]:
         return CLASS_DSCP if self.class_dscp is True else tuple(self.class_dscp or ())
 
     def priorities(
-        self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
+        self,
+        context: PlanContext,
+        gradient: NDArray[np.float32],
+        chunks: Chunks,
+        results: NDArray[np.float32] | None,
     ) -> Priorities | None:
         """Classes of equally many layers, of equally many chunks by mean magnitude, or both.
 
         With "both" the class is the sum of the layer's quarter and the magnitude's. The last class
         is that of the chunks that the bound allows to leave out: the share p of each tensor with
-        the smallest magnitudes.
+        the smallest magnitudes. With "results" the classes are each region's, by magnitude.
         """
         if self.priority == "none":
             return None
+        if self.priority == "results":
+            return None if results is None else by_region(results, chunks)
         if self.priority == "layer":
             assert self._layers is not None
             return self._layers.classes(context.tensors, chunks, PRIORITY_CLASSES)

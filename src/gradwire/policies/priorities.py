@@ -1,7 +1,8 @@
-"""Priority classes of chunks, 0 first, from a layer's place and from the gradient itself.
+"""Priority classes of chunks, 0 first: by a layer's place, by the gradient, by the last result.
 
-Everything here is a pass or two of vectorised arithmetic over a bucket. Magnitudes are each
-worker's own; so are the classes, and no other rank needs to know them.
+Everything here is a pass or two of vectorised arithmetic over a bucket. A gradient's magnitudes are
+each worker's own; so are the classes, and no other rank needs to know them. Those of the last
+results all replicas know alike, and so leave out the same chunks.
 """
 
 from __future__ import annotations
@@ -12,9 +13,19 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.plans import TensorSlot
+from gradwire.errors import ConfigError
+from gradwire.plans import PRIORITY_CLASSES, TensorSlot, check_choice
 
-__all__ = ["Chunks", "LayerOrder", "Priorities", "by_size", "lowest", "magnitudes"]
+__all__ = [
+    "Chunks",
+    "LayerOrder",
+    "Priorities",
+    "by_region",
+    "by_size",
+    "check_priority",
+    "lowest",
+    "magnitudes",
+]
 
 Priorities = NDArray[np.uint8]
 
@@ -71,11 +82,51 @@ def by_size(order: NDArray[np.intp], count: int) -> Priorities:
     return classes
 
 
+def by_region(values: NDArray[np.float32], chunks: Chunks) -> Priorities:
+    """All classes, of equally many of each region's chunks at each aggregator, the largest first.
+
+    values: one per chunk. An eager close leaves out a share of each region, hence the last classes
+    of each: what the share is need not be known.
+    """
+    place, sizes = _places(np.argsort(values, kind="stable"), chunks)
+    classes: Priorities = (PRIORITY_CLASSES - 1 - place * PRIORITY_CLASSES // sizes).astype(
+        np.uint8
+    )
+    return classes
+
+
 def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.bool_]:
     """Marks the smallest chunks: `share` of each region's, at each aggregator.
 
     Rounded up; an eager close of bound `share` leaves out none but these. order: as in `by_size`.
     """
+    place, sizes = _places(order, chunks)
+    marked: NDArray[np.bool_] = place < np.ceil(share * sizes - 1e-9)
+    return marked
+
+
+def check_priority(
+    priority: object, allowed: tuple[str, ...], control: str, order: str | None
+) -> None:
+    """Raises ConfigError for a priority that is not allowed, or not beside control and order."""
+    check_choice("priority", priority, allowed)
+    if priority == "none":
+        return
+    if control != "stream":
+        raise ConfigError(
+            f"control={control!r} with priority={priority!r}: passes go through all "
+            "chunks alike; set control='stream' or priority='none'"
+        )
+    if order not in (None, "shuffled"):
+        raise ConfigError(
+            f"order={order!r} with priority={priority!r}: chunks go by priority, "
+            "shuffled within a class; leave order out, or set priority='none'"
+        )
+
+
+def _places(order: NDArray[np.intp], chunks: Chunks) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Each chunk's place among those of its region and aggregator, the smallest first, and how many
+    those are. order: as in `by_size`."""
     new = (np.diff(chunks.regions) != 0) | (np.diff(chunks.aggregators) != 0)
     starts = np.concatenate([[0], np.flatnonzero(new) + 1])
     sizes = np.diff(np.append(starts, len(order)))
@@ -83,7 +134,6 @@ def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.
     if len(sizes) < 1 << 16:
         groups = groups.astype(np.uint16)  # which numpy sorts by radix
     within = order[np.argsort(groups[order], kind="stable")]
-    place = np.arange(len(order)) - np.repeat(starts, sizes)
-    marked = np.empty(len(order), np.bool_)
-    marked[within] = place < np.repeat(np.ceil(share * sizes - 1e-9), sizes)
-    return marked
+    places = np.empty(len(order), np.intp)
+    places[within] = np.arange(len(order)) - np.repeat(starts, sizes)
+    return places, np.repeat(sizes, sizes)

@@ -65,8 +65,15 @@ _CHOICES = (
     Arm("mlt-priority", "mlt", {"priority": "both"}),
     Arm("priority-40", "mlt", {**_PLAIN, "priority": "both"}),
     Arm("priority-40-feedback", "mlt", {**_PLAIN, "priority": "both", "error_feedback": True}),
-    Arm("dblp-momentum", "dblp", {"fill": "momentum"}),
-    Arm("dblp-plain", "dblp", {"detector": "paper", "error_feedback": False}),
+    Arm("eager-40-results", "mlt", {**_PLAIN, "priority": "results"}),
+    Arm("dblp-zero", "dblp", {"fill": "zero"}),
+    Arm("dblp-random", "dblp", {"priority": "none"}),
+    Arm("dblp-random-momentum", "dblp", {"fill": "momentum", "priority": "none"}),
+    Arm(
+        "dblp-plain",
+        "dblp",
+        {"detector": "paper", "error_feedback": False, "priority": "none"},
+    ),
 )
 
 THIRDS = {"early": (0,), "mid": (1,), "late": (2,), "mid-late": (1, 2)}
@@ -77,6 +84,7 @@ _MOTIVATION = tuple(
         {
             "p_low": 0.0,
             "p_high": percent / 100,
+            "priority": "none",
             "max_age": OLDEST,
             "error_feedback": False,
         },

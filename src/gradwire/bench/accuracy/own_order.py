@@ -26,7 +26,11 @@ class OwnOrder(MLT):
     priority: str = "magnitude"
 
     def priorities(
-        self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
+        self,
+        context: PlanContext,
+        gradient: NDArray[np.float32],
+        chunks: Chunks,
+        results: NDArray[np.float32] | None,
     ) -> Priorities | None:
         """Classes drawn by a seed that the worker's own gradient makes."""
         chance = np.random.default_rng(zlib.crc32(gradient.tobytes()))
