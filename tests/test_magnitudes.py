@@ -83,7 +83,9 @@ def test_it_follows_parameters_into_other_buckets_and_states() -> None:
     np.testing.assert_array_equal(other.of(A, chunks), [1, 2, 3, 4])
 
 
-@pytest.mark.parametrize("runs", [[1.0, 2.0], [[0.0, 1.0]], [[5.0, -1.0]], [[5.0, np.nan]]])
+@pytest.mark.parametrize(
+    "runs", [[1.0, 2.0], [[0.0, 1.0]], [[1.5, 1.0]], [[5.0, -1.0]], [[5.0, np.nan]]]
+)
 def test_magnitudes_that_cannot_be_are_an_error(runs: list[object]) -> None:
     with pytest.raises(ConfigError, match="magnitudes of parameter 'a': numbers"):
         MagnitudeBook().load_state_dict({"a": np.array(runs)})
@@ -92,11 +94,20 @@ def test_magnitudes_that_cannot_be_are_an_error(runs: list[object]) -> None:
 def test_classes_are_each_regions_own() -> None:
     chunks = grid(*[1] * 24, regions=[0] * 16 + [1] * 8)
     values = np.array([*range(16), *range(107, 99, -1)], np.float32)
-    classes = by_region(values, chunks)
+    classes = by_region(values, chunks, 1)
     np.testing.assert_array_equal(classes[:16], np.repeat(np.arange(7, -1, -1), 2))
     np.testing.assert_array_equal(classes[16:], np.arange(8))
-    few = by_region(np.array([INF, 1, 2], np.float32), grid(1, 1, 1))
+    few = by_region(np.array([INF, 1, 2], np.float32), grid(1, 1, 1), 1)
     np.testing.assert_array_equal(few, [2, 7, 5])
+
+
+def test_equal_magnitudes_go_by_the_seed() -> None:
+    chunks, same = grid(*[1] * 64), np.zeros(64, np.float32)
+    drawn = by_region(same, chunks, 1)
+    assert np.bincount(drawn).tolist() == [8] * 8
+    np.testing.assert_array_equal(drawn, by_region(same, chunks, 1))
+    assert (drawn != by_region(same, chunks, 2)).any()
+    assert (np.diff(drawn.astype(int)) > 0).any()  # not by place
 
 
 # ---------------------------------------------------------------------------- a job
@@ -196,6 +207,7 @@ def test_dblp_ranks_where_it_closes_early_and_replicas_stay_the_same() -> None:
         ({"priority": "magnitude"}, "priority='magnitude': allowed are 'none', 'results'"),
         ({"priority": "results", "control": "probe"}, "control='probe' with priority='results'"),
         ({"priority": "results", "order": "sequential"}, "order='sequential' with priority='re"),
+        ({"priority": "results", "pull": "lossy"}, "pull='lossy' with priority='results'"),
     ],
 )
 def test_impossible_options_name_themselves(options: dict[str, str], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 from gradwire.buckets import in_bucket_order
 from gradwire.configure import configure
 from gradwire.errors import ConfigError
+from gradwire.hook import HookState
 from gradwire.moments import FirstMoments, keeps_first_moment
 from gradwire.plans import TensorSlot, TransferPlan
 from gradwire.policies import DBLP, MLT
@@ -149,6 +151,17 @@ def weights() -> list[nn.Parameter]:
 
 ADAM = torch.optim.AdamW(weights())
 SGD = torch.optim.SGD(weights(), momentum=0.9)
+MAXIMIZING = torch.optim.Adam(weights(), maximize=True)
+
+
+class LikeAdam(torch.optim.Optimizer):
+    """Somebody's own, whose state may be of any scale."""
+
+    def __init__(self) -> None:
+        super().__init__(weights(), {"lr": 1.0, "betas": (0.9, 0.99)})
+
+
+LIKE_ADAM = LikeAdam()
 
 
 def test_which_optimizers_keep_a_first_moment() -> None:
@@ -161,6 +174,7 @@ def test_which_optimizers_keep_a_first_moment() -> None:
         for kind in (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
     )
     assert not keeps_first_moment(SGD)
+    assert not keeps_first_moment(MAXIMIZING)
     assert not keeps_first_moment(torch.optim.Adam(weights(), betas=(0.0, 0.9)))
     assert not keeps_first_moment(ZeroRedundancyOptimizer(weights()))
     assert not keeps_first_moment(None)
@@ -178,6 +192,10 @@ def test_which_optimizers_keep_a_first_moment() -> None:
         ({"control": "probe"}, ADAM, "zero"),
         ({"spend": "lost"}, ADAM, "zero"),
         ({"priority": "none"}, ADAM, "zero"),
+        ({"spend": "lost", "priority": "results"}, ADAM, "zero"),
+        ({}, MAXIMIZING, "zero"),
+        ({}, LIKE_ADAM, "zero"),
+        ({"fill": "momentum"}, LIKE_ADAM, "momentum"),
         ({"spend": "lost", "fill": "momentum"}, ADAM, "momentum"),
     ],
 )
@@ -187,6 +205,14 @@ def test_dblp_leaves_its_fill_to_the_optimizer(
     policy, settings = configure("dblp", options, {}, optimizer)
     assert policy.fill == policy.options()["fill"] == fill
     assert not (settings.feedback and fill == "momentum")
+
+
+def test_a_copied_hook_state_has_zeros_where_the_fill_was_left_open() -> None:
+    state = HookState("dblp", model=nn.Linear(2, 2), optimizer=ADAM)
+    assert state._policy.fill == "momentum"
+    assert pickle.loads(pickle.dumps(state))._policy.fill == "zero"
+    asked = HookState("dblp", model=nn.Linear(2, 2), optimizer=ADAM, fill="momentum")
+    assert pickle.loads(pickle.dumps(asked))._policy.fill == "momentum"
 
 
 @pytest.mark.parametrize("name", ["mlt", "adaptive"])

@@ -1,4 +1,5 @@
-"""Books: residuals and ages of one attachment's buckets, before and after each transfer."""
+"""Books: residuals, ages and magnitudes of one attachment's buckets, before and after each
+transfer."""
 
 from __future__ import annotations
 
@@ -143,10 +144,10 @@ class Books:
             self._put_back(transfer)
         self._ages.settle(transfer.slots, grid, report)
 
-    def magnitudes(self, transfer: Transfer) -> NDArray[np.float32] | None:
+    def last_magnitudes(self, transfer: Transfer) -> NDArray[np.float32] | None:
         """The mean magnitude of each chunk's last result, if the policy wants it and any is
         known."""
-        if self._magnitudes is None:
+        if self._magnitudes is None or not self._selects:
             return None
         grid = self.communicator.chunk_grid(transfer.plan)
         return self._magnitudes.of(transfer.slots, grid)
@@ -159,7 +160,7 @@ class Books:
         grad_scale: float,
     ) -> None:
         """Keeps how large a bucket's result is, if the policy wants it."""
-        if self._magnitudes is not None:
+        if self._magnitudes is not None and self._selects:
             grid = self.communicator.chunk_grid(transfer.resent or transfer.plan)
             self._magnitudes.note(transfer.slots, grid, report, result, grad_scale)
 

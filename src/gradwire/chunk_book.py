@@ -79,12 +79,14 @@ class ChunkBook:
             runs = np.asarray(each)
             sound = runs.ndim == 2 and runs.shape[1] == 2 and len(runs) > 0
             sound = sound and np.can_cast(runs.dtype, self.runs_dtype, "same_kind")
-            sound = sound and bool(((runs[:, 0] >= 1) & (runs[:, 0] <= LARGEST)).all())
+            lengths = runs[:, 0] if sound else runs
+            sound = sound and bool(((lengths >= 1) & (lengths <= LARGEST)).all())
+            sound = sound and bool((lengths == np.floor(lengths)).all())
             if not sound or not self.sound(runs[:, 1]):
                 raise ConfigError(
                     f"{self.what} of parameter {name!r}: {self.allowed} of shape [runs, 2]"
                 )
-            lengths = runs[:, 0].astype(np.int64)
+            lengths = lengths.astype(np.int64)
             none = np.zeros(len(runs), np.uint32)
             offsets = (np.cumsum(lengths) - lengths).astype(np.uint64)
             grid = ChunkGrid(offsets, lengths.astype(np.uint32), none, none)

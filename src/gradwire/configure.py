@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from gradwire.errors import ConfigError
 from gradwire.feedback import auto_feedback
-from gradwire.moments import keeps_first_moment
+from gradwire.moments import is_of_adams_family, keeps_first_moment
 from gradwire.policies import Policy, create, names, policy_class
 from gradwire.policies.base import option_names
 from gradwire.settings import Settings, check_environment, from_environment, setting_names
@@ -96,17 +96,16 @@ _STANDS_IN = {"mean": "the mean of the arrivals", "momentum": "the optimizer's m
 
 def _settle_fill(policy: Policy, settings: Settings, optimizer: object | None) -> None:
     """Decides a fill that is left to the optimizer; raises ConfigError for one that cannot be."""
-    known = keeps_first_moment(optimizer)
     if policy.fill is None:
-        # Where what is left out is drawn at random the momentum may do harm (docs/policies.md).
-        small = known and policy.ranks_results and not settings.feedback
-        policy.fill = "momentum" if small else "zero"
-    if policy.fill == "momentum" and not known:
+        suits = is_of_adams_family(optimizer) and not settings.feedback
+        policy.fill = policy.fill_beside_adam if suits else "zero"
+        policy.fill_was_open = True
+    if policy.fill == "momentum" and not keeps_first_moment(optimizer):
         kind = "None" if optimizer is None else type(optimizer).__name__
         raise ConfigError(
             f"fill='momentum' with optimizer={kind}: takes what is missing from the running mean "
-            "of gradients that Adam, AdamW, NAdam, RAdam and Adamax keep on every rank; give "
-            "such a one as attach(optimizer=…), or use fill='zero' or 'mean'"
+            "of gradients that Adam, AdamW, NAdam, RAdam and Adamax keep on every rank (without "
+            "maximize=True); give such a one as attach(optimizer=…), or use fill='zero' or 'mean'"
         )
     if settings.feedback and policy.fill in _STANDS_IN:
         raise ConfigError(

@@ -149,6 +149,8 @@ class HookState:
         self._scaler = None
         self._unhook = _nothing
         self._policy, self._settings = state["policy"], state["settings"]
+        if self._policy.fill_was_open:  # what decided it is not copied
+            self._policy.fill = "zero"
         self._pipeline = None
         self._previous = None
 

@@ -2,9 +2,10 @@
 
 An element of the sum that no contribution reached is zero, which an optimizer of Adam's family
 takes for a gradient of zero: its first moment m shrinks, and the step with it. Ours: such an
-element is m, so that m = β m + (1 - β) m stands still and the optimizer goes on as it went. Beside
-an eager 40 % under AdamW this halves what leaving out costs, or takes it away (docs/accuracy.md);
-giving the gradient back later (error feedback) doubles it.
+element is m, so that m = β m + (1 - β) m stands still and the optimizer goes on as it went (but
+for clipping, and weight decay that is part of the gradient). Where what is left out is small this
+takes away most of what leaving out costs under Adam; where it is drawn at random it may do harm
+(docs/policies.md, "Fill").
 
 Replicas hold the same first moments, to the bit, so what they apply stays identical; there is no
 state of our own to keep, save or send.
@@ -22,7 +23,15 @@ from numpy.typing import NDArray
 from gradwire.buckets import in_bucket_order
 from gradwire.plans import TensorSlot
 
-__all__ = ["FirstMoments", "keeps_first_moment"]
+__all__ = ["FirstMoments", "is_of_adams_family", "keeps_first_moment"]
+
+_FAMILY = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+)
 
 KEY = "exp_avg"
 """Of an optimizer's state: Adam, AdamW, NAdam, RAdam, Adamax, and others that follow them."""
@@ -32,12 +41,20 @@ def keeps_first_moment(optimizer: object | None) -> bool:
     """Whether each replica's optimizer keeps a running mean of all gradients: those that have
     `betas`, the first above 0.
 
-    False for `ZeroRedundancyOptimizer`, whose replicas keep a part of it each.
+    False for `ZeroRedundancyOptimizer`, whose replicas keep a part of it each, and with `maximize`,
+    where the mean is that of the gradients' negatives.
     """
     if any(family.__name__ == "ZeroRedundancyOptimizer" for family in type(optimizer).__mro__):
         return False
     groups = getattr(optimizer, "param_groups", [])
-    return bool(groups) and all("betas" in g and float(g["betas"][0]) > 0.0 for g in groups)
+    return bool(groups) and all(
+        "betas" in g and float(g["betas"][0]) > 0.0 and not g.get("maximize") for g in groups
+    )
+
+
+def is_of_adams_family(optimizer: object | None) -> bool:
+    """Whether it is one of torch's whose first moment is known to be the mean of the gradients."""
+    return isinstance(optimizer, _FAMILY) and keeps_first_moment(optimizer)
 
 
 class FirstMoments:

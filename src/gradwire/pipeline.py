@@ -339,7 +339,7 @@ class GradientPipeline:
         if plan.order == "priority":
             context = self._context(step, transfer.index, transfer.slots, host.size)
             grid = self.communicator.chunk_grid(plan)
-            known = self._books.magnitudes(transfer)
+            known = self._books.last_magnitudes(transfer)
             priorities = self.policy.priorities(context, host, grid, known)
         handle = self.communicator.all_reduce(
             host,

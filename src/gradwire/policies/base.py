@@ -87,6 +87,9 @@ class Policy(ABC):
     """What becomes of missing contributions: one of `gradwire.plans.FILLS`, or None, which leaves
     it to the optimizer (`gradwire.configure` decides it then)."""
 
+    fill_was_open: bool = False
+    """Whether it was None and has been decided."""
+
     momentum: float = 0.0
     """Of the momentum memory that each worker keeps (`gradwire.momentum`); 0 for none."""
 
@@ -138,6 +141,11 @@ class Policy(ABC):
     def phase(self) -> Phase:
         """The phase of the next step."""
         return self.phases.phase if self.phases is not None else self.resting_phase
+
+    @property
+    def fill_beside_adam(self) -> str:
+        """What a fill of None is where the optimizer is of Adam's family, without feedback."""
+        return "zero"
 
     @property
     def ranks_results(self) -> bool:

@@ -28,16 +28,14 @@ _MEANT = {"stream": ("shuffled", "exact"), "probe": ("sequential", "lossy")}
 
 
 def settle_options(
-    control: str, spend: str, fill: str | None, order: str | None, pull: str | None
+    control: str, spend: str, fill: str, order: str | None, pull: str | None
 ) -> dict[str, Any]:
-    """The fields of a plan that closes by its bound; order and pull are control's where None, and
-    fill is "zero".
+    """The fields of a plan that closes by its bound; order and pull are control's where None.
 
     Raises ConfigError naming the option, its value and what is allowed.
     """
     check_choice("control", control, CONTROLS)
     check_choice("spend", spend, SPENDS)
-    fill = "zero" if fill is None else fill
     check_choice("fill", fill, FILLS)
     check_control(control, spend)
     meant_order, meant_pull = _MEANT[control]

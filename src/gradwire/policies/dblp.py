@@ -57,8 +57,8 @@ class DBLP(Policy):
     in the paper, "lost" gives up only what the network lost (vesting). fill: "zero" as in the
     paper, "mean" divides by the contributors that arrived, "momentum" does that and takes what
     nobody delivered from the optimizer (`gradwire.moments`); None means "momentum" where
-    attach(optimizer=…) has one of Adam's family, priority is "results" and there is no error
-    feedback, else "zero". control: "stream", or "probe" for the
+    attach(optimizer=…) has one of Adam's family, regions close on the smallest results and there
+    is no error feedback, else "zero". control: "stream", or "probe" for the
     paper's passes of probe, bitmap and stop. order, pull: None means what control says, "shuffled"
     and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
     priority: "results" sends first, and so does not leave out, chunks whose last result was large,
@@ -104,7 +104,7 @@ class DBLP(Policy):
                     "phases may not be the stricter one"
                 )
         self._answers()
-        check_priority(self._priority(), PRIORITIES, self.control, self.order)
+        check_priority(self._priority(), PRIORITIES, self.control, self.order, self.pull)
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
@@ -147,7 +147,7 @@ class DBLP(Policy):
         results: NDArray[np.float32] | None,
     ) -> Priorities | None:
         """Classes of each region's chunks by the magnitude of their last results."""
-        return None if results is None else by_region(results, chunks)
+        return None if results is None else by_region(results, chunks, context.seed)
 
     def options(self) -> dict[str, object]:
         """The options, with what control says of order, pull and priority: ranks compare those."""
@@ -156,7 +156,13 @@ class DBLP(Policy):
         return {**super().options(), **meant}
 
     def _answers(self) -> dict[str, Any]:
-        return settle_options(self.control, self.spend, self.fill, self.order, self.pull)
+        fill = "zero" if self.fill is None else self.fill
+        return settle_options(self.control, self.spend, fill, self.order, self.pull)
+
+    @property
+    def fill_beside_adam(self) -> str:
+        """Momentum where what is left out was small: drawn at random it may do harm."""
+        return "momentum" if self.ranks_results and self.spend == "anything" else "zero"
 
     @property
     def ranks_results(self) -> bool:

@@ -80,7 +80,7 @@ class MLT(Policy):
         super().__post_init__()
         check_bound("p", self.p)
         self._answers()
-        check_priority(self.priority, PRIORITIES, self.control, self.order)
+        check_priority(self.priority, PRIORITIES, self.control, self.order, self.pull)
         if isinstance(self.class_dscp, list):
             self.class_dscp = tuple(self.class_dscp)
         if not isinstance(self.class_dscp, bool):
@@ -147,7 +147,7 @@ class MLT(Policy):
         if self.priority == "none":
             return None
         if self.priority == "results":
-            return None if results is None else by_region(results, chunks)
+            return None if results is None else by_region(results, chunks, context.seed)
         if self.priority == "layer":
             assert self._layers is not None
             return self._layers.classes(context.tensors, chunks, PRIORITY_CLASSES)

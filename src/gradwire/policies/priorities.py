@@ -82,13 +82,15 @@ def by_size(order: NDArray[np.intp], count: int) -> Priorities:
     return classes
 
 
-def by_region(values: NDArray[np.float32], chunks: Chunks) -> Priorities:
+def by_region(values: NDArray[np.float32], chunks: Chunks, seed: int) -> Priorities:
     """All classes, of equally many of each region's chunks at each aggregator, the largest first.
 
-    values: one per chunk. An eager close leaves out a share of each region, hence the last classes
-    of each: what the share is need not be known.
+    values: one per chunk; those that are equal (an embedding's rows without a gradient) go in an
+    order that the seed draws. An eager close leaves out a share of each region, hence the last
+    classes of each: what the share is need not be known.
     """
-    place, sizes = _places(np.argsort(values, kind="stable"), chunks)
+    drawn = np.random.default_rng(seed).permutation(len(values))
+    place, sizes = _places(drawn[np.argsort(values[drawn], kind="stable")], chunks)
     classes: Priorities = (PRIORITY_CLASSES - 1 - place * PRIORITY_CLASSES // sizes).astype(
         np.uint8
     )
@@ -106,9 +108,9 @@ def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.
 
 
 def check_priority(
-    priority: object, allowed: tuple[str, ...], control: str, order: str | None
+    priority: object, allowed: tuple[str, ...], control: str, order: str | None, pull: str | None
 ) -> None:
-    """Raises ConfigError for a priority that is not allowed, or not beside control and order."""
+    """Raises ConfigError for a priority that is not allowed, or not beside the other three."""
     check_choice("priority", priority, allowed)
     if priority == "none":
         return
@@ -121,6 +123,11 @@ def check_priority(
         raise ConfigError(
             f"order={order!r} with priority={priority!r}: chunks go by priority, "
             "shuffled within a class; leave order out, or set priority='none'"
+        )
+    if priority == "results" and pull == "lossy":
+        raise ConfigError(
+            "pull='lossy' with priority='results': replicas get different results then, by which "
+            "they cannot rank alike; set pull='exact' or 'committed', or priority='none'"
         )
 
 
