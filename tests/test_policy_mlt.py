@@ -108,7 +108,7 @@ def test_the_classes_of_a_bucket(priority: str) -> None:
     assert plan.exact().order == "shuffled"  # an exact sum wants the same order everywhere
     values = uneven(1, 1)[0]
     chunks = grid(*[CHUNK] * 320, regions=[c // 40 for c in range(320)])
-    classes = policy.priorities(context, values, chunks, None)
+    classes = policy.priorities(context, values, chunks)
     assert classes is not None
     sizes = mean_sizes(values)
     layer = 7 - np.arange(320) // 40

@@ -37,6 +37,7 @@ from gradwire.moments import FirstMoments
 from gradwire.phases import Phase, Summary
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.policies import PlanContext, Policy
+from gradwire.policies.priorities import by_region
 from gradwire.scalars import is_number, is_whole, plain
 from gradwire.settings import Settings
 from gradwire.staging import StagePool
@@ -337,10 +338,7 @@ class GradientPipeline:
         ballot = self._ballots.of_bucket(step.ballot, transfer.slots, fresh_square, first=first)
         priorities = None
         if plan.order == "priority":
-            context = self._context(step, transfer.index, transfer.slots, host.size)
-            grid = self.communicator.chunk_grid(plan)
-            known = self._books.last_magnitudes(transfer)
-            priorities = self.policy.priorities(context, host, grid, known)
+            priorities = self._priorities(transfer, host)
         handle = self.communicator.all_reduce(
             host,
             plan,
@@ -350,6 +348,16 @@ class GradientPipeline:
             stats=ballot.slots(),
         )
         handle.add_done_callback(lambda done: self._finish(transfer, done))
+
+    def _priorities(
+        self, transfer: Transfer, host: NDArray[np.float32]
+    ) -> NDArray[np.uint8] | None:
+        grid = self.communicator.chunk_grid(transfer.plan)
+        if self.policy.ranks_results:
+            known = self._books.last_magnitudes(transfer)
+            return None if known is None else by_region(known, grid, transfer.plan.seed)
+        context = self._context(transfer.step, transfer.index, transfer.slots, host.size)
+        return self.policy.priorities(context, host, grid)
 
     def _context(
         self, step: Step, index: int, slots: tuple[TensorSlot, ...], elements: int

@@ -121,19 +121,14 @@ class Policy(ABC):
         """
 
     def priorities(
-        self,
-        context: PlanContext,
-        gradient: NDArray[np.float32],
-        chunks: Chunks,
-        results: NDArray[np.float32] | None,
+        self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
     ) -> Priorities | None:
         """This worker's class of each chunk, uint8, from 0, which goes first, to 7.
 
         Asked after `plan`, for plans with order "priority" only, in the thread that starts the
         transfer. gradient: what will be sent, flat: with the residual, and transformed if the plan
-        has a transform; not to be changed. results: with `ranks_results` the mean magnitude of each
-        chunk's last result, alike on all replicas; None where none is known. Unlike a plan the
-        classes may differ between ranks, so they may depend on the gradient. None: all alike.
+        has a transform; not to be changed. Unlike a plan the classes may differ between ranks, so
+        they may depend on the gradient. None: all alike. Not asked with `ranks_results`.
         """
         return None
 
@@ -149,7 +144,8 @@ class Policy(ABC):
 
     @property
     def ranks_results(self) -> bool:
-        """Whether `priorities` goes by the last results, which are to be kept then."""
+        """Whether plans of order "priority" go by how large each chunk's last result was, the same
+        on all replicas (`gradwire.magnitudes`)."""
         return False
 
     @property

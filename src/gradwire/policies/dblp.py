@@ -17,15 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gradwire.errors import ConfigError
 from gradwire.phases import Every, Phase, make_detector
 from gradwire.plans import TensorSlot, TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy
 from gradwire.policies.control import settle_options
-from gradwire.policies.priorities import Chunks, Priorities, by_region, check_priority
+from gradwire.policies.priorities import check_priority
 from gradwire.policies.regions import (
     BoundTable,
     check_patterns,
@@ -138,16 +135,6 @@ class DBLP(Policy):
         if self.ranks_results:
             answers["order"] = "priority"
         return context.plan(regions, **answers)
-
-    def priorities(
-        self,
-        context: PlanContext,
-        gradient: NDArray[np.float32],
-        chunks: Chunks,
-        results: NDArray[np.float32] | None,
-    ) -> Priorities | None:
-        """Classes of each region's chunks by the magnitude of their last results."""
-        return None if results is None else by_region(results, chunks, context.seed)
 
     def options(self) -> dict[str, object]:
         """The options, with what control says of order, pull and priority: ranks compare those."""

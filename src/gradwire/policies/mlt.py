@@ -33,7 +33,6 @@ from gradwire.policies.priorities import (
     Chunks,
     LayerOrder,
     Priorities,
-    by_region,
     by_size,
     check_priority,
     lowest,
@@ -132,22 +131,16 @@ class MLT(Policy):
         return CLASS_DSCP if self.class_dscp is True else tuple(self.class_dscp or ())
 
     def priorities(
-        self,
-        context: PlanContext,
-        gradient: NDArray[np.float32],
-        chunks: Chunks,
-        results: NDArray[np.float32] | None,
+        self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
     ) -> Priorities | None:
         """Classes of equally many layers, of equally many chunks by mean magnitude, or both.
 
         With "both" the class is the sum of the layer's quarter and the magnitude's. The last class
         is that of the chunks that the bound allows to leave out: the share p of each tensor with
-        the smallest magnitudes. With "results" the classes are each region's, by magnitude.
+        the smallest magnitudes.
         """
         if self.priority == "none":
             return None
-        if self.priority == "results":
-            return None if results is None else by_region(results, chunks, context.seed)
         if self.priority == "layer":
             assert self._layers is not None
             return self._layers.classes(context.tensors, chunks, PRIORITY_CLASSES)

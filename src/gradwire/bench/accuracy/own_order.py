@@ -26,11 +26,7 @@ class OwnOrder(MLT):
     priority: str = "magnitude"
 
     def priorities(
-        self,
-        context: PlanContext,
-        gradient: NDArray[np.float32],
-        chunks: Chunks,
-        results: NDArray[np.float32] | None,
+        self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
     ) -> Priorities | None:
         """Classes drawn by a seed that the worker's own gradient makes."""
         chance = np.random.default_rng(zlib.crc32(gradient.tobytes()))
