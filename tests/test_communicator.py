@@ -339,6 +339,17 @@ def test_an_encoding_says_what_a_datagram_carries(two: Team) -> None:
     assert len(member.chunk_grid(plan)) < len(member.chunk_grid(plan.exact()))
 
 
+def test_a_grid_belongs_to_the_cuts_whatever_the_bounds(two: Team) -> None:
+    member = two.members[0]
+    loose, strict = lossy(50_000, 0.4), lossy(50_000, 0.1)
+    assert member.chunk_grid(loose) is member.chunk_grid(strict)
+    assert member.chunk_grid(loose) is member.chunk_grid(loose.exact())
+    assert member.effective_bounds(loose) > member.effective_bounds(strict)
+    other = member.chunk_grid(lossy(50_000, 0.4, regions=3))
+    assert other.regions.max() == 2
+    assert member.chunk_grid(loose).regions.max() == 1
+
+
 def test_a_plain_all_reduce_is_exact_however_much_is_lost(three: Team) -> None:
     """Only what a plan allows is lossy (docs/design.md, invariant 3)."""
     for member in three.members:

@@ -19,7 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.communicator import ChunkGrid
 from gradwire.device_books import DeviceBook
-from gradwire.device_codec import ENCODABLE, decode, encode, finite_chunks
+from gradwire.device_codec import (
+    ENCODABLE,
+    Payload,
+    decode,
+    decode_on_host,
+    encode,
+    finite_chunks,
+)
 from gradwire.native import load_engine, native_plan
 from gradwire.plans import Region, TensorSlot, TransferPlan
 from gradwire.policies import NetSenseML
@@ -54,8 +61,13 @@ def engine_round_trip(plan: TransferPlan, values: np.ndarray, aggregators: int =
 def device_round_trip(values: np.ndarray, grid: ChunkGrid, encoding: str) -> np.ndarray:
     order = np.argsort(grid.offsets)
     lengths = torch.from_numpy(grid.lengths[order].astype(np.int64))
-    decoded = decode(encode(torch.from_numpy(values), lengths, encoding), lengths, encoding)
-    made: np.ndarray = decoded.numpy()
+    payload = encode(torch.from_numpy(values), lengths, encoding)
+    made: np.ndarray = decode(payload, lengths, encoding).numpy()
+    host = torch.empty(values.size)
+    decode_on_host(payload, lengths, encoding, host)
+    numbers = ~np.isnan(made)
+    assert same_bits(host.numpy()[numbers], made[numbers])
+    assert np.array_equal(np.isnan(host.numpy()), ~numbers)
     return made
 
 
@@ -99,6 +111,21 @@ def test_the_engine_returns_what_was_decoded_here_to_the_bit(encoding: str, data
         assert (off <= largest * {"int8": 1.01 / 126, "f16": 2.0**-10, "bf16": 0.0}[encoding]).all()
     if encoding == "bf16":
         assert same_bits(decoded[numbers], direct[numbers])
+
+
+def test_the_host_takes_no_payload_that_does_not_fit() -> None:
+    lengths = torch.tensor([3, 2])
+    good = encode(torch.ones(5), lengths, "int8")
+    out = torch.empty(5)
+    for payload, chunks in [
+        (Payload(good.codes[:4], good.heads), lengths),
+        (Payload(good.codes, good.heads[:1]), lengths),
+        (good, torch.tensor([3, 1])),
+        (Payload(torch.ones(0), good.heads), torch.tensor([5, 0])),
+        (Payload(good.codes, torch.tensor([1.0, torch.inf])), lengths),
+    ]:
+        with pytest.raises(ValueError, match=r"heads|a chunk has"):
+            decode_on_host(payload, chunks, "int8", out)
 
 
 @pytest.mark.parametrize("encoding", ENCODABLE)

@@ -51,7 +51,16 @@ LAYERS = (
         "calibration_roll",
     ),
     ("policies",),
-    ("phases", "feedback", "flat_book", "chunk_book", "momentum", "telemetry", "guard"),
+    (
+        "phases",
+        "feedback",
+        "flat_book",
+        "flat_copies",
+        "chunk_book",
+        "momentum",
+        "telemetry",
+        "guard",
+    ),
     (
         "communicator",
         "hosts",
@@ -65,7 +74,7 @@ LAYERS = (
     ),
     ("_engine",),
     # plain data and words that any layer may use
-    ("plans", "errors", "settings", "loss_runs", "scalars", "states"),
+    ("plans", "errors", "settings", "loss_runs", "scalars", "states", "hashed"),
 )
 RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
 # Policies write plans and read reports; they never reach for what carries them out.

@@ -110,6 +110,32 @@ def test_equal_magnitudes_go_by_the_seed() -> None:
     assert (np.diff(drawn.astype(int)) > 0).any()  # not by place
 
 
+def test_classes_of_more_chunks_than_fit_beside_their_values() -> None:
+    """Groups, places and 31 bits of value do not fit 64 bits; what is cut off are last bits."""
+    count, chance = 140_000, np.random.default_rng(5)
+    sizes = chance.integers(1, 3, count)
+    regions = np.repeat(np.arange(count), sizes)[:count].astype(np.uint32)
+    values = chance.integers(0, 1000, count).astype(np.float32)
+    one = np.ones(count, np.uint32)
+    owners = (np.arange(count) >= count // 2).astype(np.uint32)
+    chunks = ChunkGrid(np.arange(count, dtype=np.uint64), one, regions, owners)
+    classes = by_region(values, chunks, 1)
+    first = np.concatenate([[True], (np.diff(regions) != 0) | (np.diff(owners) != 0)])
+    alone = first & np.append(first[1:], True)
+    assert (classes[alone] == 7).all()
+    pairs = np.flatnonzero(first & ~alone)
+    assert len(pairs) > 40_000
+    assert set(classes[pairs] + classes[pairs + 1]) == {7 + 3}
+    larger = values[pairs] > values[pairs + 1]
+    differ = values[pairs] != values[pairs + 1]
+    np.testing.assert_array_equal((classes[pairs] == 3)[differ], larger[differ])
+
+
+def test_a_zero_with_a_sign_is_as_small_as_any() -> None:
+    values = np.array([1.0, -0.0, 2.0, 3.0], np.float32)
+    assert by_region(values, grid(1, 1, 1, 1), 1)[1] == 7
+
+
 # ---------------------------------------------------------------------------- a job
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gradwire.buckets import in_bucket_order
+from gradwire.communicator import ChunkGrid
 from gradwire.configure import configure
 from gradwire.errors import ConfigError
 from gradwire.hook import HookState
@@ -135,13 +136,15 @@ def test_an_optimizer_without_the_moment_leaves_zeros_and_says_so_once() -> None
     optimizer.step()
     moments = FirstMoments(optimizer)
     result = np.zeros(4, np.float32)
-    everything = np.ones(4, bool)
+    everything = np.ones(1, bool)
+    none = np.zeros(1, np.uint32)
+    grid = ChunkGrid(np.zeros(1, np.uint64), np.full(1, 4, np.uint32), none, none)
     slots = (TensorSlot("weight", 0, 4),)
     with pytest.warns(RuntimeWarning, match="RMSprop: its state has no 'exp_avg'"):
-        moments.fill(slots, [weight, torch.empty(0)], result, everything, 1.0)
+        moments.fill(slots, [weight, torch.empty(0)], result, grid, everything, 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        moments.fill(slots, [weight], result, everything, 1.0)
+        moments.fill(slots, [weight], result, grid, everything, 1.0)
     assert not result.any()
 
 

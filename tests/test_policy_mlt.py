@@ -16,7 +16,7 @@ from gradwire.hook import HookState
 from gradwire.plans import TensorSlot
 from gradwire.policies import MLT, PlanContext
 from gradwire.policies.mlt import CLASS_DSCP
-from gradwire.policies.priorities import LayerOrder, by_size, lowest, magnitudes
+from gradwire.policies.priorities import LayerOrder, by_size, lowest
 from gradwire.sim import Link
 from gradwire.virtual import Job
 
@@ -63,11 +63,11 @@ def mean_sizes(values: Flat) -> NDArray[np.float64]:
 
 def test_a_chunks_magnitude_is_its_mean() -> None:
     gradient = np.array([1, -3, 5, -5, 5, 0, np.nan, 2, -np.inf], np.float32)
-    found = magnitudes(grid(2, 3, 1, 2, 1), gradient)
+    found = grid(2, 3, 1, 2, 1).mean_magnitudes(gradient)
     np.testing.assert_array_equal(found, [2, 5, 0, np.inf, np.inf])
     assert found.dtype == np.float32
     huge = np.full(4, 3e38, np.float32)
-    np.testing.assert_array_equal(magnitudes(grid(4), huge), [np.inf])  # and no warning
+    np.testing.assert_array_equal(grid(4).mean_magnitudes(huge), [np.inf])  # and no warning
 
 
 def test_classes_by_size_are_equally_large() -> None:

@@ -52,17 +52,19 @@ def introduction(endpoint: int, **fields: Any) -> Introduction:
     return Introduction(endpoint, **{**values, **fields})
 
 
-def meet(fields: dict[int, dict[str, Any]] | None = None, workers: int = 3) -> list[Any]:
+def meet(
+    fields: dict[int, dict[str, Any]] | None = None, workers: int = 3, servers: int = 0
+) -> list[Any]:
     """All introduce themselves and check each other."""
     store = dist.HashStore()
 
     def join(rank: int) -> list[Introduction]:
-        here = meeting(store, rank, workers=workers)
+        here = meeting(store, rank, workers=workers, servers=servers)
         everybody = here.introduce(introduction(rank, **(fields or {}).get(rank, {})))
         rendezvous.check_introductions(here, everybody)
         return everybody
 
-    return together(workers, join)
+    return together(workers + servers, join)
 
 
 def test_all_see_the_same_introductions() -> None:
@@ -102,6 +104,15 @@ def test_another_protocol_version_is_named_on_every_rank() -> None:
         assert isinstance(error, RendezvousError)
         assert error.ranks == (2,)
         assert "rank 2 speaks gradwire protocol version 7, rank 0 speaks version 1" in str(error)
+
+
+def test_a_server_of_another_protocol_version_is_named_on_every_rank() -> None:
+    """Encodings, too, belong to the protocol: there is no server that knows only some of them."""
+    for error in meet({3: {"protocol": 7}}, servers=1):
+        assert isinstance(error, RendezvousError)
+        assert error.ranks == (3,)
+        assert "server 0 speaks gradwire protocol version 7, rank 0 speaks version 1" in str(error)
+        assert "install the same gradwire everywhere" in str(error)
 
 
 def test_an_introduction_of_a_later_version_can_be_read() -> None:

@@ -68,7 +68,7 @@ def trains(rank: int, world: int, servers: int, policy: str) -> tuple[bytes, flo
     return torch.cat(parameters).numpy().tobytes(), delivered
 
 
-@pytest.mark.parametrize(("servers", "policy"), [(1, "reliable"), (2, "dblp")])
+@pytest.mark.parametrize(("servers", "policy"), [(1, "reliable"), (2, "dblp"), (1, "ltp")])
 def test_servers_sum_for_the_workers_and_end_with_them(servers: int, policy: str) -> None:
     with (
         Ranks(2) as ranks,

@@ -5,11 +5,15 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "codec/codec.h"
 #include "proto/endpoint.h"
 #include "proto/time.h"
 
@@ -34,6 +38,24 @@ Array<T> to_array(std::vector<T> values) {
   static_cast<void>(owner.release());
   return Array<T>(data, {size}, capsule);
 }
+
+// The position of `word` among `allowed`, which are in the order of the enumeration.
+template <class Enum, size_t N>
+Enum parse(const char* field, const std::string& word,
+           const std::array<std::string_view, N>& allowed) {
+  const auto at = std::find(allowed.begin(), allowed.end(), word);
+  if (at != allowed.end()) return static_cast<Enum>(at - allowed.begin());
+  std::string text = std::string(field) + " is \"" + word + "\"; allowed are ";
+  for (size_t i = 0; i < N; ++i) {
+    text += (i == 0 ? "\"" : ", \"") + std::string(allowed[i]) + "\"";
+  }
+  throw nb::value_error(text.c_str());
+}
+
+// The encoding of this name; raises ValueError for one that there is not, or a bad share to keep.
+codec::Format parse_format(const std::string& encoding, double kept);
+// Raises ValueError for a datagram that chunks cannot be cut for.
+void check_datagram(uint32_t datagram_bytes);
 
 // Calls wait(slice) without the GIL until it returns true or the time is up, and looks for signals
 // (Ctrl-C) in between.
@@ -61,6 +83,8 @@ Stats to_stats(const std::vector<double>& values);
 void add_counters(nb::dict& into, const Counters& counters);
 
 void bind_plan(nb::module_& module);
+void bind_codec(nb::module_& module);
+void bind_chunks(nb::module_& module);
 void bind_engine(nb::module_& module);
 void bind_fabric(nb::module_& module);
 void bind_lab(nb::module_& module);

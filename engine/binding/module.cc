@@ -34,6 +34,8 @@ NB_MODULE(_engine, module) {
   module.attr("HEADER_BYTES") = static_cast<int>(gradwire::wire::kHeaderBytes);
   module.def("version", [] { return GRADWIRE_VERSION; });
   gradwire::binding::bind_plan(module);
+  gradwire::binding::bind_codec(module);
+  gradwire::binding::bind_chunks(module);
   gradwire::binding::bind_engine(module);
   gradwire::binding::bind_fabric(module);
   gradwire::binding::bind_lab(module);

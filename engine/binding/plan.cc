@@ -5,47 +5,19 @@
 
 #include <algorithm>
 #include <array>
-#include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
 
 #include "binding/binding.h"
 #include "codec/codec.h"
-#include "codec/hadamard.h"
 #include "proto/grid.h"
 #include "reduce/accumulate.h"
-#include "wire/packet.h"
 
 namespace gradwire::binding {
 namespace {
 
 using namespace nb::literals;
-
-// The position of `word` among `allowed`, which are in the order of the enumeration.
-template <class Enum, size_t N>
-Enum parse(const char* field, const std::string& word,
-           const std::array<std::string_view, N>& allowed) {
-  const auto at = std::find(allowed.begin(), allowed.end(), word);
-  if (at != allowed.end()) return static_cast<Enum>(at - allowed.begin());
-  std::string text = std::string(field) + " is \"" + word + "\"; allowed are ";
-  for (size_t i = 0; i < N; ++i) {
-    text += (i == 0 ? "\"" : ", \"") + std::string(allowed[i]) + "\"";
-  }
-  throw nb::value_error(text.c_str());
-}
-
-codec::Format parse_format(const std::string& encoding, double kept) {
-  codec::Format format;
-  format.encoding = parse<codec::Encoding>(
-      "encoding", encoding, std::array<std::string_view, 5>{"f32", "f16", "bf16", "int8", "topk"});
-  format.kept = kept;
-  if (const std::string wrong = format.validate(); !wrong.empty()) {
-    throw nb::value_error(wrong.c_str());
-  }
-  return format;
-}
 
 using RegionTuple = std::tuple<uint64_t, uint64_t, double>;
 using ScheduleTuple = std::tuple<std::string, std::string, int64_t, double>;
@@ -84,12 +56,6 @@ Plan make_plan(uint64_t elements, const std::vector<RegionTuple>& regions, const
     throw nb::value_error(wrong.c_str());
   }
   return plan;
-}
-
-void check_datagram(uint32_t bytes) {
-  if (bytes < wire::kMinDatagram || bytes > wire::kMaxDatagram) {
-    throw nb::value_error("datagram_bytes: allowed are 256 to 8972");
-  }
 }
 
 Grid make_grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
@@ -192,31 +158,6 @@ void keep_encoding_error(const Plan& plan, const WritableArray& values,
   }
 }
 
-uint32_t chunk_length(size_t elements) {
-  if (elements >= 1 && elements <= codec::kMostElements) return static_cast<uint32_t>(elements);
-  throw nb::value_error(
-      ("elements is " + std::to_string(elements) + "; a chunk has 1 to 65535").c_str());
-}
-
-nb::bytes encode_chunk(const InputArray<float>& values, const std::string& encoding, double kept) {
-  const codec::Format format = parse_format(encoding, kept);
-  const uint32_t count = chunk_length(values.shape(0));
-  std::vector<uint8_t> payload(format.bytes(count));
-  codec::encode(format, values.data(), count, payload.data());
-  return nb::bytes(payload.data(), payload.size());
-}
-
-Array<float> decode_chunk(const nb::bytes& payload, size_t elements, const std::string& encoding,
-                          double kept) {
-  const codec::Format format = parse_format(encoding, kept);
-  const uint32_t count = chunk_length(elements);
-  const std::span bytes(reinterpret_cast<const uint8_t*>(payload.c_str()), payload.size());
-  if (!codec::valid(format, bytes, count)) throw nb::value_error("payload: no valid chunk");
-  std::vector<float> values(count);
-  codec::decode(format, bytes.data(), count, values.data());
-  return to_array(std::move(values));
-}
-
 std::vector<double> half_of_stats(const OpReport& report, size_t half) {
   const auto begin = report.stats.begin() + static_cast<ptrdiff_t>(half * kStatSlots / 2);
   return {begin, begin + kStatSlots / 2};
@@ -268,30 +209,6 @@ void bind_plan(nb::module_& module) {
   module.def("keep_encoding_error", &keep_encoding_error, "plan"_a, "values"_a.noconvert(),
              "counted"_a, "datagram_bytes"_a, "aggregators"_a,
              "Leaves of what was sent and counted only what its encoding took from it.");
-  module.def(
-      "chunk_elements",
-      [](const std::string& encoding, double kept, uint32_t datagram_bytes) {
-        check_datagram(datagram_bytes);
-        return parse_format(encoding, kept).chunk_elements(datagram_bytes - wire::kHeaderBytes);
-      },
-      "encoding"_a, "kept"_a, "datagram_bytes"_a, "The most elements that one datagram carries.");
-  module.def("encode_chunk", &encode_chunk, "values"_a, "encoding"_a, "kept"_a = 1.0,
-             "The payload of one chunk.");
-  module.def(
-      "hadamard",
-      [](const WritableArray& values, uint64_t seed, bool inverse) {
-        const nb::gil_scoped_release release;
-        if (inverse)
-          codec::hadamard_inverse(values.data(), values.shape(0), seed);
-        else
-          codec::hadamard_forward(values.data(), values.shape(0), seed);
-      },
-      "values"_a.noconvert(), "seed"_a, "inverse"_a = false,
-      "The randomised Hadamard transform, in place.");
-  module.attr("HADAMARD_BLOCK") = codec::kHadamardBlock;
-  module.def("decode_chunk", &decode_chunk, "payload"_a, "elements"_a, "encoding"_a, "kept"_a = 1.0,
-             "The values of one chunk.");
-
   using Report = OpReport;
   nb::class_<Report>(module, "Completion", "What became of one all-reduce.")
       .def_prop_ro("op", [](const Report& r) { return r.op; })
@@ -300,18 +217,16 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("error", [](const Report& r) { return to_text(r.error); })
       .def_prop_ro("error_rank", [](const Report& r) { return r.error_rank; })
       .def_prop_ro(
-          "counted", [](const Report& r) { return to_array(r.counted); }, nb::rv_policy::move)
+          "counted", [](const Report& r) { return to_array(r.counted); }, nb::rv_policy::automatic)
       .def_prop_ro(
-          "applied", [](const Report& r) { return to_array(r.applied); }, nb::rv_policy::move)
+          "applied", [](const Report& r) { return to_array(r.applied); }, nb::rv_policy::automatic)
       .def_prop_ro(
           "withheld_chunks", [](const Report& r) { return to_array(r.withheld_chunks); },
-          nb::rv_policy::move)
+          nb::rv_policy::automatic)
       .def_prop_ro(
           "withheld_values", [](const Report& r) { return to_array(r.withheld_values); },
-          nb::rv_policy::move)
-      .def_prop_ro(
-          "result_error", [](const Report& r) { return to_array(r.result_error); },
-          nb::rv_policy::move)
+          nb::rv_policy::automatic)
+      .def("take_result_error", [](Report& r) { return to_array(std::move(r.result_error)); })
       .def_prop_ro("error_offset", [](const Report& r) { return r.error_offset; })
       .def_prop_ro("delivered", [](const Report& r) { return r.delivered; })
       .def_prop_ro("exceeded", [](const Report& r) { return r.exceeded; })

@@ -1,7 +1,9 @@
 #include "reduce/accumulate.h"
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "codec/topk.h"
 #include "codec/vectorised.h"
@@ -49,6 +51,45 @@ bool all_finite(const float* values, size_t count) {
     bad |= static_cast<uint32_t>((bits & 0x7f800000u) == 0x7f800000u);
   }
   return bad == 0;
+}
+
+// Sums of their own, added up in one order: the same result with vectors of any width.
+constexpr size_t kLanes = 16;
+
+GRADWIRE_VECTORISED float mean_magnitude(const float* values, size_t count) {
+  float lanes[kLanes] = {};
+  size_t at = 0;
+  for (; at + kLanes <= count; at += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += std::fabs(values[at + lane]);
+  }
+  for (size_t lane = 0; at + lane < count; ++lane) lanes[lane] += std::fabs(values[at + lane]);
+  float sum = 0.0f;
+  for (const float lane : lanes) sum += lane;
+  const float mean = sum / static_cast<float>(count);
+  return std::isfinite(mean) ? mean : std::numeric_limits<float>::infinity();
+}
+
+GRADWIRE_VECTORISED double square_sum(const float* values, size_t count) {
+  double lanes[kLanes] = {};
+  size_t at = 0;
+  for (; at + kLanes <= count; at += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const double value = values[at + lane];
+      lanes[lane] += value * value;
+    }
+  }
+  for (size_t lane = 0; at + lane < count; ++lane) {
+    const double value = values[at + lane];
+    lanes[lane] += value * value;
+  }
+  double sum = 0.0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+GRADWIRE_VECTORISED void write_scaled(float* __restrict out, const float* __restrict in,
+                                      float factor, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = in[i] * factor;
 }
 
 }  // namespace gradwire::reduce

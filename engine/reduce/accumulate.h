@@ -1,5 +1,6 @@
-// Streaming accumulation of f32 chunks. Inputs may lie at any address (they are read from receive
-// buffers in place); outputs are ordinary float arrays. Outputs and inputs do not overlap.
+// Streaming accumulation of f32 chunks. What is `const void*` may lie at any address (it is read
+// from receive buffers in place), the rest are ordinary float arrays. Outputs and inputs do not
+// overlap.
 #pragma once
 
 #include <cstddef>
@@ -23,5 +24,12 @@ void add(const codec::Format& format, float* sum, const uint8_t* payload, uint32
 void scale(float* values, float factor, size_t count);
 // True when every value is finite.
 bool all_finite(const float* values, size_t count);
+// The mean of |values|; infinity where that is not finite, and for none. The same to the bit on any
+// machine.
+float mean_magnitude(const float* values, size_t count);
+// The sum of their squares; not finite only if one of them is not.
+double square_sum(const float* values, size_t count);
+// out[i] = in[i] * factor
+void write_scaled(float* out, const float* in, float factor, size_t count);
 
 }  // namespace gradwire::reduce

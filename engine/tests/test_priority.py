@@ -55,6 +55,25 @@ def test_critical_chunks_go_first_then_class_by_class() -> None:
             assert len(set(at)) >= 8
 
 
+@pytest.mark.parametrize("lossy", [False, True])
+def test_holes_wait_for_fresh_chunks_where_they_may_be_forgiven(lossy: bool) -> None:
+    """And are filled first where nothing may, for there they delay the sum."""
+    options = {"spend": "lost", "order": "shuffled"} if lossy else {}
+    made = plan(150_000, 0.02 if lossy else 0.0, **options)
+    fabric = Fabric(3, link=Link(loss=0.06), seed=1, trace=100_000)
+    fabric.all_reduce(0, made, gradients(3, 150_000))
+    fabric.run()
+    must_be_ok(fabric)
+    pushes = [
+        s.chunk for s in fabric.trace() if (s.kind, s.source, s.destination) == ("push", 0, 1)
+    ]
+    again = [chunk in pushes[:at] for at, chunk in enumerate(pushes)]
+    last_fresh = max(at for at, copy in enumerate(again) if not copy)
+    assert sum(again[last_fresh:]) > 0
+    early = sum(again[:last_fresh])
+    assert early == 0 if lossy else early > 0
+
+
 def test_within_a_class_all_workers_share_the_order_of_the_seed() -> None:
     def order(seed: int) -> list[list[int]]:
         made = plan(60_000, order="priority", seed=seed)

@@ -162,6 +162,28 @@ def test_skew_of_the_workers_does_not_eat_a_deadline() -> None:
         assert fabric.completion(worker, 0).delivered == [1.0]
 
 
+def test_a_clock_starts_with_the_tails_of_all_senders() -> None:
+    """What is lost after them is not waited for; what a sender that starts later lets pass is."""
+    elements = 50_000
+    whole = [("open", "worker", 0, 1.0), ("open", "all", 20_000_000_000, 0.0)]
+    tail = [whole[0], ("tail", "all", 500_000, 0.0), whole[1]]
+    ends = {}
+    for name, schedule, last in [("whole", whole, 0.0), ("tail", tail, 0.0), ("skew", tail, 1.0)]:
+        fabric = Fabric(3, link=Link(loss=0.3), seed=4)
+        made = plan(elements, 0.9, spend="late", schedule=schedule)
+        fabric.all_reduce(0, made, gradients(3, elements), at=[0.0, 0.0, last])
+        fabric.run()
+        must_be_ok(fabric)
+        shares = [fabric.completion(worker, 0).delivered[0] for worker in range(3)]
+        ends[name] = max(fabric.finished_at(worker, 0) for worker in range(3))
+        if name == "tail":
+            assert max(shares) < 0.99
+        else:
+            assert shares[:2] == [1.0, 1.0]
+        assert min(shares) > 0.5
+    assert ends["tail"] < ends["whole"] < 1.0 < ends["skew"]
+
+
 def test_nothing_is_spent_where_nothing_is_lost() -> None:
     for spend in ("lost", "late"):
         made = plan(60_000, 0.3, **{**SPENDS[spend], "schedule": [("open", "all", 0, 1.0)]})

@@ -61,8 +61,8 @@ def balance(fabric: Fabric, made: _engine.Plan, values: list, scale: float, op: 
         counted = expand(fabric, made, done.counted)
         got = sent_of(fabric, made, mine)
         np.testing.assert_array_equal(residual, np.where(counted, mine - got, mine))
-        begin = done.error_offset
-        books[begin : begin + len(done.result_error)] += done.result_error / scale
+        begin, error = done.error_offset, done.take_result_error()
+        books[begin : begin + len(error)] += error / scale
         at = 0
         for chunk in done.withheld_chunks:
             span = slice(int(offsets[chunk]), int(offsets[chunk] + lengths[chunk]))
@@ -133,7 +133,7 @@ def test_an_exact_sum_is_that_of_the_decoded_values_in_rank_order(
     for worker in range(5):
         assert same_bits(fabric.result(worker, 0), expected)
         done = fabric.completion(worker, 0)
-        begin, error = done.error_offset, done.result_error
+        begin, error = done.error_offset, done.take_result_error()
         assert same_bits(error, (total - expected)[begin : begin + len(error)])
         explained += len(error)
     # A server has no residual to put it into.
@@ -227,7 +227,7 @@ def test_what_is_not_finite_arrives_and_leaves_nothing_behind(encoding: str, ser
         assert result[8999] == -np.inf
         assert np.isfinite(np.delete(result, [100, 4000, 8999])).all()
         done = fabric.completion(worker, 0)
-        assert np.isfinite(done.result_error).all()
+        assert np.isfinite(done.take_result_error()).all()
         residual = values[worker].copy()
         _engine.keep_encoding_error(made, residual, done.counted, 1472, servers or 3)
         assert np.isfinite(residual).all()
@@ -258,7 +258,7 @@ def test_a_push_alone_leaves_the_sum_as_it_is(encoding: str) -> None:
     for worker in range(4):
         result = fabric.result(worker, 0)
         assert same_bits(result[owner == worker], total[owner == worker])
-        assert len(fabric.completion(worker, 0).result_error) == 0
+        assert len(fabric.completion(worker, 0).take_result_error()) == 0
 
 
 def forged(session: int, source: int, kind: int, number: int, chunk: int, payload: bytes) -> bytes:

@@ -75,6 +75,27 @@ def keep_encoding_error(
     they are, of the others only what the encoding took remains (0 for f32, and in chunks with a
     value that is not finite)."""
 
+def mean_magnitudes(
+    values: NDArray[np.float32], offsets: NDArray[np.uint64], lengths: NDArray[np.uint32]
+) -> NDArray[np.float32]:
+    """The mean magnitude of each chunk's elements; infinite where their sum is not finite.
+    ValueError for a chunk that reaches beyond the values."""
+
+def square_sums(values: NDArray[np.float32], starts: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """The sum of the squares of the elements from each start to the next, and from the last to the
+    end; not finite only where an element is not. ValueError for starts out of order."""
+
+def write_chunks(
+    values: NDArray[np.float32],
+    offsets: NDArray[np.uint64],
+    lengths: NDArray[np.uint32],
+    source: NDArray[np.float32],
+    begin: int,
+    factor: float,
+) -> None:
+    """Writes the chunks' elements that `source` holds (those from `begin` on), times `factor`, in
+    place. ValueError for a chunk that reaches beyond the values."""
+
 def chunk_elements(encoding: str, kept: float, datagram_bytes: int) -> int:
     """The most elements that one datagram carries."""
 
@@ -85,6 +106,18 @@ def decode_chunk(
     payload: bytes, elements: int, encoding: str, kept: float = 1.0
 ) -> NDArray[np.float32]:
     """The values of one chunk; ValueError for a payload that is none."""
+
+def decode_chunks(
+    values: NDArray[np.float32],
+    lengths: NDArray[np.int64],
+    heads: NDArray[np.uint8],
+    codes: NDArray[np.uint8],
+    encoding: str,
+) -> None:
+    """Writes the values of a vector's chunks, in the order of the elements. heads and codes: the
+    bytes of the chunks' payloads (engine/codec/codec.h), what comes before the elements (f16: the
+    shift, int8: the scale, bf16: nothing) and the elements, apart. encoding: f16, bf16 or int8.
+    ValueError where sizes do not fit, or a head is none."""
 
 HADAMARD_BLOCK: int
 """Elements of a block of `hadamard`."""
@@ -107,10 +140,7 @@ class Completion:
     # (this rank keeps them as its residual) and their scaled results, concatenated
     withheld_chunks: NDArray[np.uint32]
     withheld_values: NDArray[np.float32]
-    # with an encoding, sharded route: what it took from the scaled results of this rank's shard,
-    # for all elements of the shard, from error_offset on (this rank keeps it as its residual)
-    result_error: NDArray[np.float32]
-    error_offset: int
+    error_offset: int  # the element that take_result_error begins at
     delivered: list[float]  # per region: fraction of this worker's elements that counted
     exceeded: list[int]  # regions whose loss exceeded their bound (plans by time only)
     stats_sum: list[float]  # the four summed slots of every worker's stats, in rank order, f64
@@ -124,6 +154,11 @@ class Completion:
     passes: int  # of the push, the most that a shard took; 0 under control "stream"
     rtprop_ns: int  # smallest over peers' paths of the last 10 s
     btlbw: float  # bytes/s, the engine's bottleneck estimate
+
+    def take_result_error(self) -> NDArray[np.float32]:
+        """With an encoding, sharded route: what it took from the scaled results of this rank's
+        shard, for all elements of the shard, from error_offset on (this rank keeps it as its
+        residual). Hands the memory over: empty from the second call on."""
 
 class Engine:
     """One UDP engine of this process: one socket, one thread that never takes the GIL.

@@ -21,6 +21,7 @@ from gradwire.device_codec import ENCODABLE
 from gradwire.errors import ConfigError, suggestion
 from gradwire.feedback import AgeBook, ResidualBook, join_chunks, nonfinite_chunks
 from gradwire.flat_book import FlatBook
+from gradwire.flat_copies import FlatCopies
 from gradwire.magnitudes import MagnitudeBook
 from gradwire.momentum import VelocityBook
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport
@@ -49,6 +50,7 @@ class Books:
         self._device = DeviceBook(feedback=self.settings.feedback)
         self._ages = AgeBook(self.settings.max_age)
         self._magnitudes = MagnitudeBook() if self.policy.ranks_results else None
+        self._copies = FlatCopies()
         self.finds_unused = False  # DDP looks for parameters that a step does not use
         self._selects = self.communicator.world_size > 1  # one worker alone keeps everything
 
@@ -90,7 +92,7 @@ class Books:
             if transfer.plan.pruned and self._selects:
                 self._prune(transfer, host)
         elif transfer.step.guarded:
-            transfer.kept = host.copy()
+            transfer.kept = self._copies.of((transfer.index, "sent"), host)
 
     def _bypasses(self, transfer: Transfer) -> bool:
         """Whether a bucket has nothing to do with the residuals: nothing is owed, and nothing of
@@ -103,9 +105,11 @@ class Books:
     def _remember(self, transfer: Transfer, elements: int) -> None:
         """Keeps copies of a bucket's books, for a step that a loss scaler may skip."""
         residuals = None if transfer.bypasses else self._residuals
-        books = [book for book in (residuals, self._velocities) if book is not None]
-        opened = [book.open(transfer.slots, elements) for book in books]
-        transfer.before = [(values, values.copy()) for values in opened]
+        for book in (residuals, self._velocities):
+            if book is not None:
+                values = book.open(transfer.slots, elements)
+                before = self._copies.of((transfer.index, book.kind), values)
+                transfer.before.append((values, before))
 
     def undo(self, transfer: Transfer) -> None:
         """Brings a bucket's books back to where they were: its step's gradient is void."""
@@ -143,6 +147,10 @@ class Books:
                 transforms.inverse(sent, plan.seed)
             self._put_back(transfer)
         self._ages.settle(transfer.slots, grid, report)
+
+    def close(self) -> None:
+        """Lets go of what lasts for one step only."""
+        self._copies.clear()
 
     def last_magnitudes(self, transfer: Transfer) -> NDArray[np.float32] | None:
         """The mean magnitude of each chunk's last result, if the policy wants it and any is

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradwire.errors import ConfigError
+from gradwire.hashed import HashedTuple
 from gradwire.plans import TensorSlot
 
 if TYPE_CHECKING:  # torch.distributed offers it without saying so to type checkers
@@ -45,9 +46,9 @@ class Layouts:
 
     def __init__(self, names: ParameterNames) -> None:
         self._names = names
-        self._known: dict[tuple[int, ...], tuple[TensorSlot, ...]] = {}
+        self._known: dict[tuple[int, ...], HashedTuple[TensorSlot]] = {}
 
-    def of(self, bucket: GradBucket) -> tuple[TensorSlot, ...]:
+    def of(self, bucket: GradBucket) -> HashedTuple[TensorSlot]:
         """The bucket's slots, in order; the same object for the same layout."""
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))
@@ -70,7 +71,7 @@ def in_bucket_order(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tens
     return values.flatten()
 
 
-def slots_of(tensors: list[tuple[str, int]], elements: int) -> tuple[TensorSlot, ...]:
+def slots_of(tensors: list[tuple[str, int]], elements: int) -> HashedTuple[TensorSlot]:
     """Lays (name, elements) pairs out one after another; they must fill `elements` exactly."""
     slots: list[TensorSlot] = []
     at = 0
@@ -83,4 +84,4 @@ def slots_of(tensors: list[tuple[str, int]], elements: int) -> tuple[TensorSlot,
             f"bucket of {elements} elements holds parameters of {at} elements: an unknown layout "
             "(gradwire reads buckets whose parameters follow each other without gaps)"
         )
-    return tuple(slots)
+    return HashedTuple(slots)

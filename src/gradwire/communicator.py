@@ -23,7 +23,7 @@ from gradwire.executor import Stager
 from gradwire.handles import Handle
 from gradwire.hosts import EngineHost, forget_host, join_host, release_host
 from gradwire.native import ChunkGrid, load_engine, native_plan, trivial_report
-from gradwire.plans import PRIORITY_CLASSES, TransferPlan
+from gradwire.plans import PRIORITY_CLASSES, REMEMBERED, Regions, TransferPlan
 from gradwire.scalars import is_whole
 from gradwire.settings import LONGEST_S, Settings
 
@@ -73,6 +73,7 @@ class Communicator:
         self._store = store
         self._group = group
         self._plans: dict[object, tuple[ChunkGrid, tuple[float, ...]]] = {}
+        self._grids: dict[object, ChunkGrid] = {}  # of whatever bounds
         self._closed = False
         self._host: EngineHost | None = None
         if world_size > 1 or settings.server_count > 0:
@@ -264,13 +265,20 @@ class Communicator:
             self._stager.stop()
 
     def _described(self, plan: TransferPlan) -> tuple[ChunkGrid, tuple[float, ...]]:
-        key = (plan.elements, plan.regions, plan.encoding, plan.kept)
+        regions = Regions.of(plan.regions)
+        key = (plan.elements, regions, plan.encoding, plan.kept)
         known = self._plans.get(key)
         if known is None:
-            if len(self._plans) >= 256:
+            if len(self._plans) >= REMEMBERED:
                 self._plans.clear()
             native = native_plan(plan)
-            grid = ChunkGrid(*load_engine().chunk_grid(native, self.datagram, self.aggregators))
+            cut = (plan.elements, regions.cuts, plan.encoding, plan.kept)
+            grid = self._grids.get(cut)
+            if grid is None:
+                if len(self._grids) >= REMEMBERED // 4:
+                    self._grids.clear()
+                grid = ChunkGrid(*load_engine().chunk_grid(native, self.datagram, self.aggregators))
+                self._grids[cut] = grid
             bounds = tuple(native.effective_bounds(self.datagram, self.aggregators))
             known = self._plans[key] = (grid, bounds)
         return known

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.communicator import ChunkGrid
-from gradwire.device_codec import Payload, decode, encode, finite_chunks
+from gradwire.device_codec import Payload, decode, decode_on_host, encode, finite_chunks
 from gradwire.plans import TensorSlot
 
 __all__ = ["DeviceBook", "Encoded"]
@@ -47,7 +47,7 @@ class Encoded:
 
     def decode_into(self, host: torch.Tensor) -> None:
         """Writes the values (float32); for a copy in host memory."""
-        host.copy_(decode(self.payload, self.lengths, self.encoding))
+        decode_on_host(self.payload, self.lengths, self.encoding, host)
 
     def squares(self) -> NDArray[np.float64]:
         """The squared norm of each tensor's fresh gradient; for a copy in host memory."""

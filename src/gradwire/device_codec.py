@@ -10,16 +10,21 @@ int8  The scale is the largest magnitude / 126, rounded; 126 times it, divided a
       neighbouring float (1.5 % of all scales). That neighbour is taken at once: it is its own.
 f16   A largest magnitude that rounds up to a power of two is shifted one less at once.
 
-Only whole-tensor operations of torch, alike on every device; rounding is to nearest even.
+Only whole-tensor operations of torch, alike on every device; rounding is to nearest even. On the
+host the engine's own codec decodes, in one pass.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-__all__ = ["ENCODABLE", "Payload", "decode", "encode", "finite_chunks"]
+from gradwire import _engine
+
+__all__ = ["ENCODABLE", "Payload", "decode", "decode_on_host", "encode", "finite_chunks"]
 
 ENCODABLE = ("f16", "bf16", "int8")
 
@@ -69,6 +74,17 @@ def decode(payload: Payload, lengths: torch.Tensor, encoding: str) -> torch.Tens
     values = torch.where(codes == 127, torch.inf, values)
     values = torch.where(codes == -127, -torch.inf, values)
     return torch.where(codes == -128, torch.nan, values)
+
+
+def decode_on_host(
+    payload: Payload, lengths: torch.Tensor, encoding: str, out: torch.Tensor
+) -> None:
+    """Writes the values of `decode` into `out` (float32, 1-D), all of them in host memory; without
+    its many tensors in between, and without the interpreter's lock."""
+    heads = payload.heads.to(torch.int16) if encoding == "f16" else payload.heads
+    _engine.decode_chunks(
+        out.numpy(), lengths.numpy(), _bytes(heads), _bytes(payload.codes), encoding
+    )
 
 
 def finite_chunks(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -132,6 +148,10 @@ def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
 def _spread(each: torch.Tensor, lengths: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """One value per chunk, spread over the chunk's elements."""
     return torch.repeat_interleave(each, lengths, output_size=like.numel())
+
+
+def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    return tensor.numpy().view(np.uint8)
 
 
 def _to_host(tensor: torch.Tensor, pinned: bool) -> torch.Tensor:

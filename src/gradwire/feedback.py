@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gradwire.chunk_book import ChunkBook
 from gradwire.communicator import ChunkGrid
-from gradwire.flat_book import FlatArray, FlatBook
+from gradwire.flat_book import FlatArray, FlatBook, blocks
 from gradwire.plans import TensorSlot, TransferReport
 
 __all__ = ["AUTO", "AgeBook", "ResidualBook", "auto_feedback", "nonfinite_chunks"]
@@ -138,7 +138,8 @@ class ResidualBook(FlatBook):
         if len(report.result_error):
             begin = report.error_offset
             part = residual[begin : begin + len(report.result_error)]
-            part += report.result_error / np.float32(scale)
+            for mine, error in zip(blocks(part), blocks(report.result_error), strict=True):
+                mine += error / np.float32(scale)
 
     def sent(self, slots: tuple[TensorSlot, ...]) -> FlatArray:
         """What was sent for a bucket: gradient and residual, between `add_to` and `settle`."""

@@ -6,7 +6,7 @@ so that adding and clearing are single passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -15,16 +15,24 @@ from numpy.typing import NDArray
 from gradwire.errors import ConfigError
 from gradwire.plans import TensorSlot
 
-__all__ = ["FlatArray", "FlatBook"]
+__all__ = ["FlatArray", "FlatBook", "blocks"]
 
 FlatArray = NDArray[np.float32]
+
+BLOCK = 1 << 16
+"""Elements that are worked on at once where NumPy needs memory in between."""
+
+
+def blocks(values: FlatArray) -> Iterator[FlatArray]:
+    """Views of the values (1-D), one after another."""
+    return (values[at : at + BLOCK] for at in range(0, len(values), BLOCK))
 
 
 class FlatBook:
     """Values of one rank, by parameter name; 0 where there are none."""
 
     kind: ClassVar[str]
-    """What a value is, for errors."""
+    """What a value is, in one word."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, FlatArray] = {}

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from gradwire.chunk_book import ChunkBook
 from gradwire.communicator import ChunkGrid
 from gradwire.plans import TensorSlot, TransferReport
-from gradwire.policies.priorities import magnitudes
 
 __all__ = ["MagnitudeBook"]
 
@@ -54,6 +53,6 @@ class MagnitudeBook(ChunkBook):
         result: a bucket's, float32, one value per element. scale: what gradients are multiplied by
         (a loss scaler's).
         """
-        fresh = magnitudes(grid, result) / np.float32(scale)
+        fresh = grid.mean_magnitudes(result) / np.float32(scale)
         with self._mutex:
             np.copyto(self._open(slots, grid), fresh, where=report.applied != 0)

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.buckets import in_bucket_order
+from gradwire.communicator import ChunkGrid
 from gradwire.plans import TensorSlot
 
 __all__ = ["FirstMoments", "is_of_adams_family", "keeps_first_moment"]
@@ -69,21 +70,26 @@ class FirstMoments:
         slots: Sequence[TensorSlot],
         parameters: Sequence[torch.Tensor],
         result: NDArray[np.float32],
+        grid: ChunkGrid,
         missing: NDArray[np.bool_],
         scale: float,
     ) -> None:
-        """Writes them into a bucket's result where elements are missing.
+        """Writes them into a bucket's result where chunks are missing.
 
-        parameters: the bucket's, in order, empty ones included. result, missing: one entry per
-        element. scale: what gradients are multiplied by (a loss scaler's). A parameter that the
-        optimizer has not stepped with keeps zeros.
+        parameters: the bucket's, in order, empty ones included. result: one entry per element.
+        missing: one per chunk of the grid. scale: what gradients are multiplied by (a loss
+        scaler's). A parameter that the optimizer has not stepped with keeps zeros.
         """
+        lost = grid.rising[missing[grid.rising]]
+        starts = grid.offsets[lost].astype(np.intp)
+        ends = starts + grid.lengths[lost]
         filled = [parameter for parameter in parameters if parameter.numel()]
         for slot, parameter in zip(slots, filled, strict=True):
-            part = slice(slot.offset, slot.offset + slot.length)
-            moment = self._moment(parameter) if missing[part].any() else None
+            first = np.searchsorted(ends, slot.offset, side="right")
+            last = np.searchsorted(starts, slot.offset + slot.length)
+            moment = self._moment(parameter) if first < last else None
             if moment is not None:
-                np.multiply(moment, np.float32(scale), out=result[part], where=missing[part])
+                grid.write(result, lost[first:last], moment, slot.offset, scale)
 
     def _moment(self, parameter: torch.Tensor) -> NDArray[np.float32] | None:
         state = self._optimizer.state.get(parameter)

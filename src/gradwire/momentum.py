@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwire.flat_book import FlatArray, FlatBook
+from gradwire.flat_book import FlatArray, FlatBook, blocks
 from gradwire.plans import TensorSlot
 
 __all__ = ["VelocityBook"]
@@ -36,8 +36,10 @@ class VelocityBook(FlatBook):
         velocity *= self.momentum
         velocity += bucket
         np.copyto(bucket, velocity)
-        np.copyto(velocity, 0.0, where=~np.isfinite(velocity))
+        for part in blocks(velocity):
+            np.copyto(part, 0.0, where=~np.isfinite(part))
 
     def mask(self, slots: tuple[TensorSlot, ...], left: FlatArray) -> None:
         """Starts the elements anew of which nothing is left to send."""
-        np.copyto(self.values(slots), 0.0, where=left == 0.0)
+        for part, rest in zip(blocks(self.values(slots)), blocks(left), strict=True):
+            np.copyto(part, 0.0, where=rest == 0.0)

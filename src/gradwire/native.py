@@ -1,4 +1,5 @@
-"""What crosses between Python and the compiled engine: plans and chunk grids in, reports out."""
+"""What crosses between Python and the compiled engine: plans in, chunk grids and reports out, and
+the engine's arithmetic over the chunks of a grid."""
 
 from __future__ import annotations
 
@@ -57,9 +58,50 @@ class ChunkGrid:
         """The chunks in the order of their elements."""
         return np.argsort(self.offsets, kind="stable")
 
+    @functools.cached_property
+    def groups(
+        self,
+    ) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.intp], NDArray[np.intp]]:
+        """Of each chunk: the group it is in, where that begins, how many chunks are in it.
+
+        A group is the chunks of one region at one aggregator; they lie beside each other.
+        """
+        changes = (np.diff(self.regions) != 0) | (np.diff(self.aggregators) != 0)
+        starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
+        sizes = np.diff(np.append(starts, len(self)))
+        # Of 16 bits where that is enough, which numpy sorts by radix.
+        kind = np.dtype(np.uint16 if len(sizes) < 1 << 16 else np.uint64)
+        groups: NDArray[Any] = np.repeat(np.arange(len(sizes)).astype(kind), sizes)
+        return groups, np.repeat(starts, sizes), np.repeat(sizes, sizes)
+
     def per_element(self, values: NDArray[Any]) -> NDArray[Any]:
         """Spreads one value per chunk over the chunk's elements."""
         return np.repeat(values[self.rising], self.lengths[self.rising])
+
+    def mean_magnitudes(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The mean magnitude of each chunk's elements; infinite where their sum is not finite.
+        The same to the bit on any machine."""
+        means: NDArray[np.float32] = load_engine().mean_magnitudes(
+            values, self.offsets, self.lengths
+        )
+        return means
+
+    def write(
+        self,
+        values: NDArray[np.float32],
+        chunks: NDArray[np.intp],
+        source: NDArray[np.float32],
+        begin: int,
+        factor: float,
+    ) -> None:
+        """Writes into some chunks of `values`, in place, what `source` has of them.
+
+        values: one per element. chunks: ids. source: of the elements from `begin` on, as many as
+        it has; times `factor`.
+        """
+        load_engine().write_chunks(
+            values, self.offsets[chunks], self.lengths[chunks], source, begin, factor
+        )
 
     @functools.cached_property
     def runs(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -125,7 +167,7 @@ def transfer_report(completion: _engine.Completion, effective: tuple[float, ...]
         retransmissions=completion.retransmissions,
         rtprop_s=completion.rtprop_ns / 1e9,
         btlbw=completion.btlbw,
-        result_error=completion.result_error,
+        result_error=completion.take_result_error(),
         error_offset=completion.error_offset,
         passes=completion.passes,
     )

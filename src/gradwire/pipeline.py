@@ -245,6 +245,7 @@ class GradientPipeline:
         if not self._closed:
             self._closed = True
             self.communicator.return_number(self._number)
+            self._books.close()
         if self._writer is not None:
             self._writer.close()
 
@@ -319,15 +320,17 @@ class GradientPipeline:
         first = transfer.index == 0
         plan = transfer.plan
         phases = self.policy.phases
-        square, finite = 0.0, True  # of the fresh gradient
+        by_layer = phases is not None and phases.source == "layers"
+        squares = transfer.stage.squares  # of the fresh gradient's tensors
+        if squares is None and by_layer:
+            squares = tensor_squares(transfer.slots, host)
+        square, finite = 0.0, True
         if plan.lossy or phases is not None:
-            fresh = transfer.stage.squares
-            square = square_norm(host) if fresh is None else float(fresh.sum())
+            square = square_norm(host) if squares is None else float(squares.sum())
             finite = math.isfinite(square)
-        if phases is not None and phases.source == "layers":
-            fresh = transfer.stage.squares
-            squares = tensor_squares(transfer.slots, host) if fresh is None else fresh.tolist()
-            step.add_layers(transfer.slots, squares)
+        if by_layer:
+            assert squares is not None
+            step.add_layers(transfer.slots, squares.tolist())
         self._books.open(transfer, host)
         if plan.transform != "none":
             transforms.forward(host, plan.seed)
@@ -418,7 +421,8 @@ class GradientPipeline:
             transfer.slots,
             transfer.parameters,
             transfer.stage.host(),
-            self.communicator.chunk_grid(plan).per_element(missing),
+            self.communicator.chunk_grid(plan),
+            missing,
             self._grad_scale,
         )
 
@@ -527,6 +531,7 @@ class GradientPipeline:
         self._step = step.number + 1
         if self._writer is not None:
             self._writer.write(report)
+        step.transfers.clear()  # they know the step: only a garbage collector would free them
         self._release(step)
 
     def _report(

@@ -7,6 +7,7 @@ module is the bottom of the Python layers: policies write plans, the communicato
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.errors import ConfigError
+from gradwire.hashed import HashedTuple
 from gradwire.scalars import is_number, is_whole
 
 __all__ = [
@@ -26,11 +28,13 @@ __all__ = [
     "ORDERS",
     "PRIORITY_CLASSES",
     "PULLS",
+    "REMEMBERED",
     "SCOPES",
     "SPENDS",
     "TRANSFORMS",
     "CloseStep",
     "Region",
+    "Regions",
     "TensorSlot",
     "TransferPlan",
     "TransferReport",
@@ -56,6 +60,10 @@ ENCODINGS = ("f32", "f16", "bf16", "int8", "topk")
 
 PRIORITY_CLASSES = 8
 """Classes of order "priority", from 0, which goes first."""
+
+REMEMBERED = 1024
+"""How many buckets' regions are remembered, with the bounds of each: a plan is written for every
+bucket of every step."""
 
 BY_BOUND = -1.0
 """The fraction of a CloseStep that stands for "one minus the region's bound"."""
@@ -112,7 +120,7 @@ class TensorSlot:
     offset: int
     length: int
 
-    @property
+    @functools.cached_property
     def layer(self) -> str:
         """The name of the module that owns the parameter ("" when there is no dot)."""
         return self.name.rpartition(".")[0]
@@ -126,6 +134,44 @@ class Region:
     length: int
     bound: float
     name: str = field(default="", compare=False)
+
+
+class Regions(HashedTuple[Region]):
+    """The regions of one bucket, in order, from element 0 on without gaps.
+
+    They are checked when `elements` is first asked for, once for all plans that they are in.
+    """
+
+    @functools.cached_property
+    def elements(self) -> int:
+        """That they cover; raises ConfigError naming the region for a bound outside [0, 1), and
+        for a gap."""
+        at = 0
+        for region in self:
+            check_bound(f"bound of region {region.name or region.offset!r}", region.bound)
+            if region.offset != at or region.length <= 0:
+                raise ConfigError(
+                    f"plan region {region.name!r} covers [{region.offset}, "
+                    f"{region.offset + region.length}): regions must follow each other from 0 "
+                    f"without gaps; expected one that starts at {at}"
+                )
+            at += region.length
+        return at
+
+    @staticmethod
+    def of(regions: Iterable[Region]) -> Regions:
+        """These regions, as they are if they are some already."""
+        return regions if isinstance(regions, Regions) else Regions(regions)
+
+    @functools.cached_property
+    def cuts(self) -> HashedTuple[int]:
+        """Where each begins: what a chunk grid needs to know of them beside the elements."""
+        return HashedTuple(region.offset for region in self)
+
+    @functools.cached_property
+    def strict(self) -> Regions:
+        """The same with bound 0."""
+        return Regions(replace(region, bound=0.0) for region in self)
 
 
 @dataclass(frozen=True)
@@ -203,18 +249,12 @@ class TransferPlan:
     def __post_init__(self) -> None:
         if self.elements <= 0:
             raise ConfigError(f"plan elements={self.elements!r}: 1 or more")
-        at = 0
-        for region in self.regions:
-            check_bound(f"bound of region {region.name or region.offset!r}", region.bound)
-            if region.offset != at or region.length <= 0:
-                raise ConfigError(
-                    f"plan region {region.name!r} covers [{region.offset}, "
-                    f"{region.offset + region.length}): regions must follow each other from 0 "
-                    f"without gaps; expected one that starts at {at}"
-                )
-            at += region.length
-        if at != self.elements:
-            raise ConfigError(f"plan regions cover {at} elements: must be all {self.elements}")
+        regions = Regions.of(self.regions)
+        object.__setattr__(self, "regions", regions)
+        if regions.elements != self.elements:
+            raise ConfigError(
+                f"plan regions cover {regions.elements} elements: must be all {self.elements}"
+            )
         check_choice("spend", self.spend, SPENDS)
         check_choice("fill", self.fill, FILLS)
         check_choice("order", self.order, ORDERS)
@@ -287,7 +327,7 @@ class TransferPlan:
         """
         return replace(
             self,
-            regions=tuple(replace(region, bound=0.0) for region in self.regions),
+            regions=Regions.of(self.regions).strict,
             spend="nothing",
             schedule=(CloseStep(),),
             fill="zero",
@@ -348,7 +388,7 @@ class TransferReport:
     passes: int = 0
 
 
-def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> tuple[Region, ...]:
+def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> Regions:
     """Makes one region per tensor, pooling neighbours too small for the bound to mean anything.
 
     A bound is rounded down to whole chunks, so a tensor of fewer than 1/bound chunks could never
@@ -358,9 +398,13 @@ def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> tupl
 
     slots: in order, without gaps. chunk_elements: elements that one datagram carries.
     """
-    ordered = list(slots)
+    return _pool(slots if isinstance(slots, tuple) else tuple(slots), bound, chunk_elements)
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _pool(slots: tuple[TensorSlot, ...], bound: float, chunk_elements: int) -> Regions:
     if bound <= 0.0:
-        return tuple(Region(slot.offset, slot.length, bound, slot.name) for slot in ordered)
+        return Regions(Region(slot.offset, slot.length, bound, slot.name) for slot in slots)
     enough = math.ceil(1.0 / bound - 1e-9)
 
     def chunks(group: list[TensorSlot]) -> int:
@@ -380,9 +424,9 @@ def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> tupl
                 merged.append(list(group))
         return merged
 
-    groups = merge([[slot] for slot in ordered], within_layer=True)
+    groups = merge([[slot] for slot in slots], within_layer=True)
     groups = merge(groups, within_layer=False)
-    return tuple(
+    return Regions(
         Region(
             group[0].offset,
             sum(slot.length for slot in group),

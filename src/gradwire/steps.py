@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.guard import Action
+from gradwire.native import load_engine
 from gradwire.phases import Ballot, Phase
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport
 from gradwire.staging import Stage
@@ -129,9 +130,11 @@ def square_norm(values: NDArray[np.float32]) -> float:
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
 
 
-def tensor_squares(slots: Sequence[TensorSlot], values: NDArray[np.float32]) -> list[float]:
+def tensor_squares(slots: Sequence[TensorSlot], values: NDArray[np.float32]) -> NDArray[np.float64]:
     """The squared L2 norm of each tensor."""
-    return [square_norm(values[slot.offset : slot.offset + slot.length]) for slot in slots]
+    starts = np.array([slot.offset for slot in slots], np.uint64)
+    squares: NDArray[np.float64] = load_engine().square_sums(values, starts)
+    return squares
 
 
 def is_finite(values: NDArray[np.float32]) -> bool:

@@ -36,7 +36,6 @@ from gradwire.policies.priorities import (
     by_size,
     check_priority,
     lowest,
-    magnitudes,
 )
 
 __all__ = ["CLASS_DSCP", "MLT"]
@@ -144,7 +143,7 @@ class MLT(Policy):
         if self.priority == "layer":
             assert self._layers is not None
             return self._layers.classes(context.tensors, chunks, PRIORITY_CLASSES)
-        order = np.argsort(magnitudes(chunks, gradient), kind="stable")
+        order = np.argsort(chunks.mean_magnitudes(gradient), kind="stable")
         last = PRIORITY_CLASSES - 1
         if self.priority == "magnitude":
             classes = by_size(order, last)

@@ -8,7 +8,7 @@ results all replicas know alike, and so leave out the same chunks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ __all__ = [
     "by_size",
     "check_priority",
     "lowest",
-    "magnitudes",
 ]
 
 Priorities = NDArray[np.uint8]
@@ -41,6 +40,18 @@ class Chunks(Protocol):
     lengths: NDArray[np.uint32]
     regions: NDArray[np.uint32]
     aggregators: NDArray[np.uint32]
+
+    @property
+    def groups(
+        self,
+    ) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.intp], NDArray[np.intp]]:
+        """Of each chunk: which of the groups it is in, where that begins, how many are in it. A
+        group is the chunks of one region at one aggregator."""
+        ...
+
+    def mean_magnitudes(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The mean magnitude of each chunk's elements; infinite where their sum is not finite."""
+        ...
 
 
 class LayerOrder:
@@ -64,14 +75,6 @@ class LayerOrder:
         return np.array(of_slot, np.uint8)[at]
 
 
-def magnitudes(chunks: Chunks, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The mean magnitude of each chunk's elements; infinite where one is not finite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.add.reduceat(np.abs(gradient), chunks.offsets.astype(np.intp))
-        means = sums / chunks.lengths
-    return np.nan_to_num(means, copy=False, nan=np.inf, posinf=np.inf).astype(np.float32)
-
-
 def by_size(order: NDArray[np.intp], count: int) -> Priorities:
     """`count` classes of equally many chunks, the largest first.
 
@@ -85,15 +88,26 @@ def by_size(order: NDArray[np.intp], count: int) -> Priorities:
 def by_region(values: NDArray[np.float32], chunks: Chunks, seed: int) -> Priorities:
     """All classes, of equally many of each region's chunks at each aggregator, the largest first.
 
-    values: one per chunk; those that are equal (an embedding's rows without a gradient) go in an
-    order that the seed draws. An eager close leaves out a share of each region, hence the last
-    classes of each: what the share is need not be known.
+    values: one per chunk, none below 0; those that are equal (an embedding's rows without a
+    gradient) go in an order that the seed draws. An eager close leaves out a share of each region,
+    hence the last classes of each: what the share is need not be known.
     """
+    groups, starts, sizes = chunks.groups
     drawn = np.random.default_rng(seed).permutation(len(values))
-    place, sizes = _places(drawn[np.argsort(values[drawn], kind="stable")], chunks)
-    classes: Priorities = (PRIORITY_CLASSES - 1 - place * PRIORITY_CLASSES // sizes).astype(
-        np.uint8
-    )
+    # Sorted by one number of 64 bits: group, value (a float's bits rise with it), place in the
+    # draw. Values lose their last bits where the other two leave no room for 31.
+    low = len(values).bit_length()
+    bits = min(31, 64 - low - int(groups.max(initial=0)).bit_length())
+    keys = (values[drawn].view(np.uint32) & np.uint32(0x7FFFFFFF)).astype(np.uint64)
+    keys >>= np.uint64(31 - bits)
+    keys |= groups[drawn].astype(np.uint64) << np.uint64(bits)
+    keys <<= np.uint64(low)
+    keys |= np.arange(len(values), dtype=np.uint64)
+    keys.sort()
+    order = drawn[(keys & np.uint64((1 << low) - 1)).astype(np.intp)]
+    classes = np.empty(len(values), np.uint8)
+    place = np.arange(len(values)) - starts
+    classes[order] = PRIORITY_CLASSES - 1 - place * PRIORITY_CLASSES // sizes
     return classes
 
 
@@ -102,8 +116,10 @@ def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.
 
     Rounded up; an eager close of bound `share` leaves out none but these. order: as in `by_size`.
     """
-    place, sizes = _places(order, chunks)
-    marked: NDArray[np.bool_] = place < np.ceil(share * sizes - 1e-9)
+    groups, starts, sizes = chunks.groups
+    within = order[np.argsort(groups[order], kind="stable")]
+    marked = np.empty(len(order), np.bool_)
+    marked[within] = np.arange(len(order)) - starts < np.ceil(share * sizes - 1e-9)
     return marked
 
 
@@ -129,18 +145,3 @@ def check_priority(
             "pull='lossy' with priority='results': replicas get different results then, by which "
             "they cannot rank alike; set pull='exact' or 'committed', or priority='none'"
         )
-
-
-def _places(order: NDArray[np.intp], chunks: Chunks) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Each chunk's place among those of its region and aggregator, the smallest first, and how many
-    those are. order: as in `by_size`."""
-    new = (np.diff(chunks.regions) != 0) | (np.diff(chunks.aggregators) != 0)
-    starts = np.concatenate([[0], np.flatnonzero(new) + 1])
-    sizes = np.diff(np.append(starts, len(order)))
-    groups = np.repeat(np.arange(len(sizes)), sizes)
-    if len(sizes) < 1 << 16:
-        groups = groups.astype(np.uint16)  # which numpy sorts by radix
-    within = order[np.argsort(groups[order], kind="stable")]
-    places = np.empty(len(order), np.intp)
-    places[within] = np.arange(len(order)) - np.repeat(starts, sizes)
-    return places, np.repeat(sizes, sizes)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from gradwire.errors import ConfigError, suggestion
-from gradwire.plans import Region, TensorSlot, check_bound
+from gradwire.plans import REMEMBERED, Region, Regions, TensorSlot, check_bound
 
 __all__ = ["BoundTable", "check_patterns", "check_table", "regions_by_tensor"]
 
@@ -55,8 +55,8 @@ def regions_by_tensor(
     bounds: Sequence[float],
     grid_bounds: Sequence[float],
     chunk_elements: int,
-) -> tuple[Region, ...]:
-    """Makes the regions of a bucket whose tensors have a bound each.
+) -> Regions:
+    """Makes the regions of a bucket whose tensors have a bound each; the same object for the same.
 
     slots: in order, without gaps. bounds: of this step. grid_bounds: those that decide which
     tensors share a region, alike in all phases, so that the chunk grid stays. As in
@@ -64,18 +64,33 @@ def regions_by_tensor(
     first within its layer; the strictest bound of its tensors is the region's. Tensors that are
     critical by `grid_bounds` share regions among themselves only.
     """
-    return tuple(
+    return _regions(
+        slots if isinstance(slots, tuple) else tuple(slots),
+        tuple(bounds),
+        tuple(grid_bounds),
+        chunk_elements,
+    )
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _regions(
+    slots: tuple[TensorSlot, ...],
+    bounds: tuple[float, ...],
+    grid_bounds: tuple[float, ...],
+    chunk_elements: int,
+) -> Regions:
+    return Regions(
         Region(
             slots[first].offset,
             slots[last].offset + slots[last].length - slots[first].offset,
             min(bounds[first : last + 1]),
             slots[first].name if first == last else f"{slots[first].name} … {slots[last].name}",
         )
-        for first, last in _pools(tuple(slots), tuple(grid_bounds), chunk_elements)
+        for first, last in _pools(slots, grid_bounds, chunk_elements)
     )
 
 
-@functools.lru_cache(maxsize=256)  # a plan is written for each bucket of each step
+@functools.lru_cache(maxsize=REMEMBERED)
 def _pools(
     slots: tuple[TensorSlot, ...], bounds: tuple[float, ...], chunk_elements: int
 ) -> tuple[tuple[int, int], ...]:
