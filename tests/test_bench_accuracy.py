@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from gradwire.bench import app
-from gradwire.bench.accuracy import digits, tuning
+from gradwire.bench.accuracy import digits, trainer, tuning
 from gradwire.bench.accuracy.arms import ARMS, BAD, LOSSLESS
 from gradwire.bench.accuracy.cell import Cell, Outcome
 from gradwire.bench.accuracy.digits import DigitsLesson
@@ -27,6 +28,7 @@ from gradwire.bench.accuracy.results import notes, results
 from gradwire.bench.accuracy.scenarios import SCENARIOS
 from gradwire.bench.accuracy.statistics import Paired, compare, t_quantile
 from gradwire.bench.accuracy.study import Row, Training, cells, rows
+from gradwire.bench.accuracy.table import markdown
 from gradwire.bench.accuracy.tasks import TASKS
 from gradwire.bench.accuracy.text import TextLesson
 from gradwire.bench.accuracy.trainer import train
@@ -132,6 +134,17 @@ def test_a_training_that_halts_is_no_score() -> None:
     assert found.difference.pairs == 2
 
 
+def test_tables_say_which_commits_their_rows_are_of() -> None:
+    chosen = (Row("quiet", "ltp"),)
+    outcomes = dict.fromkeys(cells([TRAINING], chosen, 2), replace(DONE, commit="abc"))
+    outcomes[replace(SHORT, arm="ltp", seed=1)] = replace(DONE, commit="def")
+    found = results([TRAINING], chosen, 2, outcomes)
+    assert found[0].commits == ("abc", "def")
+    assert "Commits: abc, def." in list(markdown(found))
+    unknown = results([TRAINING], chosen, 2, dict.fromkeys(outcomes, DONE))
+    assert not any("Commits" in line for line in markdown(unknown))
+
+
 # ---------------------------------------------------------------------------- the ledger
 
 
@@ -225,6 +238,24 @@ def test_real_processes_train_as_virtual_ones_do() -> None:
     there, here = train_on_kernel(replace(cell, where="kernel")), train(cell)
     assert there.delivered == pytest.approx(here.delivered)
     assert there.lossy_rounds == here.lossy_rounds == 5
+
+
+def test_an_arm_may_have_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Job] = []
+
+    class Noted(Job):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            jobs.append(self)
+
+    monkeypatch.setattr(trainer, "Job", Noted)
+    for arm in ("dblp", "dblp-buckets"):
+        train(replace(SHORT, task="text", optimizer="adamw", arm=arm, rounds=2))
+    one, several = ([sum(p.numel() for p in group) for group in job.groups] for job in jobs)
+    assert len(one) == 1
+    assert len(several) == 3
+    assert sum(several) == one[0]
+    assert max(several) < 0.6 * one[0]
 
 
 def test_a_cell_is_determined_by_what_it_says() -> None:
@@ -354,7 +385,7 @@ def test_processes_train_as_this_one_does(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "cells.jsonl")])
     assert ran.exit_code == 0, ran.output
     for cell, outcome in Ledger(tmp_path / "cells.jsonl").outcomes.items():
-        assert replace(train(cell), seconds=0.0) == replace(outcome, seconds=0.0)
+        assert replace(train(cell), seconds=0.0) == replace(outcome, seconds=0.0, commit=None)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ class Arm:
         own_order: each worker leaves out chunks of its own (`own_order.OwnOrder` for "mlt").
         thirds: the thirds of training (0, 1, 2) in which all workers ask for the tolerant phase;
             in the others they ask for the critical one. Empty: the policy's detector decides.
+        buckets: about so many, as DDP makes them for overlap with the backward pass.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Arm:
     calibrated: bool = False
     own_order: bool = False
     thirds: tuple[int, ...] = ()
+    buckets: int = 1
 
 
 LOSSLESS = "lossless"
@@ -66,6 +68,7 @@ _CHOICES = (
     Arm("priority-40", "mlt", {**_PLAIN, "priority": "both"}),
     Arm("priority-40-feedback", "mlt", {**_PLAIN, "priority": "both", "error_feedback": True}),
     Arm("eager-40-results", "mlt", {**_PLAIN, "priority": "results"}),
+    Arm("dblp-buckets", "dblp", buckets=3),
     Arm("dblp-zero", "dblp", {"fill": "zero"}),
     Arm("dblp-random", "dblp", {"priority": "none"}),
     Arm("dblp-random-momentum", "dblp", {"fill": "momentum", "priority": "none"}),

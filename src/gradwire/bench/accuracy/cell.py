@@ -41,6 +41,7 @@ class Outcome:
         comm_s: virtual seconds of communication, mean of the rounds.
         error: why a training ended early; "" if none did.
         seconds: that the cell took to compute.
+        commit: of a source checkout, that computed it.
     """
 
     score: float | None
@@ -52,6 +53,7 @@ class Outcome:
     comm_s: float
     error: str
     seconds: float
+    commit: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

@@ -30,6 +30,7 @@ class Result:
         errors: why trainings ended early.
         delivered, critical_share, comm_s: means of the seeds'.
         lossy_rounds, guarded: sums over the seeds.
+        commits: that the arm and lossless training were run with, as far as that is known.
     """
 
     training: Training
@@ -44,6 +45,7 @@ class Result:
     comm_s: float | None
     lossy_rounds: int
     guarded: int
+    commits: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -62,6 +64,7 @@ class Result:
             "comm_s": self.comm_s,
             "lossy_rounds": self.lossy_rounds,
             "guarded": self.guarded,
+            "commits": list(self.commits),
         }
 
 
@@ -97,12 +100,14 @@ def notes(found: Sequence[Result]) -> list[str]:
 def _result(training: Training, row: Row, seeds: int, outcomes: Mapping[Cell, Outcome]) -> Result:
     pairs: list[tuple[float, float]] = []
     done: list[Outcome] = []
+    commits: set[str] = set()
     for seed in range(seeds):
         outcome = outcomes.get(cell_of(training, row, seed))
         base = outcomes.get(cell_of(training, Row("", LOSSLESS, QUIET, row.data), seed))
         if outcome is None or base is None:
             continue
         done.append(outcome)
+        commits.update(each.commit for each in (outcome, base) if each.commit)
         if outcome.score is not None and base.score is not None:
             pairs.append((outcome.score, base.score))
     difference = compare([p[0] for p in pairs], [p[1] for p in pairs]) if pairs else None
@@ -127,6 +132,7 @@ def _result(training: Training, row: Row, seeds: int, outcomes: Mapping[Cell, Ou
         comm_s=_mean([outcome.comm_s for outcome in done]),
         lossy_rounds=sum(outcome.lossy_rounds for outcome in done),
         guarded=sum(outcome.guarded for outcome in done),
+        commits=tuple(sorted(commits)),
     )
 
 

@@ -51,6 +51,7 @@ _CHOICES = (
     Row("choices", "eager-40-feedback"),
     Row("choices", "eager-40-fixed-order"),
     Row("choices", "eager-40-results"),
+    Row("choices", "dblp-buckets"),
     Row("choices", "dblp-zero"),
     Row("choices", "dblp-random"),
     Row("choices", "dblp-random-momentum"),

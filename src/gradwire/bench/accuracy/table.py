@@ -45,14 +45,19 @@ def markdown(results: Sequence[Result]) -> Iterator[str]:
         task = TASKS[training.task]
         rows = [result for result in done if result.training == training]
         for section in dict.fromkeys(result.row.section for result in rows):
+            part = [result for result in rows if result.row.section == section]
+            commits = sorted({commit for result in part for commit in result.commits})
             yield f"### `{section}`: {training.task}, {training.optimizer}"
             yield ""
+            if commits:
+                yield f"Commits: {', '.join(commits)}."
+                yield ""
             yield (
                 f"| arm | network | seeds | difference, {task.unit} | verdict | delivered "
                 "| critical | comm, ms |"
             )
             yield "|---|---|---|---|---|---|---|---|"
-            yield from (_line(result) for result in rows if result.row.section == section)
+            yield from (_line(result) for result in part)
             yield ""
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +24,7 @@ from gradwire.bench.accuracy.scenarios import SCENARIOS
 from gradwire.bench.accuracy.tasks import TASKS
 from gradwire.bench.accuracy.weather import PhaseWatch, Weather
 from gradwire.calibration import calibrate
+from gradwire.hook import sizes
 from gradwire.native import load_engine
 from gradwire.policies import Policy
 from gradwire.policies.base import option_names
@@ -60,8 +65,20 @@ def shuffle_of(cell: Cell, part: int) -> int:
     return 1 + 100 * cell.seed + part
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As the ranks of `kernel_rank`: on some CPUs a sum by two threads has other last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread()
 def train(cell: Cell) -> Outcome:
-    """Train all parts of a cell.
+    """Train all parts of a cell, with one thread.
 
     Raises:
         MissingDataError: the task's data are not on this machine.
@@ -127,6 +144,7 @@ class _Carrier:
             WORKERS,
             lesson.model,
             policy,
+            buckets=_buckets(list(reversed(sizes(lesson.model).values())), arm.buckets),
             backwards=True,
             link=scenario.link,
             datagram=DATAGRAM,
@@ -156,6 +174,13 @@ class _Carrier:
             raise AssertionError(f"round {number} of {self._arm.name}: the replicas differ")
         self._watch.observe(number, gradients)
         return applied[0]
+
+
+def _buckets(elements: list[int], count: int) -> list[int]:
+    """How many tensors each of `count` buckets holds, at most: those that begin in its share of
+    all elements."""
+    begins = itertools.accumulate(elements[:-1], initial=0)
+    return list(Counter(begin * count // sum(elements) for begin in begins).values())
 
 
 def _calibration(lesson: Lesson) -> dict[str, float]:
