@@ -177,7 +177,7 @@ def show(
     out: Annotated[Path | None, typer.Option(help="folder of runs.jsonl [out/lab/NAME]")] = None,
     page: Annotated[Path | None, typer.Option(help="write the HTML page to this file, too")] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="print it as docs/reproduction.md has it")
+        bool, typer.Option("--markdown", help="print its tables in Markdown")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="print the JSON instead of tables")

@@ -32,7 +32,7 @@ def report(
         typer.Option(help="write an HTML page to this file, of one run or of the comparison"),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="print each run as docs/reproduction.md has it")
+        bool, typer.Option("--markdown", help="print each run's tables in Markdown")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
