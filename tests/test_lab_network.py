@@ -107,11 +107,23 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
 
 
 def test_a_port_has_its_rate(hosts: Hosts) -> None:
-    result = hosts.receive(1)
-    hosts.send(0, 1, packets=20, seconds=0.5).wait()
-    counted = result()
-    rate = counted["packets"] * 1514 * 8 / counted["seconds"]
-    assert 0.6 * hosts.network.preset.rate < rate < 1.1 * hosts.network.preset.rate
+    """Never more, and, when the machine lets the sender fill it, no less."""
+    preset, deadline, best = hosts.network.preset, time.monotonic() + 60, 0.0
+    while best < 0.6 * preset.rate:
+        assert time.monotonic() < deadline, best
+        sender = hosts.send(0, 1, packets=20, seconds=0.5)
+        seen: list[tuple[float, float, int]] = []  # read not before, not after, and the bytes
+        while sender.poll() is None:
+            before, stats = time.monotonic(), hosts.network.port_stats(1)
+            seen.append((before, time.monotonic(), stats.downlink.packets * 1514))
+            time.sleep(0.005)
+        for early, (asked, _, first) in enumerate(seen):
+            for _, told_again, last in seen[early + 1 :]:
+                bits = (last - first) * 8
+                assert bits < 1.05 * preset.rate * (told_again - asked) + 8 * preset.bucket + 12_112
+                if told_again - asked >= 0.02:
+                    best = max(best, bits / (told_again - asked))
+                    break
 
 
 def test_incast_overflows_the_port_and_is_counted(hosts: Hosts) -> None:
