@@ -41,6 +41,7 @@ COLUMNS = (
     "passes",
     "critical",
     "bytes a round",
+    "on the wire",
     "rivals",
     "final loss",
     "time to loss",
@@ -78,7 +79,7 @@ def number(value: float | None) -> str:
 def row(entry: Mapping[str, Any]) -> list[str]:
     """A contestant's cells, in the order of `COLUMNS`."""
     low_high = entry["median_interval_s"]
-    moved = entry["bytes_per_round"]
+    moved, wired = entry["bytes_per_round"], entry.get("wire_bytes_per_round")
     throughput = entry["throughput_bps"]
     steps = f"{entry['steps_per_s']:.3g} steps/s"
     passes, push = entry["passes_median"], entry.get("push")
@@ -98,6 +99,7 @@ def row(entry: Mapping[str, Any]) -> list[str]:
         NONE if passes is None else f"{passes} (max {entry['passes_max']})",
         share(entry.get("critical_share")),
         NONE if moved is None else f"{moved / 1e6:.3g} MB",
+        NONE if wired is None else f"{wired / 1e6:.3g} MB",
         rate(entry["rival_goodput_bps"]),
         number(entry["final_loss"]),
         seconds(entry["time_to_loss_s"]),

@@ -48,6 +48,8 @@ class Ground:
         events: what was done to the network so far.
         lossy: when links lost on purpose for a while, from and to, likewise in seconds.
         victim: sends a signal to a rank; set by whoever starts the ranks.
+        wire: by contestant, the bytes that all workers and servers sent in its rounds, as their
+            ports count them, and how many rounds those are; see `counting`.
     """
 
     network: Network
@@ -57,6 +59,7 @@ class Ground:
     events: list[Event] = field(default_factory=list)
     lossy: list[tuple[float, float]] = field(default_factory=list)
     victim: Callable[[int, int], None] | None = None
+    wire: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -142,10 +145,24 @@ class Ground:
 
     @contextlib.contextmanager
     def around(self, contestant: str) -> Iterator[None]:
-        """What surrounds each timed round: loss that comes with it, and the faults of the first."""
+        """What surrounds each timed round: loss that comes with it, the faults of the first, and
+        the count of what it sends."""
         self.fail_first(contestant)
-        with self.losing(self.scenario.loss.when == "rounds"):
+        with self.losing(self.scenario.loss.when == "rounds"), self.counting(contestant):
             yield
+
+    @contextlib.contextmanager
+    def counting(self, contestant: str, rounds: int = 1) -> Iterator[None]:
+        """Add to `wire` what goes into the switches in so many rounds: headers, repeats and ACKs,
+        also those of rivals' streams into one of these hosts, but not what its own queue drops."""
+        before = self._sent_bytes()
+        yield
+        total, count = self.wire.get(contestant, (0, 0))
+        self.wire[contestant] = (total + self._sent_bytes() - before, count + rounds)
+
+    def _sent_bytes(self) -> int:
+        hosts = range(self.scenario.topology.hosts)
+        return sum(self.network.port_stats(host).uplink.bytes for host in hosts)
 
     def fail_first(self, contestant: str) -> None:
         """Have the faults begin if it is a contestant's first turn."""

@@ -25,6 +25,9 @@ class Track:
         delivered: for each sample, the share of each worker's gradients that counted.
         layers: mean delivered share by layer, over samples and workers.
         bytes: UDP payload bytes that all workers sent.
+        wire_bytes: that all workers and servers sent in `wire_rounds` rounds, as their ports count
+            them: with headers, repeats and ACKs; 0 in journals from before it was counted.
+        wire_rounds: see `wire_bytes`; of training, warm-up included.
         packets: that they sent.
         retransmissions: of those.
         push_s: seconds of the slowest worker's push; none for TCP.
@@ -42,6 +45,8 @@ class Track:
     delivered: list[list[float]] = field(default_factory=list)
     layers: dict[str, float] = field(default_factory=dict)
     bytes: list[int] = field(default_factory=list)
+    wire_bytes: int = 0
+    wire_rounds: int = 0
     packets: list[int] = field(default_factory=list)
     retransmissions: list[int] = field(default_factory=list)
     push_s: list[float] = field(default_factory=list)

@@ -111,6 +111,7 @@ def _delivery(tracks: Sequence[Track]) -> dict[str, Any]:
             layers.setdefault(name, []).append(share)
     packets = sum(sum(track.packets) for track in tracks)
     rounds = sum(len(track.bytes) for track in tracks)
+    counted = sum(track.wire_rounds for track in tracks)
     passes = [count for track in tracks for count in track.passes]
     pushes = [value for track in tracks for value in track.push_s]
     critical = [each for track in tracks for each in track.critical]
@@ -120,6 +121,7 @@ def _delivery(tracks: Sequence[Track]) -> dict[str, Any]:
         "delivered_by_worker": [statistics.fmean(column) for column in zip(*shares, strict=False)],
         "delivered_by_layer": {name: statistics.fmean(each) for name, each in layers.items()},
         "bytes_per_round": sum(sum(t.bytes) for t in tracks) / rounds if rounds else None,
+        "wire_bytes_per_round": sum(t.wire_bytes for t in tracks) / counted if counted else None,
         "retransmitted": (
             sum(sum(t.retransmissions) for t in tracks) / packets if packets else None
         ),

@@ -175,7 +175,7 @@ class _Course:
         parts = list(segments(done, steps, loss.steps if loss.when == "steps" else ()))
         for place, (count, losing) in enumerate(parts):
             last = place == len(parts) - 1
-            with self._ground.losing(losing):
+            with self._ground.losing(losing), self._ground.counting(name, count):
                 block = self._block(name, count, last, settle=place == 0)
             found = join(block, 0, 0.0)
             for index, step in enumerate(found):
@@ -185,6 +185,7 @@ class _Course:
             if kept < count:
                 track.spans.append((found[kept].start, found[-1].start + found[-1].comm))
             steps_so_far += count
+        track.wire_bytes, track.wire_rounds = self._ground.wire[name]
         if block.validation is not None:
             track.losses.append((done + steps, track.job_s, block.validation))
         self._progress(name, done + steps)

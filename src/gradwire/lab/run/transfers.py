@@ -104,7 +104,9 @@ def run_transfers(
         )
         reports = race.reports()
     for name, rounds in results.items():
-        run.tracks[name] = track_of(rounds, reports[name], work.compute_s)
+        track = track_of(rounds, reports[name], work.compute_s)
+        track.wire_bytes, track.wire_rounds = ground.wire.get(name, (0, 0))
+        run.tracks[name] = track
 
 
 def track_of(rounds: list[Round], reports: list[dict[str, Any]], compute_s: float = 0.0) -> Track:
