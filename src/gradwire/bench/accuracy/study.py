@@ -36,11 +36,7 @@ class Training:
 
 _QUIET = tuple(Row("quiet", arm) for arm in (BAD, *(arm.name for arm in POLICIES)))
 _BURSTS = tuple(Row("bursts", arm.name, each.name) for each in BURSTS for arm in POLICIES)
-_LEVELS = tuple(
-    Row("levels", arm, each.name)
-    for each in BY_LEVEL
-    for arm in ("mlt", "dblp", "dblp-vesting", "ltp", "optireduce", "adaptive")
-)
+_LEVELS = tuple(Row("levels", arm.name, each.name) for each in BY_LEVEL for arm in POLICIES)
 _MOTIVATION = tuple(Row("thirds", f"{loss}-{when}") for loss in (40, 80) for when in THIRDS)
 _CHOICES = (
     Row("choices", "eager-40"),
