@@ -162,9 +162,11 @@ def test_a_rate_holds_and_changes() -> None:
 
 
 def test_a_wire_carries_a_low_rate_both_ways() -> None:
-    load = wire_load(20_000_000, 0.010, seconds=0.5)
-    assert load.lost == 0
-    assert load.carried > 0.5 * load.rate
+    deadline = time.monotonic() + 30  # a machine that stops for a while carries nothing meanwhile
+    while (
+        load := wire_load(20_000_000, 0.010, seconds=0.5)
+    ).carried < 0.5 * load.rate or load.lost:
+        assert time.monotonic() < deadline, load
     assert 0 < load.cpu < 1
 
 

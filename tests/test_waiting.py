@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from gradwire.phases import GAUGES, Ballot, Summary
-from gradwire.policies.waiting import EASE, HOLD, LONGEST_HOLD, SHARE, Choice, Waiting
+from gradwire.policies.waiting import (
+    DENSE_SHARE,
+    EASE,
+    HOLD,
+    LONGEST_HOLD,
+    SHARE,
+    Choice,
+    Waiting,
+)
 from gradwire.telemetry import StepReport
 from gradwire.virtual import Job
 
@@ -83,14 +91,14 @@ def test_the_worker_that_waits_least_is_agreed_on() -> None:
     assert Summary.fold(step + 1, 2, buckets).rest is None
 
 
-def needs(ratio: float) -> Summary:
-    """A rest with which exactly this share of the dense bytes may be sent."""
-    odds = ratio * (1.0 - SHARE) / SHARE
+def needs(ratio: float, share: float = SHARE) -> Summary:
+    """A rest with which waiting for this share of the dense bytes takes `share` of a step."""
+    odds = ratio * (1.0 - share) / share
     return Summary(0, rest=odds / (1.0 + odds))
 
 
 def test_the_mildest_ratio_that_is_enough_is_taken_at_once() -> None:
-    for need, taken in ((3.0, 1.0), (1.01, 1.0), (0.99, 0.5), (0.4, 0.25), (0.01, 0.25)):
+    for need, taken in ((0.51, 0.5), (0.49, 0.25), (0.01, 0.25)):
         choice = Choice(0.25)
         choice.observe(needs(need))
         assert choice.ratio == taken
@@ -99,6 +107,27 @@ def test_the_mildest_ratio_that_is_enough_is_taken_at_once() -> None:
     assert deep.ratio == 1 / 128
     deep.observe(Summary(1))
     assert deep.ratio == 1 / 128
+
+
+@pytest.mark.parametrize(("waited", "taken"), [(0.14, 1.0), (0.16, 0.5), (0.57, 0.5), (0.58, 0.25)])
+def test_half_the_bytes_are_had_sooner_than_a_quarter(waited: float, taken: float) -> None:
+    """What a dense step may wait is 0.15 of it, what one in f16 may is 0.4: 0.4 / 0.6 of the rest,
+    of which the dense one waits for twice as much, 4/7 of its step."""
+    assert (DENSE_SHARE, SHARE) == (0.15, 0.4)
+    choice = Choice(0.25)
+    choice.observe(Summary(0, rest=1.0 - waited))
+    assert choice.ratio == taken
+
+
+def test_dense_steps_come_back_only_with_room() -> None:
+    choice = Choice(0.25)
+    choice.observe(Summary(0, rest=0.8))
+    assert choice.ratio == 0.5
+    for _ in range(100):
+        choice.observe(needs(0.99 * EASE, DENSE_SHARE))
+    assert choice.ratio == 0.5
+    choice.observe(needs(1.01 * EASE, DENSE_SHARE))
+    assert choice.ratio == 1.0
 
 
 def until_dense(choice: Choice, summary: Summary) -> int:

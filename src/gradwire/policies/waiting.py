@@ -10,7 +10,8 @@ the end of the step. What hides behind computation, or behind a slower worker, s
 So each worker says which share of its steps is *rest*, spent otherwise, if transfers were dense:
 of what it waited three round trips stay what they are, the remainder shrinks with the bytes. The
 largest rest of all workers is agreed (a worker that waits for a slower one has less than that one),
-and the encoding is the mildest that leaves a transfer at most `SHARE` of the step.
+and the encoding is the mildest that leaves a transfer at most its share of the step: that of a
+dense one is small, since f16 rounds to 2^-11 and halves the bytes; int8 needs a better reason.
 
 It does not flap: a milder encoding has to be good enough by the factor `EASE`, and a return that
 had to be taken back doubles the time until the next (a transfer that computation hides when it is
@@ -41,8 +42,8 @@ PAUSE = 2.0
 """What a step may have spent otherwise, in mean steps of before; more was no step's computation, or
 is believed when it comes again: the mean grows with it."""
 
-SHARE = 0.4
-"""Of a step that may be waiting for its transfer."""
+DENSE_SHARE, SHARE = 0.15, 0.4
+"""Of a step that may be waiting for its transfer: for a dense one, and for one that is encoded."""
 
 EASE = 1.5
 HOLD, LONGEST_HOLD = 16, 512
@@ -145,20 +146,20 @@ class Choice:
         self.age += 1
         if summary.rest is None:
             return
-        needed = _needed(summary.rest)
-        if needed < self.ratio and self._rung(needed) < self.ratio:
+        if (lower := self._rung(summary.rest)) < self.ratio:
             if self.eased and self.age < self.hold:
                 self.hold = min(2 * self.hold, LONGEST_HOLD)
-            self._move(self._rung(needed), eased=False)
-        elif self.age >= self.hold and self._rung(needed / EASE) > self.ratio:
-            self._move(self._rung(needed / EASE), eased=True)
+            self._move(lower, eased=False)
+        elif self.age >= self.hold and (higher := self._rung(summary.rest, EASE)) > self.ratio:
+            self._move(higher, eased=True)
 
     def _move(self, ratio: float, *, eased: bool) -> None:
         self.ratio, self.age, self.eased = ratio, 0, eased
 
-    def _rung(self, needed: float) -> float:
+    def _rung(self, rest: float, room: float = 1.0) -> float:
+        """The mildest ratio that is enough, with room by this factor."""
         ratio = 1.0
-        while ratio > needed and ratio / 2.0 >= self.floor:
+        while room * ratio > _most(ratio, rest) and ratio / 2.0 >= self.floor:
             ratio /= 2.0
         return ratio
 
@@ -175,6 +176,7 @@ class Choice:
         self.hold, self.eased = read.whole("hold", high=LONGEST_HOLD), read.flag("eased")
 
 
-def _needed(rest: float) -> float:
-    """The share of the dense bytes with which waiting takes `SHARE` of the step."""
-    return SHARE / (1.0 - SHARE) * rest / max(1.0 - rest, 1e-9)
+def _most(ratio: float, rest: float) -> float:
+    """The share of the dense bytes with which waiting takes what it may of a step at `ratio`."""
+    share = DENSE_SHARE if ratio == 1.0 else SHARE
+    return share / (1.0 - share) * rest / max(1.0 - rest, 1e-9)
