@@ -56,6 +56,7 @@ def test_a_step_under_its_floor_is_resent_exactly(feedback: bool) -> None:
     sent = [gradient + rest for gradient, rest in zip(gradients(8), owed, strict=True)]
     results = job.step(gradients(8))
     assert job.report.guard == "resent"
+    assert job.report.encoded_share == 2.0
     assert job.report.delivered == 1.0
     assert job.report.exceeded
     for result in results:

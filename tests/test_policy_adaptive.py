@@ -13,6 +13,7 @@ import torch
 from gradwire.errors import ConfigError
 from gradwire.hook import HookState
 from gradwire.phases import Summary
+from gradwire.plans import encoded_share
 from gradwire.policies import Adaptive
 from gradwire.policies.lateness import PushHistory
 from gradwire.sim import NETWORK_B, Link
@@ -137,8 +138,10 @@ def test_when_a_push_is_late_is_learned_from_the_last_ones() -> None:
     for step in range(20):  # waiting has taught the new times
         history.observe(Summary(step, pushes=(0.1,)))
     assert history.late_after(0) == pytest.approx(0.1 + 2e-4)
-    history.forget()
-    assert history.late_after(0) is None
+
+
+def late(policy: Adaptive) -> float | None:
+    return policy._pushes.late_after(0, encoded_share(*policy._stage()))
 
 
 def test_another_encoding_is_no_reason_to_be_late() -> None:
@@ -147,10 +150,33 @@ def test_another_encoding_is_no_reason_to_be_late() -> None:
         job.compute(0.5)
         job.step(gradients(step, 2))
     policy = job.policies[0]
-    assert policy._pushes.late_after(0) is not None
+    assert isinstance(policy, Adaptive)
+    assert late(policy) is not None
     policy.observe(replace(job.report, agreed=replace(job.report.agreed, rest=0.5)))
     assert policy._stage()[0] == "f16"
-    assert policy._pushes.late_after(0) is None
+    assert late(policy) is None
+    half = replace(job.report, encoded_share=0.5)
+    for _ in range(10):  # the first tells of the dense step before it
+        policy.observe(half)
+        assert late(policy) is None
+    policy.observe(half)
+    assert late(policy) is not None
+    while policy._stage()[0] == "f16":
+        policy.observe(replace(half, agreed=replace(half.agreed, rest=1.0)))
+    assert late(policy) is not None  # as it was known before
+
+
+def test_an_exact_step_counts_as_the_dense_one_that_it_is() -> None:
+    """Its wait is that of all bytes, not of the half that other steps send: no reason for int8."""
+    job = Job(3, TENSORS, "adaptive", link=NETWORK_B)
+    assert encodings(job, range(12), compute_s=0.018)[-1] == "f16"
+    for step in range(12, 32):
+        for pipeline in job.pipelines:
+            pipeline.flush()
+        assert encodings(job, range(step, step + 1), compute_s=0.018) == ["f16"]
+        assert job.report.encoded_share == 1.0
+    assert encodings(job, range(32, 36), compute_s=0.018) == ["f16"] * 4
+    assert job.report.encoded_share == 0.5
 
 
 def encodings(job: Job, steps: range, compute_s: float) -> list[str]:

@@ -555,4 +555,5 @@ class GradientPipeline:
             verdict="fixed bound",
             guard=step.action,
             period_s=period_s,
+            resent=[each.resent for each in step.transfers if each.resent is not None],
         )

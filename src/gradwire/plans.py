@@ -31,6 +31,7 @@ __all__ = [
     "REMEMBERED",
     "SCOPES",
     "SPENDS",
+    "TOPK_SHARE",
     "TRANSFORMS",
     "CloseStep",
     "Region",
@@ -44,6 +45,7 @@ __all__ = [
     "check_control",
     "check_kept",
     "check_share",
+    "encoded_share",
     "mix_seed",
     "pool",
 ]
@@ -57,6 +59,9 @@ CLOCKS = ("open", "first_arrival", "tail")
 SCOPES = ("worker", "all")
 TRANSFORMS = ("none", "hadamard")
 ENCODINGS = ("f32", "f16", "bf16", "int8", "topk")
+_ENCODED_SHARES = {"f32": 1.0, "f16": 0.5, "bf16": 0.5, "int8": 0.25}
+TOPK_SHARE = 6.0 / 4.0
+"""Bytes of an element that top-k keeps (value and 16-bit index) over those of a float32."""
 
 PRIORITY_CLASSES = 8
 """Classes of order "priority", from 0, which goes first."""
@@ -95,6 +100,11 @@ def check_share(name: str, value: object) -> None:
     """Raises ConfigError unless `value` is a number in [0, 1)."""
     if not is_number(value) or not 0.0 <= value < 1.0:
         raise ConfigError(f"{name}={value!r}: a number in [0, 1)")
+
+
+def encoded_share(encoding: str, kept: float) -> float:
+    """What an encoding sends of float32's bytes; what each chunk adds is left out."""
+    return _ENCODED_SHARES.get(encoding, TOPK_SHARE * kept)
 
 
 def check_kept(name: str, value: object) -> None:

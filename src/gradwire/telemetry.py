@@ -15,7 +15,7 @@ import numpy as np
 
 from gradwire.errors import ConfigError
 from gradwire.phases import Phase, Summary
-from gradwire.plans import TransferPlan, TransferReport
+from gradwire.plans import TransferPlan, TransferReport, encoded_share
 
 __all__ = ["RegionReport", "ReportWriter", "StepReport", "build_report", "finite"]
 
@@ -48,7 +48,8 @@ class StepReport:
     nothing has fired since the start. guard: "resent" or "skipped" for a step that delivered too
     little, "strict" for one made exact because the loss rose, else "". period_s: from the start of
     the step before to the start of this one, computation included; 0 for the first. passes: of the
-    push that took the most; 0 under control "stream".
+    push that took the most; 0 under control "stream". encoded_share: what the encodings sent of
+    float32's bytes; above 1 where a step was sent again.
     """
 
     step: int
@@ -78,6 +79,7 @@ class StepReport:
     period_s: float = 0.0
     passes: int = 0
     exposed_s: float = 0.0
+    encoded_share: float = 1.0
 
     def with_phases(self, critical_share: float, verdict: str) -> StepReport:
         """The same report with the detector's words on the run so far."""
@@ -102,8 +104,12 @@ def build_report(
     guard: str = "",
     period_s: float = 0.0,
     exposed_s: float = 0.0,
+    resent: Sequence[TransferPlan] = (),
 ) -> StepReport:
-    """Joins the transfers of one step's buckets, in bucket order, into one report."""
+    """Joins the transfers of one step's buckets, in bucket order, into one report.
+
+    resent: plans by which buckets were sent again.
+    """
     regions: list[RegionReport] = []
     exceeded: list[str] = []
     counted = elements = 0.0
@@ -116,6 +122,8 @@ def build_report(
             elements += region.length
         exceeded.extend(plan.regions[index].name for index in report.exceeded)
     reports = [report for _, report in transfers]
+    sent = [*(plan for plan, _ in transfers), *resent]
+    encoded = sum(encoded_share(plan.encoding, plan.kept) * plan.elements for plan in sent)
     return StepReport(
         step=step,
         rank=rank,
@@ -144,6 +152,7 @@ def build_report(
         period_s=period_s,
         passes=max(report.passes for report in reports),
         exposed_s=exposed_s,
+        encoded_share=encoded / elements,
     )
 
 

@@ -26,7 +26,14 @@ from typing import Any, ClassVar
 
 from gradwire.errors import ConfigError
 from gradwire.phases import Every, make_detector
-from gradwire.plans import BY_BOUND, CloseStep, TransferPlan, check_bound, check_choice
+from gradwire.plans import (
+    BY_BOUND,
+    CloseStep,
+    TransferPlan,
+    check_bound,
+    check_choice,
+    encoded_share,
+)
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
 from gradwire.policies.congestion import FLOOR, INT8, stage, wider
 from gradwire.policies.lateness import PushHistory
@@ -91,6 +98,7 @@ class Adaptive(Policy):
         self._choice = Choice(FLOOR if self.compress == "topk" else INT8)
         self._waiting = Waiting()
         self._pushes = PushHistory()
+        self._sent = 1.0  # of float32's bytes, by the last step
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def options(self) -> dict[str, object]:
@@ -150,7 +158,7 @@ class Adaptive(Policy):
             [strict or loose for strict, loose in zip(low, high, strict=True)],
             wider(context.chunk_elements, encoding, kept),
         )
-        late = self._pushes.late_after(context.bucket)
+        late = self._pushes.late_after(context.bucket, encoded_share(encoding, kept))
         spend: dict[str, Any] = {"spend": "lost"}
         if late is not None:
             schedule = (_since_first(0.0, 1.0), _since_first(late, BY_BOUND))
@@ -168,12 +176,10 @@ class Adaptive(Policy):
     def observe(self, report: StepReport) -> None:
         """Moves phases and encoding by what was agreed; notes how long this step waited."""
         super().observe(report)
-        self._waiting.observe(report, self._ratio)
-        before = self._stage()
+        self._waiting.observe(report, report.encoded_share)
         self._choice.observe(report.agreed)
-        self._pushes.observe(report.agreed)
-        if self._stage() != before:
-            self._pushes.forget()
+        self._pushes.observe(report.agreed, self._sent)
+        self._sent = report.encoded_share
 
     def state_dict(self) -> dict[str, object]:
         """Phases, ratio, push times, and this worker's view of its last steps."""

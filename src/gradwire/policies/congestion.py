@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.phases import Summary
+from gradwire.plans import TOPK_SHARE, encoded_share
 from gradwire.states import State
 from gradwire.telemetry import StepReport
 
@@ -33,12 +34,6 @@ SHRINK, GROW, FLOOR = 0.95, 0.001, 0.005
 INT8 = 0.25
 """The smallest ratio that needs no top-k."""
 RAMP = 2.0
-
-TOPK_SHARE = 6.0 / 4.0
-"""Bytes of a kept element (value and 16-bit index) over those of a dense one."""
-
-WIDTH = {"f32": 1.0, "f16": 2.0, "int8": 4.0}
-"""Elements of a datagram over those of a dense one."""
 
 
 def congested(report: StepReport, share: float) -> bool:
@@ -104,5 +99,4 @@ def stage(ratio: float) -> tuple[str, float]:
 
 def wider(chunk_elements: int, encoding: str, kept: float) -> int:
     """About how many elements a datagram carries; for pooling small tensors."""
-    width = WIDTH.get(encoding, 1.0 / (TOPK_SHARE * kept))
-    return max(1, int(chunk_elements * width))
+    return max(1, int(chunk_elements / encoded_share(encoding, kept)))

@@ -9,6 +9,9 @@ trouble themselves. Every number is agreed, hence the same on all ranks.
 
 Where fewer than half of the last pushes were whole, nothing is late: either the network got slower
 for good, and waiting teaches the new times, or loss is so heavy that loss alone decides.
+
+Pushes in another encoding take other times, so each share of float32's bytes has a history of its
+own: who comes back to one finds what was learned with it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradwire.errors import ConfigError
 from gradwire.phases import Summary
 from gradwire.policies.timing import PathEstimate, quantile
 from gradwire.states import State
@@ -33,27 +37,29 @@ LONGEST_S = 3600.0
 """The longest delay that a schedule takes."""
 
 
+Pushes = dict[int, list[float]]
+"""The last push times by bucket, in seconds, infinite where a push was not whole."""
+
+
 @dataclass
 class PushHistory:
-    """The last push times per bucket, infinite where a push was not whole."""
+    """The last push times by the share of float32's bytes that was sent, and by bucket."""
 
     path: PathEstimate = field(default_factory=PathEstimate)
-    pushes: dict[int, list[float]] = field(default_factory=dict)
+    pushes: dict[float, Pushes] = field(default_factory=dict)
 
-    def observe(self, summary: Summary) -> None:
-        """Takes the agreed push times of the step before."""
+    def observe(self, summary: Summary, share: float = 1.0) -> None:
+        """Takes the agreed push times of the step before, which sent this share."""
         self.path.observe(summary)
+        known = self.pushes.setdefault(_rounded(share), {})
         for bucket, push in enumerate(summary.pushes):
             if push > 0.0:
-                self.pushes[bucket] = [*self.pushes.get(bucket, []), push][-WINDOW:]
+                known[bucket] = [*known.get(bucket, []), push][-WINDOW:]
 
-    def forget(self) -> None:
-        """Starts anew: pushes are about to take other times."""
-        self.pushes = {}
-
-    def late_after(self, bucket: int) -> float | None:
+    def late_after(self, bucket: int, share: float = 1.0) -> float | None:
         """Seconds after which a bucket's push is late; None while that is not known."""
-        whole = [push for push in self.pushes.get(bucket, []) if push < math.inf]
+        known = self.pushes.get(_rounded(share), {}).get(bucket, [])
+        whole = [push for push in known if push < math.inf]
         if len(whole) < WINDOW / 2 or self.path.rtprop_s is None:
             return None
         median, high = quantile(whole, 0.5), quantile(whole, 0.75)
@@ -63,7 +69,10 @@ class PushHistory:
     def state_dict(self) -> dict[str, Any]:
         """The times and the path's estimates."""
         return {
-            "pushes": {bucket: list(times) for bucket, times in self.pushes.items()},
+            "pushes": {
+                repr(share): {bucket: list(times) for bucket, times in known.items()}
+                for share, known in self.pushes.items()
+            },
             "path": [self.path.rtprop_s, self.path.btlbw],
         }
 
@@ -76,7 +85,28 @@ class PushHistory:
             raise read.wrong("path", "[RTprop, BtlBw]")
         estimate = dict(zip(("rtprop_s", "btlbw"), path, strict=True))
         self.path = PathEstimate.read(State(estimate, read.at("path")))
+        shares = read.part("pushes")
         self.pushes = {
-            bucket: times[-WINDOW:]
-            for bucket, times in read.part("pushes").lists_by_bucket().items()
+            _share(text, shares): {
+                bucket: times[-WINDOW:]
+                for bucket, times in shares.part(text).lists_by_bucket().items()
+            }
+            for text in shares.values
         }
+
+
+def _rounded(share: float) -> float:
+    """The same for what several buckets sent together."""
+    return round(share, 6)
+
+
+def _share(text: object, read: State) -> float:
+    try:
+        share = float(text) if isinstance(text, str) else math.nan
+    except ValueError:
+        share = math.nan
+    if not 0.0 < share < math.inf:
+        raise ConfigError(
+            f"{read.name}: key {text!r}: the share of float32's bytes is needed, as in '0.5'"
+        )
+    return share
