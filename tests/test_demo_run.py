@@ -133,7 +133,6 @@ def _check_document(document: dict[str, Any], demo: Demo) -> None:
     assert document["error"] is None
     assert [entry["name"] for entry in document["contestants"]] == CONTESTANTS
     assert document["model"]["parameters"] >= 2_000_000
-    assert document["wall_s"] < 60
     for entry in document["contestants"]:
         assert all(entry[name] > 0 for name in NUMBERS)
         assert entry["comm_p99_s"] is None

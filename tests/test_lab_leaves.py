@@ -77,6 +77,10 @@ def test_a_packet_takes_the_way_over_the_spine_only_to_another_leaf(wired: bool)
             before = [network.uplink_stats(leaf) for leaf in (0, 1)]
             arrived = network.port_stats(target).downlink.packets
             send(network, [(source, target)])
+            deadline = time.monotonic() + 10
+            while network.port_stats(target).downlink.packets == arrived:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             after = [network.uplink_stats(leaf) for leaf in (0, 1)]
             seen = [
                 getattr(new, name).packets - getattr(old, name).packets

@@ -20,7 +20,8 @@ PACKETS = 2000
 RECEIVER = """
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+try: s.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)  # SO_RCVBUFFORCE: root has it
+except OSError: s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
 s.bind(("0.0.0.0", 5000))
 print("ready", flush=True)
 count, patience = 0, 20.0

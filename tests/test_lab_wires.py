@@ -63,11 +63,22 @@ def rtt(network: Network, count: int = 20) -> tuple[float, float]:
     return min(times), median(times)
 
 
+def counted(network: Network) -> tuple[int, int]:
+    """How many packets came to the wire of host 0, and how many it has not yet carried or lost."""
+    ways = network.wire_stats(0).values()
+    came = sum(way.packets for way in ways)
+    return came, came - sum(way.delivered + way.dropped_loss + way.dropped_queue for way in ways)
+
+
 def send(network: Network, source: int, count: int, train: int = 1) -> None:
     target = network.discard_address(1 - source)
     command = [sys.executable, "-c", SENDER, str(count), str(train), target]
     assert network.spawn(source, command).wait() == 0
-    time.sleep(0.2)
+    deadline, before = time.monotonic() + 10, (-1, 0)
+    while (now := counted(network)) != before or now[1]:
+        assert time.monotonic() < deadline, now
+        before = now
+        time.sleep(0.2)
 
 
 def test_round_trips_take_what_was_asked_for() -> None:

@@ -254,20 +254,19 @@ def test_the_thread_bears_its_name_and_takes_no_gil() -> None:
         interval = sys.getswitchinterval()
         sys.setswitchinterval(60.0)
         try:
+            data = [np.ones(1000, np.float32) for _ in range(2)]
             for worker in range(2):
-                engines[worker].all_reduce(
-                    op=0, step=0, plan=plan(1000), data=np.ones(1000, np.float32)
-                )
-            deadline = time.monotonic() + 1.0
-            while time.monotonic() < deadline:
+                engines[worker].all_reduce(op=0, step=0, plan=plan(1000), data=data[worker])
+            deadline = time.monotonic() + 20.0
+            while not all(each[-1] == 2.0 for each in data) and time.monotonic() < deadline:
                 pass
+            assert [each[-1] for each in data] == [2.0, 2.0]
         finally:
             sys.setswitchinterval(interval)
         for worker in range(2):
-            done = engines[worker].next_completion(0)
+            done = engines[worker].next_completion(10 * SECOND)
             assert done is not None
             assert done.ok
-            assert done.total_ns < SECOND
 
 
 def test_buffers_of_running_ops_are_kept_alive() -> None:
@@ -359,7 +358,8 @@ def test_a_path_that_does_not_carry_the_longest_datagrams_shows_before_the_first
     try:
         engines[0].connect([engines[0].address, narrow.addresses[1]])
         engines[1].connect([narrow.addresses[0], engines[1].address])
-        assert engines[0].wait_connected(SECOND) == missing
+        wait = SECOND if missing else 10 * SECOND  # it ends early if nothing is
+        assert engines[0].wait_connected(wait) == missing
     finally:
         close_all(engines)
         narrow.close()

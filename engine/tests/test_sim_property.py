@@ -37,7 +37,7 @@ def test_one_seed_is_one_run(seed: int) -> None:
 
 
 def test_a_thousand_seeds_take_seconds() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     for seed in range(6000, 6020):
         random_job(seed).run()
-    assert time.perf_counter() - started < 20 * 0.09, "the property test would leave its budget"
+    assert time.process_time() - started < 20 * 0.09, "the property test would leave its budget"

@@ -145,16 +145,15 @@ class Ground:
 
     @contextlib.contextmanager
     def around(self, contestant: str) -> Iterator[None]:
-        """What surrounds each timed round: loss that comes with it, the faults of the first, and
-        the count of what it sends."""
+        """What surrounds each timed round: loss that comes with it, and the faults of the first."""
         self.fail_first(contestant)
-        with self.losing(self.scenario.loss.when == "rounds"), self.counting(contestant):
+        with self.losing(self.scenario.loss.when == "rounds"):
             yield
 
     @contextlib.contextmanager
-    def counting(self, contestant: str, rounds: int = 1) -> Iterator[None]:
-        """Add to `wire` what goes into the switches in so many rounds: headers, repeats and ACKs,
-        also those of rivals' streams into one of these hosts, but not what its own queue drops."""
+    def counting(self, contestant: str, rounds: int) -> Iterator[None]:
+        """Add to `wire` what is sent in a turn of so many rounds: headers, repeats and ACKs, also
+        those of rivals' streams into one of these hosts, but not what its own queue drops."""
         before = self._sent_bytes()
         yield
         total, count = self.wire.get(contestant, (0, 0))
@@ -162,7 +161,8 @@ class Ground:
 
     def _sent_bytes(self) -> int:
         hosts = range(self.scenario.topology.hosts)
-        return sum(self.network.port_stats(host).uplink.bytes for host in hosts)
+        queues = [self.network.port_stats(host).uplink for host in hosts]
+        return sum(queue.bytes + queue.backlog for queue in queues)
 
     def fail_first(self, contestant: str) -> None:
         """Have the faults begin if it is a contestant's first turn."""

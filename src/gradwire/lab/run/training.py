@@ -175,7 +175,7 @@ class _Course:
         parts = list(segments(done, steps, loss.steps if loss.when == "steps" else ()))
         for place, (count, losing) in enumerate(parts):
             last = place == len(parts) - 1
-            with self._ground.losing(losing), self._ground.counting(name, count):
+            with self._ground.counting(name, count), self._ground.losing(losing):
                 block = self._block(name, count, last, settle=place == 0)
             found = join(block, 0, 0.0)
             for index, step in enumerate(found):

@@ -70,7 +70,7 @@ def schedule_of(each: Contestant, scenario: Scenario) -> list[tuple[float, float
 def run_transfers(
     scenario: Scenario, seed: int, ground: Ground, run: CellRun, progress: Progress
 ) -> None:
-    """Race all contestants of a cell; what they did goes to `run`, also when one fails.
+    """Race all contestants of a cell; what they did goes to `run` when all are done.
 
     Raises:
         RankError: a rank failed, or took longer than a round may.
@@ -99,6 +99,7 @@ def run_transfers(
             bursts=ground.traffic[0] if ground.traffic else None,
             progress=progress,
             around=ground.around,
+            turn=ground.counting,
             rotate=True,
             turns=ground.next_turns,
         )
