@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-CONTESTANTS = ["gloo", "reliable", "dblp"]
+CONTESTANTS = ["gloo", "reliable", "dblp", "adaptive"]
 NUMBERS = (
     "steps",
     "timed_steps",
@@ -140,8 +140,8 @@ def _check_document(document: dict[str, Any], demo: Demo) -> None:
         assert set(entry["series"][0]) == STEP_KEYS
         assert len(entry["series"]) == entry["steps"]
         assert entry["validation"][-1]["step"] == entry["steps"]
-    gloo, reliable, dblp = document["contestants"]
-    assert gloo["steps"] == reliable["steps"] == dblp["steps"] >= 4
+    gloo, reliable, dblp, adaptive = document["contestants"]
+    assert gloo["steps"] == reliable["steps"] == dblp["steps"] == adaptive["steps"] >= 4
     assert gloo["delivered"] == reliable["delivered"] == 1.0
     # The bound of the critical phase in which training starts, by what was delivered.
     assert 0.99 <= dblp["delivered_min"] <= 1.0
@@ -149,6 +149,7 @@ def _check_document(document: dict[str, Any], demo: Demo) -> None:
     # Nothing was lost, so the models differ by the order of additions only.
     assert abs(gloo["final_loss"] - reliable["final_loss"]) < 1e-3
     assert abs(gloo["final_loss"] - dblp["final_loss"]) < 0.1
+    assert abs(gloo["final_loss"] - adaptive["final_loss"]) < 0.1
     page = (demo.out / "demo.html").read_text()
     assert page.count("<svg") == 4
     assert json.loads((demo.out / "demo.json").read_text()) == document
@@ -167,8 +168,12 @@ def test_a_quick_demo_in_namespaces(tmp_path: Path) -> None:
     assert len(document["bursts_sent"]) > 5
     ideal = document["header_ideal_s"]
     assert 0.1 < ideal < 0.12
-    # What crosses a port cannot be faster than the port; dblp leaves out up to 0.8 %.
-    assert all(entry["comm_median_s"] > 0.9 * ideal for entry in document["contestants"])
+    # What crosses a port cannot be faster than the port; dblp leaves out up to 0.8 %, and adaptive
+    # sends half or a quarter of the bytes once it knows what steps wait for.
+    assert all(entry["comm_median_s"] > 0.9 * ideal for entry in document["contestants"][:3])
+    reliable, adaptive = document["contestants"][1], document["contestants"][3]
+    assert adaptive["bytes_sent"] < reliable["bytes_sent"]
+    assert adaptive["series"][-1]["comm"] > 0.2 * ideal
     _check_document(document, demo)
     demo.check_that_nothing_is_left()
 

@@ -28,7 +28,8 @@ class Entry:
 GLOO = Entry("gloo", "Gloo over TCP", None)
 RELIABLE = Entry("reliable", "gradwire reliable", "reliable")
 DBLP = Entry("dblp", "gradwire dblp", "dblp")
-ENTRIES = (GLOO, RELIABLE, DBLP)
+ADAPTIVE = Entry("adaptive", "gradwire adaptive", "adaptive")
+ENTRIES = (GLOO, RELIABLE, DBLP, ADAPTIVE)
 """In the order in which they take turns."""
 
 TAIL_STEPS = 300

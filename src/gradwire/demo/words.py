@@ -10,6 +10,8 @@ from gradwire.demo.scenario import TAIL_STEPS
 Document = Mapping[str, Any]
 
 _ENOUGH_STEPS = 50
+_OURS = ("adaptive", "dblp", "reliable")
+"""Of gradwire's contestants, the one in the headline is the first that takes part."""
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -46,7 +48,7 @@ def headline(document: Document) -> str:
     if document["error"]:
         return f"The demo ended early: {document['error']}"
     tcp = contestant(document, "gloo")
-    ours = contestant(document, "dblp") or contestant(document, "reliable")
+    ours = next(filter(None, (contestant(document, name) for name in _OURS)), None)
     if tcp is None or ours is None:
         return "; ".join(_alone(entry) for entry in document["contestants"])
     if document["mode"] == "loopback":
@@ -133,6 +135,7 @@ def notes(document: Document) -> list[str]:
             "packets or trains of them outside of any queue."
         )
     lines.extend(_phase_note(entry) for entry in document["contestants"] if entry["verdict"])
+    lines.extend(_encoding_note(document))
     lines.extend(_replica_notes(document))
     return lines
 
@@ -144,6 +147,17 @@ def _phase_note(entry: Mapping[str, Any]) -> str:
     if entry["verdict"] == "phases":
         return f"{share}; the detector fired again after the start."
     return f"{share}; after the start the detector did not fire: a fixed bound."
+
+
+def _encoding_note(document: Document) -> list[str]:
+    ours, exact = contestant(document, "adaptive"), contestant(document, "reliable")
+    if ours is None or exact is None or not exact["bytes_sent"]:
+        return []
+    return [
+        f"{ours['label']} sends half precision while steps wait for their gradients, or int8 where "
+        f"that is not enough: {percent(ours['bytes_sent'] / exact['bytes_sent'])} of the bytes of "
+        f"{exact['label']} here."
+    ]
 
 
 def _turns_note(document: Document) -> str:
