@@ -31,56 +31,56 @@ def report() -> StepReport:
     )
 
 
-def settled(report: StepReport, ratio: float) -> float:
+def settled(report: StepReport) -> float:
     waiting = Waiting()
     for _ in range(40):
-        waiting.observe(report, ratio)
+        waiting.observe(report)
     return waiting.rest(report.period_s)
 
 
 def test_nothing_is_waiting_while_nothing_is_known(report: StepReport) -> None:
     assert Waiting().rest(1.0) == 1.0
     for unknown in ({"btlbw": 0.0}, {"rtprop_s": 0.0}):
-        assert settled(replace(report, **unknown), 1.0) == 1.0
+        assert settled(replace(report, **unknown)) == 1.0
     first = Waiting()
-    first.observe(replace(report, exposed_s=5.0, period_s=0.0, btlbw=0.0), 1.0)
-    first.observe(replace(report, period_s=5.0), 1.0)  # a step like this is not one of rest
+    first.observe(replace(report, exposed_s=5.0, period_s=0.0, btlbw=0.0))
+    first.observe(replace(report, period_s=5.0))  # a step like this is not one of rest
     assert first.rest(0.02) == pytest.approx(0.5)  # known as soon as the step's time is
 
 
 def test_a_compressed_wait_counts_as_the_dense_one_it_stands_for(report: StepReport) -> None:
-    assert settled(report, 1.0) == pytest.approx(0.5)
-    assert settled(report, 0.25) == pytest.approx(10 / (10 + 4 * 10))
+    assert settled(report) == pytest.approx(0.5)
+    assert settled(replace(report, encoded_share=0.25)) == pytest.approx(10 / (10 + 4 * 10))
 
 
 def test_a_transfer_that_hides_behind_computation_waits_for_nothing(report: StepReport) -> None:
-    assert settled(replace(report, exposed_s=0.0), 1.0) == 1.0
-    assert settled(replace(report, exposed_s=0.0003), 1.0) == 1.0
+    assert settled(replace(report, exposed_s=0.0)) == 1.0
+    assert settled(replace(report, exposed_s=0.0003)) == 1.0
 
 
 def test_a_gradient_shorter_than_the_path_has_nothing_to_save(report: StepReport) -> None:
-    assert settled(replace(report, elements=2400), 1.0) == 1.0
+    assert settled(replace(report, elements=2400)) == 1.0
 
 
 def test_the_last_steps_count_most(report: StepReport) -> None:
     waiting = Waiting()
     for _ in range(40):
-        waiting.observe(report, 1.0)
+        waiting.observe(report)
     for _ in range(10):
-        waiting.observe(replace(report, exposed_s=0.0), 1.0)
+        waiting.observe(replace(report, exposed_s=0.0))
     assert waiting.rest(0.02) > 0.93
 
 
 def test_a_pause_is_not_the_computation_of_the_steps_to_come(report: StepReport) -> None:
     waiting = Waiting()
     for _ in range(10):
-        waiting.observe(replace(report, exposed_s=0.0153), 1.0)  # 15 of 20 ms are waiting
+        waiting.observe(replace(report, exposed_s=0.0153))  # 15 of 20 ms are waiting
     before = waiting.rest(0.02)
     assert before == pytest.approx(0.25)
     assert waiting.rest(60.0) < 0.5  # an evaluation: not a dense step's rest of 0.99
     # what stays is believed: steps of a second, each with the same 15 ms of waiting
     for _ in range(25):
-        waiting.observe(replace(report, exposed_s=0.0153, period_s=1.0), 1.0)
+        waiting.observe(replace(report, exposed_s=0.0153, period_s=1.0))
     assert waiting.rest(1.0) > 0.9
 
 
@@ -164,7 +164,7 @@ def test_a_return_that_does_not_last_makes_the_next_one_wait_longer() -> None:
 def test_state_survives_a_restart(report: StepReport) -> None:
     waiting, choice = Waiting(), Choice(0.25)
     for _ in range(3):
-        waiting.observe(report, 1.0)
+        waiting.observe(report)
     choice.observe(needs(0.3))
     other, same = Waiting(), Choice(0.25)
     other.load_state_dict(waiting.state_dict())

@@ -144,7 +144,7 @@ class Race:
         bursts: BurstTraffic | None = None,
         progress: Callable[[str, int], None] | None = None,
         around: Callable[[str], AbstractContextManager[Any]] | None = None,
-        turn: Callable[[str, int], AbstractContextManager[Any]] | None = None,
+        around_turn: Callable[[str, int], AbstractContextManager[Any]] | None = None,
         only: str | None = None,
         rotate: bool = False,
         turns: Callable[[], None] | None = None,
@@ -158,8 +158,8 @@ class Race:
             bursts: cross traffic; each block then starts at the same phase of it.
             progress: called with a contestant's name and the number of its rounds so far.
             around: a context for each counted round, made from the contestant's name.
-            turn: a context for each block's counted rounds together, made from the contestant's
-                name and their number.
+            around_turn: a context for each block's counted rounds together, made from the
+                contestant's name and their number.
             only: the one contestant that runs; all if not given.
             rotate: from turn to turn, begin at another phase of the bursts.
             turns: called before each contestant has its next turn.
@@ -173,15 +173,15 @@ class Race:
         names = [entry.name for entry in self._entries if only in (None, entry.name)]
         results: dict[str, list[Round]] = {name: [] for name in names}
         alone = around or contextlib.nullcontext
-        together = turn or (lambda name, count: contextlib.nullcontext())
-        for number in itertools.count():
+        together = around_turn or (lambda name, count: contextlib.nullcontext())
+        for turn in itertools.count():
             if len(results[names[-1]]) >= rounds:
                 return results
             if turns is not None:
                 turns()
             for name, done in results.items():
                 if bursts is not None:
-                    offset = number * _GOLDEN % 1.0 * bursts.burst.period if rotate else 0.0
+                    offset = turn * _GOLDEN % 1.0 * bursts.burst.period if rotate else 0.0
                     sleep_until(bursts.next_phase(offset) - _LEAD_SECONDS)
                 for _ in range(warm_up):
                     self._round(name)

@@ -176,7 +176,7 @@ class Adaptive(Policy):
     def observe(self, report: StepReport) -> None:
         """Moves phases and encoding by what was agreed; notes how long this step waited."""
         super().observe(report)
-        self._waiting.observe(report, report.encoded_share)
+        self._waiting.observe(report)
         self._choice.observe(report.agreed)
         self._pushes.observe(report.agreed, self._sent)
         self._sent = report.encoded_share

@@ -90,8 +90,8 @@ class Waiting:
         waiting, other, _ = self._with_last(elapsed_s)
         return other / (waiting + other) if waiting > 0.0 else 1.0
 
-    def observe(self, report: StepReport, ratio: float) -> None:
-        """Takes a step's report; ratio: the share of the dense bytes that the step sent.
+    def observe(self, report: StepReport) -> None:
+        """Takes a step's report.
 
         A gradient that the path takes within a round trip has nothing to save. A step whose path
         is not known yet counts for nothing: it may have been all waiting, or none.
@@ -101,7 +101,8 @@ class Waiting:
         self.last = None
         if report.btlbw > 0.0 and report.rtprop_s > 0.0:
             short = F32_BYTES * report.elements <= report.btlbw * report.rtprop_s
-            self.last = _Wait(report.exposed_s, report.rtprop_s, ratio, short)
+            sent = report.encoded_share
+            self.last = _Wait(report.exposed_s, report.rtprop_s, sent, short)
 
     def _with_last(self, period_s: float) -> tuple[float, float, float]:
         if self.last is None:

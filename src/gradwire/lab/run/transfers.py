@@ -99,7 +99,7 @@ def run_transfers(
             bursts=ground.traffic[0] if ground.traffic else None,
             progress=progress,
             around=ground.around,
-            turn=ground.counting,
+            around_turn=ground.counting,
             rotate=True,
             turns=ground.next_turns,
         )
