@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "proto/time.h"
 
@@ -15,30 +16,28 @@ class RateMeter {
   // the place of a better one nor makes it older.
   void add(uint64_t bytes, Nanos now, bool lossy = false) {
     if (start_ == 0 || now - last_ > idle()) {
-      // Where all bursts are shorter than an interval they are all there is to learn from. They
-      // only raise the rate, and a little at a time: an idle port may begin faster than it can go
-      // on.
-      if (current_ > 0 && last_ - start_ >= kShortInterval && bytes_ >= kLeastBytes)
-        current_ = std::clamp(rate_until(last_), current_,
-                              (provisional_ ? kFirstRise : kShortRise) * current_);
+      end_burst();
       // The first clump opens the interval; its bytes were delivered before it.
       start_ = last_ = now;
       bytes_ = 0;
+      calm_ = !lossy;
       return;
     }
     last_ = now;
     bytes_ += bytes;
+    calm_ = calm_ && !lossy;
     const bool first = current_ == 0;
     if (now - start_ < (first ? kFirstInterval : kInterval) || bytes_ < kLeastBytes) return;
     const double rate = rate_until(now);
     start_ = now;
     bytes_ = 0;
-    proven_ = proven_ || !lossy;
+    const bool calm = std::exchange(calm_, !lossy);
+    proven_ = proven_ || calm;
     if (first || provisional_) {
-      current_ = lossy ? std::max(current_, rate) : rate;
+      current_ = calm ? rate : std::max(current_, rate);
       provisional_ = first;
       window_start_ = now;
-    } else if (lossy) {
+    } else if (!calm) {
       current_ = std::max(current_, rate);
     } else if (now - window_start_ > kWindow / 2) {
       previous_ = current_;
@@ -53,6 +52,23 @@ class RateMeter {
   bool proven() const { return proven_; }
 
  private:
+  // Where all bursts are shorter than an interval they are all there is to learn from. They only
+  // raise the rate, and a little at a time: an idle port may begin faster than it can go on. The
+  // shortest tell something only several together; but did they tell nothing, a rate found too low
+  // would last for good once it makes an op as long as what counts.
+  void end_burst() {
+    const Nanos took = last_ - start_;
+    if (current_ == 0 || took < kShortestBurst) return;
+    const bool enough = took >= kShortInterval && bytes_ >= kLeastBytes;
+    if (!enough && !calm_) return;
+    pooled_ns_ = enough ? took : pooled_ns_ + took;
+    pooled_bytes_ = enough ? bytes_ : pooled_bytes_ + bytes_;
+    if (pooled_ns_ < kShortInterval || pooled_bytes_ < kLeastBytes) return;
+    const double rate = static_cast<double>(pooled_bytes_) * 1e9 / static_cast<double>(pooled_ns_);
+    current_ = std::clamp(rate, current_, (provisional_ ? kFirstRise : kShortRise) * current_);
+    pooled_ns_ = 0;
+    pooled_bytes_ = 0;
+  }
   double rate_until(Nanos end) const {
     return static_cast<double>(bytes_) * 1e9 / static_cast<double>(end - start_);
   }
@@ -67,6 +83,7 @@ class RateMeter {
   static constexpr Nanos kFirstInterval = 2 * kMillisecond;
   static constexpr Nanos kIdle = 3 * kMillisecond;
   static constexpr Nanos kShortInterval = 4 * kMillisecond;
+  static constexpr Nanos kShortestBurst = 1 * kMillisecond;
   static constexpr double kShortRise = 1.1;
   static constexpr double kFirstRise = 2.2;  // of a first guess: a ramp doubles
   static constexpr double kIdleBytes = 8 * 1514.0;
@@ -75,6 +92,9 @@ class RateMeter {
   Nanos start_ = 0;
   Nanos last_ = 0;
   uint64_t bytes_ = 0;
+  bool calm_ = true;     // of this interval
+  Nanos pooled_ns_ = 0;  // of short bursts
+  uint64_t pooled_bytes_ = 0;
   Nanos window_start_ = 0;
   double current_ = 0;
   double previous_ = 0;
