@@ -157,10 +157,14 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   if (now < probe_time(path, now)) return;
   ++path.probe_count;
   ++counters.probes;
+  const Nanos last_sent = path.probe_base + path.rtt.round();
   path.probe_base = now;
   if (path.connected) path.ecn.timed_out(path.probe_count);
-  // Silence on a long path: what would be a round's first window is worth trying.
-  path.probes = long_path(path.rtt.minimum()) ? kMostProbes : 2;
+  // Silence on a long path: what would be a round's first window is worth trying. So it is where
+  // the peer talks but does not acknowledge, time-out after time-out: it is not stalled, the way
+  // loses.
+  const bool talks = path.probe_count > 1 && path.last_heard > last_sent;
+  path.probes = talks || long_path(path.rtt.minimum()) ? kMostProbes : 2;
   const bool more = backlog(path) > 0;
   uint32_t again = 0;
   for (uint64_t n = path.sent.lowest(); n < path.sent.next() && again < path.probes; ++n) {

@@ -8,7 +8,9 @@
 namespace gradwire {
 
 namespace {
+// On a short path: the more copies it takes, the closer they are.
 constexpr Nanos kSoonestRepeat = 500 * kMicrosecond;
+constexpr Nanos kClosestRepeat = 100 * kMicrosecond;
 constexpr double kRepeatSafety = 3.0;               // e^-3 of the rounds lose all copies
 constexpr double kSlowestRepeat = 1000;             // packets/s
 constexpr Nanos kShortestRound = 1 * kMillisecond;  // of a way of unknown rate
@@ -28,10 +30,14 @@ Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
   const double from = path.loss_from.share(now);
   const double loss = std::max(to, from);
   if (loss < kHeavyLoss) return kNever;
-  const double share = -std::log(loss) / kRepeatSafety;
-  const auto apart = std::max(kSoonestRepeat,
-                              static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) * share));
-  return to >= kHeavyLoss ? apart : static_cast<Nanos>(static_cast<double>(apart) / (1.0 - from));
+  const double rarity = -std::log(loss);
+  const auto soonest = std::clamp(static_cast<Nanos>(static_cast<double>(kSoonestRepeat) * rarity),
+                                  kClosestRepeat, kSoonestRepeat);
+  const double share = rarity / kRepeatSafety;
+  const auto apart =
+      std::max(soonest, static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) * share));
+  if (to >= kHeavyLoss) return apart;
+  return static_cast<Nanos>(static_cast<double>(std::max(apart, kSoonestRepeat)) / (1.0 - from));
 }
 
 // Bytes/s of a rate that only heavy loss has told of: at the least a window in a round, as in any
