@@ -16,6 +16,7 @@ constexpr Nanos kHeardOf = 1 * kSecond;
 constexpr int kSilentPings = 5;
 constexpr int kUrgentPings = 50;  // in place of one: most get lost, and so do the answers
 constexpr uint32_t kMostProbes = 24;
+constexpr uint32_t kLoudProbes = 8;      // time-outs in a row; then every eighth
 constexpr uint32_t kSlowestBackoff = 8;  // doublings at the most
 }  // namespace
 
@@ -160,10 +161,12 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   const Nanos last_sent = path.probe_base + path.rtt.round();
   path.probe_base = now;
   if (path.connected) path.ecn.timed_out(path.probe_count);
-  // Silence on a long path: what would be a round's first window is worth trying. So it is where
-  // the peer talks but does not acknowledge, time-out after time-out: it is not stalled, the way
-  // loses.
-  const bool talks = path.probe_count > 1 && path.last_heard > last_sent;
+  // Silence on a long path: what would be a round's first window is worth trying. So it is, for
+  // some time-outs, where the peer talks but does not acknowledge: most likely the way loses. It
+  // may also be late with its word, or refuse what its process is not ready for.
+  const bool loud = path.probe_count <= kLoudProbes || path.probe_count % kLoudProbes == 0;
+  const bool talks =
+      path.probe_count > 1 && loud && path.last_heard > last_sent && breaker.factor() == 1;
   path.probes = talks || long_path(path.rtt.minimum()) ? kMostProbes : 2;
   const bool more = backlog(path) > 0;
   uint32_t again = 0;

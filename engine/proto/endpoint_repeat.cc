@@ -8,7 +8,7 @@
 namespace gradwire {
 
 namespace {
-// On a short path: the more copies it takes, the closer they are.
+// On a short path without a queue: the more copies it takes, the closer they are.
 constexpr Nanos kSoonestRepeat = 500 * kMicrosecond;
 constexpr Nanos kClosestRepeat = 100 * kMicrosecond;
 constexpr double kRepeatSafety = 3.0;               // e^-3 of the rounds lose all copies
@@ -30,14 +30,14 @@ Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
   const double from = path.loss_from.share(now);
   const double loss = std::max(to, from);
   if (loss < kHeavyLoss) return kNever;
-  const double rarity = -std::log(loss);
-  const auto soonest = std::clamp(static_cast<Nanos>(static_cast<double>(kSoonestRepeat) * rarity),
-                                  kClosestRepeat, kSoonestRepeat);
-  const double share = rarity / kRepeatSafety;
-  const auto apart =
-      std::max(soonest, static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) * share));
-  if (to >= kHeavyLoss) return apart;
-  return static_cast<Nanos>(static_cast<double>(std::max(apart, kSoonestRepeat)) / (1.0 - from));
+  const double share = -std::log(loss) / kRepeatSafety;
+  const auto apart = static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) * share);
+  if (to < kHeavyLoss)
+    return static_cast<Nanos>(static_cast<double>(std::max(apart, kSoonestRepeat)) / (1.0 - from));
+  if (4 * send_window.queue_delay() > 3 * send_window.target())
+    return std::max(apart, kSoonestRepeat);
+  const auto soonest = static_cast<Nanos>(static_cast<double>(kSoonestRepeat) * -std::log(to));
+  return std::max(apart, std::clamp(soonest, kClosestRepeat, kSoonestRepeat));
 }
 
 // Bytes/s of a rate that only heavy loss has told of: at the least a window in a round, as in any
@@ -82,8 +82,10 @@ void Endpoint::Impl::repeat(Nanos now) {
     std::erase_if(p->control_sent, [&](uint64_t n) {
       SentPacket* packet = p->sent.find(n);
       if (!packet || packet->state != SentPacket::State::flight) return true;
-      if (packet->time + after > now) {
-        repeat_due = std::min(repeat_due, packet->time + after);
+      // Control frames go ahead of data, at no rate but this.
+      const Nanos due = packet->time + std::max(after, kSoonestRepeat);
+      if (due > now) {
+        repeat_due = std::min(repeat_due, due);
         return false;
       }
       packet_lost(*p, *packet, Again::repeat, now);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "proto/time.h"
 
@@ -12,32 +11,32 @@ namespace gradwire {
 
 class RateMeter {
  public:
-  // `lossy`: most does not arrive, so that this rate says little about the way: it neither takes
-  // the place of a better one nor makes it older.
+  // `lossy`: most does not arrive, so that this rate says little about the way: where it was so for
+  // most bytes, the rate neither takes the place of a better one nor makes it older.
   void add(uint64_t bytes, Nanos now, bool lossy = false) {
     if (start_ == 0 || now - last_ > idle()) {
       end_burst();
-      // The first clump opens the interval; its bytes were delivered before it.
-      start_ = last_ = now;
-      bytes_ = 0;
-      calm_ = !lossy;
+      opened_ = now;
+      begin(now);
       return;
     }
     last_ = now;
+    // The first clump, which may come in several parts, opens the interval; its bytes were
+    // delivered before it.
+    if (now - opened_ <= kClump) return begin(now);
     bytes_ += bytes;
-    calm_ = calm_ && !lossy;
+    if (lossy) lossy_bytes_ += bytes;
     const bool first = current_ == 0;
     if (now - start_ < (first ? kFirstInterval : kInterval) || bytes_ < kLeastBytes) return;
     const double rate = rate_until(now);
-    start_ = now;
-    bytes_ = 0;
-    const bool calm = std::exchange(calm_, !lossy);
-    proven_ = proven_ || calm;
+    const bool is_calm = calm();
+    proven_ = proven_ || lossy_bytes_ == 0;
+    begin(now);
     if (first || provisional_) {
-      current_ = calm ? rate : std::max(current_, rate);
+      current_ = is_calm ? rate : std::max(current_, rate);
       provisional_ = first;
       window_start_ = now;
-    } else if (!calm) {
+    } else if (!is_calm) {
       current_ = std::max(current_, rate);
     } else if (now - window_start_ > kWindow / 2) {
       previous_ = current_;
@@ -52,15 +51,20 @@ class RateMeter {
   bool proven() const { return proven_; }
 
  private:
+  void begin(Nanos now) {
+    start_ = last_ = now;
+    bytes_ = lossy_bytes_ = 0;
+  }
+  bool calm() const { return 2 * lossy_bytes_ <= bytes_; }
   // Where all bursts are shorter than an interval they are all there is to learn from. They only
   // raise the rate, and a little at a time: an idle port may begin faster than it can go on. The
-  // shortest tell something only several together; but did they tell nothing, a rate found too low
-  // would last for good once it makes an op as long as what counts.
+  // shortest tell something only several together, where they are calm; but did they tell nothing,
+  // a rate found too low would last for good once it makes an op as long as what counts.
   void end_burst() {
     const Nanos took = last_ - start_;
-    if (current_ == 0 || took < kShortestBurst) return;
+    if (current_ == 0 || took < kShortestBurst || bytes_ < kFewestBytes) return;
     const bool enough = took >= kShortInterval && bytes_ >= kLeastBytes;
-    if (!enough && !calm_) return;
+    if (!enough && !calm()) return;
     pooled_ns_ = enough ? took : pooled_ns_ + took;
     pooled_bytes_ = enough ? bytes_ : pooled_bytes_ + bytes_;
     if (pooled_ns_ < kShortInterval || pooled_bytes_ < kLeastBytes) return;
@@ -84,15 +88,18 @@ class RateMeter {
   static constexpr Nanos kIdle = 3 * kMillisecond;
   static constexpr Nanos kShortInterval = 4 * kMillisecond;
   static constexpr Nanos kShortestBurst = 1 * kMillisecond;
+  static constexpr Nanos kClump = 20 * kMicrosecond;
   static constexpr double kShortRise = 1.1;
   static constexpr double kFirstRise = 2.2;  // of a first guess: a ramp doubles
   static constexpr double kIdleBytes = 8 * 1514.0;
   static constexpr uint64_t kLeastBytes = 32 * 1024;
+  static constexpr uint64_t kFewestBytes = 4 * 1024;  // of a burst that counts
   static constexpr Nanos kWindow = 10 * kSecond;
   Nanos start_ = 0;
   Nanos last_ = 0;
   uint64_t bytes_ = 0;
-  bool calm_ = true;     // of this interval
+  uint64_t lossy_bytes_ = 0;
+  Nanos opened_ = 0;
   Nanos pooled_ns_ = 0;  // of short bursts
   uint64_t pooled_bytes_ = 0;
   Nanos window_start_ = 0;
