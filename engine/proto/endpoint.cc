@@ -158,16 +158,17 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   if (now < probe_time(path, now)) return;
   ++path.probe_count;
   ++counters.probes;
-  const Nanos last_sent = path.probe_base + path.rtt.round();
+  const Nanos answer_due = path.probe_base + path.rtt.round();
   path.probe_base = now;
   if (path.connected) path.ecn.timed_out(path.probe_count);
   // Silence on a long path: what would be a round's first window is worth trying. So it is, for
   // some time-outs, where the peer talks but does not acknowledge: most likely the way loses. It
   // may also be late with its word, or refuse what its process is not ready for.
+  const bool talks = path.probe_count > 1 && path.last_heard > answer_due;
   const bool loud = path.probe_count <= kLoudProbes || path.probe_count % kLoudProbes == 0;
-  const bool talks =
-      path.probe_count > 1 && loud && path.last_heard > last_sent && breaker.factor() == 1;
-  path.probes = talks || long_path(path.rtt.minimum()) ? kMostProbes : 2;
+  const bool worth_trying =
+      long_path(path.rtt.minimum()) || (talks && loud && breaker.factor() == 1);
+  path.probes = worth_trying ? kMostProbes : 2;
   const bool more = backlog(path) > 0;
   uint32_t again = 0;
   for (uint64_t n = path.sent.lowest(); n < path.sent.next() && again < path.probes; ++n) {

@@ -8,9 +8,9 @@
 namespace gradwire {
 
 namespace {
-// On a short path without a queue: the more copies it takes, the closer they are.
-constexpr Nanos kSoonestRepeat = 500 * kMicrosecond;
-constexpr Nanos kClosestRepeat = 100 * kMicrosecond;
+// Between two copies at the least; closer on a path without a queue, the more of them it takes.
+constexpr Nanos kApart = 500 * kMicrosecond;
+constexpr Nanos kClosest = 100 * kMicrosecond;
 constexpr double kRepeatSafety = 3.0;               // e^-3 of the rounds lose all copies
 constexpr double kSlowestRepeat = 1000;             // packets/s
 constexpr Nanos kShortestRound = 1 * kMillisecond;  // of a way of unknown rate
@@ -33,11 +33,10 @@ Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
   const double share = -std::log(loss) / kRepeatSafety;
   const auto apart = static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) * share);
   if (to < kHeavyLoss)
-    return static_cast<Nanos>(static_cast<double>(std::max(apart, kSoonestRepeat)) / (1.0 - from));
-  if (4 * send_window.queue_delay() > 3 * send_window.target())
-    return std::max(apart, kSoonestRepeat);
-  const auto soonest = static_cast<Nanos>(static_cast<double>(kSoonestRepeat) * -std::log(to));
-  return std::max(apart, std::clamp(soonest, kClosestRepeat, kSoonestRepeat));
+    return static_cast<Nanos>(static_cast<double>(std::max(apart, kApart)) / (1.0 - from));
+  if (4 * send_window.queue_delay() > 3 * send_window.target()) return std::max(apart, kApart);
+  const auto close = static_cast<Nanos>(static_cast<double>(kApart) * -std::log(to));
+  return std::max(apart, std::clamp(close, kClosest, kApart));
 }
 
 // Bytes/s of a rate that only heavy loss has told of: at the least a window in a round, as in any
@@ -83,7 +82,7 @@ void Endpoint::Impl::repeat(Nanos now) {
       SentPacket* packet = p->sent.find(n);
       if (!packet || packet->state != SentPacket::State::flight) return true;
       // Control frames go ahead of data, at no rate but this.
-      const Nanos due = packet->time + std::max(after, kSoonestRepeat);
+      const Nanos due = packet->time + std::max(after, kApart);
       if (due > now) {
         repeat_due = std::min(repeat_due, due);
         return false;
@@ -94,7 +93,7 @@ void Endpoint::Impl::repeat(Nanos now) {
     // With more to send, only where that cannot go before word comes, and none has for a round.
     if (backlog(*p) > 0) {
       if (!blocked && p->credit >= p->sent.next()) continue;
-      after = std::max(kSoonestRepeat, p->rtt.smoothed() * 3 / 2);
+      after = std::max(kApart, p->rtt.smoothed() * 3 / 2);
     }
     for (uint64_t n = p->sent.lowest(); n < p->sent.next(); ++n) {
       SentPacket* packet = p->sent.find(n);
