@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import sys
 import time
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from gradwire.bench import app
 from gradwire.bench.accuracy import digits, trainer, tuning
-from gradwire.bench.accuracy.arms import ARMS, BAD, LOSSLESS
+from gradwire.bench.accuracy.arms import ARMS, BAD, LOSSLESS, POLICIES
 from gradwire.bench.accuracy.cell import Cell, Outcome
 from gradwire.bench.accuracy.digits import DigitsLesson
 from gradwire.bench.accuracy.kernel import train_on_kernel
@@ -25,6 +26,7 @@ from gradwire.bench.accuracy.ledger import Ledger, LedgerError
 from gradwire.bench.accuracy.lesson import WORKERS
 from gradwire.bench.accuracy.replica import Replica
 from gradwire.bench.accuracy.results import notes, results
+from gradwire.bench.accuracy.runner import run
 from gradwire.bench.accuracy.scenarios import SCENARIOS
 from gradwire.bench.accuracy.statistics import Paired, compare, t_quantile
 from gradwire.bench.accuracy.study import Row, Training, cells, rows
@@ -33,7 +35,7 @@ from gradwire.bench.accuracy.tasks import TASKS
 from gradwire.bench.accuracy.text import TextLesson
 from gradwire.bench.accuracy.trainer import train
 from gradwire.bench.accuracy.weather import UNLUCKY, Weather
-from gradwire.errors import GradwireError
+from gradwire.errors import ConfigError, GradwireError
 from gradwire.phases import Phase
 from gradwire.policies import names
 from gradwire.virtual import Job
@@ -105,6 +107,19 @@ def test_each_cell_is_trained_once_beside_its_baseline() -> None:
     assert len(made) == len(set(made)) == 2 * 4
     assert [cell.arm for cell in made[:4]] == [LOSSLESS, LOSSLESS, "dblp", "ltp"]
     assert {cell.data for cell in made[:2]} == {"mixed", "own"}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_every_arm_of_the_study_can_be_trained(optimizer: str) -> None:
+    training = Training("digits", optimizer, 1, 1)
+    chosen = {row.arm: row for row in rows() if row.scenario == "quiet" and row.where == "virtual"}
+    made = cells([training], list(chosen.values()), 1)
+    assert {cell.arm for cell in made} >= {arm.name for arm in POLICIES}
+    assert ("eager-40-momentum" in {cell.arm for cell in made}) == (optimizer == "adam")
+    for cell in made:
+        assert train(cell).score is not None
+    told = results([training], list(chosen.values()), 1, dict.fromkeys(made, DONE))
+    assert {found.row.arm for found in told} == {cell.arm for cell in made} - {LOSSLESS}
 
 
 def test_a_bad_arm_that_counts_as_good_is_told() -> None:
@@ -386,6 +401,16 @@ def test_processes_train_as_this_one_does(tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     for cell, outcome in Ledger(tmp_path / "cells.jsonl").outcomes.items():
         assert replace(train(cell), seconds=0.0) == replace(outcome, seconds=0.0, commit=None)
+
+
+def test_a_cell_that_cannot_be_trained_ends_the_study_at_once(tmp_path: Path) -> None:
+    bad = replace(SHORT, arm="eager-40-momentum", rounds=1)  # SGD keeps no mean of gradients
+    left = [bad, *(replace(SHORT, seed=seed, rounds=60) for seed in range(1000))]
+    ledger = Ledger(tmp_path / "cells.jsonl")
+    with pytest.raises(ConfigError, match="fill='momentum' with optimizer=SGD"):
+        run(left, ledger, 2, lambda *_: None)
+    assert len(ledger.outcomes) < 50  # and it is over: those that wait would take minutes
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(

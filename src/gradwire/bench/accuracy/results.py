@@ -10,7 +10,7 @@ from gradwire.bench.accuracy.arms import BAD, LOSSLESS
 from gradwire.bench.accuracy.cell import Cell, Outcome
 from gradwire.bench.accuracy.scenarios import QUIET
 from gradwire.bench.accuracy.statistics import Paired, compare
-from gradwire.bench.accuracy.study import Row, Training, cell_of
+from gradwire.bench.accuracy.study import Row, Training, applies, cell_of
 from gradwire.bench.accuracy.tasks import TASKS
 
 __all__ = ["Result", "notes", "results"]
@@ -74,8 +74,13 @@ def results(
     seeds: int,
     outcomes: Mapping[Cell, Outcome],
 ) -> list[Result]:
-    """All rows of all trainings, as far as they are done."""
-    return [_result(training, row, seeds, outcomes) for training in trainings for row in rows]
+    """All rows of all trainings that they apply to, as far as they are done."""
+    return [
+        _result(training, row, seeds, outcomes)
+        for training in trainings
+        for row in rows
+        if applies(row, training)
+    ]
 
 
 def notes(found: Sequence[Result]) -> list[str]:

@@ -44,13 +44,12 @@ def run(cells: Sequence[Cell], ledger: Ledger, jobs: int, progress: Progress) ->
             enter(cell, train(cell))
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
+    pool = ProcessPoolExecutor(
         jobs, mp_context=context, initializer=die_with_parent, initargs=(os.getpid(),)
-    ) as pool:
+    )
+    try:
         running = {pool.submit(train, cell): cell for cell in left}
-        try:
-            for future in as_completed(running):
-                enter(running[future], future.result())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for future in as_completed(running):
+            enter(running[future], future.result())
+    finally:  # not by `with`, whose own shutdown would let all that waits be trained first
+        pool.shutdown(cancel_futures=True)

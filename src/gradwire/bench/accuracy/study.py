@@ -10,7 +10,7 @@ from gradwire.bench.accuracy.cell import Cell
 from gradwire.bench.accuracy.scenarios import BURSTS, BY_LEVEL, QUIET
 from gradwire.bench.accuracy.tasks import TASKS
 
-__all__ = ["QUICK", "SECTIONS", "Row", "Training", "cell_of", "cells", "rows"]
+__all__ = ["QUICK", "SECTIONS", "Row", "Training", "applies", "cell_of", "cells", "rows"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,9 @@ _ALL = (*_QUIET, *_BURSTS, *_LEVELS, *_MOTIVATION, *_CHOICES, *_PRIORITY, *_SHAP
 
 SECTIONS = tuple(dict.fromkeys(row.section for row in _ALL))
 
+KEEP_MEANS = ("adam", "adamw")
+"""The optimizers that keep a running mean of the gradients, as `fill="momentum"` asks for."""
+
 QUICK = (Row("quiet", BAD), Row("quiet", "dblp"))
 
 
@@ -118,7 +121,14 @@ def _cells(trainings: Sequence[Training], chosen: Sequence[Row], seeds: int) -> 
             for data in dict.fromkeys(row.data for row in chosen):
                 yield cell_of(training, Row("", LOSSLESS, QUIET, data), seed)
             for row in chosen:
-                yield cell_of(training, row, seed)
+                if applies(row, training):
+                    yield cell_of(training, row, seed)
+
+
+def applies(row: Row, training: Training) -> bool:
+    """Whether the row can be trained so: what fills from a running mean of gradients needs an
+    optimizer that keeps one."""
+    return ARMS[row.arm].options.get("fill") != "momentum" or training.optimizer in KEEP_MEANS
 
 
 def cell_of(training: Training, row: Row, seed: int) -> Cell:
