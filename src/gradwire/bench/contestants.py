@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,8 @@ import numpy as np
 import torch
 
 from gradwire.communicator import Communicator
+from gradwire.lab.serving import ServerThread
 from gradwire.plans import BY_BOUND, CloseStep, Region, TransferPlan, TransferReport
-from gradwire.server import serve
 from gradwire.settings import Settings
 
 if TYPE_CHECKING:
@@ -147,26 +146,15 @@ class GradwirePush:
         )
         self._settings = Settings.build({**(options or {}), "route": "server", "servers": 1})
         self._rounds: _Rounds | None = None
-        self._server: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._server: ServerThread | None = None
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Open the engine: the server's on the last rank."""
         settings = self._settings
         if rank == world - 1:
-            self._server = threading.Thread(
-                target=serve,
-                args=(store,),
-                kwargs={
-                    "workers": world - 1,
-                    "index": 0,
-                    "settings": settings,
-                    "stop": self._stop,
-                    "group": self._group,
-                },
-                daemon=True,
+            self._server = ServerThread(
+                store, workers=world - 1, index=0, settings=settings, group=self._group
             )
-            self._server.start()
             return
         self._rounds = _Rounds(
             Communicator(
@@ -177,6 +165,8 @@ class GradwirePush:
     def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any] | None:
         """Push the buffer; done when the server has summed all of it from everybody."""
         if self._rounds is None:
+            assert self._server is not None
+            self._server.check()
             return None
         plan = make_plan(buffer.numel(), self._bound, self._spend, "none", self._rounds.step)
         if self._schedule:
@@ -197,9 +187,8 @@ class GradwirePush:
         """Close the engine or stop the server."""
         if self._rounds is not None:
             self._rounds.close()
-        self._stop.set()
         if self._server is not None:
-            self._server.join(10)
+            self._server.close()
 
 
 def said(report: TransferReport) -> dict[str, Any]:
