@@ -99,6 +99,22 @@ def test_an_uplink_is_a_limit_where_it_carries_less_than_its_leaf() -> None:
     assert ideal == pytest.approx(3 * 0.32 * 1514 / 1432)
 
 
+def test_servers_help_an_all_reduce_to_a_gradient_each_way_at_best() -> None:
+    def reduce(loss: Loss | None = None, **topology: Any) -> float:
+        return limit(spread("all_reduce", loss, workers=4, **topology), MB4, 0.0)
+
+    assert reduce() == pytest.approx(1.5 * 0.032)
+    # Jiang et al. (OSDI 2020), section 4.1: between the ring's and one gradient each way.
+    assert reduce(servers=1) == pytest.approx(24 / 18 * 0.032)
+    assert reduce(servers=2) == pytest.approx(24 / 20 * 0.032)
+    assert reduce(servers=4) == reduce(servers=9) == pytest.approx(0.032)
+    assert reduce(Loss(0.5), servers=4) == pytest.approx(0.064)
+    assert reduce(Loss(0.5, at="server"), servers=4) == pytest.approx(0.032)
+    # Workers 0 to 3 share the first leaf, the servers are on the second: nothing must cross.
+    assert reduce(servers=4, leaves=2, uplink_rate=1e6) == pytest.approx(0.032)
+    assert reduce(servers=2, leaves=2, uplink_rate=100e6) == pytest.approx(0.32)
+
+
 def test_a_calibration_wants_what_ports_and_uplinks_let_through() -> None:
     one = Topology(workers=4)
     assert crossing_flows(one) == [(0, 1), (1, 2), (2, 3), (3, 0)]

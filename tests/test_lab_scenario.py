@@ -126,6 +126,7 @@ BAD = [
         r"rivals.congestion_control='dctcp': it needs switches that mark",
     ),
     ("servers = 1", "", r"topology.servers=0: work.kind='push' takes 1"),
+    ("servers = 1", "servers = 2", r"topology.servers=2: work.kind='push' takes 1"),
     ('kind = "push"', 'kind = "pull"', r"work.kind='pull': allowed are 'push', 'all_reduce'"),
     ('kind = "push"', 'kind = "push"\nbytes = 6', r"work: bytes=6: a multiple of 4"),
     ('kind = "push"', 'kind = "push"\nseeds = [1, 1]', r"seeds=\[1, 1\]: one or more different"),
@@ -213,7 +214,7 @@ BAD = [
     (
         "bound = 0.1",
         "options = { route = 'sharded' }",
-        r"ours: options: route='sharded': work.kind de",
+        r"ours: options: route='sharded': topology.servers de",
     ),
     (
         "bound = 0.1",
@@ -392,9 +393,9 @@ TRAINING = ALL_REDUCE.replace('"all_reduce"\nlayers = 4', '"training"').replace(
         (
             ALL_REDUCE,
             'table = { "*" = 0.1 }, route = "server"',
-            r"route='server': work.kind decides",
+            r"route='server': topology.servers decides",
         ),
-        (TRAINING, 'table = { "*" = 0.1 }, servers = 1', r"servers=1: work.kind decides"),
+        (TRAINING, 'table = { "*" = 0.1 }, servers = 1', r"servers=1: topology.servers decides"),
         (
             ALL_REDUCE,
             'table = { "*" = 0.1 }, loss_rise = 0.1',

@@ -21,9 +21,17 @@ TAIL_ROUNDS = 1000
 """A 99th percentile of fewer rounds is not given."""
 
 
-def all_reduce_payload(size: int, hosts: int) -> float:
-    """Bytes per direction and port of an all-reduce of ``size`` bytes over ``hosts`` hosts."""
-    return 2 * (hosts - 1) / hosts * size
+def all_reduce_payload(size: int, hosts: int, servers: int = 0) -> float:
+    """Bytes per direction and port of an all-reduce of ``size`` bytes over ``hosts`` hosts.
+
+    With ``servers`` that sum as well, of the best division of the sums between all of them (Jiang
+    et al., A Unified Architecture for Accelerating Distributed DNN Training, OSDI 2020, section
+    4.1); more than ``hosts`` of them gain nothing.
+    """
+    if hosts < 2:
+        return 0.0
+    helpers = min(servers, hosts)
+    return 2 * hosts * (hosts - 1) / (hosts**2 + helpers * hosts - 2 * helpers) * size
 
 
 def push_payload(size: int, workers: int) -> float:

@@ -14,6 +14,7 @@ from gradwire.communicator import Communicator
 from gradwire.configure import configure
 from gradwire.lab.contestants import GlooAllReduce
 from gradwire.lab.scenario.work import layer_sizes
+from gradwire.lab.serving import ServerThread
 from gradwire.pipeline import GradientPipeline
 from gradwire.telemetry import ReportWriter, StepReport
 from gradwire.virtual import FlatBucket, model_of
@@ -65,18 +66,38 @@ def choose_congestion_control(descriptors: set[int], name: str) -> int:
 
 
 class GlooOver(GlooAllReduce):
-    """All-reduce by Gloo with a chosen congestion control."""
+    """All-reduce by Gloo with a chosen congestion control; servers take no part."""
 
-    def __init__(self, congestion_control: str) -> None:
-        """Choose it."""
+    def __init__(self, congestion_control: str, workers: int) -> None:
+        """Choose it, and how many of the ranks, the first ones, are workers."""
         self._congestion_control = congestion_control
+        self._workers = workers
+        self._working = True
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Connect; the choice is made on the connections, for the hosts have only one default."""
+        self._working = rank < self._workers
+        if not self._working:
+            return
         before = open_sockets()
-        super().setup(rank, world, store)
+        super().setup(rank, self._workers, store)
         self._group.allreduce([torch.zeros(1)]).wait()
         choose_congestion_control(open_sockets() - before, self._congestion_control)
+
+    def run_round(self, buffer: torch.Tensor) -> None:
+        """Sum the buffer over all workers."""
+        if self._working:
+            super().run_round(buffer)
+
+    def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
+        """Check that every element is the exact sum of the workers'."""
+        if self._working:
+            super().verify(buffer, {rank: inputs[rank] for rank in range(self._workers)})
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._working:
+            super().close()
 
     def report(self) -> dict[str, Any]:
         """What was chosen."""
@@ -84,7 +105,10 @@ class GlooOver(GlooAllReduce):
 
 
 class PolicyAllReduce:
-    """All-reduce by a policy: the pipeline that trains, on a buffer cut into equal layers."""
+    """All-reduce by a policy: the pipeline that trains, on a buffer cut into equal layers.
+
+    With route="server" the last `servers` ranks sum for the others.
+    """
 
     def __init__(self, policy: str, options: Mapping[str, object], layers: int, group: str) -> None:
         """Choose the policy, its options as for `gradwire.attach`, the number of layers, and the
@@ -94,16 +118,23 @@ class PolicyAllReduce:
         self._layers = layers
         self._pipeline: GradientPipeline | None = None
         self._communicator: Communicator | None = None
+        self._server: ServerThread | None = None
         self._parameters: list[torch.nn.Parameter] = []
         self._names = ParameterNames()
-        self._world = 1
+        self._workers = 1
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Open the engine and meet the other ranks."""
-        self._communicator = Communicator(
-            store, rank, world, self._settings, group=self._group, timeout_s=_TIMEOUT
-        )
-        self._world = world
+        settings, group = self._settings, self._group
+        self._workers = workers = world - settings.server_count
+        if rank >= workers:
+            self._server = ServerThread(
+                store, workers=workers, index=rank - workers, settings=settings, group=group
+            )
+        else:
+            self._communicator = Communicator(
+                store, rank, workers, settings, group=group, timeout_s=_TIMEOUT
+            )
 
     def _open(self, elements: int) -> GradientPipeline:
         """The pipeline for buffers of this size; made at the first round, which is not timed."""
@@ -123,8 +154,11 @@ class PolicyAllReduce:
             writer=ReportWriter.open(self._settings.report, self._communicator.rank),
         )
 
-    def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any]:
-        """Sum the buffer over all ranks."""
+    def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any] | None:
+        """Sum the buffer over all workers."""
+        if self._server is not None:
+            self._server.check()
+            return None
         if self._pipeline is None:
             self._pipeline = self._open(buffer.numel())
         bucket = FlatBucket(0, True, self._parameters, buffer.numpy())
@@ -133,7 +167,9 @@ class PolicyAllReduce:
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         """Check the exact mean, or that each element is none of more than all contributions."""
-        total = sum(inputs.values()) / self._world
+        if self._server is not None:
+            return
+        total = sum(inputs[rank] for rank in range(self._workers)) / self._workers
         low = total if self._policy.name == "reliable" else 0.0
         if float(buffer.min()) < low * (1 - _ROUNDING) or float(buffer.max()) > total * (
             1 + _ROUNDING
@@ -153,6 +189,8 @@ class PolicyAllReduce:
             self._pipeline.close()
         elif self._communicator is not None:
             self._communicator.close()
+        if self._server is not None:
+            self._server.close()
 
 
 def told(report: StepReport) -> dict[str, Any]:

@@ -28,9 +28,10 @@ ROUND_TRIPS_OF_A_ROUND = 1.5
 
 def payload(scenario: Scenario, size: int) -> float:
     """Bytes per direction through the busiest port, for this much of each worker's gradient."""
+    topology = scenario.topology
     if scenario.work.kind == "push":
-        return push_payload(size, scenario.topology.workers)
-    return all_reduce_payload(size, scenario.topology.workers)
+        return push_payload(size, topology.workers)
+    return all_reduce_payload(size, topology.workers, topology.servers)
 
 
 def push_ideal(scenario: Scenario) -> float:
@@ -48,15 +49,17 @@ def uplink_payload(scenario: Scenario, size: int) -> float:
     """Bytes per direction that the busiest uplink must carry, whatever the algorithm.
 
     Pushes: those of all workers on other leaves than the server's go down to it. An all-reduce: at
-    least that of as many hosts as there are leaves, for each leaf may sum first (Patarasuk and
-    Yuan, JPDC 69(2), 2009, with a leaf as one node: our reading). A ring in rank order takes a
-    little more than that, shards that all send to directly a multiple: see docs/lab.md.
+    least that of as many hosts as there are leaves with workers, for each leaf may sum first
+    (Patarasuk and Yuan, JPDC 69(2), 2009, with a leaf as one node: our reading), helped by as many
+    servers as there are. A ring in rank order takes a little more than that, shards that all send
+    to directly a multiple: see docs/lab.md.
     """
     spread, topology = scenario.topology.spread, scenario.topology
     if spread is None:
         return 0.0
     if scenario.work.kind != "push":
-        return all_reduce_payload(size, spread.count)
+        leaves = {spread.of(n, topology.hosts) for n in range(topology.workers)}
+        return all_reduce_payload(size, len(leaves), topology.servers)
     home = spread.of(topology.workers, topology.hosts)
     strangers = [n for n in range(topology.workers) if spread.of(n, topology.hosts) != home]
     return push_payload(size, len(strangers))
@@ -67,9 +70,10 @@ def limit(scenario: Scenario, size: int, bound: float) -> float:
 
     With loss on the workers' ways each worker's own link sends (1 - p)·S / (1 - L), and the
     server's port takes what arrives; with loss at the server's port that port carries the lost
-    packets too. For an all-reduce each host's way out is the one that loses. Loss in some steps of
-    a training is left out: the limit is that of the others. Where there are leaves, their uplinks
-    are a limit as well; a host's losses come before its leaf's uplink.
+    packets too. For an all-reduce each worker's way out is the one that loses; what servers help
+    at most is counted, whoever goes over them. Loss in some steps of a training is left out: the
+    limit is that of the others. Where there are leaves, their uplinks are a limit as well; a host's
+    losses come before its leaf's uplink.
 
     Args:
         scenario: of the cell.
@@ -95,7 +99,7 @@ def _port_limit(scenario: Scenario, size: int, bound: float) -> float:
             return wanted * workers / (1.0 - loss.rate)
         return max(wanted / min(shares), wanted * workers)
     through = min(shares) if loss.at != "server" else 1.0
-    return all_reduce_payload(1, workers) * wanted / through
+    return all_reduce_payload(1, workers, scenario.topology.servers) * wanted / through
 
 
 def probe_passes(loss: float, bound: float) -> int:

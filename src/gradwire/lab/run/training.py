@@ -19,6 +19,7 @@ from gradwire.lab.ranks import Ranks
 from gradwire.lab.run.ground import Ground
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.transfers import Progress, round_limit
+from gradwire.lab.scenario.options import route_of
 from gradwire.lab.scenario.schema import Scenario
 from gradwire.lab.scenario.work import turn_length
 
@@ -63,9 +64,10 @@ def run_training(
         LabUnavailable: the ground gave way.
     """
     work = scenario.work
-    line = memory(scenario.topology.hosts)
+    line = memory(scenario.topology.workers)
     try:
-        configs = [_config(scenario, seed, ground, rank, line) for rank in _ranks(scenario)]
+        hosts = range(scenario.topology.hosts)
+        configs = [_config(scenario, seed, ground, rank, line) for rank in hosts]
         with uninterrupted():
             ranks = Ranks(
                 ground.network.spawn,
@@ -90,22 +92,19 @@ def run_training(
         course.close()
 
 
-def _ranks(scenario: Scenario) -> range:
-    return range(scenario.topology.hosts)
-
-
 def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int) -> dict[str, Any]:
     model = scenario.model
+    settings = {"timeout": round_limit(scenario), **route_of(scenario.topology.servers)}
     return {
         "contestants": [
-            {**asdict(each), "options": {"timeout": round_limit(scenario), **each.options}}
+            {**asdict(each), "options": {**settings, **each.options}}
             if each.transport == "gradwire"
             else asdict(each)
             for each in scenario.contestants
         ],
         "model": asdict(model),
         "demo": {
-            "ranks": scenario.topology.hosts,
+            "ranks": scenario.topology.workers,
             "block": scenario.work.block + scenario.work.warm_up,
             "warm_up": scenario.work.warm_up,
             "batch": model.batch,
@@ -208,7 +207,7 @@ class _Course:
                 "validate": validate,
             },
             start + limit,
-        )
+        )[: self._scenario.topology.workers]
         for answer in answers:
             for region, shares in answer["layers"].items():
                 self._shares[name].setdefault(region, []).extend(shares)
@@ -226,6 +225,7 @@ class _Course:
         """Compare the replicas and let go."""
         deadline = time.monotonic() + _CLOSE_SECONDS
         answers = self._ranks.ask({"command": "fingerprints"}, deadline)
+        answers = answers[: self._scenario.topology.workers]
         for name, track in self._run.tracks.items():
             track.fingerprints = [answer[name] for answer in answers]
             track.layers = {

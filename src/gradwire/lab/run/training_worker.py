@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from gradwire.configure import configure
 from gradwire.demo.rank import TrainingRank
 from gradwire.demo.scenario import Scenario as DemoScenario
 from gradwire.demo.text import load
@@ -17,6 +18,8 @@ from gradwire.lab.ranks import Message
 from gradwire.lab.run.trainee import LabTrainee
 from gradwire.lab.scenario.contestant import contestant_of
 from gradwire.lab.scenario.work import Model
+from gradwire.lab.serving import ServerThread
+from gradwire.server import open_store
 
 _GROUP_SECONDS = 300.0
 
@@ -58,8 +61,47 @@ class Worker(TrainingRank[LabTrainee]):
         return {"steps": done, "validation": loss, "layers": trainee.take_layers()}
 
 
+class Server:
+    """A rank after the workers': sums for all contestants that are gradwire's, which share their
+    group and so their engine; learns nothing."""
+
+    def __init__(self, config: Message) -> None:
+        """Serve the job from now on.
+
+        Args:
+            config: as for `Worker`.
+        """
+        workers = config["demo"]["ranks"]
+        contestants = [contestant_of(fields) for fields in config["contestants"]]
+        ours = [each for each in contestants if each.transport == "gradwire"]
+        self._thread: ServerThread | None = None
+        if ours:
+            settings = configure(ours[0].policy, ours[0].options)[1]
+            self._thread = ServerThread(
+                open_store(f"{config['store_host']}:{config['store_port']}", _GROUP_SECONDS),
+                workers=workers,
+                index=config["rank"] - workers,
+                settings=settings,
+            )
+
+    def look(self, **_: Any) -> dict[str, Any]:
+        """Whatever the workers do: only whether the server still serves."""
+        if self._thread is not None:
+            self._thread.check()
+        return {}
+
+    def close(self) -> dict[str, Any]:
+        """Stop serving."""
+        if self._thread is not None:
+            self._thread.close()
+        return {}
+
+
 def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
     """Set the rank up."""
+    if config["rank"] >= config["demo"]["ranks"]:
+        server = Server(config)
+        return {}, {"block": server.look, "fingerprints": server.look, "close": server.close}
     worker = Worker(config, tell)
     return worker.facts, {
         "block": worker.block,

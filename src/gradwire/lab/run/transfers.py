@@ -13,6 +13,7 @@ from gradwire.lab.run.limits import push_ideal
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.tail import tune
 from gradwire.lab.scenario.contestant import Contestant
+from gradwire.lab.scenario.options import route_of
 from gradwire.lab.scenario.schema import Scenario
 
 __all__ = ["entry_of", "run_transfers"]
@@ -24,17 +25,25 @@ MARGIN_S = 10.0
 
 def entry_of(each: Contestant, scenario: Scenario) -> Entry:
     """A contestant as a race takes it."""
-    if each.transport == "tcp":
+    push = scenario.work.kind == "push"
+    if each.transport == "tcp" and push:
         return Entry(
             each.name,
             "gradwire.lab.contestants:TcpPush",
             {"congestion_control": each.congestion_control},
         )
-    if each.transport == "gloo":
-        options: dict[str, Any] = {"congestion_control": each.congestion_control}
-        return Entry(each.name, "gradwire.lab.run.endpoints:GlooOver", options)
+    if each.transport != "gradwire":
+        factory = {
+            "gloo": "gradwire.lab.run.endpoints:GlooOver",
+            "tcp": "gradwire.lab.run.tcp_servers:TcpOverServers",
+        }[each.transport]
+        options: dict[str, Any] = {
+            "congestion_control": each.congestion_control,
+            "workers": scenario.topology.workers,
+        }
+        return Entry(each.name, factory, options)
     settings = {"timeout": round_limit(scenario), **each.options}
-    if scenario.work.kind == "push":
+    if push:
         options = {
             "bound": each.loosest_bound("push"),
             "spend": each.spend if each.bound else "nothing",
@@ -46,7 +55,7 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
         return Entry(each.name, "gradwire.bench.contestants:GradwirePush", options)
     options = {
         "policy": each.policy,
-        "options": settings,
+        "options": {**settings, **route_of(scenario.topology.servers)},
         "layers": scenario.work.layers,
         "group": each.name,
     }

@@ -18,12 +18,12 @@ def wires_of(scenario: Scenario) -> dict[int, Wire]:
     """The wires of a scenario's hosts before anything is lost; none where veth pairs will do.
 
     A round trip between two hosts with wires crosses four of them, and a packet's way two. Where
-    all traffic goes to a server and only delay is wanted, the whole of it is on the server's wire:
-    that costs half the processor time.
+    all traffic goes to one server (pushes) and only delay is wanted, the whole of it is on the
+    server's wire: that costs half the processor time.
     """
     topology, loss = scenario.topology, scenario.loss
     losing = loss.run > 1 or (loss.any and topology.ports.offloads)
-    if topology.rtt_s and topology.servers and not losing:
+    if topology.rtt_s and scenario.work.kind == "push" and not losing:
         wire = Wire(delay_s=topology.rtt_s / 2, jitter_s=topology.jitter_s)
         return {topology.workers: wire}
     if not (topology.rtt_s or losing):

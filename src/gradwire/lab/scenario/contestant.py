@@ -21,7 +21,7 @@ TRANSPORTS = {
     "all_reduce": ("gloo", "gradwire"),
     "training": ("gloo", "gradwire"),
 }
-"""Which transports take part in which kind of work."""
+"""Which transports take part in which kind of work; tcp also in an all-reduce over servers."""
 
 _GRADWIRE = ("policy", "options", "tolerant", "optional")
 _PUSHES = ("bound", "control", "spend", "enough", "late", "slack_s")
@@ -96,18 +96,18 @@ class Contestant:
                 shown = list(value) if isinstance(value, tuple) else value
                 raise ScenarioError(f"{name}={shown!r} {reason}")
 
-    def check(self, work: Work, model: Model) -> None:
-        """Whether it can take part in this work.
+    def check(self, work: Work, model: Model, servers: int) -> None:
+        """Whether it can take part in this work, with so many servers.
 
         Raises:
             ScenarioError: names the key, its value and what is allowed.
         """
         kind, where = work.kind, f"contestants: {self.name}"
-        if self.transport not in TRANSPORTS[kind]:
-            allowed = ", ".join(map(repr, TRANSPORTS[kind]))
+        allowed = [*TRANSPORTS[kind], *(["tcp"] if kind == "all_reduce" and servers else [])]
+        if self.transport not in allowed:
             raise ScenarioError(
-                f"{where}: transport={self.transport!r}: with work.kind={kind!r} allowed are "
-                f"{allowed}"
+                f"{where}: transport={self.transport!r}: with work.kind={kind!r} and "
+                f"topology.servers={servers} allowed are {', '.join(map(repr, allowed))}"
             )
         if self.hook != "none" and kind != "training":
             raise ScenarioError(f"{where}: hook={self.hook!r}: only work.kind='training' has hooks")
@@ -128,29 +128,36 @@ class Contestant:
                 self._refuse(
                     _PUSHES, f"with work.kind={kind!r}: that is for pushes; others take options"
                 )
-            self._check_options(work, model)
+            self._check_options(work, model, servers)
         except Lacking as error:
             if not self.optional:
                 raise ScenarioError(f"{where}: options: {error}") from None
         except ScenarioError as error:
             raise ScenarioError(f"{where}: {error}") from None
 
-    def lacking(self, work: Work, model: Model) -> str | None:
+    def lacking(self, work: Work, model: Model, servers: int) -> str | None:
         """Which option this gradwire does not know; None if it knows all."""
         try:
-            self._check_options(work, model)
+            self._check_options(work, model, servers)
         except Lacking as error:
             return str(error)
         return None
 
-    def _check_options(self, work: Work, model: Model) -> None:
+    def _check_options(self, work: Work, model: Model, servers: int) -> None:
         if self.transport != "gradwire":
             return
         try:
             if work.kind == "push":
                 check_push(self.options, self.control)
             else:
-                check_policy(self.policy, self.options, work, model, bool(self.tolerant))
+                check_policy(
+                    self.policy,
+                    self.options,
+                    work,
+                    model,
+                    votes=bool(self.tolerant),
+                    servers=servers,
+                )
         except Lacking:
             raise
         except ScenarioError as error:

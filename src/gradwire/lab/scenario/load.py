@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gradwire.lab.scenario.contestant import Contestant
 from gradwire.lab.scenario.grid import points
 from gradwire.lab.scenario.measurable import check_measurable
 from gradwire.lab.scenario.reader import ScenarioError, build
@@ -78,10 +79,14 @@ def load(path: Path, *, quick: bool = False) -> Experiment:
         each.name: reason
         for cell in cells
         for each in cell.scenario.contestants
-        if (reason := each.lacking(cell.scenario.work, cell.scenario.model)) is not None
+        if (reason := _lacking(each, cell.scenario)) is not None
     }
     cells = tuple(replace(cell, scenario=_without(cell, left_out, path)) for cell in cells)
     return Experiment(path, quick, cells, left_out, merged if quick else raw)
+
+
+def _lacking(contestant: Contestant, scenario: Scenario) -> str | None:
+    return contestant.lacking(scenario.work, scenario.model, scenario.topology.servers)
 
 
 def _read(path: Path) -> dict[str, Any]:

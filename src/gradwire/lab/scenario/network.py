@@ -38,7 +38,13 @@ class Topology:
         "A", "standard network that gives what is not named here", choices=[*NETWORKS]
     )
     workers: int = key(4, "hosts that hold gradients", low=1, high=MAX_HOSTS)
-    servers: int = key(0, "hosts that sum for the workers; 1 for pushes, else 0", low=0, high=1)
+    servers: int = key(
+        0,
+        "hosts that sum for the workers, 1 for pushes; without, gradwire is sharded over the "
+        "workers",
+        low=0,
+        high=MAX_HOSTS,
+    )
     rate: float | None = key(None, "of every port, bit/s", low=1e6, high=_FASTEST)
     queue: int | None = key(None, "drop-tail queue of every port, bytes", low=3028, high=1 << 30)
     offloads: bool | None = key(None, "whether trains of packets pass whole, for everybody")

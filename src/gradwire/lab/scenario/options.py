@@ -17,14 +17,19 @@ from gradwire.policies.base import option_names
 from gradwire.policies.dblp import WIDENING
 from gradwire.settings import Settings, setting_names
 
-__all__ = ["Lacking", "bound_of_policy", "check_policy", "check_push"]
+__all__ = ["Lacking", "bound_of_policy", "check_policy", "check_push", "route_of"]
 
 _OWN = ("route", "servers")
-"""Settings that the kind of work decides."""
+"""Settings that the topology decides."""
 
 
 class Lacking(ScenarioError):
     """This gradwire knows no such option: another one may."""
+
+
+def route_of(servers: int) -> dict[str, Any]:
+    """The settings by which gradwire goes over so many servers, or over none."""
+    return {"route": "server", "servers": servers} if servers else {}
 
 
 def check_push(options: Mapping[str, Any], control: str) -> None:
@@ -51,7 +56,13 @@ def check_push(options: Mapping[str, Any], control: str) -> None:
 
 
 def check_policy(
-    policy: str, options: Mapping[str, Any], work: Work, model: Model, votes: bool
+    policy: str,
+    options: Mapping[str, Any],
+    work: Work,
+    model: Model,
+    *,
+    votes: bool,
+    servers: int,
 ) -> None:
     """Whether a policy takes these options, and whether they can do anything here.
 
@@ -61,6 +72,7 @@ def check_policy(
         work: what is moved: an all-reduce or training.
         model: that training trains.
         votes: whether the workers vote for phases.
+        servers: how many sum for the workers.
 
     Raises:
         Lacking: an option is unknown.
@@ -71,7 +83,7 @@ def check_policy(
     _check_own(options)
     everywhere = {*setting_names(), *_policy_options()}
     known = {name: value for name, value in options.items() if name in everywhere}
-    made = _build(known, policy)
+    made = _build({**known, **route_of(servers)}, policy)
     _check_known(options, known)
     if votes and made.phases is None:
         raise ScenarioError(f"policy={policy!r} with tolerant: it has no phases to vote for")
@@ -107,8 +119,8 @@ def _check_own(options: Mapping[str, Any]) -> None:
     for name in _OWN:
         if name in options:
             raise ScenarioError(
-                f"{name}={options[name]!r}: work.kind decides: pushes go to the lab's one server, "
-                "all_reduce and training are sharded; leave it out"
+                f"{name}={options[name]!r}: topology.servers decides: with servers gradwire goes "
+                "over them, without it is sharded; leave it out"
             )
 
 
@@ -131,7 +143,7 @@ def _build(options: Mapping[str, Any], policy: str | None = None) -> Any:
     """The policy, or the settings without one, of options whose names are known."""
     try:
         if policy is None:
-            return Settings.build({"route": "server", "servers": 1, **options}, environment={})
+            return Settings.build({**route_of(1), **options}, environment={})
         return configure(policy, options, environment={})[0]
     except ConfigError as error:
         raise ScenarioError(str(error)) from None

@@ -52,16 +52,16 @@ class Scenario:
         if not names or len(set(names)) != len(names):
             raise ScenarioError(f"contestants: one or more with different names, not {names!r}")
         kind = self.work.kind
-        if (kind == "push") != (self.topology.servers == 1):
+        if kind == "push" and self.topology.servers != 1:
             raise ScenarioError(
-                f"topology.servers={self.topology.servers}: work.kind='push' takes 1, others 0"
+                f"topology.servers={self.topology.servers}: work.kind='push' takes 1"
             )
         if kind != "push" and self.topology.workers < 2:
             raise ScenarioError(f"topology.workers=1: work.kind={kind!r} takes 2 or more")
         if kind != "training" and self.model != Model():
             raise ScenarioError(f"model: with work.kind={kind!r} none is trained; leave it out")
         for each in self.contestants:
-            each.check(self.work, self.model)
+            each.check(self.work, self.model, self.topology.servers)
         if self.tail.ratio:
             self._check_tail(names)
         self._check_hosts()

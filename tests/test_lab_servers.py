@@ -1,0 +1,175 @@
+"""Scenarios whose topology has servers: gradwire and plain TCP go over them, Gloo does not."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from lab_calls import Lab
+
+from gradwire.errors import ConfigError
+from gradwire.lab.addresses import ADDRESS_VARIABLE
+from gradwire.lab.run.tcp_servers import TcpOverServers
+from gradwire.lab.run.wires import wires_of
+from gradwire.lab.scenario.load import load
+from gradwire.lab.scenario.reader import ScenarioError
+from gradwire.lab.serving import ServerThread
+from gradwire.settings import Settings
+
+SERVED = """
+name = "served"
+title = "over servers"
+[topology]
+preset = "B"
+rate = 50e6
+workers = 3
+servers = 2
+[work]
+kind = "all_reduce"
+bytes = 200_000
+rounds = 4
+block = 4
+warm_up = 1
+[loss]
+rate = 0.02
+at = "{at}"
+when = "{when}"
+[[contestants]]
+name = "reliable"
+transport = "gradwire"
+policy = "reliable"
+[[contestants]]
+name = "ltp"
+transport = "gradwire"
+policy = "ltp"
+options = {{ every = 2 }}
+[[contestants]]
+name = "{tcp}"
+transport = "{tcp}"
+congestion_control = "cubic"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "served.toml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize("tcp", ["tcp", "gloo"])
+def test_an_all_reduce_over_servers(tcp: str, tmp_path: Path) -> None:
+    file = written(tmp_path, SERVED.format(at="server", when="rounds", tcp=tcp))
+    lab = Lab(tmp_path, "lab", "run", str(file), "--out", str(tmp_path / "out"))
+    assert lab.wait(120.0) == 0, lab.said()
+    lab.check_that_nothing_is_left()
+    document = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert document["errors"] == []
+    (cell,) = document["cells"]
+    reliable, ltp, rival = cell["contestants"]
+    assert reliable["delivered"] == 1.0
+    assert ltp["delivered"] > 0.8
+    assert reliable["retransmitted"] > 0  # what was lost on the ways to the servers
+    # Every worker's gradient crosses the switch to a server and back; a ring's goes 4/3 each way.
+    whole = 3 * 200_000
+    assert reliable["wire_bytes_per_round"] > 2 * whole
+    assert reliable["bytes_per_round"] > whole
+    if tcp == "tcp":
+        assert rival["wire_bytes_per_round"] > 2 * whole
+    else:
+        assert 4 / 3 * whole < rival["wire_bytes_per_round"] < 2 * whole
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("namespaces")
+def test_training_over_servers(tmp_path: Path) -> None:
+    text = SERVED.format(at="workers", when="always", tcp="gloo")
+    text = text.replace('"all_reduce"\nbytes = 200_000', '"training"').replace(
+        "rounds = 4", "rounds = 10"
+    )
+    model = "[model]\nwidth = 32\nlayers = 1\ncontext = 16\n"
+    file = written(tmp_path, text.replace("[loss]", model + "[loss]"))
+    lab = Lab(tmp_path, "lab", "run", str(file), "--out", str(tmp_path / "out"))
+    assert lab.wait(120.0) == 0, lab.said()
+    lab.check_that_nothing_is_left()
+    document = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert document["errors"] == []
+    (cell,) = document["cells"]
+    assert [each["replicas_identical"] for each in cell["contestants"]] == [True] * 3
+    reliable, ltp, gloo = cell["contestants"]
+    assert reliable["final_loss"] == pytest.approx(gloo["final_loss"], abs=1e-4)
+    assert reliable["wire_bytes_per_round"] > 1.2 * gloo["wire_bytes_per_round"]
+    assert reliable["delivered"] == 1.0 >= ltp["delivered"]
+
+
+def test_tcp_goes_over_servers_only_where_there_are_some(tmp_path: Path) -> None:
+    text = SERVED.format(at="workers", when="always", tcp="tcp")
+    load(written(tmp_path, text))
+    for bare, servers in (
+        (text.replace("servers = 2\n", ""), 0),
+        (text.replace('"all_reduce"\nbytes = 200_000', '"training"'), 2),
+    ):
+        with pytest.raises(
+            ScenarioError, match=f"transport='tcp': .* topology.servers={servers} allowed"
+        ):
+            load(written(tmp_path, bare))
+
+
+def test_with_servers_every_host_has_its_share_of_the_delay(tmp_path: Path) -> None:
+    text = SERVED.format(at="workers", when="always", tcp="gloo").replace(
+        "rate = 0.02", "rate = 0.0"
+    )
+    text = text.replace("servers = 2", "servers = 2\nrtt_s = 0.04")
+    cell = load(written(tmp_path, text)).cells[0]
+    wires = wires_of(cell.scenario)
+    assert {host: wire.delay_s for host, wire in wires.items()} == dict.fromkeys(range(5), 0.01)
+
+
+def test_a_server_that_cannot_serve_says_so() -> None:
+    store = dist.HashStore()
+    settings = Settings.build({"route": "server", "servers": 1}, environment={})
+    server = ServerThread(store, workers=2, index=3, settings=settings)
+    server.close()
+    with pytest.raises(ConfigError, match="index=3"):
+        server.check()
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "elements"), [(1, 1, 7), (3, 2, 200_003), (2, 4, 3)]
+)
+def test_tcp_servers_sum_and_send_back(
+    workers: int, servers: int, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
+    store = dist.HashStore()
+    buffers = [torch.zeros(elements) for _ in range(workers + servers)]
+    errors: list[BaseException] = []
+
+    def rank(number: int) -> None:
+        try:
+            one = TcpOverServers("cubic", workers)
+            one.setup(number, workers + servers, store)
+            for turn in (1, 2):
+                buffers[number].copy_(torch.arange(elements) + number * turn)
+                one.run_round(buffers[number])
+                if number < workers:
+                    wanted = torch.arange(elements) * workers + turn * sum(range(workers))
+                    assert torch.equal(buffers[number], wanted.float())
+            one.close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=rank, args=(n,), daemon=True) for n in range(len(buffers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not errors
+    assert not any(thread.is_alive() for thread in threads)
