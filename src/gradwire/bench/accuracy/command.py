@@ -57,9 +57,9 @@ def accuracy(
     """
     from gradwire.bench.accuracy.ledger import Ledger, LedgerError
     from gradwire.bench.accuracy.lesson import MissingDataError
-    from gradwire.bench.accuracy.results import results
+    from gradwire.bench.accuracy.results import notes, results
     from gradwire.bench.accuracy.runner import run
-    from gradwire.bench.accuracy.study import QUICK, cells
+    from gradwire.bench.accuracy.study import QUICK, applies, cells, left_out
 
     if quick:
         seeds, rounds = min(seeds, QUICK_SEEDS), rounds or QUICK_ROUNDS
@@ -69,6 +69,9 @@ def accuracy(
     chosen = _rows(section, arms, scenarios)
     if quick and not (section or arms or scenarios):
         chosen = QUICK
+    without = left_out(trainings, chosen)
+    if not any(applies(row, training) for training in trainings for row in chosen):
+        raise typer.BadParameter("; ".join(without), param_hint="--arms")
     try:
         ledger = Ledger(out)
     except (OSError, LedgerError) as error:
@@ -92,7 +95,8 @@ def accuracy(
         kept = f"what is done is in {out}" if out else "nothing is kept without --out"
         console.print(f"interrupted: {kept}", highlight=False)
         raise typer.Exit(_INTERRUPTED) from None
-    _print(results(trainings, chosen, seeds, ledger.outcomes), as_json, as_markdown)
+    found = results(trainings, chosen, seeds, ledger.outcomes)
+    _print(found, [*notes(found), *without], as_json, as_markdown)
 
 
 def _trainings(task: str, optimizer: str, rounds: int, quick: bool) -> list[Training]:
@@ -139,12 +143,10 @@ def _known(word: str, known: Collection[str], option: str) -> str:
     return word
 
 
-def _print(found: list[Result], as_json: bool, as_markdown: bool) -> None:
-    from gradwire.bench.accuracy.results import notes
+def _print(found: list[Result], lines: list[str], as_json: bool, as_markdown: bool) -> None:
     from gradwire.bench.accuracy.table import markdown, tables
     from gradwire.lab.measure import environment
 
-    lines = notes(found)
     if as_json:
         entries = [result.to_json() for result in found]
         document = {"rows": entries, "notes": lines, "environment": environment()}

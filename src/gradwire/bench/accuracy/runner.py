@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import replace
+from itertools import islice
 
 from gradwire.bench.accuracy.cell import Cell, Outcome
 from gradwire.bench.accuracy.kernel import train_on_kernel
@@ -44,12 +45,14 @@ def run(cells: Sequence[Cell], ledger: Ledger, jobs: int, progress: Progress) ->
             enter(cell, train(cell))
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
+    waiting = iter(left)
+    with ProcessPoolExecutor(
         jobs, mp_context=context, initializer=die_with_parent, initargs=(os.getpid(),)
-    )
-    try:
-        running = {pool.submit(train, cell): cell for cell in left}
-        for future in as_completed(running):
-            enter(running[future], future.result())
-    finally:  # not by `with`, whose own shutdown would let all that waits be trained first
-        pool.shutdown(cancel_futures=True)
+    ) as pool:
+        # No more than are being trained: what the pool has taken it trains to its end, come what
+        # may.
+        running = {pool.submit(train, cell): cell for cell in islice(waiting, jobs)}
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                enter(running.pop(future), future.result())
+                running |= {pool.submit(train, cell): cell for cell in islice(waiting, 1)}

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from gradwire.bench.accuracy.arms import ARMS, BAD, LOSSLESS, POLICIES, THIRDS
 from gradwire.bench.accuracy.cell import Cell
 from gradwire.bench.accuracy.scenarios import BURSTS, BY_LEVEL, QUIET
 from gradwire.bench.accuracy.tasks import TASKS
+from gradwire.moments import keeps_first_moment
 
-__all__ = ["QUICK", "SECTIONS", "Row", "Training", "applies", "cell_of", "cells", "rows"]
+__all__ = [
+    "QUICK",
+    "SECTIONS",
+    "Row",
+    "Training",
+    "applies",
+    "cell_of",
+    "cells",
+    "left_out",
+    "rows",
+]
 
 
 @dataclass(frozen=True)
@@ -91,9 +104,6 @@ _ALL = (*_QUIET, *_BURSTS, *_LEVELS, *_MOTIVATION, *_CHOICES, *_PRIORITY, *_SHAP
 
 SECTIONS = tuple(dict.fromkeys(row.section for row in _ALL))
 
-KEEP_MEANS = ("adam", "adamw")
-"""The optimizers that keep a running mean of the gradients, as `fill="momentum"` asks for."""
-
 QUICK = (Row("quiet", BAD), Row("quiet", "dblp"))
 
 
@@ -118,17 +128,35 @@ def cells(trainings: Sequence[Training], chosen: Sequence[Row], seeds: int) -> l
 def _cells(trainings: Sequence[Training], chosen: Sequence[Row], seeds: int) -> Iterator[Cell]:
     for seed in range(seeds):
         for training in trainings:
-            for data in dict.fromkeys(row.data for row in chosen):
+            there = [row for row in chosen if applies(row, training)]
+            for data in dict.fromkeys(row.data for row in there):
                 yield cell_of(training, Row("", LOSSLESS, QUIET, data), seed)
-            for row in chosen:
-                if applies(row, training):
-                    yield cell_of(training, row, seed)
+            for row in there:
+                yield cell_of(training, row, seed)
 
 
 def applies(row: Row, training: Training) -> bool:
     """Whether the row can be trained so: what fills from a running mean of gradients needs an
     optimizer that keeps one."""
-    return ARMS[row.arm].options.get("fill") != "momentum" or training.optimizer in KEEP_MEANS
+    return ARMS[row.arm].options.get("fill") != "momentum" or _keeps_mean(training)
+
+
+def _keeps_mean(training: Training) -> bool:
+    made = TASKS[training.task].optimizers[training.optimizer](torch.nn.Linear(1, 1))
+    return keeps_first_moment(made)
+
+
+def left_out(trainings: Sequence[Training], chosen: Sequence[Row]) -> list[str]:
+    """A sentence for each training that some of the rows do not apply to."""
+    sentences = []
+    for training in trainings:
+        arms = dict.fromkeys(row.arm for row in chosen if not applies(row, training))
+        if arms:
+            sentences.append(
+                f"{training.task}, {training.optimizer}: without {', '.join(arms)}, for this "
+                "optimizer keeps no running mean of the gradients"
+            )
+    return sentences
 
 
 def cell_of(training: Training, row: Row, seed: int) -> Cell:
