@@ -65,6 +65,8 @@ def test_where_the_loss_is_decides_which_port_is_the_limit() -> None:
 
 def spread(kind: str, loss: Loss | None = None, **topology: Any) -> Scenario:
     contestant = TCP if kind == "push" else Contestant("gloo", "gloo")
+    if kind == "served":
+        kind, contestant = "all_reduce", Contestant("ours", "gradwire")
     return Scenario(
         name="test",
         title="test",
@@ -101,7 +103,7 @@ def test_an_uplink_is_a_limit_where_it_carries_less_than_its_leaf() -> None:
 
 def test_servers_help_an_all_reduce_to_a_gradient_each_way_at_best() -> None:
     def reduce(loss: Loss | None = None, **topology: Any) -> float:
-        return limit(spread("all_reduce", loss, workers=4, **topology), MB4, 0.0)
+        return limit(spread("served", loss, workers=4, **topology), MB4, 0.0)
 
     assert reduce() == pytest.approx(1.5 * 0.032)
     # Jiang et al. (OSDI 2020), section 4.1: between the ring's and one gradient each way.
@@ -109,10 +111,21 @@ def test_servers_help_an_all_reduce_to_a_gradient_each_way_at_best() -> None:
     assert reduce(servers=2) == pytest.approx(24 / 20 * 0.032)
     assert reduce(servers=4) == reduce(servers=9) == pytest.approx(0.032)
     assert reduce(Loss(0.5), servers=4) == pytest.approx(0.064)
-    assert reduce(Loss(0.5, at="server"), servers=4) == pytest.approx(0.032)
+    # Where links lose, the division leans to those that do not: all over the two servers, twice as
+    # much as a ring's 3 for each worker's link; over one, nearly so.
+    assert reduce(Loss(0.5), servers=2) == pytest.approx(2.0 * 0.032)
+    assert reduce(Loss(0.5), servers=1) == pytest.approx(2.4 * 0.032)
+    # Whoever shuns lossy servers has the ring's 1.5, and some of them may still help.
+    assert reduce(Loss(0.5, at="server"), servers=4) == pytest.approx(1.2 * 0.032)
+    assert reduce(Loss(0.5, at="everywhere"), servers=1) == pytest.approx(2 * 24 / 18 * 0.032)
     # Workers 0 to 3 share the first leaf, the servers are on the second: nothing must cross.
     assert reduce(servers=4, leaves=2, uplink_rate=1e6) == pytest.approx(0.032)
     assert reduce(servers=2, leaves=2, uplink_rate=100e6) == pytest.approx(0.32)
+    at_server = Loss(0.5, at="server")
+    assert reduce(at_server, servers=2, leaves=2, uplink_rate=100e6) == pytest.approx(0.32)
+    # Three leaves with workers, one of servers alone, which sums for them.
+    three = {"servers": 1, "leaves": 5, "uplink_rate": 100e6}
+    assert reduce(**three) == pytest.approx(24 / 18 * 0.32)
 
 
 def test_a_calibration_wants_what_ports_and_uplinks_let_through() -> None:

@@ -595,7 +595,7 @@ def test_dctcp_takes_part_where_switches_mark(tmp_path: Path) -> None:
     text = GOOD.replace("workers = 2", "workers = 2\necn = 30_000")
     text = text.replace('transport = "tcp"', 'transport = "tcp"\ncongestion_control = "dctcp"')
     scenario = read(tmp_path, text).first
-    assert scenario.topology.words == "3 hosts on one switch, marks above 29.3 KiB"
+    assert scenario.topology.words == "3 hosts (1 server) on one switch, marks above 29.3 KiB"
     assert scenario.congestion_controls == {"contestants: tcp: congestion_control": "dctcp"}
 
 

@@ -11,13 +11,15 @@ import torch
 import torch.distributed as dist
 from lab_calls import Lab
 
-from gradwire.errors import ConfigError
+from gradwire.configure import configure
+from gradwire.errors import ConfigError, GradwireError
+from gradwire.lab import serving
 from gradwire.lab.addresses import ADDRESS_VARIABLE
 from gradwire.lab.run.tcp_servers import TcpOverServers
 from gradwire.lab.run.wires import wires_of
 from gradwire.lab.scenario.load import load
 from gradwire.lab.scenario.reader import ScenarioError
-from gradwire.lab.serving import ServerThread
+from gradwire.lab.serving import ServerThread, route_settings
 from gradwire.settings import Settings
 
 SERVED = """
@@ -65,16 +67,17 @@ def written(folder: Path, text: str) -> Path:
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize("tcp", ["tcp", "gloo"])
 def test_an_all_reduce_over_servers(tcp: str, tmp_path: Path) -> None:
-    file = written(tmp_path, SERVED.format(at="server", when="rounds", tcp=tcp))
-    lab = Lab(tmp_path, "lab", "run", str(file), "--out", str(tmp_path / "out"))
-    assert lab.wait(120.0) == 0, lab.said()
+    at = "server" if tcp == "tcp" else "everywhere"
+    file = written(tmp_path, SERVED.format(at=at, when="rounds", tcp=tcp))
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(tmp_path / "out"))
+    assert lab.wait(200.0) == 0, lab.said()
     lab.check_that_nothing_is_left()
     document = json.loads((tmp_path / "out" / "results.json").read_text())
     assert document["errors"] == []
     (cell,) = document["cells"]
     reliable, ltp, rival = cell["contestants"]
     assert reliable["delivered"] == 1.0
-    assert ltp["delivered"] > 0.8
+    assert ltp["delivered"] > 0.5  # its deadline takes whatever is there
     assert reliable["retransmitted"] > 0  # what was lost on the ways to the servers
     # Every worker's gradient crosses the switch to a server and back; a ring's goes 4/3 each way.
     whole = 3 * 200_000
@@ -96,17 +99,32 @@ def test_training_over_servers(tmp_path: Path) -> None:
     )
     model = "[model]\nwidth = 32\nlayers = 1\ncontext = 16\n"
     file = written(tmp_path, text.replace("[loss]", model + "[loss]"))
-    lab = Lab(tmp_path, "lab", "run", str(file), "--out", str(tmp_path / "out"))
-    assert lab.wait(120.0) == 0, lab.said()
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(tmp_path / "out"))
+    assert lab.wait(200.0) == 0, lab.said()
     lab.check_that_nothing_is_left()
     document = json.loads((tmp_path / "out" / "results.json").read_text())
     assert document["errors"] == []
     (cell,) = document["cells"]
     assert [each["replicas_identical"] for each in cell["contestants"]] == [True] * 3
-    reliable, ltp, gloo = cell["contestants"]
+    reliable, _, gloo = cell["contestants"]
     assert reliable["final_loss"] == pytest.approx(gloo["final_loss"], abs=1e-4)
     assert reliable["wire_bytes_per_round"] > 1.2 * gloo["wire_bytes_per_round"]
-    assert reliable["delivered"] == 1.0 >= ltp["delivered"]
+    assert reliable["delivered"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+@pytest.mark.usefixtures("namespaces")
+def test_a_server_that_dies_is_named(tmp_path: Path) -> None:
+    text = SERVED.format(at="workers", when="rounds", tcp="tcp")
+    text = text[: text.index('[[contestants]]\nname = "ltp"')]  # the first alone
+    fault = '[[faults]]\nkind = "kill"\nhost = 4\nat_s = 0.0\n'
+    file = written(tmp_path, text.replace("rounds = 4", "rounds = 1000") + fault)
+    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(tmp_path / "out"))
+    assert lab.wait(200.0) == 1, lab.said()
+    (error,) = json.loads((tmp_path / "out" / "results.json").read_text())["errors"]
+    assert "rank 4: ended with status -9" in error
+    lab.check_that_nothing_is_left()
 
 
 def test_tcp_goes_over_servers_only_where_there_are_some(tmp_path: Path) -> None:
@@ -120,6 +138,39 @@ def test_tcp_goes_over_servers_only_where_there_are_some(tmp_path: Path) -> None
             ScenarioError, match=f"transport='tcp': .* topology.servers={servers} allowed"
         ):
             load(written(tmp_path, bare))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('at = "workers"', 'at = "server"', "loss.at='server' with contestant 'gloo'"),
+        (
+            "options = { every = 2 }",
+            "options = { every = 2, dscp = 8 }",
+            "contestants: ltp: options: dscp=8, but reliable has dscp=0: in training",
+        ),
+        ("servers = 2", "servers = 201", "topology.servers=201: must be"),
+        ("servers = 2", "servers = 198", "201 hosts"),
+    ],
+)
+def test_what_cannot_be_with_servers_is_named(
+    old: str, new: str, complaint: str, tmp_path: Path
+) -> None:
+    text = SERVED.format(at="workers", when="always", tcp="gloo")
+    text = text.replace('"all_reduce"\nbytes = 200_000', '"training"')
+    load(written(tmp_path, text))
+    assert old in text
+    with pytest.raises(ScenarioError, match=complaint):
+        load(written(tmp_path, text.replace(old, new)))
+
+
+def test_the_topology_decides_the_route_and_not_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRADWIRE_ROUTE", "server")
+    for servers, route in ((0, "sharded"), (2, "server")):
+        settings = configure("reliable", route_settings(servers))[1]
+        assert (settings.route, settings.server_count) == (route, servers)
 
 
 def test_with_servers_every_host_has_its_share_of_the_delay(tmp_path: Path) -> None:
@@ -139,6 +190,17 @@ def test_a_server_that_cannot_serve_says_so() -> None:
     server.close()
     with pytest.raises(ConfigError, match="index=3"):
         server.check()
+
+
+def test_a_server_that_ends_too_early_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "serve", lambda *_, **__: {})
+    settings = Settings.build({"route": "server", "servers": 1}, environment={})
+    server = ServerThread(dist.HashStore(), workers=2, index=0, settings=settings)
+    server._thread.join(10)
+    with pytest.raises(GradwireError, match="server 0 has ended"):
+        server.check()
+    server.close()
+    server.check()
 
 
 @pytest.mark.parametrize(

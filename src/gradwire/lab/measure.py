@@ -30,8 +30,8 @@ def all_reduce_payload(size: int, hosts: int, servers: int = 0) -> float:
     """
     if hosts < 2:
         return 0.0
-    helpers = min(servers, hosts)
-    return 2 * hosts * (hosts - 1) / (hosts**2 + helpers * hosts - 2 * helpers) * size
+    used = min(servers, hosts)
+    return 2 * hosts * (hosts - 1) / (hosts**2 + used * hosts - 2 * used) * size
 
 
 def push_payload(size: int, workers: int) -> float:

@@ -140,8 +140,7 @@ class Ranks:
                             if progress is not None:
                                 progress(message["tick"])
                         else:
-                            answers[rank.number] = message
-                            selector.unregister(rank.channel)
+                            answers[rank.number] = message  # and is watched on: it may die
         return [answers[rank.number] for rank in self._ranks]
 
     def _wait(

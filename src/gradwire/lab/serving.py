@@ -1,19 +1,31 @@
-"""A server in a thread of a rank's own process, on a host that sums for the workers."""
+"""Servers of a scenario: the settings that lead to them, and one in a thread of a rank's own
+process, on a host that sums for the workers."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from gradwire.errors import GradwireError
 from gradwire.server import serve
 from gradwire.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["ServerThread"]
+__all__ = ["ServerThread", "route_settings"]
 
 _STOP_SECONDS = 10.0
+_MEETING_SECONDS = 300.0
+"""The workers meet it one contestant after the other, when each is set up; the parent of the ranks
+has given up by then."""
+
+
+def route_settings(servers: int) -> dict[str, Any]:
+    """The settings by which gradwire goes over so many servers, or, whatever the environment says,
+    over none."""
+    return {"route": "server" if servers else "sharded", "servers": servers}
 
 
 class ServerThread:
@@ -33,7 +45,8 @@ class ServerThread:
         """
         self._store = store
         self._place = {"workers": workers, "index": index}
-        self._settings = settings
+        patience = max(settings.rendezvous_timeout, _MEETING_SECONDS)
+        self._settings = replace(settings, rendezvous_timeout=patience)
         self._group = group
         self._stop = threading.Event()
         self._failure: Exception | None = None
@@ -55,9 +68,13 @@ class ServerThread:
             self._failure = error
 
     def check(self) -> None:
-        """Raises what the server failed with, if it has."""
+        """Raises what the server failed with, if it has; GradwireError if it ended all the same."""
         if self._failure is not None:
             raise self._failure
+        if not self._thread.is_alive() and not self._stop.is_set():
+            raise GradwireError(
+                f"server {self._place['index']} has ended: it lost the store, or all workers left"
+            )
 
     def close(self) -> None:
         """Stop serving. May be called again."""

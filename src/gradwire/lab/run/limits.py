@@ -50,16 +50,16 @@ def uplink_payload(scenario: Scenario, size: int) -> float:
 
     Pushes: those of all workers on other leaves than the server's go down to it. An all-reduce: at
     least that of as many hosts as there are leaves with workers, for each leaf may sum first
-    (Patarasuk and Yuan, JPDC 69(2), 2009, with a leaf as one node: our reading), helped by as many
-    servers as there are. A ring in rank order takes a little more than that, shards that all send
-    to directly a multiple: see docs/lab.md.
+    (Patarasuk and Yuan, JPDC 69(2), 2009, with a leaf as one node: our reading), and leaves of
+    servers alone may sum for them. A ring in rank order takes a little more than that, shards that
+    all send to directly a multiple: see docs/lab.md.
     """
     spread, topology = scenario.topology.spread, scenario.topology
     if spread is None:
         return 0.0
     if scenario.work.kind != "push":
         leaves = {spread.of(n, topology.hosts) for n in range(topology.workers)}
-        return all_reduce_payload(size, len(leaves), topology.servers)
+        return all_reduce_payload(size, len(leaves), spread.count - len(leaves))
     home = spread.of(topology.workers, topology.hosts)
     strangers = [n for n in range(topology.workers) if spread.of(n, topology.hosts) != home]
     return push_payload(size, len(strangers))
@@ -85,7 +85,9 @@ def limit(scenario: Scenario, size: int, bound: float) -> float:
     if spread is None:
         return ports
     crossing = (1.0 - bound) * uplink_payload(scenario, size) * 8 / spread.uplink.rate
-    return max(ports, crossing / (1.0 - scenario.loss.rate if at_server else 1.0))
+    if at_server and scenario.work.kind == "push":
+        crossing /= 1.0 - scenario.loss.rate
+    return max(ports, crossing)
 
 
 def _port_limit(scenario: Scenario, size: int, bound: float) -> float:
@@ -99,7 +101,23 @@ def _port_limit(scenario: Scenario, size: int, bound: float) -> float:
             return wanted * workers / (1.0 - loss.rate)
         return max(wanted / min(shares), wanted * workers)
     through = min(shares) if loss.at != "server" else 1.0
-    return all_reduce_payload(1, workers, scenario.topology.servers) * wanted / through
+    kept = 1.0 - loss.rate if lasting and loss.at != "workers" else 1.0
+    return _all_reduce_limit(workers, through, scenario.topology.servers, kept) * wanted
+
+
+def _all_reduce_limit(workers: int, through: float, servers: int, kept: float) -> float:
+    """Times one gradient's time, of the best division of the sums between workers and servers.
+
+    As Jiang et al. (OSDI 2020, section 4.1), but with links that lose; ours. If a part x of the
+    gradient is summed by the servers, each worker sends x + c·(1 - x), c = 2·(n - 1)/n, of which
+    the share `through` arrives, and each of k servers n·x/k, of which the share `kept` does.
+    """
+    ring = all_reduce_payload(1, workers)
+    if not servers:
+        return ring / through
+    server = workers / servers / kept
+    part = min(1.0, ring / (through * server + ring - 1.0))
+    return max((ring - (ring - 1.0) * part) / through, server * part)
 
 
 def probe_passes(loss: float, bound: float) -> int:

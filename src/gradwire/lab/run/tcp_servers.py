@@ -23,11 +23,13 @@ __all__ = ["TcpOverServers"]
 
 _TIMEOUT = 120.0
 _NUMBER_BYTES = 4
+_BLOCK = 16_384
+"""Elements, 64 KiB: what is summed and sent back at once, at least."""
 
 
 @dataclass
 class _Flow:
-    """One connection in one round, in bytes of the share that it carries."""
+    """One connection in one round, in bytes of the shard that it carries."""
 
     connection: socket.socket
     sent: int = 0
@@ -35,9 +37,10 @@ class _Flow:
 
 
 class TcpOverServers:
-    """Each server sums an equal share of the workers' buffers and sends it back.
+    """Each server sums an equal shard of the workers' buffers and sends it back.
 
-    A sum goes back as soon as all workers' parts of it are there, so pushes and pulls overlap.
+    A block of it goes back as soon as all workers' parts of that are there, so pushes and pulls
+    overlap.
     """
 
     def __init__(self, congestion_control: str, workers: int) -> None:
@@ -48,6 +51,8 @@ class TcpOverServers:
         self._connections: list[socket.socket] = []
         self._index: int | None = None
         self._servers = 0
+        self._parts: NDArray[np.float32] = np.empty((workers, 0), np.float32)
+        self._sums: NDArray[np.float32] = np.empty(0, np.float32)
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Connect every worker to every server."""
@@ -84,11 +89,15 @@ class TcpOverServers:
     def run_round(self, buffer: torch.Tensor) -> None:
         """Sum the buffer over all workers."""
         values: NDArray[np.float32] = buffer.numpy()
-        shares = np.array_split(values, self._servers)
-        if self._index is not None:
-            _sum(self._connections, len(shares[self._index]))
-        else:
-            _exchange(self._connections, shares)
+        shards = np.array_split(values, self._servers)
+        if self._index is None:
+            _exchange(self._connections, shards)
+            return
+        elements = len(shards[self._index])
+        if elements != len(self._sums):  # once, in a round that is not timed
+            self._parts = np.zeros((self._workers, elements), np.float32)
+            self._sums = np.zeros(elements, np.float32)
+        _sum(self._connections, self._parts, self._sums)
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         """Check that every element is the exact sum of the workers'."""
@@ -108,15 +117,15 @@ class TcpOverServers:
             connection.close()
 
 
-def _exchange(connections: list[socket.socket], shares: list[NDArray[np.float32]]) -> None:
-    """Push each share to its server and read its sum into the same place.
+def _exchange(connections: list[socket.socket], shards: list[NDArray[np.float32]]) -> None:
+    """Push each shard to its server and read its sum into the same place.
 
     A server sums what all have sent, so what comes back is never ahead of what has left.
     """
     with selectors.DefaultSelector() as selector:
-        for connection, share in zip(connections, shares, strict=True):
-            if len(share):
-                place = share.data.cast("B")
+        for connection, shard in zip(connections, shards, strict=True):
+            if len(shard):
+                place = shard.data.cast("B")
                 both = selectors.EVENT_READ | selectors.EVENT_WRITE
                 selector.register(connection, both, (_Flow(connection), place))
         while selector.get_map():
@@ -132,16 +141,17 @@ def _exchange(connections: list[socket.socket], shares: list[NDArray[np.float32]
                         selector.unregister(flow.connection)
 
 
-def _sum(connections: list[socket.socket], elements: int) -> None:
-    """Sum so many elements of every worker, in rank order, and send each worker the sum."""
-    parts = np.empty((len(connections), elements), np.float32)
-    sums = np.empty(elements, np.float32)
+def _sum(
+    connections: list[socket.socket], parts: NDArray[np.float32], sums: NDArray[np.float32]
+) -> None:
+    """Read every worker's part into a row of `parts`, and send each worker the sum, which is taken
+    in rank order."""
     out = sums.data.cast("B")
     places = [part.data.cast("B") for part in parts]
     flows = [_Flow(connection) for connection in connections]
     summed = 0  # elements
     with selectors.DefaultSelector() as selector:
-        if elements:
+        if len(sums):
             for number, flow in enumerate(flows):
                 selector.register(flow.connection, selectors.EVENT_READ, number)
         while selector.get_map():
@@ -152,7 +162,7 @@ def _sum(connections: list[socket.socket], elements: int) -> None:
                 if events & selectors.EVENT_WRITE:
                     flow.sent += flow.connection.send(out[flow.sent : summed * sums.itemsize])
             whole = min(flow.received for flow in flows) // sums.itemsize
-            if whole > summed:
+            if whole >= min(summed + _BLOCK, len(sums)) and whole > summed:
                 np.copyto(sums[summed:whole], parts[0, summed:whole])
                 for part in parts[1:]:
                     sums[summed:whole] += part[summed:whole]

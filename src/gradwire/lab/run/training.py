@@ -19,9 +19,9 @@ from gradwire.lab.ranks import Ranks
 from gradwire.lab.run.ground import Ground
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.transfers import Progress, round_limit
-from gradwire.lab.scenario.options import route_of
 from gradwire.lab.scenario.schema import Scenario
 from gradwire.lab.scenario.work import turn_length
+from gradwire.lab.serving import route_settings
 
 __all__ = ["run_training", "segments"]
 
@@ -94,7 +94,7 @@ def run_training(
 
 def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int) -> dict[str, Any]:
     model = scenario.model
-    settings = {"timeout": round_limit(scenario), **route_of(scenario.topology.servers)}
+    settings = {"timeout": round_limit(scenario), **route_settings(scenario.topology.servers)}
     return {
         "contestants": [
             {**asdict(each), "options": {**settings, **each.options}}

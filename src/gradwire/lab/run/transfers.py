@@ -13,8 +13,8 @@ from gradwire.lab.run.limits import push_ideal
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.tail import tune
 from gradwire.lab.scenario.contestant import Contestant
-from gradwire.lab.scenario.options import route_of
 from gradwire.lab.scenario.schema import Scenario
+from gradwire.lab.serving import route_settings
 
 __all__ = ["entry_of", "run_transfers"]
 
@@ -55,7 +55,7 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
         return Entry(each.name, "gradwire.bench.contestants:GradwirePush", options)
     options = {
         "policy": each.policy,
-        "options": {**settings, **route_of(scenario.topology.servers)},
+        "options": {**settings, **route_settings(scenario.topology.servers)},
         "layers": scenario.work.layers,
         "group": each.name,
     }

@@ -135,12 +135,15 @@ class Topology:
         """What is built, for people."""
         spread = self.spread
         marks = "" if self.ecn is None else f", marks above {self.ecn / 1024:.3g} KiB"
+        hosts = f"{self.hosts} hosts"
+        if self.servers:
+            hosts += f" ({self.servers} server{'s' if self.servers > 1 else ''})"
         if spread is None:
-            return f"{self.hosts} hosts on one switch{marks}"
+            return f"{hosts} on one switch{marks}"
         fullest = max(spread.sizes(self.hosts))
         over = fullest * self.ports.rate / spread.uplink.rate
         return (
-            f"{self.hosts} hosts on {spread.count} leaves under one spine, uplinks of "
+            f"{hosts} on {spread.count} leaves under one spine, uplinks of "
             f"{spread.uplink.name} ({over:.3g}:1){marks}"
         )
 
@@ -168,7 +171,7 @@ class Loss:
     )
     at: str = key(
         "workers",
-        "which way loses: from the workers, to the server, or from every host",
+        "which way loses: from the workers, to the servers, or from every host",
         choices=["workers", "server", "everywhere"],
     )
     when: str = key(

@@ -11,13 +11,14 @@ from gradwire.configure import configure
 from gradwire.errors import ConfigError
 from gradwire.lab.scenario.reader import ScenarioError
 from gradwire.lab.scenario.work import Model, Work
+from gradwire.lab.serving import route_settings
 from gradwire.plans import TransferPlan
 from gradwire.policies import Policy, names, policy_class
 from gradwire.policies.base import option_names
 from gradwire.policies.dblp import WIDENING
 from gradwire.settings import Settings, setting_names
 
-__all__ = ["Lacking", "bound_of_policy", "check_policy", "check_push", "route_of"]
+__all__ = ["Lacking", "bound_of_policy", "check_one_engine", "check_policy", "check_push"]
 
 _OWN = ("route", "servers")
 """Settings that the topology decides."""
@@ -25,11 +26,6 @@ _OWN = ("route", "servers")
 
 class Lacking(ScenarioError):
     """This gradwire knows no such option: another one may."""
-
-
-def route_of(servers: int) -> dict[str, Any]:
-    """The settings by which gradwire goes over so many servers, or over none."""
-    return {"route": "server", "servers": servers} if servers else {}
 
 
 def check_push(options: Mapping[str, Any], control: str) -> None:
@@ -83,7 +79,7 @@ def check_policy(
     _check_own(options)
     everywhere = {*setting_names(), *_policy_options()}
     known = {name: value for name, value in options.items() if name in everywhere}
-    made = _build({**known, **route_of(servers)}, policy)
+    made = _build({**known, **route_settings(servers)}, policy)
     _check_known(options, known)
     if votes and made.phases is None:
         raise ScenarioError(f"policy={policy!r} with tolerant: it has no phases to vote for")
@@ -99,6 +95,30 @@ def check_policy(
             f"loss_rise={options['loss_rise']!r}: only work.kind='training' has losses"
         )
     _prepare(made, work.tensors if work.kind != "training" else _tensors(model))
+
+
+def check_one_engine(options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Whether the contestants of one training can share an engine.
+
+    Args:
+        options: of gradwire's contestants, by name; each alone is right.
+
+    Raises:
+        ScenarioError: names two of them, the setting and its values.
+    """
+    first: tuple[str, dict[str, Any]] | None = None
+    for name, mine in options.items():
+        settings = {key: value for key, value in mine.items() if key in setting_names()}
+        transport = Settings.build(settings, environment={}).transport()
+        if first is None:
+            first = (name, transport)
+        for key, value in transport.items():
+            if value != first[1][key]:
+                raise ScenarioError(
+                    f"contestants: {name}: options: {key}={value!r}, but {first[0]} has "
+                    f"{key}={first[1][key]!r}: in training all of gradwire's share one engine; "
+                    "the same value is allowed"
+                )
 
 
 def bound_of_policy(policy: str, options: Mapping[str, Any]) -> float:
@@ -143,7 +163,7 @@ def _build(options: Mapping[str, Any], policy: str | None = None) -> Any:
     """The policy, or the settings without one, of options whose names are known."""
     try:
         if policy is None:
-            return Settings.build({**route_of(1), **options}, environment={})
+            return Settings.build({**route_settings(1), **options}, environment={})
         return configure(policy, options, environment={})[0]
     except ConfigError as error:
         raise ScenarioError(str(error)) from None

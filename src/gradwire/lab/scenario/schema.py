@@ -9,6 +9,7 @@ from gradwire.lab.addresses import MAX_HOSTS
 from gradwire.lab.scenario.contestant import Contestant
 from gradwire.lab.scenario.mark import LIMIT, Map, Mark
 from gradwire.lab.scenario.network import Bandwidth, Bursts, Fault, Loss, Rivals, Topology
+from gradwire.lab.scenario.options import check_one_engine
 from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
 from gradwire.lab.scenario.work import Model, Work
 
@@ -62,6 +63,9 @@ class Scenario:
             raise ScenarioError(f"model: with work.kind={kind!r} none is trained; leave it out")
         for each in self.contestants:
             each.check(self.work, self.model, self.topology.servers)
+        if kind == "training":
+            ours = [each for each in self.contestants if each.transport == "gradwire"]
+            check_one_engine({each.name: each.options for each in ours})
         if self.tail.ratio:
             self._check_tail(names)
         self._check_hosts()
@@ -156,6 +160,12 @@ class Scenario:
             raise ScenarioError("loss.when='rounds': with work.kind='training' use 'steps'")
         if self.loss.at == "server" and not self.topology.servers:
             raise ScenarioError("loss.at='server': the topology has no server")
+        gloo = [each.name for each in self.contestants if each.transport == "gloo"]
+        if self.loss.at == "server" and gloo:
+            raise ScenarioError(
+                f"loss.at='server' with contestant {gloo[0]!r}: gloo crosses no server's port and "
+                "would lose nothing; 'workers' and 'everywhere' are allowed"
+            )
 
     @property
     def extra_hosts(self) -> int:
