@@ -68,6 +68,7 @@ _CHOICES = (
     Arm("priority-40", "mlt", {**_PLAIN, "priority": "both"}),
     Arm("priority-40-feedback", "mlt", {**_PLAIN, "priority": "both", "error_feedback": True}),
     Arm("eager-40-results", "mlt", {**_PLAIN, "priority": "results"}),
+    Arm("adaptive-topk", "adaptive", {"compress": "topk", "error_feedback": True}),
     Arm("dblp-buckets", "dblp", buckets=3),
     Arm("dblp-zero", "dblp", {"fill": "zero"}),
     Arm("dblp-random", "dblp", {"priority": "none"}),

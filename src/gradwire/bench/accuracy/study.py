@@ -72,6 +72,8 @@ _CHOICES = (
     Row("choices", "vesting-40-feedback", "even-40"),
     Row("choices", "netsenseml", "congested"),
     Row("choices", "adaptive", "congested"),
+    Row("choices", "adaptive-topk", "congested"),
+    Row("choices", "adaptive-topk", "bursts-critical"),
 )
 _PRIORITY = tuple(
     Row("priority", arm)
