@@ -94,6 +94,7 @@ def test_a_quick_run_of_pushes(tmp_path: Path) -> None:
         "dblp_phases",
         "dblp_round",
         "leaf_spine",
+        "ltp_server",
         "microburst_sweep",
         "netsenseml_bandwidth",
         "optireduce_tail",
