@@ -18,7 +18,7 @@ from gradwire.lab.ranks import RankError
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 
 CONTESTANTS = """
-import os, time
+import os, threading, time
 
 class Base:
     def setup(self, rank, world, store): self.rank = rank; self.rounds = 0
@@ -47,6 +47,11 @@ class Stuck(Base):
 class Dying(Base):
     def run_round(self, buffer):
         if self.rank == 1: os._exit(7)
+
+class Leaving(Base):
+    def run_round(self, buffer):
+        if self.rank == 1: threading.Timer(0.5, os._exit, (7,)).start()
+        else: time.sleep(30)
 """
 
 
@@ -139,6 +144,17 @@ def test_a_rank_that_fails_while_others_hang_is_noticed_at_once(env: dict[str, s
     assert time.monotonic() - begun < 20  # starting the ranks included
     assert "in run_round" in caught.value.details
     assert caught.value.details in str(caught.value.__cause__)  # so that it is printed, too
+
+
+def test_a_rank_that_dies_when_it_has_answered_is_noticed_at_once(env: dict[str, str]) -> None:
+    begun = time.monotonic()
+    with (  # as a server has, long before the workers
+        Network(2) as network,
+        pytest.raises(RankError, match="rank 1: ended with status 7"),
+        Race(network, [_entry("Leaving")], 400, env=env) as race,
+    ):
+        race.run(1)
+    assert time.monotonic() - begun < 25  # and not when rank 0 answers, after 30 s
 
 
 def test_a_contestant_that_is_not_there_is_named() -> None:
