@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gradwire_calls import Call
 
 CONTESTANTS = ["gloo", "reliable", "dblp", "adaptive"]
 NUMBERS = (
@@ -55,77 +51,20 @@ KEYS = {
 }
 
 
-class Demo:
-    """One run, in a session and with a folder for temporary files of its own."""
+class Demo(Call):
+    """One run, with a folder for temporary files of its own."""
 
     def __init__(self, folder: Path, *arguments: str, **env: str) -> None:
         self.out = folder / "out"
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
-        self.mark = uuid.uuid4().hex
-        self.output = folder / "stdout"
-        self.errors = folder / "stderr"
-        with self.output.open("wb") as output, self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gradwire.cli", "demo", "--out", str(self.out), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                env={
-                    **os.environ,
-                    "GRADWIRE_TEST_MARK": self.mark,
-                    "TMPDIR": str(self.temporary),
-                    **env,
-                },
-                start_new_session=True,
-            )
-
-    def wait(self, seconds: float) -> int:
-        """Wait for its end; returns its status."""
-        try:
-            return self.process.wait(seconds)
-        finally:
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
-
-    def said(self) -> str:
-        """What it has written to stderr so far."""
-        return self.errors.read_text()
-
-    def wait_until_it_says(self, text: str) -> None:
-        """Wait for a line on stderr."""
-        _until(lambda: text in self.said() or self.process.poll() is not None, 40.0)
-        assert text in self.said(), self.said()
-
-    def processes(self, program: str = "") -> list[int]:
-        """Its processes that are still there."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == self.process.pid:
-                continue
-            try:
-                if self.mark.encode() not in (entry / "environ").read_bytes():
-                    continue
-                if program.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return found
+        env = {"TMPDIR": str(self.temporary), **env}
+        super().__init__(folder, "demo", "--out", str(self.out), *arguments, **env)
 
     def check_that_nothing_is_left(self) -> None:
         """No process (they hold the namespaces) and no temporary file."""
-        assert _until(lambda: not self.processes(), 5.0), self.processes()
+        super().check_that_nothing_is_left()
         assert list(self.temporary.rglob("*")) == []
-
-
-def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def _check_document(document: dict[str, Any], demo: Demo) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_calls import Lab
+from gradwire_calls import Lab
 from typer.testing import CliRunner
 
 from gradwire.lab.report.command import app

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from lab_calls import Lab
+from gradwire_calls import Lab
 
 from gradwire.configure import configure
 from gradwire.errors import ConfigError, GradwireError
@@ -62,20 +63,26 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
+def ran(folder: Path, text: str) -> list[dict[str, Any]]:
+    """The contestants of a scenario of one cell, run to its end, which leaves nothing."""
+    out = folder / "out"
+    lab = Lab(folder, "lab", "run", str(written(folder, text)), "--quick", "--out", str(out))
+    assert lab.wait(200.0) == 0, lab.said()
+    lab.check_that_nothing_is_left()
+    document = json.loads((out / "results.json").read_text())
+    assert document["errors"] == []
+    (cell,) = document["cells"]
+    contestants: list[dict[str, Any]] = cell["contestants"]
+    return contestants
+
+
 @pytest.mark.slow
 @pytest.mark.netns
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize("tcp", ["tcp", "gloo"])
 def test_an_all_reduce_over_servers(tcp: str, tmp_path: Path) -> None:
     at = "server" if tcp == "tcp" else "everywhere"
-    file = written(tmp_path, SERVED.format(at=at, when="rounds", tcp=tcp))
-    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(tmp_path / "out"))
-    assert lab.wait(200.0) == 0, lab.said()
-    lab.check_that_nothing_is_left()
-    document = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert document["errors"] == []
-    (cell,) = document["cells"]
-    reliable, ltp, rival = cell["contestants"]
+    reliable, ltp, rival = ran(tmp_path, SERVED.format(at=at, when="rounds", tcp=tcp))
     assert reliable["delivered"] == 1.0
     assert ltp["delivered"] > 0.5  # its deadline takes whatever is there
     assert reliable["retransmitted"] > 0  # what was lost on the ways to the servers
@@ -98,15 +105,9 @@ def test_training_over_servers(tmp_path: Path) -> None:
         "rounds = 4", "rounds = 10"
     )
     model = "[model]\nwidth = 32\nlayers = 1\ncontext = 16\n"
-    file = written(tmp_path, text.replace("[loss]", model + "[loss]"))
-    lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(tmp_path / "out"))
-    assert lab.wait(200.0) == 0, lab.said()
-    lab.check_that_nothing_is_left()
-    document = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert document["errors"] == []
-    (cell,) = document["cells"]
-    assert [each["replicas_identical"] for each in cell["contestants"]] == [True] * 3
-    reliable, _, gloo = cell["contestants"]
+    contestants = ran(tmp_path, text.replace("[loss]", model + "[loss]"))
+    assert [each["replicas_identical"] for each in contestants] == [True] * 3
+    reliable, _, gloo = contestants
     assert reliable["final_loss"] == pytest.approx(gloo["final_loss"], abs=1e-4)
     assert reliable["wire_bytes_per_round"] > 1.2 * gloo["wire_bytes_per_round"]
     assert reliable["delivered"] == 1.0
