@@ -286,6 +286,25 @@ def test_results_are_those_of_the_journal(tmp_path: Path) -> None:
     assert page.count("<summary>layers ") == 2  # no room for what was not run
 
 
+def test_the_report_tells_of_runs_whose_processors_were_given_to_others(tmp_path: Path) -> None:
+    experiment = small(tmp_path)
+    first, second, third = experiment.cells
+    with Journal(tmp_path) as journal:
+        journal.add(replace(record(first, 0, samples(0.1)), stolen=0.1))
+        journal.add(replace(record(second, 1, samples(0.2)), stolen=0.001))
+        journal.add(record(third, 0, samples(0.3)))
+    path = tmp_path / NAME
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    del lines[-1]["stolen"]  # as journals from before have it
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with Journal(tmp_path) as journal:
+        found = document(outcome_of(experiment, journal), "c")
+    assert [cell["runs"][0]["stolen"] for cell in found["cells"]] == [0.1, 0.001, None]
+    (told,) = (line for line in notes(found) if "gave" in line)
+    assert told.startswith(f"{first.name}, seed 0: ")
+    assert "10%" in told
+
+
 def test_cells_are_chosen_by_parts_and_patterns_of_their_names(tmp_path: Path) -> None:
     text = SMALL + 'size = [{ label = "all of it" }, { label = "half", "work.bytes" = 20_000 }]\n'
     path = tmp_path / "small.toml"

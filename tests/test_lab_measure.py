@@ -13,6 +13,7 @@ from gradwire.lab.measure import (
     environment,
     header_ideal,
     percentile,
+    processor_time,
     push_payload,
     softnet_drops,
     summarize,
@@ -57,3 +58,11 @@ def test_the_environment_says_what_it_ran_on() -> None:
     assert found["torch"]
     assert json.dumps(found)
     assert softnet_drops() >= 0
+
+
+def test_processor_time_that_a_hypervisor_gave_to_others_is_told() -> None:
+    before = processor_time("cpu  100 10 50 7000 30 0 40 20 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
+    after = processor_time("cpu  160 10 70 9000 90 0 40 40 0 0\n")  # idle and waiting: not wanted
+    assert after.stolen_since(before) == 20 / 100
+    assert before.stolen_since(before) is None
+    assert processor_time().wanted > 0

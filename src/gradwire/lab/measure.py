@@ -116,6 +116,35 @@ def softnet_drops() -> int:
     return sum(int(line.split()[1], 16) for line in lines)
 
 
+@dataclass(frozen=True)
+class ProcessorTime:
+    """What all processors together spent since the machine started (proc(5), /proc/stat).
+
+    Attributes:
+        wanted: ticks in which something was ready to run.
+        stolen: ticks of these that a hypervisor gave to other guests.
+    """
+
+    wanted: int
+    stolen: int
+
+    def stolen_since(self, before: ProcessorTime) -> float | None:
+        """The share of the time wanted since `before` that was stolen; None: none was wanted."""
+        wanted = self.wanted - before.wanted
+        return (self.stolen - before.stolen) / wanted if wanted > 0 else None
+
+
+def processor_time(stat: str | None = None) -> ProcessorTime:
+    """Read it.
+
+    Args:
+        stat: the text of /proc/stat, if not the machine's own.
+    """
+    text = Path("/proc/stat").read_text() if stat is None else stat
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, text.split()[1:9])
+    return ProcessorTime(user + nice + system + irq + softirq + steal, steal)
+
+
 def environment() -> dict[str, Any]:
     """The machine and the software, as JSON."""
     return {

@@ -21,6 +21,8 @@ __all__ = [
 
 NONE = "–"
 TOO_SLOW = 0.85
+STOLEN = 0.02
+"""Of the processor time wanted: from here on the report tells of it (ours)."""
 
 COLUMNS = (
     "",
@@ -243,6 +245,11 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
     if failures:
         lines.append(f"{cell['name']}: the lab's own wires lost {failures} packets untold.")
     for run in cell["runs"]:
+        if (run.get("stolen") or 0.0) >= STOLEN:
+            lines.append(
+                f"{cell['name']}, seed {run['seed']}: of the processor time that was wanted the "
+                f"machine's host gave {run['stolen']:.0%} to others."
+            )
         if (tail := run["facts"].get("tail")) is not None:
             lines.append(
                 f"{cell['name']}, seed {run['seed']}: bursts of {seconds(tail['on_s'])} gave a "

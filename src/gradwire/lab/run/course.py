@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradwire.lab.measure import softnet_drops
+from gradwire.lab.measure import processor_time, softnet_drops
 from gradwire.lab.network import LabUnavailable
 from gradwire.lab.ranks import RankError
 from gradwire.lab.run.agenda import Agenda, Key, duration, time_left
@@ -163,7 +163,7 @@ def _calibrate(
 def _run_cell(cell: Cell, seed: int, quick: bool, journal: Journal, audience: Audience) -> Record:
     gradwire, machine, settings = journal.here
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    load, began = os.getloadavg()[0], time.monotonic()
+    load, began, before = os.getloadavg()[0], time.monotonic(), processor_time()
     samples = _measure(cell, seed, audience)
     return Record(
         cell=cell.name,
@@ -176,6 +176,7 @@ def _run_cell(cell: Cell, seed: int, quick: bool, journal: Journal, audience: Au
         machine=machine,
         settings=settings,
         load=load,
+        stolen=processor_time().stolen_since(before),
         run=samples,
     )
 

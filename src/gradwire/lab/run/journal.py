@@ -60,6 +60,8 @@ class Record:
         machine: and its software.
         settings: GRADWIRE_* variables that were set.
         load: of the machine when it began.
+        stolen: share of the processor time wanted meanwhile that a hypervisor gave to others; None:
+            not known, as of runs that were made before it was written down.
         run: the samples.
     """
 
@@ -74,6 +76,7 @@ class Record:
     settings: dict[str, str]
     load: float
     run: CellRun
+    stolen: float | None = None
 
 
 class Journal:

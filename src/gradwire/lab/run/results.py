@@ -161,6 +161,7 @@ def _cell(cell: Cell, records: dict[int, Record]) -> dict[str, Any]:
                 "took_s": records[seed].took_s,
                 "commit": records[seed].commit,
                 "load": records[seed].load,
+                "stolen": records[seed].stolen,
                 "error": run.error,
                 "lost_packets": run.lost,
                 "marked_packets": run.marked,
