@@ -72,6 +72,7 @@ def test_a_quick_run_of_pushes(tmp_path: Path) -> None:
     # A push on a busy machine is late, and closes before much of what was lost is sent again.
     assert lossy["contestants"][0]["retransmitted"] > 0
     assert lossy["runs"][0]["lost_packets"] > 100
+    assert 0.0 <= lossy["runs"][0]["stolen"] <= 1.0
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 4  # a time line and a distribution of each cell
     assert not re.search(r"(src|href)=.(https?:)?//", page)  # it needs nothing else
