@@ -80,6 +80,10 @@ RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name
 # Policies write plans and read reports; they never reach for what carries them out.
 FORBIDDEN = {"policies": {"_engine", "communicator", "hosts", "opening", "native", "transforms"}}
 
+# Inside the lab: what people run, then doing and telling, which do not know each other, then what a
+# scenario says; all else, 0, is what a network is made of and serves demo and bench as well.
+LAB_RANK = {"command": 3, "run": 2, "report": 2, "scenario": 1}
+
 # The package's own __init__ is the public face: what it offers comes from the faces to torch.
 INIT = "__init__"
 RANK[INIT] = RANK["ddp"]
@@ -102,8 +106,8 @@ def top_level(path: Path, package: Path) -> str:
     return path.relative_to(package).parts[0].removesuffix(".py")
 
 
-def imports(path: Path, package: Path) -> Iterator[tuple[int, str]]:
-    """(line, top-level gradwire module) for each import in a file, wherever it stands in it."""
+def imported(path: Path, package: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line, dotted name in parts) for each import of gradwire's, wherever it stands in a file."""
     base = ["gradwire", *path.relative_to(package).parent.parts]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         targets: list[list[str]] = []
@@ -120,11 +124,30 @@ def imports(path: Path, package: Path) -> Iterator[tuple[int, str]]:
             if name in ("import_module", "__import__") and isinstance(first, ast.Constant):
                 targets = [str(first.value).split(".")]
         for target in targets:
-            if target[0] != "gradwire" or target[1:] == ["__version__"]:
-                continue
-            inner = target[1] if len(target) > 1 else INIT
-            is_module = (package / inner).is_dir() or any(package.glob(f"{inner}.py*"))
-            yield node.lineno, inner if is_module or inner in RANK else INIT
+            if target[0] == "gradwire" and target[1:] != ["__version__"]:
+                yield node.lineno, target
+
+
+def imports(path: Path, package: Path) -> Iterator[tuple[int, str]]:
+    """(line, top-level gradwire module) for each import in a file."""
+    for line, target in imported(path, package):
+        inner = target[1] if len(target) > 1 else INIT
+        is_module = (package / inner).is_dir() or any(package.glob(f"{inner}.py*"))
+        yield line, inner if is_module or inner in RANK else INIT
+
+
+def lab_faults(path: Path, package: Path) -> list[str]:
+    here = path.relative_to(package).parts[1].removesuffix(".py")
+    rank = LAB_RANK.get(here, 0)
+    return [
+        f"gradwire/{path.relative_to(package)}:{line}: the lab's {here} imports its {target[2]}, "
+        "which does not stand below it"
+        for line, target in imported(path, package)
+        if target[1:2] == ["lab"]
+        and len(target) > 2
+        and target[2] != here
+        and LAB_RANK.get(target[2], 0) >= max(rank, 1)
+    ]
 
 
 def python_faults(package: Path) -> list[str]:
@@ -142,6 +165,8 @@ def python_faults(package: Path) -> list[str]:
                 faults.append(f"{where}:{line}: {here} imports {there}, which stands above it")
             elif there in FORBIDDEN.get(here, ()):
                 faults.append(f"{where}:{line}: {here} must not import {there}")
+        if here == "lab":
+            faults += lab_faults(path, package)
     return faults
 
 
@@ -216,13 +241,17 @@ def test_engine_includes_point_downwards() -> None:
         ("policies/dblp", "from gradwire._engine import Plan", "must not import _engine"),
         ("policies/dblp", "from ..communicator import Communicator", "must not import commun"),
         ("helpers", "", "say which layer it belongs to"),
+        ("lab/measure", "from gradwire.lab.run.build import build", "measure imports its run"),
+        ("lab/network", "from .scenario import load", "network imports its scenario"),
+        ("lab/scenario/work", "from gradwire.lab import report", "scenario imports its report"),
+        ("lab/run/marks", "from ..report.words import row", "run imports its report"),
     ],
 )
 def test_a_planted_python_fault_is_found(
     tmp_path: Path, module: str, source: str, fault: str
 ) -> None:
     path = tmp_path / f"{module}.py"
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
     faults = python_faults(tmp_path)
     assert len(faults) == 1
