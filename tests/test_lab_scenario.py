@@ -177,8 +177,8 @@ BAD = [
     # grids that lead nowhere
     (
         "[work]",
-        "[grid]\n'title.x' = [1]\n[work]",
-        r"'title.x': title='a title' is no table",
+        "[grid]\n'work.kind.x' = [1]\n[work]",
+        r"'work.kind.x': kind='push' is no table",
     ),
     ("[work]", "[grid]\n'contestants.2.bound' = [0]\n[work]", r"contestants is a list of 2: a key"),
     ("[work]", "[grid]\n'contestants.0' = [0]\n[work]", r"one of its tables is expected, as in"),
@@ -197,6 +197,60 @@ BAD = [
         f"'work.rounds' = {[*range(1, 101)]}\n[work]",
         r"grid: 10100 cells; 10000 at most",
     ),
+    # grids over what a file has once
+    (
+        "[work]",
+        "[grid]\ntitle = ['x']\n[work]",
+        r"grid.title: title='x': the same in all cells; give",
+    ),
+    ("[work]", "[grid]\nname = ['file']\n[work]", r"grid.name: name='file': the same in all cells"),
+    ("[work]", "[grid]\npublished = ['']\n[work]", r"published='': the same in all cells"),
+    (
+        "[work]",
+        "[grid]\na = [{label = 'x', 'work.seeds' = [1]}]\n[work]",
+        r"file.toml: grid.a: work.seeds=\[1\]: the same in all cells; give it outside of the grid",
+    ),
+    (
+        "[work]",
+        "[grid]\nwork = [{kind = 'push', seeds = [1]}]\n[work]",
+        r"grid.work: work.seeds=\[1\]: the same in all cells",
+    ),
+    ("[work]", "[grid]\n'map.rows' = ['']\n[work]", r"grid.map.rows: map.rows='': the same in all"),
+    (
+        "[work]",
+        "[quick.grid]\n'marks.0.at_most' = [1, 2]\n[work]",
+        r"short form: grid.marks.0.at_most: marks.0.at_most=1: the same in all cells",
+    ),
+    # texts of more than one line where tables and lists have one
+    ('title = "a title"', 'title = "a\\ntitle"', r"scenario.title='a\\ntitle': a text of one line"),
+    (
+        'name = "ours"',
+        'name = "a\\u2028b"',
+        r"contestants\[0\].name='a\\u2028b': a text of one line",
+    ),
+    ('text = "faster"', 'text = "\\u001b[1m"', r"marks\[0\].text='\\x1b\[1m': a text of one line"),
+    (
+        "[work]",
+        '[grid]\na = [{label = "a\\rb"}]\n[work]',
+        r"grid.a: label='a\\rb': a text of one line is expected",
+    ),
+    (
+        "[work]",
+        '[grid]\n"contestants.0.policy" = ["a\\nb"]\n[work]',
+        r"label='a\\nb': a text of one line is expected",
+    ),
+    # numbers that nothing can be made of
+    (
+        'kind = "push"',
+        'kind = "push"\nround_limit_s = 0.001',
+        r"work: round_limit_s=0.001: 0.01 or more is allowed",
+    ),
+    (
+        "[work]",
+        "[[bursts]]\nrate=1e9\non_s=0.1\nperiod_s=1\nphase_s=1\n[work]",
+        r"phase_s=1.0: less than period_s=1.0 is allowed",
+    ),
+    ("[work]", "[tail]\nratio = 1\n[work]", r"tail: ratio=1.0: above 1 is allowed, .* or 0"),
     # keys that would do nothing, and values that nothing can be made of
     (
         "bound = 0.1",
@@ -276,6 +330,62 @@ def test_what_cannot_be_is_named(tmp_path: Path, old: str, new: str, complaint: 
         read(tmp_path, GOOD.replace(old, new, 1))
     assert str(tmp_path / "file.toml") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+ONE_BURST = "[[bursts]]\nrate = 1e9\non_s = 0.1\nperiod_s = 1\n"
+TRAINED = """
+name = "file"
+title = "a title"
+[work]
+kind = "training"
+[[contestants]]
+name = "tcp"
+transport = "gloo"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "table", "line", "complaint", "remedy"),
+    [
+        (GOOD, "loss", "at = 'server'", "at='server'.*loss.rate or loss.per_worker", "rate = 0.1"),
+        (GOOD, "loss", "when = 'rounds'", "when='rounds'.*loss.rate", "per_worker = [0.0, 0.1]"),
+        (GOOD, "loss", "run = 2", "run=2.0.*loss.rate", "rate = 0.1"),
+        (GOOD, "loss", "lasts_s = 1", "lasts_s=1.0.*loss.rate", "rate = 0.1"),
+        (TRAINED, "loss", "when = 'steps'\nsteps = [3]", "when='steps'.*loss.rate", "rate = 0.1"),
+        (GOOD, "rivals", "target = 1", "target=1.*rivals.streams", "streams = 1"),
+        (GOOD, "rivals", "congestion_control = 'bbr'", ".*control='bbr'.*streams", "streams = 1"),
+        (GOOD, "bandwidth", "every_s = 1", "every_s=1.0.*bandwidth.rates", "rates = [1e8]"),
+        (GOOD + ONE_BURST, "tail", "contestant = 'tcp'", "contestant='tcp'.*ratio", "ratio = 1.5"),
+        (GOOD + ONE_BURST, "tail", "rounds = 9", "rounds=9", "ratio = 1.5\ncontestant = 'tcp'"),
+        (GOOD + ONE_BURST, "tail", "tries = 2", "tries=2", "ratio = 1.5\ncontestant = 'tcp'"),
+        (TRAINED, "model", "bucket_mb = 2", "bucket_mb=2.0.*model.overlap=true", "overlap = true"),
+    ],
+)
+def test_a_key_that_does_nothing_is_named(
+    tmp_path: Path, text: str, table: str, line: str, complaint: str, remedy: str
+) -> None:
+    text += f"[{table}]\n{line}\n"
+    with pytest.raises(ScenarioError, match=rf"file.toml: {table}\.{complaint}.*or leave it out"):
+        read(tmp_path, text)
+    assert read(tmp_path, f"{text}{remedy}\n").cells
+
+
+def test_a_key_need_not_do_something_in_every_cell(tmp_path: Path) -> None:
+    grid = '[grid]\na = [{ label = "x"%s }, { label = "y", "rivals.streams" = 1 }]\n'
+    target, streams = "target = 1\n", "streams = 1\n"
+    for good in (
+        f"[rivals]\n{target}" + grid % "",
+        f"[rivals]\n{target}[quick.rivals]\n{streams}",
+        f"[rivals]\n{target}{streams}[quick.rivals]\nstreams = 0\n",
+    ):
+        assert read(tmp_path, GOOD + good).cells
+    for bad in (
+        grid % ', "rivals.target" = 1',  # only where there is none
+        f"[quick.rivals]\n{target}",
+        f"[rivals]\n{streams}[quick.rivals]\n{target}streams = 0\n",
+    ):
+        with pytest.raises(ScenarioError, match=r"file.toml: rivals.target=1: does nothing in any"):
+            read(tmp_path, GOOD + bad)
 
 
 def test_power_sgd_takes_no_overlap(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _PUSHES = ("bound", "control", "spend", "enough", "late", "slack_s")
 class Contestant:
     """One way to carry the gradients."""
 
-    name: str = key(MISSING, "what tables call it")
+    name: str = key(MISSING, "what tables call it", line=True)
     transport: str = key(MISSING, "what carries the bytes", choices=["tcp", "gloo", "gradwire"])
     congestion_control: str = key("cubic", "of tcp and gloo", choices=CONGESTION_CONTROLS)
     hook: str = key("none", "of gloo in training: DDP's communication hook", choices=HOOKS)

@@ -8,13 +8,15 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gradwire.lab.scenario.reader import ScenarioError
+from gradwire.lab.scenario.reader import ScenarioError, is_line
 from gradwire.lab.scenario.schema import Scenario
 
 __all__ = ["MOST_CELLS", "points"]
 
 LABEL = "label"
 MOST_CELLS = 10_000
+_SAME = ("name", "title", "published", "map", "marks", "work.seeds")
+"""Keys of the file, not of a cell: they are taken from the first one."""
 
 Point = tuple[dict[str, str], dict[str, Any]]
 
@@ -56,6 +58,11 @@ def _axis(name: str, values: Any, where: str) -> list[tuple[str, dict[str, Any]]
     if not isinstance(values, list) or not values:
         raise ScenarioError(f"{where}={values!r}: a list of values is expected")
     found = [_point(name, value, where) for value in values]
+    for label, changes in found:
+        if not is_line(label):
+            raise ScenarioError(f"{where}: label={label!r}: a text of one line is expected")
+        for place, value in changes.items():
+            _check_place(place, value, where)
     if len({label for label, _ in found}) != len(found):
         raise ScenarioError(f"{where}: the labels of its points must differ")
     return found
@@ -71,7 +78,7 @@ def _point(name: str, value: Any, where: str) -> tuple[str, dict[str, Any]]:
     changes = dict(value)
     if LABEL in changes:
         label = changes.pop(LABEL)
-        if not isinstance(label, str) or not label.strip() or "\n" in label:
+        if not isinstance(label, str) or not label.strip():
             raise ScenarioError(f"{where}: label={label!r}: a text of one line is expected")
         return label, changes
     label = ", ".join(f"{key}={each}" for key, each in changes.items()) or "none"
@@ -82,6 +89,17 @@ def _point(name: str, value: Any, where: str) -> tuple[str, dict[str, Any]]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_place(place: str, value: Any, where: str) -> None:
+    """Whether what a point sets may differ from cell to cell; a table sets the keys in it."""
+    inner = value if isinstance(value, dict) else {}
+    found = {place: value, **{f"{place}.{name}": each for name, each in inner.items()}}
+    for name, each in found.items():
+        if any(name == one or name.startswith(f"{one}.") for one in _SAME):
+            raise ScenarioError(
+                f"{where}: {name}={each!r}: the same in all cells; give it outside of the grid"
+            )
 
 
 def _set(tables: Any, place: str, value: Any, where: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gradwire.lab.scenario.contestant import Contestant
 from gradwire.lab.scenario.grid import points
+from gradwire.lab.scenario.idle import check_idle
 from gradwire.lab.scenario.measurable import check_measurable
 from gradwire.lab.scenario.reader import ScenarioError, build
 from gradwire.lab.scenario.schema import Cell, Scenario
@@ -66,15 +67,16 @@ def load(path: Path, *, quick: bool = False) -> Experiment:
     if not isinstance(short, dict):
         raise ScenarioError(f"{path}: quick={short!r}: a table of keys is expected")
     cells = _expand(raw, str(path), path.stem)
+    merged = merge_short(raw, short, str(path))
+    # A short form that cannot run is an error in any case.
+    short_cells = _expand(merged, f"{path}: short form", path.stem) if short else cells
     try:
         check_measurable(cells)
+        check_idle((*cells, *short_cells))
     except ScenarioError as error:
         raise ScenarioError(f"{path}: {error}") from None
-    merged = merge_short(raw, short, str(path))
-    if short:  # one that cannot run is an error in any case
-        short_cells = _expand(merged, f"{path}: short form", path.stem)
-        if quick:
-            cells = short_cells
+    if quick:
+        cells = short_cells
     left_out = {
         each.name: reason
         for cell in cells

@@ -38,7 +38,7 @@ QUANTITIES = (
 class Mark:
     """Something that the scenario must show: a quantity, beside another one."""
 
-    text: str = key(MISSING, "what is wanted, in words")
+    text: str = key(MISSING, "what is wanted, in words", line=True)
     contestant: str = key(MISSING, "whose quantity")
     quantity: str = key("time_median", "which", choices=QUANTITIES)
     over: tuple[str, ...] = key(

@@ -233,6 +233,10 @@ class Bursts:
             raise ScenarioError(
                 f"on_s={self.on_s!r}: no longer than period_s={self.period_s!r} is allowed"
             )
+        if self.phase_s >= self.period_s:
+            raise ScenarioError(
+                f"phase_s={self.phase_s!r}: less than period_s={self.period_s!r} is allowed"
+            )
 
     @property
     def each(self) -> Burst:

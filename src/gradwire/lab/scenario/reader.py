@@ -6,12 +6,13 @@ import dataclasses
 import math
 import types
 import typing
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from gradwire.errors import suggestion
 
-__all__ = ["MISSING", "ScenarioError", "build", "default_of", "key"]
+__all__ = ["MISSING", "ScenarioError", "build", "default_of", "is_line", "key"]
 
 MISSING: Any = dataclasses.MISSING
 T = TypeVar("T")
@@ -30,6 +31,7 @@ def key(
     high: float | None = None,
     above: float | None = None,
     choices: Sequence[str] = (),
+    line: bool = False,
 ) -> Any:
     """A field of a table.
 
@@ -40,6 +42,7 @@ def key(
         high: largest number allowed.
         above: a number that must be exceeded.
         choices: the words allowed.
+        line: whether a text must be one line, as tables and lists have it.
     """
     metadata = {
         "meaning": meaning,
@@ -47,6 +50,7 @@ def key(
         "high": high,
         "above": above,
         "choices": tuple(choices),
+        "line": line,
     }
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -58,6 +62,11 @@ def default_of(kind: type, name: str) -> Any:
     field = next(each for each in dataclasses.fields(kind) if each.name == name)
     factory: Any = field.default_factory
     return field.default if factory is MISSING else factory()
+
+
+def is_line(text: str) -> bool:
+    """Whether a text is one line, without control characters."""
+    return all(unicodedata.category(each) not in ("Cc", "Zl", "Zp") for each in text)
 
 
 def build(kind: type[T], table: Any, where: str) -> T:
@@ -122,6 +131,8 @@ def _scalar(hint: Any, value: Any, metadata: Mapping[str, Any], where: str) -> A
     if hint in (int, float):
         _check_number(value, metadata, where)
         return hint(value)
+    if metadata["line"] and not is_line(value):
+        raise ScenarioError(f"{where}={value!r}: a text of one line is expected")
     choices = metadata["choices"]
     if choices and value not in choices:
         allowed = ", ".join(map(repr, choices))

@@ -27,13 +27,20 @@ class Tail:
     rounds: int = key(60, "of each attempt", low=5, high=1_000_000)
     tries: int = key(6, "attempts: the bursts' length is halved between", low=1, high=20)
 
+    def __post_init__(self) -> None:
+        if 0.0 < self.ratio <= 1.0:
+            raise ScenarioError(
+                f"ratio={self.ratio!r}: above 1 is allowed, for no 99th percentile is below the "
+                "median, or 0: do not tune"
+            )
+
 
 @dataclass(frozen=True)
 class Scenario:
     """One scenario, or one cell of it."""
 
-    name: str = key(MISSING, "of the scenario: the file's name without .toml")
-    title: str = key(MISSING, "a line for the page")
+    name: str = key(MISSING, "of the scenario: the file's name without .toml", line=True)
+    title: str = key(MISSING, "a line for the page", line=True)
     work: Work = key(MISSING, "what is moved")
     contestants: tuple[Contestant, ...] = key(MISSING, "who takes part")
     published: str = key("", "what the papers say, for the page")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradwire.lab.scenario.reader import MISSING, ScenarioError, default_of, key
+from gradwire.settings import SHORTEST_S
 
 __all__ = ["KINDS", "LARGEST_SEED", "THIRDS", "Model", "Work", "layer_sizes", "turn_length"]
 
@@ -50,6 +51,11 @@ class Work:
             raise ScenarioError(f"bytes={self.bytes!r}: a multiple of 4 (float32) is allowed")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ScenarioError(f"seeds={list(self.seeds)!r}: one or more different numbers")
+        if self.round_limit_s < SHORTEST_S:
+            raise ScenarioError(
+                f"round_limit_s={self.round_limit_s!r}: {SHORTEST_S:g} or more is allowed, as for "
+                "gradwire's timeout"
+            )
         if self.kind == "training":
             if self.rounds <= self.warm_up:
                 raise ScenarioError(
