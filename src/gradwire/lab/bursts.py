@@ -26,11 +26,13 @@ class BurstRecord:
         start: when its first packet went out, in seconds of ``time.monotonic()``.
         stop: when its last one did.
         bytes: sent, Ethernet headers counted.
+        planned: what it should have sent; 0 in journals from before it was written down.
     """
 
     start: float
     stop: float
     bytes: int
+    planned: int = 0
 
 
 def windows(burst: Burst, origin: float, since: float, until: float) -> Iterator[BurstRecord]:
@@ -45,7 +47,8 @@ def windows(burst: Burst, origin: float, since: float, until: float) -> Iterator
     first = origin + burst.phase
     number = max(0, int((since - first - burst.on) // burst.period) + 1)
     while (start := first + number * burst.period) < until:
-        yield BurstRecord(start, start + burst.on, int(burst.rate * burst.on / 8))
+        size = int(burst.rate * burst.on / 8)
+        yield BurstRecord(start, start + burst.on, size, size)
         number += 1
 
 
@@ -139,4 +142,6 @@ class BurstTraffic:
 
 
 def _record(fields: dict[str, Any]) -> BurstRecord:
-    return BurstRecord(float(fields["start"]), float(fields["stop"]), int(fields["bytes"]))
+    return BurstRecord(
+        float(fields["start"]), float(fields["stop"]), int(fields["bytes"]), int(fields["planned"])
+    )
