@@ -345,8 +345,8 @@ def test_a_mark_over_the_limit_forgives_round_trips() -> None:
 def test_a_mark_of_the_cap_knows_the_formulas() -> None:
     mark = Mark("t", "ours", over=("theirs",), inverse=True, share_of_cap=0.85)
     entries = {
-        "ours": summary(median_s=0.25, bound=0.408),
-        "theirs": summary(median_s=1.0, bound=0.008),
+        "ours": summary(median_s=0.25, limit_s=0.1, bound=0.408),
+        "theirs": summary(median_s=1.0, limit_s=0.1, bound=0.008),
     }
     row = judge(mark, [measured("a", entries, rtt_s=0.010)])["cells"][0]
     assert row["cap"] == pytest.approx(3.8, abs=0.1)

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from gradwire.lab.drawing import BURST, IDEAL, STYLE, figure_of, legend, plain, svg
 
-__all__ = ["cell_plots", "colours"]
+__all__ = ["cell_plots", "colours", "literal"]
 
 _PALETTE = (
     "#2a9d76",
@@ -41,6 +41,11 @@ def colours(document: Mapping[str, Any]) -> dict[str, str]:
     return {name: _PALETTE[place % len(_PALETTE)] for place, name in enumerate(names)}
 
 
+def literal(text: str) -> str:
+    """A text as matplotlib draws it to the letter: no formulas between dollars."""
+    return text.replace("$", r"\$")
+
+
 def cell_plots(cell: Cell, palette: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """A cell's plots: wide ones (the time line), and narrow ones (the distribution, and learning
     where there is any)."""
@@ -61,7 +66,8 @@ def distribution(cell: Cell, palette: Mapping[str, str]) -> str:
         shares = [(number + 1) / len(times) * 100 for number in range(len(times))]
         colour = palette[entry["name"]]
         axes.step([times[0], *times], [0.0, *shares], where="post", color=colour, linewidth=1.7)
-        axes.axvline(entry["limit_s"] * 1000, color=colour, linestyle=":", linewidth=0.9)
+        if entry["limit_s"] is not None:
+            axes.axvline(entry["limit_s"] * 1000, color=colour, linestyle=":", linewidth=0.9)
     _time_axis(axes, cell, "x")
     axes.set(xlabel="ms", ylabel="no longer than that, %")
     axes.set_ylim(0, 102)
@@ -132,7 +138,7 @@ def learning(cell: Cell, palette: Mapping[str, str], over: str) -> str:
 
 def _lines(cell: Cell, palette: Mapping[str, str]) -> list[Any]:
     return [
-        Line2D([], [], color=palette[entry["name"]], linewidth=1.7, label=entry["name"])
+        Line2D([], [], color=palette[entry["name"]], linewidth=1.7, label=literal(entry["name"]))
         for entry in cell["contestants"]
     ]
 

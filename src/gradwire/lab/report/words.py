@@ -24,6 +24,9 @@ TOO_SLOW = 0.85
 STOLEN = 0.02
 """Of the processor time wanted: from here on the report tells of it (ours)."""
 
+SHORT = 0.9
+"""Of the bytes that bursts should have had: below it they were others than the file's (ours)."""
+
 COLUMNS = (
     "",
     "samples",
@@ -93,7 +96,7 @@ def row(entry: Mapping[str, Any]) -> list[str]:
         *(seconds(entry[name]) for name in ("p95_s", "p99_s", "p999_s", "max_s")),
         NONE if push is None else f"{seconds(push['median_s'])} (p95 {seconds(push['p95_s'])})",
         seconds(entry["limit_s"]),
-        f"{entry['over_limit']:.2f}",
+        NONE if entry["over_limit"] is None else f"{entry['over_limit']:.2f}",
         rate(throughput) if throughput is not None else steps,
         share(entry["comm_share"]),
         share(entry["delivered"]),
@@ -124,13 +127,14 @@ def verdict(mark: Mapping[str, Any]) -> str:
     why = list(dict.fromkeys(row["why"] for row in mark["cells"] if row.get("why")))
     if mark["met"] is None and why:
         return f"open: {'; '.join(why)}"
-    if mark["met"] is None:
-        return "not measured" if mark["value"] is None else "not measured in every cell"
-    if mark["met"]:
-        return "met"
+    if mark["met"] is None and mark["value"] is None:
+        return "not measured"
+    found = "met"
     if mark["missed_by"] is None:  # by more than a number says
-        return "missed"
-    return f"missed by {mark['missed_by'] * 100:.1f} %"
+        found = "missed"
+    elif mark["missed_by"] > 0:
+        found = f"missed by {mark['missed_by'] * 100:.1f} %"
+    return found if mark["met"] is not None else f"open, not all of it was run: so far {found}"
 
 
 def reached(row: Mapping[str, Any]) -> str:
@@ -249,6 +253,12 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
             lines.append(
                 f"{cell['name']}, seed {run['seed']}: of the processor time that was wanted the "
                 f"machine's host gave {run['stolen']:.0%} to others."
+            )
+        planned = sum(burst.get("planned", 0) for burst in run["bursts"])
+        if planned and (sent := sum(burst["bytes"] for burst in run["bursts"])) < SHORT * planned:
+            lines.append(
+                f"{cell['name']}, seed {run['seed']}: the bursts had only {share(sent / planned)} "
+                "of their bytes: the machine was too slow to send them."
             )
         if (tail := run["facts"].get("tail")) is not None:
             lines.append(

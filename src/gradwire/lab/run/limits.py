@@ -70,10 +70,10 @@ def limit(scenario: Scenario, size: int, bound: float) -> float:
 
     With loss on the workers' ways each worker's own link sends (1 - p)·S / (1 - L), and the
     server's port takes what arrives; with loss at the server's port that port carries the lost
-    packets too. For an all-reduce each worker's way out is the one that loses; what servers help
-    at most is counted, whoever goes over them. Loss in some steps of a training is left out: the
-    limit is that of the others. Where there are leaves, their uplinks are a limit as well; a host's
-    losses come before its leaf's uplink.
+    packets too. For an all-reduce each worker's way out is the one that loses; what servers help at
+    most is counted, whoever goes over them. Loss in some steps of a training is left out: the limit
+    is that of the others. Of rates that change it is the highest. Where there are leaves, their
+    uplinks are a limit as well; a host's losses come before its leaf's uplink.
 
     Args:
         scenario: of the cell.
@@ -92,6 +92,8 @@ def limit(scenario: Scenario, size: int, bound: float) -> float:
 
 def _port_limit(scenario: Scenario, size: int, bound: float) -> float:
     rate, loss = scenario.topology.ports.rate, scenario.loss
+    if scenario.bandwidth.rates:
+        rate = max(scenario.bandwidth.rates)
     wanted = (1.0 - bound) * size * 8 / rate
     workers = scenario.topology.workers
     lasting = loss.any and loss.when != "steps"

@@ -36,20 +36,22 @@ _TAIL = 0.25
 
 @dataclass(frozen=True)
 class Measured:
-    """One cell and its contestants' summaries by name."""
+    """One cell and its contestants' summaries by name; complete: whether they are of all seeds."""
 
     cell: Cell
     summaries: Mapping[str, Mapping[str, Any]]
+    complete: bool = True
 
 
 def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
     """Compute a mark: the quotient in each cell that it is about, and whether it is what is wanted.
 
     Returns:
-        text, scope, difference (whether it is one), cells (name, value, wanted, met, and the cap or
-        the interval where there is one; `why` where the network was not the one that the cell asks
-        for, which leaves it open), value (by the mark's scope; None where nothing was measured),
-        interval, wanted, met (None: not measured) and missed_by, a share of what is wanted.
+        text, scope, difference (whether it is one), cells (name, complete, value, wanted, met, and
+        the cap or the interval where there is one; `why` where the network was not the one that
+        the cell asks for, which leaves it open), value (by the mark's scope, of what is known; None
+        where nothing is), interval, wanted, met (None: not measured, or what is missing could
+        change it) and missed_by, a share of what is wanted, so far.
     """
     rows = []
     for measured in cells:
@@ -76,19 +78,36 @@ def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
         value = fold([row["value"] for row in known])
         wanted = fold([row["wanted"] for row in known])
         missed = _missed(mark, value, wanted)
-    complete = len(known) == len(rows) or mark.scope == "max"
     return {
         **result,
         "value": value,
         "wanted": wanted,
-        "met": missed <= 0 if complete or missed > 0 else None,
+        "met": _met(mark, rows, missed),
         "missed_by": max(0.0, missed),
     }
 
 
+def _met(mark: Mark, rows: Sequence[Mapping[str, Any]], missed: float) -> bool | None:
+    """Whether a mark is met; None while a cell or a seed that is not there could change it."""
+    settled = [row["met"] for row in rows if row["complete"] and row["value"] is not None]
+    if len(settled) == len(rows):
+        return missed <= 0
+    if False in settled and (
+        mark.scope == "every" or (mark.scope == "max" and mark.at_most is not None)
+    ):
+        return False
+    if True in settled and mark.scope == "max" and mark.at_least is not None:
+        return True
+    return None
+
+
+def _empty(measured: Measured) -> dict[str, Any]:
+    name = measured.cell.name
+    return {"cell": name, "complete": measured.complete, "value": None, "wanted": None}
+
+
 def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str, Any]:
-    scenario = measured.cell.scenario
-    row: dict[str, Any] = {"cell": measured.cell.name, "value": None, "wanted": None}
+    scenario, row = measured.cell.scenario, _empty(measured)
     mine = measured.summaries.get(mark.contestant)
     value = _quantity(mark, mine)
     other: float | None = 1.0
@@ -96,6 +115,7 @@ def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str,
     if mark.over_cell:
         labels = {**measured.cell.labels, **mark.over_cell}
         base = next((each for each in cells if each.cell.labels == labels), None)
+        row["complete"] = measured.complete and base is not None and base.complete
         other = _quantity(mark, base.summaries.get(mark.contestant) if base else None)
     elif mark.over == (LIMIT,):
         other = mine["limit_s"] if mine else None
@@ -140,7 +160,7 @@ def _other_tail(measured: Measured) -> str | None:
 
 def _difference(mark: Mark, measured: Measured) -> dict[str, Any]:
     """A row of the mean of the differences, seed by seed, and its interval."""
-    row: dict[str, Any] = {"cell": measured.cell.name, "value": None, "wanted": None}
+    row = _empty(measured)
     summaries = [measured.summaries.get(name) for name in (mark.contestant, mark.over[0])]
     mine, other = ({} if each is None else each["final_losses"] for each in summaries)
     found = [mine[seed] - other[seed] for seed in mine if seed in other]
@@ -167,7 +187,7 @@ def _quantity(mark: Mark, summary: Mapping[str, Any] | None) -> float | None:
 def _cap(mark: Mark, measured: Measured) -> float | None:
     mine = measured.summaries.get(mark.contestant)
     theirs = [measured.summaries.get(name) for name in mark.over]
-    if mine is None or not theirs or theirs[0] is None:
+    if mine is None or mine["limit_s"] is None or not theirs or theirs[0] is None:
         return None
     scenario = measured.cell.scenario
     return probe_cap(scenario, scenario.work.bytes, mine["bound"], theirs[0]["bound"])

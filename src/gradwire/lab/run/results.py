@@ -11,7 +11,7 @@ from gradwire.lab.run.build import build, machine
 from gradwire.lab.run.course import Outcome
 from gradwire.lab.run.journal import Record, fingerprint
 from gradwire.lab.run.marks import Measured, judge
-from gradwire.lab.run.samples import Track
+from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.summary import summarize
 from gradwire.lab.scenario.load import Cell
 from gradwire.lab.scenario.network import Topology
@@ -26,19 +26,26 @@ KIND = "gradwire lab"
 def document(outcome: Outcome, command: str) -> dict[str, Any]:
     """Everything that is known about an experiment, as JSON; non-finite numbers become null.
 
-    Marks are judged over all cells of the file: one that was not run leaves them open.
+    Marks are judged over all cells and seeds of the file: one that was not run, or failed, leaves
+    them open where it could change what they come to. What is known of cells that were run in
+    another form has no limit: that would be the file's, as it is now.
     """
     experiment, first = outcome.experiment, outcome.experiment.first
     dates = sorted(record.date for record in outcome.records.values())
-    cells, measured = [], []
+    cells, measured, others = [], [], []
     for cell in experiment.cells:
         records = {
             seed: each for (name, seed), each in outcome.records.items() if name == cell.name
         }
-        entry = _cell(cell, records)
-        cells.append(entry)
-        known = {each["name"]: each for each in entry["contestants"]}
-        measured.append(Measured(cell, known))
+        form = fingerprint(cell, experiment.quick)
+        same = all(each.scenario == form for each in records.values())
+        if not same:
+            others.append(cell.name)
+        cells.append(_cell(cell, records, same))
+        sound = {seed: each.run for seed, each in records.items() if each.run.error is None}
+        summaries = _summaries(cell, sound, same)
+        complete = set(first.work.seeds) <= sound.keys()
+        measured.append(Measured(cell, summaries, complete))
     result: dict[str, Any] = finite(
         {
             "kind": KIND,
@@ -63,15 +70,7 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
             "cells": cells,
             "marks": [judge(mark, measured) for mark in first.marks],
             "errors": outcome.errors,
-            "other_forms": [
-                cell.name
-                for cell in experiment.cells
-                if any(
-                    record.scenario != fingerprint(cell, experiment.quick)
-                    for (name, _), record in outcome.records.items()
-                    if name == cell.name
-                )
-            ],
+            "other_forms": others,
             "wall_s": sum(record.took_s for record in outcome.records.values()),
         }
     )
@@ -123,21 +122,27 @@ def _shaper(topologies: list[Topology]) -> str:
     return ours if all(each.ecn is not None for each in topologies) else f"{kernel}; or {ours}"
 
 
-def _cell(cell: Cell, records: dict[int, Record]) -> dict[str, Any]:
+def _summaries(cell: Cell, runs: dict[int, CellRun], limited: bool) -> dict[str, dict[str, Any]]:
+    found = {
+        each.name: summarize(each, cell.scenario, runs, limited=limited)
+        for each in cell.scenario.contestants
+    }
+    return {name: summary for name, summary in found.items() if summary is not None}
+
+
+def _cell(cell: Cell, records: dict[int, Record], limited: bool) -> dict[str, Any]:
     scenario = cell.scenario
     runs = {seed: record.run for seed, record in records.items()}
+    transports = {each.name: each.transport for each in scenario.contestants}
     contestants = []
-    for each in scenario.contestants:
-        summary = summarize(each, scenario, runs)
-        if summary is None:
-            continue
+    for name, summary in _summaries(cell, runs, limited).items():
         tracks = [
-            {"seed": seed, **_track(run.tracks[each.name], run.origin)}
+            {"seed": seed, **_track(run.tracks[name], run.origin)}
             for seed, run in runs.items()
-            if each.name in run.tracks
+            if name in run.tracks
         ]
         contestants.append(
-            {"name": each.name, "transport": each.transport, **summary, "tracks": tracks}
+            {"name": name, "transport": transports[name], **summary, "tracks": tracks}
         )
     ports, spread = scenario.topology.ports, scenario.topology.spread
     return {
@@ -168,7 +173,12 @@ def _cell(cell: Cell, records: dict[int, Record]) -> dict[str, Any]:
                 "softnet_drops": run.softnet_drops,
                 "wire_failures": run.wire_failures,
                 "bursts": [
-                    {"start": each.start - run.origin, "stop": each.stop - run.origin}
+                    {
+                        "start": each.start - run.origin,
+                        "stop": each.stop - run.origin,
+                        "bytes": each.bytes,
+                        "planned": each.planned,
+                    }
                     for each in run.bursts
                 ],
                 "lossy": [

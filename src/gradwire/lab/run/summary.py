@@ -47,7 +47,7 @@ def interval(values: Sequence[float]) -> list[float] | None:
 
 
 def summarize(
-    each: Contestant, scenario: Scenario, runs: Mapping[int, CellRun]
+    each: Contestant, scenario: Scenario, runs: Mapping[int, CellRun], *, limited: bool = True
 ) -> dict[str, Any] | None:
     """A contestant's numbers in a cell; None if it has no samples.
 
@@ -55,6 +55,7 @@ def summarize(
         each: the contestant.
         scenario: the cell's.
         runs: the cell's by seed.
+        limited: whether the scenario is the one that was run, so that its limit is theirs.
     """
     found = {seed: run.tracks[each.name] for seed, run in runs.items() if each.name in run.tracks}
     tracks = [track for track in found.values() if track.seconds]
@@ -64,7 +65,7 @@ def summarize(
     medians = [percentile(track.seconds, 50) for track in tracks]
     size = _size(scenario, tracks[0], runs)
     bound = each.loosest_bound(scenario.work.kind)
-    floor = limit(scenario, size, bound)
+    floor = limit(scenario, size, bound) if limited else None
     training = scenario.work.kind == "training"
     steps = sum(len(track.seconds) for track in tracks)
     job = sum(track.job_s for track in tracks)
@@ -75,7 +76,7 @@ def summarize(
         "median_interval_s": interval(medians),
         "bound": bound,
         "limit_s": floor,
-        "over_limit": percentile(seconds, 50) / floor,
+        "over_limit": None if floor is None else percentile(seconds, 50) / floor,
         "throughput_bps": None
         if training
         else _useful(scenario, size) * 8 * len(seconds) / sum(seconds),
