@@ -45,6 +45,7 @@ with = [
   { label = "incast", "bursts" = [
     { rate = 400e6, on_s = 0.01, period_s = 0.05, target = 1, sources = 2 }
   ] },
+  { label = "rates", "bandwidth" = { rates = [40e6, 5e6], every_s = 0.2 } },
 ]
 """
 
@@ -96,3 +97,14 @@ def test_an_incast_has_all_its_sources_send_at_once(cells: dict[str, dict[str, A
     starts = sorted(each["start"] for each in run["bursts"])
     assert min(later - sooner for sooner, later in pairwise(starts)) < 0.01  # the period is 0.05
     assert run["lost_packets"] > 0
+
+
+def test_a_rate_changes_by_the_clock_within_a_turn(cells: dict[str, dict[str, Any]]) -> None:
+    (entry,), (run,) = cells["rates"]["contestants"], cells["rates"]["runs"]
+    rates = [each["what"] for each in run["events"]]
+    assert rates[:3] == ["rate 40 Mbit/s", "rate 5 Mbit/s", "rate 40 Mbit/s"]
+    first, second, third = (each["at"] for each in run["events"][:3])
+    assert second >= first + 0.2
+    assert third >= first + 0.4
+    seconds = entry["tracks"][0]["seconds"]
+    assert max(seconds) > 2 * min(seconds)

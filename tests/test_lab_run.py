@@ -115,8 +115,8 @@ def test_the_short_form_of(name: str, tmp_path: Path) -> None:
             check_times(document, entry)
             assert (entry["push"] is None) == (entry["transport"] != "gradwire")
     if name == "netsenseml_bandwidth":
-        rates = [each["what"] for each in document["cells"][0]["runs"][0]["events"]]
-        assert rates == ["rate 100 Mbit/s", "rate 50 Mbit/s"]  # two turns of each
+        rates = {each["what"] for each in document["cells"][0]["runs"][0]["events"]}
+        assert rates == {"rate 100 Mbit/s", "rate 50 Mbit/s"}
 
 
 @pytest.mark.slow

@@ -66,8 +66,8 @@ class Ground:
         self._cut: set[int] = set()
         self._shares: dict[tuple[int, str], float] = {}
         self._losing = False
-        self._rates = 0  # so many times a rate was set
-        self._rate_since = 0.0
+        self._turns = 0  # so many has each contestant begun
+        self._rate = 0  # of the ports, where it changes
         self._sent: list[BurstRecord] = []
         self._began: set[str] = set()
         self._lock = threading.Lock()
@@ -127,27 +127,72 @@ class Ground:
                 time.sleep(_POLL_SECONDS)
 
     def next_turns(self) -> None:
-        """Before each contestant has its next turn: a rate that changes does so now, when it has
-        lasted long enough, so that all of them meet the same ones.
+        """Before each contestant has its next turn: another rate to begin with, where it changes.
 
         Raises:
             LabUnavailable: a port's rate cannot be set.
         """
-        wanted, now = self.scenario.bandwidth, time.monotonic()
-        if not wanted.rates or (self._rates and now - self._rate_since < wanted.every_s):
+        self._turns += 1
+        self._set_rate(0)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Let the rate change by the clock while the block lasts, one contestant's turn.
+
+        Raises:
+            LabUnavailable: a port's rate could not be set.
+        """
+        if not self.scenario.bandwidth.rates:
+            yield
             return
-        rate = round(wanted.rates[self._rates % len(wanted.rates)])
+        over, failed = threading.Event(), list[LabUnavailable]()
+        self._set_rate(0)
+        changer = threading.Thread(target=self._change_rates, args=(over, failed), daemon=True)
+        changer.start()
+        try:
+            yield
+        finally:
+            over.set()
+            changer.join()
+        if failed:
+            raise failed[0]
+        self._set_rate(0)  # of the next one's warm-up
+
+    def _change_rates(self, over: threading.Event, failed: list[LabUnavailable]) -> None:
+        begun, number = time.monotonic(), 1
+        every = self.scenario.bandwidth.every_s
+        while not over.wait(begun + number * every - time.monotonic()):
+            try:
+                self._set_rate(number)
+            except LabUnavailable as error:
+                failed.append(error)
+                return
+            number += 1
+
+    def _set_rate(self, number: int) -> None:
+        """Give all ports the rate of this number, counted from that at the start of turns now."""
+        rates = self.scenario.bandwidth.rates
+        if not rates:
+            return
+        rate = round(rates[(self._turns - 1 + number) % len(rates)])
+        if rate == self._rate:
+            return
         for host in range(self.scenario.topology.hosts):
             self.network.set_rate(host, rate)
-        self._rates += 1
-        self._rate_since = now
-        self.events.append(Event(now, f"rate {rate / 1e6:g} Mbit/s"))
+        self._rate = rate
+        self.events.append(Event(time.monotonic(), f"rate {rate / 1e6:g} Mbit/s"))
 
     @contextlib.contextmanager
     def around(self, contestant: str) -> Iterator[None]:
         """What surrounds each timed round: loss that comes with it, and the faults of the first."""
         self.fail_first(contestant)
         with self.losing(self.scenario.loss.when == "rounds"):
+            yield
+
+    @contextlib.contextmanager
+    def turn(self, contestant: str, rounds: int) -> Iterator[None]:
+        """What surrounds the timed rounds of a turn: rates that change, bytes that are counted."""
+        with self.changing(), self.counting(contestant, rounds):
             yield
 
     @contextlib.contextmanager

@@ -91,7 +91,8 @@ def limit(scenario: Scenario, size: int, bound: float) -> float:
 
 
 def _port_limit(scenario: Scenario, size: int, bound: float) -> float:
-    rate, loss = scenario.topology.ports.rate, scenario.loss
+    rate: float = scenario.topology.ports.rate
+    loss = scenario.loss
     if scenario.bandwidth.rates:
         rate = max(scenario.bandwidth.rates)
     wanted = (1.0 - bound) * size * 8 / rate

@@ -162,7 +162,8 @@ class _Course:
         """A turn of every contestant, from their step number `done` on."""
         self._ground.next_turns()
         for each in self._scenario.contestants:
-            self.turn(each.name, done, steps)
+            with self._ground.changing():
+                self.turn(each.name, done, steps)
         self._turns += 1
 
     def turn(self, name: str, done: int, steps: int) -> None:

@@ -108,7 +108,7 @@ def run_transfers(
             bursts=ground.traffic[0] if ground.traffic else None,
             progress=progress,
             around=ground.around,
-            around_turn=ground.counting,
+            around_turn=ground.turn,
             rotate=True,
             turns=ground.next_turns,
         )

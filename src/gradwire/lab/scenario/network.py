@@ -279,8 +279,8 @@ class Bandwidth:
 
     rates: tuple[float, ...] = key(
         (),
-        "of every port, bit/s, in turn: each for a turn of all contestants",
+        "of every port, bit/s, in turn; each contestant's turn begins with the same one",
         low=1e6,
         high=_FASTEST,
     )
-    every_s: float = key(60.0, "that one lasts at least, s", above=0.0, high=86_400.0)
+    every_s: float = key(60.0, "that each lasts, s", above=0.0, high=86_400.0)
