@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from gradwire.lab.run.agenda import Agenda
@@ -56,7 +56,7 @@ def list_scenarios(
     for column in ("file", "title", "cells"):
         table.add_column(column)
     for row in rows:
-        table.add_row(*map(str, row.values()))
+        table.add_row(*(Text(str(value)) for value in row.values()))
     Console().print(table)
 
 
@@ -75,7 +75,7 @@ def keys(
     for column in COLUMNS:
         table.add_column(column)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(Text, row))
     Console().print(table)
 
 
@@ -279,7 +279,7 @@ def _write(found: dict[str, Any], folder: Path, progress: Console) -> None:
     spare = folder / "report.html.new"
     write_page(found, spare)
     spare.replace(page)
-    progress.print(f"wrote {results} and {page}", highlight=False)
+    progress.print(Text(f"wrote {results} and {page}"), highlight=False)
 
 
 def _load(path: Path, quick: bool) -> Experiment:
@@ -292,9 +292,8 @@ def _load(path: Path, quick: bool) -> Experiment:
 
 
 def _refuse(reason: str) -> NoReturn:
-    Console(stderr=True).print(
-        f"gradwire lab: {reason}", highlight=False, markup=False, soft_wrap=True
-    )
+    line = Text(f"gradwire lab: {reason}")
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
     raise typer.Exit(_BAD_INPUT)
 
 

@@ -10,6 +10,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from gradwire.lab.drawing import STYLE, plain, svg
+from gradwire.lab.report.plots import literal
 
 __all__ = ["grid_values", "map_plot"]
 
@@ -62,9 +63,11 @@ def map_plot(document: Mapping[str, Any]) -> str:
         for panel, name, (rows, columns, values, exact) in zip(panels, names, found, strict=True):
             numbers = [[float("nan") if v is None else max(1.0, v) for v in row] for row in values]
             image = panel.imshow(numbers, norm=norm, cmap="YlOrRd", aspect="auto")
-            panel.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
-            panel.set_yticks(range(len(rows)), rows)
-            panel.set_title(f"{name}: {'p99' if exact else 'maximum'} / quiet median", fontsize=9)
+            panel.set_xticks(range(len(columns)), [*map(literal, columns)], rotation=30, ha="right")
+            panel.set_yticks(range(len(rows)), [*map(literal, rows)])
+            panel.set_title(
+                f"{literal(name)}: {'p99' if exact else 'maximum'} / quiet median", fontsize=9
+            )
             for y, row in enumerate(values):
                 for x, value in enumerate(row):
                     text = "–" if value is None else f"{value:.1f}"

@@ -9,6 +9,9 @@ from gradwire.lab.report.words import NONE, dates, mark_rows, number, rate, seco
 
 __all__ = ["as_markdown"]
 
+BAR = r"\|"
+"""A bar within a cell, which else ends there."""
+
 CELLS = (
     "cell",
     "contestant",
@@ -79,5 +82,5 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         f"| {' | '.join(columns)} |",
         f"|{'---|' * len(columns)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
+        *(f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |" for row in rows),
     ]

@@ -8,6 +8,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gradwire.lab.report.words import mark_rows, notes, rows
 
@@ -23,12 +24,13 @@ def show(document: Mapping[str, Any], console: Console) -> None:
         if not found:
             continue
         # Turned, a column for each contestant: a terminal is narrow.
-        table = Table(title=f"{document['scenario']}: {cell['name']}", box=box.SIMPLE_HEAD)
+        title = Text(f"{document['scenario']}: {cell['name']}", "table.title")
+        table = Table(title=title, box=box.SIMPLE_HEAD)
         table.add_column("")
         for row in found:
-            table.add_column(row[0], justify="right")
+            table.add_column(Text(row[0]), justify="right")
         for place, column in enumerate(columns[1:], 1):
-            table.add_row(column, *(row[place] for row in found))
+            table.add_row(column, *(Text(row[place]) for row in found))
         console.print(table)
     if document["marks"]:
         table = Table(title="marks", box=box.SIMPLE_HEAD)
@@ -36,9 +38,9 @@ def show(document: Mapping[str, Any], console: Console) -> None:
             table.add_column(column)
         for text, ours, wanted, scope, verdict in mark_rows(document):
             colour = _COLOURS.get(verdict.split(" ")[0], "dim")
-            table.add_row(text, ours, wanted, scope, f"[{colour}]{verdict}[/]")
+            table.add_row(Text(text), ours, wanted, scope, Text(verdict, colour))
         console.print(table)
     for line in notes(document):
-        console.print(f"· {line}", style="dim", highlight=False, markup=False)
+        console.print(Text(f"· {line}"), style="dim", highlight=False)
     for error in document["errors"]:
-        console.print(f"failed: {error}", style="bold red", highlight=False, markup=False)
+        console.print(Text(f"failed: {error}"), style="bold red", highlight=False)

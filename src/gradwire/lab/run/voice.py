@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from gradwire.lab.run.course import Audience
 
@@ -23,14 +24,14 @@ class Voice(Audience):
         """Say a new stage."""
         self._stage = text
         if self._console.is_terminal:
-            self._status.update(text)
+            self._status.update(Text(text))
         else:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(Text(text), highlight=False, soft_wrap=True)
 
     def tick(self, contestant: str, done: int) -> None:
         """Say who is at which round."""
         if self._console.is_terminal:
-            self._status.update(f"{self._stage}: {contestant} {done}")
+            self._status.update(Text(f"{self._stage}: {contestant} {done}"))
 
     def __enter__(self) -> Voice:
         if self._console.is_terminal:
