@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from test_lab_run import Lab
 from typer.testing import CliRunner
 
 from gradwire.lab.bursts import BurstRecord
 from gradwire.lab.command import app
+from gradwire.lab.report.command import app as report
 from gradwire.lab.report.page import render
 from gradwire.lab.report.words import notes
 from gradwire.lab.run import build, checks
@@ -26,6 +29,7 @@ from gradwire.lab.run.ground import Event
 from gradwire.lab.run.journal import NAME, Journal, Record, fingerprint
 from gradwire.lab.run.results import document
 from gradwire.lab.run.samples import CellRun, Track
+from gradwire.lab.run.voice import Voice
 from gradwire.lab.scenario import Cell, Experiment, ScenarioError, load
 from gradwire.policies.plot import Calibration
 
@@ -222,6 +226,116 @@ def test_a_journal_shows_what_others_measured(tmp_path: Path) -> None:
     assert "<svg" in page.read_text()
     assert CliRunner().invoke(app, [*command, "--markdown"]).output.startswith("## small")
     assert (out / NAME).read_bytes() == before
+    (out / "results.json").write_text(json.dumps(found))
+    rows = json.loads(CliRunner().invoke(report, [str(out), "--json"]).output)
+    assert [row["× limit"] == "–" for row in rows] == [True, False]  # of another form
+
+
+ODD = "[/x] [bold] :x: $x^{$ a|b\\"
+"""What terminals, Markdown and plots take for something else."""
+
+
+def test_names_are_shown_to_the_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    experiment = small(
+        tmp_path,
+        ('"a small one"', f"'{ODD}'"),
+        ('"ours"', f"'{ODD}'"),
+        ('"soon"', f"'mark {ODD}'"),
+        (
+            '"work.layers" = [1, 2, 3]',
+            f"a = [{{ label = 'label {ODD}' }}]\nb = [{{ label = 'b' }}]",
+        ),
+        ("[grid]", f"[map]\nrows = 'a'\ncolumns = 'b'\nquiet = 'label {ODD}'\n[grid]"),
+    )
+    out, page = tmp_path / "out", tmp_path / "page.html"
+    run_of_it = samples(0.1)
+    run_of_it.tracks[ODD] = run_of_it.tracks.pop("ours")
+    with Journal(out) as journal:
+        journal.add(record(experiment.cells[0], 0, run_of_it))
+        failed = record(experiment.cells[0], 1, CellRun(0.0))
+        failed.run.error = f"failed {ODD}"
+        journal.add(failed)
+        (out / "results.json").write_text(
+            json.dumps(document(outcome_of(experiment, journal), "c"))
+        )
+
+    def said(program: Any, *arguments: str) -> str:
+        found = CliRunner().invoke(program, arguments)
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    assert ODD in said(app, "list", str(tmp_path))
+    show = ("show", str(experiment.path), "--out", str(out))
+    found = said(app, *show, "--page", str(page))
+    for text in (f"small: label {ODD}, b", f" {ODD}  ", f"mark {ODD}", f"failed {ODD}"):
+        assert text in found
+    assert page.read_text().count(f"{ODD}: maximum / quiet median") == 1
+    found = said(report, str(out), "--out", str(page))
+    for text in (f"small: label {ODD}, b", f" {ODD}  ", f": mark {ODD}: "):
+        assert text in found
+    rows = [line for line in said(app, *show, "--markdown").splitlines() if line.startswith("|")]
+    for row in rows:
+        assert len(re.findall(r"(?<!\\)\|", row)) in (6, 7)  # of either table
+    assert sum(ODD.replace("|", r"\|") in row for row in rows) == 2
+
+    for terminal in (False, True):
+        heard = io.StringIO()
+        with Voice(Console(file=heard, force_terminal=terminal, width=400)) as voice:
+            voice.stage(f"stage {ODD}")
+            voice.tick(ODD, 3)
+        assert f"stage {ODD}{f': {ODD} 3' if terminal else ''}" in heard.getvalue()
+
+
+PAGE = ("--out", "page.html")
+ENTRY: list[Any] = ["cells", 0, "contestants", 0]
+BROKEN: list[tuple[tuple[str, ...], list[Any], Any, str]] = [
+    *(
+        (arguments, place, None, f"{place[-1]!r} is missing")
+        for arguments in ((), PAGE, ("--markdown",), ("--json",), ("whole.json",))
+        for place in (["cells"], ["marks"], ["cells", 0, "name"], [*ENTRY, "median_s"])
+    ),
+    (PAGE, ["published"], None, "has no attribute 'published'"),
+    ((*PAGE, "whole.json"), ["command"], None, "has no attribute 'command'"),
+    (("--markdown",), ["machine", "cpu"], None, "'cpu' is missing"),
+    ((), ["cells"], 5, "'int' object is not iterable"),
+    ((), ["cells", 0], [], "list indices"),
+    ((), [*ENTRY, "median_s"], 0, "division"),
+    ((), [*ENTRY, "name"], 5, "'int' object"),
+    ((), ["marks", 0, "scope"], "some", "'some' is missing"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "place", "value", "complaint"), BROKEN)
+def test_results_that_lack_something_are_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    place: list[Any],
+    value: Any,
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = small(tmp_path)
+    with Journal(tmp_path) as journal:
+        journal.add(record(experiment.cells[0], 0, samples(0.1)))
+        found = document(outcome_of(experiment, journal), "c")
+    Path("whole.json").write_text(json.dumps(found))
+    inner: Any = found
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    if value is None:
+        del inner[place[-1]]
+    Path("broken.json").write_text(json.dumps(found))
+    said = CliRunner().invoke(report, [*arguments, "broken.json"])
+    assert said.exit_code == 2, said.output
+    assert said.output.startswith(
+        "gradwire report: broken.json: not as `gradwire lab run` writes it: "
+    )
+    assert complaint in said.output
+    assert said.output.count("\n") == 1
+    assert not Path("page.html").exists()
 
 
 def test_a_run_ends_where_the_code_changes(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -10,6 +12,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gradwire.lab.report.compare import COLUMNS, compare
 from gradwire.lab.report.markdown import as_markdown
@@ -38,11 +41,20 @@ def report(
 ) -> None:
     """Compare runs of the lab: the same contestants in the same cells, run beside run."""
     documents = {str(folder): read(folder) for folder in folders}
+    alone, page = len(documents) == 1, ""
+    for folder, document in documents.items():  # each by itself: an error names its file
+        with _whole(Path(folder)):
+            _tables(compare({folder: document}))
+            mark_rows(document)
+            if markdown:
+                as_markdown(document)
+            if out is not None:
+                page = _page(document) if alone else _comparison({folder: document})
     found = compare(documents)
     if out is not None:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            _write(documents, found, out)
+            out.write_text(page if alone else _comparison(documents), encoding="utf-8")
         except OSError as error:
             _refuse(f"--out {out}: cannot be written: {error.strerror}")
     if as_json:
@@ -57,11 +69,8 @@ def report(
         console.print(table)
     for folder, document in documents.items():
         for text, ours, wanted, _, verdict in mark_rows(document):
-            console.print(
-                f"{folder}: {text}: {ours} (mark {wanted}): {verdict}",
-                highlight=False,
-                markup=False,
-            )
+            line = Text(f"{folder}: {text}: {ours} (mark {wanted}): {verdict}")
+            console.print(line, highlight=False)
 
 
 def _tables(found: list[dict[str, Any]]) -> list[Table]:
@@ -72,13 +81,13 @@ def _tables(found: list[dict[str, Any]]) -> list[Table]:
     tables = []
     for (scenario, cell), rows in cells.items():
         runs = list(dict.fromkeys(row["run"] for row in rows))
-        table = Table(title=f"{scenario}: {cell}", box=box.SIMPLE_HEAD)
+        table = Table(title=Text(f"{scenario}: {cell}", "table.title"), box=box.SIMPLE_HEAD)
         table.add_column("median (× the first run), p99, × limit")
         for run in runs:
-            table.add_column(run, justify="right")
+            table.add_column(Text(run), justify="right")
         for name in dict.fromkeys(row["contestant"] for row in rows):
             mine = {row["run"]: row for row in rows if row["contestant"] == name}
-            table.add_row(name, *(_cell(mine.get(run)) for run in runs))
+            table.add_row(Text(name), *(_cell(mine.get(run)) for run in runs))
         tables.append(table)
     return tables
 
@@ -91,12 +100,12 @@ def _cell(row: dict[str, Any] | None) -> str:
 
 def read(folder: Path) -> dict[str, Any]:
     """The JSON of a run's folder, or of the file itself."""
-    path = folder / RESULTS if folder.is_dir() else folder
+    path = _file(folder)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         _refuse(f"{path}: cannot be read: {error.strerror}")
-    except ValueError:
+    except (ValueError, RecursionError):
         _refuse(f"{path}: not JSON")
     if not isinstance(document, dict) or document.get("kind") != "gradwire lab":
         _refuse(f"{path}: not written by `gradwire lab run`")
@@ -105,27 +114,44 @@ def read(folder: Path) -> dict[str, Any]:
     return document
 
 
-def _write(documents: dict[str, dict[str, Any]], found: list[dict[str, Any]], out: Path) -> None:
-    from gradwire.lab.report.page import template, write_page
+def _file(folder: Path) -> Path:
+    return folder / RESULTS if folder.is_dir() else folder
 
-    if len(documents) == 1:
-        write_page(next(iter(documents.values())), out)
-        return
-    page = template("compare.html.j2").render(
+
+@contextlib.contextmanager
+def _whole(folder: Path) -> Iterator[None]:
+    """Tell in a sentence of what a run's JSON lacks, or has in another form."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        missing = isinstance(error, KeyError)
+        words = f"{error} is missing" if missing else " ".join(str(error).split())
+        _refuse(f"{_file(folder)}: not as `gradwire lab run` writes it: {words}")
+
+
+def _page(document: dict[str, Any]) -> str:
+    from gradwire.lab.report.page import render
+
+    return render(document)
+
+
+def _comparison(documents: dict[str, dict[str, Any]]) -> str:
+    from gradwire.lab.report.page import fill
+
+    return fill(
+        "compare.html.j2",
         title="Runs side by side",
         columns=COLUMNS,
-        rows=found,
+        rows=compare(documents),
         marks=[
             (folder, *row) for folder, document in documents.items() for row in mark_rows(document)
         ],
         documents=documents,
         dates=dates,
     )
-    out.write_text(page, encoding="utf-8")
 
 
 def _refuse(reason: str) -> NoReturn:
-    Console(stderr=True).print(
-        f"gradwire report: {reason}", highlight=False, markup=False, soft_wrap=True
-    )
+    line = Text(f"gradwire report: {reason}")
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
     raise typer.Exit(_BAD_INPUT)

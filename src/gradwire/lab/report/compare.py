@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gradwire.lab.report.words import rate, seconds, share
+from gradwire.lab.report.words import NONE, rate, seconds, share
 
 __all__ = ["COLUMNS", "compare"]
 
@@ -49,7 +49,7 @@ def _row(
     key: tuple[str, str, str], folder: str, entry: Mapping[str, Any], first: Mapping[str, Any]
 ) -> dict[str, Any]:
     scenario, cell, contestant = key
-    throughput = entry["throughput_bps"]
+    throughput, over = entry["throughput_bps"], entry["over_limit"]
     return {
         "scenario": scenario,
         "cell": cell,
@@ -60,7 +60,7 @@ def _row(
         "× the first run": f"{entry['median_s'] / first['median_s']:.2f}",
         "p99": seconds(entry["p99_s"]),
         "max": seconds(entry["max_s"]),
-        "× limit": f"{entry['over_limit']:.2f}",
+        "× limit": NONE if over is None else f"{over:.2f}",
         "throughput": (
             f"{entry['steps_per_s']:.3g} steps/s" if throughput is None else rate(throughput)
         ),

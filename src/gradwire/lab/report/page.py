@@ -13,18 +13,26 @@ from gradwire.lab.report.maps import map_plot
 from gradwire.lab.report.plots import cell_plots, colours
 from gradwire.lab.report.words import dates, mark_rows, notes, number, reached, rows, share
 
-__all__ = ["render", "template", "write_page"]
+__all__ = ["fill", "render", "write_page"]
 
 
-def template(name: str) -> jinja2.Template:
-    """A template of this folder."""
-    return jinja2.Environment(
+def fill(name: str, **values: Any) -> str:
+    """A template of this folder with its values.
+
+    Raises:
+        LookupError: one that it wants is missing.
+    """
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    ).get_template(name)
+    )
+    try:
+        return environment.get_template(name).render(**values)
+    except jinja2.UndefinedError as error:
+        raise LookupError(error.message) from None
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -35,7 +43,8 @@ def render(document: Mapping[str, Any]) -> str:
         for cell in document["cells"]
         if cell["runs"]
     ]
-    return template("run.html.j2").render(
+    return fill(
+        "run.html.j2",
         title=document["title"],
         dates=dates(document),
         document=document,
