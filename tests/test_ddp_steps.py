@@ -193,6 +193,46 @@ def test_a_step_that_a_scaler_skips_owes_what_was_owed(two: Ranks) -> None:
     two.run(overflows)
 
 
+def void(rank: int, world: int, scale: float, enabled: bool) -> tuple[float, float]:
+    """What is owed before and after a step whose loss is NaN on one rank."""
+    ddp = wrap(model())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=enabled)
+    attachment = gradwire.attach(
+        ddp, "mlt", p=0.4, optimizer=optimizer, scaler=scaler, max_age=50, error_feedback=True
+    )
+
+    def owed() -> float:
+        residuals = attachment.state_dict()["residuals"]
+        assert isinstance(residuals, dict)
+        return sum(float(values.abs().sum()) for values in residuals.values())
+
+    before = 0.0
+    for step in range(4):
+        before = owed()
+        loss = ddp(batch(rank, step)).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss * (float("nan") if (step, rank) == (3, 0) else 1.0)).backward()
+        if step < 3:
+            scaler.step(optimizer)
+            scaler.update()
+    after = owed()
+    attachment.detach()
+    return before, after
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_a_scaler_skips_at_a_scale_of_one_too(two: Ranks, scale: float) -> None:
+    for before, after in two.run(void, scale=scale, enabled=True):
+        assert before > 0.0
+        assert after == before
+
+
+def test_a_scaler_that_is_off_skips_nothing(two: Ranks) -> None:
+    outcomes = two.run(void, scale=1.0, enabled=False)
+    assert all(after != before for before, after in outcomes)  # it was applied
+
+
 def test_what_is_no_scaler_is_refused() -> None:
     with pytest.raises(
         gradwire.ConfigError, match=r"scaler=1024: a torch\.amp\.GradScaler, or None"

@@ -75,7 +75,7 @@ class HookState:
                     number,
                     self._optimizer,
                     writer,
-                    scale=None if self._scaler is None else self._scaler.get_scale,
+                    scaler=self._scaler,
                 )
             except BaseException:
                 if writer is not None:

@@ -62,8 +62,8 @@ class GradientPipeline:
     """Carries the buckets of one DDP module; thread-safe against its own completions.
 
     number: which of the communicator's numbers it has taken; `close` returns it. writer: of the
-    reports, open; `close` closes it. scale: tells, at each step's start, what gradients are
-    multiplied by; None where `set_grad_scale` does.
+    reports, open; `close` closes it. scaler: tells, at each step's start, what gradients are
+    multiplied by, and skips steps that are not finite; None where `set_grad_scale` tells.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GradientPipeline:
         optimizer: torch.optim.Optimizer | None = None,
         writer: ReportWriter | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        scale: Callable[[], float] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.communicator = communicator
         self.policy = policy
@@ -89,7 +89,7 @@ class GradientPipeline:
             )
         self._moments = None if optimizer is None else FirstMoments(optimizer)
         self._clock = clock
-        self._scale = scale
+        self._scaler = scaler
         self._started: float | None = None  # the last step
         self._books = Books(communicator, policy, settings)
         self._consultation = Consultation(communicator, policy, settings, number)
@@ -162,6 +162,11 @@ class GradientPipeline:
     def grad_scale(self) -> float:
         """The scale that gradients are multiplied by."""
         return self._grad_scale
+
+    @property
+    def _scaled(self) -> bool:
+        """Whether somebody skips steps that are not finite: a scaler does at a scale of 1, too."""
+        return self._grad_scale != 1.0 or (self._scaler is not None and self._scaler.is_enabled())
 
     def report(self) -> StepReport:
         """The report of the last completed step; raises GradwireError before the first."""
@@ -276,8 +281,8 @@ class GradientPipeline:
         with self._mutex:
             if index == 0 or self._running is None:
                 self._guard.take_skip()  # a loss scaler may have kept the optimizer from asking
-                if self._scale is not None:
-                    self.set_grad_scale(self._scale())
+                if self._scaler is not None:
+                    self.set_grad_scale(self._scaler.get_scale())
                 strict = self._loss_watch is not None and self._loss_watch.strict
                 started = self._clock()
                 elapsed = 0.0 if self._started is None else started - self._started
@@ -289,7 +294,7 @@ class GradientPipeline:
                     strict=strict,
                     floor=self._guard.floor,
                     started=started,
-                    scaled=self._grad_scale != 1.0,
+                    scaled=self._scaled,
                 )
                 self._flush = False
             step = self._running
