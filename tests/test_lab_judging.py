@@ -94,6 +94,18 @@ def test_a_run_of_another_form_has_no_limit() -> None:
     assert judge(mark, [Measured(cell, {"ours": other})])["value"] is None
 
 
+def test_goodput_counts_what_was_delivered_beside_whole_gradients_at_the_limit() -> None:
+    track = Track(seconds=[0.04, 0.04], job_s=0.08, delivered=[[1.0, 0.8], [0.6, 0.8]])
+    found = summarize(OURS, scenario(), {0: CellRun(0.0, {"ours": track})})
+    assert found is not None
+    assert found["throughput_bps"] == pytest.approx(2 * 32e6 / 0.04)
+    assert found["goodput_bps"] == pytest.approx(0.8 * found["throughput_bps"])
+    mark = Mark("t", "ours", quantity="goodput", over=("limit",), at_least=0.85)
+    judged = judge(mark, [Measured(Cell({"axis": "a"}, scenario()), {"ours": found})])
+    assert judged["value"] == pytest.approx(0.8 * 0.032 / 0.04)
+    assert judged["met"] is False
+
+
 def test_of_rates_that_change_the_highest_is_the_limit() -> None:
     changing = scenario(bandwidth=Bandwidth(rates=(50e6, 2e9, 1e9), every_s=1.0))
     assert limit(changing, 4_000_000, 0.0) == pytest.approx(0.016)

@@ -288,7 +288,7 @@ BAD = [
     ),
     # marks that say nothing, or that no run could measure
     ("at_most = 1.0", "at_least = 0", r"at_least=0: must be above 0"),
-    ('over = ["tcp"]', 'over = ["limit", "tcp"]', r"'limit' stands alone, and is a time"),
+    ('over = ["tcp"]', 'over = ["limit", "tcp"]', r"'limit' stands alone, for one of time_median"),
     ('over = ["tcp"]', 'over = ["limit"]\nquantity = "throughput"', r"'limit' stands alone"),
     (
         'over = ["tcp"]',

@@ -27,6 +27,9 @@ STOLEN = 0.02
 SHORT = 0.9
 """Of the bytes that bursts should have had: below it they were others than the file's (ours)."""
 
+ANOTHER_SHARE = 0.03
+"""So far from the communication share that a file asks for the report tells of it (ours)."""
+
 COLUMNS = (
     "",
     "samples",
@@ -40,6 +43,7 @@ COLUMNS = (
     "limit",
     "× limit",
     "throughput",
+    "goodput",
     "comm share",
     "delivered",
     "sent again",
@@ -98,6 +102,7 @@ def row(entry: Mapping[str, Any]) -> list[str]:
         seconds(entry["limit_s"]),
         NONE if entry["over_limit"] is None else f"{entry['over_limit']:.2f}",
         rate(throughput) if throughput is not None else steps,
+        rate(goodput) if (goodput := entry.get("goodput_bps")) != throughput else NONE,
         share(entry["comm_share"]),
         share(entry["delivered"]),
         share(entry["retransmitted"]),
@@ -268,6 +273,15 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
         if (compute := run["facts"].get("compute_s")) is not None:
             lines.append(
                 f"{cell['name']}, seed {run['seed']}: a step's computation is {seconds(compute)}."
+            )
+    asked = cell.get("communication_share")
+    if asked and cell["contestants"]:
+        first = cell["contestants"][0]
+        if abs(first["comm_share"] - asked) > ANOTHER_SHARE:
+            lines.append(
+                f"{cell['name']}: communication took {share(first['comm_share'])} of the time of "
+                f"{first['name']}, set to {share(asked)}: with overlap it counts from a step's "
+                "first bucket on, and lossy steps come on top."
             )
     for entry in cell["contestants"]:
         if entry["replicas_identical"] is False:

@@ -22,13 +22,14 @@ _KEYS = {
     "time_p99": "p99_s",
     "time_max": "max_s",
     "throughput": "throughput_bps",
+    "goodput": "goodput_bps",
     "steps_per_s": "steps_per_s",
     "job_time": "job_s",
     "rival_goodput": "rival_goodput_bps",
     "final_loss": "final_loss",
     "time_to_loss": "time_to_loss_s",
 }
-_MORE_IS_BETTER = {"throughput", "steps_per_s", "rival_goodput"}
+_MORE_IS_BETTER = {"throughput", "goodput", "steps_per_s", "rival_goodput"}
 
 _TAIL = 0.25
 """A cell whose tuned tail missed the one wanted by more than this share of it is another cell."""
@@ -118,7 +119,8 @@ def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str,
         row["complete"] = measured.complete and base is not None and base.complete
         other = _quantity(mark, base.summaries.get(mark.contestant) if base else None)
     elif mark.over == (LIMIT,):
-        other = mine["limit_s"] if mine else None
+        limit = "rate_limit_bps" if mark.quantity == "goodput" else "limit_s"
+        other = mine[limit] if mine else None
         value = None if value is None else value - mark.plus_rtts * scenario.topology.rtt_s
     elif mark.over:
         found = [_quantity(mark, measured.summaries.get(name)) for name in mark.over]

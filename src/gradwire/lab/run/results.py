@@ -156,6 +156,7 @@ def _cell(cell: Cell, records: dict[int, Record], limited: bool) -> dict[str, An
         "uplinks": None if spread is None else asdict(spread.uplink),
         "rtt_s": scenario.topology.rtt_s,
         "bytes": scenario.work.bytes,
+        "communication_share": scenario.model.communication_share,
         "loss": asdict(scenario.loss),
         "rivals": asdict(scenario.rivals),
         "contestants": contestants,

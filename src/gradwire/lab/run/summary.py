@@ -69,6 +69,7 @@ def summarize(
     training = scenario.work.kind == "training"
     steps = sum(len(track.seconds) for track in tracks)
     job = sum(track.job_s for track in tracks)
+    whole = _useful(scenario, size) * 8 * len(seconds)
     return {
         "samples": len(seconds),
         "seeds": len(tracks),
@@ -77,9 +78,11 @@ def summarize(
         "bound": bound,
         "limit_s": floor,
         "over_limit": None if floor is None else percentile(seconds, 50) / floor,
-        "throughput_bps": None
-        if training
-        else _useful(scenario, size) * 8 * len(seconds) / sum(seconds),
+        "throughput_bps": None if training else whole / sum(seconds),
+        "goodput_bps": None if training else whole * _counted(tracks) / sum(seconds),
+        "rate_limit_bps": (
+            None if training or not limited else whole / len(seconds) / limit(scenario, size, 0.0)
+        ),
         "job_s": job / len(tracks),
         "steps_per_s": steps / job,
         "comm_share": sum(seconds) / job if training or scenario.work.compute_s else None,
@@ -97,6 +100,12 @@ def _size(scenario: Scenario, track: Track, runs: Mapping[int, CellRun]) -> int:
     if scenario.work.kind != "training":
         return scenario.work.bytes
     return 4 * next(int(run.facts["parameters"]) for run in runs.values() if run.facts)
+
+
+def _counted(tracks: Sequence[Track]) -> float:
+    """The share of all rounds' gradients that counted."""
+    shares = [statistics.fmean(each) for track in tracks for each in track.delivered]
+    return statistics.fmean(shares) if shares else 1.0
 
 
 def _useful(scenario: Scenario, size: int) -> int:

@@ -14,6 +14,10 @@ LIMIT = "limit"
 """In a mark: the physical limit of the cell in place of a contestant."""
 
 TIMES = ("time_median", "time_mean", "time_p99", "time_max")
+LIMITED = (*TIMES, "goodput")
+"""Quantities that have a physical limit: a cell's least time, and what it moves of whole gradients
+in its least time for them."""
+
 P99_SAMPLES = 300
 """A 99th percentile of fewer samples is not given."""
 
@@ -26,6 +30,7 @@ QUANTITIES = (
     "time_p99",
     "time_max",
     "throughput",
+    "goodput",
     "steps_per_s",
     "job_time",
     "rival_goodput",
@@ -87,13 +92,13 @@ class Mark:
             )
         if self.over and self.over_cell:
             raise ScenarioError("over and over_cell: one of them is allowed")
-        if LIMIT in self.over and (len(self.over) > 1 or self.quantity not in TIMES):
+        if LIMIT in self.over and (len(self.over) > 1 or self.quantity not in LIMITED):
             raise ScenarioError(
                 f"over={list(self.over)!r} with quantity={self.quantity!r}: {LIMIT!r} stands "
-                f"alone, and is a time: one of {', '.join(TIMES)}"
+                f"alone, for one of {', '.join(LIMITED)}"
             )
-        if self.plus_rtts and self.over != (LIMIT,):
-            raise ScenarioError(f'plus_rtts={self.plus_rtts!r}: only with over=["limit"]')
+        if self.plus_rtts and (self.over != (LIMIT,) or self.quantity not in TIMES):
+            raise ScenarioError(f'plus_rtts={self.plus_rtts!r}: only of a time with over=["limit"]')
         if self.share_of_cap is not None and not (
             len(self.over) == 1
             and self.over != (LIMIT,)

@@ -66,8 +66,8 @@ def _fault(mark: Mark, scenario: Scenario) -> str | None:
         return f"quantity='final_loss' with work.kind={work.kind!r}: only training has one"
     if quantity == "time_to_loss" and not (training and scenario.model.target_loss):
         return f"quantity='time_to_loss' with model.target_loss={scenario.model.target_loss:g}"
-    if quantity == "throughput" and training:
-        return "quantity='throughput' with work.kind='training': that has steps_per_s"
+    if quantity in ("throughput", "goodput") and training:
+        return f"quantity={quantity!r} with work.kind='training': that has steps_per_s"
     if quantity == "rival_goodput" and not scenario.rivals.streams:
         return "quantity='rival_goodput' with rivals.streams=0: there are no rivals"
     if mark.difference and len(work.seeds) < 2:
