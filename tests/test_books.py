@@ -179,6 +179,46 @@ def test_the_state_survives_torch_load_with_its_defaults(case: dict[str, Any]) -
     two.step([np.zeros(ELEMENTS, np.float32)] * 2)
 
 
+@pytest.mark.parametrize("empty", [(0,), (1,), (2,), (0, 1, 4), (2, 3, 4)])
+@pytest.mark.parametrize(
+    "options",
+    [{"policy": "mlt"}, {"policy": "mlt", "floor": 0.9}, {"policy": "adaptive", "every": 1}],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+@pytest.mark.parametrize("world", [1, 2])
+def test_buckets_without_elements_count_for_their_step_and_travel_nowhere(
+    empty: tuple[int, ...], options: dict[str, Any], world: int
+) -> None:
+    """First, in between, last; with one worker the others are done before the last one begins."""
+    sizes = {"a.weight": 9 * 358, "b.weight": 11 * 358}
+    names = iter(sizes.items())
+    buckets = len(sizes) + len(empty)
+    tensors = dict((f"e{i}.weight", 0) if i in empty else next(names) for i in range(buckets))
+    job = Job(world, tensors, buckets=[1] * buckets, **options)
+    plain = Job(world, sizes, buckets=[1, 1], **options)
+    if world == 1:
+        for each in (job, plain):
+            each.pipelines[0].communicator._host = None  # nobody to meet: all is done at once
+    for step in range(4):
+        chance = np.random.default_rng(step)
+        gradients = [
+            chance.standard_normal(sum(sizes.values())).astype(np.float32) for _ in range(world)
+        ]
+        for each in (job, plain):
+            each.pipelines[0].add_loss(3.0)
+        for mine, expected in zip(job.step(gradients), plain.step(gradients), strict=True):
+            np.testing.assert_array_equal(mine, expected)
+        assert job.report.agreed == plain.report.agreed
+        assert job.report.step == step
+        assert (job.report.buckets, job.report.agreed.loss) == (2, 3.0)
+
+
+def test_a_step_without_any_element_is_no_step() -> None:
+    job = Job(2, {"a.weight": 0, "b.weight": 0}, "mlt", buckets=[1, 1])
+    job.step([np.zeros(0, np.float32)] * 2)
+    assert [pipeline.step for pipeline in job.pipelines] == [0, 0]
+
+
 def test_empty_residuals_load_without_feedback() -> None:
     one = Job(2, TENSORS, "mlt", p=0.3, error_feedback=True)
     gradients = [np.ones(ELEMENTS, np.float32)] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -273,6 +274,52 @@ def nonfinite(rank: int, world: int) -> None:
 
 def test_nan_is_carried_through_and_enters_no_residual(two: Ranks) -> None:
     two.run(nonfinite)
+
+
+class Hollow(torch.nn.Module):
+    """Uses a parameter without elements first, so that its gradient comes last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.none = torch.nn.Parameter(torch.empty(0))
+        self.wide = torch.nn.Linear(64, 5000)
+        self.top = torch.nn.Linear(5000, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.top(self.wide(x + self.none.sum()))
+        return out
+
+
+def hollow(rank: int, world: int, policy: str, options: dict[str, Any]) -> list[int]:
+    net, reference = Hollow(), Hollow()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.1)
+    attachment = gradwire.attach(ddp, policy, **options)
+    for step in range(5):
+        expected = average_of(local_gradients(reference, batch(rank, step)))
+        net.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        assert torch.equal(gradients(net), expected)
+        assert attachment.report().step == step
+    attachment.detach()
+    sizes = str(ddp._get_ddp_logging_data().get("rebuilt_bucket_sizes"))
+    return [int(size) for size in sizes.split(",")]
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("reliable", {}),
+        ("adaptive", {"p_low": 0.0, "p_high": 0.0, "compress": "never"}),
+        ("mlt", {"floor": 1.0}),
+    ],
+)
+def test_a_bucket_without_elements_is_answered(
+    two: Ranks, policy: str, options: dict[str, Any]
+) -> None:
+    for sizes in two.run(hollow, policy=policy, options=options):
+        assert sizes[-1] == 0  # of the rebuilt buckets the last one is empty
+        assert sizes[0] > 0
 
 
 def alone(rank: int, world: int) -> None:

@@ -42,7 +42,7 @@ from gradwire.scalars import is_number, is_whole, plain
 from gradwire.settings import Settings
 from gradwire.staging import StagePool
 from gradwire.states import State
-from gradwire.steps import Step, Transfer, is_finite, square_norm, tensor_squares
+from gradwire.steps import Answer, Step, Transfer, is_finite, square_norm, tensor_squares
 from gradwire.telemetry import ReportWriter, StepReport, build_report
 
 __all__ = ["GradientPipeline"]
@@ -262,6 +262,8 @@ class GradientPipeline:
             raise GradwireError(
                 f"gradwire stopped at an earlier failure: {self._failure}"
             ) from self._failure
+        if not bucket.buffer().numel():
+            return self._answer_empty(bucket)
         try:
             transfer = self._begin(bucket)
             result = transfer.stage.future()
@@ -275,11 +277,27 @@ class GradientPipeline:
             raise
         return result.then(transfer.value)
 
+    def _answer_empty(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Answers a bucket without elements, which does not travel; as the last one of a step it
+        may end that."""
+        stage = self._stages.stage(bucket.index(), bucket.buffer())
+        result = stage.future()
+        with self._mutex:
+            if bucket.index() == 0:
+                self._running = None  # the first one with elements begins the step
+            step = self._running
+        if step is None or not bucket.is_last():
+            stage.deliver(result)
+            return result
+        answer = Answer(step, stage)
+        answer.result = result
+        self._end(answer, last=True)
+        return result.then(answer.value)
+
     def _begin(self, bucket: GradBucket) -> Transfer:
-        index = bucket.index()
         slots = self._layouts.of(bucket)
         with self._mutex:
-            if index == 0 or self._running is None:
+            if bucket.index() == 0 or self._running is None:
                 self._guard.take_skip()  # a loss scaler may have kept the optimizer from asking
                 if self._scaler is not None:
                     self.set_grad_scale(self._scaler.get_scale())
@@ -298,6 +316,7 @@ class GradientPipeline:
                 )
                 self._flush = False
             step = self._running
+            index = len(step.transfers)  # the bucket's own counts those without elements
         buffer = bucket.buffer()
         plan = self._plan(step, self._context(step, index, slots, buffer.numel()))
         stage = self._stages.stage(index, buffer, self._books.encoder(step, slots, plan))
@@ -433,12 +452,14 @@ class GradientPipeline:
 
     # ------------------------------------------------------------------ a step's end
 
-    def _end(self, transfer: Transfer) -> None:
-        """Notes that a bucket is done; the last one of a step waits for the step's end."""
-        step = transfer.step
+    def _end(self, answer: Answer, *, last: bool = False) -> None:
+        """Notes that a bucket is done; the last one of a step waits for the step's end. last: no
+        other one begins after it."""
+        step = answer.step
         with self._mutex:
-            transfer.done = True
-            self._failure = self._failure or transfer.error
+            answer.done = True
+            step.complete = step.complete or last
+            self._failure = self._failure or answer.error
             failed = self._failure is not None
             over = (
                 not failed
@@ -450,9 +471,9 @@ class GradientPipeline:
                 self._running = None
             hold = not failed and (over or step.guarded)
             if hold:
-                step.held.append(transfer)
+                step.held.append(answer)
         if not hold:
-            self._deliver(transfer)
+            self._deliver(answer)
         if failed:
             self._release(step)
         if over:
@@ -462,25 +483,25 @@ class GradientPipeline:
         """Gives the results that were held back to DDP."""
         with self._mutex:
             held, step.held = step.held, []
-        for transfer in held:
-            self._deliver(transfer)
+        for answer in held:
+            self._deliver(answer)
 
     @staticmethod
-    def _deliver(transfer: Transfer) -> None:
-        assert transfer.result is not None
+    def _deliver(answer: Answer) -> None:
+        assert answer.result is not None
         try:
-            transfer.stage.deliver(transfer.result)
+            answer.stage.deliver(answer.result)
         except Exception as error:
-            transfer.error = transfer.error or error
-            if not transfer.result.done():
-                transfer.result.set_result(transfer.stage.buffer)
+            answer.error = answer.error or error
+            if not answer.result.done():
+                answer.result.set_result(answer.stage.buffer)
 
     def _fail(self, step: Step | None, error: Exception) -> None:
         """Stops this pipeline: nothing may be held back any more."""
         self._failure = self._failure or error
         if step is not None:
-            for transfer in step.held:
-                transfer.error = transfer.error or error
+            for answer in step.held:
+                answer.error = answer.error or error
             self._release(step)
 
     def _attempt(self, step: Step, work: Callable[[], None]) -> None:

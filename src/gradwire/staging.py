@@ -77,6 +77,8 @@ class StagePool:
         encode: what may be done to float32 gradients on their device, None for nothing. Raises
         ConfigError for an element type or device that cannot be carried.
         """
+        if not buffer.numel():
+            return _EmptyStage(buffer)
         if buffer.dtype not in DTYPES:
             allowed = ", ".join(str(dtype) for dtype in DTYPES)
             raise ConfigError(f"bucket {index} has dtype {buffer.dtype}: allowed are {allowed}")
@@ -123,6 +125,14 @@ class _DirectStage(Stage):
 
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
         future.set_result(self.buffer)
+
+
+class _EmptyStage(_DirectStage):
+    """Nothing, wherever it is."""
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        on_host = self.buffer.device.type == "cpu"
+        return torch.futures.Future(devices=None if on_host else [self.buffer.device])
 
 
 class _CopyStage(Stage):

@@ -13,7 +13,7 @@ from gradwire.phases import Ballot, Phase
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport
 from gradwire.staging import Stage
 
-__all__ = ["Step", "Transfer", "is_finite", "square_norm", "tensor_squares"]
+__all__ = ["Answer", "Step", "Transfer", "is_finite", "square_norm", "tensor_squares"]
 
 
 class Step:
@@ -43,7 +43,7 @@ class Step:
         self.exposed = started  # since when its last bucket's transfer has been under way
         self.transfers: list[Transfer] = []
         self.complete = False  # its last bucket has begun
-        self.held: list[Transfer] = []  # done, but DDP has not been told
+        self.held: list[Answer] = []  # done, but DDP has not been told
         self.layer_squares: dict[str, float] = {}  # of this worker's fresh gradient
 
     @property
@@ -70,10 +70,29 @@ class Step:
             self.layer_squares[slot.layer] = known + (square if math.isfinite(square) else 0.0)
 
 
-class Transfer:
+class Answer:
+    """What DDP is told of one bucket of a step, and when: `result` is completed by its stage."""
+
+    def __init__(self, step: Step, stage: Stage) -> None:
+        self.step = step
+        self.stage = stage
+        self.result: torch.futures.Future[torch.Tensor] | None = None
+        self.error: Exception | None = None
+        self.done = False
+
+    def value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        """For `.then()`: the averaged bucket. Raising here is the one safe way to fail: an
+        exception set on the future itself crashes DDP's backward."""
+        if self.error is not None:
+            raise self.error
+        return self.stage.buffer
+
+
+class Transfer(Answer):
     """One bucket of one step on its way.
 
-    parameters: the bucket's, in order. first: the report of the first attempt; report: of the one
+    index: its place among the step's buckets that have elements. parameters: the bucket's, in
+    order. first: the report of the first attempt; report: of the one
     that was applied.
     """
 
@@ -86,31 +105,20 @@ class Transfer:
         stage: Stage,
         plan: TransferPlan,
     ) -> None:
-        self.step = step
+        super().__init__(step, stage)
         self.index = index
         self.slots = slots
         self.parameters = parameters
-        self.stage = stage
         self.plan = plan
         self.resent: TransferPlan | None = None  # the guard's exact plan, if it took one
         self.first: TransferReport | None = None
         self.report: TransferReport | None = None
-        self.result: torch.futures.Future[torch.Tensor] | None = None
         self.kept: NDArray[np.float32] | None = None  # what was sent, for the guard
         self.pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None  # where, what
         self.unused: list[tuple[slice, NDArray[np.float32]]] = []  # where, what was owed
         self.bypasses = False  # has nothing to do with the residuals
         self.before: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []  # books, copies
-        self.error: Exception | None = None
         self.applied_square = 0.0
-        self.done = False
-
-    def value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-        """For `.then()`: the averaged bucket. Raising here is the one safe way to fail: an
-        exception set on the future itself crashes DDP's backward."""
-        if self.error is not None:
-            raise self.error
-        return self.stage.buffer
 
 
 def layer_norms(sums: NDArray[np.float32], names: list[str], samples: int) -> Mapping[str, float]:

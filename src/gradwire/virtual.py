@@ -257,4 +257,5 @@ class Job:
         assert isinstance(state, dict)
         if not state:
             return np.zeros(self.elements, np.float32)
-        return np.concatenate([state[self._names(p)].numpy() for g in self.groups for p in g])
+        parts = [p for group in self.groups for p in group if p.numel()]
+        return np.concatenate([state[self._names(p)].numpy() for p in parts])
