@@ -99,6 +99,31 @@ def test_an_optimizer_is_watched_and_held_back(two: Ranks) -> None:
     assert seen[8][0] == "critical"  # the drop was told in step 7
 
 
+def shares(rank: int, world: int) -> None:
+    """One optimizer for two modules: what the first one skips the second one does not."""
+    guarded, free = wrap(model()), wrap(model(width=100))
+    optimizer = torch.optim.SGD([*guarded.parameters(), *free.parameters()], lr=0.01)
+    first = gradwire.attach(
+        guarded, "mlt", p=0.4, floor=0.9, guard="skip", optimizer=optimizer, error_feedback=True
+    )
+    second = gradwire.attach(free, "reliable")
+    for step in range(3):
+        before = fingerprint(guarded), fingerprint(free)
+        optimizer.zero_grad()
+        for ddp in (guarded, free):
+            ddp(batch(rank, step)).square().mean().backward()
+        optimizer.step()
+        assert first.report().guard == "skipped"
+        assert fingerprint(guarded) == before[0]
+        assert fingerprint(free) != before[1]
+    first.detach()
+    second.detach()
+
+
+def test_a_skipped_step_holds_back_its_own_module_only(two: Ranks) -> None:
+    two.run(shares)
+
+
 def resends(rank: int, world: int) -> list[str]:
     ddp = wrap(model())
     attachment = gradwire.attach(ddp, "ltp", every=3, floor=1.0)

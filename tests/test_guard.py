@@ -85,25 +85,49 @@ def test_a_skipped_step_applies_nothing_and_returns_to_the_residuals() -> None:
     for rank, pipeline in enumerate(job.pipelines):
         assert not results[rank].any()
         np.testing.assert_array_equal(job.residual(rank), owed[rank] + gradients(8)[rank])
-        assert pipeline.take_skip()
-        assert not pipeline.take_skip()
-        pipeline._guard._skip = True  # nobody asked
+        skipped = pipeline.take_skipped()
+        assert [id(p) for p in skipped] == [id(p) for group in job.groups for p in group]
+        assert not pipeline.take_skipped()
+        pipeline._guard._skipped = skipped  # nobody asked
     job.uplinks(NETWORK_A)
     for pipeline in job.pipelines:
         pipeline.flush()
     sent = [job.residual(rank) + gradients(9)[rank] for rank in range(3)]
     for result in job.step(gradients(9)):
         np.testing.assert_array_equal(result, average(sent))
-    assert not any(pipeline.take_skip() for pipeline in job.pipelines)
+    assert not any(pipeline.take_skipped() for pipeline in job.pipelines)
 
 
-def test_a_skipped_step_leaves_no_infinity_in_the_residuals() -> None:
+@pytest.mark.parametrize("large", [np.inf, 3e38])
+def test_a_step_that_is_not_finite_is_not_skipped(large: float) -> None:
+    """Nor is one whose sum alone overflows: the optimizer, or a loss scaler, has to see it."""
     job = learned(floor=1.0, guard="skip", optimizer=sgd())
     bad = gradients(8)
+    for gradient in bad:
+        gradient[77:1077] = large
+    results = job.step(bad)
+    assert job.report.guard == ""
+    for rank, pipeline in enumerate(job.pipelines):
+        assert np.isinf(results[rank][77:1077]).any()
+        assert np.isfinite(job.residual(rank)).all()
+        assert not pipeline.take_skipped()
+
+
+def test_what_is_owed_outlasts_an_overflow_in_a_step_under_its_floor() -> None:
+    job = learned(floor=1.0, guard="skip", optimizer=sgd())
+    for pipeline in job.pipelines:
+        pipeline.set_grad_scale(2.0)
+    job.step(gradients(8))
+    assert job.report.guard == "skipped"
+    owed = [job.residual(rank) for rank in range(3)]
+    bad = gradients(9)
     bad[1][77] = np.inf
     job.step(bad)
-    assert job.report.guard == "skipped"
-    assert np.isfinite(job.residual(1)).all()
+    assert job.report.guard == ""
+    assert job.report.delivered < 1.0
+    for rank in range(3):
+        assert owed[rank].any()
+        np.testing.assert_array_equal(job.residual(rank), owed[rank])
 
 
 def seeds_of_a_step(number: int) -> list[int]:

@@ -2,7 +2,8 @@
 
 The results of a guarded step wait until the ranks have agreed on the share that the unluckiest
 worker lost (`gradwire.consultation`). Where the step delivered less than the floor it is sent
-again exactly, or skipped.
+again exactly, or skipped. What is not finite is never skipped: it reaches the optimizer, or the
+loss scaler that waits for it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from gradwire.books import Books
 from gradwire.communicator import Communicator, Handle
 from gradwire.errors import GradwireError
+from gradwire.phases import Summary
 from gradwire.plans import TransferReport
 from gradwire.policies import Policy
 from gradwire.settings import Settings
-from gradwire.steps import Step, Transfer
+from gradwire.steps import Step, Transfer, is_finite
 
 __all__ = ["StepGuard"]
 
@@ -50,19 +53,20 @@ class StepGuard:
         self._settle = settle
         self._attempt = attempt
         self._acted = 0  # steps running
-        self._skip = False
+        self._skipped: list[torch.Tensor] = []
         self._mutex = threading.Lock()
 
-    def take_skip(self) -> bool:
-        """Whether the optimizer must skip the step just reduced; asking resets it."""
-        skip, self._skip = self._skip, False
-        return skip
+    def take_skipped(self) -> list[torch.Tensor]:
+        """The parameters that the optimizer must not step with, if the step just reduced is
+        skipped; asking resets it."""
+        skipped, self._skipped = self._skipped, []
+        return skipped
 
-    def judge(self, step: Step, lost: float, conclude: Callable[[], None]) -> None:
+    def judge(self, step: Step, agreed: Summary, lost: float, conclude: Callable[[], None]) -> None:
         """Goes by the share that the unluckiest worker lost, the same number on all ranks.
 
-        conclude: called once it is decided and settled what is applied. Raises GradwireError when
-        the policy halts.
+        agreed: the step's summary. conclude: called once it is decided and settled what is applied.
+        Raises GradwireError when the policy halts.
         """
         if 1.0 - lost >= step.floor - 1e-9:
             self._acted = 0
@@ -77,11 +81,14 @@ class StepGuard:
                 f"delivered less than floor={step.floor:g} of a gradient (this one "
                 f"{1.0 - lost:.3f}): policy {self._policy.name!r} halts (halt_after={halt})"
             )
-        if self._settings.guard == "skip":
-            self._skip_step(step)
-            conclude()
-        else:
+        if self._settings.guard != "skip":
             self._resend(step, conclude)
+            return
+        if agreed.nonfinite or not all(is_finite(each.stage.host()) for each in step.transfers):
+            self._settle_all(step)
+        else:
+            self._skip_step(step)
+        conclude()
 
     def _settle_all(self, step: Step) -> None:
         for transfer in step.transfers:
@@ -118,11 +125,9 @@ class StepGuard:
     def _skip_step(self, step: Step) -> None:
         """Applies nothing: everything sent returns to the residuals, the optimizer is told."""
         step.action = "skipped"
-        self._skip = True
         for transfer in step.transfers:
             assert transfer.report is not None
-            sent = self._books.sent(transfer)
-            sent[~np.isfinite(sent)] = 0.0
+            self._skipped.extend(transfer.parameters)
             none = np.zeros_like(transfer.report.counted)
             transfer.report = replace(
                 transfer.report,

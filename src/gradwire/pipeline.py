@@ -241,9 +241,10 @@ class GradientPipeline:
                 f"state['phases'] does not fit policy {self.policy.name!r}: {error!r}"
             ) from error
 
-    def take_skip(self) -> bool:
-        """Whether the optimizer must skip the step just reduced; asking resets it."""
-        return self._guard.take_skip()
+    def take_skipped(self) -> list[torch.Tensor]:
+        """The parameters that the optimizer must not step with, because the step just reduced is
+        skipped; asking resets it."""
+        return self._guard.take_skipped()
 
     def close(self) -> None:
         """Closes the report file. The engine stays, for the next attachment. Idempotent."""
@@ -298,7 +299,7 @@ class GradientPipeline:
         slots = self._layouts.of(bucket)
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
-                self._guard.take_skip()  # a loss scaler may have kept the optimizer from asking
+                self._guard.take_skipped()  # a loss scaler may have kept the optimizer from asking
                 if self._scaler is not None:
                     self.set_grad_scale(self._scaler.get_scale())
                 strict = self._loss_watch is not None and self._loss_watch.strict
@@ -530,7 +531,7 @@ class GradientPipeline:
         """The ranks have agreed: a guarded step is judged before it is concluded."""
         agreed, lost = self._consultation.agreed(summary, consulted)
         if step.guarded:
-            self._guard.judge(step, lost, lambda: self._conclude(step, agreed))
+            self._guard.judge(step, agreed, lost, lambda: self._conclude(step, agreed))
         else:
             self._conclude(step, agreed)
 
