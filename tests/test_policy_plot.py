@@ -25,7 +25,7 @@ from gradwire.cli import app
 from gradwire.errors import ConfigError, TransferError
 from gradwire.job_calibration import JobCalibration
 from gradwire.layer_search import CANDIDATES, HALVINGS
-from gradwire.policies import PLOT, Calibration
+from gradwire.policies import PLOT, Adaptive, Calibration
 from gradwire.rendezvous import Meeting
 from gradwire.sim import Link
 from gradwire.virtual import Job
@@ -72,7 +72,7 @@ def test_nothing_is_given_up_on_a_quiet_network() -> None:
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = Calibration(
         Calibration.fingerprint(TENSORS),
-        {"front.weight": 0.05, 'odd "name"': 0.1},
+        {"front.weight": 0.05, "back.weight": 0.1},
         {"eps": 0.05, "steps": 8},
     )
     made.save(tmp_path / "bounds.toml")
@@ -82,6 +82,32 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert policy.bound_of("front.bias") == 0.0
     assert policy.options()["table"] == made.bounds  # ranks compare contents, not paths
     policy.prepare(TENSORS)
+
+
+def test_whatever_a_layer_is_called_and_a_bound_is_made_of_a_file_holds_it(tmp_path: Path) -> None:
+    names = ['odd "name"', "back\\slash", "\U0001f600.weight", "del\x7f.weight", "ümlaut", "a\nb"]
+    made = Calibration(
+        "0" * 16,
+        dict.fromkeys(names, np.float64(0.1)),  # type: ignore[arg-type]
+        {"eps": np.float32(0.5), "steps": np.int64(8)},  # type: ignore[dict-item]
+    )
+    made.save(tmp_path / "bounds.toml")
+    read = Calibration.load(tmp_path / "bounds.toml")
+    assert (list(read.bounds), read.bounds, read.settings) == (names, made.bounds, made.settings)
+
+
+@pytest.mark.parametrize("policy", ["plot", "adaptive"])
+def test_a_name_that_the_model_lacks_is_an_error_before_the_first_step(
+    policy: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "bounds.toml")
+    Calibration(Calibration.fingerprint(TENSORS), {"front.wieght": 0.05}).save(path)
+    with pytest.raises(ConfigError) as raised:
+        Job(2, TENSORS, policy, table=path)
+    assert f"table={path!r}: bounds['front.wieght']: the model has no such tensor (did you" in (
+        str(raised.value)
+    )
+    assert "'front.weight'?)" in str(raised.value)
 
 
 def test_a_file_for_another_model_is_an_error_before_the_first_step(tmp_path: Path) -> None:
@@ -101,6 +127,8 @@ def test_a_file_for_another_model_is_an_error_before_the_first_step(tmp_path: Pa
         ("format = 2", "format=2, model=None"),
         ('format = 1\nmodel = "x"', "section [bounds] is missing"),
         ('format = 1\nmodel = "x"\n[bounds]\na = 1.5', "bounds['a']=1.5: a bound is a number"),
+        ('format = 1\nmodel = "x"\nsettings = 3\n[bounds]\na = 0.1', "settings=3: a section"),
+        ('format = 1\nmodel = "x"\nsettings = "x"\n[bounds]\na = 0.1', "settings='x': a section"),
     ],
 )
 def test_a_bad_file_names_itself(tmp_path: Path, text: str | None, message: str) -> None:
@@ -111,6 +139,12 @@ def test_a_bad_file_names_itself(tmp_path: Path, text: str | None, message: str)
         PLOT(table=str(path))
     assert str(path) in str(raised.value)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("policy", [PLOT, Adaptive])
+def test_a_name_that_no_file_has_is_one_that_cannot_be_read(policy: type[PLOT]) -> None:
+    with pytest.raises(ConfigError, match=r"table='a\\x00b': cannot be read"):
+        policy(table="a\0b")
 
 
 def test_a_table_is_needed_and_has_to_match() -> None:
@@ -168,6 +202,50 @@ def test_layers_that_matter_get_small_bounds_and_the_model_stays_as_it_was() -> 
     assert torch.equal(state, torch.random.get_rng_state())
     loose = gradwire.calibrate(model, loss_of, batches(), eps=0.9, steps=6, lr=0.5)
     assert loose.bounds["front.weight"] > found.bounds["front.weight"]
+
+
+def test_buffers_that_no_state_has_stay_as_they_were_too() -> None:
+    class Counting(Uneven):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()), persistent=False)
+            self.register_buffer("mask", torch.zeros(1).expand(64), persistent=False)
+            self.register_buffer("last", None, persistent=False)
+            self.register_buffer("seen", torch.zeros(1), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.last = x
+            self.seen = torch.cat([self.seen, torch.ones(1)])
+            self.register_buffer("late", torch.ones(1))
+            return super().forward(x) + self.mask
+
+    model = Counting()
+    before = dict(model.named_buffers())
+    gradwire.calibrate(model, loss_of, batches(), steps=1, lr=0.5)
+    after = dict(model.named_buffers())
+    assert after.keys() == before.keys()
+    assert all(after[name] is buffer for name, buffer in before.items())
+    assert (model.calls, model.last, model.seen.numel()) == (0, None, 1)
+
+
+def test_the_scalars_of_numpy_and_torch_are_settings_too(tmp_path: Path) -> None:
+    found = gradwire.calibrate(
+        Uneven(),
+        loss_of,
+        batches(),
+        eps=np.float64(0.5),
+        steps=np.int64(2),  # type: ignore[arg-type]
+        lr=torch.tensor(0.5),  # type: ignore[arg-type]
+        chunk_elements=torch.tensor(361),  # type: ignore[arg-type]
+        seed=np.int64(1),  # type: ignore[arg-type]
+    )
+    found.save(tmp_path / "bounds.toml")
+    assert Calibration.load(tmp_path / "bounds.toml") == found
+    assert found.settings == {"eps": 0.5, "steps": 2, "lr": 0.5, "chunk_elements": 361}
+    assert found == gradwire.calibrate(
+        Uneven(), loss_of, batches(), eps=0.5, steps=2, lr=0.5, seed=1
+    )
 
 
 # ---------------------------------------------------------------------------- in the job itself
@@ -275,6 +353,8 @@ def test_a_forgotten_calibration_warns_once() -> None:
     [
         ({"calibrate": -1}, "calibrate=-1: how many steps"),
         ({"calibrate": True}, "calibrate=True: how many steps"),
+        ({"calibrate": np.array([1, 2])}, "calibrate=array([1, 2]): how many steps"),
+        ({"calibrate": torch.ones(2)}, "calibrate=tensor([1., 1.]): how many steps"),
         ({"calibrate": 4, "table": {"*": 0.1}}, "calibrate=4 with table="),
         ({"eps": 0.2, "table": {"*": 0.1}}, "eps=0.2 with table="),
         ({"calibrate": 4, "eps": 1.0}, "eps=1.0: a share"),
@@ -334,6 +414,8 @@ def test_real_processes_calibrate_while_they_train(tmp_path: Path) -> None:
         ({"lr": 1e6}, "do not decrease the loss"),
         ({"seed": -1}, "seed=-1"),
         ({"steps": 1.5}, "steps=1.5: a whole number"),
+        ({"steps": 10**400}, "steps=1000"),
+        ({"eps": np.ones(2)}, "eps=array([1., 1.])"),
     ],
 )
 def test_impossible_calibrations_name_themselves(options: dict[str, float], message: str) -> None:

@@ -21,13 +21,13 @@ import typer
 from gradwire.errors import ConfigError
 from gradwire.layer_search import LayerSearch, LossFunction
 from gradwire.policies.plot import EPS, LR, Calibration, check_eps, check_lr
-from gradwire.scalars import is_whole
+from gradwire.scalars import is_whole, plain
 
 __all__ = ["calibrate"]
 
 app = typer.Typer(add_completion=False)
 
-LARGEST_SEED = 1 << 62
+LARGEST = 1 << 62
 
 
 def calibrate(
@@ -50,13 +50,10 @@ def calibrate(
     Takes about 3 · steps · (layers + 2) evaluations of loss_fn. Raises ConfigError when a setting
     is impossible, batches are too few, or no calibration step decreases the loss.
     """
-    check_eps(eps)
-    check_lr(lr)
-    for name, value in (("steps", steps), ("chunk_elements", chunk_elements)):
-        if not is_whole(value) or value < 1:
-            raise ConfigError(f"{name}={value!r}: a whole number, 1 or more")
-    if not is_whole(seed) or not 0 <= seed <= LARGEST_SEED:
-        raise ConfigError(f"seed={seed!r}: a whole number from 0 to {LARGEST_SEED}")
+    eps, lr = check_eps(eps), check_lr(lr)
+    steps = _whole("steps", steps, 1)
+    chunk_elements = _whole("chunk_elements", chunk_elements, 1)
+    seed = _whole("seed", seed, 0)
     _check_subject(model, loss_fn, batches)
     few = list(itertools.islice(batches, steps))
     if len(few) < steps:
@@ -111,6 +108,14 @@ def command(
     for name, bound in found.bounds.items():
         typer.echo(f"{name:{width}}  {bound:g}")
     typer.echo(f"written to {out}: attach(model, policy='plot', table={out!r})")
+
+
+def _whole(name: str, value: object, low: int) -> int:
+    """The number, from `low` to the largest; raises ConfigError for anything else."""
+    value = plain(value)
+    if not is_whole(value) or not low <= value <= LARGEST:
+        raise ConfigError(f"{name}={value!r}: a whole number from {low} to {LARGEST}")
+    return value
 
 
 def _check_subject(model: object, loss_fn: object, batches: object) -> None:

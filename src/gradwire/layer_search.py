@@ -96,10 +96,12 @@ class LayerSearch:
         scalar tensor with a gradient.
         """
         saved = copy.deepcopy(model.state_dict())
+        buffers = _Buffers(model)  # a state has the persistent ones only
         try:
             with torch.random.fork_rng():
                 self._weigh(model, loss_fn, batch, seed, chance)
         finally:
+            buffers.restore()
             model.load_state_dict(saved)
 
     def _weigh(
@@ -173,6 +175,34 @@ class LayerSearch:
 
     def _moved(self, gradient: Mapping[str, torch.Tensor]) -> _Moved:
         return _Moved(self._parameters, gradient, self.lr)
+
+
+class _Buffers:
+    """The buffers of a model as they are now."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._of = [(module, dict(module._buffers)) for module in model.modules()]
+        self._values = {
+            buffer: buffer.detach().clone()
+            for _, buffers in self._of
+            for buffer in buffers.values()
+            if buffer is not None
+        }
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Brings them back: the same tensors with the same values."""
+        for module, buffers in self._of:
+            now = dict(module._buffers)
+            for name in now.keys() - buffers.keys():
+                delattr(module, name)
+            for name, buffer in buffers.items():
+                if now.get(name) is not buffer:
+                    module._buffers[name] = buffer
+        for buffer, value in self._values.items():
+            # An expanded one takes no copy; torch.equal takes none that is sparse.
+            if buffer.layout is not torch.strided or not torch.equal(buffer, value):
+                buffer.copy_(value)
 
 
 class _Moved:

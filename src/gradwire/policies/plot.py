@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, suggestion
 from gradwire.phases import Phase
 from gradwire.plans import TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
@@ -43,16 +43,20 @@ PATIENCE = 10
 """Steps without a table for each step of a calibration's round before a warning."""
 
 
-def check_eps(eps: object) -> None:
-    """Raises ConfigError unless `eps` is a share of the loss decrease."""
+def check_eps(eps: object) -> float:
+    """The number, which is a share of the loss decrease; raises ConfigError for anything else."""
+    eps = plain(eps)
     if not is_number(eps) or not 0.0 < eps < 1.0:
         raise ConfigError(f"eps={eps!r}: a share of the loss decrease, above 0 and below 1")
+    return eps
 
 
-def check_lr(lr: object) -> None:
-    """Raises ConfigError unless `lr` is a learning rate."""
+def check_lr(lr: object) -> float:
+    """The number, which is a learning rate; raises ConfigError for anything else."""
+    lr = plain(lr)
     if not is_number(lr) or not lr > 0.0:
         raise ConfigError(f"lr={lr!r}: a finite number above 0")
+    return lr
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,10 @@ class Calibration:
             f'model = "{self.model}"',
             "",
             "[settings]",
-            *(f"{name} = {value!r}" for name, value in self.settings.items()),
+            *(f"{name} = {plain(value)!r}" for name, value in self.settings.items()),
             "",
             "[bounds]",
-            *(f"{json.dumps(name)} = {bound!r}" for name, bound in self.bounds.items()),
+            *(f"{_quoted(name)} = {plain(bound)!r}" for name, bound in self.bounds.items()),
         ]
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -96,6 +100,8 @@ class Calibration:
             raise ConfigError(f"table={str(path)!r}: cannot be read: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"table={str(path)!r}: no TOML: {error}") from error
+        except ValueError as error:  # a NUL in the name
+            raise ConfigError(f"table={str(path)!r}: cannot be read: {error}") from error
         if found.get("format") != FORMAT or not isinstance(found.get("model"), str):
             raise ConfigError(
                 f"table={str(path)!r}: format={found.get('format')!r}, "
@@ -107,7 +113,15 @@ class Calibration:
             raise ConfigError(f"table={str(path)!r}: section [bounds] is missing or empty")
         for name, bound in bounds.items():
             check_bound(f"table={str(path)!r}: bounds[{name!r}]", bound)
-        return Calibration(found["model"], bounds, dict(found.get("settings", {})))
+        settings = found.get("settings", {})
+        if not isinstance(settings, dict):
+            raise ConfigError(f"table={str(path)!r}: settings={settings!r}: a section is needed")
+        return Calibration(found["model"], bounds, settings)
+
+
+def _quoted(name: str) -> str:
+    """A name as a string of TOML, which takes neither surrogates nor a bare DEL."""
+    return json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass
@@ -140,6 +154,7 @@ class PLOT(Policy):
         self.calibration: Calibration | None = None  # of a file, or found in the job
         self._waited = 0  # steps without a table
         self._model = ""  # its fingerprint, once it is known
+        self._check_calibrate()
         if isinstance(self.table, Mapping):
             check_table("table", self.table)
             self._bounds = BoundTable(self.table, 0.0)
@@ -151,7 +166,6 @@ class PLOT(Policy):
                 "one), bounds by tensor-name pattern, or None with calibrate=8 to find them in "
                 "the first steps"
             )
-        self._check_calibrate()
         check_transfer_options(self.spend, self.fill, self.order, self.pull)
 
     def _check_calibrate(self) -> None:
@@ -251,6 +265,12 @@ class PLOT(Policy):
                 f"table={self.table!r}: made for model {self.calibration.model}, this is model "
                 f"{here} ({why}): calibrate again"
             )
+        for name in self.calibration.bounds:
+            if name not in tensors:
+                raise ConfigError(
+                    f"table={self.table!r}: bounds[{name!r}]: the model has no such tensor"
+                    f"{suggestion(name, tensors)}"
+                )
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """One region per tensor (small ones pooled) with its own bound; exact without a table."""
