@@ -76,9 +76,10 @@ def test_the_share_and_the_verdict_of_a_quiet_run() -> None:
     assert detector.verdict == "fixed bound"
 
 
+@pytest.mark.parametrize("eta", [0.5, 1.5])
 @pytest.mark.parametrize("bad", [0.0, math.inf, math.nan])
-def test_zero_and_nonfinite_norms_are_critical(bad: float) -> None:
-    detector = PhaseDetector(every=1)
+def test_zero_and_nonfinite_norms_are_critical(bad: float, eta: float) -> None:
+    detector = PhaseDetector(eta=eta, every=1)
     feed(detector, [1.0, 1.0])
     assert detector.phase == "tolerant"
     feed(detector, [bad])
@@ -119,6 +120,17 @@ def test_the_papers_form_by_epoch_looks_at_one_step() -> None:
         if step == 3:
             assert detector.phase == "tolerant"
     assert detector.phase == "critical"
+
+
+@pytest.mark.parametrize("every", [1, "epoch"])
+def test_the_papers_form_waits_for_a_gradient_that_was_applied(every: Every) -> None:
+    detector = PhaseDetector(every=every, source="paper")
+    for step in range(9):
+        known = None if step == 0 else 1.0
+        detector.observe(Summary(step=step, applied_norm=known, epoch=step // 3))
+    assert (detector.phase, detector.fired, detector.verdict) == ("tolerant", 0, "fixed bound")
+    detector.observe(Summary(step=9, applied_norm=0.0, epoch=3))  # one that is known to be 0
+    assert (detector.phase, detector.fired) == ("critical", 1)
 
 
 def test_a_vote_by_hand_overrules_the_detector_and_ends_with_it() -> None:
@@ -197,6 +209,16 @@ def test_votes_fold_with_critical_first() -> None:
     assert fold(0, [[Ballot(critical=True)], [Ballot(tolerant=True)]]).vote == "critical"
     assert fold(0, [[Ballot()], [Ballot(tolerant=True)]]).vote == "tolerant"
     assert fold(0, [[Ballot()], [Ballot()]]).vote is None
+
+
+def test_an_applied_norm_folds_to_the_largest_and_to_none_where_nobody_knows_one() -> None:
+    for squares, norm in (
+        ([None, None], None),
+        ([None, 0.0], 0.0),
+        ([9.0, 4.0], 3.0),
+        ([math.nan, math.inf], 0.0),
+    ):
+        assert fold(0, [[Ballot(applied_square=square)] for square in squares]).applied_norm == norm
 
 
 def test_losses_fold_to_their_mean() -> None:

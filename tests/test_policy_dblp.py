@@ -80,6 +80,15 @@ def test_a_pattern_that_matches_nothing_is_an_error_before_the_first_step() -> N
         DBLP(p_low={"*": 0.1}).prepare(None)
 
 
+def test_tensors_that_no_pattern_matches_are_no_stricter_in_tolerant_phases_either() -> None:
+    with pytest.raises(ConfigError) as raised:
+        Job(2, TENSORS, "dblp", p_low={"head.*": 0.0}, p_high=0.004)
+    assert "p_high=0.004 is below p_low=0.008 of tensor 'body.weight', which no pattern mat" in (
+        str(raised.value)
+    )
+    Job(2, TENSORS, "dblp", p_low={"head.*": 0.0, "body.*": 0.001}, p_high=0.004)  # none is left
+
+
 def test_the_eager_close_leaves_out_what_the_phase_allows_on_a_clean_network() -> None:
     job = Job(3, TENSORS, "dblp", p_low=0.1, every=2)
     phases = []
@@ -132,6 +141,22 @@ def test_the_epochs_cadence_looks_at_epochs() -> None:
         job.step(gradients(step, 2))
         phases.append(job.report.phase)
     assert phases == ["critical"] * 9 + ["tolerant"] * 3
+
+
+@pytest.mark.parametrize("every", [1, "epoch"])
+def test_the_papers_detector_compares_with_no_norm_that_nobody_measured(every: object) -> None:
+    job = Job(2, TENSORS, "dblp", every=every, detector="paper", link=NETWORK_A)
+    for step in range(9):
+        job.pipelines[0].begin_epoch(step // 3)
+        job.step(gradients(0, 2))
+        assert (job.report.agreed.applied_norm is None) == (step == 0)
+    assert {policy.phase for policy in job.policies} == {"tolerant"}
+    assert {policy.phases.fired for policy in job.policies} == {0}
+    resumed = Job(2, TENSORS, "dblp", every=every, detector="paper", link=NETWORK_A)
+    for saved, loaded in zip(job.pipelines, resumed.pipelines, strict=True):
+        loaded.load_state_dict(saved.state_dict())
+    resumed.step(gradients(0, 2))
+    assert resumed.report.agreed.applied_norm > 0.0
 
 
 def test_each_layer_is_bound_by_its_own_phase() -> None:

@@ -39,7 +39,7 @@ class BallotBox:
         self, policy: Policy, optimizer: torch.optim.Optimizer | None, *, watched: bool = False
     ) -> None:
         self.epoch = -1
-        self.applied_square = 0.0  # of the last step's applied gradient
+        self.applied_square: float | None = None  # of the last step's applied gradient
         self._policy = policy
         self._optimizer = optimizer
         self._warns = not watched
@@ -136,7 +136,7 @@ class BallotBox:
         """Checks a state that holds what `state_dict` returned; what is returned takes it over."""
         rates = state.numbers("rates", 0.0) if "rates" in state.values else []
         epoch = state.whole("epoch", -1, LAST_EPOCH)
-        square = state.real("applied_square")  # of a gradient that may not have been finite
+        square = state.optional("applied_square", state.real)  # of one that may not be finite
 
         def take() -> None:
             self._rates.reference = rates

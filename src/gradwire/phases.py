@@ -63,6 +63,9 @@ def check_every(name: str, value: object) -> None:
 GAUGES = ("lost", "rest", "rtprop", "slowness")
 """What the gauge slot carries, in turn: step s carries GAUGES[s % 4]."""
 
+UNKNOWN, BROKEN = -2.0, -1.0
+"""Squared norms on the wire that stand for "of no gradient yet" and "not finite"."""
+
 PARTIAL_S = 1e9
 """A push time on the wire that stands for "not all of it arrived"."""
 
@@ -87,8 +90,8 @@ class Ballot:
     Maximum over the workers: push_s, how long this bucket's last push took, in seconds (0 not
     known, infinite when not all of it arrived); gauge, what GAUGES says for this step: the largest
     share of a step lost since last told, `Policy.rest`, RTprop in seconds, or seconds per byte at
-    BtlBw (0 not known); applied_square, the squared norm of the last step's applied gradient;
-    epoch, the newest epoch begun.
+    BtlBw (0 not known); applied_square, the squared norm of the last step's applied gradient (None
+    before there is one); epoch, the newest epoch begun.
     """
 
     fresh_square: float = 0.0
@@ -97,7 +100,7 @@ class Ballot:
     losses: int = 0
     critical: bool = False
     tolerant: bool = False
-    applied_square: float = 0.0
+    applied_square: float | None = None
     epoch: int = -1
     falling: bool = False
     congested: bool = False
@@ -106,7 +109,7 @@ class Ballot:
 
     def slots(self) -> tuple[float, ...]:
         """The eight slots: four summed, then four maximised. All are finite."""
-        applied = self.applied_square
+        applied = UNKNOWN if self.applied_square is None else self.applied_square
         return (
             self.fresh_square,
             _pack(self.nonfinite, self.falling, self.congested),
@@ -114,7 +117,7 @@ class Ballot:
             _pack(self.critical, self.tolerant, self.losses),
             self.push_s if math.isfinite(self.push_s) else PARTIAL_S,
             self.gauge,
-            applied if math.isfinite(applied) else -1.0,
+            applied if math.isfinite(applied) else BROKEN,
             float(self.epoch + 1),
         )
 
@@ -140,7 +143,8 @@ class Summary:
 
     fresh_norm: sqrt of the mean over workers of the squared L2 norm of the fresh gradient over
     all buckets. nonfinite: some worker's gradient was not finite. applied_norm: L2 norm of the
-    averaged gradient applied in the step *before* (it is known only once that step is over).
+    averaged gradient applied in the step *before* (it is known only once that step is over), 0
+    where it was not finite, None where there is none.
     vote: the phase that ranks ask for by hand (critical wins), None without a vote.
     epoch: the newest epoch any rank has begun, -1 for none. loss: mean of the losses given, NaN
     when one of them was not finite, None when none was given.
@@ -158,7 +162,7 @@ class Summary:
     step: int
     fresh_norm: float = 0.0
     nonfinite: bool = False
-    applied_norm: float = 0.0
+    applied_norm: float | None = None
     vote: Phase | None = None
     epoch: int = -1
     loss: float | None = None
@@ -180,7 +184,7 @@ class Summary:
         """Folds each bucket's (summed slots, maximum slots), given in bucket order."""
         fresh = loss = 0.0
         nonfinite = falling = congested = critical = tolerant = losses = 0
-        applied = 0.0
+        applied = UNKNOWN
         epoch = -1
         pushes: list[float] = []
         gauge = 0.0
@@ -209,7 +213,7 @@ class Summary:
             step=step,
             fresh_norm=math.sqrt(mean_square) if mean_square >= 0 else math.nan,
             nonfinite=nonfinite > 0,
-            applied_norm=math.sqrt(applied),
+            applied_norm=None if applied == UNKNOWN else math.sqrt(max(0.0, applied)),
             vote="critical" if critical else "tolerant" if tolerant else None,
             epoch=epoch,
             loss=_mean_loss(loss, losses),
@@ -322,7 +326,8 @@ class PhaseDetector:
 
     def _gather(self, summary: Summary) -> None:
         if self.source == "paper":
-            self._squares, self._count = summary.applied_norm**2, 1
+            if summary.applied_norm is not None:
+                self._squares, self._count = summary.applied_norm**2, 1
         elif not summary.nonfinite:
             self._squares += summary.fresh_norm**2
             self._count += 1
@@ -452,7 +457,7 @@ def make_detector(eta: float, every: Every, source: str) -> PhaseDetector:
 
 def changed(before: float, now: float, eta: float) -> bool:
     """Whether a norm changed by the share eta or more; zero and non-finite ones count as that."""
-    usable = math.isfinite(before) and math.isfinite(now) and before > 0
+    usable = math.isfinite(before) and math.isfinite(now) and before > 0 and now > 0
     return not usable or abs(before - now) / before >= eta
 
 

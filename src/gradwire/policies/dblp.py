@@ -105,7 +105,7 @@ class DBLP(Policy):
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
-        """Checks the patterns of p_low against the model's names."""
+        """Checks the patterns of p_low against the model's names, and p_high against its bounds."""
         if not isinstance(self.p_low, Mapping):
             return
         if tensors is None:
@@ -114,6 +114,13 @@ class DBLP(Policy):
                 "names"
             )
         check_patterns("p_low", self.p_low, list(tensors))
+        for name in tensors:
+            low = self._low(name)
+            if self.p_high is not None and self.p_high < low:
+                raise ConfigError(
+                    f"p_high={self.p_high!r} is below p_low={low!r} of tensor {name!r}, which no "
+                    "pattern matches: the bound of tolerant phases may not be the stricter one"
+                )
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """One region per tensor (small ones pooled), closed at 1 - p(phase).
