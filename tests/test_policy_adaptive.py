@@ -209,6 +209,17 @@ def test_top_k_where_asked_for_goes_on_to_what_is_needed() -> None:
     assert encodings(job, range(8), compute_s=0.0)[2:] == ["topk"] * 6
 
 
+def test_servers_get_int8_where_top_k_is_asked_for_and_learn_what_is_late() -> None:
+    options = {"link": NETWORK_B, "error_feedback": True, "servers": 1}
+    job = Job(3, TENSORS, "adaptive", compress="topk", **options)
+    plain = Job(3, TENSORS, "adaptive", **options)
+    for each in (job, plain):
+        assert encodings(each, range(20), compute_s=0.0)[2:] == ["int8"] * 18
+    assert job.report.encoded_share == 0.25
+    assert late(job.policies[0]) == late(plain.policies[0])
+    assert late(job.policies[0]) is not None
+
+
 @pytest.mark.parametrize(("compute_s", "encoding"), [(0.1, "f32"), (0.01, "f16")])
 def test_a_free_network_stays_dense_while_little_is_waited_for(
     compute_s: float, encoding: str

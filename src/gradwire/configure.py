@@ -59,6 +59,7 @@ def configure(
     settings = Settings.build(
         common, environment=environment, also_known=option_names(type(chosen))
     )
+    chosen.servers = settings.server_count
     if settings.error_feedback == "auto":
         feedback = auto_feedback(optimizer) if chosen.feedback is None else chosen.feedback
         if chosen.fill in _STANDS_IN:

@@ -58,8 +58,8 @@ class Adaptive(Policy):
     file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"), in place of
     p_high. eta, every,
     detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while steps wait for their
-    transfer, "topk" goes on to top-k (which needs error feedback), "never" stays dense. fill,
-    order, pull: docs/design.md.
+    transfer, "topk" goes on to top-k (which needs error feedback, and where there are servers
+    stops at int8), "never" stays dense. fill, order, pull: docs/design.md.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -119,6 +119,8 @@ class Adaptive(Policy):
             self._bounds.prepare(tensors)
         names = list(tensors)
         self._known = {}
+        if self.servers:  # they keep no residuals: what top-k left out of results would be gone
+            self._choice.floor = INT8
         self._front = frozenset(names[: int(len(names) * FRONT)])
 
     def bounds_of(self, tensor: str) -> tuple[float, float]:

@@ -96,6 +96,9 @@ class Policy(ABC):
     vectors: frozenset[str] = frozenset()
     """The model's tensors of fewer than two dimensions; set before `prepare`."""
 
+    servers: int = 0
+    """How many servers sum the gradients, 0 on the sharded route; set before `prepare`."""
+
     phases: PhaseDetector | None = None
     """Decides the phase; None for a policy without phases."""
 
