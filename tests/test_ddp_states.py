@@ -91,7 +91,7 @@ def reports(rank: int, world: int, path: str) -> None:
         with pytest.raises(gradwire.ConfigError, match=r"epoch=.*: a whole number from 0"):
             attachment.epoch(wrong)  # type: ignore[arg-type]
     attachment.epoch(np.int64(0))  # type: ignore[arg-type]
-    for wrong in (0.0, float("nan"), "1", True, 10**400):
+    for wrong in (0.0, float("nan"), "1", True, 10**400, 1e160, 1e-160):
         with pytest.raises(gradwire.ConfigError, match=r"grad_scale=.*: a finite number above 0"):
             attachment.grad_scale = wrong  # type: ignore[assignment]
     attachment.grad_scale = torch.tensor([1.0]).squeeze()  # type: ignore[assignment]

@@ -211,10 +211,12 @@ def test_dblp_leaves_its_fill_to_the_optimizer(
 
 
 def test_a_copied_hook_state_has_zeros_where_the_fill_was_left_open() -> None:
-    state = HookState("dblp", model=nn.Linear(2, 2), optimizer=ADAM)
+    model = nn.Linear(2, 2)
+    adam = torch.optim.Adam(model.parameters())
+    state = HookState("dblp", model=model, optimizer=adam)
     assert state._policy.fill == "momentum"
     assert pickle.loads(pickle.dumps(state))._policy.fill == "zero"
-    asked = HookState("dblp", model=nn.Linear(2, 2), optimizer=ADAM, fill="momentum")
+    asked = HookState("dblp", model=model, optimizer=adam, fill="momentum")
     assert pickle.loads(pickle.dumps(asked))._policy.fill == "momentum"
 
 

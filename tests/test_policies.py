@@ -188,6 +188,7 @@ NEEDED: dict[str, dict[str, object]] = {"plot": {"table": {"*": 0.1}}}
 HOSTILE = (
     *(None, True, "", "x", b"x", object(), (), [], {}, [1], {"a": 1}, {1: 0.1}, {"*": "x"}),
     *(-1, 0, 1, 2, 0.5, -0.1, 1e308, -1e308, 10**400, 1 << 64, math.nan, math.inf, -math.inf),
+    *(1e-310, 5e-324, 1e-9, 1 - 1e-16, {"*": 1e-310}, {"*": 1e-9}, "a\0b"),
     *(
         np.nan,
         np.arange(3),
@@ -217,7 +218,16 @@ def test_any_value_of_an_option_is_taken_or_named(name: str) -> None:
             json.dumps(policy.options(), allow_nan=False)
             with contextlib.suppress(ConfigError):  # patterns that match nothing
                 policy.prepare({slot.name: slot.length for slot in context(99_999, 9).tensors})
-                policy.plan(context(99_999, 9))
+                for phase in ("critical", "tolerant"):
+                    plans(policy, phase, (option, value))
+
+
+def plans(policy: Policy, phase: str, what: object) -> None:
+    """What is impossible has to be an error before the first plan."""
+    try:
+        policy.plan(context(99_999, 9, phase=phase))
+    except Exception as error:
+        raise AssertionError(what) from error
 
 
 def test_the_scalars_of_numpy_and_torch_are_numbers() -> None:

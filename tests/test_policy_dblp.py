@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -141,6 +143,25 @@ def test_the_epochs_cadence_looks_at_epochs() -> None:
         job.step(gradients(step, 2))
         phases.append(job.report.phase)
     assert phases == ["critical"] * 9 + ["tolerant"] * 3
+
+
+@pytest.mark.parametrize("policy", ["dblp", "ltp", "adaptive"])
+def test_epochs_that_never_begin_are_a_warning_once(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradwire.policies.base.PATIENCE", 3)
+    for epochs, warned in ((0, 1), (1, 0)):
+        job = Job(1, TENSORS, policy, every="epoch")
+        job.pipelines[0].communicator._host = None  # nobody to meet
+        if epochs:
+            job.pipelines[0].begin_epoch(0)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for step in range(7):
+                job.step(gradients(step, 1))
+        assert len(seen) == warned
+        for each in seen:
+            assert f"policy '{policy}' with every='epoch': 3 steps have" in str(each.message)
 
 
 @pytest.mark.parametrize("every", [1, "epoch"])

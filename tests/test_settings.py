@@ -140,6 +140,7 @@ def test_configure_names_what_is_wrong(
         ({"ecn": 1}, "ecn=1: allowed are True, False"),
         ({"dscp": True}, "dscp=True: a whole number from 0 to 63"),
         ({"error_feedback": 1}, "error_feedback=1"),
+        ({"error_feedback": np.array([1, 2])}, "error_feedback=array([1, 2]): allowed are 'auto'"),
         ({"timeout": 1e10}, "timeout=10000000000.0"),
         ({"peer_timeout": 1e10}, "peer_timeout=10000000000.0"),
     ],
@@ -227,3 +228,20 @@ def test_all_that_inject_loss_refuse_the_same_runs(loss: float, run: float, poss
 def test_an_optimizer_is_one_of_torchs(optimizer: Any) -> None:
     with pytest.raises(ConfigError, match=r"optimizer=.*: a torch.optim.Optimizer, or None"):
         HookState("mlt", optimizer=optimizer)
+
+
+def test_an_optimizer_is_one_of_the_modules() -> None:
+    model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    foreign = torch.optim.AdamW(other.parameters())
+    with pytest.raises(ConfigError, match=r"optimizer=AdamW: it holds none of the module's param"):
+        HookState("dblp", model=model, optimizer=foreign)
+    HookState("dblp", model=model, optimizer=torch.optim.AdamW([other.weight, model.weight]))
+    HookState("dblp", optimizer=foreign)  # nobody knows a module
+
+
+def test_a_complex_parameter_is_refused_by_name() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.complex64))
+    with pytest.raises(ConfigError, match=r"parameter '1.weight' has dtype torch.complex64"):
+        HookState("reliable", model=model)
+    model[1].requires_grad_(False)
+    HookState("reliable", model=model)

@@ -144,6 +144,26 @@ def test_a_parameter_that_the_model_lacks_is_an_error_or_dropped(
         here.load_state_dict(wrong, strict=False)
 
 
+def test_velocities_are_not_dropped_silently() -> None:
+    kept = job("netsenseml", 3).pipelines[0].state_dict()
+    options = {"link": Link(loss=0.1), "momentum": 0.0}
+    here = Job(2, TENSORS, "netsenseml", **options).pipelines[0]
+    before = copy.deepcopy(here.state_dict())
+    with pytest.raises(ConfigError, match=r"state\['velocities'\]: velocities loaded without a mo"):
+        here.load_state_dict(kept)
+    assert same(here.state_dict(), before)
+    here.load_state_dict({**kept, "velocities": {}})
+
+
+def test_a_scale_beyond_what_gradients_hold_is_refused() -> None:
+    here = job("mlt", 1).pipelines[0]
+    for scale in (1e160, 1e-160):
+        with pytest.raises(
+            ConfigError, match=r"state\['grad_scale'\]=1e.*a finite number from 1.4"
+        ):
+            here.load_state_dict({**here.state_dict(), "grad_scale": scale})
+
+
 def test_another_key_policy_and_version_are_refused() -> None:
     here = job("mlt", 1).pipelines[0]
     state = here.state_dict()

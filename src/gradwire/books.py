@@ -270,11 +270,16 @@ class Books:
             if key != "residuals" and key not in state.values:
                 continue
             arrays = _arrays(state.part(key))
-            owed = key == "residuals" and any(values.any() for values in arrays.values())
-            if owed and self._residuals is None:
+            filled = any(values.any() for values in arrays.values())
+            if filled and key == "residuals" and self._residuals is None:
                 raise ConfigError(
                     f"{state.at(key)}: residuals loaded with error_feedback off: their gradient "
                     "would be lost; set error_feedback=True, or flush() before saving"
+                )
+            if filled and key == "velocities" and self._velocities is None:
+                raise ConfigError(
+                    f"{state.at(key)}: velocities loaded without a momentum memory: they would be "
+                    "lost; attach with the momentum= of the state, or load it without them"
                 )
             if trained is not None:
                 unknown = [name for name in arrays if name not in trained]

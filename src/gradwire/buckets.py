@@ -32,6 +32,10 @@ class ParameterNames:
             for name, parameter in model.named_parameters():
                 self._known[id(parameter)] = (parameter, name)
 
+    def knows(self, parameter: torch.Tensor) -> bool:
+        """Whether it has a name already; all that belong to the model have."""
+        return id(parameter) in self._known
+
     def __call__(self, parameter: torch.Tensor) -> str:
         """The parameter's name; "p0", "p1", … for those that no model named."""
         known = self._known.get(id(parameter))

@@ -115,7 +115,10 @@ class HookState:
             self._pipeline.close()
 
     def _know(self, model: torch.nn.Module | None) -> None:
-        """Takes the names of a model's parameters, and what policies ask of them."""
+        """Takes the names of a model's parameters, and what policies ask of them; raises
+        ConfigError for one whose gradients cannot be carried."""
+        if model is not None:
+            _check_real(model)
         self._names = ParameterNames(model)
         self._tensors = None if model is None else sizes(model)
         self._vectors = frozenset() if model is None else vectors(model)
@@ -129,6 +132,13 @@ class HookState:
     ) -> None:
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"optimizer={optimizer!r}: a torch.optim.Optimizer, or None")
+        if optimizer is not None and self._names.trained is not None:
+            held = (p for group in optimizer.param_groups for p in group["params"])
+            if not any(map(self._names.knows, held)):
+                raise ConfigError(
+                    f"optimizer={type(optimizer).__name__}: it holds none of the module's "
+                    "parameters; give the one that steps with their gradients, or None"
+                )
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise ConfigError(f"scaler={scaler!r}: a torch.amp.GradScaler, or None")
         self._policy, self._settings = configure(policy, options, optimizer=optimizer)
@@ -191,6 +201,16 @@ def _open_report(settings: Settings, rank: int) -> tuple[ReportWriter | None, Co
 
 def _nothing() -> None:
     """There is no optimizer to let go of."""
+
+
+def _check_real(model: torch.nn.Module) -> None:
+    """Raises ConfigError for a trained parameter that is complex."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise ConfigError(
+                f"parameter {name!r} has dtype {parameter.dtype}: gradients of real numbers are "
+                "carried only; keep it as a real tensor (torch.view_as_real)"
+            )
 
 
 def sizes(model: torch.nn.Module) -> dict[str, int]:

@@ -13,7 +13,6 @@ that delivered too little).
 
 import copy
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +48,9 @@ __all__ = ["GradientPipeline"]
 
 STATE_VERSION = 1
 LAST_STEP = 1 << 52
+SMALLEST_SCALE = float(np.finfo(np.float32).smallest_subnormal)
+LARGEST_SCALE = float(np.finfo(np.float32).max)
+"""That gradients may be multiplied by: their type takes no more, and the square is a float64."""
 
 _STATE_KEYS = (
     *("version", "policy", "step", "grad_scale"),
@@ -151,8 +153,11 @@ class GradientPipeline:
     def set_grad_scale(self, scale: object) -> None:
         """Tells the scale that gradients are multiplied by from now on."""
         scale = plain(scale)
-        if not (is_number(scale) and scale > 0):
-            raise ConfigError(f"grad_scale={scale!r}: a finite number above 0")
+        if not (is_number(scale) and SMALLEST_SCALE <= scale <= LARGEST_SCALE):
+            raise ConfigError(
+                f"grad_scale={scale!r}: a finite number above 0, from {SMALLEST_SCALE:g} to "
+                f"{LARGEST_SCALE:g}"
+            )
         scale = float(scale)
         if scale != self._grad_scale:
             self._books.rescale(scale / self._grad_scale)
@@ -184,8 +189,8 @@ class GradientPipeline:
         return self._consultation.add_up(values, self._step)
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed run needs: step, phase, votes; residuals, ages and magnitudes (this
-        rank's own)."""
+        """What a resumed run needs: step, phase, votes; residuals, velocities, ages and magnitudes
+        (this rank's own)."""
         return {
             "version": STATE_VERSION,
             "policy": self.policy.name,
@@ -215,7 +220,7 @@ class GradientPipeline:
                 f"{self.policy.name!r}; attach with the policy of the state"
             )
         step = read.whole("step", 0, LAST_STEP)
-        scale = read.number("grad_scale", sys.float_info.min)
+        scale = read.number("grad_scale", SMALLEST_SCALE, LARGEST_SCALE)
         takes = [
             self._books.read(read, self._names.trained, strict=strict),
             self._ballots.read(read),

@@ -30,6 +30,7 @@ __all__ = [
     "PULLS",
     "REMEMBERED",
     "SCOPES",
+    "SMALLEST_BOUND",
     "SPENDS",
     "TOPK_SHARE",
     "TRANSFORMS",
@@ -70,6 +71,9 @@ REMEMBERED = 1024
 """How many buckets' regions are remembered, with the bounds of each: a plan is written for every
 bucket of every step."""
 
+SMALLEST_BOUND = 1e-9
+"""That may be set, beside 0: no transfer has as many chunks as a smaller one needs to lose one."""
+
 BY_BOUND = -1.0
 """The fraction of a CloseStep that stands for "one minus the region's bound"."""
 
@@ -91,9 +95,11 @@ def check_control(control: str, spend: str) -> None:
 
 
 def check_bound(name: str, value: object) -> None:
-    """Raises ConfigError unless `value` is a number in [0, 1)."""
+    """Raises ConfigError unless `value` is a number in [0, 1) that some transfer could spend."""
     if not is_number(value) or not 0.0 <= value < 1.0:
         raise ConfigError(f"{name}={value!r}: a bound is a number in [0, 1)")
+    if 0.0 < value < SMALLEST_BOUND:
+        raise ConfigError(f"{name}={value!r}: a bound is 0, or {SMALLEST_BOUND:g} at the least")
 
 
 def check_share(name: str, value: object) -> None:
@@ -158,7 +164,7 @@ class Regions(HashedTuple[Region]):
         for a gap."""
         at = 0
         for region in self:
-            check_bound(f"bound of region {region.name or region.offset!r}", region.bound)
+            check_share(f"bound of region {region.name or region.offset!r}", region.bound)
             if region.offset != at or region.length <= 0:
                 raise ConfigError(
                     f"plan region {region.name!r} covers [{region.offset}, "
@@ -269,7 +275,7 @@ class TransferPlan:
         check_choice("fill", self.fill, FILLS)
         check_choice("order", self.order, ORDERS)
         check_choice("pull", self.pull, PULLS)
-        check_bound("pull_bound", self.pull_bound)
+        check_share("pull_bound", self.pull_bound)
         if self.pull not in ("committed", "lossy") and self.pull_bound:
             raise ConfigError(
                 f"pull_bound={self.pull_bound!r} with pull={self.pull!r}: only pull='committed' "

@@ -127,7 +127,8 @@ class Settings:
         if self.timeout is not None:
             _seconds("timeout", self.timeout, SHORTEST_S)
         _whole("memory_limit", self.memory_limit, 0, 1 << 62)
-        if not isinstance(self.error_feedback, bool) and self.error_feedback != "auto":
+        named = isinstance(self.error_feedback, str) and self.error_feedback == "auto"
+        if not named and not isinstance(self.error_feedback, bool):
             raise ConfigError(
                 f"error_feedback={self.error_feedback!r}: allowed are 'auto', True, False"
             )

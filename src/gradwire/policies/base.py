@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from gradwire.telemetry import StepReport
 
 __all__ = ["PlanContext", "Policy", "check_transfer_options", "option_names"]
 
+
+PATIENCE = 1000
+"""Steps without any epoch before a warning, where a policy goes by epochs."""
 
 SHARED_ORDERS = ("shuffled", "sequential")
 """The orders that a user may ask for: "priority" is for policies that give classes."""
@@ -168,9 +172,19 @@ class Policy(ABC):
         return 0.0
 
     def observe(self, report: StepReport) -> None:
-        """Reads the report of the step just completed, before the next step's plans."""
+        """Reads the report of the step just completed, before the next step's plans; warns,
+        once, where epochs are waited for and none begins."""
         if self.phases is not None:
             self.phases.observe(report.agreed)
+        waits = getattr(self, "every", None) == "epoch" and report.agreed.epoch < 0
+        if waits and report.step + 1 == PATIENCE:
+            warnings.warn(
+                f"policy {self.name!r} with every='epoch': {PATIENCE} steps have passed and no "
+                "epoch has begun: call attachment.epoch(n) when one does, or give every= as a "
+                "number of steps",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def options(self) -> dict[str, object]:
         """The configuration as plain values; ranks compare it before they start."""

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from gradwire.errors import ConfigError
 from gradwire.phases import Every, Phase, check_every
-from gradwire.plans import CloseStep, TransferPlan, check_choice, pool
+from gradwire.plans import SMALLEST_BOUND, CloseStep, TransferPlan, check_choice, pool
 from gradwire.policies.base import REPLICATED_PULLS, SHARED_ORDERS, PlanContext, Policy
 from gradwire.policies.timing import BestPushes, EpochClock, PathEstimate
 from gradwire.scalars import is_number
@@ -61,8 +61,11 @@ class LTP(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_number(self.fraction) or not 0.0 < self.fraction < 1.0:
-            raise ConfigError(f"fraction={self.fraction!r}: a number above 0 and below 1")
+        if not is_number(self.fraction) or not SMALLEST_BOUND <= self.fraction < 1.0:
+            raise ConfigError(
+                f"fraction={self.fraction!r}: a number above 0 and below 1, {SMALLEST_BOUND:g} at "
+                "the least"
+            )
         named = isinstance(self.slack, str) and self.slack in SLACKS
         if not named and (not is_number(self.slack) or not 0.0 <= self.slack <= LONGEST_SLACK):
             raise ConfigError(

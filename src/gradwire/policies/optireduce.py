@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from gradwire.errors import ConfigError
 from gradwire.phases import Phase
-from gradwire.plans import CloseStep, TransferPlan, check_choice, pool
+from gradwire.plans import SMALLEST_BOUND, CloseStep, TransferPlan, check_choice, pool
 from gradwire.policies.base import REPLICATED_PULLS, SHARED_ORDERS, PlanContext, Policy
 from gradwire.policies.timing import MovingAverages, quantile
 from gradwire.scalars import is_number, is_whole
@@ -66,8 +66,11 @@ class OptiReduce(Policy):
                 raise ConfigError(f"{name}={value!r}: a number of steps, {least} or more")
         for name in ("quantile", "excess"):
             value = getattr(self, name)
-            if not is_number(value) or not 0 < value < 1:
-                raise ConfigError(f"{name}={value!r}: a number above 0 and below 1")
+            if not is_number(value) or not SMALLEST_BOUND <= value < 1:
+                raise ConfigError(
+                    f"{name}={value!r}: a number above 0 and below 1, {SMALLEST_BOUND:g} at the "
+                    "least"
+                )
         if not isinstance(self.hadamard, bool):
             raise ConfigError(f"hadamard={self.hadamard!r}: True or False")
         check_choice("order", self.order, SHARED_ORDERS)
