@@ -233,8 +233,10 @@ class Attachment:
         self._pipeline.flush()
 
     def state_dict(self) -> dict[str, object]:
-        """Step, phase, and by parameter name this rank's residuals (float32 tensors, 1-D) and ages
-        (int64 tensors of shape [runs, 2]: elements, steps running without counting)."""
+        """Step, phase, and by parameter name what this rank keeps: residuals and, with a momentum
+        memory, velocities (float32 tensors, 1-D), ages (int64 tensors of shape [runs, 2]:
+        elements, steps running without counting) and, with priority="results", magnitudes
+        (float64 tensors of shape [runs, 2]: elements, mean magnitude of the last result)."""
         return self._pipeline.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
