@@ -68,6 +68,7 @@ struct Endpoint::Impl {
     bool alone = false;  // the only destination
   };
   LongPath longest_path() const;
+  Nanos hold(Path& path, double train_bytes, Nanos now) const;
   double led_by(const LongPath& far) const;
   const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
                         const Train& train);

@@ -429,7 +429,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     if (in_use(&Path::delay_to, now) == 1 && !long_path(path.rtt.minimum()))
       delay = std::min(delay, config.delay_target);
     send_window.sample(acked_bytes, delay, path.rtt.round(), path.rtt.minimum(),
-                       path.loss_told > kHeavyLoss, now);
+                       path.loss_told > kHeavyLoss, now, path.largest_acked_sent);
     counters.btlbw = btlbw();
     retire(now);
   }

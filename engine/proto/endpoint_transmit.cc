@@ -203,7 +203,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   train.total_bytes = 0;
   train.segment_bytes = 0;
   uint32_t encoded = 0;
-  const bool by_share = paced_by == &path;
+  const bool by_share = paced_by == &path || path.held;
   for (auto& [id, op] : ops) {
     uint16_t aggregator = UINT16_MAX;
     if (op->worker && !op->done)
@@ -316,6 +316,20 @@ double Endpoint::Impl::led_by(const LongPath& far) const {
   return far.window * std::min(1.0, target / std::max(queue, 1.0));
 }
 
+// Nanoseconds that a train has to wait for its path's part of the receiver's window, which is paced
+// over a round; 0: none. One of several far destinations has no queue for what all senders have
+// left over while other receivers' credit is out.
+Nanos Endpoint::Impl::hold(Path& path, double train_bytes, Nanos now) const {
+  if (!long_path(path.rtt.minimum()) || path.window <= 0) return 0;
+  const double pace = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() * path.window /
+                      static_cast<double>(path.rtt.smoothed());  // bytes per ns
+  const double depth = std::max(2.0 * train_bytes, pace * 1e9 * kPaceDepth);
+  path.tokens = std::min(depth, path.tokens + pace * static_cast<double>(now - path.tokens_time));
+  path.tokens_time = now;
+  if (path.tokens > 0) return 0;
+  return std::max<Nanos>(1, static_cast<Nanos>((0.5 * train_bytes - path.tokens) / pace));
+}
+
 // The next train of chunks: to whom most is left to send, of those that may be sent to, so that all
 // destinations of one op are served alike and finish together.
 bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
@@ -364,6 +378,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   uint64_t best_left = 0;
   uint64_t best_allowed = 0;
   uint32_t destinations = 0;
+  Nanos held = kNever;
   const double space = room(now);
   const uint64_t window = space > 0 ? static_cast<uint64_t>(space / wire_bytes) + 1 : 0;
   const auto count = static_cast<uint16_t>(paths.size());
@@ -392,6 +407,13 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
       continue;
     }
     if (window == 0) continue;
+    if (far.rtprop && !far.alone && config.pacing) {
+      if (const Nanos wait = hold(*path, quantum * wire_bytes, now)) {
+        path->held = true;
+        held = std::min(held, now + wait);
+        continue;
+      }
+    }
     if (left <= best_left) continue;
     best = path;
     best_left = left;
@@ -401,7 +423,10 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     ++counters.window_stalls;
     send_window.limited();
   }
-  if (!best) return false;
+  if (!best) {
+    if (held != kNever) pace_until = held;
+    return false;
+  }
   // With one destination there is nothing to choose, its receiver's credit holds the queue short,
   // and a rate that was measured among many senders would hold back whoever comes last.
   // A circuit that breaks is paced in any case: half a window where a queue was is not half a rate.
@@ -414,6 +439,8 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   if (!transmit_data(*best, now, train, static_cast<uint32_t>(best_allowed)))
     return transmit_train(now, train);
   if (paced) tokens -= train.total_bytes + 42.0 * train.count;
+  best->tokens -= train.total_bytes + 42.0 * train.count;
+  best->held = false;
   next_path = static_cast<uint16_t>((best->peer + 1) % count);
   return true;
 }

@@ -132,6 +132,9 @@ struct Path {
   std::vector<uint64_t> control_sent;  // packet numbers, in order; some may be settled
   uint64_t credit = 0;                 // highest packet number that may be sent
   double window = 0;                   // the receiver's, as far as it is this path's: bytes
+  double tokens = 0;                   // of a pace by that window: bytes
+  Nanos tokens_time = 0;
+  bool held = false;  // a train waited for them
   uint64_t largest_acked = 0;
   Nanos largest_acked_sent = 0;
   uint64_t lost_floor = UINT64_MAX;  // lowest number declared lost whose ACK would be news

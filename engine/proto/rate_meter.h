@@ -13,7 +13,10 @@ class RateMeter {
  public:
   // `lossy`: most does not arrive, so that this rate says little about the way: where it was so for
   // most bytes, the rate neither takes the place of a better one nor makes it older.
-  void add(uint64_t bytes, Nanos now, bool lossy = false) {
+  // `sent`: when the last of them went out, where that is to bound the rate, too (0: not): queues
+  // that drain at several receivers together acknowledge more than the way from here carries.
+  void add(uint64_t bytes, Nanos now, bool lossy = false, Nanos sent = 0) {
+    sent_ = std::max(sent_, sent);
     if (start_ == 0 || now - last_ > idle()) {
       end_burst();
       opened_ = now;
@@ -53,6 +56,7 @@ class RateMeter {
  private:
   void begin(Nanos now) {
     start_ = last_ = now;
+    sent_start_ = sent_;
     bytes_ = lossy_bytes_ = 0;
   }
   bool calm() const { return 2 * lossy_bytes_ <= bytes_; }
@@ -74,7 +78,8 @@ class RateMeter {
     pooled_bytes_ = 0;
   }
   double rate_until(Nanos end) const {
-    return static_cast<double>(bytes_) * 1e9 / static_cast<double>(end - start_);
+    return static_cast<double>(bytes_) * 1e9 /
+           static_cast<double>(std::max(end - start_, sent_ - sent_start_));
   }
   // Two trains at the known rate are no pause, however slow that is.
   Nanos idle() const {
@@ -97,6 +102,8 @@ class RateMeter {
   static constexpr Nanos kWindow = 10 * kSecond;
   Nanos start_ = 0;
   Nanos last_ = 0;
+  Nanos sent_ = 0;
+  Nanos sent_start_ = 0;
   uint64_t bytes_ = 0;
   uint64_t lossy_bytes_ = 0;
   Nanos opened_ = 0;

@@ -62,6 +62,11 @@ class Pushes:
         return 1.3 * self.limit(megabytes, bound, loss) + 3 * self.round_trip
 
 
+def packets(fabric: Fabric) -> int:
+    """That all endpoints have sent so far."""
+    return sum(int(fabric.counters(host)["packets_sent"]) for host in range(fabric.workers))
+
+
 @pytest.mark.parametrize("round_trip", [10e-3, 40e-3])
 @pytest.mark.parametrize("rate", [GIGABIT, SLOW])
 @pytest.mark.parametrize("workers", [1, 3])
@@ -80,6 +85,18 @@ def test_a_quiet_sharded_all_reduce_reaches_its_rate(rate: float) -> None:
     job.push(4)
     job.push(4)
     assert job.push(4) < job.mark(4)
+
+
+@pytest.mark.parametrize(("workers", "megabytes"), [(4, 8), (4, 16), (8, 16)])
+def test_far_destinations_are_paced_one_by_one(workers: int, megabytes: float) -> None:
+    """Whose credit is left gets no more than its part: all would send there at once."""
+    job = Pushes(workers, GIGABIT, 40e-3, servers=0)
+    for _ in range(2):
+        job.push(megabytes)
+    drops, sent = own_drops(job.fabric), packets(job.fabric)
+    for _ in range(2):
+        assert job.push(megabytes) < job.mark(megabytes)
+    assert own_drops(job.fabric) - drops < 0.015 * (packets(job.fabric) - sent)
 
 
 @pytest.mark.parametrize(
