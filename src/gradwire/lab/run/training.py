@@ -31,6 +31,8 @@ _LEAD_SECONDS = 0.02
 _STEP_SECONDS = 2.0
 """A step may take so long beside its computation, and one of a turn as long as a round may."""
 _QUIET_STEPS = 6
+_SHORTEST_S = 1e-4
+"""Of a stretched computation: 0 would leave it as it is."""
 
 
 def segments(first: int, steps: int, losing: tuple[int, ...]) -> Iterator[tuple[int, bool]]:
@@ -144,18 +146,22 @@ class _Course:
     def set_pace(self) -> None:
         """Stretch computation until communication has the share that is asked for.
 
-        The first steps, on a quiet network, tell how long the first contestant communicates; the
-        others take them too, so that all have trained alike.
+        The first steps, on a quiet network, tell how long the first contestant communicates, and
+        how long a step goes on after that, which is computation, too; the others take them as well,
+        so that all have trained alike.
         """
         share = self._scenario.model.communication_share
         if not share:
             return
         comm: list[float] = []
+        after: list[float] = []
         for each in self._scenario.contestants:
             block = self._block(each.name, _QUIET_STEPS, False)
             if not comm:
-                comm = [step.comm for step in join(block, 0, 0.0)]
-        self._compute_s = percentile(comm[_QUIET_STEPS // 2 :], 50) * (1 - share) / share
+                comm = [step.comm for step in join(block, 0, 0.0)][_QUIET_STEPS // 2 :]
+                after = _after(block)[_QUIET_STEPS // 2 :]
+        computed = percentile(comm, 50) * (1 - share) / share
+        self._compute_s = max(_SHORTEST_S, computed - percentile(after, 50))
         self._run.facts["compute_s"] = self._compute_s
 
     def all_turns(self, done: int, steps: int) -> None:
@@ -233,6 +239,14 @@ class _Course:
                 region: statistics.fmean(shares) for region, shares in self._shares[name].items()
             }
         self._ranks.ask({"command": "close"}, time.monotonic() + _CLOSE_SECONDS)
+
+
+def _after(block: Block) -> list[float]:
+    """Seconds of each step from its averaged gradients to its end."""
+    return [
+        max(view["ended"] for view in views) - max(view["end"] for view in views)
+        for views in zip(*block.ranks, strict=True)
+    ]
 
 
 def _keep(track: Track, step: Step, block: Block, index: int) -> None:
