@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradwire.bench.accuracy.statistics import t_quantile
-from gradwire.lab.measure import percentile
+from gradwire.lab.measure import FRAME, FRAME_PAYLOAD, percentile
 from gradwire.lab.rivals import goodput
 from gradwire.lab.run.limits import limit
 from gradwire.lab.run.samples import CellRun, Track
@@ -81,7 +81,9 @@ def summarize(
         "throughput_bps": None if training else whole / sum(seconds),
         "goodput_bps": None if training else whole * _counted(tracks) / sum(seconds),
         "rate_limit_bps": (
-            None if training or not limited else whole / len(seconds) / limit(scenario, size, 0.0)
+            None
+            if training or not limited
+            else whole / len(seconds) / (limit(scenario, size, 0.0) * FRAME / FRAME_PAYLOAD)
         ),
         "job_s": job / len(tracks),
         "steps_per_s": steps / job,

@@ -15,8 +15,8 @@ LIMIT = "limit"
 
 TIMES = ("time_median", "time_mean", "time_p99", "time_max")
 LIMITED = (*TIMES, "goodput")
-"""Quantities that have a physical limit: a cell's least time, and what it moves of whole gradients
-in its least time for them."""
+"""Quantities that have a physical limit: a cell's least time, and the rate at which whole gradients
+move in their least time, headers counted."""
 
 P99_SAMPLES = 300
 """A 99th percentile of fewer samples is not given."""
