@@ -59,7 +59,7 @@ DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos ta
 void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy,
                          Nanos now, Nanos sent) {
   queue = std::max<Nanos>(queue, 0);
-  meter_.add(bytes, now, lossy, long_path(rtprop) ? sent : 0);
+  meter_.add(bytes, now, lossy, long_path(rtprop) && !lossy ? sent : 0);
   target_ = aim(rtprop);
   lossy_ = lossy;
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);

@@ -42,7 +42,8 @@ class DelayWindow {
   double rate() const { return meter_.bytes_per_second(); }
   bool rate_proven() const { return meter_.proven(); }
   // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
-  // back. `lossy`: under heavy loss. `sent`: when the last of them went out, as far as known.
+  // back. `lossy`: under heavy loss. `sent`: when the last of them went out, of packets
+  // to several receivers; 0: to one.
   void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy, Nanos now,
               Nanos sent = 0);
   // Packets were marked: a queue is longer than its owner wants, whatever the delay says. To be

@@ -426,10 +426,10 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     Nanos delay = shared_delay(&Path::delay_to, now);
     // With one destination, whose queue it is cannot be told, and its receiver's credit holds it
     // short (or competes): the sender's window would give way a second time.
-    if (in_use(&Path::delay_to, now) == 1 && !long_path(path.rtt.minimum()))
-      delay = std::min(delay, config.delay_target);
+    const bool alone = in_use(&Path::delay_to, now) == 1;
+    if (alone && !long_path(path.rtt.minimum())) delay = std::min(delay, config.delay_target);
     send_window.sample(acked_bytes, delay, path.rtt.round(), path.rtt.minimum(),
-                       path.loss_told > kHeavyLoss, now, path.largest_acked_sent);
+                       path.loss_told > kHeavyLoss, now, alone ? 0 : path.largest_acked_sent);
     counters.btlbw = btlbw();
     retire(now);
   }

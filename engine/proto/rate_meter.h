@@ -14,15 +14,16 @@ class RateMeter {
   // `lossy`: most does not arrive, so that this rate says little about the way: where it was so for
   // most bytes, the rate neither takes the place of a better one nor makes it older.
   // `sent`: when the last of them went out, where that is to bound the rate, too (0: not): queues
-  // that drain at several receivers together acknowledge more than the way from here carries.
+  // that drain at several far receivers together acknowledge more than the way from here carries.
   void add(uint64_t bytes, Nanos now, bool lossy = false, Nanos sent = 0) {
-    sent_ = std::max(sent_, sent);
     if (start_ == 0 || now - last_ > idle()) {
       end_burst();
+      sent_ = std::max(sent_, sent);
       opened_ = now;
       begin(now);
       return;
     }
+    sent_ = std::max(sent_, sent);
     last_ = now;
     // The first clump, which may come in several parts, opens the interval; its bytes were
     // delivered before it.
@@ -30,7 +31,8 @@ class RateMeter {
     bytes_ += bytes;
     if (lossy) lossy_bytes_ += bytes;
     const bool first = current_ == 0;
-    if (now - start_ < (first ? kFirstInterval : kInterval) || bytes_ < kLeastBytes) return;
+    const Nanos whole = sent ? kLongInterval : kInterval;
+    if (now - start_ < (first ? kFirstInterval : whole) || bytes_ < kLeastBytes) return;
     const double rate = rate_until(now);
     const bool is_calm = calm();
     proven_ = proven_ || lossy_bytes_ == 0;
@@ -65,7 +67,7 @@ class RateMeter {
   // shortest tell something only several together, where they are calm; but did they tell nothing,
   // a rate found too low would last for good once it makes an op as long as what counts.
   void end_burst() {
-    const Nanos took = last_ - start_;
+    const Nanos took = std::max(last_ - start_, sent_ - sent_start_);
     if (current_ == 0 || took < kShortestBurst || bytes_ < kFewestBytes) return;
     const bool enough = took >= kShortInterval && bytes_ >= kLeastBytes;
     if (!enough && !calm()) return;
@@ -87,6 +89,9 @@ class RateMeter {
     return rate > 0 ? std::max(kIdle, static_cast<Nanos>(kIdleBytes / rate * 1e9)) : kIdle;
   }
   static constexpr Nanos kInterval = 20 * kMillisecond;
+  // Of ACKs from far receivers, each of which tells of a millisecond at once: the largest of
+  // shorter samples is a twentieth too much.
+  static constexpr Nanos kLongInterval = 50 * kMillisecond;
   // A first guess, so that the windows have a bound before they overshoot; the next interval
   // replaces it.
   static constexpr Nanos kFirstInterval = 2 * kMillisecond;

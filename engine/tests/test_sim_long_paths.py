@@ -96,7 +96,7 @@ def test_far_destinations_are_paced_one_by_one(workers: int, megabytes: float) -
     drops, sent = own_drops(job.fabric), packets(job.fabric)
     for _ in range(2):
         assert job.push(megabytes) < job.mark(megabytes)
-    assert own_drops(job.fabric) - drops < 0.015 * (packets(job.fabric) - sent)
+    assert own_drops(job.fabric) - drops < 0.005 * (packets(job.fabric) - sent)
 
 
 @pytest.mark.parametrize(
