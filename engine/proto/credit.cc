@@ -10,7 +10,8 @@ namespace gradwire {
 namespace {
 constexpr uint32_t kWireOverhead = 42;  // Ethernet, IP, UDP
 constexpr uint32_t kMostShare = 65'535;
-constexpr size_t kStashLimit = 64;  // packets of ops that have not started here
+// Packets of ops that a server has no memory for yet: no more credit from there on.
+constexpr size_t kStashLimit = 64;
 constexpr size_t kLongStashLimit = 1024;
 }  // namespace
 
@@ -67,7 +68,11 @@ void Endpoint::Impl::share_credit(Nanos now) {
       p->share = static_cast<uint32_t>(std::min(p->share * stretch, most));
       p->part = static_cast<uint32_t>(std::min(p->part * stretch, most));
     }
-    if (p->stash.size() >= (long_path(p->rtt.minimum()) ? kLongStashLimit : kStashLimit)) continue;
+    // What a worker has not started, its peers hold back by themselves. Without credit they would
+    // hold back results of the ops before, too.
+    if (config.endpoint >= config.workers &&
+        p->stash.size() >= (long_path(p->rtt.minimum()) ? kLongStashLimit : kStashLimit))
+      continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
     // A peer that waits is told at once; one that is served hears with its next ACK.
     const uint64_t untold = p->granted - p->granted_sent;

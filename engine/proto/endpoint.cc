@@ -163,7 +163,7 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   if (path.connected) path.ecn.timed_out(path.probe_count);
   // Silence on a long path: what would be a round's first window is worth trying. So it is, for
   // some time-outs, where the peer talks but does not acknowledge: most likely the way loses. It
-  // may also be late with its word, or refuse what its process is not ready for.
+  // may also be late with its word, or refuse what it has no memory for.
   const bool talks = path.probe_count > 1 && path.last_heard > answer_due;
   const bool loud = path.probe_count <= kLoudProbes || path.probe_count % kLoudProbes == 0;
   const bool worth_trying =

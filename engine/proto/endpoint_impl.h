@@ -20,6 +20,10 @@
 
 namespace gradwire {
 
+// Packets of ops that have not started here: kept of a path in any case, and of all together.
+inline constexpr size_t kStashMost = 512;
+inline constexpr size_t kStashInAll = 8192;
+
 struct Endpoint::Impl {
   Impl(const EndpointConfig& config, Nanos now);
 
@@ -60,6 +64,9 @@ struct Endpoint::Impl {
   bool transmit_control(Path& path, Nanos now, Train& train);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
   uint64_t backlog(const Path& path) const;
+  bool early(const Path& path, const Op& op) const;
+  size_t most_early(const Path& path) const;
+  uint64_t early_room(const Path& path) const;
   struct LongPath {
     const Path* path = nullptr;
     Nanos rtprop = 0;    // 0: there is none
@@ -86,7 +93,7 @@ struct Endpoint::Impl {
   void set_classes(Op& op);
   static uint16_t class_flag(const Op& op, uint32_t chunk);
   static void note_class(Op& op, const wire::Header& header);
-  uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer);
+  uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
 
   // endpoint_repeat.cc
   static constexpr double kRepeatsAtOnce = 16;

@@ -105,6 +105,7 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
       op.pull.emplace_back(shard);
       if (op.lossy_pull) op.ledgers.emplace_back(plan, op.grid, shard);
     }
+    op.early.resize(op.grid.shards.size());
     op.pull_asked.resize(op.grid.shards.size());
     op.closes.resize(op.grid.shards.size());
     op.commits.resize(op.grid.shards.size());

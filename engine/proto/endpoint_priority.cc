@@ -35,12 +35,12 @@ void Endpoint::Impl::note_class(Op& op, const wire::Header& header) {
   known = std::min(known, wire::priority_class(header.flags));
 }
 
-// Of the chunk that goes next to this peer.
-uint8_t Endpoint::Impl::next_dscp(Op& op, uint16_t aggregator, uint16_t peer) {
+// Of the chunk that goes next to this peer. `fresh`: pushes that have not gone yet may.
+uint8_t Endpoint::Impl::next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh) {
   const Plan& plan = op.spec.plan;
   uint32_t chunk = 0;
   if (plan.class_dscp.empty()) return config.dscp;
-  if (aggregator != UINT16_MAX && op.push[aggregator].peek(chunk))
+  if (aggregator != UINT16_MAX && op.push[aggregator].peek(chunk, fresh))
     return dscp_of(plan, config.dscp, op.spec.priorities.empty() ? 0 : op.spec.priorities[chunk]);
   if (op.aggregator && peer < config.workers && op.back[peer].peek(chunk))
     return dscp_of(plan, config.dscp, op.result_class[chunk - op.own_shard().begin]);

@@ -9,9 +9,7 @@ namespace gradwire {
 namespace {
 constexpr Nanos kAckDelay = 800 * kMicrosecond;  // Rtt::kMaxAckDelay is above it
 constexpr uint64_t kMostPacketThreshold = 512;
-constexpr size_t kStashMost = 512;       // packets per path
-constexpr size_t kLongStashMost = 8192;  // of all paths, where they are long
-constexpr uint64_t kOpsAhead = 1024;     // a peer's op may be this far ahead
+constexpr uint64_t kOpsAhead = 1024;  // a peer's op may be this far ahead
 constexpr size_t kLongestError = 1024;
 }  // namespace
 
@@ -124,7 +122,9 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   }
   if (number > path.received.largest()) path.demand = header->backlog;
   const uint64_t near = config.endpoint < config.workers ? next_op : done_below;
-  if (!accept(path, *header, wire::expand(header->op, near), datagram, now)) return;
+  const uint64_t op_id = wire::expand(header->op, near);
+  if (!accept(path, *header, op_id, datagram, now)) return;
+  path.started = std::max(path.started, op_id + 1);
   if (number > path.received.largest()) path.largest_arrival = arrival;
   const uint64_t before = path.received.largest();
   if (number < before) {
@@ -162,13 +162,16 @@ bool Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_
     return false;
   }
   if (path.stash.size() >= kStashMost) {
-    if (!long_path(path.rtt.minimum())) return false;
     size_t all = 0;
     for (const auto& p : paths)
       if (p) all += p->stash.size();
-    if (all >= kLongStashMost) return false;
+    if (all >= kStashInAll) return false;
   }
   path.stash.push_back({op_id, {datagram.begin(), datagram.end()}});
+  // No more of its backlog comes before this op starts; unused credit would then come at once.
+  const size_t most = server ? SIZE_MAX : most_early(path);
+  const size_t room = most - std::min(most, path.stash.size());
+  path.demand = static_cast<uint16_t>(std::min<size_t>(path.demand, room));
   return true;
 }
 
@@ -179,13 +182,18 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
     std::vector<Path::Stashed> mine;
     for (Path::Stashed& s : p->stash) (s.op == op_id ? mine : kept).push_back(std::move(s));
     p->stash = std::move(kept);
+    size_t told = 0;
     for (const Path::Stashed& s : mine) {
-      Op* op = find(op_id);
-      if (!op) break;
       const std::span<const uint8_t> datagram(s.datagram);
-      dispatch(*p, *op, *wire::read_header(datagram), datagram.subspan(wire::kHeaderBytes), now,
-               true);
+      const wire::Header header = *wire::read_header(datagram);
+      told = std::max<size_t>(told, header.backlog);
+      Op* op = find(op_id);
+      if (!op) continue;
+      dispatch(*p, *op, header, datagram.subspan(wire::kHeaderBytes), now, true);
     }
+    // What was held back comes now: everybody's share of the window is known at once.
+    if (config.servers == 0 && p->stash.empty() && told > mine.size())
+      p->demand = std::max(p->demand, static_cast<uint16_t>(told - mine.size()));
   }
   share_credit(now);
 }

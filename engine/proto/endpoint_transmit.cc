@@ -24,6 +24,9 @@ constexpr uint32_t kLongestTrain = 44;
 // Elements encoded for one train: its packets are stamped before, and what this takes looks like a
 // queue to the receiver.
 constexpr uint32_t kMostEncoded = 1U << 16;
+// Chunks for a peer that is not known to have started their ops: more than go before its OPEN comes
+// where all start together, and fewer than it keeps in any case.
+constexpr size_t kMostEarly = kStashMost / 2;
 
 uint8_t* begin_control(Train& train, uint16_t destination, size_t bytes) {
   train.destination = destination;
@@ -172,13 +175,39 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   return true;
 }
 
+// A push of an op that the peer may not have started: nothing of it, or of a later one, has come. A
+// server has an op from the first OPEN on.
+bool Endpoint::Impl::early(const Path& path, const Op& op) const {
+  return config.servers == 0 && op.id >= path.started;
+}
+
+// How many chunks may go early on a path, in either direction.
+size_t Endpoint::Impl::most_early(const Path& path) const {
+  if (!long_path(path.rtt.minimum())) return kMostEarly;
+  return std::max(kMostEarly, kStashInAll / (paths.size() - 1));
+}
+
+// How many still may. What a peer refuses would look lost, and be sent again for as long as the
+// peer is late.
+uint64_t Endpoint::Impl::early_room(const Path& path) const {
+  if (config.servers) return UINT64_MAX;
+  const size_t most = most_early(path);
+  size_t gone = 0;
+  for (auto it = ops.lower_bound(path.started); it != ops.end(); ++it)
+    gone += it->second->early[path.peer];
+  return most - std::min(most, gone);
+}
+
+// What is left to send now, without what waits for the peer to start.
 uint64_t Endpoint::Impl::backlog(const Path& path) const {
+  const bool room = early_room(path) > 0;
   uint64_t total = 0;
   for (const auto& [id, op] : ops) {
     if (op->aggregator && path.peer < config.workers) total += op->back[path.peer].backlog();
     if (op->worker && !op->done)
       for (uint16_t a = 0; a < config.aggregators(); ++a)
-        if (config.aggregator_endpoint(a) == path.peer) total += op->push[a].backlog();
+        if (config.aggregator_endpoint(a) == path.peer)
+          total += op->push[a].backlog(room || !early(path, *op));
   }
   return total;
 }
@@ -203,6 +232,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   train.total_bytes = 0;
   train.segment_bytes = 0;
   uint32_t encoded = 0;
+  uint64_t room = early_room(path);
   const bool by_share = paced_by == &path || path.held;
   for (auto& [id, op] : ops) {
     uint16_t aggregator = UINT16_MAX;
@@ -214,22 +244,25 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
         static_cast<uint32_t>(wire::kHeaderBytes + format.bytes(op->grid.chunk_elements));
     // Datagrams of one train are equally long.
     if (train.count && full != train.segment_bytes) continue;
+    const bool is_early = early(path, *op);
     while (train.count < most && !path.sent.full()) {
+      const bool fresh = !is_early || room > 0;
       uint32_t chunk = 0;
       bool again = false;
       const void* payload = nullptr;
       uint16_t flags = 0;
-      const uint8_t dscp = next_dscp(*op, aggregator, path.peer);
+      const uint8_t dscp = next_dscp(*op, aggregator, path.peer, fresh);
       if (train.count && dscp != train.dscp) return true;  // one class to a train
       wire::Kind kind = wire::Kind::push;
       // Pushes first: everybody's results wait for them.
-      if (aggregator != UINT16_MAX && op->push[aggregator].next(chunk, again)) {
+      if (aggregator != UINT16_MAX && op->push[aggregator].next(chunk, again, fresh)) {
         const float* values = op->spec.data + op->grid.offset[chunk];
         payload = format.plain() ? static_cast<const void*>(values)
                                  : encode(format, values, op->grid.length(chunk), train);
         if (!format.plain()) encoded += op->grid.length(chunk);
         flags = class_flag(*op, chunk);
         if (op->push[aggregator].in_tail()) flags |= wire::kTail;
+        if (is_early && !again) ++op->early[aggregator], room -= std::min<uint64_t>(room, 1);
       } else if (op->aggregator && path.peer < config.workers &&
                  op->back[path.peer].next(chunk, again)) {
         kind = wire::Kind::pull;

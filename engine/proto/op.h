@@ -32,6 +32,7 @@ struct Op {
   bool worker = false;
   bool done = false;                     // spec.data belongs to the caller again
   std::vector<PushSender> push;          // per aggregator
+  std::vector<uint32_t> early;           // per aggregator: chunks pushed before it had started
   std::vector<PullReceiver> pull;        // per aggregator
   std::vector<PullLedger> ledgers;       // per aggregator, of a lossy pull
   std::vector<PassReceiver> pull_asked;  // per aggregator

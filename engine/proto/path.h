@@ -143,6 +143,7 @@ struct Path {
   uint32_t probe_count = 0;          // consecutive time-outs
   uint32_t probes = 0;               // packets that may go without credit and window
   bool starved = false;              // backlog without credit, since probe_base
+  uint64_t started = 0;              // ops below it have started at the peer, as far as heard
 
   EcnPath ecn;
   bool ecn_told = false;  // its failure is counted

@@ -96,8 +96,8 @@ bool PushSender::pop_lost(uint32_t& chunk) {
   return false;
 }
 
-bool PushSender::next(uint32_t& chunk, bool& again) {
-  if (passes_) return passes_->next(chunk, again);
+bool PushSender::next(uint32_t& chunk, bool& again, bool fresh) {
+  if (passes_) return fresh && passes_->next(chunk, again);
   if (open_ == 0) return false;
   if (holes_first() && queued_ && pop_lost(chunk)) {
     state(chunk) = State::flight;
@@ -105,7 +105,7 @@ bool PushSender::next(uint32_t& chunk, bool& again) {
     if (!again) unsent_[chunk - begin_] = 0;
     return true;
   }
-  while (cursor_ < list_.size()) {
+  while (fresh && cursor_ < list_.size()) {
     const uint32_t c = list_[cursor_++];
     if (state(c) != State::idle) continue;
     state(c) = State::flight;
@@ -121,10 +121,10 @@ bool PushSender::next(uint32_t& chunk, bool& again) {
   return false;
 }
 
-bool PushSender::peek(uint32_t& chunk) {
+bool PushSender::peek(uint32_t& chunk, bool fresh) {
   if (open_ == 0) return false;
   while (cursor_ < list_.size() && state(list_[cursor_]) != State::idle) ++cursor_;
-  const bool fresh = cursor_ < list_.size();
+  fresh = fresh && cursor_ < list_.size();
   if (queued_ && (holes_first() || !fresh)) {
     while (state(lost_[lost_head_]) != State::queued) ++lost_head_;
     chunk = lost_[lost_head_];

@@ -32,16 +32,17 @@ class PushSender {
              std::span<const uint32_t> critical, std::span<const uint8_t> priorities,
              bool may_differ);
 
-  // Chunks still to be sent or sent again.
-  uint32_t backlog() const {
-    if (passes_) return passes_->backlog();
-    return open_ ? static_cast<uint32_t>(list_.size() - cursor_) + queued_ : 0;
+  // Chunks still to be sent or sent again; without `fresh` those to be sent again.
+  uint32_t backlog(bool fresh = true) const {
+    if (passes_) return fresh ? passes_->backlog() : 0;
+    if (!open_) return 0;
+    return fresh ? static_cast<uint32_t>(list_.size() - cursor_) + queued_ : queued_;
   }
   bool settled() const { return passes_ ? passes_->settled() : open_ == 0; }
   // False when there is nothing to send now.
-  bool next(uint32_t& chunk, bool& again);
+  bool next(uint32_t& chunk, bool& again, bool fresh = true);
   // The chunk that next() would give.
-  bool peek(uint32_t& chunk);
+  bool peek(uint32_t& chunk, bool fresh = true);
   // True for the chunk from which on less than 1 % of the list follows.
   bool in_tail() const {
     return passes_ ? passes_->in_tail() : cursor_ + list_.size() / 100 >= list_.size();

@@ -1,0 +1,157 @@
+"""A rank starts an op late, or its peers are ops ahead: what they send before it can take it."""
+
+import numpy as np
+import pytest
+from scenarios import chunks_of, gradients, must_be_ok, own_drops, plan
+
+from gradwire.sim import NETWORK_A, Fabric, Link
+
+
+def after_a_first_op(workers: int, elements: int) -> Fabric:
+    """All have found each other and know their rates."""
+    fabric = Fabric(workers, seed=1)
+    fabric.all_reduce(0, plan(elements), gradients(workers, elements))
+    fabric.run()
+    return fabric
+
+
+@pytest.mark.parametrize("late", [0.5, 1.0, 5.0])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_nothing_is_given_up_because_a_rank_is_late(workers: int, late: float) -> None:
+    """The network loses nothing, so no more of the bound may be spent than on time."""
+    elements = workers * 361 * 900
+    fabric = after_a_first_op(workers, elements)
+    made = plan(elements, 0.3, spend="lost", order="shuffled")
+    started = fabric.now + 0.01
+    at = [started + late] + [started] * (workers - 1)
+    fabric.all_reduce(1, made, gradients(workers, elements), at=at)
+    fabric.run(at[0] + 10)
+    must_be_ok(fabric, 2)
+    assert own_drops(fabric) == 0
+    for worker in range(workers):
+        done = fabric.completion(worker, 1)
+        assert done is not None
+        assert done.counted.all()
+        assert done.retransmissions == 0
+
+
+def test_nothing_is_given_up_because_a_server_has_no_memory_yet() -> None:
+    elements = 361 * 900
+    fabric = Fabric(8, servers=1, seed=1, memory_limit=8 * elements + 1000)
+    made = plan(elements, 0.3, spend="lost", order="shuffled")
+    for op in range(2):
+        values = gradients(8, elements)
+        fabric.all_reduce(op, made, values, at=[2.0] + [0.1] * 7)
+    fabric.run()
+    must_be_ok(fabric, 2)
+    done = fabric.completion(1, 1)
+    assert done is not None
+    assert done.counted.all()
+
+
+def seconds_in_turn(workers: int, elements: int, ahead: int) -> list[float]:
+    """When each of three ops is done at rank 1. All start each when the one before it is done, but
+    rank 0 has `ahead` of them under way, and starts 50 ms earlier."""
+    fabric = Fabric(workers, seed=3)
+    made, values = plan(elements), gradients(1, elements)[0]
+    started = [0] * workers
+    while fabric.now < 5 and fabric.completion(1, 2) is None:
+        for worker in range(workers):
+            most = ahead if worker == 0 else 1
+            done = sum(fabric.completion(worker, op) is not None for op in range(started[worker]))
+            for op in range(started[worker], min(3, done + most)):
+                fabric.start(worker, op, made, values, at=0.05 if worker else 0.0)
+                started[worker] += 1
+        fabric.run(fabric.now + 0.0005, until_done=False)
+    return [fabric.finished_at(1, op) - 0.05 for op in range(3)]
+
+
+@pytest.mark.parametrize("elements", [100_000, 1_000_000])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_results_do_not_wait_behind_pushes_of_a_later_op(workers: int, elements: int) -> None:
+    ahead = seconds_in_turn(workers, elements, ahead=3)
+    in_step = seconds_in_turn(workers, elements, ahead=1)
+    for i in range(3):
+        assert ahead[i] < 1.2 * in_step[i] + 2e-3
+
+
+def test_buckets_of_a_faster_rank_do_not_hold_up_the_others() -> None:
+    """Eight buckets, ready every 20 ms, at rank 0 every 2 ms."""
+    elements = 100_000
+    fabric = Fabric(4, seed=3)
+    made, values = plan(elements), gradients(1, elements)[0]
+    for op in range(8):
+        for worker in range(4):
+            gap = 0.002 if worker == 0 else 0.02
+            fabric.start(worker, op, made, values, at=gap * (op + 1))
+    fabric.run()
+    must_be_ok(fabric, 8)
+    for op in range(8):
+        ended = max(fabric.finished_at(worker, op) for worker in range(4))
+        assert ended - 0.02 * (op + 1) < 0.015
+
+
+@pytest.mark.parametrize("workers", [4, 16])
+def test_a_late_rank_is_left_alone_and_starts_at_once(workers: int) -> None:
+    elements = workers * 361 * 300
+    fabric = after_a_first_op(workers, elements)
+    made, values = plan(elements), gradients(1, elements)[0]
+    started = fabric.now + 0.01
+    for worker in range(1, workers):
+        fabric.start(worker, 1, made, values, at=started)
+    fabric.run(started + 1, until_done=False)
+    before = fabric.link_counters(0, "down")
+    fabric.run(started + 11, until_done=False)
+    after = fabric.link_counters(0, "down")
+    # A ping and an answer to one per second and peer.
+    assert after["packets"] - before["packets"] <= 10 * 2 * (workers - 1) + workers
+    started = fabric.now
+    fabric.start(0, 1, made, values, at=started)
+    fabric.run(started + 2e-3, until_done=False)
+    # What waited comes as fast as the port takes it.
+    taken = fabric.link_counters(0, "down")["bytes"] - after["bytes"]
+    assert taken > 0.3 * NETWORK_A.rate * 2e-3
+    fabric.run(started + 10)
+    must_be_ok(fabric, 2)
+    in_step = Fabric(workers, seed=1)
+    for op in range(2):
+        in_step.all_reduce(op, made, [values] * workers, at=0.5 * op)
+    in_step.run()
+    late = fabric.finished_at(1, 1) - started
+    assert late < 1.2 * (in_step.finished_at(1, 1) - 0.5) + 3e-3
+
+
+def test_a_rank_that_is_late_under_loss() -> None:
+    """Its OPENs and its first packets get lost, and so do the words of what it has been sent."""
+    link = Link(loss=0.5)
+    for seed in range(5):
+        fabric = Fabric(3, seed=seed, link=link)
+        elements = 3 * 361 * 600
+        made = plan(elements)
+        fabric.all_reduce(0, made, gradients(3, elements), at=[0.1, 0.1, 0.1])
+        fabric.all_reduce(1, made, gradients(3, elements), at=[2.0, 1.0, 1.0])
+        fabric.run()
+        must_be_ok(fabric, 2)
+        assert fabric.finished_at(1, 1) < 2.5
+
+
+@pytest.mark.parametrize("delay", [2.5e-3, 10e-3])
+def test_a_late_rank_far_away_takes_no_longer(delay: float) -> None:
+    """Half a window goes unasked; the rest waits for the OPEN, as it would for the first word."""
+    elements = 1_000_000
+
+    def seconds(late: float) -> float:
+        fabric = Fabric(4, seed=1, link=Link(delay=delay))
+        fabric.run(0.3, until_done=False)
+        made, values = plan(elements), np.ones(elements, np.float32)
+        for op in range(3):
+            started = fabric.now + 0.05
+            at = [started + (late if op == 2 else 0)] + [started] * 3
+            fabric.all_reduce(op, made, [values] * 4, at=at)
+            fabric.run(started + 30)
+        must_be_ok(fabric, 3)
+        _, _, _, shard = chunks_of(fabric, made)
+        assert shard.max() == 3
+        return max(fabric.finished_at(worker, 2) for worker in range(4)) - at[0]
+
+    assert seconds(2.0) < 1.1 * seconds(0.0) + 4 * delay
