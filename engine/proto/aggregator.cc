@@ -351,6 +351,7 @@ void Aggregator::try_close(uint16_t worker, uint32_t region, Nanos now) {
     const double f = fraction(w, now, timer_);
     if (ledger.counted < need(region, f)) return;
     stops_.push_back({worker, region});
+    w.stopped = true;
   }
   ledger.closed = true;
   for (uint32_t c = region_chunks_[region].begin; c < region_chunks_[region].end; ++c)

@@ -65,6 +65,8 @@ class Aggregator {
   };
   // Regions that closed with chunks missing, since the last call.
   std::vector<Stop> take_stops();
+  // A region of this worker closed with chunks missing.
+  bool stopped(uint16_t worker) const { return worker_[worker].stopped; }
   // Chunks of this worker that are undecided.
   uint32_t undecided(uint16_t worker) const { return worker_[worker].undecided; }
   Bitmap missing(uint16_t worker) const;
@@ -80,6 +82,7 @@ class Aggregator {
   };
   struct Worker {
     bool opened = false;
+    bool stopped = false;
     Nanos open_time = kNever;
     Nanos first_arrival = kNever;
     Nanos tail = kNever;

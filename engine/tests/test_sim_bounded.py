@@ -234,6 +234,25 @@ def test_a_worker_s_first_chunk_starts_the_clock_of_all_its_regions() -> None:
     assert fabric.finished_at(1, 0) < 0.06
 
 
+def test_what_was_stopped_takes_no_credit_from_others() -> None:
+    """Three of four workers are stopped early; the fourth, all of whose chunks are critical, has
+    the port to itself, and then again in the next op."""
+    elements, chunks = 500_000, 1386
+    schedule = [("first_arrival", "worker", 0, -1.0)]
+    made = plan(elements, 0.9, spend="anything", schedule=schedule, pull="none")
+    fabric = Fabric(4, servers=1, link=Link(rate=25e6, delay=10e-3), seed=2)
+    took = []
+    for op in range(2):
+        start = fabric.now
+        critical = [None, None, None, range(chunks)]
+        fabric.all_reduce(op, made, gradients(4, elements), critical=critical, at=start)
+        fabric.run()
+        took.append(fabric.finished_at(3, op) - start)
+    must_be_ok(fabric, ops=2)
+    assert took[0] < 0.6
+    assert took[1] < 0.3
+
+
 def test_nothing_is_spent_where_nothing_is_lost() -> None:
     for spend in ("lost", "late"):
         made = plan(60_000, 0.3, **{**SPENDS[spend], "schedule": [("open", "all", 0, 1.0)]})
