@@ -260,6 +260,14 @@ void Loop::close() {
   impl.changed.notify_all();
 }
 
+void Loop::leave_to_parent() {
+  if (impl_->owner == ::getpid()) return;
+  // No locks: whoever held them does not exist here. The epoll set is the parent's as well, so
+  // nothing is taken out of it.
+  impl_->socket.close();
+  impl_->poller.close();
+}
+
 // -------------------------------------------------------------------- the thread
 
 void Loop::Impl::run() {

@@ -427,7 +427,7 @@ def test_a_forked_child_touches_nothing() -> None:
         else: raise SystemExit("no error")
         assert pair[0].next_completion(10**12) is None
         assert pair[0].failure()
-        pair[0].counters(); pair[0].close()
+        pair[0].counters(); pair[0].leave_to_parent(); pair[0].close()
         del pair
         sys.exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -438,6 +438,32 @@ def test_a_forked_child_touches_nothing() -> None:
     print("fine")
     """)  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_a_forked_child_lets_go_of_the_port() -> None:
+    """Its parent works on with the same epoll set, then closes and opens the port anew."""
+    done = run_python(PAIR + """
+    port = pair[0].address[1]
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(theirs)
+        before = len(os.listdir("/proc/self/fd"))
+        for e in pair: e.leave_to_parent(); e.leave_to_parent()
+        gone = before - len(os.listdir("/proc/self/fd"))
+        os.read(ours, 1)
+        os._exit(gone)
+    buffers = [np.ones(10**6, np.float32) for _ in pair]
+    for e, b in zip(pair, buffers):
+        e.leave_to_parent()
+        e.all_reduce(op=0, step=0, plan=plan, data=b)
+    for e in pair: assert e.next_completion(10 * 10**9).ok
+    for e in pair: e.close()
+    engine(0, port=port)
+    os.close(theirs)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) >= 6)
+    """)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
 def test_ctrl_c_is_heard_while_waiting() -> None:
