@@ -117,6 +117,7 @@ struct Endpoint::Impl {
 
   // endpoint_ops.cc
   std::string start(OpSpec spec, Nanos now);
+  std::string check_messages(const OpSpec& spec) const;
   Op& make_op(OpSpec spec, bool worker, Nanos now);
   Op* find(uint64_t op);
   bool finished(uint64_t op) const;

@@ -410,6 +410,23 @@ PAIR = """
 """
 
 
+def test_an_op_whose_messages_would_be_too_long_fails_at_once() -> None:
+    """Three bits for each of its chunks in CLOSE. Nothing of the array is ever touched."""
+    elements = 640_000_000
+    try:
+        data = np.zeros(elements, np.float32)
+    except MemoryError:
+        pytest.skip("there is no address space for such an array here")
+    made = plan(elements, 0.1, spend="lost", pull="lossy", pull_bound=0.1)
+    with job(1, 1, datagram_bytes=256) as engines:
+        engines[0].all_reduce(op=0, step=0, plan=made, data=data)
+        done = engines[0].next_completion(30 * SECOND)
+        assert done is not None
+        assert str(4 << 20) in done.error
+        # The engine itself is as good as before.
+        all_reduce(engines, 0, plan(1000), gradients(1, 1000))
+
+
 def test_exit_with_open_engines_and_running_ops_is_clean() -> None:
     done = run_python(PAIR + """
     pair[0].all_reduce(op=0, step=0, plan=plan, data=np.ones(10**6, np.float32))
