@@ -693,6 +693,30 @@ def test_a_forked_child_keeps_its_hands_off(two: Team) -> None:
     two.reduce([np.ones(10, np.float32) for _ in range(2)])
 
 
+def test_a_forked_child_holds_no_port_that_its_parent_has_closed() -> None:
+    """As a DataLoader's worker does, which outlives an attachment of its parent."""
+    team = Team(2)
+    addresses = [member._host.engine.address for member in team.members if member._host]
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(theirs)
+        os.read(ours, 1)
+        os._exit(0)
+    os.close(ours)
+    try:
+        # The engines run on beside the child.
+        team.reduce([np.ones(100_000, np.float32) for _ in range(2)])
+        team.close()
+        for address in addresses:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
+                again.bind(address)
+    finally:
+        os.close(theirs)
+        os.waitpid(pid, 0)
+    assert len(addresses) == 2
+
+
 # ---------------------------------------------------------------------------- faults
 
 

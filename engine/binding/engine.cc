@@ -247,6 +247,7 @@ void bind_engine(nb::module_& module) {
       .def("counters", [](Engine& engine) { return counters_of(engine.loop()); })
       .def("features", [](Engine& engine) { return features_of(engine.loop()); })
       .def("failure", [](Engine& engine) { return to_text(engine.loop().failure()); })
+      .def("leave_to_parent", [](Engine& engine) { engine.loop().leave_to_parent(); })
       .def("close", [](Engine& engine) {
         const nb::gil_scoped_release release;
         engine.loop().close();

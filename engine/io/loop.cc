@@ -32,6 +32,8 @@ constexpr Nanos kLinger = 2 * kSecond;
 // Trains sent before the socket is looked at again, so that acks and credit are never far behind.
 constexpr int kTrainsPerTurn = 4;
 constexpr Nanos kHeldWait = 50 * kMicrosecond;
+// From the stamp of a datagram until the socket has it.
+constexpr Nanos kStampSlack = kMillisecond;
 
 std::chrono::nanoseconds bounded(Nanos timeout) {
   // Far from overflow when the library adds it to now.
@@ -104,6 +106,7 @@ struct Loop::Impl {
   bool closing = false;
   bool said_goodbye = false;
   Nanos give_up_at = kNever;
+  Nanos drained_at = 0;  // when the socket was last seen empty
 };
 
 // -------------------------------------------------------------------- the callers' side
@@ -260,6 +263,14 @@ void Loop::close() {
   impl.changed.notify_all();
 }
 
+void Loop::leave_to_parent() {
+  if (impl_->owner == ::getpid()) return;
+  // No locks: whoever held them does not exist here. The epoll set is the parent's as well, so
+  // nothing is taken out of it.
+  impl_->socket.close();
+  impl_->poller.close();
+}
+
 // -------------------------------------------------------------------- the thread
 
 void Loop::Impl::run() {
@@ -353,7 +364,10 @@ bool Loop::Impl::wait_for_work() {
 
 // True when the socket may hold more.
 bool Loop::Impl::receive_batch() {
-  const auto messages = socket.receive(monotonic_now());
+  const Nanos looked_at = monotonic_now();
+  const auto messages = socket.receive(looked_at);
+  const Nanos empty_at = drained_at;  // what is here came later
+  if (messages.size() < Socket::kBatch) drained_at = looked_at;
   if (messages.empty()) return false;
   const Nanos now = monotonic_now();
   for (const Socket::Message& message : messages) {
@@ -363,9 +377,10 @@ bool Loop::Impl::receive_batch() {
       counted.strangers += datagrams;
       continue;
     }
-    // A stamp far in the past or in the future is the wall clock's doing, not the network's.
+    // A stamp of the future, or well before the socket was last empty, is the wall clock's doing,
+    // not the network's.
     Nanos arrival = message.arrival;
-    if (arrival > now || arrival < now - kSecond) arrival = now;
+    if (arrival > now || arrival < std::max(now - kSecond, empty_at - kStampSlack)) arrival = now;
     for (size_t at = 0; at < message.bytes.size(); at += message.segment) {
       const auto datagram =
           message.bytes.subspan(at, std::min(message.segment, message.bytes.size() - at));

@@ -59,6 +59,9 @@ class Loop {
   // Says goodbye, joins the thread, fails what is open. Idempotent, from any thread.
   void close();
 
+  // In a forked child: lets go of the socket, which would hold the port when the parent has closed.
+  void leave_to_parent();
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -66,8 +66,13 @@ Poller::Poller(int socket) : socket_(socket) {
 }
 
 Poller::~Poller() {
-  for (const int fd : {timer_, wake_, epoll_}) {
-    if (fd >= 0) ::close(fd);
+  close();
+}
+
+void Poller::close() {
+  for (int* fd : {&timer_, &wake_, &epoll_}) {
+    if (*fd >= 0) ::close(*fd);
+    *fd = -1;
   }
 }
 

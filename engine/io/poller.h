@@ -16,6 +16,8 @@ class Poller {
   // Throws std::system_error.
   explicit Poller(int socket);
   ~Poller();
+  // Nothing may be waited for any more.
+  void close();
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
 

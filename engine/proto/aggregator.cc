@@ -119,9 +119,21 @@ Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk, std::span<con
   if (!codec::valid(plan_.format, payload, grid_.length(chunk))) return Added::malformed;
   const uint32_t local = chunk - shard_.begin;
   Worker& w = worker_[worker];
-  if (w.first_arrival == kNever) w.first_arrival = now;
-  if (tail && w.tail == kNever) w.tail = now;
-  if (w.decided.test(local)) return Added::ignored;
+  const bool first = w.first_arrival == kNever;
+  const bool first_tail = tail && w.tail == kNever;
+  if (first) w.first_arrival = now;
+  if (first_tail) w.tail = now;
+  const Added added = take(worker, local, payload, stashed);
+  if (!scheduled_) return added;
+  if (added == Added::counted) try_close(worker, grid_.region[chunk], now);
+  if (first) started(Clock::first_arrival, worker, now);
+  if (first_tail) started(Clock::tail, worker, now);
+  return added;
+}
+
+Aggregator::Added Aggregator::take(uint16_t worker, uint32_t local,
+                                   std::span<const uint8_t> payload, bool stashed) {
+  if (worker_[worker].decided.test(local)) return Added::ignored;
   if (exact_) {
     if (!stashed && turn_[local] != worker && waiting_bytes_ + payload.size() > memory_)
       return Added::no_memory;
@@ -133,7 +145,6 @@ Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk, std::span<con
     count(worker, local);
   }
   decide(worker, local);
-  if (scheduled_) try_close(worker, grid_.region[chunk], now);
   return Added::counted;
 }
 
@@ -340,17 +351,35 @@ void Aggregator::try_close(uint16_t worker, uint32_t region, Nanos now) {
     const double f = fraction(w, now, timer_);
     if (ledger.counted < need(region, f)) return;
     stops_.push_back({worker, region});
+    w.stopped = true;
   }
   ledger.closed = true;
   for (uint32_t c = region_chunks_[region].begin; c < region_chunks_[region].end; ++c)
     decide(worker, c - shard_.begin);
 }
 
+void Aggregator::try_close(uint16_t worker, Nanos now) {
+  if (worker_[worker].undecided == 0) return;
+  for (uint32_t r = 0; r < regions_.size(); ++r) try_close(worker, r, now);
+}
+
 void Aggregator::close_all(Nanos now) {
   timer_ = kNever;
-  for (uint16_t w = 0; w < workers_; ++w) {
-    if (worker_[w].undecided == 0) continue;
-    for (uint32_t r = 0; r < regions_.size(); ++r) try_close(w, r, now);
+  for (uint16_t w = 0; w < workers_; ++w) try_close(w, now);
+}
+
+// A worker's clock has started. Time runs from now on for all of its regions, also for those that
+// nothing may arrive in any more; where it was the last of all workers, for everybody's.
+void Aggregator::started(Clock clock, uint16_t worker, Nanos now) {
+  bool own = false;
+  bool all = false;
+  for (const ScheduleStep& step : plan_.schedule)
+    if (step.clock == clock) (step.scope == Scope::all ? all : own) = true;
+  for (const Worker& w : worker_) all = all && clock_time(clock, w) != kNever;
+  if (all) {
+    close_all(now);
+  } else if (own) {
+    try_close(worker, now);
   }
 }
 

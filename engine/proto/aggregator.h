@@ -65,6 +65,8 @@ class Aggregator {
   };
   // Regions that closed with chunks missing, since the last call.
   std::vector<Stop> take_stops();
+  // A region of this worker closed with chunks missing.
+  bool stopped(uint16_t worker) const { return worker_[worker].stopped; }
   // Chunks of this worker that are undecided.
   uint32_t undecided(uint16_t worker) const { return worker_[worker].undecided; }
   Bitmap missing(uint16_t worker) const;
@@ -80,6 +82,7 @@ class Aggregator {
   };
   struct Worker {
     bool opened = false;
+    bool stopped = false;
     Nanos open_time = kNever;
     Nanos first_arrival = kNever;
     Nanos tail = kNever;
@@ -96,6 +99,7 @@ class Aggregator {
   };
   static constexpr uint32_t kNone = 0xffffffff;
 
+  Added take(uint16_t worker, uint32_t local, std::span<const uint8_t> payload, bool stashed);
   void add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload);
   void add_on_arrival(uint32_t local, const uint8_t* payload);
   void count(uint16_t worker, uint32_t local);
@@ -104,7 +108,9 @@ class Aggregator {
   void accept_own(Nanos now);
   double fraction(const Worker& worker, Nanos now, Nanos& next) const;
   void try_close(uint16_t worker, uint32_t region, Nanos now);
+  void try_close(uint16_t worker, Nanos now);
   void close_all(Nanos now);
+  void started(Clock clock, uint16_t worker, Nanos now);
   Nanos clock_time(Clock clock, const Worker& worker) const;
   uint64_t need(uint32_t region, double fraction) const;
   // The own worker's chunk as the others would get it; valid until the next call.

@@ -125,6 +125,7 @@ struct Endpoint::Impl {
 
   // endpoint_ops.cc
   std::string start(OpSpec spec, Nanos now);
+  std::string check_messages(const OpSpec& spec) const;
   Op& make_op(OpSpec spec, bool worker, Nanos now);
   Op* find(uint64_t op);
   bool finished(uint64_t op) const;
@@ -136,6 +137,8 @@ struct Endpoint::Impl {
   void send_message(uint16_t to, Op& op, wire::Kind kind, std::span<const uint8_t> bytes);
   void send_list(uint16_t to, Op& op, wire::Kind kind, std::span<const uint32_t> values);
   void after_sum(Op& op, Nanos now);
+  uint64_t most_wanted(const Path& path) const;
+  void void_backlog(const Op& op, uint16_t worker);
   void fold(Op& op, Nanos now);
   bool withhold(Op& op, uint32_t chunk);
   void try_commit(Op& op, Nanos now);

@@ -50,6 +50,19 @@ bool read_open(wire::Reader& reader, OpenFixed& fixed) {
   return reader.ok();
 }
 
+bool ends_with_close(const Plan& plan) {
+  return !plan.exact() || plan.pull != Pull::exact;
+}
+
+// The longest message of an op whose shards have this many chunks: OPEN, or CLOSE. Whether
+// something is critical differs between workers, and counts for all: they refuse alike.
+uint64_t longest_message(const Plan& plan, uint64_t chunks, uint64_t plan_bytes) {
+  const uint64_t bitmap = (chunks + 7) / 8;
+  const uint64_t open = sizeof(OpenFixed) + plan_bytes + bitmap;
+  const uint64_t close = (plan.pull == Pull::lossy ? 3 : 2) * bitmap;
+  return ends_with_close(plan) ? std::max(open, close) : open;
+}
+
 std::string hex(uint64_t value) {
   char text[20];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
@@ -86,7 +99,7 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   op.pulls = plan.pull != Pull::none;
   op.lossy_pull = plan.pull == Pull::lossy;
   op.probes = plan.control == Control::probe;
-  op.has_close = !op.exact || op.committed || op.lossy_pull || !op.pulls;
+  op.has_close = ends_with_close(plan);
   op.started = now;
   op.worker = worker;
   op.aggregates = config.servers == 0 || config.endpoint >= config.workers;
@@ -95,7 +108,7 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
         static_cast<uint16_t>(config.servers ? config.endpoint - config.workers : config.endpoint);
   set_classes(op);
   if (worker) {
-    op.deadline = now + op.spec.timeout;
+    op.deadline = op.spec.timeout < kNever - now ? now + op.spec.timeout : kNever;
     op.push.reserve(op.grid.shards.size());
     // With a pull by several, each chunk that some left out and others sent is pulled by all, and
     // final only when the regions of those who did not send it have closed: that costs more.
@@ -128,6 +141,23 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   return *ops.emplace(op.id, std::move(owned)).first->second;
 }
 
+// "" or which message of the op would be longer than any may be.
+std::string Endpoint::Impl::check_messages(const OpSpec& spec) const {
+  const uint64_t plan_bytes = config.servers ? spec.plan.serialize().size() : 0;
+  const uint64_t all = Grid::count(spec.plan, config.datagram_bytes);
+  if (longest_message(spec.plan, all, plan_bytes) <= kMaxMessage) return "";
+  const Grid grid(spec.plan, config.datagram_bytes, config.aggregators());
+  for (const Grid::Shard& shard : grid.shards) {
+    const uint64_t longest = longest_message(spec.plan, shard.size(), plan_bytes);
+    if (longest <= kMaxMessage) continue;
+    return "op " + std::to_string(spec.op) + ": a shard of " + std::to_string(shard.size()) +
+           " chunks has control messages of up to " + std::to_string(longest) + " bytes; at most " +
+           std::to_string(kMaxMessage) +
+           " are allowed: use longer datagrams, smaller buckets or more servers";
+  }
+  return "";
+}
+
 std::string Endpoint::Impl::start(OpSpec spec, Nanos now) {
   if (!failure.empty()) return failure;
   if (closing) return "the engine is closed";
@@ -136,6 +166,7 @@ std::string Endpoint::Impl::start(OpSpec spec, Nanos now) {
     return "op " + std::to_string(spec.op) + " is out of order; next is " + std::to_string(next_op);
   if (std::string wrong = spec.plan.validate(); !wrong.empty()) return "plan: " + wrong;
   if (!spec.data) return "data is null";
+  if (std::string wrong = check_messages(spec); !wrong.empty()) return wrong;
   if (!spec.priorities.empty()) {
     const Grid grid(spec.plan, config.datagram_bytes, config.aggregators());
     if (std::string wrong = check_priorities(spec.plan, grid.chunks(), spec.priorities);
@@ -334,17 +365,50 @@ void Endpoint::Impl::fold(Op& op, Nanos now) {
   if (op.worker) maybe_done(op, now);
 }
 
+// Packets that a peer can still want to send to here: what is undecided of its pushes, and missing
+// of its results. Of ops that have not started here nobody knows.
+uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
+  if (!path.stash.empty()) return UINT64_MAX;
+  for (const auto& [id, opens] : waiting_opens)
+    if (opens.contains(path.peer)) return UINT64_MAX;
+  uint64_t total = 0;
+  for (const auto& [id, op] : ops) {
+    if (op->aggregator && path.peer < config.workers) total += op->aggregator->undecided(path.peer);
+    if (!op->worker || op->done || !op->pulls) continue;
+    for (uint16_t a = 0; a < config.aggregators(); ++a)
+      if (config.aggregator_endpoint(a) == path.peer) total += op->pull[a].missing();
+  }
+  return total;
+}
+
+// What a worker said of its backlog before it heard of a STOP is void, and would take credit from
+// those who need it until its next packet, which may be an op away. A push that ends where an eager
+// close does leaves none but copies.
+void Endpoint::Impl::void_backlog(const Op& op, uint16_t worker) {
+  Path& path = *paths[worker];
+  if (path.demand == 0 || !op.aggregator->stopped(worker)) return;
+  if (eager_from_start(op.spec.plan)) return;
+  path.demand = static_cast<uint16_t>(std::min<uint64_t>(path.demand, most_wanted(path)));
+}
+
 // Something was added, forgiven or closed: tells whom it concerns.
 void Endpoint::Impl::after_sum(Op& op, Nanos now) {
   Aggregator& sum = *op.aggregator;
-  for (const Aggregator::Stop& stop : sum.take_stops()) {
-    if (stop.worker == config.endpoint) continue;
-    if (op.probes) {
-      answer_push(op, stop.worker);
-      continue;
+  std::vector<uint32_t> stopped;  // regions of one worker
+  const std::vector<Aggregator::Stop> stops = sum.take_stops();
+  for (size_t i = 0; i < stops.size(); ++i) {
+    const uint16_t worker = stops[i].worker;
+    stopped.push_back(stops[i].region);
+    if (i + 1 < stops.size() && stops[i + 1].worker == worker) continue;
+    if (worker == config.endpoint) {
+      // It sends nothing to itself.
+    } else if (op.probes) {
+      answer_push(op, worker);
+    } else {
+      send_list(worker, op, wire::Kind::stop, stopped);
+      void_backlog(op, worker);
     }
-    const uint32_t region = stop.region;
-    send_list(stop.worker, op, wire::Kind::stop, std::span(&region, 1));
+    stopped.clear();
   }
   if (op.worker && !op.done) {
     PullReceiver& own = op.pull[op.shard];

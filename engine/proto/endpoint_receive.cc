@@ -216,7 +216,7 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
       if (added == Aggregator::Added::malformed) break;
       note_class(op, header);
       after_sum(op, now);
-      if (op.probes) answer_push(op, source);
+      op.probes ? answer_push(op, source) : void_backlog(op, source);
       return true;
     }
     case wire::Kind::pull: {

@@ -31,6 +31,13 @@ Grid::Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
   }
 }
 
+uint64_t Grid::count(const Plan& plan, uint32_t datagram_bytes) {
+  const uint64_t each = plan.format.chunk_elements(datagram_bytes - wire::kHeaderBytes);
+  uint64_t chunks = 0;
+  for (const Region& part : plan.regions) chunks += (part.length + each - 1) / each;
+  return chunks;
+}
+
 uint16_t Grid::aggregator_of(uint32_t chunk) const {
   const auto it = std::upper_bound(shards.begin(), shards.end(), chunk,
                                    [](uint32_t c, const Shard& s) { return c < s.end; });

@@ -26,10 +26,14 @@ struct ControlFrame {
 };
 
 // Control frames in flat slots. A packet in flight refers to its frame by a handle (slot and
-// generation), which goes stale once the frame is acknowledged.
+// generation), which goes stale once the frame is acknowledged. What finds no slot waits for one.
 class ControlFrames {
  public:
   void push(ControlFrame frame) {
+    if (free_.empty() && slots_.size() == kMostSlots) {
+      without_slot_.push_back(std::move(frame));
+      return;
+    }
     uint32_t slot;
     if (free_.empty()) {
       slot = static_cast<uint32_t>(slots_.size());
@@ -65,9 +69,14 @@ class ControlFrames {
     slot.generation = (slot.generation + 1) & 0xffff;
     slot.frame.payload.clear();
     free_.push_back(handle & 0xffff);
+    if (without_slot_.empty()) return;
+    ControlFrame next = std::move(without_slot_.front());
+    without_slot_.pop_front();
+    push(std::move(next));
   }
 
  private:
+  static constexpr size_t kMostSlots = 1u << 16;
   struct Slot {
     ControlFrame frame;
     uint32_t generation = 0;
@@ -77,6 +86,7 @@ class ControlFrames {
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_;
   std::deque<uint32_t> queue_;  // handles
+  std::deque<ControlFrame> without_slot_;
 };
 
 // One-way delay above its minimum of the last seconds. The clocks of both ends need not agree.

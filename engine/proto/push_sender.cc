@@ -6,15 +6,11 @@
 
 namespace gradwire {
 
-namespace {
-
 bool eager_from_start(const Plan& plan) {
   return plan.control == Control::stream && plan.spend == Spend::anything &&
          plan.schedule.size() == 1 && plan.schedule[0].clock == Clock::open &&
          plan.schedule[0].delay == 0 && plan.schedule[0].fraction == ScheduleStep::kOneMinusBound;
 }
-
-}  // namespace
 
 std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
                                 std::span<const uint32_t> critical,

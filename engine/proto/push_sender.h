@@ -12,11 +12,13 @@
 
 namespace gradwire {
 
+// Spend anything, fraction one minus the bound, in a stream: a push ends where the close does.
+bool eager_from_start(const Plan& plan);
+
 // What a worker sends of one shard, in order: the critical chunks, then by its own priority classes
-// (order priority), within a class in the shared order. Under an eager close from the start (spend
-// anything, fraction one minus the bound) only as much of each region as the close asks for: every
-// worker leaves out the same chunks, with classes those of its own last ones. `spares`: gets these,
-// in the same order.
+// (order priority), within a class in the shared order. Under an eager close from the start only as
+// much of each region as the close asks for: every worker leaves out the same chunks, with classes
+// those of its own last ones. `spares`: gets these, in the same order.
 std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
                                 std::span<const uint32_t> critical,
                                 std::span<const uint8_t> priorities = {},

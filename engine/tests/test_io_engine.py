@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -387,13 +389,15 @@ def test_many_small_ops_in_flight() -> None:
 # ---------------------------------------------------------------------------- processes
 
 
-def run_python(code: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str, timeout: float = 30.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         check=False,
     )
 
@@ -408,6 +412,23 @@ PAIR = """
     assert pair[0].wait_connected(5 * 10**9) == []
     plan = _engine.Plan(elements=10**6, regions=[(0, 10**6, 0.0)])
 """
+
+
+def test_an_op_whose_messages_would_be_too_long_fails_at_once() -> None:
+    """Three bits for each of its chunks in CLOSE. Nothing of the array is ever touched."""
+    elements = 640_000_000
+    try:
+        data = np.zeros(elements, np.float32)
+    except MemoryError:
+        pytest.skip("there is no address space for such an array here")
+    made = plan(elements, 0.1, spend="lost", pull="lossy", pull_bound=0.1)
+    with job(1, 1, datagram_bytes=256) as engines:
+        engines[0].all_reduce(op=0, step=0, plan=made, data=data)
+        done = engines[0].next_completion(30 * SECOND)
+        assert done is not None
+        assert str(4 << 20) in done.error
+        # The engine itself is as good as before.
+        all_reduce(engines, 0, plan(1000), gradients(1, 1000))
 
 
 def test_exit_with_open_engines_and_running_ops_is_clean() -> None:
@@ -427,7 +448,7 @@ def test_a_forked_child_touches_nothing() -> None:
         else: raise SystemExit("no error")
         assert pair[0].next_completion(10**12) is None
         assert pair[0].failure()
-        pair[0].counters(); pair[0].close()
+        pair[0].counters(); pair[0].leave_to_parent(); pair[0].close()
         del pair
         sys.exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -438,6 +459,66 @@ def test_a_forked_child_touches_nothing() -> None:
     print("fine")
     """)  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_a_forked_child_lets_go_of_the_port() -> None:
+    """Its parent works on with the same epoll set, then closes and opens the port anew."""
+    done = run_python(PAIR + """
+    port = pair[0].address[1]
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(theirs)
+        before = len(os.listdir("/proc/self/fd"))
+        for e in pair: e.leave_to_parent(); e.leave_to_parent()
+        gone = before - len(os.listdir("/proc/self/fd"))
+        os.read(ours, 1)
+        os._exit(gone)
+    buffers = [np.ones(10**6, np.float32) for _ in pair]
+    for e, b in zip(pair, buffers):
+        e.leave_to_parent()
+        e.all_reduce(op=0, step=0, plan=plan, data=b)
+    for e in pair: assert e.next_completion(10 * 10**9).ok
+    for e in pair: e.close()
+    engine(0, port=port)
+    os.close(theirs)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) >= 6)
+    """)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler for a clock of our own")
+def test_a_wall_clock_that_is_stepped_back_makes_no_queue(tmp_path: Path) -> None:
+    """Kernel stamps seem 0.3 s too early for a while, as after a step until the next alignment."""
+    source, clock = tmp_path / "clock.c", tmp_path / "clock.so"
+    source.write_text("""
+    #include <sys/syscall.h>
+    #include <time.h>
+    #include <unistd.h>
+    volatile long wall_clock_ahead;  /* seconds / 10 */
+    int clock_gettime(clockid_t id, struct timespec* at) {
+      long wrong = syscall(SYS_clock_gettime, id, at);
+      if (!wrong && id == CLOCK_REALTIME) at->tv_nsec += wall_clock_ahead * 100000000;
+      if (at->tv_nsec >= 1000000000) at->tv_sec += 1, at->tv_nsec -= 1000000000;
+      return (int)wrong;
+    }
+    """)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", clock, source], check=True)
+    done = run_python(PAIR + """
+    import ctypes
+    ahead = ctypes.c_long.in_dll(ctypes.CDLL(None), "wall_clock_ahead")
+    small = _engine.Plan(elements=5000, regions=[(0, 5000, 0.0)])
+    op = 0
+    for ahead.value in (0, 3, 0):
+        until = time.monotonic() + 0.15
+        while time.monotonic() < until:
+            for e in pair:
+                e.all_reduce(op=op, step=op, plan=small, data=np.ones(5000, np.float32))
+            for e in pair: assert e.next_completion(10 * 10**9).ok
+            op += 1
+    print(all(e.counters()["queue_delay_ns"] < 10**8 for e in pair))
+    """, LD_PRELOAD=str(clock))  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
 def test_ctrl_c_is_heard_while_waiting() -> None:

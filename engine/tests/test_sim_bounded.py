@@ -186,6 +186,73 @@ def test_a_clock_starts_with_the_tails_of_all_senders() -> None:
     assert ends["whole"] < len(seeds) < ends["skew"]
 
 
+def test_the_last_worker_s_first_chunk_closes_what_others_have_sent() -> None:
+    """Rank 0 has pushed what the bound asks for, and is cut off when rank 1 starts."""
+    made = plan(200_000, 0.5, spend="anything", schedule=[("first_arrival", "all", 0, -1.0)])
+    fabric = Fabric(2, servers=1)
+    fabric.set_link(0, "up", Link(rate=4e6))
+    fabric.all_reduce(0, made, gradients(2, 200_000), at=[0.0, 0.25])
+    fabric.run(0.15, until_done=False)
+    fabric.partition(0, 2)
+    fabric.run(3.0)
+    fabric.heal(0, 2)
+    fabric.run()
+    must_be_ok(fabric)
+    assert fabric.finished_at(1, 0) < 0.5
+
+
+@pytest.mark.parametrize("elements", [5_000, 20_000])
+def test_the_last_tail_starts_the_clock_though_it_completes_its_shard(elements: int) -> None:
+    """Of less than a hundred chunks only the very last is a tail. Rank 0 lost some, and is cut."""
+    early, hard = ("tail", "all", 5_000_000, 0.0), ("open", "all", 200_000_000, 0.0)
+    made = plan(elements, 0.9, spend="late", schedule=[("open", "worker", 0, 1.0), early, hard])
+    fabric = Fabric(3, servers=1, seed=2)
+    fabric.set_link(0, "up", Link(loss=0.5))
+    fabric.all_reduce(0, made, gradients(3, elements), at=[0.0, 0.05, 0.05])
+    fabric.run(2e-3, until_done=False)
+    fabric.partition(0, 3)
+    fabric.run(2.0)
+    assert fabric.completion(1, 0) is not None
+    assert 0.055 < fabric.finished_at(1, 0) < 0.07
+
+
+def test_a_worker_s_first_chunk_starts_the_clock_of_all_its_regions() -> None:
+    """It completes the second region, and nothing at all comes of the first."""
+    schedule = [("open", "worker", 0, 1.0), ("first_arrival", "worker", 3_000_000, 0.0)]
+    made = _engine.Plan(
+        elements=6000, regions=[(0, 5900, 0.9), (5900, 100, 0.9)], spend="late", schedule=schedule
+    )
+    fabric = Fabric(2, servers=1)
+    last = len(chunks_of(fabric, made)[0]) - 1
+    fabric.set_link(0, "up", Link(rate=1e6))
+    critical = [[last], None]
+    fabric.all_reduce(0, made, gradients(2, 6000), critical=critical, at=[0.05, 0.0])
+    fabric.run(0.0515, until_done=False)
+    fabric.partition(0, 2)
+    fabric.run(2.0)
+    assert fabric.completion(1, 0) is not None
+    assert fabric.finished_at(1, 0) < 0.06
+
+
+def test_what_was_stopped_takes_no_credit_from_others() -> None:
+    """Three of four workers are stopped early; the fourth, all of whose chunks are critical, has
+    the port to itself, and then again in the next op."""
+    elements, chunks = 500_000, 1386
+    schedule = [("first_arrival", "worker", 0, -1.0)]
+    made = plan(elements, 0.9, spend="anything", schedule=schedule, pull="none")
+    fabric = Fabric(4, servers=1, link=Link(rate=25e6, delay=10e-3), seed=2)
+    took = []
+    for op in range(2):
+        start = fabric.now
+        critical = [None, None, None, range(chunks)]
+        fabric.all_reduce(op, made, gradients(4, elements), critical=critical, at=start)
+        fabric.run()
+        took.append(fabric.finished_at(3, op) - start)
+    must_be_ok(fabric, ops=2)
+    assert took[0] < 0.6
+    assert took[1] < 0.3
+
+
 def test_nothing_is_spent_where_nothing_is_lost() -> None:
     for spend in ("lost", "late"):
         made = plan(60_000, 0.3, **{**SPENDS[spend], "schedule": [("open", "all", 0, 1.0)]})

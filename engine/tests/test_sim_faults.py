@@ -126,6 +126,14 @@ def test_a_live_rank_that_does_not_take_part_is_named_at_the_op_s_time_out() -> 
         assert fabric.finished_at(worker, 0) == pytest.approx(5.0, abs=0.1)
 
 
+def test_the_longest_time_out_that_can_be_said_does_not_lie_in_the_past() -> None:
+    fabric = Fabric(2)
+    fabric.run(1.0, until_done=False)
+    fabric.all_reduce(0, plan(5000), gradients(2, 5000), timeout=9_223_372_036.0, at=1.0)
+    fabric.run()
+    must_be_ok(fabric)
+
+
 @pytest.mark.parametrize("servers", [0, 1])
 @pytest.mark.parametrize("difference", ["bound", "seed", "elements", "step"])
 def test_another_plan_is_an_error_that_names_both(difference: str, servers: int) -> None:

@@ -216,6 +216,8 @@ class Engine:
         """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp, ecn: what the kernel granted."""
     def failure(self) -> str:
         """Empty, or why the engine can no longer serve (a dead peer, another plan…)."""
+    def leave_to_parent(self) -> None:
+        """In a forked child: lets go of the socket, so that it ends with the parent's close."""
     def close(self) -> None:
         """Says goodbye to the peers, joins the thread, fails what is open. Idempotent."""
 

@@ -305,11 +305,13 @@ def _close_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The engines' threads exist only in the parent: the child keeps its hands off them."""
+    """The engines' threads exist only in the parent: the child keeps its hands off them, and does
+    not hold their ports when the parent has closed them."""
     global _hosts_lock
     _hosts_lock = threading.RLock()
     for host in _hosts:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(host.engine))  # never destroyed here
+        host.engine.leave_to_parent()
         _left_to_the_parent.append(host)
     _hosts.clear()
 
