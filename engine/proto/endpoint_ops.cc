@@ -387,7 +387,8 @@ uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
 void Endpoint::Impl::void_backlog(const Op& op, uint16_t worker) {
   Path& path = *paths[worker];
   if (path.demand == 0 || !op.aggregator->stopped(worker)) return;
-  if (eager_from_start(op.spec.plan)) return;
+  // On a short path its next word comes at once, and what it must send again is no less than this.
+  if (!long_path(path.rtt.minimum()) || eager_from_start(op.spec.plan)) return;
   path.demand = static_cast<uint16_t>(std::min<uint64_t>(path.demand, most_wanted(path)));
 }
 
