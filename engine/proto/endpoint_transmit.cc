@@ -412,6 +412,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   uint64_t best_allowed = 0;
   uint32_t destinations = 0;
   Nanos held = kNever;
+  const bool apart = far.rtprop && !far.alone && config.pacing;
   const double space = room(now);
   const uint64_t window = space > 0 ? static_cast<uint64_t>(space / wire_bytes) + 1 : 0;
   const auto count = static_cast<uint16_t>(paths.size());
@@ -440,7 +441,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
       continue;
     }
     if (window == 0) continue;
-    if (far.rtprop && !far.alone && config.pacing) {
+    if (apart) {
       if (const Nanos wait = hold(*path, quantum * wire_bytes, now)) {
         path->held = true;
         held = std::min(held, now + wait);
@@ -472,7 +473,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   if (!transmit_data(*best, now, train, static_cast<uint32_t>(best_allowed)))
     return transmit_train(now, train);
   if (paced) tokens -= train.total_bytes + 42.0 * train.count;
-  best->tokens -= train.total_bytes + 42.0 * train.count;
+  best->tokens = apart ? best->tokens - (train.total_bytes + 42.0 * train.count) : 0;
   best->held = false;
   next_path = static_cast<uint16_t>((best->peer + 1) % count);
   return true;
