@@ -133,7 +133,8 @@ Aggregator::Added Aggregator::add(uint16_t worker, uint32_t chunk, std::span<con
 
 Aggregator::Added Aggregator::take(uint16_t worker, uint32_t local,
                                    std::span<const uint8_t> payload, bool stashed) {
-  if (worker_[worker].decided.test(local)) return Added::ignored;
+  const Worker& w = worker_[worker];
+  if (w.decided.test(local)) return Added::ignored;
   if (exact_) {
     if (!stashed && turn_[local] != worker && waiting_bytes_ + payload.size() > memory_)
       return Added::no_memory;

@@ -32,7 +32,8 @@ Grid::Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
 }
 
 uint64_t Grid::count(const Plan& plan, uint32_t datagram_bytes) {
-  const uint64_t each = plan.format.chunk_elements(datagram_bytes - wire::kHeaderBytes);
+  const size_t payload_bytes = datagram_bytes - wire::kHeaderBytes;
+  const uint64_t each = plan.format.chunk_elements(payload_bytes);
   uint64_t chunks = 0;
   for (const Region& part : plan.regions) chunks += (part.length + each - 1) / each;
   return chunks;
