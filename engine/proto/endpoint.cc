@@ -8,8 +8,9 @@ namespace gradwire {
 
 namespace {
 constexpr Nanos kConnectPing = 50 * kMillisecond;
-constexpr Nanos kFarewellInterval = 10 * kMillisecond;
-constexpr uint32_t kFarewells = 3;
+constexpr uint32_t kFarewells = 3;  // to those of whom no answer is expected
+// To those who leave as well: they may be gone before they could answer, or may not have heard.
+constexpr uint32_t kMostFarewells = 6;
 constexpr uint32_t kQuickProbes = 40;  // time-outs in a row before the backoff grows for good
 constexpr uint32_t kQuickBackoff = 1;  // doublings until then
 constexpr Nanos kHeardOf = 1 * kSecond;
@@ -213,7 +214,8 @@ Nanos Endpoint::Impl::next_timer() const {
     if (!p) continue;
     if (!p->gone) next = std::min(next, p->last_ping + ping_interval(*p, last_timer));
     next = std::min(next, p->ack_due);
-    if (p->errors_left || p->byes_left) next = std::min(next, p->next_farewell);
+    const bool bye = closing && !closed && !farewell_over(*p);
+    if (p->errors_left || bye) next = std::min(next, p->next_farewell);
     if (failure.empty() && (p->sent.in_flight() > 0 || p->starved))
       next = std::min(next, probe_time(*p, last_timer));
   }
@@ -239,17 +241,29 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
     return true;
   });
   for (auto& p : paths) {
-    if (!p || p->gone) continue;
-    p->byes_left = kFarewells;
+    if (!p) continue;
+    p->told = false;
+    // Who left before has been answered; that may have been lost.
+    p->byes_enough = p->gone && p->loss_to(now) <= kHeavyLoss ? 1 : kMostFarewells;
     p->next_farewell = now;
   }
   finish_close(now);
 }
 
+// Nothing more needs to be said to this peer: it knows that this endpoint leaves, or, where an
+// answer may never come (it leaves itself, or was never here, or all has failed), should know.
+bool Endpoint::Impl::farewell_over(const Path& path) const {
+  if (path.told) return true;
+  const bool met = path.rtt.any() || path.received.largest() > 0;
+  if (!met || !failure.empty()) return path.byes_sent >= std::min(path.byes_enough, kFarewells);
+  return path.gone && path.byes_sent >= path.byes_enough;
+}
+
 bool Endpoint::Impl::close_ready() const {
   if (failure.empty() && !ops.empty()) return false;
-  return std::none_of(paths.begin(), paths.end(),
-                      [](const auto& p) { return p && (p->byes_left || p->errors_left); });
+  return std::none_of(paths.begin(), paths.end(), [this](const auto& p) {
+    return p && (p->errors_left || p->answer_bye || !farewell_over(*p));
+  });
 }
 
 void Endpoint::Impl::finish_close(Nanos now) {

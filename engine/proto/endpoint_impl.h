@@ -36,6 +36,7 @@ struct Endpoint::Impl {
   void check_life(Nanos now);
   void check_deadlines(Nanos now);
   void check_probe(Path& path, Nanos now);
+  bool farewell_over(const Path& path) const;
   bool close_ready() const;
   void finish_close(Nanos now);
 
@@ -60,6 +61,7 @@ struct Endpoint::Impl {
   // endpoint_transmit.cc
   bool transmit(Nanos now, Train& train);
   bool transmit_unreliable(Path& path, Nanos now, Train& train);
+  bool transmit_farewell(Path& path, Nanos now, Train& train);
   bool transmit_train(Nanos now, Train& train);
   bool transmit_control(Path& path, Nanos now, Train& train);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);

@@ -82,13 +82,17 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
       return;
     }
     case wire::Kind::bye: {
-      wire::Reader reader(datagram.subspan(wire::kCommonBytes));
-      const auto complete_below = reader.get<uint64_t>();
-      if (!reader.ok()) return;
-      path.gone_op = std::max(path.gone_op, complete_below);
+      const auto bye = wire::read_bye(datagram);
+      if (!bye) {
+        ++counters.malformed;
+        return;
+      }
+      path.told |= bye->heard;
+      if (!bye->leaves) return;
+      path.answer_bye = !bye->heard && !closed;
+      path.gone_op = std::max(path.gone_op, bye->complete_below);
       if (path.gone) return;
       path.gone = true;
-      path.byes_left = 0;
       for (auto& [id, op] : ops)
         if (!(op->worker && op->done) && !still_possible(*op, now)) return;
       retire(now);

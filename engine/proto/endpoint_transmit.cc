@@ -9,8 +9,10 @@ namespace gradwire {
 namespace {
 
 constexpr Nanos kFarewellInterval = 10 * kMillisecond;
-constexpr double kProbeGain = 0.2;    // with an empty queue, nearly
-constexpr double kProbeQueue = 0.75;  // of the target: without probing from there on
+constexpr uint32_t kQuickFarewells = 3;     // then twice as far apart each time
+constexpr uint32_t kFarewellDoublings = 2;  // at the most
+constexpr double kProbeGain = 0.2;          // with an empty queue, nearly
+constexpr double kProbeQueue = 0.75;        // of the target: without probing from there on
 // Of the target's queue: what probing above the rate may add to it in a round of a long path.
 constexpr double kProbeRoom = 0.5;
 constexpr double kRampGain = 1.25;  // a ramp's round goes out in half of it
@@ -130,19 +132,26 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     end_control(train, wire::kCommonBytes + 4 + length, control_dscp);
     return true;
   }
-  if (path.byes_left && now >= path.next_farewell) {
-    --path.byes_left;
-    path.next_farewell = now + kFarewellInterval;
-    uint8_t* at = begin_control(train, path.peer, wire::kCommonBytes + 8);
-    wire::write_common(at, common(wire::Kind::bye));
-    uint64_t complete_below = std::min(next_op, abandoned);
-    for (const auto& [id, op] : ops)
-      if (op->worker && !op->done) complete_below = std::min(complete_below, id);
-    wire::put(at + wire::kCommonBytes, complete_below);
-    end_control(train, wire::kCommonBytes + 8, control_dscp);
-    return true;
+  return transmit_farewell(path, now, train);
+}
+
+// BYE: until the peer says that it was heard, and one for each of the peer's that asks for it.
+bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
+  const bool due = closing && !closed && !farewell_over(path) && now >= path.next_farewell;
+  if (!due && !path.answer_bye) return false;
+  path.answer_bye = false;
+  if (closing) {
+    ++path.byes_sent;
+    const uint32_t doublings = path.byes_sent - std::min(path.byes_sent, kQuickFarewells);
+    path.next_farewell = now + (kFarewellInterval << std::min(doublings, kFarewellDoublings));
   }
-  return false;
+  wire::Bye bye{std::min(next_op, abandoned), closing, path.gone};
+  for (const auto& [id, op] : ops)
+    if (op->worker && !op->done) bye.complete_below = std::min(bye.complete_below, id);
+  uint8_t* at = begin_control(train, path.peer, wire::kByeBytes);
+  wire::write_bye(at, common(wire::Kind::bye), bye);
+  end_control(train, wire::kByeBytes, control_dscp);
+  return true;
 }
 
 bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {

@@ -200,7 +200,10 @@ struct Path {
   bool pong_now = false;
   uint64_t pong_echo = 0;
   uint32_t errors_left = 0;
-  uint32_t byes_left = 0;
+  bool told = false;         // it has heard that this endpoint leaves
+  bool answer_bye = false;   // it has said goodbye and does not know that that was heard
+  uint32_t byes_sent = 0;    // since close()
+  uint32_t byes_enough = 0;  // where no answer may come
   Nanos next_farewell = 0;
 };
 

@@ -213,6 +213,61 @@ def test_closing_early_does_not_rob_the_others_of_results() -> None:
     must_be_ok(fabric)
 
 
+def byes(fabric: Fabric, source: int) -> int:
+    return sum(each.kind == "bye" and each.source == source for each in fabric.trace())
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_goodbye_is_repeated_until_it_is_heard(servers: int) -> None:
+    """Rank 3 stays, with the server: nobody that has left is dead to them."""
+    for seed in range(12):
+        link = Link(loss=1 - 0.2**0.5)  # there and back: four out of five
+        fabric = Fabric(4, servers=servers, link=link, seed=seed)
+        fabric.all_reduce(0, plan(20_000), gradients(4, 20_000))
+        fabric.run()
+        must_be_ok(fabric)
+        for worker in range(3):
+            fabric.close(worker)
+        while not all(fabric.closed(worker) for worker in range(3)):
+            fabric.run(fabric.now + 0.01, until_done=False)
+        for worker in range(3):
+            fabric.kill(worker)  # its socket is gone
+        fabric.run(fabric.now + 60.0, until_done=False)
+        assert [fabric.failure(host) for host in range(3, 4 + servers)] == [""] * (1 + servers)
+
+
+def test_leaving_takes_a_round_trip_and_an_answer_from_each() -> None:
+    fabric = Fabric(4, trace=100_000)
+    fabric.all_reduce(0, plan(20_000), gradients(4, 20_000))
+    fabric.run()
+    start = fabric.now
+    fabric.close(0)
+    fabric.run(start + 200e-6, until_done=False)
+    assert fabric.closed(0)
+    assert [byes(fabric, host) for host in range(4)] == [3, 1, 1, 1]
+    for worker in (1, 2, 3):
+        fabric.close(worker)
+    fabric.run(start + 400e-6, until_done=False)
+    assert all(fabric.closed(worker) for worker in range(4))
+    assert sum(byes(fabric, host) for host in range(4)) < 30
+
+
+def test_goodbyes_that_come_twice_call_forth_no_storm() -> None:
+    """One leaves, one stays, and the third is dead, so that the first lingers to the end."""
+    fabric = Fabric(3, link=Link(duplicate=0.9), trace=100_000, ping_interval=10.0)
+    fabric.all_reduce(0, plan(20_000), gradients(3, 20_000))
+    fabric.run()
+    fabric.kill(2)
+    start = fabric.now
+    fabric.close(0, linger=2.0)
+    fabric.run(start + 1.99, until_done=False)
+    assert not fabric.closed(0)
+    fabric.run(start + 2.01, until_done=False)
+    assert fabric.closed(0)
+    assert byes(fabric, 0) < 2.0 / 0.04 + 10
+    assert byes(fabric, 1) < 5
+
+
 # ---------------------------------------------------------------------------- hostile datagrams
 
 

@@ -82,6 +82,22 @@ std::optional<Ack> read_ack(std::span<const uint8_t> datagram) {
   return ack;
 }
 
+void write_bye(uint8_t* at, const Common& common, const Bye& bye) {
+  write_common(at, common);
+  at = put(at + kCommonBytes, bye.complete_below);
+  at = put(at, static_cast<uint8_t>(bye.leaves));
+  put(at, static_cast<uint8_t>(bye.heard));
+}
+
+std::optional<Bye> read_bye(std::span<const uint8_t> datagram) {
+  if (datagram.size() < kByeBytes) return std::nullopt;
+  Reader reader(datagram.subspan(kCommonBytes));
+  const auto complete_below = reader.get<uint64_t>();
+  const bool leaves = reader.get<uint8_t>() != 0;
+  const bool heard = reader.get<uint8_t>() != 0;
+  return Bye{complete_below, leaves, heard};
+}
+
 void write_pass(uint8_t* at, const Pass& pass) {
   put(put(at, pass.way), pass.number);
 }

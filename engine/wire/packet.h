@@ -18,8 +18,8 @@
 namespace gradwire::wire {
 
 // Raised with every change of what travels. 2: the ACK's fields, `share`, the width
-// of `loss` and the counts of ECN marks.
-inline constexpr uint8_t kVersion = 2;
+// of `loss` and the counts of ECN marks. 3: BYE is answered.
+inline constexpr uint8_t kVersion = 3;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
 inline constexpr size_t kMinDatagram = 256;
@@ -62,6 +62,15 @@ enum class Way : uint32_t { push = 0, pull = 1 };
 struct Pass {
   Way way;
   uint32_t number;  // from 1 on
+};
+
+// BYE is repeated until it is answered, by one who stays or who leaves as well. What says that the
+// receiver has been heard is an answer itself and has none.
+inline constexpr size_t kByeBytes = kCommonBytes + 10;
+struct Bye {
+  uint64_t complete_below;  // ops below it are complete at the sender
+  bool leaves;              // else it only answers
+  bool heard;               // that the receiver leaves
 };
 
 // Flags of a header.
@@ -147,6 +156,8 @@ size_t write_ack(uint8_t* at, const Common& common, const Ack& ack);
 std::optional<Common> read_common(std::span<const uint8_t> datagram);
 std::optional<Header> read_header(std::span<const uint8_t> datagram);
 std::optional<Ack> read_ack(std::span<const uint8_t> datagram);
+void write_bye(uint8_t* at, const Common& common, const Bye& bye);
+std::optional<Bye> read_bye(std::span<const uint8_t> datagram);
 void write_pass(uint8_t* at, const Pass& pass);
 std::optional<Pass> read_pass(std::span<const uint8_t> payload);
 
