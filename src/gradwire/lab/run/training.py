@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -146,23 +147,34 @@ class _Course:
     def set_pace(self) -> None:
         """Stretch computation until communication has the share that is asked for.
 
-        The first steps, on a quiet network, tell how long the first contestant communicates, and
-        how long a step goes on after that, which is computation, too; the others take them as well,
-        so that all have trained alike.
+        The first steps, on a quiet network, tell how long the first contestant communicates and
+        what a step takes beside that and its computation, which is computation, too. Twice, for
+        ranks that compute all the time hold each other's transfers up. The others take these steps
+        as well, so that all have trained alike.
         """
         share = self._scenario.model.communication_share
         if not share:
             return
-        comm: list[float] = []
-        after: list[float] = []
-        for each in self._scenario.contestants:
-            block = self._block(each.name, _QUIET_STEPS, False)
-            if not comm:
-                comm = [step.comm for step in join(block, 0, 0.0)][_QUIET_STEPS // 2 :]
-                after = _after(block)[_QUIET_STEPS // 2 :]
-        computed = percentile(comm, 50) * (1 - share) / share
-        self._compute_s = max(_SHORTEST_S, computed - percentile(after, 50))
+        comm, rest = math.inf, 0.0
+        for _ in range(2):
+            blocks = [
+                self._block(each.name, _QUIET_STEPS, False) for each in self._scenario.contestants
+            ]
+            comm = min(comm, _median([step.comm for step in join(blocks[0], 0, 0.0)]))
+            rest = _median(self._rest(blocks[0]))
+            self._compute_s = max(_SHORTEST_S, comm * (1 - share) / share - rest)
         self._run.facts["compute_s"] = self._compute_s
+
+    def _rest(self, block: Block) -> list[float]:
+        """Seconds of each step in which it neither communicates nor computes, as far as one can
+        tell: where those two overlap, or computation was not stretched, what follows them."""
+        if self._compute_s and not self._scenario.model.overlap:
+            steps = join(block, 0, 0.0)
+            return [max(0.0, step.took - step.comm - self._compute_s) for step in steps]
+        return [
+            max(view["ended"] for view in views) - max(view["end"] for view in views)
+            for views in zip(*block.ranks, strict=True)
+        ]
 
     def all_turns(self, done: int, steps: int) -> None:
         """A turn of every contestant, from their step number `done` on."""
@@ -241,12 +253,9 @@ class _Course:
         self._ranks.ask({"command": "close"}, time.monotonic() + _CLOSE_SECONDS)
 
 
-def _after(block: Block) -> list[float]:
-    """Seconds of each step from its averaged gradients to its end."""
-    return [
-        max(view["ended"] for view in views) - max(view["end"] for view in views)
-        for views in zip(*block.ranks, strict=True)
-    ]
+def _median(seconds: Sequence[float]) -> float:
+    """Of the later half: the first steps make connections."""
+    return percentile(seconds[len(seconds) // 2 :], 50)
 
 
 def _keep(track: Track, step: Step, block: Block, index: int) -> None:
