@@ -243,7 +243,7 @@ BAD = [
     (
         'kind = "push"',
         'kind = "push"\nround_limit_s = 0.001',
-        r"work: round_limit_s=0.001: 0.01 or more is allowed",
+        r"work.round_limit_s=0.001: must be 0.01 or more",
     ),
     (
         "[work]",

@@ -43,7 +43,7 @@ class Work:
     )
     seeds: tuple[int, ...] = key((0,), "the whole is done again for each", low=0, high=LARGEST_SEED)
     round_limit_s: float = key(
-        60.0, "a round that takes longer ends the cell, s", above=0.0, high=86_400.0
+        60.0, "a round that takes longer ends the cell, s", low=SHORTEST_S, high=86_400.0
     )
 
     def __post_init__(self) -> None:
@@ -51,11 +51,6 @@ class Work:
             raise ScenarioError(f"bytes={self.bytes!r}: a multiple of 4 (float32) is allowed")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ScenarioError(f"seeds={list(self.seeds)!r}: one or more different numbers")
-        if self.round_limit_s < SHORTEST_S:
-            raise ScenarioError(
-                f"round_limit_s={self.round_limit_s!r}: {SHORTEST_S:g} or more is allowed, as for "
-                "gradwire's timeout"
-            )
         if self.kind == "training":
             if self.rounds <= self.warm_up:
                 raise ScenarioError(
