@@ -18,12 +18,14 @@ class RateMeter {
   void add(uint64_t bytes, Nanos now, bool lossy = false, Nanos sent = 0) {
     if (start_ == 0 || now - last_ > idle()) {
       end_burst();
-      sent_ = std::max(sent_, sent);
+      sent_ = sent;
       opened_ = now;
       begin(now);
       return;
     }
-    sent_ = std::max(sent_, sent);
+    const bool other = (sent == 0) != (sent_ == 0);  // an interval is of one kind
+    sent_ = other ? sent : std::max(sent_, sent);
+    if (other) return begin(now);
     last_ = now;
     // The first clump, which may come in several parts, opens the interval; its bytes were
     // delivered before it.
