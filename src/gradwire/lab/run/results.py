@@ -41,9 +41,12 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
         same = all(each.scenario == form for each in records.values())
         if not same:
             others.append(cell.name)
-        cells.append(_cell(cell, records, same))
+        entry = _cell(cell, records, same)
+        cells.append(entry)
         sound = {seed: each.run for seed, each in records.items() if each.run.error is None}
-        summaries = _summaries(cell, sound, same)
+        summaries = {each["name"]: each for each in entry["contestants"]}
+        if len(sound) < len(records):
+            summaries = _summaries(cell, sound, same)
         complete = set(first.work.seeds) <= sound.keys()
         measured.append(Measured(cell, summaries, complete))
     result: dict[str, Any] = finite(
