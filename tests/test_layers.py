@@ -14,22 +14,16 @@ ENGINE = ROOT / "engine"
 # Top layer first. A module may import its own layer and those below.
 LAYERS = (
     (
-        "__main__",
         "cli",
         "lab",
         "sim",
         "virtual",
         "bench",
-        "report",
         "demo",
         "server",
-        "doctor",
-        "top",
     ),
     (
         "ddp",
-        "fsdp",
-        "process_group",
         "hook",
         "pipeline",
         "ballots",

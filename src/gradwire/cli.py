@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from gradwire import __version__
 
 # In the order of the help. A module loads only when its command runs or is listed.
-COMMANDS = ("demo", "bench", "server", "calibrate", "doctor", "lab", "sim", "top", "report")
+COMMANDS = ("demo", "bench", "server", "calibrate", "lab", "sim", "report")
 MODULES = {
     "calibrate": "calibration",
     "lab": "lab.command",

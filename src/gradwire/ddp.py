@@ -36,8 +36,8 @@ def attach(
 
     policy: a name ("reliable", "dblp", …: docs/policies.md), a policy object, or None for
     GRADWIRE_POLICY, else "adaptive". optimizer: the one that steps once after each backward pass:
-    its learning rate's drops count as critical, its family decides error_feedback="auto", and
-    guard="skip" can keep it from stepping. scaler: the one that scales the loss: norms and
+    a learning rate that has halved counts as critical, its family decides error_feedback="auto",
+    and guard="skip" can keep it from stepping. scaler: the one that scales the loss: norms and
     residuals follow its scale, and a step that it skips takes nothing of what was owed with it.
     options: the policy's own (p_low=0.01, …) and the common settings of
     `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl", …); what is not given
@@ -119,7 +119,7 @@ class Attachment:
 
         Assigning "critical" or "tolerant" votes for that phase, None leaves it to the detector:
         the vote travels with the next step and rules from the one after it, on all ranks as soon
-        as one rank votes ("critical" wins).
+        as one rank votes ("critical" wins). Raises ConfigError for a policy without phases.
         """
         return self._pipeline.phase
 
@@ -245,8 +245,8 @@ class Attachment:
         A parameter that the state does not name is owed nothing. One that it names and the model
         does not train is an error; with strict=False what it was owed is dropped with a warning.
         Raises ConfigError naming key, value and what is allowed for a state that is damaged, of
-        another policy, of another model or of a parameter with another size; then nothing is
-        changed. GradwireError after detach.
+        another policy, of another model, of a parameter with another size, or that owes something
+        while error feedback is off; then nothing is changed. GradwireError after detach.
         """
         self._check()
         self._pipeline.load_state_dict(state, strict=strict)
@@ -254,8 +254,8 @@ class Attachment:
     def detach(self) -> None:
         """Gives the gradients back to the process group: the hook forwards to it from now on.
 
-        Call it on every rank between the same steps. The module can be attached again. Residuals
-        are dropped: flush() before the last step keeps them. Idempotent.
+        Call it on every rank between the same steps. The module can be attached again. What is
+        still owed is lost: flush() before the last step delivers it. Idempotent.
         """
         if not self._detached:
             self._detached = True
@@ -263,7 +263,11 @@ class Attachment:
             self._state.deactivate()
 
     def counters(self) -> dict[str, float]:
-        """The engine's counters (packets and bytes sent and received, …)."""
+        """The engine's totals since the ranks met; empty without any peer.
+
+        Packets (datagrams) and bytes (UDP payload) sent and received, retransmissions, losses
+        declared, system calls; of the path that is measured now rtprop_ns and queue_delay_ns
+        (nanoseconds), btlbw (bytes/s), send_window and receive_window (bytes)."""
         return self._pipeline.communicator.counters()
 
     def _check(self) -> None:

@@ -259,7 +259,7 @@ def base_store(store: Any) -> Any:
 
 
 def new_session() -> int:
-    """A session secret: 63 random bits, never 0."""
+    """A session tag: 31 random bits and an odd last one, so never 0."""
     return secrets.randbits(32) | 1
 
 

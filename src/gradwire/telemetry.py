@@ -35,21 +35,24 @@ class RegionReport:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One training step as this rank saw it; only `agreed` and `elements` (of all buckets) are the
-    same on all ranks.
+    """One training step as this rank saw it.
 
-    bound and effective_bound: the largest of any region. delivered: fraction of all elements of
-    this worker that counted; applied: fraction of the chunks that had a result. bytes: UDP
-    payload sent by this worker. push_s, pull_s: of the slowest bucket. comm_s: from the first
-    bucket's start to the last bucket's result; exposed_s: from the last bucket's start, when there
-    is nothing left to compute, to the step's end. rtprop_s: smallest round-trip time seen; btlbw:
-    bytes/s, 0 while it is not known yet. exceeded: names of the regions whose loss exceeded
-    their bound. critical_share: of the steps so far; verdict: "phases", or "fixed bound" when
-    nothing has fired since the start. guard: "resent" or "skipped" for a step that delivered too
-    little, "strict" for one made exact because the loss rose, else "". period_s: from the start of
-    the step before to the start of this one, computation included; 0 for the first. passes: of the
-    push that took the most; 0 under control "stream". encoded_share: what the encodings sent of
-    float32's bytes; above 1 where a step was sent again.
+    The same on all ranks: step, policy, phase, the bounds, buckets and elements (of all buckets),
+    critical_share, verdict, encoded_share, guard and `agreed`; the rest is each rank's own.
+
+    packets, retransmissions: datagrams that this worker sent, and of them those sent again.
+    regions: in bucket order. bound and effective_bound: the largest of any region. delivered:
+    fraction of all elements of this worker that counted; applied: fraction of the chunks that had a
+    result. bytes: UDP payload sent by this worker. push_s, pull_s: of the slowest bucket. comm_s:
+    from the first bucket's start to the last bucket's result; exposed_s: from the last bucket's
+    start, when there is nothing left to compute, to the step's end. rtprop_s: smallest round-trip
+    time seen; btlbw: bytes/s, 0 while it is not known yet. exceeded: names of the regions whose
+    loss exceeded their bound. critical_share: of the steps so far; verdict: "phases", or "fixed
+    bound" when nothing has fired since the start. guard: "resent" or "skipped" for a step that
+    delivered too little, "strict" for one made exact because the loss rose, else "". period_s: from
+    the start of the step before to the start of this one, computation included; 0 for the first.
+    passes: of the push that took the most; 0 under control "stream". encoded_share: what the
+    encodings sent of float32's bytes; above 1 where a step was sent again.
     """
 
     step: int

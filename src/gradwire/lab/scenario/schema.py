@@ -25,7 +25,12 @@ class Tail:
     )
     contestant: str = key("", "who shows it")
     rounds: int = key(60, "of each attempt", low=5, high=1_000_000)
-    tries: int = key(6, "attempts: the bursts' length is halved between", low=1, high=20)
+    tries: int = key(
+        6,
+        "attempts: the bursts get twice as long until they are too long; then halfway",
+        low=1,
+        high=20,
+    )
 
     def __post_init__(self) -> None:
         if 0.0 < self.ratio <= 1.0:

@@ -26,13 +26,20 @@ class Work:
     bytes: int = key(4_000_000, "of each worker's buffer (not for training)", low=4, high=1 << 32)
     layers: int = key(8, "equal parts of the buffer that a policy sees as layers", low=1, high=512)
     rounds: int = key(
-        20, "timed rounds, or steps of training, of each contestant", low=1, high=1_000_000
+        20,
+        "timed rounds of each contestant; in training all steps, of which those of `warm_up` are "
+        "not timed",
+        low=1,
+        high=1_000_000,
     )
     block: int = key(
         10, "rounds of one contestant before the next has its turn", low=1, high=1_000_000
     )
     warm_up: int = key(
-        2, "rounds at the start of each turn that are not timed", low=0, high=1_000_000
+        2,
+        "untimed rounds at the start of each turn, before those of `block`",
+        low=0,
+        high=1_000_000,
     )
     compute_s: float = key(
         0.0,
