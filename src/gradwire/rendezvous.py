@@ -2,7 +2,7 @@
 
 Each endpoint (the workers by rank, then the servers) writes an introduction, waits for all the
 others' and checks them: protocol version, configuration, reachability. Then it opens its engine
-on the agreed datagram size and session secret, and tells its port. Everything that can be wrong
+on the agreed datagram size and session tag, and tells its port. Everything that can be wrong
 is found by every rank from the same introductions, so all of them raise the same error.
 
 Waiting polls the store instead of blocking in it: a blocked `store.wait` would hold the store's
