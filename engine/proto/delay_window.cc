@@ -25,9 +25,9 @@ constexpr double kWayBack = 0.85;  // of what is on its way back: part of it wai
 constexpr double kSlowly = 1.0 / 16;  // a window that wavers makes its senders take turns unevenly
 constexpr double kSegment = 1514.0;
 constexpr double kSlow = 0.5;  // of BtlBw
-constexpr double kCompetitiveCut = 0.7;
+constexpr double kCompetitiveCut = 0.8;
 // Per round: a port's window stands for the flows of several peers.
-constexpr double kCompetitiveGrowth = 3.0 * kSegment;
+constexpr double kCompetitiveGrowth = 3.5 * kSegment;
 constexpr double kLongQueue = 64 << 10;  // bytes: a part of what a port's queue holds
 constexpr Nanos kLongestTarget = 3 * kMillisecond;
 constexpr double kUnbounded = 1e12;

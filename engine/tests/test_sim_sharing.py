@@ -229,7 +229,7 @@ def beside_tcp(link: Link, flows: int, seconds: float, elements: int) -> tuple[f
 def test_beside_tcp_nobody_starves(network: Link, elements: int, least: float, flows: int) -> None:
     ours, theirs = beside_tcp(network, flows, 1.0, elements)
     assert ours > least
-    assert theirs > 0.3
+    assert theirs > 0.25  # a flow of four: three workers send to that port
     assert ours + theirs > 0.9, "the port stood idle"
 
 
@@ -248,10 +248,10 @@ def test_beside_tcp_in_a_very_long_queue_the_window_competes() -> None:
 
 
 def test_beside_one_tcp_flow_the_port_is_shared() -> None:
-    """Its short queue alone takes most from who gives way to delay."""
+    """Its short queue alone takes most from who gives way to delay; by flows, ours are three of four."""
     ours, theirs = beside_tcp(NETWORK_A, 1, 6.0, 1_000_000)
     assert ours > 0.22
-    assert theirs > 0.35
+    assert theirs > 0.27
 
 
 @pytest.mark.parametrize("queue", [256 << 10, 1 << 20])
