@@ -248,7 +248,7 @@ def test_beside_tcp_in_a_very_long_queue_the_window_competes() -> None:
 
 
 def test_beside_one_tcp_flow_the_port_is_shared() -> None:
-    """Its short queue alone takes most from who gives way to delay; by flows, ours are three of four."""
+    """Its short queue alone takes most from who gives way to delay; by flows, we are 3 of 4."""
     ours, theirs = beside_tcp(NETWORK_A, 1, 6.0, 1_000_000)
     assert ours > 0.22
     assert theirs > 0.27
