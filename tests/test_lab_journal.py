@@ -25,7 +25,7 @@ from gradwire.lab.report.words import notes
 from gradwire.lab.run import build, checks
 from gradwire.lab.run.agenda import Agenda, choose_cells, choose_seeds, duration, time_left
 from gradwire.lab.run.course import Audience, CodeChanged, done, outcome_of, run
-from gradwire.lab.run.ground import Event
+from gradwire.lab.run.faults import Event
 from gradwire.lab.run.journal import NAME, Journal, Record, fingerprint
 from gradwire.lab.run.results import document
 from gradwire.lab.run.samples import CellRun, Track

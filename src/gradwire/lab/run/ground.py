@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 import threading
 import time
@@ -15,25 +14,18 @@ from gradwire.lab.bursts import BurstRecord, BurstTraffic
 from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import LabUnavailable, Network
 from gradwire.lab.rivals import RivalStreams
+from gradwire.lab.run.faults import Event, Faults
 from gradwire.lab.run.wires import lossy, wires_of
 from gradwire.lab.scenario.network import Fault
 from gradwire.lab.scenario.schema import Scenario
 
-__all__ = ["Event", "Ground", "open_ground"]
+__all__ = ["Ground", "open_ground"]
 
 _LEAD_SECONDS = 0.5
 _START_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _SETTLE_SECONDS = 0.3
 """How long rivals have to find their share before the first round."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that was done to the network, at a moment of ``time.monotonic()``."""
-
-    at: float
-    what: str
 
 
 @dataclass
@@ -46,6 +38,7 @@ class Ground:
         traffic: cross traffic, one sender for each source; started by `start`.
         rivals: competing streams; likewise.
         events: what was done to the network so far.
+        faults: strike each contestant in its first turn; who runs the rounds says when that begins.
         lossy: when links lost on purpose for a while, from and to, likewise in seconds.
         victim: sends a signal to a rank; set by whoever starts the ranks.
         wire: by contestant, the bytes that all workers and servers sent in its rounds, as their
@@ -69,10 +62,10 @@ class Ground:
         self._turns = 0  # so many has each contestant begun
         self._rate = 0  # of the ports, where it changes
         self._sent: list[BurstRecord] = []
-        self._began: set[str] = set()
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._timers: list[threading.Timer] = []
+        self.faults = Faults(self.scenario.faults, self._apply, self.events)
 
     def start(self) -> None:
         """Let loss, cross traffic and rivals begin: the contestants are ready."""
@@ -185,14 +178,19 @@ class Ground:
     @contextlib.contextmanager
     def around(self, contestant: str) -> Iterator[None]:
         """What surrounds each timed round: loss that comes with it, and the faults of the first."""
-        self.fail_first(contestant)
+        self.faults.begin(contestant)
         with self.losing(self.scenario.loss.when == "rounds"):
             yield
 
     @contextlib.contextmanager
     def turn(self, contestant: str, rounds: int) -> Iterator[None]:
-        """What surrounds the timed rounds of a turn: rates that change, bytes that are counted."""
-        with self.changing(), self.counting(contestant, rounds):
+        """What surrounds the timed rounds of a turn: rates that change, bytes that are counted,
+        faults that end with it.
+
+        Raises:
+            LabUnavailable: a port's rate could not be set, or a fault not be brought about.
+        """
+        with self.changing(), self.counting(contestant, rounds), self.faults.turn(contestant):
             yield
 
     @contextlib.contextmanager
@@ -208,13 +206,6 @@ class Ground:
         hosts = range(self.scenario.topology.hosts)
         queues = [self.network.port_stats(host).uplink for host in hosts]
         return sum(queue.bytes + queue.backlog for queue in queues)
-
-    def fail_first(self, contestant: str) -> None:
-        """Have the faults begin if it is a contestant's first turn."""
-        if contestant not in self._began:
-            self._began.add(contestant)
-            for fault in self.scenario.faults:
-                self._later(fault.at_s, functools.partial(self._fail, fault))
 
     @contextlib.contextmanager
     def losing(self, on: bool) -> Iterator[None]:
@@ -262,6 +253,7 @@ class Ground:
     def close(self) -> None:
         """Stop everything but the network."""
         self._over.set()
+        self.faults.stop()
         for timer in self._timers:
             timer.cancel()
         self._stack.close()
@@ -310,27 +302,17 @@ class Ground:
             return loss.of_worker(host)
         return loss.rate if loss.at == "everywhere" else 0.0
 
-    def _fail(self, fault: Fault) -> None:
-        if self._over.is_set():
-            return
-        self.events.append(Event(time.monotonic(), f"{fault.kind} host {fault.host}"))
-        if fault.kind == "cut":
-            self._set_cut(fault.host, True)
-            self._later(fault.for_s, lambda: self._heal(fault))
-        elif self.victim is not None:
-            number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
-            self.victim(fault.host, number)
-            if fault.kind == "freeze":
-                self._later(fault.for_s, lambda: self._heal(fault))
+    def _apply(self, fault: Fault, on: bool) -> None:
+        """Bring a fault about, or end it.
 
-    def _heal(self, fault: Fault) -> None:
-        if self._over.is_set():
-            return
+        Raises:
+            LabUnavailable: the kernel cannot cut the link.
+        """
         if fault.kind == "cut":
-            self._set_cut(fault.host, False)
+            self._set_cut(fault.host, on)
         elif self.victim is not None:
-            self.victim(fault.host, signal.SIGCONT)
-        self.events.append(Event(time.monotonic(), f"heal host {fault.host}"))
+            begins = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
+            self.victim(fault.host, begins if on else signal.SIGCONT)
 
     def _set_cut(self, host: int, on: bool) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gradwire.lab.bursts import BurstRecord
-from gradwire.lab.run.ground import Event
+from gradwire.lab.run.faults import Event
 from gradwire.telemetry import finite
 
 __all__ = ["CellRun", "Track", "cell_run_of", "cell_run_table"]

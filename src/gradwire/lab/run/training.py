@@ -36,16 +36,22 @@ _SHORTEST_S = 1e-4
 """Of a stretched computation: 0 would leave it as it is."""
 
 
-def segments(first: int, steps: int, losing: tuple[int, ...]) -> Iterator[tuple[int, bool]]:
+def segments(
+    first: int, steps: int, losing: tuple[int, ...], begin: int = 0
+) -> Iterator[tuple[int, bool]]:
     """A turn cut where a step loses: how many steps, and whether they lose.
 
     Args:
         first: number of the turn's first step.
         steps: of the turn.
         losing: numbers of the steps that lose.
+        begin: cut before this step of the turn, too.
     """
     count = 0
     for number in range(first, first + steps):
+        if count and number == first + begin:
+            yield count, False
+            count = 0
         if number in losing:
             if count:
                 yield count, False
@@ -186,20 +192,25 @@ class _Course:
 
     def turn(self, name: str, done: int, steps: int) -> None:
         """One contestant's turn, from its step number `done` on."""
-        self._ground.fail_first(name)
+        with self._ground.faults.turn(name):
+            self._turn(name, done, steps)
+
+    def _turn(self, name: str, done: int, steps: int) -> None:
         track = self._run.tracks[name]
-        loss = self._scenario.loss
+        loss, warm_up = self._scenario.loss, self._scenario.work.warm_up
         steps_so_far = 0
-        parts = list(segments(done, steps, loss.steps if loss.when == "steps" else ()))
+        begin = warm_up if self._scenario.faults else 0
+        parts = list(segments(done, steps, loss.steps if loss.when == "steps" else (), begin))
         for place, (count, losing) in enumerate(parts):
             last = place == len(parts) - 1
+            timed = steps_so_far >= begin
             with self._ground.counting(name, count), self._ground.losing(losing):
-                block = self._block(name, count, last, settle=place == 0)
+                block = self._block(name, count, last, settle=place == 0, timed=timed)
             found = join(block, 0, 0.0)
             for index, step in enumerate(found):
-                if losing or steps_so_far + index >= self._scenario.work.warm_up:
+                if losing or steps_so_far + index >= warm_up:
                     _keep(track, step, block, index)
-            kept = 0 if losing else max(0, self._scenario.work.warm_up - steps_so_far)
+            kept = 0 if losing else max(0, warm_up - steps_so_far)
             if kept < count:
                 track.spans.append((found[kept].start, found[-1].start + found[-1].comm))
             steps_so_far += count
@@ -208,12 +219,16 @@ class _Course:
             track.losses.append((done + steps, track.job_s, block.validation))
         self._progress(name, done + steps)
 
-    def _block(self, name: str, steps: int, validate: bool, settle: bool = True) -> Block:
+    def _block(
+        self, name: str, steps: int, validate: bool, settle: bool = True, timed: bool = False
+    ) -> Block:
         start = time.monotonic() + _LEAD_SECONDS
         if settle and self._ground.traffic:
             traffic = self._ground.traffic[0]
             offset = self._turns * 0.618 % 1.0 * traffic.burst.period
             start = traffic.next_phase(offset, after=start)
+        if timed:
+            self._ground.faults.begin(name, start)
         each = self._compute_s + _STEP_SECONDS
         limit = each * steps + round_limit(self._scenario) + _CLOSE_SECONDS
         answers = self._ranks.ask(
