@@ -161,6 +161,16 @@ def test_a_calibration_is_of_the_machine_and_not_of_short_queues() -> None:
     assert leaves.ports.queue == leaves.spread.uplink.queue == 262_144
 
 
+def test_what_is_left_when_a_rounds_loss_ends_goes_without() -> None:
+    """1.6 s at 90 % loss: after 0.2 s an eighth is there, and the rest takes 7/8 of 0.16 s."""
+    ever = limit(scenario(loss=Loss(0.9, when="rounds", lasts_s=20.0)), 20_000_000, 0.0)
+    assert ever == pytest.approx(1.6)
+    ends = limit(scenario(loss=Loss(0.9, when="rounds", lasts_s=0.2)), 20_000_000, 0.0)
+    assert ends == pytest.approx(0.2 + 7 / 8 * 0.16)
+    always = limit(scenario(loss=Loss(0.9, when="always", lasts_s=0.2)), 20_000_000, 0.0)
+    assert always == pytest.approx(ever)
+
+
 def test_what_a_prober_leaves_to_win() -> None:
     assert probe_passes(0.9, 0.008) == 46
     assert probe_passes(0.9, 0.408) == 9

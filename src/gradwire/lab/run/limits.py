@@ -8,8 +8,10 @@ be saved.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from gradwire.lab.measure import all_reduce_payload, header_ideal, push_payload
+from gradwire.lab.scenario.network import Loss
 from gradwire.lab.scenario.schema import Scenario
 
 __all__ = [
@@ -73,13 +75,23 @@ def limit(scenario: Scenario, size: int, bound: float) -> float:
     packets too. For an all-reduce each worker's way out is the one that loses; what servers help at
     most is counted, whoever goes over them. Loss in some steps of a training is left out: the limit
     is that of the others. Of rates that change it is the highest. Where there are leaves, their
-    uplinks are a limit as well; a host's losses come before its leaf's uplink.
+    uplinks are a limit as well; a host's losses come before its leaf's uplink. Once a round's loss
+    is over, what is left of it goes as if nothing were lost.
 
     Args:
         scenario: of the cell.
         size: bytes of each worker's gradient.
         bound: share that need not arrive.
     """
+    loss = scenario.loss
+    lossy = _limit(scenario, size, bound)
+    if not loss.any or loss.when != "rounds" or lossy <= loss.lasts_s:
+        return lossy
+    clean = _limit(replace(scenario, loss=Loss()), size, bound)
+    return loss.lasts_s + (1.0 - loss.lasts_s / lossy) * clean
+
+
+def _limit(scenario: Scenario, size: int, bound: float) -> float:
     spread, at_server = scenario.topology.spread, scenario.loss.at == "server"
     ports = _port_limit(scenario, size, bound)
     if spread is None:
