@@ -67,9 +67,13 @@ class GlooAllReduce:
 
     _group: Any
 
+    def __init__(self, timeout_s: float = _TIMEOUT.total_seconds()) -> None:
+        """Choose how long connecting or one sum may take."""
+        self._timeout = timedelta(seconds=timeout_s)
+
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Connect to the other ranks over the interface in ``GLOO_SOCKET_IFNAME``."""
-        self._group = dist.ProcessGroupGloo(store, rank, world, _TIMEOUT)
+        self._group = dist.ProcessGroupGloo(store, rank, world, self._timeout)
 
     def run_round(self, buffer: torch.Tensor) -> None:
         """Sum the buffer over all ranks."""

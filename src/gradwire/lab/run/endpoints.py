@@ -68,8 +68,10 @@ def choose_congestion_control(descriptors: set[int], name: str) -> int:
 class GlooOver(GlooAllReduce):
     """All-reduce by Gloo with a chosen congestion control; servers take no part."""
 
-    def __init__(self, congestion_control: str, workers: int) -> None:
-        """Choose it, and how many of the ranks, the first ones, are workers."""
+    def __init__(self, congestion_control: str, workers: int, timeout_s: float) -> None:
+        """Choose it, how many of the ranks, the first ones, are workers, and how long one sum may
+        take."""
+        super().__init__(timeout_s)
         self._congestion_control = congestion_control
         self._workers = workers
         self._working = True
@@ -82,7 +84,12 @@ class GlooOver(GlooAllReduce):
         before = open_sockets()
         super().setup(rank, self._workers, store)
         self._group.allreduce([torch.zeros(1)]).wait()
-        choose_congestion_control(open_sockets() - before, self._congestion_control)
+        chosen = choose_congestion_control(open_sockets() - before, self._congestion_control)
+        if self._workers > 1 and not chosen:
+            raise RuntimeError(
+                f"congestion_control={self._congestion_control!r}: Gloo opened no TCP connection "
+                "to choose it on"
+            )
 
     def run_round(self, buffer: torch.Tensor) -> None:
         """Sum the buffer over all workers."""

@@ -41,6 +41,8 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
             "congestion_control": each.congestion_control,
             "workers": scenario.topology.workers,
         }
+        if each.transport == "gloo":
+            options["timeout_s"] = round_limit(scenario)
         return Entry(each.name, factory, options)
     settings = {"timeout": round_limit(scenario), **each.options}
     if push:

@@ -72,8 +72,10 @@ class Topology:
         "no queue marks",
         low=1514,
     )
-    rtt_s: float = key(0.0, "added round-trip time between any two hosts, s", low=0.0, high=2.0)
-    jitter_s: float = key(0.0, "added to each packet's way, uniform, s", low=0.0, high=1.0)
+    rtt_s: float = key(
+        0.0, "added round-trip time between any two workers or servers, s", low=0.0, high=2.0
+    )
+    jitter_s: float = key(0.0, "at most added to each packet's way, random, s", low=0.0, high=1.0)
 
     def __post_init__(self) -> None:
         if self.jitter_s and not self.rtt_s:

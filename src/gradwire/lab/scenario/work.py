@@ -50,7 +50,10 @@ class Work:
     )
     seeds: tuple[int, ...] = key((0,), "the whole is done again for each", low=0, high=LARGEST_SEED)
     round_limit_s: float = key(
-        60.0, "a round that takes longer ends the cell, s", low=SHORTEST_S, high=86_400.0
+        60.0,
+        "a round that takes longer, after the end of its loss, ends the cell, s",
+        low=SHORTEST_S,
+        high=86_400.0,
     )
 
     def __post_init__(self) -> None:
