@@ -231,6 +231,58 @@ def test_a_journal_shows_what_others_measured(tmp_path: Path) -> None:
     assert [row["× limit"] == "–" for row in rows] == [True, False]  # of another form
 
 
+def test_runs_of_another_form_leave_marks_open(tmp_path: Path) -> None:
+    """Such as the quick form's, whose cells have the same names."""
+    experiment = small(tmp_path, ("[1, 2, 3]", "[1]"))
+    (cell,) = experiment.cells
+    for scenario, met in ((fingerprint(cell, True), None), (fingerprint(cell, False), True)):
+        with Journal(tmp_path / "out", again=True) as journal:
+            for seed in experiment.first.work.seeds:
+                journal.add(replace(record(cell, seed, samples(0.1)), scenario=scenario))
+            with Journal(tmp_path / "out", reading=True) as read:
+                (mark,) = document(outcome_of(experiment, read), "c")["marks"]
+        assert mark["met"] is met
+
+
+def test_starting_over_forgets_nothing_where_nothing_can_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = small(tmp_path)
+    with Journal(tmp_path / "out") as journal:
+        journal.add(record(experiment.cells[0], 0, samples(0.1)))
+    before = (tmp_path / "out" / NAME).read_bytes()
+    monkeypatch.setattr(checks, "probe", lambda **_: "no namespaces here")
+    command = ["run", str(experiment.path), "--again", "--out", str(tmp_path / "out")]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 2
+    assert "no namespaces here" in found.output
+    assert (tmp_path / "out" / NAME).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("preset", "impairment", "part"),
+    [
+        ("B", "[topology]\nrtt_s = 0.01", "wired"),
+        ("A", "[loss]\nrate = 0.1\n[topology]", "wired"),  # packets out of trains
+        ("B", "[loss]\nrate = 0.1\n[topology]", "lossy"),
+        ("A", "[[faults]]\nkind = 'cut'\nhost = 1\nat_s = 0.0\n[topology]", "lossy"),
+    ],
+)
+def test_what_cells_need_is_tried_before_they_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str, impairment: str, part: str
+) -> None:
+    """Namespaces alone do not carry every scenario."""
+    name = f'preset = "{preset}"'
+    experiment = small(tmp_path, ("[topology]", impairment), ('preset = "B"', name))
+    monkeypatch.setattr(checks, "probe", lambda **wanted: "no such part" if wanted else None)
+    with pytest.raises(ScenarioError, match=r"small.toml: cell .*: no such part"):
+        checks.check(experiment)
+    tried: list[dict[str, bool]] = []
+    monkeypatch.setattr(checks, "probe", lambda **wanted: tried.append(wanted))
+    checks.check(experiment)
+    assert tried == [{}, {part: True}]
+
+
 ODD = "[/x] [bold] :x: $x^{$ a|b\\"
 """What terminals, Markdown and plots take for something else."""
 

@@ -114,6 +114,8 @@ def test_the_short_form_of(name: str, tmp_path: Path) -> None:
         for entry in cell["contestants"]:
             check_times(document, entry)
             assert (entry["push"] is None) == (entry["transport"] != "gradwire")
+            if name == "dblp_round" and entry["name"].startswith("probe"):
+                assert entry["passes_max"] > 1
     if name == "netsenseml_bandwidth":
         rates = {each["what"] for each in document["cells"][0]["runs"][0]["events"]}
         assert rates == {"rate 100 Mbit/s", "rate 50 Mbit/s"}
@@ -152,13 +154,14 @@ def test_a_quick_run_of_training(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.netns
 @pytest.mark.usefixtures("namespaces")
-def test_control_c_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     file = EXPERIMENTS / "dblp_round.toml"
     out = tmp_path / "out"
     lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out))
     lab.wait_until_it_says("cell 1 of")
     time.sleep(1.0)
-    os.killpg(lab.process.pid, signal.SIGINT)  # as a terminal does
+    os.killpg(lab.process.pid, number)  # as a terminal does
     assert lab.wait(20.0) == 130
     assert "Traceback" not in lab.said()
     assert not (out / "results.json").exists()

@@ -144,6 +144,7 @@ def run(
     """
     from gradwire.lab.network import LabUnavailable
     from gradwire.lab.run.agenda import Agenda, choose_cells, choose_seeds
+    from gradwire.lab.run.checks import check as check_machine
     from gradwire.lab.run.journal import Journal
     from gradwire.lab.scenario import ScenarioError
 
@@ -156,14 +157,16 @@ def run(
             experiment.first.work.seeds if seeds is None else choose_seeds(seeds),
         )
         everything = again and not cells and seeds is None
+        if again:  # before anything is forgotten
+            check_machine(experiment, agenda.cells)
         with Journal(folder, again=everything) as journal:
             if again and not everything:
                 journal.forget([(cell.name, seed) for cell, seed in agenda.all])
             status = _run(experiment, agenda, journal, folder, progress, as_json)
-    except OSError as error:
-        _refuse(f"--out {folder}: cannot be made or written: {error.strerror or error}")
     except (ScenarioError, LabUnavailable) as error:
         _refuse(str(error))
+    except OSError as error:
+        _refuse(f"--out {folder}: cannot be made or written: {error.strerror or error}")
     except KeyboardInterrupt:  # once more, while the page was being made
         progress.print("interrupted: nothing is left behind")
         status = _INTERRUPTED

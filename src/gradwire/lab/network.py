@@ -346,14 +346,22 @@ class Network:
         self.close()
 
 
-def probe() -> str | None:
+def probe(wired: bool = False, lossy: bool = False) -> str | None:
     """Try to make a small network.
+
+    Args:
+        wired: with a wire of the lab's own.
+        lossy: with a port that loses by the kernel's packet filter.
 
     Returns:
         None if it works, or one line that says why it does not.
     """
     try:
-        Network(hosts=1).close()
+        with Network(hosts=1, wires={0: Wire(delay_s=1e-3)} if wired else None):
+            pass
+        if lossy:
+            with Network(hosts=1) as network:
+                network.set_loss([(0, "uplink", 0.5)])
     except LabUnavailable as error:
         return str(error)
     return None

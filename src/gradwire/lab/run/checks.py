@@ -72,12 +72,21 @@ def check(experiment: Experiment, cells: Iterable[Cell] | None = None) -> None:
         ScenarioError: one sentence that says what is missing.
     """
     path = experiment.path
+    chosen = list(experiment.cells if cells is None else cells)
     with uninterrupted():
         reason = probe()
     if reason is not None:
         raise ScenarioError(f"{path}: {reason}; root or an unprivileged user namespace is needed")
+    for part, wanting in (("wired", _needs_wires), ("lossy", _needs_packet_filter)):
+        first = next((cell for cell in chosen if wanting(cell.scenario)), None)
+        if first is None:
+            continue
+        with uninterrupted():
+            reason = probe(**{part: True})
+        if reason is not None:
+            raise ScenarioError(f"{path}: cell {first.name}: {reason}")
     available = _available_memory()
-    for cell in experiment.cells if cells is None else cells:
+    for cell in chosen:
         for place, name in cell.scenario.congestion_controls.items():
             if not _has_congestion_control(name):
                 raise ScenarioError(f"{path}: {place}={name!r}: this kernel does not have it")
@@ -87,6 +96,17 @@ def check(experiment: Experiment, cells: Iterable[Cell] | None = None) -> None:
                 f"{path}: cell {cell.name}: {cell.scenario.topology.hosts} hosts need about "
                 f"{needed / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are free here"
             )
+
+
+def _needs_wires(scenario: Scenario) -> bool:
+    return bool(scenario.topology.ecn or wires_of(scenario))
+
+
+def _needs_packet_filter(scenario: Scenario) -> bool:
+    """Loss and cuts where the lab's own wires are not."""
+    cut = {fault.host for fault in scenario.faults if fault.kind == "cut"}
+    losing = set(range(scenario.topology.hosts)) if scenario.loss.any else cut
+    return bool(losing - set(wires_of(scenario))) and not scenario.topology.ecn
 
 
 def memory_needed(scenario: Scenario) -> int:

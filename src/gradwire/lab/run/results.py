@@ -26,9 +26,9 @@ KIND = "gradwire lab"
 def document(outcome: Outcome, command: str) -> dict[str, Any]:
     """Everything that is known about an experiment, as JSON; non-finite numbers become null.
 
-    Marks are judged over all cells and seeds of the file: one that was not run, or failed, leaves
-    them open where it could change what they come to. What is known of cells that were run in
-    another form has no limit: that would be the file's, as it is now.
+    Marks are judged over all cells and seeds of the file: one that was not run, or failed, or ran
+    in another form, leaves them open where it could change what they come to. What is known of
+    cells of another form has no limit, too: that would be the file's, as it is now.
     """
     experiment, first = outcome.experiment, outcome.experiment.first
     dates = sorted(record.date for record in outcome.records.values())
@@ -47,7 +47,7 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
         summaries = {each["name"]: each for each in entry["contestants"]}
         if len(sound) < len(records):
             summaries = _summaries(cell, sound, same)
-        complete = set(first.work.seeds) <= sound.keys()
+        complete = same and set(first.work.seeds) <= sound.keys()
         measured.append(Measured(cell, summaries, complete))
     result: dict[str, Any] = finite(
         {
