@@ -13,7 +13,7 @@ __all__ = ["Reliable"]
 
 @dataclass
 class Reliable(Policy):
-    """Every chunk of every worker counts (docs/design.md, row "reliable"). It has no options."""
+    """Every chunk of every worker counts (docs/policies.md). It has no options."""
 
     name: ClassVar[str] = "reliable"
     feedback: ClassVar[bool | None] = False  # nothing is ever owed

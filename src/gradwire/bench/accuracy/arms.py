@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 __all__ = ["ARMS", "BAD", "LOSSLESS", "POLICIES", "THIRDS", "Arm"]
 
 OLDEST = 254
-"""max_age as large as it goes: a chunk may starve for the whole training, as in the papers."""
+"""max_age as large as it goes: a chunk may starve for as many rounds; in the papers, for ever."""
 
 
 @dataclass(frozen=True)

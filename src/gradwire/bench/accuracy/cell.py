@@ -38,7 +38,7 @@ class Outcome:
         critical_share: of the rounds, as the arm's policy saw them.
         lossy_rounds: rounds in which some worker's gradient did not count whole.
         guarded: rounds that the guard sent again.
-        comm_s: virtual seconds of communication, mean of the rounds.
+        comm_s: seconds of communication, mean of the rounds; virtual ones but for real processes.
         error: why a training ended early; "" if none did.
         seconds: that the cell took to compute.
         commit: of a source checkout, that computed it.
