@@ -55,10 +55,14 @@ def test_critical_chunks_go_first_then_class_by_class() -> None:
             assert len(set(at)) >= 8
 
 
-@pytest.mark.parametrize("lossy", [False, True])
-def test_holes_wait_for_fresh_chunks_where_they_may_be_forgiven(lossy: bool) -> None:
-    """And are filled first where nothing may, for there they delay the sum."""
-    options = {"spend": "lost", "order": "shuffled"} if lossy else {}
+@pytest.mark.parametrize("spend", ["nothing", "lost", "late"])
+def test_holes_wait_for_fresh_chunks_where_they_may_be_forgiven(spend: str) -> None:
+    """And are filled first where nothing may, for there they delay the sum. LTP's retransmissions
+    come last, too: its third queue."""
+    lossy = spend != "nothing"
+    options: dict[str, Any] = {"spend": spend, "order": "shuffled"} if lossy else {}
+    if spend == "late":
+        options["schedule"] = [("open", "worker", 0, 1.0), ("open", "worker", 10**9, 0.98)]
     made = plan(150_000, 0.02 if lossy else 0.0, **options)
     fabric = Fabric(3, link=Link(loss=0.06), seed=1, trace=100_000)
     fabric.all_reduce(0, made, gradients(3, 150_000))
