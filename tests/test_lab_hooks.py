@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import Ranks
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.lab.run.endpoints import choose_congestion_control, open_sockets
 
@@ -67,6 +69,76 @@ def test_top_k_sends_a_tenth_and_loses_nothing(ranks: Ranks) -> None:
     torch.testing.assert_close(found[0]["applied"] * WORLD + owed, given, atol=1e-4, rtol=0)
     # Each worker sends 100 of 1,000; where both chose the same element it counts once.
     assert all(100 <= count <= 200 for each in found for count in each["counts"])
+
+
+def hooked(rank: int, world: int, name: str, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A large matrix' gradient by a hook, and what it should be, in the last of some steps."""
+    from gradwire.lab.run.hooks import hook_of
+
+    torch.manual_seed(0)
+    module = torch.nn.Linear(64, 64, bias=False)
+    ddp = DistributedDataParallel(module)
+    state, hook = hook_of(name, dist.group.WORLD)
+    ddp.register_comm_hook(state, hook)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        inputs = torch.randn(32, 64, generator=generator)
+        ddp.zero_grad()
+        ddp(inputs).square().mean().backward()
+        local = torch.autograd.grad(module(inputs).square().mean(), module.weight)[0]
+        dist.all_reduce(local)
+    assert module.weight.grad is not None
+    return module.weight.grad.clone(), local / world
+
+
+def test_the_rivals_hooks_are_those_that_scenarios_name(ranks: Ranks) -> None:
+    for found, wanted in ranks.run(hooked, name="none", steps=1):
+        torch.testing.assert_close(found, wanted)
+    for found, wanted in ranks.run(hooked, name="fp16", steps=1):
+        assert 1e-5 < float((found - wanted).norm() / wanted.norm()) < 1e-3
+    first, second = ranks.run(hooked, name="powersgd", steps=6)
+    assert torch.equal(first[0], second[0])
+    assert int(torch.linalg.matrix_rank(first[0], rtol=1e-4)) == 2
+    assert int(torch.linalg.matrix_rank(first[1], rtol=1e-4)) > 30
+
+
+def paced(rank: int, world: int, overlap: bool) -> tuple[list[list[float]], bool]:
+    """The shares of its computation that a step waits for before its buckets set out."""
+    from gradwire.demo.startline import StartLine, memory
+    from gradwire.lab.run.trainee import OverlappingDDP, Pace, PacedDDP
+
+    class Noting(Pace):
+        shares: ClassVar[list[float]] = []
+
+        def wait(self, share: float) -> None:
+            self.shares.append(share)
+
+    module = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    line = StartLine(memory(1), 0, 1)
+    if overlap:
+        ddp: Any = OverlappingDDP(module, line, Noting(), bucket_cap_mb=0.02)
+    else:
+        ddp = PacedDDP(module, line, Noting())
+    ddp.register_comm_hook(dist.group.WORLD, allreduce_hook)
+    steps = []
+    for _ in range(3):
+        Noting.shares.clear()
+        ddp(torch.ones(2, 64)).sum().backward()
+        steps.append(list(Noting.shares))
+    return steps, ddp.ready <= ddp.start < ddp.end
+
+
+def test_with_overlap_buckets_set_out_while_the_rest_is_computed(ranks: Ranks) -> None:
+    for steps, timed in ranks.run(paced, overlap=False):
+        assert steps == [[1.0]] * 3
+        assert timed
+    for steps, timed in ranks.run(paced, overlap=True):
+        last = steps[-1]
+        assert len(last) > 1
+        assert last == pytest.approx(
+            [1 / 3 + 2 / 3 * (n + 1) / len(last) for n in range(len(last))]
+        )
+        assert timed
 
 
 def tcp(rank: int, world: int, name: str) -> set[str]:
