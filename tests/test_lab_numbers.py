@@ -22,6 +22,7 @@ from gradwire.lab.run.summary import interval, summarize, times
 from gradwire.lab.run.tail import next_length
 from gradwire.lab.run.training import segments
 from gradwire.lab.run.transfers import track_of
+from gradwire.lab.run.wires import lossy, wires_of
 from gradwire.lab.scenario import Cell, Contestant, Mark, Scenario, Work
 from gradwire.lab.scenario.network import Bursts, Loss, Topology
 from gradwire.lab.scenario.schema import Tail
@@ -169,6 +170,16 @@ def test_what_is_left_when_a_rounds_loss_ends_goes_without() -> None:
     assert ends == pytest.approx(0.2 + 7 / 8 * 0.16)
     always = limit(scenario(loss=Loss(0.9, when="always", lasts_s=0.2)), 20_000_000, 0.0)
     assert always == pytest.approx(ever)
+
+
+def test_losses_in_runs_are_the_wires() -> None:
+    ours = scenario(2, Loss(0.1, run=8.0))
+    wires = wires_of(ours)
+    assert sorted(wires) == [0, 1, 2]
+    losing = lossy(wires[0], ours, 0.1)
+    assert (losing.loss, losing.loss_burst) == (0.1, 8.0)
+    cut = lossy(wires[0], ours, 1.0)
+    assert (cut.loss, cut.loss_burst) == (1.0, 0.0)
 
 
 def test_what_a_prober_leaves_to_win() -> None:

@@ -114,6 +114,8 @@ def test_the_short_form_of(name: str, tmp_path: Path) -> None:
         for entry in cell["contestants"]:
             check_times(document, entry)
             assert (entry["push"] is None) == (entry["transport"] != "gradwire")
+            if name == "plot_tail":
+                assert entry["rival_goodput_bps"] > 1e6
             if name == "dblp_round" and entry["name"].startswith("probe"):
                 assert entry["passes_max"] > 1
     if name == "netsenseml_bandwidth":
