@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from gradwire.lab import NETWORK_B, Network
+from gradwire.lab import NETWORK_A, NETWORK_B, Network
 from gradwire.lab.rivals import RivalStreams, goodput
 
 pytestmark = pytest.mark.netns
@@ -104,6 +105,25 @@ def test_impossible_losses_are_refused(network: Network) -> None:
         network.set_loss([(9, "uplink", 0.1)])
     with pytest.raises(ValueError, match="rate=0"):
         network.set_rate(0, 0)
+
+
+def test_a_port_may_be_slower_than_the_others() -> None:
+    slow = replace(NETWORK_B, name="slow", rate=30_000_000, queue=20_000)
+    rates = {}
+    with Network(2, NETWORK_B, ports={1: slow}, extra_hosts=1) as made:
+        for target in (0, 1):
+            with RivalStreams(made, 3, "cubic", target=target, source=2) as rivals:
+                time.sleep(0.5)
+                begun = time.monotonic()
+                time.sleep(1.0)
+                rates[target] = 8 * (goodput(rivals.read(), [(begun, time.monotonic())]) or 0.0)
+            assert made.port_stats(1).downlink.backlog <= slow.queue
+    assert 15e6 < rates[1] < 31e6
+    assert rates[0] > 1.5 * rates[1]
+    with pytest.raises(ValueError, match="ports: hosts are 0 to 1"):
+        Network(2, NETWORK_B, ports={2: slow})
+    with pytest.raises(ValueError, match="offloads are on or off for all"):
+        Network(2, NETWORK_B, ports={1: NETWORK_A})
 
 
 def test_rivals_fill_the_port_at_its_rate_of_the_moment(network: Network) -> None:

@@ -17,7 +17,7 @@ from gradwire.lab.run.checks import fastest
 from gradwire.lab.run.limits import limit, probe_cap, probe_passes, push_ideal
 from gradwire.lab.run.marks import Measured, judge
 from gradwire.lab.run.samples import CellRun, Track
-from gradwire.lab.run.shares import carried, crossing_flows, route
+from gradwire.lab.run.shares import carried, crossing_flows, odd_ports, route
 from gradwire.lab.run.summary import interval, summarize, times
 from gradwire.lab.run.tail import next_length
 from gradwire.lab.run.training import segments
@@ -170,6 +170,37 @@ def test_what_is_left_when_a_rounds_loss_ends_goes_without() -> None:
     assert ends == pytest.approx(0.2 + 7 / 8 * 0.16)
     always = limit(scenario(loss=Loss(0.9, when="always", lasts_s=0.2)), 20_000_000, 0.0)
     assert always == pytest.approx(ever)
+
+
+def test_of_ports_that_differ_each_is_a_limit() -> None:
+    def ours(kind: str, loss: Loss | None = None, **topology: Any) -> float:
+        return limit(spread(kind, loss, **topology), MB4, 0.0)
+
+    even = ours("all_reduce", workers=4, rates=(1e9, 1e9, 1e9, 1e9))
+    assert even == pytest.approx(ours("all_reduce", workers=4))
+    # One at a tenth: its own gradient takes 320 ms, all of them over 3.1 Gbit/s 62 ms.
+    slow = (1e9, 1e9, 1e9, 1e8)
+    assert ours("all_reduce", workers=4, rates=slow) == pytest.approx(0.32)
+    assert ours("all_reduce", Loss(0.5), workers=4, rates=slow) == pytest.approx(0.64)
+    pushed = {"workers": 2, "servers": 1}
+    assert ours("push", **pushed, rates=(1e9, 1e9, 5e8)) == pytest.approx(0.128)
+    assert ours("push", **pushed, rates=(1e8, 1e9, 1e9)) == pytest.approx(0.32)
+    behind = Loss(0.5, at="server")
+    assert ours("push", behind, **pushed, rates=(1e9, 1e9, 5e8)) == pytest.approx(0.256)
+    uneven = Topology(workers=3, rates=(1e9, 1e9, 2e8), queues=(262_144, 65_536, 262_144))
+    assert [(port.rate, port.queue) for port in map(uneven.port, range(3))] == [
+        (10**9, 262_144),
+        (10**9, 65_536),
+        (2 * 10**8, 262_144),
+    ]
+    assert uneven.ports.rate == 10**9
+    assert set(odd_ports(uneven)) == {1, 2}
+    # Host 2's port is where two of the three flows end up.
+    assert carried(uneven, crossing_flows(uneven)) == pytest.approx(1e9 + 2e8 + 2e8)
+    assert "1000 Mbit/s, 64 KiB; 200 Mbit/s, 256 KiB" in uneven.words
+    leaves = Topology(workers=4, leaves=2, rates=(1e9, 1e9, 1e8, 1e8)).spread
+    assert leaves is not None
+    assert leaves.uplink.rate == 2 * 10**9
 
 
 def test_losses_in_runs_are_the_wires() -> None:

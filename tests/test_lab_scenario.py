@@ -109,6 +109,26 @@ BAD = [
     ("workers = 2", "workers = 2\nleaves = 2\nuplink_queue = 9", r"uplink_queue=9: must be 3028"),
     ("workers = 2", "workers = 4\nleaves = 2\nrate = 2e10", r"uplink_rate: none, .*3e\+10 at most"),
     ("workers = 2", "workers = 2\necn = 900", r"topology.ecn=900: must be 1514 or more"),
+    (
+        "workers = 2",
+        "workers = 2\nrates = [1e9]",
+        r"topology: rates=\[1000000000.0\]: one for each",
+    ),
+    (
+        "workers = 2",
+        "workers = 2\nqueue = 65_536\nqueues = [65_536, 65_536, 65_536]",
+        r"queues=\[65536, 65536, 65536\] beside queue=65536: give one of both",
+    ),
+    (
+        "workers = 2",
+        "workers = 2\necn = 30_000\nqueues = [65_536, 20_000, 65_536]",
+        r"ecn=30000 with a queue of 20000 bytes",
+    ),
+    (
+        "servers = 1",
+        "servers = 1\nrates = [1e9, 1e9, 1e8]\n[bandwidth]\nrates = [1e8, 1e9]",
+        r"bandwidth.rates=\[100000000.0, 1000000000.0\] beside topology.rates",
+    ),
     ("workers = 2", "workers = 2\necn = 300000", r"ecn=300000 with a queue of 262144 bytes"),
     (
         "workers = 2",

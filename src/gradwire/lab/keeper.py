@@ -105,7 +105,8 @@ def make_plan(request: dict[str, Any]) -> Any:
     if leaves is not None:
         leaves = Leaves(leaves["count"], Preset(**leaves["uplink"]))
     wires = {int(host): Wire(**wire) for host, wire in request.pop("wires").items()}
-    return Plan(**request, preset=preset, leaves=leaves, wires=wires)
+    ports = {int(host): Preset(**port) for host, port in request.pop("ports").items()}
+    return Plan(**request, preset=preset, leaves=leaves, wires=wires, ports=ports)
 
 
 def main(arguments: list[str]) -> None:

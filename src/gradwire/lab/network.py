@@ -51,6 +51,7 @@ class Network:
         hosts: int,
         preset: Preset = NETWORK_A,
         *,
+        ports: Mapping[int, Preset] | None = None,
         extra_hosts: int = 0,
         leaves: Leaves | None = None,
         ecn: int = 0,
@@ -63,6 +64,7 @@ class Network:
         Args:
             hosts: number of hosts.
             preset: rate and queue of the ports.
+            ports: of single hosts, by number, where they differ; offloads are as everybody's.
             extra_hosts: number of hosts for cross traffic.
             leaves: how the hosts are spread over leaf switches; None for a single switch.
             ecn: occupancy of a switch's queue, towards a host or on an uplink, above which ECT
@@ -85,7 +87,13 @@ class Network:
             raise ValueError(f"wires: hosts are 0 to {hosts + extra_hosts - 1}")
         if leaves is not None and leaves.count > hosts:
             raise ValueError(f"leaves={leaves.count}: {hosts} hosts take 2 to {hosts} leaves")
-        smallest = min(preset.queue, preset.queue if leaves is None else leaves.uplink.queue)
+        ports = dict(ports or {})
+        if any(not 0 <= host < hosts for host in ports):
+            raise ValueError(f"ports: hosts are 0 to {hosts - 1}")
+        if any(port.offloads != preset.offloads for port in ports.values()):
+            raise ValueError("ports: offloads are on or off for all hosts")
+        queues = [preset.queue, *(port.queue for port in ports.values())]
+        smallest = min(queues if leaves is None else [*queues, leaves.uplink.queue])
         if ecn and not 0 < ecn < smallest:
             raise ValueError(f"ecn={ecn}: 1 to {smallest - 1} bytes are allowed, and 0 for none")
         if ecn and any(wire.rate for wire in (wires or {}).values()):
@@ -98,6 +106,7 @@ class Network:
         self.hosts = hosts
         self.extra_hosts = extra_hosts
         self.preset = preset
+        self.ports = ports
         self.leaves = leaves
         self.congestion_control = congestion_control
         self._lock = threading.Lock()
@@ -120,6 +129,7 @@ class Network:
             "ecn": self.ecn,
             "wires": {host: asdict(wire) for host, wire in self.wires.items()},
             "seed": self.wire_seed,
+            "ports": {host: asdict(port) for host, port in self.ports.items()},
         }
         # A namespace for each host, and perhaps the user namespace that they belong to.
         answer, namespaces = self._keeper.ask(

@@ -44,13 +44,14 @@ class Plan:
         hosts: hosts whose ports are shaped in both directions.
         extra_hosts: hosts for cross traffic, on the spine where there is one; their way into the
             switch is not the bottleneck.
-        preset: of every port.
+        preset: of every port that `ports` does not name.
         leaves: the switches that the hosts share; None for a single one.
         congestion_control: of TCP on every host.
         ecn: occupancy of a switch's queue above which ECT packets are marked, in bytes; 0: none
             are. Then every one of `hosts` has a wire.
         wires: by host, what its link does in both directions at first; all others are veth pairs.
         seed: of what the wires lose and of their jitter.
+        ports: of single hosts, by number.
     """
 
     hosts: int
@@ -61,6 +62,11 @@ class Plan:
     ecn: int = 0
     wires: dict[int, Wire] = field(default_factory=dict)
     seed: int = 0
+    ports: dict[int, Preset] = field(default_factory=dict)
+
+    def port(self, number: int) -> Preset:
+        """How a host's port is shaped."""
+        return self.ports.get(number, self.preset)
 
 
 @dataclass
@@ -139,7 +145,7 @@ class Topology:
             setns(namespace, CLONE_NEWNET)
             switch_offloads_off(INTERFACE)
             setns(self._switch_namespace, CLONE_NEWNET)
-        preset = self._plan.preset
+        preset = self._plan.port(number)
         extra = number >= self._plan.hosts
         shape(netlink, host.uplink, NO_BOTTLENECK if extra else preset)
         shape(self._switch, host.downlink, NO_BOTTLENECK if self._marks(number) else preset)
@@ -210,7 +216,7 @@ class Topology:
 
     def set_rate(self, number: int, rate: int) -> None:
         """Change the rate of a host's port in both directions, in bits per second."""
-        host, preset = self.hosts[number], self._plan.preset
+        host, preset = self.hosts[number], self._plan.port(number)
         changed = replace(preset, rate=rate)
         shape(host.netlink, host.uplink, changed, "change")
         if self._marks(number):

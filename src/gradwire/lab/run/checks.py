@@ -13,7 +13,7 @@ from pathlib import Path
 from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import Network, probe
 from gradwire.lab.rivals import RivalStreams, goodput
-from gradwire.lab.run.shares import carried, crossing_flows
+from gradwire.lab.run.shares import carried, crossing_flows, odd_ports
 from gradwire.lab.run.wires import wires_of
 from gradwire.lab.scenario.load import Cell, Experiment
 from gradwire.lab.scenario.network import Topology
@@ -144,7 +144,10 @@ def fastest(scenario: Scenario) -> Topology:
     most = max((topology.ports.rate, *scenario.bandwidth.rates))
     if most != topology.ports.rate:
         topology = replace(topology, rate=most)
-    if topology.ports.queue < TRAINS:
+    if topology.queues:
+        long_enough = tuple(max(queue, TRAINS) for queue in topology.queues)
+        topology = replace(topology, queues=long_enough)
+    elif topology.ports.queue < TRAINS:
         topology = replace(topology, queue=TRAINS)
     if topology.spread is not None and topology.spread.uplink.queue < TRAINS:
         topology = replace(topology, uplink_queue=TRAINS)
@@ -190,6 +193,7 @@ def _attempt(scenario: Scenario, flows: list[tuple[int, int]]) -> float:
             network = Network(
                 scenario.topology.hosts,
                 scenario.topology.ports,
+                ports=odd_ports(scenario.topology),
                 leaves=scenario.topology.spread,
                 ecn=scenario.topology.ecn or 0,
                 wires=dict.fromkeys(wires_of(scenario), Wire()),

@@ -152,7 +152,16 @@ def _calibrate(
     for cell in cells:
         topology, kind = fastest(cell.scenario), cell.scenario.work.kind
         wired = frozenset(wires_of(cell.scenario))
-        key = (topology.ports, topology.hosts, topology.spread, topology.ecn, kind, wired)
+        key = (
+            topology.ports,
+            topology.rates,
+            topology.queues,
+            topology.hosts,
+            topology.spread,
+            topology.ecn,
+            kind,
+            wired,
+        )
         if key not in known:
             known.add(key)
             audience.stage(f"calibrating: {topology.ports.name}, {topology.words}")

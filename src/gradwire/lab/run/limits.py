@@ -39,8 +39,11 @@ def payload(scenario: Scenario, size: int) -> float:
 def push_ideal(scenario: Scenario) -> float:
     """Seconds that the busiest port, or uplink, needs for all of it with headers, when nothing is
     lost."""
-    size = scenario.work.bytes
-    ideal = header_ideal(payload(scenario, size), scenario.topology.ports.rate)
+    size, rate = scenario.work.bytes, scenario.topology.ports.rate
+    moved = payload(scenario, size)
+    if scenario.topology.rates:
+        moved = _uneven_limit(replace(scenario, loss=Loss()), size) * rate / 8
+    ideal = header_ideal(moved, rate)
     spread = scenario.topology.spread
     if spread is None:
         return ideal
@@ -103,6 +106,8 @@ def _limit(scenario: Scenario, size: int, bound: float) -> float:
 
 
 def _port_limit(scenario: Scenario, size: int, bound: float) -> float:
+    if scenario.topology.rates:
+        return (1.0 - bound) * _uneven_limit(scenario, size)
     rate: float = scenario.topology.ports.rate
     loss = scenario.loss
     if scenario.bandwidth.rates:
@@ -118,6 +123,27 @@ def _port_limit(scenario: Scenario, size: int, bound: float) -> float:
     through = min(shares) if loss.at != "server" else 1.0
     kept = 1.0 - loss.rate if lasting and loss.at != "workers" else 1.0
     return _all_reduce_limit(workers, through, scenario.topology.servers, kept) * wanted
+
+
+def _uneven_limit(scenario: Scenario, size: int) -> float:
+    """Seconds of a whole gradient where each port has a rate of its own; a lower bound, ours.
+
+    Everybody's gradient must leave its port, and the result reach it; n workers' all-reduce takes
+    2·(n - 1) gradients' bytes in all (Patarasuk and Yuan, JPDC 69(2), 2009), over what all hosts
+    send together. How the sums are best divided between such ports is not known here.
+    """
+    topology, loss = scenario.topology, scenario.loss
+    workers = topology.workers
+    lasting = loss.any and loss.when != "steps"
+    rates = [float(topology.port(host).rate) for host in range(topology.hosts)]
+    through = list(rates)
+    for host in range(workers if lasting and loss.at != "server" else 0):
+        through[host] *= 1.0 - loss.of_worker(host)
+    slowest = size * 8 / min(through[:workers])
+    if scenario.work.kind == "push":
+        kept = 1.0 - loss.rate if lasting and loss.at == "server" else 1.0
+        return max(slowest, workers * size * 8 / (rates[-1] * kept))
+    return max(slowest, 2 * (workers - 1) * size * 8 / sum(through))
 
 
 def _all_reduce_limit(workers: int, through: float, servers: int, kept: float) -> float:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gradwire.lab.presets import Preset
 from gradwire.lab.scenario.network import Topology
 
-__all__ = ["carried", "crossing_flows", "route"]
+__all__ = ["carried", "crossing_flows", "odd_ports", "route"]
 
 Link = tuple[str, str, int]
 """Port or uplink, direction, and the host or leaf that it belongs to."""
+
+
+def odd_ports(topology: Topology) -> dict[int, Preset]:
+    """The ports that are not as `Topology.ports`, by host."""
+    ports = {host: topology.port(host) for host in range(topology.hosts)}
+    return {host: port for host, port in ports.items() if port != topology.ports}
 
 
 def crossing_flows(topology: Topology) -> list[tuple[int, int]]:
@@ -38,10 +45,7 @@ def carried(topology: Topology, flows: Sequence[tuple[int, int]]) -> float:
     (Bertsekas and Gallager, Data Networks, section 6.5.2).
     """
     routes = [route(topology, source, target) for source, target in flows]
-    rates = {"port": topology.ports.rate}
-    if topology.spread is not None:
-        rates["uplink"] = topology.spread.uplink.rate
-    left = {link: float(rates[link[0]]) for each in routes for link in each}
+    left = {link: float(_rate(topology, link)) for each in routes for link in each}
     total, growing = 0.0, set(range(len(flows)))
     while growing:
         users = {link: sum(link in routes[n] for n in growing) for link in left}
@@ -52,3 +56,10 @@ def carried(topology: Topology, flows: Sequence[tuple[int, int]]) -> float:
         full = {link for link, count in users.items() if count and left[link] <= 1e-6 * step}
         growing = {n for n in growing if not full & set(routes[n])}
     return total
+
+
+def _rate(topology: Topology, link: Link) -> int:
+    kind, _, number = link
+    if kind == "uplink" and topology.spread is not None:
+        return topology.spread.uplink.rate
+    return topology.port(number).rate

@@ -47,6 +47,15 @@ class Topology:
     )
     rate: float | None = key(None, "of every port, bit/s", low=1e6, high=_FASTEST)
     queue: int | None = key(None, "drop-tail queue of every port, bytes", low=3028, high=1 << 30)
+    rates: tuple[float, ...] = key(
+        (),
+        "instead, of each host's port, workers first, then servers, bit/s",
+        low=1e6,
+        high=_FASTEST,
+    )
+    queues: tuple[int, ...] = key(
+        (), "instead, of each host's port, likewise, bytes", low=3028, high=1 << 30
+    )
     offloads: bool | None = key(None, "whether trains of packets pass whole, for everybody")
     leaves: int = key(
         1,
@@ -86,6 +95,16 @@ class Topology:
             raise ScenarioError(
                 f"leaves={self.leaves!r} for {self.hosts} hosts: 1 to {self.hosts} are allowed"
             )
+        for name, single in (("rates", self.rate), ("queues", self.queue)):
+            values = getattr(self, name)
+            if values and len(values) != self.hosts:
+                raise ScenarioError(
+                    f"{name}={list(values)!r}: one for each of {self.hosts} hosts is allowed"
+                )
+            if values and single is not None:
+                raise ScenarioError(
+                    f"{name}={list(values)!r} beside {name[:-1]}={single!r}: give one of both"
+                )
         for name in ("uplink_rate", "uplink_queue"):
             value = getattr(self, name)
             if value is not None and self.leaves == 1:
@@ -93,7 +112,8 @@ class Topology:
                     f"{name}={value!r} with leaves=1: one switch has no uplinks; give 2 leaves or "
                     "more"
                 )
-        queues = [self.ports.queue, *([self.spread.uplink.queue] if self.spread else [])]
+        queues = [self.port(host).queue for host in range(self.hosts)]
+        queues += [self.spread.uplink.queue] if self.spread else []
         if self.ecn is not None and self.ecn >= min(queues):
             raise ScenarioError(
                 f"ecn={self.ecn!r} with a queue of {min(queues)} bytes: less than the queue is "
@@ -112,10 +132,26 @@ class Topology:
 
     @property
     def ports(self) -> Preset:
-        """How every port is shaped."""
+        """How every port is shaped; where they differ, at the highest rate and longest queue."""
+        rate = round(max(self.rates)) if self.rates else None
+        return self._shaped(rate, max(self.queues) if self.queues else None)
+
+    def port(self, host: int) -> Preset:
+        """How one host's port is shaped."""
+        rate = round(self.rates[host]) if self.rates else None
+        return self._shaped(rate, self.queues[host] if self.queues else None)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether ports differ."""
+        return bool(self.rates or self.queues)
+
+    def _shaped(self, rate: int | None, queue: int | None) -> Preset:
         base = NETWORKS[self.preset]
-        rate = base.rate if self.rate is None else round(self.rate)
-        queue = base.queue if self.queue is None else self.queue
+        if rate is None:
+            rate = base.rate if self.rate is None else round(self.rate)
+        if queue is None:
+            queue = base.queue if self.queue is None else self.queue
         offloads = base.offloads if self.offloads is None else self.offloads
         if (rate, queue, offloads) == (base.rate, base.queue, base.offloads):
             return base
@@ -127,10 +163,16 @@ class Topology:
         if self.leaves == 1:
             return None
         ports = self.ports
-        fullest = -(-self.hosts // self.leaves)
-        rate = ports.rate * fullest if self.uplink_rate is None else round(self.uplink_rate)
+        rate = self._leaf_rate() if self.uplink_rate is None else round(self.uplink_rate)
         queue = ports.queue if self.uplink_queue is None else self.uplink_queue
         return Leaves(self.leaves, _preset(rate, queue, ports.offloads))
+
+    def _leaf_rate(self) -> int:
+        """What the ports of a leaf carry together, of the leaf where that is most."""
+        leaves = [0] * self.leaves
+        for host in range(self.hosts):
+            leaves[host * self.leaves // self.hosts] += self.port(host).rate
+        return max(leaves)
 
     @property
     def words(self) -> str:
@@ -140,10 +182,12 @@ class Topology:
         hosts = f"{self.hosts} hosts"
         if self.servers:
             hosts += f" ({self.servers} server{'s' if self.servers > 1 else ''})"
+        if self.uneven:
+            names = [self.port(host).name for host in range(self.hosts)]
+            hosts += f", ports of {'; '.join(dict.fromkeys(names))}"
         if spread is None:
             return f"{hosts} on one switch{marks}"
-        fullest = max(spread.sizes(self.hosts))
-        over = fullest * self.ports.rate / spread.uplink.rate
+        over = self._leaf_rate() / spread.uplink.rate
         return (
             f"{hosts} on {spread.count} leaves under one spine, uplinks of "
             f"{spread.uplink.name} ({over:.3g}:1){marks}"

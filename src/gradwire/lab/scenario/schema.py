@@ -80,6 +80,11 @@ class Scenario:
             check_one_engine({each.name: each.options for each in ours})
         if self.tail.ratio:
             self._check_tail(names)
+        if self.topology.rates and self.bandwidth.rates:
+            raise ScenarioError(
+                f"bandwidth.rates={list(self.bandwidth.rates)!r} beside topology.rates: they "
+                "change all ports alike; give one of both"
+            )
         self._check_hosts()
         self._check_loss()
         self._check_dctcp()
