@@ -17,7 +17,7 @@ from gradwire.lab.run.checks import fastest
 from gradwire.lab.run.limits import limit, probe_cap, probe_passes, push_ideal
 from gradwire.lab.run.marks import Measured, judge
 from gradwire.lab.run.samples import CellRun, Track
-from gradwire.lab.run.shares import carried, crossing_flows, odd_ports, route
+from gradwire.lab.run.shares import carried, crossing_flows, route
 from gradwire.lab.run.summary import interval, summarize, times
 from gradwire.lab.run.tail import next_length
 from gradwire.lab.run.training import segments
@@ -194,7 +194,7 @@ def test_of_ports_that_differ_each_is_a_limit() -> None:
         (2 * 10**8, 262_144),
     ]
     assert uneven.ports.rate == 10**9
-    assert set(odd_ports(uneven)) == {1, 2}
+    assert set(uneven.odd_ports) == {1, 2}
     # Host 2's port is where two of the three flows end up.
     assert carried(uneven, crossing_flows(uneven)) == pytest.approx(1e9 + 2e8 + 2e8)
     assert "1000 Mbit/s, 64 KiB; 200 Mbit/s, 256 KiB" in uneven.words

@@ -13,7 +13,7 @@ from pathlib import Path
 from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import Network, probe
 from gradwire.lab.rivals import RivalStreams, goodput
-from gradwire.lab.run.shares import carried, crossing_flows, odd_ports
+from gradwire.lab.run.shares import carried, crossing_flows
 from gradwire.lab.run.wires import wires_of
 from gradwire.lab.scenario.load import Cell, Experiment
 from gradwire.lab.scenario.network import Topology
@@ -193,7 +193,7 @@ def _attempt(scenario: Scenario, flows: list[tuple[int, int]]) -> float:
             network = Network(
                 scenario.topology.hosts,
                 scenario.topology.ports,
-                ports=odd_ports(scenario.topology),
+                ports=scenario.topology.odd_ports,
                 leaves=scenario.topology.spread,
                 ecn=scenario.topology.ecn or 0,
                 wires=dict.fromkeys(wires_of(scenario), Wire()),

@@ -15,7 +15,6 @@ from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import LabUnavailable, Network
 from gradwire.lab.rivals import RivalStreams
 from gradwire.lab.run.faults import Event, Faults
-from gradwire.lab.run.shares import odd_ports
 from gradwire.lab.run.wires import lossy, wires_of
 from gradwire.lab.scenario.network import Fault
 from gradwire.lab.scenario.schema import Scenario
@@ -337,7 +336,7 @@ def open_ground(scenario: Scenario, seed: int) -> Iterator[Ground]:
         network = Network(
             topology.hosts,
             topology.ports,
-            ports=odd_ports(topology),
+            ports=topology.odd_ports,
             extra_hosts=scenario.extra_hosts,
             leaves=topology.spread,
             ecn=topology.ecn or 0,

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradwire.lab.presets import Preset
 from gradwire.lab.scenario.network import Topology
 
-__all__ = ["carried", "crossing_flows", "odd_ports", "route"]
+__all__ = ["carried", "crossing_flows", "route"]
 
 Link = tuple[str, str, int]
 """Port or uplink, direction, and the host or leaf that it belongs to."""
-
-
-def odd_ports(topology: Topology) -> dict[int, Preset]:
-    """The ports that are not as `Topology.ports`, by host."""
-    ports = {host: topology.port(host) for host in range(topology.hosts)}
-    return {host: port for host, port in ports.items() if port != topology.ports}
 
 
 def crossing_flows(topology: Topology) -> list[tuple[int, int]]:

@@ -142,6 +142,12 @@ class Topology:
         return self._shaped(rate, self.queues[host] if self.queues else None)
 
     @property
+    def odd_ports(self) -> dict[int, Preset]:
+        """Those that are not as `ports`, by host."""
+        each = {host: self.port(host) for host in range(self.hosts)}
+        return {host: port for host, port in each.items() if port != self.ports}
+
+    @property
     def uneven(self) -> bool:
         """Whether ports differ."""
         return bool(self.rates or self.queues)
