@@ -147,11 +147,6 @@ class Topology:
         each = {host: self.port(host) for host in range(self.hosts)}
         return {host: port for host, port in each.items() if port != self.ports}
 
-    @property
-    def uneven(self) -> bool:
-        """Whether ports differ."""
-        return bool(self.rates or self.queues)
-
     def _shaped(self, rate: int | None, queue: int | None) -> Preset:
         base = NETWORKS[self.preset]
         if rate is None:
@@ -175,10 +170,11 @@ class Topology:
 
     def _leaf_rate(self) -> int:
         """What the ports of a leaf carry together, of the leaf where that is most."""
-        leaves = [0] * self.leaves
+        leaves = Leaves(self.leaves, self.ports)  # whatever their uplinks
+        rates = [0] * self.leaves
         for host in range(self.hosts):
-            leaves[host * self.leaves // self.hosts] += self.port(host).rate
-        return max(leaves)
+            rates[leaves.of(host, self.hosts)] += self.port(host).rate
+        return max(rates)
 
     @property
     def words(self) -> str:
@@ -188,7 +184,7 @@ class Topology:
         hosts = f"{self.hosts} hosts"
         if self.servers:
             hosts += f" ({self.servers} server{'s' if self.servers > 1 else ''})"
-        if self.uneven:
+        if self.odd_ports:
             names = [self.port(host).name for host in range(self.hosts)]
             hosts += f", ports of {'; '.join(dict.fromkeys(names))}"
         if spread is None:
