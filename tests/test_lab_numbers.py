@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -279,7 +280,11 @@ def test_a_summary_joins_the_seeds() -> None:
     assert found is not None
     assert found["samples"] == 6
     assert found["median_s"] == 0.3
-    assert found["median_interval_s"] is not None
+    assert found["by_seed"]["0"]["median_s"] == 0.2
+    assert found["intervals"]["median_s"] == interval([0.2, 0.4])
+    assert found["intervals"]["job_s"] == interval([0.6, 1.2])
+    assert found["intervals"]["p99_s"] is None
+    assert found["intervals"]["rival_goodput_bps"] is None  # of one seed only
     assert found["throughput_bps"] == pytest.approx(2 * MB4 * 8 * 6 / 1.8)
     assert found["delivered"] == 0.75
     assert found["delivered_by_worker"] == [0.5, 1.0]
@@ -350,7 +355,7 @@ def test_goodput_is_what_fell_into_the_spans() -> None:
 
 def summary(**values: Any) -> dict[str, Any]:
     keys = ("median_s", "throughput_bps", "limit_s", "job_s", "bound", "p99_s")
-    return {**dict.fromkeys(keys), **values}
+    return {**dict.fromkeys(keys), "by_seed": {}, **values}
 
 
 def measured(label: str, entries: Mapping[str, Any], rtt_s: float = 0.0) -> Measured:
@@ -439,7 +444,8 @@ def test_a_mark_may_compare_cells() -> None:
 
 
 def finals(*losses: float) -> dict[str, Any]:
-    return summary(final_losses={str(seed): loss for seed, loss in enumerate(losses)})
+    by_seed = {str(seed): {"final_loss": loss} for seed, loss in enumerate(losses)}
+    return summary(by_seed=by_seed)
 
 
 def test_a_mark_of_a_difference_pairs_the_seeds() -> None:
@@ -473,6 +479,33 @@ def test_a_mark_of_a_difference_pairs_the_seeds() -> None:
     ]
 
 
+def job_times(*seconds: float) -> dict[str, Any]:
+    by_seed = {str(seed): {"job_s": each} for seed, each in enumerate(seconds)}
+    return summary(job_s=statistics.fmean(seconds), by_seed=by_seed)
+
+
+def test_a_quotient_has_the_interval_of_its_seeds() -> None:
+    mark = Mark("t", "ours", quantity="job_time", over=("tcp",), inverse=True, at_least=1.2)
+    cells = [
+        # The seeds differ by a lot, their quotients by little.
+        measured("a", {"ours": job_times(1.0, 2.0, 4.0), "tcp": job_times(1.3, 2.8, 6.0)}),
+        measured("b", {"ours": job_times(1.0, 1.0, 1.0), "tcp": job_times(1.6, 1.6, 1.5)}),
+    ]
+    found = judge(mark, cells)
+    assert found["cells"][0]["by_seed"] == pytest.approx({"0": 1.3, "1": 1.4, "2": 1.5})
+    assert found["interval"] == pytest.approx(interval([1.3, 1.4, 1.5]))
+    assert found["value"] == pytest.approx(10.1 / 7.0)  # of the seeds together, which decides
+    mean = judge(replace(mark, scope="mean"), cells)
+    assert mean["interval"] == pytest.approx(interval([1.45, 1.5, 1.5]))
+    # A seed that one of the two lacks has no quotient; one seed has no interval.
+    cells[0] = measured("a", {"ours": job_times(1.0, 2.0), "tcp": job_times(1.3)})
+    assert judge(mark, cells[:1])["interval"] is None
+    assert judge(mark, cells[:1])["cells"][0]["by_seed"] == pytest.approx({"0": 1.3})
+    assert judge(replace(mark, scope="mean"), cells)["interval"] is None
+    (row,) = mark_rows(finite({"marks": [found]}))
+    assert row[1] == "1.44 (1.23 … 1.57)"
+
+
 def test_a_training_that_lost_its_way_is_told_not_hidden() -> None:
     mark = Mark("t", "ours", quantity="final_loss", at_most=2.0)
     cells = [
@@ -491,7 +524,7 @@ def test_rivals_and_final_losses_stand_in_the_tables() -> None:
         "name": "ours",
         "samples": 3,
         "median_s": 0.1,
-        "median_interval_s": None,
+        "intervals": {"median_s": [0.09, 0.11]},
         "max_s": 0.2,
         "limit_s": 0.05,
         "over_limit": 2.0,
@@ -503,6 +536,7 @@ def test_rivals_and_final_losses_stand_in_the_tables() -> None:
     columns, (found,) = rows({"contestants": [entry]})
     shown = dict(zip(columns, found, strict=True))
     assert (shown["rivals"], shown["final loss"]) == ("50 Mbit/s", "2.25")
+    assert "90 ms … 110 ms" in found
     cells = [{"name": "200 Mbit/s, 10 streams", "contestants": [entry]}]
     text = as_markdown(
         {

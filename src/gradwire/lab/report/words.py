@@ -87,7 +87,7 @@ def number(value: float | None) -> str:
 
 def row(entry: Mapping[str, Any]) -> list[str]:
     """A contestant's cells, in the order of `COLUMNS`."""
-    low_high = entry["median_interval_s"]
+    low_high = entry.get("intervals", {}).get("median_s")
     moved, wired = entry["bytes_per_round"], entry.get("wire_bytes_per_round")
     throughput = entry["throughput_bps"]
     steps = f"{entry['steps_per_s']:.3g} steps/s"
@@ -143,11 +143,12 @@ def verdict(mark: Mapping[str, Any]) -> str:
 
 
 def reached(row: Mapping[str, Any]) -> str:
-    """What a mark, or a cell of it, came to; a difference with its interval."""
+    """What a mark, or a cell of it, came to, and its interval; of a difference signed."""
     reach = row.get("interval")
     if reach is None:
         return number(row["value"])
-    return f"{row['value']:+.3g} ({reach[0]:+.3g} … {reach[1]:+.3g})"
+    sign = "+" if row.get("difference") else ""
+    return f"{row['value']:{sign}.3g} ({reach[0]:{sign}.3g} … {reach[1]:{sign}.3g})"
 
 
 def wanted(mark: Mapping[str, Any]) -> str:

@@ -48,11 +48,13 @@ def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
     """Compute a mark: the quotient in each cell that it is about, and whether it is what is wanted.
 
     Returns:
-        text, scope, difference (whether it is one), cells (name, complete, value, wanted, met, and
-        the cap or the interval where there is one; `why` where the network was not the one that
-        the cell asks for, which leaves it open), value (by the mark's scope, of what is known; None
-        where nothing is), interval, wanted, met (None: not measured, or what is missing could
-        change it) and missed_by, a share of what is wanted, so far.
+        text, scope, difference (whether it is one), cells (name, difference, complete, value, each
+        seed's, their interval, wanted, met, and the cap where there is one; `why` where the network
+        was not the one that the cell asks for, which leaves it open), value (by the mark's scope,
+        of what is known; None where nothing is), the interval of that over seeds, wanted, met
+        (None: not measured, or what is missing could change it) and missed_by, a share of what is
+        wanted, so far. A quotient is judged by its value, all seeds together; a difference by its
+        interval.
     """
     rows = []
     for measured in cells:
@@ -79,6 +81,8 @@ def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
         value = fold([row["value"] for row in known])
         wanted = fold([row["wanted"] for row in known])
         missed = _missed(mark, value, wanted)
+        seeds = set.intersection(*(set(row.get("by_seed", ())) for row in known))
+        result["interval"] = interval([fold([row["by_seed"][s] for row in known]) for s in seeds])
     return {
         **result,
         "value": value,
@@ -102,33 +106,23 @@ def _met(mark: Mark, rows: Sequence[Mapping[str, Any]], missed: float) -> bool |
     return None
 
 
-def _empty(measured: Measured) -> dict[str, Any]:
-    name = measured.cell.name
-    return {"cell": name, "complete": measured.complete, "value": None, "wanted": None}
+def _empty(measured: Measured, difference: bool = False) -> dict[str, Any]:
+    return {
+        "cell": measured.cell.name,
+        "difference": difference,
+        "complete": measured.complete,
+        "value": None,
+        "wanted": None,
+        "interval": None,
+    }
 
 
 def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str, Any]:
-    scenario, row = measured.cell.scenario, _empty(measured)
-    mine = measured.summaries.get(mark.contestant)
-    value = _quantity(mark, mine)
-    other: float | None = 1.0
-    base = None
+    row, base = _empty(measured), None
     if mark.over_cell:
         labels = {**measured.cell.labels, **mark.over_cell}
         base = next((each for each in cells if each.cell.labels == labels), None)
         row["complete"] = measured.complete and base is not None and base.complete
-        other = _quantity(mark, base.summaries.get(mark.contestant) if base else None)
-    elif mark.over == (LIMIT,):
-        limit = "rate_limit_bps" if mark.quantity == "goodput" else "limit_s"
-        other = mine[limit] if mine else None
-        value = None if value is None else value - mark.plus_rtts * scenario.topology.rtt_s
-    elif mark.over:
-        found = [_quantity(mark, measured.summaries.get(name)) for name in mark.over]
-        known = [each for each in found if each is not None]
-        highest = (mark.quantity in _MORE_IS_BETTER) == (mark.pick == "best")
-        # a mark over "the best" is not measured while one of them is missing
-        complete = len(known) == len(found)
-        other = (max(known) if highest else min(known)) if known and complete else None
     wanted = mark.at_most if mark.at_most is not None else mark.at_least
     if mark.share_of_cap is not None:
         cap = _cap(mark, measured)
@@ -136,16 +130,61 @@ def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str,
         wanted = None if cap is None else mark.share_of_cap * cap
     why = [_other_tail(each) for each in (measured, base) if each is not None]
     if any(why):
-        row["why"] = "; ".join(filter(None, why))
-    elif value is not None and other is not None and wanted is not None:
-        above, below = (other, value) if mark.inverse else (value, other)
-        if below == 0:
-            return row
-        row["value"] = above / below
-        row["wanted"] = wanted
-        row["missed_by"] = _missed(mark, row["value"], wanted)
-        row["met"] = row["missed_by"] <= 0
-    return row
+        return {**row, "why": "; ".join(filter(None, why))}
+    value = _quotient(mark, measured, base)
+    if value is None or wanted is None:
+        return row
+    missed = _missed(mark, value, wanted)
+    mine = measured.summaries[mark.contestant]
+    found = {seed: _quotient(mark, measured, base, seed) for seed in mine.get("by_seed", {})}
+    by_seed = {seed: each for seed, each in found.items() if each is not None}
+    return {
+        **row,
+        "value": value,
+        "by_seed": by_seed,
+        "interval": interval(list(by_seed.values())),
+        "wanted": wanted,
+        "missed_by": missed,
+        "met": missed <= 0,
+    }
+
+
+def _quotient(
+    mark: Mark, measured: Measured, base: Measured | None, seed: str | None = None
+) -> float | None:
+    """What the mark compares, of a cell's seeds together or of one; None where it isn't known.
+
+    Args:
+        mark: the mark.
+        measured: the cell.
+        base: the cell that it is over, of a mark that is over another.
+        seed: the one; all if not given.
+    """
+
+    def quantity(of: Measured | None, contestant: str) -> float | None:
+        return None if of is None else _quantity(mark, of.summaries.get(contestant), seed)
+
+    value = quantity(measured, mark.contestant)
+    other: float | None = 1.0
+    if mark.over_cell:
+        other = quantity(base, mark.contestant)
+    elif mark.over == (LIMIT,):
+        limit = "rate_limit_bps" if mark.quantity == "goodput" else "limit_s"
+        mine = measured.summaries.get(mark.contestant)
+        other = mine[limit] if mine else None
+        if value is not None:
+            value -= mark.plus_rtts * measured.cell.scenario.topology.rtt_s
+    elif mark.over:
+        found = [quantity(measured, name) for name in mark.over]
+        known = [each for each in found if each is not None]
+        highest = (mark.quantity in _MORE_IS_BETTER) == (mark.pick == "best")
+        # a mark over "the best" is not measured while one of them is missing
+        complete = len(known) == len(found)
+        other = (max(known) if highest else min(known)) if known and complete else None
+    if value is None or other is None:
+        return None
+    above, below = (other, value) if mark.inverse else (value, other)
+    return above / below if below else None
 
 
 def _other_tail(measured: Measured) -> str | None:
@@ -162,9 +201,10 @@ def _other_tail(measured: Measured) -> str | None:
 
 def _difference(mark: Mark, measured: Measured) -> dict[str, Any]:
     """A row of the mean of the differences, seed by seed, and its interval."""
-    row = _empty(measured)
-    summaries = [measured.summaries.get(name) for name in (mark.contestant, mark.over[0])]
-    mine, other = ({} if each is None else each["final_losses"] for each in summaries)
+    row = _empty(measured, difference=True)
+    mine, other = (
+        _final_losses(measured.summaries.get(name)) for name in (mark.contestant, mark.over[0])
+    )
     found = [mine[seed] - other[seed] for seed in mine if seed in other]
     if len(found) < 2 or mark.within is None:
         return row
@@ -181,7 +221,19 @@ def _difference(mark: Mark, measured: Measured) -> dict[str, Any]:
     }
 
 
-def _quantity(mark: Mark, summary: Mapping[str, Any] | None) -> float | None:
+def _final_losses(summary: Mapping[str, Any] | None) -> dict[str, float]:
+    """By seed, of those that have one."""
+    alone = {} if summary is None else summary["by_seed"]
+    losses = {seed: each["final_loss"] for seed, each in alone.items()}
+    return {seed: float(loss) for seed, loss in losses.items() if loss is not None}
+
+
+def _quantity(
+    mark: Mark, summary: Mapping[str, Any] | None, seed: str | None = None
+) -> float | None:
+    """What the mark is of, of all seeds together or of one; None where it isn't known."""
+    if summary is not None and seed is not None:
+        summary = summary["by_seed"].get(seed)
     value = None if summary is None else summary[_KEYS[mark.quantity]]
     return None if value is None else float(value)
 

@@ -57,45 +57,76 @@ def summarize(
         runs: the cell's by seed.
         limited: whether the scenario is the one that was run, so that its limit is theirs.
     """
-    found = {seed: run.tracks[each.name] for seed, run in runs.items() if each.name in run.tracks}
-    tracks = [track for track in found.values() if track.seconds]
+    found = {
+        seed: run.tracks[each.name]
+        for seed, run in runs.items()
+        if each.name in run.tracks and run.tracks[each.name].seconds
+    }
+    tracks = list(found.values())
     if not tracks:
         return None
-    seconds = [value for track in tracks for value in track.seconds]
-    medians = [percentile(track.seconds, 50) for track in tracks]
     size = _size(scenario, tracks[0], runs)
     bound = each.loosest_bound(scenario.work.kind)
     floor = limit(scenario, size, bound) if limited else None
     training = scenario.work.kind == "training"
-    steps = sum(len(track.seconds) for track in tracks)
-    job = sum(track.job_s for track in tracks)
-    whole = _useful(scenario, size) * 8 * len(seconds)
+    whole = _useful(scenario, size) * 8
+    together = _quantities(each.name, scenario, found, runs)
+    alone = {
+        seed: _quantities(each.name, scenario, {seed: track}, runs) for seed, track in found.items()
+    }
+    communicated = sum(sum(track.seconds) for track in tracks)
+    prints = [track.fingerprints for track in tracks if track.fingerprints]
     return {
-        "samples": len(seconds),
+        "samples": sum(len(track.seconds) for track in tracks),
         "seeds": len(tracks),
-        **times(seconds),
-        "median_interval_s": interval(medians),
+        **together,
+        "intervals": _intervals(list(alone.values())),
         "bound": bound,
         "limit_s": floor,
-        "over_limit": None if floor is None else percentile(seconds, 50) / floor,
-        "throughput_bps": None if training else whole / sum(seconds),
-        "goodput_bps": None if training else whole * _counted(tracks) / sum(seconds),
+        "over_limit": None if floor is None else together["median_s"] / floor,
         "rate_limit_bps": (
             None
             if training or not limited
-            else whole / len(seconds) / (limit(scenario, size, 0.0) * FRAME / FRAME_PAYLOAD)
+            else whole / (limit(scenario, size, 0.0) * FRAME / FRAME_PAYLOAD)
         ),
-        "job_s": job / len(tracks),
-        "steps_per_s": steps / job,
-        "comm_share": sum(seconds) / job if training or scenario.work.compute_s else None,
+        "comm_share": (
+            communicated / sum(track.job_s for track in tracks)
+            if training or scenario.work.compute_s
+            else None
+        ),
         **_delivery(tracks),
-        "rival_goodput_bps": _rivals(each.name, runs),
-        **_learning(tracks, scenario.model.target_loss),
-        "final_losses": {  # JSON has no other keys than texts
-            str(seed): track.losses[-1][2] for seed, track in found.items() if track.losses
-        },
+        "replicas_identical": (all(len(set(each)) == 1 for each in prints) if prints else None),
+        "by_seed": {str(seed): one for seed, one in alone.items()},  # JSON has no other keys
         "reports": [track.reports for track in tracks],
     }
+
+
+def _quantities(
+    name: str, scenario: Scenario, tracks: Mapping[int, Track], runs: Mapping[int, CellRun]
+) -> dict[str, Any]:
+    """What marks compare, of these seeds' tracks together."""
+    own = list(tracks.values())
+    seconds = [value for track in own for value in track.seconds]
+    job = sum(track.job_s for track in own)
+    throughput = None
+    if scenario.work.kind != "training":
+        whole = _useful(scenario, scenario.work.bytes) * 8 * len(seconds)
+        throughput = whole / sum(seconds)
+    return {
+        **times(seconds),
+        "throughput_bps": throughput,
+        "goodput_bps": None if throughput is None else throughput * _counted(own),
+        "job_s": job / len(own),
+        "steps_per_s": len(seconds) / job,
+        "rival_goodput_bps": _rivals(name, [runs[seed] for seed in tracks]),
+        **_learning(own, scenario.model.target_loss),
+    }
+
+
+def _intervals(alone: Sequence[Mapping[str, Any]]) -> dict[str, list[float] | None]:
+    """Of each quantity, the interval over seeds; None where a seed does not have it."""
+    found = {key: [each[key] for each in alone] for key in alone[0]}
+    return {key: None if None in values else interval(values) for key, values in found.items()}
 
 
 def _size(scenario: Scenario, track: Track, runs: Mapping[int, CellRun]) -> int:
@@ -144,12 +175,8 @@ def _delivery(tracks: Sequence[Track]) -> dict[str, Any]:
     }
 
 
-def _rivals(name: str, runs: Mapping[int, CellRun]) -> float | None:
-    found = [
-        goodput(run.rivals, run.tracks[name].spans)
-        for run in runs.values()
-        if name in run.tracks and run.rivals
-    ]
+def _rivals(name: str, runs: Sequence[CellRun]) -> float | None:
+    found = [goodput(run.rivals, run.tracks[name].spans) for run in runs if run.rivals]
     known = [8 * value for value in found if value is not None]
     return statistics.fmean(known) if known else None
 
@@ -170,10 +197,7 @@ def _learning(tracks: Sequence[Track], target: float) -> dict[str, Any]:
     reached = [_reached(track, target) for track in tracks]
     known = [seconds for seconds in reached if seconds is not None]
     last = [track.losses[-1][2] for track in tracks if track.losses]
-    prints = [track.fingerprints for track in tracks if track.fingerprints]
     return {
         "final_loss": statistics.fmean(last) if last else None,
-        "final_loss_interval": interval(last),
         "time_to_loss_s": statistics.fmean(known) if known and len(known) == len(tracks) else None,
-        "replicas_identical": (all(len(set(each)) == 1 for each in prints) if prints else None),
     }
