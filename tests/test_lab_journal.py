@@ -399,6 +399,19 @@ def test_a_run_ends_where_the_code_changes(tmp_path: Path) -> None:
         assert journal.records == []
 
 
+def test_what_is_only_read_from_a_run_is_no_part_of_its_form(tmp_path: Path) -> None:
+    def form(model: str) -> str:
+        training = (
+            ('kind = "all_reduce"\nbytes = 40_000', 'kind = "training"'),
+            ('[grid]\n"work.layers" = [1, 2, 3]', f"[model]\n{model}"),
+        )
+        (cell,) = small(tmp_path, *training).cells
+        return fingerprint(cell, False)
+
+    assert form("target_loss = 2.5") == form("target_loss = 2.6") == form("")
+    assert form("width = 32") != form("")
+
+
 def test_what_stands_in_a_table_counts_not_only_its_name(tmp_path: Path) -> None:
     table = tmp_path / "bounds.toml"
     model = Calibration.fingerprint({"layer0.weight": 10_000})

@@ -37,6 +37,7 @@ def fingerprint(cell: Cell, quick: bool) -> str:
     scenario = cell.scenario
     fields = {name: value for name, value in asdict(scenario).items() if name not in _WORDS}
     del fields["work"]["seeds"]
+    del fields["model"]["target_loss"]  # what a training's losses are read for, afterwards
     for name in _LATER:  # runs from before they were there are of the same form
         if not fields["topology"][name]:
             del fields["topology"][name]
