@@ -81,4 +81,31 @@ void Endpoint::Impl::share_credit(Nanos now) {
   }
 }
 
+// Packets that a peer can still want to send to here: what is undecided of its pushes, and missing
+// of its results. Of ops that have not started here nobody knows.
+uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
+  if (!path.stash.empty()) return UINT64_MAX;
+  for (const auto& [id, opens] : waiting_opens)
+    if (opens.contains(path.peer)) return UINT64_MAX;
+  uint64_t total = 0;
+  for (const auto& [id, op] : ops) {
+    if (op->aggregator && path.peer < config.workers) total += op->aggregator->undecided(path.peer);
+    if (!op->worker || op->done || !op->pulls) continue;
+    for (uint16_t a = 0; a < config.aggregators(); ++a)
+      if (config.aggregator_endpoint(a) == path.peer) total += op->pull[a].missing();
+  }
+  return total;
+}
+
+// What a worker said of its backlog before it heard of a STOP is void, and would take credit from
+// those who need it until its next packet, which may be an op away. A push that ends where an eager
+// close does leaves none but copies.
+void Endpoint::Impl::void_backlog(const Op& op, uint16_t worker) {
+  Path& path = *paths[worker];
+  if (path.demand == 0 || !op.aggregator->stopped(worker)) return;
+  // On a short path its next word comes at once, and what it must send again is no less than this.
+  if (!long_path(path.rtt.minimum()) || eager_from_start(op.spec.plan)) return;
+  path.demand = static_cast<uint16_t>(std::min<uint64_t>(path.demand, most_wanted(path)));
+}
+
 }  // namespace gradwire

@@ -1,6 +1,6 @@
 // The inside of Endpoint. Its parts live in endpoint.cc (life, timers), endpoint_receive.cc,
 // endpoint_transmit.cc, endpoint_ecn.cc, endpoint_repeat.cc, endpoint_priority.cc,
-// endpoint_passes.cc, endpoint_ops.cc (ops from start to report) and credit.cc.
+// endpoint_passes.cc, endpoint_ops.cc, endpoint_messages.cc, endpoint_results.cc and credit.cc.
 #pragma once
 
 #include <algorithm>
@@ -124,13 +124,23 @@ struct Endpoint::Impl {
   // credit.cc
   void share_credit(Nanos now);
   uint32_t standing_credit(uint16_t receiver) const;
+  uint64_t most_wanted(const Path& path) const;
+  void void_backlog(const Op& op, uint16_t worker);
 
   // endpoint_ops.cc
   std::string start(OpSpec spec, Nanos now);
-  std::string check_messages(const OpSpec& spec) const;
   Op& make_op(OpSpec spec, bool worker, Nanos now);
   Op* find(uint64_t op);
   bool finished(uint64_t op) const;
+  void fail_op(Op& op, const std::string& text, int32_t rank);
+  bool still_possible(const Op& op, Nanos now);
+  bool drained(const Op& op) const;
+  void retire(Nanos now);
+
+  // endpoint_messages.cc
+  std::string check_messages(const OpSpec& spec) const;
+  void send_open(uint16_t to, Op& op, const Grid::Shard& shard);
+  void admit(Nanos now);
   bool serve_open(Path& path, const wire::Header& header, uint64_t op,
                   std::span<const uint8_t> payload, Nanos now);
   void on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
@@ -138,19 +148,16 @@ struct Endpoint::Impl {
                   const wire::Header& header, std::span<const uint8_t> payload, Nanos now);
   void send_message(uint16_t to, Op& op, wire::Kind kind, std::span<const uint8_t> bytes);
   void send_list(uint16_t to, Op& op, wire::Kind kind, std::span<const uint32_t> values);
+
+  // endpoint_results.cc
   void after_sum(Op& op, Nanos now);
-  uint64_t most_wanted(const Path& path) const;
-  void void_backlog(const Op& op, uint16_t worker);
   void fold(Op& op, Nanos now);
   bool withhold(Op& op, uint32_t chunk);
   void try_commit(Op& op, Nanos now);
   void apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos now);
   void maybe_done(Op& op, Nanos now);
   void report(Op& op, Nanos now);
-  void fail_op(Op& op, const std::string& text, int32_t rank);
-  bool still_possible(const Op& op, Nanos now);
-  bool drained(const Op& op) const;
-  void retire(Nanos now);
+
   uint64_t most_ack_words() const {
     return std::min<uint64_t>(wire::kAckMaxWords,
                               (config.datagram_bytes - wire::kAckFixedBytes) / sizeof(uint64_t));

@@ -15,6 +15,11 @@
 
 namespace gradwire {
 
+// Whether an op of this plan ends with CLOSE, which says what counted.
+inline bool ends_with_close(const Plan& plan) {
+  return !plan.exact() || plan.pull != Pull::exact;
+}
+
 struct Op {
   uint64_t id = 0;
   OpSpec spec;

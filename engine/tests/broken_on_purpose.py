@@ -123,7 +123,7 @@ BREAKS = (
     Break(
         2,
         "a worker keeps what a committed pull withheld from others",
-        PROTO + "endpoint_ops.cc",
+        PROTO + "endpoint_results.cc",
         "if (here && !r.applied[c])",
         "if (here && !r.applied[c] && config.endpoint != 1)",
         SIM + "bounded.py " + SIM + "property.py",
@@ -131,7 +131,7 @@ BREAKS = (
     Break(
         2,
         "each aggregator commits for itself what it has",
-        PROTO + "endpoint_ops.cc",
+        PROTO + "endpoint_results.cc",
         "op.pull[op.shard].commit(committed);",
         "for (uint32_t c : op.aggregator->finished()) committed.set(c - op.own_shard().begin);"
         " op.pull[op.shard].commit(committed);",
@@ -140,7 +140,7 @@ BREAKS = (
     Break(
         2,
         "an aggregator adds back for itself what an encoding took from its results",
-        PROTO + "endpoint_ops.cc",
+        PROTO + "endpoint_results.cc",
         "r.error_offset = op.grid.offset[op.own_shard().begin];",
         "r.error_offset = op.grid.offset[op.own_shard().begin];"
         " reduce::add(op.spec.data + r.error_offset, r.result_error.data(),"
@@ -271,7 +271,7 @@ BREAKS = (
     Break(
         8,
         "withheld results are thrown away",
-        PROTO + "endpoint_ops.cc",
+        PROTO + "endpoint_results.cc",
         "r.withheld_chunks.push_back(c);",
         "continue;",
         SIM + "bounded.py " + SIM + "property.py",
@@ -279,7 +279,7 @@ BREAKS = (
     Break(
         8,
         "a worker is told that all of it counted",
-        PROTO + "endpoint_ops.cc",
+        PROTO + "endpoint_results.cc",
         "r.counted[c] = pull.counted(c);",
         "r.counted[c] = 1;",
         SIM + "bounded.py",
@@ -287,7 +287,7 @@ BREAKS = (
     Break(
         8,
         "what an encoding took from the results is forgotten",
-        PROTO + "endpoint_ops.cc",
+        PROTO + "endpoint_results.cc",
         "r.result_error = op.aggregator->take_error();",
         "r.result_error.resize(op.aggregator->take_error().size());",
         SIM + "encodings.py",
@@ -383,7 +383,7 @@ BREAKS = (
     Break(
         10,
         "the plan's hash is not compared",
-        PROTO + "endpoint_ops.cc",
+        PROTO + "endpoint_messages.cc",
         "if (fixed.hash != here || fixed.step != op.spec.step) {",
         "if (fixed.step != op.spec.step) {",
         SIM + "faults.py",
@@ -400,7 +400,7 @@ BREAKS = (
     Break(
         10,
         "the summary leaves out the last rank",
-        PROTO + "endpoint_ops.cc",
+        PROTO + "endpoint_results.cc",
         "for (uint16_t w = 1; w < config.workers; ++w) { const Stats& vote",
         "for (uint16_t w = 1; w + 1 < config.workers; ++w) { const Stats& vote",
         SIM + "exact.py " + SIM + "property.py",

@@ -1,0 +1,283 @@
+// An op's messages: what starts it on other endpoints, what ends it, and lists. Servers have the
+// plan from a worker's OPEN, and take ops as memory allows.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "codec/codec.h"
+#include "proto/endpoint_impl.h"
+
+namespace gradwire {
+
+namespace {
+
+// One op at a time may be larger than the memory limit, but not by more than this factor.
+constexpr uint64_t kLargestShare = 64;
+
+struct OpenFixed {
+  uint64_t hash;
+  uint64_t step;
+  uint64_t elements;
+  Stats stats;
+  uint32_t plan_bytes;
+  uint32_t has_critical;
+};
+
+std::vector<uint8_t> open_body(const OpSpec& spec, const Grid::Shard& shard, bool with_plan) {
+  Body body;
+  const std::vector<uint8_t> plan = with_plan ? spec.plan.serialize() : std::vector<uint8_t>{};
+  Bitmap critical(shard.size());
+  bool any = false;
+  for (uint32_t c : spec.critical)
+    if (c >= shard.begin && c < shard.end) any |= critical.set(c - shard.begin);
+  body.put(spec.plan.hash()).put(spec.step).put(spec.plan.elements);
+  for (double s : spec.stats) body.put(s);
+  body.put(static_cast<uint32_t>(plan.size())).put(static_cast<uint32_t>(any));
+  body.put_bytes(plan);
+  if (any) body.put_bitmap(critical);
+  return body.bytes();
+}
+
+bool read_open(wire::Reader& reader, OpenFixed& fixed) {
+  fixed.hash = reader.get<uint64_t>();
+  fixed.step = reader.get<uint64_t>();
+  fixed.elements = reader.get<uint64_t>();
+  for (double& s : fixed.stats) s = reader.get<double>();
+  fixed.plan_bytes = reader.get<uint32_t>();
+  fixed.has_critical = reader.get<uint32_t>();
+  return reader.ok();
+}
+
+// The longest message of an op whose shards have this many chunks: OPEN, or CLOSE. Whether
+// something is critical differs between workers, and counts for all: they refuse alike.
+uint64_t longest_message(const Plan& plan, uint64_t chunks, uint64_t plan_bytes) {
+  const uint64_t bitmap = (chunks + 7) / 8;
+  const uint64_t open = sizeof(OpenFixed) + plan_bytes + bitmap;
+  const uint64_t close = (plan.pull == Pull::lossy ? 3 : 2) * bitmap;
+  return ends_with_close(plan) ? std::max(open, close) : open;
+}
+
+std::string hex(uint64_t value) {
+  char text[20];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+uint64_t memory_of(const Plan& plan, const EndpointConfig& config) {
+  const uint64_t elements = plan.elements / config.aggregators();
+  const codec::Format format = plan.result_format();
+  const uint64_t encoded = format.plain() ? 0 : elements * format.bytes(1000) / 1000;
+  return elements * 4 * 2 + encoded;
+}
+
+}  // namespace
+
+// "" or which message of the op would be longer than any may be.
+std::string Endpoint::Impl::check_messages(const OpSpec& spec) const {
+  const uint64_t plan_bytes = config.servers ? spec.plan.serialize().size() : 0;
+  const uint64_t all = Grid::count(spec.plan, config.datagram_bytes);
+  if (longest_message(spec.plan, all, plan_bytes) <= kMaxMessage) return "";
+  const Grid grid(spec.plan, config.datagram_bytes, config.aggregators());
+  for (const Grid::Shard& shard : grid.shards) {
+    const uint64_t longest = longest_message(spec.plan, shard.size(), plan_bytes);
+    if (longest <= kMaxMessage) continue;
+    return "op " + std::to_string(spec.op) + ": a shard of " + std::to_string(shard.size()) +
+           " chunks has control messages of up to " + std::to_string(longest) + " bytes; at most " +
+           std::to_string(kMaxMessage) +
+           " are allowed: use longer datagrams, smaller buckets or more servers";
+  }
+  return "";
+}
+
+void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard) {
+  send_message(to, op, wire::Kind::open, open_body(op.spec, shard, config.servers != 0));
+}
+
+// A worker's OPEN of an op that this server does not have yet: the plan is in it.
+bool Endpoint::Impl::serve_open(Path& path, const wire::Header& header, uint64_t op_id,
+                                std::span<const uint8_t> payload, Nanos now) {
+  if (path.peer >= config.workers || op_id >= done_below + 1024) return false;
+  auto& waiting = waiting_opens[op_id];
+  MessageReceiver& message = waiting[path.peer];
+  const auto result = message.part(header.chunk, payload, part_bytes());
+  if (result == MessageReceiver::Result::malformed) {
+    ++counters.malformed;
+    return false;
+  }
+  if (result == MessageReceiver::Result::complete) retire(now);  // admits what fits
+  return true;
+}
+
+// Starts the ops whose OPENs wait, as far as memory allows: always at least one.
+void Endpoint::Impl::admit(Nanos now) {
+  uint64_t used = 0;
+  for (const auto& [id, op] : ops) used += memory_of(op->spec.plan, config);
+  // In order: the pushes of an earlier op come first, and would never be taken if a later one held
+  // the memory.
+  uint64_t expected = done_below;
+  for (auto it = waiting_opens.begin(); it != waiting_opens.end();) {
+    while (finished(expected) || ops.contains(expected)) ++expected;
+    if (it->first != expected) break;
+    const MessageReceiver* ready = nullptr;
+    uint16_t sender = 0;
+    for (const auto& [worker, message] : it->second) {
+      if (!message.done()) continue;
+      ready = &message;
+      sender = worker;
+    }
+    if (!ready) break;
+    const std::span<const uint8_t> bytes(ready->bytes());
+    wire::Reader reader(bytes);
+    OpenFixed fixed{};
+    OpSpec spec;
+    if (!read_open(reader, fixed) || !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan)) {
+      fail(name(sender) + " sent an OPEN of op " + std::to_string(it->first) +
+               " that holds no valid plan",
+           sender, now);
+      return;
+    }
+    const uint64_t more = memory_of(spec.plan, config);
+    if (more / kLargestShare > config.memory_limit) {
+      fail(name(sender) + " asks for " + std::to_string(more) + " bytes in op " +
+               std::to_string(it->first) + "; the memory limit here is " +
+               std::to_string(config.memory_limit) + ": raise it, or use more servers",
+           sender, now);
+      return;
+    }
+    if (!ops.empty() && used + more > config.memory_limit) break;
+    used += more;
+    spec.op = it->first;
+    spec.step = fixed.step;
+    auto opens = std::move(it->second);
+    it = waiting_opens.erase(it);
+    Op& op = make_op(std::move(spec), false, now);
+    const uint64_t id = op.id;
+    if (!still_possible(op, now)) return;
+    for (auto& [worker, message] : opens) {
+      op.opens[worker] = std::move(message);
+      if (op.opens[worker].done()) on_open(op, worker, op.opens[worker].bytes(), now);
+      if (!failure.empty()) return;
+    }
+    replay(id, now);
+    if (!failure.empty()) return;
+  }
+}
+
+void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now) {
+  wire::Reader reader(bytes);
+  OpenFixed fixed{};
+  if (!read_open(reader, fixed)) {
+    ++counters.malformed;
+    return;
+  }
+  const uint64_t here = op.spec.plan.hash();
+  if (fixed.hash != here || fixed.step != op.spec.step) {
+    fail("op " + std::to_string(op.id) + ": " + name(worker) + " has plan " + hex(fixed.hash) +
+             " for step " + std::to_string(fixed.step) + " (" + std::to_string(fixed.elements) +
+             " elements), " + name(config.endpoint) + " has plan " + hex(here) + " for step " +
+             std::to_string(op.spec.step) + " (" + std::to_string(op.spec.plan.elements) +
+             " elements); all ranks must use the same policy, options and model",
+         worker, now);
+    return;
+  }
+  reader.take(fixed.plan_bytes);
+  std::vector<uint32_t> critical;
+  if (fixed.has_critical) {
+    Bitmap bits(op.own_shard().size());
+    const auto raw = reader.take(bits.byte_size());
+    if (!reader.ok()) {
+      ++counters.malformed;
+      return;
+    }
+    bits.assign_bytes(raw.data());
+    for (uint32_t i = 0; i < op.own_shard().size(); ++i)
+      if (bits.test(i)) critical.push_back(op.own_shard().begin + i);
+  }
+  op.votes[worker] = fixed.stats;
+  op.aggregator->open(worker, critical, now);
+  after_sum(op, now);
+  if (op.probes) answer_push(op, worker);
+}
+
+bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
+                                const wire::Header& header, std::span<const uint8_t> payload,
+                                Nanos now) {
+  const auto result = message.part(header.chunk, payload, part_bytes());
+  if (result == MessageReceiver::Result::malformed) return false;
+  if (result == MessageReceiver::Result::incomplete) return true;
+  const std::span<const uint8_t> bytes(message.bytes());
+  if (kind == wire::Kind::open) {
+    on_open(op, source, bytes, now);
+    return true;
+  }
+  wire::Reader reader(bytes);
+  if (kind == wire::Kind::fold) {
+    for (double& s : op.stats) s = reader.get<double>();
+    if (!reader.ok()) return false;
+    op.folded = true;
+    maybe_done(op, now);
+    return true;
+  }
+  const uint16_t aggregator = source;
+  const Grid::Shard& shard = op.grid.shards[aggregator];
+  Bitmap first(shard.size());
+  const auto raw = reader.take(first.byte_size());
+  if (!reader.ok()) return false;
+  first.assign_bytes(raw.data());
+  if (kind == wire::Kind::commit) {
+    op.pull[aggregator].commit(std::move(first));
+  } else {
+    Bitmap applied(shard.size());
+    const auto more = reader.take(applied.byte_size());
+    if (!reader.ok()) return false;
+    applied.assign_bytes(more.data());
+    if (op.lossy_pull) {
+      Bitmap needed(shard.size());
+      const auto last = reader.take(needed.byte_size());
+      if (!reader.ok()) return false;
+      needed.assign_bytes(last.data());
+      op.ledgers[aggregator].close(applied, needed);
+      answer_pull(op, aggregator);
+    }
+    op.pull[aggregator].close(std::move(first), std::move(applied));
+    op.push[aggregator].finish();
+  }
+  maybe_done(op, now);
+  return true;
+}
+
+void Endpoint::Impl::send_message(uint16_t to, Op& op, wire::Kind kind,
+                                  std::span<const uint8_t> bytes) {
+  const uint32_t size = part_bytes();
+  const auto total = static_cast<uint32_t>(bytes.size());
+  for (uint32_t part = 0; uint64_t{part} * size < total; ++part) {
+    const auto body =
+        bytes.subspan(size_t{part} * size, std::min<size_t>(size, total - size_t{part} * size));
+    ControlFrame frame;
+    frame.op = op.id;
+    frame.kind = kind;
+    frame.part = part;
+    frame.payload.resize(kPartPrefix + body.size());
+    std::memcpy(frame.payload.data(), &total, kPartPrefix);
+    std::memcpy(frame.payload.data() + kPartPrefix, body.data(), body.size());
+    paths[to]->control.push(std::move(frame));
+    ++op.control_open;
+  }
+}
+
+void Endpoint::Impl::send_list(uint16_t to, Op& op, wire::Kind kind,
+                               std::span<const uint32_t> values) {
+  const size_t most = (config.datagram_bytes - wire::kHeaderBytes) / 4;
+  for (size_t at = 0; at < values.size(); at += most) {
+    const auto some = values.subspan(at, std::min(most, values.size() - at));
+    ControlFrame frame;
+    frame.op = op.id;
+    frame.kind = kind;
+    frame.payload.resize(some.size_bytes());
+    std::memcpy(frame.payload.data(), some.data(), some.size_bytes());
+    paths[to]->control.push(std::move(frame));
+    ++op.control_open;
+  }
+}
+
+}  // namespace gradwire
