@@ -204,9 +204,10 @@ def test_a_step_that_waits_for_its_transfer_is_compressed_at_once_and_only_then(
     assert encodings(never, range(6), compute_s=0.0) == ["f32"] * 6
 
 
-def test_top_k_where_asked_for_goes_on_to_what_is_needed() -> None:
+def test_top_k_where_asked_for_is_the_last_stage() -> None:
     job = Job(3, TENSORS, "adaptive", link=NETWORK_B, compress="topk", error_feedback=True)
     assert encodings(job, range(8), compute_s=0.0)[2:] == ["topk"] * 6
+    assert job.report.encoded_share == 0.125  # and steps that do nothing else still wait
 
 
 def test_servers_get_int8_where_top_k_is_asked_for_and_learn_what_is_late() -> None:

@@ -35,7 +35,7 @@ from gradwire.plans import (
     encoded_share,
 )
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
-from gradwire.policies.congestion import FLOOR, INT8, stage, wider
+from gradwire.policies.congestion import INT8, stage, wider
 from gradwire.policies.lateness import PushHistory
 from gradwire.policies.plot import PLOT
 from gradwire.policies.regions import regions_by_tensor
@@ -49,6 +49,10 @@ FRAGILE = re.compile(r"(^|\.)bias$|norm|(^|[._])(bn|ln)\d*([._]|$)", re.IGNORECA
 
 FRONT, FRONT_TOLERANCE = 0.1, 0.5
 
+TOPK = INT8 / 2
+"""Of the dense bytes, top-k's share where it may be had: a twelfth of the elements, the last stage.
+Going on to 1/128 cost 20 points of accuracy where steps only wait (docs/accuracy.md, "Choices")."""
+
 
 @dataclass
 class Adaptive(Policy):
@@ -58,8 +62,8 @@ class Adaptive(Policy):
     file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"), in place of
     p_high. eta, every,
     detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while steps wait for their
-    transfer, "topk" goes on to top-k (which needs error feedback, and where there are servers
-    stops at int8), "never" stays dense. fill, order, pull: docs/design.md.
+    transfer, "topk" goes on to top-k, an eighth of the bytes (which needs error feedback, and
+    where there are servers stops at int8), "never" stays dense. fill, order, pull: docs/design.md.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -95,7 +99,7 @@ class Adaptive(Policy):
         check_transfer_options("lost", self.fill, self.order, self.pull)
         self._bounds = None if self.table is None else PLOT(table=self.table)
         self._known: dict[str, tuple[float, float]] = {}
-        self._choice = Choice(FLOOR if self.compress == "topk" else INT8)
+        self._choice = Choice(TOPK if self.compress == "topk" else INT8)
         self._waiting = Waiting()
         self._pushes = PushHistory()
         self._sent = 1.0  # of float32's bytes, by the last step
