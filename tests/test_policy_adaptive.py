@@ -243,6 +243,10 @@ def test_state_survives_a_restart() -> None:
     [
         ({"p_low": 0.5, "p_high": 0.4}, "p_high=0.4 is below p_low=0.5"),
         ({"table": {"*": 0.1}, "p_high": 0.3}, "p_high=0.3 beside table"),
+        (
+            {"table": 5},
+            "table=5: the file of a calibration (`gradwire calibrate` makes one), or",
+        ),
         ({"compress": "much"}, "compress='much': allowed are 'auto', 'topk', 'never'"),
         ({"table": {"*": 2.0}}, "table['*']=2.0"),
         ({"detector": "eye"}, "detector='eye': allowed are 'ours', 'paper', 'layers'"),
@@ -252,6 +256,12 @@ def test_impossible_options_name_themselves(options: dict[str, object], message:
     with pytest.raises(ConfigError) as raised:
         Adaptive(**options)  # type: ignore[arg-type]
     assert message in str(raised.value)
+
+
+def test_beside_a_table_only_p_low_is_asked_for() -> None:
+    strict = Adaptive(p_low=0.5, table={"*": 0.3})  # p_high's default is below, and is not used
+    strict.prepare(TENSORS)
+    assert {strict.bounds_of(name) for name in TENSORS} == {(0.3, 0.3)}
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_before_the_first_step() -> None:

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from gradwire.calibration_roll import CalibrationRoll
 from gradwire.cli import app
 from gradwire.errors import ConfigError, TransferError
 from gradwire.job_calibration import JobCalibration
-from gradwire.layer_search import CANDIDATES, HALVINGS
+from gradwire.layer_search import CANDIDATES, HALVINGS, LayerSearch
 from gradwire.policies import PLOT, Adaptive, Calibration
 from gradwire.rendezvous import Meeting
 from gradwire.sim import Link
@@ -112,11 +113,13 @@ def test_a_name_that_the_model_lacks_is_an_error_before_the_first_step(
 
 def test_a_file_for_another_model_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     path = str(tmp_path / "bounds.toml")
-    Calibration(Calibration.fingerprint(TENSORS), {"front.weight": 0.05}).save(path)
+    Calibration(Calibration.fingerprint(TENSORS), dict.fromkeys(TENSORS, 0.05)).save(path)
     with pytest.raises(ConfigError, match=r"made for model .*has no tensor 'front.weight'"):
         Job(2, {"other.weight": 1000}, "plot", table=path)
     with pytest.raises(ConfigError, match="its sizes differ"):
         Job(2, {**TENSORS, "front.weight": 1000}, "plot", table=path)
+    with pytest.raises(ConfigError, match=r"its tensor 'frozen.weight' has no bound there"):
+        Job(2, {**TENSORS, "frozen.weight": 1000}, "plot", table=path)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +205,13 @@ def test_layers_that_matter_get_small_bounds_and_the_model_stays_as_it_was() -> 
     assert torch.equal(state, torch.random.get_rng_state())
     loose = gradwire.calibrate(model, loss_of, batches(), eps=0.9, steps=6, lr=0.5)
     assert loose.bounds["front.weight"] > found.bounds["front.weight"]
+
+
+def test_a_norm_layer_over_two_dimensions_is_not_searched_either() -> None:
+    model = nn.Sequential(OrderedDict(front=nn.Linear(8, 8), norm=nn.LayerNorm([4, 8])))
+    search = LayerSearch(dict(model.named_parameters()), eps=0.05, lr=0.5, chunk_elements=8)
+    assert search.layers == {"front": ["front.weight"]}
+    assert search.bounds["norm.weight"] == 0.0
 
 
 def test_buffers_that_no_state_has_stay_as_they_were_too() -> None:

@@ -4,8 +4,9 @@ A layer bears the share p when random zeroing of that share of its gradient, chu
 datagrams are lost, worsens the loss decrease of a plain gradient step by less than `eps`, in the
 mean over some batches, the other layers being whole. That is our reading of PLOT, whose own
 derivation is not public (`gradwire.policies.plot`). Norm layers and biases (tensors of one
-dimension) are not searched: their bound is 0. Of the front layers, which a whole training shows to
-be more fragile than single steps do, half of the largest bound is the most.
+dimension, and those named like them) are not searched: their bound is 0. Of the front layers, which
+a whole training shows to be more fragile than single steps do, half of the largest bound is the
+most.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from gradwire.errors import ConfigError
+from gradwire.policies.fragile import is_fragile
 
 __all__ = ["CANDIDATES", "HALVINGS", "LayerSearch", "LossFunction"]
 
@@ -56,7 +58,7 @@ class LayerSearch:
         self.eps, self.lr, self.chunk_elements = eps, lr, chunk_elements
         self.layers: dict[str, list[str]] = {}
         for name, parameter in self._parameters.items():
-            if parameter.dim() > 1:
+            if parameter.dim() > 1 and not is_fragile(name):
                 self.layers.setdefault(name.rpartition(".")[0], []).append(name)
         self._low = dict.fromkeys(self.layers, 0)  # number of a candidate; 0 stands for bound 0
         self._high = dict.fromkeys(self.layers, len(CANDIDATES))

@@ -19,9 +19,9 @@ loss detection, whose times follow the measured round trips, declares it lost.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from gradwire.errors import ConfigError
@@ -36,6 +36,7 @@ from gradwire.plans import (
 )
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
 from gradwire.policies.congestion import INT8, stage, wider
+from gradwire.policies.fragile import is_fragile
 from gradwire.policies.lateness import PushHistory
 from gradwire.policies.plot import PLOT
 from gradwire.policies.regions import regions_by_tensor
@@ -43,9 +44,6 @@ from gradwire.policies.waiting import Choice, Waiting
 from gradwire.telemetry import StepReport
 
 __all__ = ["Adaptive"]
-
-FRAGILE = re.compile(r"(^|\.)bias$|norm|(^|[._])(bn|ln)\d*([._]|$)", re.IGNORECASE)
-"""Names of tensors that may lose nothing where no calibration says otherwise."""
 
 FRONT, FRONT_TOLERANCE = 0.1, 0.5
 
@@ -85,10 +83,15 @@ class Adaptive(Policy):
         super().__post_init__()
         check_bound("p_low", self.p_low)
         check_bound("p_high", self.p_high)
-        if self.p_high < self.p_low:
+        if self.table is None and self.p_high < self.p_low:
             raise ConfigError(
                 f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
                 "phases may not be the stricter one"
+            )
+        if self.table is not None and not isinstance(self.table, (str, Path, Mapping)):
+            raise ConfigError(
+                f"table={self.table!r}: the file of a calibration (`gradwire calibrate` makes "
+                "one), or bounds by tensor-name pattern; None for bounds by shape, name and place"
             )
         if self.table is not None and self.p_high != type(self).p_high:
             raise ConfigError(
@@ -138,7 +141,7 @@ class Adaptive(Policy):
         if self._bounds is not None:
             most = self._bounds.bound_of(tensor)
             return min(self.p_low, most), most
-        fragile = tensor in self.vectors or FRAGILE.search(tensor)
+        fragile = tensor in self.vectors or is_fragile(tensor)
         tolerance = 0.0 if fragile else 1.0
         if tensor in self._front:
             tolerance *= FRONT_TOLERANCE

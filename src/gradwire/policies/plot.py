@@ -3,8 +3,8 @@
 The paper's idea: the tolerable loss differs by layer, and layer-specific tolerance cuts the tail
 of gradient transfers over UDP. Nothing else of it is public: no derivation, no header, no numbers.
 All the rest is **our interpretation**: a table of bounds by tensor, enforced per tensor region;
-norm layers and biases at 0; the bound spent on what the network lost only (spend="lost"); and how
-the table is made (`gradwire.calibrate`).
+the bound spent on what the network lost only (spend="lost"); and how the table is made
+(`gradwire.calibrate`: norm layers and biases at 0; in a table by hand its patterns rule them, too).
 """
 
 from __future__ import annotations
@@ -259,8 +259,12 @@ class PLOT(Policy):
         if self.table is None or self.calibration is None:
             return
         if self.calibration.model != here:
-            unknown = [name for name in self.calibration.bounds if name not in tensors]
-            why = f"it has no tensor {unknown[0]!r}" if unknown else "its sizes differ"
+            known = self.calibration.bounds
+            gone = [name for name in known if name not in tensors]
+            new = [name for name in tensors if name not in known]
+            why = f"it has no tensor {gone[0]!r}" if gone else "its sizes differ"
+            if new and not gone:
+                why = f"its tensor {new[0]!r} has no bound there: was it trained by then?"
             raise ConfigError(
                 f"table={self.table!r}: made for model {self.calibration.model}, this is model "
                 f"{here} ({why}): calibrate again"
