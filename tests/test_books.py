@@ -73,6 +73,7 @@ CASES: list[dict[str, Any]] = [
     {"policy": "netsenseml", "start": 0.3, "momentum": 0.5, "prune": 0.5, "guard": "off"},
     # In int8, 1,472 bytes hold half a tensor: no bound would have a chunk to spend.
     {"policy": "adaptive", "every": 5, "p_low": 0.2, "datagram": 256},
+    {"policy": "adaptive", "compress": "topk", "every": 5, "p_low": 0.2, "datagram": 256},
     {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.0},
     {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.75},
     {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.75, "guard": "skip"},
