@@ -195,9 +195,9 @@ class CloseStep:
     """One line of a schedule: `delay_s` seconds after `clock`, `fraction` of the region is enough.
 
     clock: "open", of a worker's word that it has begun; "first_arrival", of a worker's first chunk;
-    "tail", of its word that all has gone out once. scope: "worker", a clock of each worker for its
-    own contribution; "all", which runs from when that has come of the last worker. A fraction of
-    BY_BOUND stands for one minus the region's bound.
+    "tail", of its word that less than 1 % of its chunks follow. scope: "worker", a clock of each
+    worker for its own contribution; "all", which runs from when that has come of the last worker. A
+    fraction of BY_BOUND stands for one minus the region's bound.
     """
 
     clock: str = "open"
