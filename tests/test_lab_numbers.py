@@ -334,6 +334,58 @@ def test_time_to_a_loss_lies_between_evaluations(
     assert found["time_to_loss_s"] == seconds
 
 
+def test_the_loss_to_time_may_be_what_another_ended_with_in_the_same_seed() -> None:
+    training = Scenario(
+        name="test",
+        title="test",
+        work=Work("training"),
+        topology=Topology(workers=2),
+        model=Model(target_of="tcp", target_within=0.5),
+        contestants=(Contestant("ours", "gradwire"), Contestant("tcp", "gloo")),
+    )
+    curves = {0: ((4.0, 3.0), (8.0, 2.0)), 1: ((4.0, 6.0), (8.0, 4.0))}
+    runs = {}
+    for seed, curve in curves.items():
+        losses = [(step, now, loss) for step, (now, loss) in enumerate(curve)]
+        quicker = [(step, now / 2, loss) for step, now, loss in losses]
+        runs[seed] = CellRun(
+            0.0,
+            {
+                "ours": Track(seconds=[1.0], job_s=1.0, losses=quicker),
+                "tcp": Track(seconds=[1.0], job_s=1.0, losses=losses),
+            },
+            facts={"parameters": 1000},
+        )
+    ours, theirs = (summarize(each, training, runs) for each in training.contestants)
+    assert theirs is not None
+    assert ours is not None
+    assert theirs["by_seed"]["0"]["time_to_loss_s"] == 6.0  # to 2.5 of 3 and 2
+    assert theirs["by_seed"]["1"]["time_to_loss_s"] == 7.0  # to 4.5 of 6 and 4
+    assert (theirs["time_to_loss_s"], ours["time_to_loss_s"]) == (6.5, 3.25)
+    del runs[1].tracks["tcp"]
+    found = summarize(training.contestants[0], training, runs)
+    assert found is not None
+    assert found["time_to_loss_s"] is None
+
+
+def test_who_never_comes_to_a_loss_takes_for_ever() -> None:
+    def end(seconds: float | None, loss: float | None = 2.0) -> dict[str, Any]:
+        return summary(time_to_loss_s=seconds, final_loss=loss)
+
+    mark = Mark("t", "ours", quantity="time_to_loss", over=("theirs", "tcp"), at_most=1.05)
+
+    def judged(ours: Any, theirs: Any, tcp: Any) -> dict[str, Any]:
+        return judge(mark, [measured("a", {"ours": ours, "theirs": theirs, "tcp": tcp})])
+
+    # Whoever has not come there is none of those that are as good: the best of the others counts.
+    assert judged(end(5.0), end(None), end(10.0))["value"] == 0.5
+    assert judged(end(5.0), end(None), end(None))["met"] is True
+    missed = judged(end(None), end(None), end(10.0))
+    assert (missed["met"], missed["value"]) == (False, math.inf)
+    assert judged(end(None), end(None), end(None))["met"] is None
+    assert judged(end(5.0), end(None, None), end(10.0))["met"] is None  # not measured at all
+
+
 def test_rivals_that_starve_are_a_mark_missed() -> None:
     mark = Mark("t", "ours", quantity="rival_goodput", over=("tcp",), at_least=0.8)
     cells = [

@@ -365,6 +365,22 @@ transport = "gloo"
 
 
 @pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        (
+            "target_loss = 2.0\ntarget_of = 'tcp'",
+            "target_of='tcp' beside target_loss=2: one of them",
+        ),
+        ("target_of = 'udp'", r"model.target_of='udp': takes no part; those that do: \['tcp'\]"),
+        ("target_of = 'tcp'\ntarget_within = -1", "target_within=-1: must be 0.0 or more"),
+    ],
+)
+def test_a_loss_to_time_that_cannot_be_is_named(tmp_path: Path, model: str, complaint: str) -> None:
+    with pytest.raises(ScenarioError, match=complaint):
+        read(tmp_path, f"{TRAINED}[model]\n{model}\n")
+
+
+@pytest.mark.parametrize(
     ("text", "table", "line", "complaint", "remedy"),
     [
         (GOOD, "loss", "at = 'server'", "at='server'.*loss.rate or loss.per_worker", "rate = 0.1"),

@@ -28,6 +28,8 @@ NAME = "runs.jsonl"
 FORMAT = 1
 _WORDS = ("name", "title", "published", "marks", "map")
 """Of a scenario, what changes nothing that is measured."""
+_TARGET = ("target_loss", "target_of", "target_within")
+"""Of the model, what a training's losses are read for, afterwards."""
 _LATER = ("rates", "queues")
 """Keys of the topology that the first journals did not know."""
 
@@ -37,7 +39,8 @@ def fingerprint(cell: Cell, quick: bool) -> str:
     scenario = cell.scenario
     fields = {name: value for name, value in asdict(scenario).items() if name not in _WORDS}
     del fields["work"]["seeds"]
-    del fields["model"]["target_loss"]  # what a training's losses are read for, afterwards
+    for name in _TARGET:
+        del fields["model"][name]
     for name in _LATER:  # runs from before they were there are of the same form
         if not fields["topology"][name]:
             del fields["topology"][name]

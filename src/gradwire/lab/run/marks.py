@@ -181,7 +181,7 @@ def _quotient(
         # a mark over "the best" is not measured while one of them is missing
         complete = len(known) == len(found)
         other = (max(known) if highest else min(known)) if known and complete else None
-    if value is None or other is None:
+    if value is None or other is None or (math.isinf(value) and math.isinf(other)):
         return None
     above, below = (other, value) if mark.inverse else (value, other)
     return above / below if below else None
@@ -235,6 +235,8 @@ def _quantity(
     if summary is not None and seed is not None:
         summary = summary["by_seed"].get(seed)
     value = None if summary is None else summary[_KEYS[mark.quantity]]
+    if value is None and mark.quantity == "time_to_loss" and summary is not None:
+        return math.inf if summary["final_loss"] is not None else None  # it has not come there
     return None if value is None else float(value)
 
 

@@ -119,7 +119,7 @@ def _quantities(
         "job_s": job / len(own),
         "steps_per_s": len(seconds) / job,
         "rival_goodput_bps": _rivals(name, [runs[seed] for seed in tracks]),
-        **_learning(own, scenario.model.target_loss),
+        **_learning(tracks, {seed: _target(scenario, runs[seed]) for seed in tracks}),
     }
 
 
@@ -181,8 +181,21 @@ def _rivals(name: str, runs: Sequence[CellRun]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _reached(track: Track, target: float) -> float | None:
+def _target(scenario: Scenario, run: CellRun) -> float | None:
+    """The held-out loss to time in a run; None without one."""
+    model = scenario.model
+    if not model.target_of:
+        return model.target_loss or None
+    lossless = run.tracks.get(model.target_of)
+    if lossless is None or not lossless.losses:
+        return None
+    return lossless.losses[-1][2] + model.target_within
+
+
+def _reached(track: Track, target: float | None) -> float | None:
     """Seconds of training until the held-out loss was so low, between evaluations in proportion."""
+    if target is None:
+        return None
     before: tuple[float, float] | None = None
     for _, now, loss in track.losses:
         if loss <= target:
@@ -193,10 +206,10 @@ def _reached(track: Track, target: float) -> float | None:
     return None
 
 
-def _learning(tracks: Sequence[Track], target: float) -> dict[str, Any]:
-    reached = [_reached(track, target) for track in tracks]
+def _learning(tracks: Mapping[int, Track], targets: Mapping[int, float | None]) -> dict[str, Any]:
+    reached = [_reached(track, targets[seed]) for seed, track in tracks.items()]
     known = [seconds for seconds in reached if seconds is not None]
-    last = [track.losses[-1][2] for track in tracks if track.losses]
+    last = [track.losses[-1][2] for track in tracks.values() if track.losses]
     return {
         "final_loss": statistics.fmean(last) if last else None,
         "time_to_loss_s": statistics.fmean(known) if known and len(known) == len(tracks) else None,

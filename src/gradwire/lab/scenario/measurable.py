@@ -64,8 +64,9 @@ def _fault(mark: Mark, scenario: Scenario) -> str | None:
     training = work.kind == "training"
     if quantity == "final_loss" and not training:
         return f"quantity='final_loss' with work.kind={work.kind!r}: only training has one"
-    if quantity == "time_to_loss" and not (training and scenario.model.target_loss):
-        return f"quantity='time_to_loss' with model.target_loss={scenario.model.target_loss:g}"
+    model = scenario.model
+    if quantity == "time_to_loss" and not (training and (model.target_loss or model.target_of)):
+        return "quantity='time_to_loss' without model.target_loss or model.target_of"
     if quantity in ("throughput", "goodput") and training:
         return f"quantity={quantity!r} with work.kind='training': that has steps_per_s"
     if quantity == "rival_goodput" and not scenario.rivals.streams:

@@ -99,12 +99,16 @@ class Scenario:
             raise ScenarioError(f"name={self.name!r}: must be {stem!r}")
 
     def check_marks(self) -> None:
-        """Whether all whom the marks are about take part.
+        """Whether all whom the marks, and the loss to time, are about take part.
 
         Raises:
             ScenarioError: names one who does not.
         """
         names = [each.name for each in self.contestants]
+        if self.model.target_of not in ("", *names):
+            raise ScenarioError(
+                f"model.target_of={self.model.target_of!r}: takes no part; those that do: {names}"
+            )
         for place, mark in enumerate(self.marks):
             for name in (mark.contestant, *mark.over):
                 if name not in (*names, LIMIT):

@@ -125,6 +125,10 @@ class Model:
         high=3600.0,
     )
     target_loss: float = key(0.0, "held-out loss to time; 0: none", low=0.0)
+    target_of: str = key(
+        "", "the contestant whose last held-out loss, seed by seed, is the one to time"
+    )
+    target_within: float = key(0.01, "how far above that, nats", low=0.0, high=10.0)
     communication_share: float = key(
         0.0,
         "stretch it so that communication is this share of the first contestant's quiet step; "
@@ -136,6 +140,10 @@ class Model:
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ScenarioError(f"heads={self.heads!r}: a divisor of width={self.width} is allowed")
+        if self.target_loss and self.target_of:
+            raise ScenarioError(
+                f"target_of={self.target_of!r} beside target_loss={self.target_loss:g}: one of them"
+            )
         if self.compute_s and self.communication_share:
             raise ScenarioError(
                 f"communication_share={self.communication_share!r} beside compute_s: one of them"
