@@ -100,6 +100,7 @@ def test_a_quick_run_of_pushes(tmp_path: Path) -> None:
         "netsenseml_bandwidth",
         "optireduce_tail",
         "plot_tail",
+        "time_to_quality",
     ],
 )
 def test_the_short_form_of(name: str, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ NAMES = {
     "netsenseml_bandwidth",
     "optireduce_tail",
     "plot_tail",
+    "time_to_quality",
 }
 
 GOOD = """
