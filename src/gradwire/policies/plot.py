@@ -262,8 +262,10 @@ class PLOT(Policy):
             known = self.calibration.bounds
             gone = [name for name in known if name not in tensors]
             new = [name for name in tensors if name not in known]
-            why = f"it has no tensor {gone[0]!r}" if gone else "its sizes differ"
-            if new and not gone:
+            why = "its sizes differ"
+            if gone:
+                why = f"it has no tensor {gone[0]!r}"
+            elif new:
                 why = f"its tensor {new[0]!r} has no bound there: was it trained by then?"
             raise ConfigError(
                 f"table={self.table!r}: made for model {self.calibration.model}, this is model "
