@@ -152,7 +152,7 @@ def test_another_encoding_is_no_reason_to_be_late() -> None:
     policy = job.policies[0]
     assert isinstance(policy, Adaptive)
     assert late(policy) is not None
-    policy.observe(replace(job.report, agreed=replace(job.report.agreed, rest=0.5)))
+    policy.observe(replace(job.report, agreed=replace(job.report.agreed, rest=0.8)))
     assert policy._stage()[0] == "f16"
     assert late(policy) is None
     half = replace(job.report, encoded_share=0.5)
@@ -169,13 +169,13 @@ def test_another_encoding_is_no_reason_to_be_late() -> None:
 def test_an_exact_step_counts_as_the_dense_one_that_it_is() -> None:
     """Its wait is that of all bytes, not of the half that other steps send: no reason for int8."""
     job = Job(3, TENSORS, "adaptive", link=NETWORK_B)
-    assert encodings(job, range(12), compute_s=0.018)[-1] == "f16"
+    assert encodings(job, range(12), compute_s=0.055)[-1] == "f16"
     for step in range(12, 32):
         for pipeline in job.pipelines:
             pipeline.flush()
-        assert encodings(job, range(step, step + 1), compute_s=0.018) == ["f16"]
+        assert encodings(job, range(step, step + 1), compute_s=0.055) == ["f16"]
         assert job.report.encoded_share == 1.0
-    assert encodings(job, range(32, 36), compute_s=0.018) == ["f16"] * 4
+    assert encodings(job, range(32, 36), compute_s=0.055) == ["f16"] * 4
     assert job.report.encoded_share == 0.5
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from gradwire.phases import GAUGES, Ballot, Summary
 from gradwire.policies.waiting import (
-    DENSE_SHARE,
     EASE,
     HOLD,
     LONGEST_HOLD,
+    LOSSY_SHARE,
     SHARE,
     Choice,
     Waiting,
@@ -98,35 +98,43 @@ def needs(ratio: float, share: float = SHARE) -> Summary:
 
 
 def test_the_mildest_ratio_that_is_enough_is_taken_at_once() -> None:
-    for need, taken in ((0.51, 0.5), (0.49, 0.25), (0.01, 0.25)):
+    for need, taken in ((1.01, 1.0), (0.99, 0.5), (0.51, 0.5), (0.49, 0.25), (0.01, 0.25)):
         choice = Choice(0.25)
         choice.observe(needs(need))
         assert choice.ratio == taken
     deep = Choice(0.005)
-    deep.observe(needs(0.01))
+    deep.observe(needs(0.01, LOSSY_SHARE))
     assert deep.ratio == 1 / 128
     deep.observe(Summary(1))
     assert deep.ratio == 1 / 128
 
 
-@pytest.mark.parametrize(("waited", "taken"), [(0.14, 1.0), (0.16, 0.5), (0.57, 0.5), (0.58, 0.25)])
-def test_half_the_bytes_are_had_sooner_than_a_quarter(waited: float, taken: float) -> None:
-    """What a dense step may wait is 0.15 of it, what one in f16 may is 0.4: 0.4 / 0.6 of the rest,
-    of which the dense one waits for twice as much, 4/7 of its step."""
-    assert (DENSE_SHARE, SHARE) == (0.15, 0.4)
+@pytest.mark.parametrize(("waited", "taken"), [(0.14, 1.0), (0.16, 0.5), (0.26, 0.5), (0.27, 0.25)])
+def test_a_step_waits_for_little_of_its_time(waited: float, taken: float) -> None:
+    """0.15 of it: 0.15 / 0.85 of the rest, for which the dense one waits in f16 twice: 6/23."""
+    assert SHARE == 0.15
     choice = Choice(0.25)
+    choice.observe(Summary(0, rest=1.0 - waited))
+    assert choice.ratio == taken
+
+
+@pytest.mark.parametrize(("waited", "taken"), [(0.72, 0.25), (0.73, 0.125)])
+def test_top_k_needs_a_better_reason(waited: float, taken: float) -> None:
+    """In int8 a step may wait for 0.4: 0.4 / 0.6 of the rest, the dense one four times: 8/11."""
+    assert LOSSY_SHARE == 0.4
+    choice = Choice(0.125)
     choice.observe(Summary(0, rest=1.0 - waited))
     assert choice.ratio == taken
 
 
 def test_dense_steps_come_back_only_with_room() -> None:
     choice = Choice(0.25)
-    choice.observe(Summary(0, rest=0.8))
+    choice.observe(needs(0.99))
     assert choice.ratio == 0.5
     for _ in range(100):
-        choice.observe(needs(0.99 * EASE, DENSE_SHARE))
+        choice.observe(needs(0.99 * EASE))
     assert choice.ratio == 0.5
-    choice.observe(needs(1.01 * EASE, DENSE_SHARE))
+    choice.observe(needs(1.01 * EASE))
     assert choice.ratio == 1.0
 
 

@@ -10,8 +10,9 @@ the end of the step. What hides behind computation, or behind a slower worker, s
 So each worker says which share of its steps is *rest*, spent otherwise, if transfers were dense:
 of what it waited three round trips stay what they are, the remainder shrinks with the bytes. The
 largest rest of all workers is agreed (a worker that waits for a slower one has less than that one),
-and the encoding is the mildest that leaves a transfer at most its share of the step: that of a
-dense one is small, since f16 rounds to 2^-11 and halves the bytes; int8 needs a better reason.
+and the encoding is the mildest that leaves a transfer at most its share of the step: a small one,
+since neither f16 nor int8 costs quality that could be measured; top-k does, and needs a better
+reason than they.
 
 It does not flap: a milder encoding has to be good enough by the factor `EASE`, and a return that
 had to be taken back doubles the time until the next (a transfer that computation hides when it is
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.phases import Summary
+from gradwire.policies.congestion import INT8
 from gradwire.states import State
 from gradwire.telemetry import StepReport
 
@@ -42,8 +44,8 @@ PAUSE = 2.0
 """What a step may have spent otherwise, in mean steps of before; more was no step's computation, or
 is believed when it comes again: the mean grows with it."""
 
-DENSE_SHARE, SHARE = 0.15, 0.4
-"""Of a step that may be waiting for its transfer: for a dense one, and for one that is encoded."""
+SHARE, LOSSY_SHARE = 0.15, 0.4
+"""Of a step that may be waiting for its transfer: before f16 and int8, and before top-k."""
 
 EASE = 1.5
 HOLD, LONGEST_HOLD = 16, 512
@@ -179,5 +181,5 @@ class Choice:
 
 def _most(ratio: float, rest: float) -> float:
     """The share of the dense bytes with which waiting takes what it may of a step at `ratio`."""
-    share = DENSE_SHARE if ratio == 1.0 else SHARE
+    share = SHARE if ratio > INT8 else LOSSY_SHARE
     return share / (1.0 - share) * rest / max(1.0 - rest, 1e-9)
