@@ -88,6 +88,12 @@ void DelayWindow::marked() {
   stretch_ = std::max(1.0, kStretchCut * stretch_);
 }
 
+void DelayWindow::resume(double bytes) {
+  window_ = std::max(window_, std::min({bytes, enough_, maximum_}));
+  threshold_ = std::max(threshold_, window_);
+  ceiling_ = std::max(ceiling_, window_);
+}
+
 // What comes and goes in a round grows with the path: a queue too short for it runs dry, above all
 // under an incast. But it has to fit into buffers.
 Nanos DelayWindow::aim(Nanos rtprop) const {
@@ -159,12 +165,13 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   maximum_ =
       std::min(kLargest, buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop));
   // Loss while our own traffic fills the port is an overflow of our making (invariant 11). While
-  // somebody else's does, or with an empty queue, it tells nothing about this window.
+  // somebody else's does, or with an empty queue, it tells nothing about this window. Nor under
+  // heavy loss, on a long path: packets are missing in every round there.
   const double rate =
       bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
   const bool queued = 2 * delay > target_;
   const bool ours = rate > kFullRate * meter_.bytes_per_second();
-  if (lost_ && queued && ours) {
+  if (lost_ && queued && ours && !(lossy_ && long_path(rtprop))) {
     // One overflow shows over several epochs.
     if (now - last_overflow_ > kOverflowPause) {
       ceiling_before_ = ceiling_;

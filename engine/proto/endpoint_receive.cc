@@ -443,6 +443,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     send_window.sample(acked_bytes, delay, path.rtt.round(), path.rtt.minimum(),
                        path.loss_told > kHeavyLoss, now, alone ? 0 : path.largest_acked_sent);
     counters.btlbw = btlbw();
+    counters.send_window = send_window.bytes();
     retire(now);
   }
 }

@@ -383,7 +383,9 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const auto target = static_cast<double>(send_window.target());
   const double longest = kProbeQueue * target;
   const double stretch = send_window.stretch(loss_to.share(now));
-  led = far.alone && loss_to.share(now) < kHeavyLoss ? led_by(far) : 0;
+  const bool heavy = loss_to.share(now) >= kHeavyLoss;
+  if (heavy && led > 0) send_window.resume(led);
+  led = far.alone && !heavy ? led_by(far) : 0;
   const double stretched = std::max(led, stretch * send_window.bytes());
   double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue / longest, 0.0, 0.75);
   if (far.rtprop)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scenarios import EAGER, gradients, must_be_ok, own_drops, plan
 
-from gradwire.sim import NETWORK_A, Fabric, Link
+from gradwire.sim import NETWORK_A, NETWORK_B, Fabric, Link
 
 HOSTS = {"host_delay": 10e-6, "host_jitter": 60e-6}
 HEADERS = 1514 / 1444  # on the wire, of a full chunk
@@ -24,20 +24,30 @@ MEGABYTE = 250_000  # elements
 class Pushes:
     """Ops one after the other, from workers to one server (servers=0: sharded, with results)."""
 
-    def __init__(self, workers: int, rate: float, round_trip: float, *, servers: int = 1) -> None:
-        self.link = Link(rate=rate, delay=round_trip / 4)
+    def __init__(
+        self,
+        workers: int,
+        rate: float,
+        round_trip: float,
+        *,
+        servers: int = 1,
+        queue: int = Link().queue,
+    ) -> None:
+        self.link = Link(rate=rate, queue=queue, delay=round_trip / 4)
         self.round_trip = round_trip
         self.fabric = Fabric(workers, servers=servers, link=self.link, seed=1, **HOSTS)
         self.op = 0
         self.fabric.run(0.3, until_done=False)  # everybody has found everybody
 
-    def push(self, megabytes: float, bound: float = 0.0, loss: float = 0.0) -> float:
-        """Seconds. `loss` on the workers' ways up, for the whole op."""
+    def push(
+        self, megabytes: float, bound: float = 0.0, loss: float = 0.0, back: float = 0.0
+    ) -> float:
+        """Seconds. `loss` on the workers' ways up, `back` on their ways down, for the whole op."""
         fabric = self.fabric
         fabric.run(fabric.now + 0.05, until_done=False)
         for worker in range(fabric.workers):
-            link = Link(rate=self.link.rate, delay=self.link.delay, loss=loss)
-            fabric.set_link(worker, "up", link)
+            fabric.set_link(worker, "up", replace(self.link, loss=loss))
+            fabric.set_link(worker, "down", replace(self.link, loss=back))
         elements = int(megabytes * MEGABYTE)
         options = {"pull": "none"} if fabric.servers else {}
         if bound:
@@ -139,6 +149,14 @@ def test_heavy_loss_of_an_op_that_the_path_holds(
     for _ in range(6):
         job.push(4, 0.408)
     assert job.push(4, 0.408, loss) < job.mark(4, 0.408, loss)
+
+
+@pytest.mark.parametrize(("loss", "back"), [(0.6, 0.0), (0.9, 0.0), (0.6, 0.6), (0.8, 0.8)])
+def test_heavy_loss_after_seconds_of_quiet(loss: float, back: float) -> None:
+    """The receiver's window has led the sender's, which has only ever given way meanwhile."""
+    job = Pushes(3, SLOW, 40e-3, queue=NETWORK_B.queue)
+    job.push(50)
+    assert job.push(10, 0.408, loss, back) < job.mark(10, 0.408, loss)
 
 
 @pytest.mark.parametrize("loss", [0.6, 0.9])
