@@ -207,7 +207,7 @@ def test_a_step_that_waits_for_its_transfer_is_compressed_at_once_and_only_then(
 def test_top_k_where_asked_for_is_the_last_stage() -> None:
     job = Job(3, TENSORS, "adaptive", link=NETWORK_B, compress="topk", error_feedback=True)
     assert encodings(job, range(8), compute_s=0.0)[2:] == ["topk"] * 6
-    assert job.report.encoded_share == 0.125  # and steps that do nothing else still wait
+    assert job.report.encoded_share == 3 / 16  # and steps that do nothing else still wait
 
 
 def test_servers_get_int8_where_top_k_is_asked_for_and_learn_what_is_late() -> None:

@@ -102,11 +102,11 @@ def test_the_mildest_ratio_that_is_enough_is_taken_at_once() -> None:
         choice = Choice(0.25)
         choice.observe(needs(need))
         assert choice.ratio == taken
-    deep = Choice(0.005)
+    deep = Choice(3 / 16)
     deep.observe(needs(0.01, LOSSY_SHARE))
-    assert deep.ratio == 1 / 128
+    assert deep.ratio == 3 / 16
     deep.observe(Summary(1))
-    assert deep.ratio == 1 / 128
+    assert deep.ratio == 3 / 16
 
 
 @pytest.mark.parametrize(("waited", "taken"), [(0.14, 1.0), (0.16, 0.5), (0.26, 0.5), (0.27, 0.25)])
@@ -118,11 +118,11 @@ def test_a_step_waits_for_little_of_its_time(waited: float, taken: float) -> Non
     assert choice.ratio == taken
 
 
-@pytest.mark.parametrize(("waited", "taken"), [(0.72, 0.25), (0.73, 0.125)])
+@pytest.mark.parametrize(("waited", "taken"), [(0.72, 0.25), (0.73, 3 / 16)])
 def test_top_k_needs_a_better_reason(waited: float, taken: float) -> None:
     """In int8 a step may wait for 0.4: 0.4 / 0.6 of the rest, the dense one four times: 8/11."""
     assert LOSSY_SHARE == 0.4
-    choice = Choice(0.125)
+    choice = Choice(3 / 16)
     choice.observe(Summary(0, rest=1.0 - waited))
     assert choice.ratio == taken
 

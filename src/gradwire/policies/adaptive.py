@@ -47,9 +47,10 @@ __all__ = ["Adaptive"]
 
 FRONT, FRONT_TOLERANCE = 0.1, 0.5
 
-TOPK = INT8 / 2
-"""Of the dense bytes, top-k's share where it may be had: a twelfth of the elements, the last stage.
-Going on to 1/128 cost 20 points of accuracy where steps only wait (docs/accuracy.md, "Choices")."""
+TOPK = 0.75 * INT8
+"""Of the dense bytes, top-k's share where it may be had: an eighth of the elements, the last stage.
+Half of int8's bytes cost 0.6 points of accuracy under SGD, and going on to 1/128 cost 20
+(docs/accuracy.md, "Choices")."""
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Adaptive(Policy):
     file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"), in place of
     p_high. eta, every,
     detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while steps wait for their
-    transfer, "topk" goes on to top-k, an eighth of the bytes (which needs error feedback, and
+    transfer, "topk" goes on to top-k, 3/16 of the bytes (which needs error feedback, and
     where there are servers stops at int8), "never" stays dense. fill, order, pull: docs/design.md.
     """
 

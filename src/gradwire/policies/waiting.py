@@ -131,7 +131,8 @@ class Waiting:
 
 @dataclass
 class Choice:
-    """The agreed ratio: 1, or a power of 1/2 not below `floor`; the same on all ranks.
+    """The agreed ratio: 1, 1/2, 1/4 …, with `floor` in place of the first below it; the same on
+    all ranks.
 
     age: steps since it changed. hold: how old it must be before it may rise. eased: whether it rose
     at the last change.
@@ -162,8 +163,8 @@ class Choice:
     def _rung(self, rest: float, room: float = 1.0) -> float:
         """The mildest ratio that is enough, with room by this factor."""
         ratio = 1.0
-        while room * ratio > _most(ratio, rest) and ratio / 2.0 >= self.floor:
-            ratio /= 2.0
+        while ratio > self.floor and room * ratio > _most(ratio, rest):
+            ratio = max(self.floor, ratio / 2.0)
         return ratio
 
     def state_dict(self) -> dict[str, Any]:
