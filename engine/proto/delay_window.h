@@ -49,9 +49,9 @@ class DelayWindow {
   // Packets were marked: a queue is longer than its owner wants, whatever the delay says. To be
   // called once per round.
   void marked();
-  // Another window has ruled in this one's place and no longer does; it was `bytes`. Meanwhile this
-  // one only gave way: nothing that it held back could make it grow. As far as the rate accounts
-  // for: the other may have been stretched.
+  // Goes on from `bytes`, the window that ruled in this one's place until heavy loss came, but no
+  // further than the rate accounts for, as that one may be stretched. Meanwhile this one has only
+  // given way: nothing that it held back could make it grow.
   void resume(double bytes);
   // Packets are missing that were sent while this window held.
   void lost() { lost_ = true; }

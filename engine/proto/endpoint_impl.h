@@ -190,7 +190,8 @@ struct Endpoint::Impl {
   double tokens = 0;               // pacing, bytes
   double repeats = 0;              // packets that may be repeated now
   Nanos repeats_time = 0;
-  double led = 0;  // bytes: by the window of the one receiver far away
+  double led = 0;       // bytes: by the window of the one receiver far away
+  double last_led = 0;  // the last that was not 0, until heavy loss
   Nanos repeat_due = kNever;
   Nanos tokens_time = 0;
   Nanos pace_until = 0;

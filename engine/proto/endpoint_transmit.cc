@@ -1,5 +1,6 @@
 // Datagrams out: signs of life and acknowledgements first, then control, then trains of chunks.
 #include <algorithm>
+#include <utility>
 
 #include "codec/codec.h"
 #include "proto/endpoint_impl.h"
@@ -384,8 +385,9 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const double longest = kProbeQueue * target;
   const double stretch = send_window.stretch(loss_to.share(now));
   const bool heavy = loss_to.share(now) >= kHeavyLoss;
-  if (heavy && led > 0) send_window.resume(led);
+  if (heavy && last_led > 0) send_window.resume(std::exchange(last_led, 0));
   led = far.alone && !heavy ? led_by(far) : 0;
+  if (led > 0) last_led = led;
   const double stretched = std::max(led, stretch * send_window.bytes());
   double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue / longest, 0.0, 0.75);
   if (far.rtprop)

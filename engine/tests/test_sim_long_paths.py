@@ -159,6 +159,15 @@ def test_heavy_loss_after_seconds_of_quiet(loss: float, back: float) -> None:
     assert job.push(10, 0.408, loss, back) < job.mark(10, 0.408, loss)
 
 
+def test_heavy_loss_after_seconds_of_quiet_of_an_op_that_is_out_before_it_shows() -> None:
+    """Nothing is led any more when word of the loss comes: it takes what it takes in any case."""
+    tired, fresh = (Pushes(3, SLOW, 40e-3, queue=NETWORK_B.queue) for _ in range(2))
+    tired.push(50)
+    for _ in range(4):
+        fresh.push(4)
+    assert tired.push(1, 0.408, 0.6) < 1.5 * fresh.push(1, 0.408, 0.6)
+
+
 @pytest.mark.parametrize("loss", [0.6, 0.9])
 def test_heavy_loss_on_a_short_path(loss: float) -> None:
     """A window whose packets are all lost must not wait for a time-out."""
