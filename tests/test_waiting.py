@@ -127,6 +127,21 @@ def test_top_k_needs_a_better_reason(waited: float, taken: float) -> None:
     assert choice.ratio == taken
 
 
+@pytest.mark.parametrize(("waited", "taken"), [(0.65, 3 / 16), (0.63, 0.25)])
+def test_top_k_is_left_only_with_room(waited: float, taken: float) -> None:
+    """The dense step may wait for four times 0.4 / 0.6 / 1.5 of the rest: 16/25."""
+    choice = Choice(3 / 16, ratio=3 / 16)
+    for _ in range(HOLD):
+        choice.observe(Summary(0, rest=1.0 - waited))
+    assert choice.ratio == taken
+
+
+def test_a_ratio_of_before_is_lifted_to_the_last_stage() -> None:
+    choice = Choice(3 / 16)
+    choice.load_state_dict({"ratio": 1 / 128, "age": 3, "hold": HOLD, "eased": False})
+    assert choice.ratio == 3 / 16
+
+
 def test_dense_steps_come_back_only_with_room() -> None:
     choice = Choice(0.25)
     choice.observe(needs(0.99))

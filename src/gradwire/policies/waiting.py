@@ -11,8 +11,8 @@ So each worker says which share of its steps is *rest*, spent otherwise, if tran
 of what it waited three round trips stay what they are, the remainder shrinks with the bytes. The
 largest rest of all workers is agreed (a worker that waits for a slower one has less than that one),
 and the encoding is the mildest that leaves a transfer at most its share of the step: a small one,
-since neither f16 nor int8 costs quality that could be measured; top-k does, and needs a better
-reason than they.
+since f16 costs nothing and int8 far less than what counts as lossless (docs/accuracy.md); top-k
+costs more, and needs a better reason than they.
 
 It does not flap: a milder encoding has to be good enough by the factor `EASE`, and a return that
 had to be taken back doubles the time until the next (a transfer that computation hides when it is
@@ -45,7 +45,7 @@ PAUSE = 2.0
 is believed when it comes again: the mean grows with it."""
 
 SHARE, LOSSY_SHARE = 0.15, 0.4
-"""Of a step that may be waiting for its transfer: before f16 and int8, and before top-k."""
+"""What of a step may be waiting for its transfer before it goes on to f16 or int8, and to top-k."""
 
 EASE = 1.5
 HOLD, LONGEST_HOLD = 16, 512
