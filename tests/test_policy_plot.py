@@ -159,6 +159,14 @@ def test_a_table_is_needed_and_has_to_match() -> None:
         PLOT(table={"*": 0.1}).prepare(None)
 
 
+def test_a_pattern_that_never_counts_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"table\['\*\.weight'\]=0\.0 never counts: '\*' stands"):
+        Job(2, TENSORS, "plot", table={"*": 0.2, "*.weight": 0.0})
+    Job(2, TENSORS, "plot", table={"*.weight": 0.0, "*": 0.2})
+    Job(2, TENSORS, "plot", table={"*.weight": 0.0, "*.bias": 0.1, "*": 0.2})  # of no use, no harm
+    Job(2, TENSORS, "plot", table={"*": 0.2, "*.weight": 0.2})  # changes nothing
+
+
 # ---------------------------------------------------------------------------- calibration
 
 

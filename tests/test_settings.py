@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,13 @@ def test_a_complex_parameter_is_refused_by_name() -> None:
         HookState("reliable", model=model)
     model[1].requires_grad_(False)
     HookState("reliable", model=model)
+
+
+def test_a_variable_of_another_policy_is_told_of() -> None:
+    with pytest.warns(UserWarning, match=r"GRADWIRE_P='0\.9' is not read: policy 'adaptive'"):
+        configure(None, {}, {"GRADWIRE_P": "0.9"})
+    with pytest.warns(UserWarning, match=r"GRADWIRE_P='0\.9' is not read: policy 'mlt'"):
+        configure(MLT(p=0.1), {}, {"GRADWIRE_P": "0.9"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert configure("mlt", {}, {"GRADWIRE_P": "0.9"})[0].options()["p"] == 0.9

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import typing
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 
 from gradwire.errors import ConfigError
 from gradwire.feedback import auto_feedback
 from gradwire.moments import is_of_adams_family, keeps_first_moment
 from gradwire.policies import Policy, create, names, policy_class
 from gradwire.policies.base import option_names
-from gradwire.settings import Settings, check_environment, from_environment, setting_names
+from gradwire.settings import (
+    PREFIX,
+    Settings,
+    check_environment,
+    from_environment,
+    setting_names,
+)
 
 __all__ = ["agreed_configuration", "configure"]
 
@@ -56,6 +64,8 @@ def configure(
         }
     if others:
         _explain(chosen, others)
+    own = () if isinstance(policy, Policy) else option_names(type(chosen))
+    _tell_unread(chosen, own, os.environ if environment is None else environment)
     settings = Settings.build(
         common, environment=environment, also_known=option_names(type(chosen))
     )
@@ -171,6 +181,21 @@ def _explain(policy: Policy, unknown: Mapping[str, object]) -> None:
                 f"; it is an option of {', '.join(map(repr, owners))}"
             )
     Settings.build(unknown, environment={}, also_known=_all_names())
+
+
+def _tell_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, str]) -> None:
+    """Warns of variables that are options of other policies, or of a policy that came as an object.
+
+    No error: they may be meant for other jobs of the same environment.
+    """
+    read = {"policy", *setting_names(), *own}
+    unread = {PREFIX + name.upper() for name in _all_names() if name not in read}
+    for variable in sorted(unread & environment.keys()):
+        warnings.warn(
+            f"{variable}={environment[variable]!r} is not read: policy {policy.name!r} takes no "
+            "such option from the environment",
+            stacklevel=4,
+        )
 
 
 def _all_names() -> list[str]:

@@ -24,14 +24,25 @@ def check_table(name: str, table: Mapping[str, float]) -> None:
 
 
 def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]) -> None:
-    """Raises ConfigError for a pattern that matches none of the model's tensors."""
-    for pattern in table:
-        if not any(fnmatch.fnmatchcase(tensor, pattern) for tensor in tensors):
+    """Raises ConfigError for a pattern that matches none of the model's tensors, or never counts,
+    because a broader one stands before it."""
+    matches: dict[str, set[str]] = {}
+    for pattern, bound in table.items():
+        found = {tensor for tensor in tensors if fnmatch.fnmatchcase(tensor, pattern)}
+        if not found:
             raise ConfigError(
                 f"{name}[{pattern!r}]: matches no tensor of the model"
                 f"{suggestion(pattern, tensors)}; it has {len(tensors)}, such as "
                 f"{', '.join(map(repr, tensors[:3]))}"
             )
+        for earlier, others in matches.items():
+            if found <= others and bound != table[earlier]:
+                raise ConfigError(
+                    f"{name}[{pattern!r}]={bound!r} never counts: {earlier!r} stands before it, "
+                    "matches all of its tensors, and the first pattern that matches a tensor "
+                    "rules it; put the narrower one first"
+                )
+        matches[pattern] = found
 
 
 class BoundTable:
