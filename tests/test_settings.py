@@ -63,7 +63,8 @@ def test_an_exact_policy_needs_no_feedback() -> None:
 
 def test_policy_and_its_options_may_come_from_variables() -> None:
     environment = {"GRADWIRE_POLICY": "mlt", "GRADWIRE_P": "0.25", "GRADWIRE_P_LOW": "0.1"}
-    policy, _ = configure(None, {}, environment)
+    with pytest.warns(UserWarning, match="GRADWIRE_P_LOW='0.1' is not read"):
+        policy, _ = configure(None, {}, environment)
     assert policy == MLT(p=0.25)  # p_low belongs to another policy: left alone
     policy, _ = configure("dblp", {"p_high": 0.6}, {"GRADWIRE_EVERY": "epoch"})
     assert isinstance(policy, DBLP)
