@@ -204,3 +204,11 @@ def test_a_long_value_is_shortened() -> None:
     with pytest.raises(ConfigError) as raised:
         State({"a": "x" * 10_000}).whole("a")
     assert len(str(raised.value)) < 200
+
+
+def test_a_magnitude_is_not_negative_but_may_be_of_what_is_not_finite() -> None:
+    state = State({"square": -1.0, "large": math.inf, "unknown": math.nan, "none": 0})
+    assert [state.magnitude(key) for key in ("large", "none")] == [math.inf, 0.0]
+    assert math.isnan(state.magnitude("unknown"))
+    with pytest.raises(ConfigError, match=r"state\['square'\]=-1\.0: a number from 0 on is needed"):
+        state.magnitude("square")

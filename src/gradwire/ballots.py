@@ -136,7 +136,7 @@ class BallotBox:
         """Checks a state that holds what `state_dict` returned; what is returned takes it over."""
         rates = state.numbers("rates", 0.0) if "rates" in state.values else []
         epoch = state.whole("epoch", -1, LAST_EPOCH)
-        square = state.optional("applied_square", state.real)  # of one that may not be finite
+        square = state.optional("applied_square", state.magnitude)  # of one that may not be finite
 
         def take() -> None:
             self._rates.reference = rates

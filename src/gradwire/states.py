@@ -55,11 +55,11 @@ class State:
             raise self.wrong(key, f"a finite number{_range(low, high)}")
         return float(value)
 
-    def real(self, key: str) -> float:
-        """A float of any kind, NaN and infinities included."""
+    def magnitude(self, key: str) -> float:
+        """A float from 0 on; also infinity and NaN, as of gradients that are not finite."""
         value = plain(self._get(key))
-        if not is_number(value) and not isinstance(value, float):
-            raise self.wrong(key, "a number")
+        if (not is_number(value) and not isinstance(value, float)) or value < 0.0:
+            raise self.wrong(key, "a number from 0 on")
         return float(value)
 
     def whole(self, key: str, low: int = 0, high: int = LARGEST_WHOLE) -> int:

@@ -133,8 +133,8 @@ class PLOT(Policy):
     matches is critical; a pattern that matches nothing, or only what a broader one before it rules,
     is an error). A file for another model is an error. calibrate: instead of a table, find it in
     the first steps of the job, which are exact: so many calls of `attachment.calibrate(loss_fn,
-    batch)` in each of three rounds; eps, lr: its settings (`gradwire.calibrate`). spend: "lost" gives up only what the network lost. fill,
-    order, pull: docs/design.md.
+    batch)` in each of three rounds; eps, lr: its settings (`gradwire.calibrate`). spend: "lost"
+    gives up only what the network lost. fill, order, pull: docs/design.md.
     """
 
     name: ClassVar[str] = "plot"
