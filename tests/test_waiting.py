@@ -12,8 +12,8 @@ from gradwire.policies.waiting import (
     EASE,
     HOLD,
     LONGEST_HOLD,
-    LOSSY_SHARE,
     SHARE,
+    SHARE_OF_INT8,
     Choice,
     Waiting,
 )
@@ -103,7 +103,7 @@ def test_the_mildest_ratio_that_is_enough_is_taken_at_once() -> None:
         choice.observe(needs(need))
         assert choice.ratio == taken
     deep = Choice(3 / 16)
-    deep.observe(needs(0.01, LOSSY_SHARE))
+    deep.observe(needs(0.01, SHARE_OF_INT8))
     assert deep.ratio == 3 / 16
     deep.observe(Summary(1))
     assert deep.ratio == 3 / 16
@@ -121,7 +121,7 @@ def test_a_step_waits_for_little_of_its_time(waited: float, taken: float) -> Non
 @pytest.mark.parametrize(("waited", "taken"), [(0.72, 0.25), (0.73, 3 / 16)])
 def test_top_k_needs_a_better_reason(waited: float, taken: float) -> None:
     """In int8 a step may wait for 0.4: 0.4 / 0.6 of the rest, the dense one four times: 8/11."""
-    assert LOSSY_SHARE == 0.4
+    assert SHARE_OF_INT8 == 0.4
     choice = Choice(3 / 16)
     choice.observe(Summary(0, rest=1.0 - waited))
     assert choice.ratio == taken

@@ -383,8 +383,9 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const LongPath far = longest_path();
   const auto target = static_cast<double>(send_window.target());
   const double longest = kProbeQueue * target;
-  const double stretch = send_window.stretch(loss_to.share(now));
-  const bool heavy = loss_to.share(now) >= kHeavyLoss;
+  const double loss = loss_to.share(now);
+  const double stretch = send_window.stretch(loss);
+  const bool heavy = loss >= kHeavyLoss;
   if (heavy && last_led > 0) send_window.resume(std::exchange(last_led, 0));
   led = far.alone && !heavy ? led_by(far) : 0;
   if (led > 0) last_led = led;

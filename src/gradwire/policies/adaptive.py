@@ -59,10 +59,10 @@ class Adaptive(Policy):
 
     p_low, p_high: bounds of critical and of tolerant phases before a tensor's tolerance. table: a
     file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"), in place of
-    p_high. eta, every,
-    detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while steps wait for their
-    transfer, "topk" goes on to top-k, 3/16 of the bytes (which needs error feedback, and
-    where there are servers stops at int8), "never" stays dense. fill, order, pull: docs/design.md.
+    p_high. eta, every, detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while steps
+    wait for their transfer, "topk" goes on to top-k, 3/16 of the bytes (which needs error feedback,
+    and where there are servers stops at int8), "never" stays dense. fill, order, pull:
+    docs/design.md.
     """
 
     name: ClassVar[str] = "adaptive"

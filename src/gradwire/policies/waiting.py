@@ -44,8 +44,9 @@ PAUSE = 2.0
 """What a step may have spent otherwise, in mean steps of before; more was no step's computation, or
 is believed when it comes again: the mean grows with it."""
 
-SHARE, LOSSY_SHARE = 0.15, 0.4
-"""What of a step may be waiting for its transfer before it goes on to f16 or int8, and to top-k."""
+SHARE, SHARE_OF_INT8 = 0.15, 0.4
+"""What of a step may be waiting for its transfer: in f32 and f16, and in int8, after which only
+top-k comes."""
 
 EASE = 1.5
 HOLD, LONGEST_HOLD = 16, 512
@@ -182,5 +183,5 @@ class Choice:
 
 def _most(ratio: float, rest: float) -> float:
     """The share of the dense bytes with which waiting takes what it may of a step at `ratio`."""
-    share = SHARE if ratio > INT8 else LOSSY_SHARE
+    share = SHARE if ratio > INT8 else SHARE_OF_INT8
     return share / (1.0 - share) * rest / max(1.0 - rest, 1e-9)
