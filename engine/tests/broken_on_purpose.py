@@ -469,6 +469,30 @@ BREAKS = (
         "if (missing.size()) {",
         SIM + "passes.py",
     ),
+    Break(
+        0,
+        "heavy loss finds the window that had given way",
+        PROTO + "endpoint_transmit.cc",
+        "send_window.resume(std::exchange(last_led, 0));",
+        "last_led = 0;",
+        SIM + "long_paths.py",
+    ),
+    Break(
+        0,
+        "what was led is forgotten as soon as nothing is left to send",
+        PROTO + "endpoint_transmit.cc",
+        "if (led > 0) last_led = led;",
+        "last_led = led;",
+        SIM + "long_paths.py",
+    ),
+    Break(
+        0,
+        "losses are an overflow also where packets are missing in every round",
+        PROTO + "delay_window.cc",
+        "&& !(lossy_ && long_path(rtprop))",
+        "",
+        SIM + "long_paths.py",
+    ),
 )
 
 

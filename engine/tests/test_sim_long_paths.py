@@ -168,6 +168,14 @@ def test_heavy_loss_after_seconds_of_quiet_of_an_op_that_is_out_before_it_shows(
     assert tired.push(1, 0.408, 0.6) < 1.5 * fresh.push(1, 0.408, 0.6)
 
 
+def test_heavy_loss_for_seconds() -> None:
+    """Packets are missing in every round: no sign that the window overflows a port."""
+    job = Pushes(3, SLOW, 40e-3, queue=NETWORK_B.queue)
+    for _ in range(4):
+        job.push(4)
+    assert job.push(80, 0.408, 0.7, 0.7) < job.mark(80, 0.408, 0.7)
+
+
 @pytest.mark.parametrize("loss", [0.6, 0.9])
 def test_heavy_loss_on_a_short_path(loss: float) -> None:
     """A window whose packets are all lost must not wait for a time-out."""
