@@ -323,6 +323,37 @@ def test_a_report_that_one_rank_cannot_open_fails_on_all_before_the_first_step(t
                 assert (kind, message[:13]) == ("RendezvousError", "rank 0 failed")
 
 
+def wrong_on_one(rank: int, world: int, options: dict[str, object]) -> tuple[str, str]:
+    ddp = wrap(model())
+    with pytest.raises((gradwire.ConfigError, gradwire.RendezvousError)) as raised:
+        gradwire.attach(ddp, **(options if rank == 1 else {"policy": "mlt"}))
+    attachment = gradwire.attach(ddp, "mlt", p=0.2)
+    train(ddp, rank, range(2))
+    attachment.detach()
+    return type(raised.value).__name__, str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"policy": "plot", "table": "/no/such/bounds.toml"}, "table='/no/such/bounds.toml'"),
+        ({"policy": "plot", "table": {"nothing.*": 0.1}}, "'nothing.*'"),
+        ({"policy": "mlt", "p": 1.5}, "p=1.5"),
+        ({"policy": "mlt", "timeout": -1.0}, "timeout=-1.0"),
+    ],
+)
+def test_what_is_wrong_on_one_rank_is_told_to_all_at_once(
+    two: Ranks, options: dict[str, object], cause: str
+) -> None:
+    """Also before anything is open; and the ranks are in step when they attach again."""
+    started = time.monotonic()
+    (other, message), (own, own_message) = two.run(wrong_on_one, options=options)
+    assert time.monotonic() - started < 10
+    assert (own, other) == ("ConfigError", "RendezvousError")
+    assert cause in own_message
+    assert message == f"rank 1 failed: {own_message}"
+
+
 def fails(rank: int, world: int) -> None:
     raise OSError("no such luck")
 

@@ -25,6 +25,7 @@ LAYERS = (
     (
         "ddp",
         "hook",
+        "groups",
         "pipeline",
         "ballots",
         "books",

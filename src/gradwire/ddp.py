@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.calibration_roll import CalibrationRoll
 from gradwire.errors import ConfigError, GradwireError
+from gradwire.groups import Group
 from gradwire.hook import HookState, comm_hook
 from gradwire.job_calibration import JobCalibration
 from gradwire.layer_search import LossFunction
@@ -58,31 +59,8 @@ def attach(
             f"attach(model) with a {type(model).__name__}: wrap it first, as in "
             "model = DistributedDataParallel(model)"
         )
-    hooks = model._comm_hooks
-    if not hooks:
-        state = HookState(
-            policy,
-            model=model.module,
-            process_group=model.process_group,
-            optimizer=optimizer,
-            scaler=scaler,
-            **options,
-        )
-        _register(model, state)
-        return _open(state, model)
-    hook, found = hooks[0]
-    if hook is not comm_hook or not isinstance(found, HookState):
-        name = getattr(hook, "__qualname__", repr(hook))
-        raise ConfigError(
-            f"the module already has the communication hook {name!r}: DDP takes one hook for its "
-            "whole life; attach gradwire to a module without one"
-        )
-    if found.active:
-        raise ConfigError(
-            "gradwire is already attached to this module: call detach() on that attachment first"
-        )
-    found.activate(policy, options, optimizer, model.module, scaler)
-    return _open(found, model)
+    state = _configured(model, policy, optimizer, scaler, options)
+    return _open(state, model)
 
 
 class Attachment:
@@ -277,6 +255,55 @@ class Attachment:
 
 def _nothing() -> None:
     """No forward pass is watched."""
+
+
+def _configured(
+    model: DistributedDataParallel,
+    policy: str | Policy | None,
+    optimizer: torch.optim.Optimizer | None,
+    scaler: torch.amp.GradScaler | None,
+    options: dict[str, object],
+) -> HookState:
+    """The module's hook state, new or taken up again, with the policy and settings asked for.
+
+    What makes this rank fail is told to the others, who would wait for it where they meet.
+    """
+    try:
+        found = _found(model)
+        if found is not None:
+            found.activate(policy, options, optimizer, model.module, scaler)
+            return found
+        state = HookState(
+            policy,
+            model=model.module,
+            process_group=model.process_group,
+            optimizer=optimizer,
+            scaler=scaler,
+            **options,
+        )
+        _register(model, state)
+        return state
+    except Exception as error:
+        Group.of(model.process_group).tell_failure("attach", error)
+        raise
+
+
+def _found(model: DistributedDataParallel) -> HookState | None:
+    """The state of gradwire's hook, where the module was attached before and is detached."""
+    if not model._comm_hooks:
+        return None
+    hook, found = model._comm_hooks[0]
+    if hook is not comm_hook or not isinstance(found, HookState):
+        name = getattr(hook, "__qualname__", repr(hook))
+        raise ConfigError(
+            f"the module already has the communication hook {name!r}: DDP takes one hook for its "
+            "whole life; attach gradwire to a module without one"
+        )
+    if found.active:
+        raise ConfigError(
+            "gradwire is already attached to this module: call detach() on that attachment first"
+        )
+    return found
 
 
 def _register(model: DistributedDataParallel, state: HookState) -> None:

@@ -5,7 +5,6 @@ ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwir
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
 
-import datetime
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +13,11 @@ import torch
 import torch.distributed as dist
 
 from gradwire.buckets import GradBucket, ParameterNames
-from gradwire.communicator import DEFAULT_TIMEOUT_S, Communicator
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
+from gradwire.groups import Group
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import Policy
-from gradwire.settings import Settings
 from gradwire.telemetry import ReportWriter
 
 __all__ = ["HookState", "comm_hook"]
@@ -60,13 +58,15 @@ class HookState:
     def pipeline(self) -> GradientPipeline:
         """The open pipeline. Opening it is collective: every rank of the group takes part."""
         if self._pipeline is None:
-            self._policy.prepare(self._tensors)  # a copy knows no names
-            communicator = open_communicator(self.process_group, self._settings)
-            number = communicator.take_number()
-            writer, failure = _open_report(self._settings, communicator.rank)
+            group = Group.of(self.process_group)
+            writer, failure = self._ready(group.rank)
+            number: int | None = None
             try:
                 agreed = agreed_configuration(self._policy, self._settings)
-                communicator.agree("attach", {**agreed, "attachment": number}, failure)
+                group.agree("attach", agreed, failure, self._settings.rendezvous_timeout)
+                communicator = group.communicator(self._settings)
+                number = communicator.take_number()
+                communicator.agree("number", {"attachment": number})
                 self._pipeline = GradientPipeline(
                     communicator,
                     self._policy,
@@ -80,7 +80,8 @@ class HookState:
             except BaseException:
                 if writer is not None:
                     writer.close()
-                communicator.return_number(number)
+                if number is not None:
+                    communicator.return_number(number)
                 raise
             if self._optimizer is not None:
                 self._unhook = self._optimizer.register_step_pre_hook(
@@ -88,6 +89,14 @@ class HookState:
                 ).remove
             self._previous = None
         return self._pipeline
+
+    def _ready(self, rank: int) -> tuple[ReportWriter | None, ConfigError | None]:
+        """The open report file, or why this rank cannot take part: the others have to be told."""
+        try:
+            self._policy.prepare(self._tensors)  # a copy knows no names
+            return ReportWriter.open(self._settings.report, rank), None
+        except ConfigError as error:
+            return None, error
 
     def activate(
         self,
@@ -191,14 +200,6 @@ def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_:
                 parameter.grad = None
 
 
-def _open_report(settings: Settings, rank: int) -> tuple[ReportWriter | None, ConfigError | None]:
-    """The open report file, or why it cannot be opened: the other ranks have to be told."""
-    try:
-        return ReportWriter.open(settings.report, rank), None
-    except ConfigError as error:
-        return None, error
-
-
 def _nothing() -> None:
     """There is no optimizer to let go of."""
 
@@ -221,39 +222,6 @@ def sizes(model: torch.nn.Module) -> dict[str, int]:
 def vectors(model: torch.nn.Module) -> frozenset[str]:
     """The names of the trained parameters of fewer than two dimensions."""
     return frozenset(n for n, p in model.named_parameters() if p.requires_grad and p.dim() < 2)
-
-
-def open_communicator(group: dist.ProcessGroup | None, settings: Settings) -> Communicator:
-    """A communicator of the process group's members, over the group's own store."""
-    if not dist.is_initialized():
-        raise ConfigError(
-            "gradwire needs an initialised process group: call "
-            "torch.distributed.init_process_group first"
-        )
-    group = group if group is not None else dist.group.WORLD
-    assert group is not None
-    ranks = dist.get_process_group_ranks(group)
-    whole = len(ranks) == dist.get_world_size()
-    return Communicator(
-        dist.distributed_c10d._get_process_group_store(group),
-        dist.get_rank(group),
-        len(ranks),
-        settings,
-        group="world" if whole else "ranks-" + "-".join(map(str, ranks)),
-        timeout_s=_group_timeout(group),
-    )
-
-
-def _group_timeout(group: dist.ProcessGroup) -> float:
-    """The process group's time-out in seconds; torch's default where it does not tell."""
-    for device in ("cpu", "cuda"):
-        try:
-            timeout = group._get_backend(torch.device(device)).options._timeout
-        except (RuntimeError, AttributeError):
-            continue
-        if isinstance(timeout, datetime.timedelta):
-            return timeout.total_seconds()
-    return DEFAULT_TIMEOUT_S
 
 
 def _forward_to_host(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
