@@ -73,7 +73,7 @@ def test_nothing_is_given_up_on_a_quiet_network() -> None:
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = Calibration(
         Calibration.fingerprint(TENSORS),
-        {"front.weight": 0.05, "back.weight": 0.1},
+        {"front.weight": 0.05, "front.bias": 0.0, "norm.weight": 0.0, "back.weight": 0.1},
         {"eps": 0.05, "steps": 8},
     )
     made.save(tmp_path / "bounds.toml")
@@ -114,12 +114,24 @@ def test_a_name_that_the_model_lacks_is_an_error_before_the_first_step(
 def test_a_file_for_another_model_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     path = str(tmp_path / "bounds.toml")
     Calibration(Calibration.fingerprint(TENSORS), dict.fromkeys(TENSORS, 0.05)).save(path)
-    with pytest.raises(ConfigError, match=r"made for model .*has no tensor 'front.weight'"):
+    with pytest.raises(ConfigError, match=r"bounds\['front.weight'\]: the model has no"):
         Job(2, {"other.weight": 1000}, "plot", table=path)
     with pytest.raises(ConfigError, match="its sizes differ"):
         Job(2, {**TENSORS, "front.weight": 1000}, "plot", table=path)
     with pytest.raises(ConfigError, match=r"its tensor 'frozen.weight' has no bound there"):
         Job(2, {**TENSORS, "frozen.weight": 1000}, "plot", table=path)
+
+
+@pytest.mark.parametrize("policy", ["plot", "adaptive"])
+def test_a_file_that_lost_a_line_is_an_error_before_the_first_step(
+    policy: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "bounds.toml")
+    bounds = dict.fromkeys(TENSORS, 0.05)
+    del bounds["back.weight"]
+    Calibration(Calibration.fingerprint(TENSORS), bounds).save(path)
+    with pytest.raises(ConfigError, match=r"bounds: no line for tensor 'back.weight'"):
+        Job(2, TENSORS, policy, table=path)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +165,8 @@ def test_a_name_that_no_file_has_is_one_that_cannot_be_read(policy: type[PLOT]) 
 def test_a_table_is_needed_and_has_to_match() -> None:
     with pytest.raises(ConfigError, match=r"table=None.*or None with calibrate=8"):
         PLOT()
+    with pytest.raises(ConfigError, match="table='': the file of a calibration"):
+        PLOT(table="")
     with pytest.raises(ConfigError, match="matches no tensor"):
         Job(2, TENSORS, "plot", table={"head.*": 0.1})
     with pytest.raises(ConfigError, match="without a model"):
@@ -164,6 +178,9 @@ def test_a_pattern_that_never_counts_is_an_error() -> None:
         Job(2, TENSORS, "plot", table={"*": 0.2, "*.weight": 0.0})
     Job(2, TENSORS, "plot", table={"*.weight": 0.0, "*": 0.2})
     Job(2, TENSORS, "plot", table={"*.weight": 0.0, "*.bias": 0.1, "*": 0.2})  # of no use, no harm
+    Job(2, TENSORS, "plot", table={"*.weight": 0.0, "*.bias": 0.1, "*t": 0.2, "*": 0.3})
+    weights = {name: size for name, size in TENSORS.items() if name.endswith("weight")}
+    Job(2, weights, "plot", table={"*.weight": 0.1, "*": 0.2})  # for what another model may have
     Job(2, TENSORS, "plot", table={"*": 0.2, "*.weight": 0.2})  # changes nothing
 
 

@@ -237,7 +237,7 @@ class PhaseDetector:
 
     def __init__(self, eta: float = 0.5, every: Every = 10, source: str = "ours") -> None:
         if not is_number(eta) or not eta > 0:
-            raise ConfigError(f"eta={eta!r}: a relative change, a number above 0")
+            raise ConfigError(f"eta={eta!r}: a relative change, a finite number above 0")
         check_every("every", every)
         check_choice("detector", source, DETECTORS)
         self.eta = float(eta)

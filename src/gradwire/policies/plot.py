@@ -153,12 +153,12 @@ class PLOT(Policy):
         super().__post_init__()
         self.calibration: Calibration | None = None  # of a file, or found in the job
         self._waited = 0  # steps without a table
-        self._model = ""  # its fingerprint, once it is known
+        self._tensors: Mapping[str, int] | None = None  # of the model, once it is known
         self._check_calibrate()
         if isinstance(self.table, Mapping):
             check_table("table", self.table)
             self._bounds = BoundTable(self.table, 0.0)
-        elif isinstance(self.table, (str, Path)):
+        elif isinstance(self.table, (str, Path)) and self.table != "":
             self.calibration = Calibration.load(self.table)
         elif self.table is not None or self.calibrate == 0:
             raise ConfigError(
@@ -232,12 +232,12 @@ class PLOT(Policy):
         if not self.calibrate:
             return
         model = found.values["model"]
-        if not isinstance(model, str) or (self._model and model != self._model):
-            raise ConfigError(
-                f"{found.at('model')}={model!r}: a calibration of another model, this is model "
-                f"{self._model}: calibrate again, without this policy's part of the state"
-            )
-        self.learn(Calibration(model, bounds.by_name(), settings))
+        if not isinstance(model, str):
+            raise found.wrong("model", "a model's fingerprint")
+        calibration = Calibration(model, bounds.by_name(), settings)
+        if self._tensors is not None:
+            _check_model(found.name, calibration, self._tensors)
+        self.learn(calibration)
 
     def options(self) -> dict[str, object]:
         """The options, with the file's contents in its place: ranks compare those."""
@@ -253,30 +253,11 @@ class PLOT(Policy):
                 f"table={self.table!r} without a model: the hook needs HookState(model=…) for "
                 "its names"
             )
-        self._model = here = Calibration.fingerprint(tensors)
+        self._tensors = tensors
         if isinstance(self.table, Mapping):
             check_patterns("table", self.table, list(tensors))
-        if self.table is None or self.calibration is None:
-            return
-        if self.calibration.model != here:
-            known = self.calibration.bounds
-            gone = [name for name in known if name not in tensors]
-            new = [name for name in tensors if name not in known]
-            why = "its sizes differ"
-            if gone:
-                why = f"it has no tensor {gone[0]!r}"
-            elif new:
-                why = f"its tensor {new[0]!r} has no bound there: was it trained by then?"
-            raise ConfigError(
-                f"table={self.table!r}: made for model {self.calibration.model}, this is model "
-                f"{here} ({why}): calibrate again"
-            )
-        for name in self.calibration.bounds:
-            if name not in tensors:
-                raise ConfigError(
-                    f"table={self.table!r}: bounds[{name!r}]: the model has no such tensor"
-                    f"{suggestion(name, tensors)}"
-                )
+        elif self.table is not None and self.calibration is not None:
+            _check_model(f"table={self.table!r}", self.calibration, tensors)
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """One region per tensor (small ones pooled) with its own bound; exact without a table."""
@@ -291,3 +272,29 @@ class PLOT(Policy):
             order=self.order,
             pull=self.pull,
         )
+
+
+def _check_model(where: str, calibration: Calibration, tensors: Mapping[str, int]) -> None:
+    """Raises ConfigError unless the calibration was made for this model and bounds each tensor."""
+    for name in calibration.bounds:
+        if name not in tensors:
+            raise ConfigError(
+                f"{where}: bounds[{name!r}]: the model has no such tensor"
+                f"{suggestion(name, tensors)}; calibrate again if it was made for another model"
+            )
+    here = Calibration.fingerprint(tensors)
+    missing = [name for name in tensors if name not in calibration.bounds]
+    if calibration.model == here:
+        if missing:
+            raise ConfigError(
+                f"{where}: bounds: no line for tensor {missing[0]!r}, which the model it was made "
+                "for has: put it back (0.0 is exact), or calibrate again"
+            )
+        return
+    why = "its sizes differ"
+    if missing:
+        why = f"its tensor {missing[0]!r} has no bound there: was it trained by then?"
+    raise ConfigError(
+        f"{where}: made for model {calibration.model}, this is model {here} ({why}): "
+        "calibrate again"
+    )

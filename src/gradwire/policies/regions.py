@@ -25,7 +25,8 @@ def check_table(name: str, table: Mapping[str, float]) -> None:
 
 def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]) -> None:
     """Raises ConfigError for a pattern that matches none of the model's tensors, or never counts,
-    because a broader one stands before it."""
+    because a broader one stands before it. One that is broader still may stand for what is left,
+    even if nothing is."""
     matches: dict[str, set[str]] = {}
     for pattern, bound in table.items():
         found = {tensor for tensor in tensors if fnmatch.fnmatchcase(tensor, pattern)}
@@ -36,7 +37,8 @@ def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]
                 f"{', '.join(map(repr, tensors[:3]))}"
             )
         for earlier, others in matches.items():
-            if found <= others and bound != table[earlier]:
+            narrower = found <= others and not fnmatch.fnmatchcase(earlier, pattern)
+            if narrower and bound != table[earlier]:
                 raise ConfigError(
                     f"{name}[{pattern!r}]={bound!r} never counts: {earlier!r} stands before it, "
                     "matches all of its tensors, and the first pattern that matches a tensor "
