@@ -90,7 +90,15 @@ _SHAPES = tuple(
     Row("shapes", arm, scenario, data)
     for data in ("mixed", "own")
     for scenario in ("even-10", "runs-10", "uneven-10")
-    for arm in ("vesting-40", "vesting-40-mean", "dblp-vesting", "ltp", "adaptive")
+    for arm in (
+        "vesting-40",
+        "vesting-40-mean",
+        "reliable",
+        "dblp-vesting",
+        "ltp",
+        "plot",
+        "adaptive",
+    )
 )
 _CHECK = tuple(
     Row("check", arm, scenario, where=where)
