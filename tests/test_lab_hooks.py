@@ -141,6 +141,41 @@ def test_with_overlap_buckets_set_out_while_the_rest_is_computed(ranks: Ranks) -
         assert timed
 
 
+def trained(rank: int, world: int, gamma: float) -> list[float]:
+    """The learning rates of a training of six steps."""
+    from gradwire.demo.scenario import Scenario
+    from gradwire.demo.startline import StartLine, memory
+    from gradwire.demo.text import SYMBOLS, Text
+    from gradwire.lab.run.trainee import LabTrainee
+    from gradwire.lab.scenario.contestant import Contestant
+    from gradwire.lab.scenario.work import Model
+
+    sizes = {"width": 8, "layers": 1, "heads": 1, "context": 8, "batch": 1}
+    text = Text(torch.arange(400) % SYMBOLS, torch.arange(400) % SYMBOLS, 1)
+    contestant = Contestant(name="gloo", transport="gloo", congestion_control="cubic")
+    trainee = LabTrainee(
+        contestant,
+        Model(**sizes, gamma=gamma),
+        Scenario(**sizes, learning_rate=0.5, rise=2),
+        text,
+        rank,
+        StartLine(memory(1), 0, 1),
+        steps=6,
+    )
+    seen = []
+    for _ in range(6):
+        trainee.block(1, 0.0, lambda _: None)
+        seen.append(float(trainee._optimizer.param_groups[0]["lr"]))
+    return seen
+
+
+def test_the_learning_rate_falls_where_a_third_of_training_begins(ranks: Ranks) -> None:
+    for rates in ranks.run(trained, gamma=0.1):
+        assert rates == pytest.approx([0.25, 0.5, 0.05, 0.05, 0.005, 0.005])
+    for rates in ranks.run(trained, gamma=1.0):
+        assert rates == pytest.approx([0.25, 0.5, 0.5, 0.5, 0.5, 0.5])
+
+
 def tcp(rank: int, world: int, name: str) -> set[str]:
     before = open_sockets()
     group = dist.new_group()

@@ -411,6 +411,7 @@ def test_what_is_only_read_from_a_run_is_no_part_of_its_form(tmp_path: Path) -> 
     assert form("target_loss = 2.5") == form("target_loss = 2.6") == form("")
     assert form('target_of = "ours"') == form("target_within = 0.1") == form("")
     assert form("width = 32") != form("")
+    assert form("gamma = 1.0") == form("") != form("gamma = 0.1")
 
 
 def test_what_stands_in_a_table_counts_not_only_its_name(tmp_path: Path) -> None:

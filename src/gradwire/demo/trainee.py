@@ -126,7 +126,7 @@ class Trainee:
         scenario, step = self._scenario, self._step
         began = time.monotonic()
         for group in self._optimizer.param_groups:
-            group["lr"] = scenario.learning_rate * min(1.0, (step + 1) / scenario.rise)
+            group["lr"] = self._learning_rate(step)
         loss = self._ddp(
             *self._text.batch(
                 step=step,
@@ -144,6 +144,9 @@ class Trainee:
         ended = time.monotonic()
         self._step += 1
         return self._record(step, began, ended, value)
+
+    def _learning_rate(self, step: int) -> float:
+        return self._scenario.learning_rate * min(1.0, (step + 1) / self._scenario.rise)
 
     @property
     def verdict(self) -> str | None:

@@ -30,8 +30,12 @@ _WORDS = ("name", "title", "published", "marks", "map")
 """Of a scenario, what changes nothing that is measured."""
 _TARGET = ("target_loss", "target_of", "target_within")
 """Of the model, what a training's losses are read for, afterwards."""
-_LATER = ("rates", "queues")
-"""Keys of the topology that the first journals did not know."""
+_LATER: tuple[tuple[str, str, object], ...] = (
+    ("topology", "rates", ()),
+    ("topology", "queues", ()),
+    ("model", "gamma", 1.0),
+)
+"""Keys that the first journals did not know, and what stands for their absence."""
 
 
 def fingerprint(cell: Cell, quick: bool) -> str:
@@ -41,9 +45,9 @@ def fingerprint(cell: Cell, quick: bool) -> str:
     del fields["work"]["seeds"]
     for name in _TARGET:
         del fields["model"][name]
-    for name in _LATER:  # runs from before they were there are of the same form
-        if not fields["topology"][name]:
-            del fields["topology"][name]
+    for section, name, absent in _LATER:  # runs from before they were there: the same form
+        if fields[section][name] == absent:
+            del fields[section][name]
     if scenario.work.kind != "push":  # options may name files: what stands in them counts
         fields["policies"] = [
             configure(each.policy, each.options, environment={})[0].options()

@@ -156,9 +156,12 @@ class LabTrainee(Trainee):
         wanted = self._contestant.tolerant
         if wanted and self._attachment is not None:
             # A vote rules from the next step on: this one is for the step after this.
-            third = THIRDS[min(2, 3 * (self._step + 1) // self._steps)]
+            third = THIRDS[third_of(self._step + 1, self._steps)]
             self._attachment.phase = "tolerant" if third in wanted else "critical"
         return super()._train()
+
+    def _learning_rate(self, step: int) -> float:
+        return super()._learning_rate(step) * self._shape.gamma ** third_of(step, self._steps)
 
     def _record(self, step: int, began: float, ended: float, loss: float) -> RankStep:
         found = super()._record(step, began, ended, loss)
@@ -171,3 +174,8 @@ class LabTrainee(Trainee):
         """The shares delivered by region since the last call."""
         taken, self.layers = self.layers, {}
         return taken
+
+
+def third_of(step: int, steps: int) -> int:
+    """Which third of a training of so many steps this one is in: 0, 1, 2."""
+    return min(2, 3 * step // steps)

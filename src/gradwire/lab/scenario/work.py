@@ -116,6 +116,13 @@ class Model:
     context: int = key(64, "characters seen at once", low=2, high=1024)
     batch: int = key(4, "samples of each rank and step", low=1, high=1024)
     learning_rate: float = key(1e-3, "of AdamW", above=0.0, high=1000.0)
+    gamma: float = key(
+        1.0,
+        "step decay: the learning rate is multiplied by it where the second and the last third of "
+        "training begin; 1: it stays",
+        above=0.0,
+        high=1.0,
+    )
     overlap: bool = key(False, "several buckets, sent while the backward pass goes on")
     bucket_mb: float = key(1.0, "size of a bucket when they overlap, MB", above=0.0, high=4096.0)
     compute_s: float = key(
