@@ -29,7 +29,7 @@ from gradwire.bench.accuracy.results import notes, results
 from gradwire.bench.accuracy.runner import run
 from gradwire.bench.accuracy.scenarios import SCENARIOS
 from gradwire.bench.accuracy.statistics import Paired, compare, t_quantile
-from gradwire.bench.accuracy.study import Row, Training, cells, rows
+from gradwire.bench.accuracy.study import Row, Training, cells, left_out, rows
 from gradwire.bench.accuracy.table import markdown
 from gradwire.bench.accuracy.tasks import TASKS
 from gradwire.bench.accuracy.text import TextLesson
@@ -107,6 +107,14 @@ def test_each_cell_is_trained_once_beside_its_baseline() -> None:
     assert len(made) == len(set(made)) == 2 * 4
     assert [cell.arm for cell in made[:4]] == [LOSSLESS, LOSSLESS, "dblp", "ltp"]
     assert {cell.data for cell in made[:2]} == {"mixed", "own"}
+
+
+def test_a_task_may_have_some_tables_only() -> None:
+    training = replace(TRAINING, task="digits-decay")
+    chosen = (Row("quiet", "dblp"), Row("thirds", "80-early"))
+    assert [cell.arm for cell in cells([training], chosen, 1)] == [LOSSLESS, "80-early"]
+    assert left_out([training], chosen) == []
+    assert len(left_out([training], chosen[:1])) == 1
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -343,6 +351,8 @@ def test_the_rate_rises_and_falls() -> None:
     assert text(0.5) < 0.7
     assert text(1.0) == pytest.approx(0.02)
     assert [TASKS["digits"].rate(done) for done in (0.0, 0.7, 0.75, 0.99)] == [1.0, 1.0, 0.1, 0.1]
+    thirds = [TASKS["digits-decay"].rate(step / 9) for step in range(9)]
+    assert thirds == pytest.approx([1.0] * 3 + [0.1] * 3 + [0.01] * 3)
 
 
 def test_a_large_gradient_is_clipped() -> None:
@@ -420,6 +430,7 @@ def test_a_cell_that_cannot_be_trained_ends_the_study_at_once(tmp_path: Path) ->
         (["--arms", "dlbp"], "did you mean 'dblp'?"),
         (["--optimizer", "lion"], "allowed are sgd, adam, adamw"),
         (["--section", "quiet", "--scenarios", "even-10"], "no row of the study"),
+        (["--task", "digits-decay", "--section", "quiet"], "its only tables are thirds"),
         (
             ["--task", "digits", "--optimizer", "sgd", "--arms", "eager-40-momentum"],
             "digits, sgd: without eager-40-momentum, for this optimizer keeps no",

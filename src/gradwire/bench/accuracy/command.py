@@ -26,8 +26,8 @@ SEEDS, QUICK_SEEDS, QUICK_ROUNDS = 10, 2, 44
 
 
 def accuracy(
-    task: Annotated[str, typer.Option(help="digits, text, tuning, or all")] = "all",
-    optimizer: Annotated[str, typer.Option(help="sgd, adam (digits), adamw (else), all")] = "all",
+    task: Annotated[str, typer.Option(help="digits, digits-decay, text, tuning, or all")] = "all",
+    optimizer: Annotated[str, typer.Option(help="sgd, adam (digits), adamw (text), all")] = "all",
     section: Annotated[
         str,
         typer.Option(help="only these tables (docs/accuracy.md); comma between"),
@@ -104,7 +104,7 @@ def _trainings(task: str, optimizer: str, rounds: int, quick: bool) -> list[Trai
     from gradwire.bench.accuracy.tasks import TASKS
 
     tasks = list(TASKS.values()) if task == "all" else [TASKS[_known(task, TASKS, "--task")]]
-    offered = [name for each in tasks for name in each.optimizers]
+    offered = list(dict.fromkeys(name for each in tasks for name in each.optimizers))
     if optimizer != "all":
         _known(optimizer, offered, "--optimizer")
     return [

@@ -1,11 +1,15 @@
 """Task "digits": scikit-learn's 1,797 digits of 8 × 8 pixels, five folds, a small conv net.
 
+Task "digits-decay" is the same with a learning rate that falls by thirds of training, for the
+question when in training loss hurts.
+
 The data come with the package; nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,7 +19,7 @@ from torch.nn import functional
 
 from gradwire.bench.accuracy.lesson import WORKERS, MissingDataError, Task
 
-__all__ = ["DIGITS"]
+__all__ = ["DIGITS", "DIGITS_DECAY"]
 
 FOLDS = 5
 BATCH = 16
@@ -120,3 +124,11 @@ DIGITS = Task(
     rate=rate,
     open=DigitsLesson,
 )
+
+
+def decay(done: float) -> float:
+    """A tenth in the second third, a hundredth in the last: step decay."""
+    return 0.1 ** int(3 * done)
+
+
+DIGITS_DECAY = replace(DIGITS, name="digits-decay", rate=decay, sections=("thirds",))

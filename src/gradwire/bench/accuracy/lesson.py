@@ -49,6 +49,7 @@ class Task:
         rate: of the learning rate which share, at this share of the training.
         open: makes the lesson of a seed, part and kind of data (`DATA`).
         clip: the largest L2 norm of an applied gradient (larger ones are scaled down); None: any.
+        sections: of the study, the only ones that it is trained in; empty: all.
     """
 
     name: str
@@ -61,3 +62,4 @@ class Task:
     rate: Callable[[float], float]
     open: Callable[[int, int, str], Lesson]
     clip: float | None = None
+    sections: tuple[str, ...] = ()

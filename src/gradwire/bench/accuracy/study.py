@@ -146,9 +146,18 @@ def _cells(trainings: Sequence[Training], chosen: Sequence[Row], seeds: int) -> 
 
 
 def applies(row: Row, training: Training) -> bool:
-    """Whether the row can be trained so: what fills from a running mean of gradients needs an
-    optimizer that keeps one."""
-    return ARMS[row.arm].options.get("fill") != "momentum" or _keeps_mean(training)
+    """Whether the row is trained so: a task may have some sections only, and what fills from a
+    running mean of gradients needs an optimizer that keeps one."""
+    return _asked(row, training) and (not _needs_mean(row) or _keeps_mean(training))
+
+
+def _asked(row: Row, training: Training) -> bool:
+    sections = TASKS[training.task].sections
+    return not sections or row.section in sections
+
+
+def _needs_mean(row: Row) -> bool:
+    return ARMS[row.arm].options.get("fill") == "momentum"
 
 
 def _keeps_mean(training: Training) -> bool:
@@ -160,7 +169,12 @@ def left_out(trainings: Sequence[Training], chosen: Sequence[Row]) -> list[str]:
     """A sentence for each training that some of the rows do not apply to."""
     sentences = []
     for training in trainings:
-        arms = dict.fromkeys(row.arm for row in chosen if not applies(row, training))
+        if chosen and not any(_asked(row, training) for row in chosen):
+            known = ", ".join(TASKS[training.task].sections)
+            sentences.append(f"{training.task}, {training.optimizer}: its only tables are {known}")
+            continue
+        asked = [row for row in chosen if _asked(row, training)]
+        arms = dict.fromkeys(row.arm for row in asked if not applies(row, training))
         if arms:
             sentences.append(
                 f"{training.task}, {training.optimizer}: without {', '.join(arms)}, for this "
