@@ -560,7 +560,6 @@ def test_world_size_1_needs_no_sockets() -> None:
     assert report.delivered == (1.0,)
     assert report.stats_sum[0] == 2.0
     assert alone.counters() == {}
-    alone.agree("topic", {"a": 1})
     # What travels nowhere is encoded nowhere, so nothing is left of it.
     coarse = TransferPlan(3, (Region(0, 3, 0.0),), encoding="topk", kept=0.1)
     sent = np.float32([1.0, 2.0, 3.0])
@@ -628,7 +627,9 @@ def test_an_engine_closed_before_it_is_joined_is_not_joined(
     monkeypatch.setattr(hosts, "_hosts", opened)
     monkeypatch.setattr(hosts, "_find", lambda *_: closed)
     monkeypatch.setattr(hosts, "_open", lambda *_: fresh)
-    assert hosts.join_host(dist.HashStore(), "world", 0, 2, settings) is fresh
+    store = dist.HashStore()
+    alone = rendezvous.Meeting(store, "t", endpoint=0, workers=1, servers=0, timeout_s=1)
+    assert hosts.join_host(alone, store, "world", 0, 1, settings) is fresh
     assert opened == [fresh]
 
 

@@ -25,6 +25,7 @@ from ranks import Failed, Ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire import hosts
 from gradwire.communicator import Communicator
 from gradwire.staging import _DirectStage
 
@@ -352,6 +353,99 @@ def test_what_is_wrong_on_one_rank_is_told_to_all_at_once(
     assert (own, other) == ("ConfigError", "RendezvousError")
     assert cause in own_message
     assert message == f"rank 1 failed: {own_message}"
+
+
+def another_transport(rank: int, world: int, alike: bool) -> tuple[str, str]:
+    """A second module's attachment asks for other transport settings than the engine has: on one
+    rank, or on all while only rank 0 still holds the first."""
+    first = gradwire.attach(wrap(model()), "reliable")
+    if alike and rank == 1:
+        del first
+        gc.collect()
+    options = {"memory_limit": 1 << 29} if alike or rank == 0 else {}
+    ddp = wrap(model())
+    with pytest.raises((gradwire.ConfigError, gradwire.RendezvousError)) as raised:
+        gradwire.attach(ddp, "reliable", **options)
+    if rank == 0 or not alike:
+        first.detach()
+    again = gradwire.attach(ddp, "reliable")
+    train(ddp, rank, range(2))
+    again.detach()
+    return type(raised.value).__name__, str(raised.value)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_an_engine_that_one_rank_cannot_share_is_told_to_all_at_once(alike: bool) -> None:
+    with Ranks(2) as ranks:
+        started = time.monotonic()
+        (own, own_message), (other, message) = ranks.run(another_transport, alike=alike)
+    assert time.monotonic() - started < 20
+    assert (own, other) == ("ConfigError", "RendezvousError")
+    assert "memory_limit=536870912: this process's engine already runs with" in own_message
+    assert message == f"rank 0 failed: {own_message}"
+
+
+def changes_transport(rank: int, world: int) -> None:
+    ddp = wrap(model())
+    first = gradwire.attach(ddp, "reliable")
+    train(ddp, rank, range(2))
+    first.detach()
+    second = gradwire.attach(ddp, "reliable", memory_limit=1 << 29)
+    train(ddp, rank, range(2, 4))
+    assert first.counters()["packets_sent"] > 0
+    second.detach()
+
+
+def test_a_detached_module_can_be_attached_with_another_transport() -> None:
+    with Ranks(2) as ranks:
+        ranks.run(changes_transport)
+
+
+def lost_on_one(rank: int, world: int) -> str:
+    """The engine is closed on rank 1 alone, behind its attachment's back."""
+    first = gradwire.attach(wrap(model()), "reliable")
+    if rank == 1:
+        host = first._pipeline.communicator._host
+        assert host is not None
+        hosts._drop(host)
+    ddp = wrap(model())
+    with pytest.raises(gradwire.RendezvousError) as raised:
+        gradwire.attach(ddp, "reliable")
+    first.detach()
+    again = gradwire.attach(ddp, "reliable")
+    train(ddp, rank, range(2))
+    again.detach()
+    return str(raised.value)
+
+
+def test_an_engine_that_one_rank_lost_is_named_and_opened_anew_when_it_is_free() -> None:
+    with Ranks(2) as ranks:
+        for message in ranks.run(lost_on_one):
+            assert "rank 0 still has an attachment over an engine that was closed" in message
+
+
+def late(rank: int, world: int) -> tuple[float, str]:
+    ddp = wrap(model())
+    if rank == 1:
+        time.sleep(2.0)
+    started = time.monotonic()
+    with pytest.raises(gradwire.RendezvousError) as raised:
+        gradwire.attach(ddp, "reliable", rendezvous_timeout=1.0)
+    took = time.monotonic() - started
+    if rank == 0:
+        time.sleep(1.5)
+    again = gradwire.attach(ddp, "reliable", rendezvous_timeout=20.0)
+    train(ddp, rank, range(2))
+    again.detach()
+    return took, str(raised.value)
+
+
+def test_a_rank_that_comes_late_is_told_so_and_all_can_attach_again() -> None:
+    with Ranks(2) as ranks:
+        (_, early), (took, message) = ranks.run(late)
+    assert early == message
+    assert "rank 1 did not join within 1 s" in message
+    assert took < 0.9
 
 
 def fails(rank: int, world: int) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from gradwire import rendezvous
 from gradwire.communicator import Communicator
 from gradwire.errors import RendezvousError
 from gradwire.plans import CloseStep, Region, TransferPlan, TransferReport
@@ -143,7 +144,8 @@ def test_a_rank_that_is_configured_otherwise_is_named(lossy_network: list[Commun
     """Invariant 10: before anything travels."""
 
     def agree(rank: int) -> None:
-        lossy_network[rank].agree("invariants", {"bound": 0.2 if rank == 2 else 0.1})
+        bound = 0.2 if rank == 2 else 0.1
+        rendezvous.agree(lossy_network[rank].meeting("invariants"), {"bound": bound})
 
     for error in on_all_ranks(agree):
         assert isinstance(error, RendezvousError)

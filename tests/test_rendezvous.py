@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -156,6 +157,58 @@ def test_a_failure_told_is_raised_by_the_others_at_once() -> None:
     results = together(3, join)
     for rank in (0, 2):
         assert "rank 1 failed: cannot open UDP 127.0.0.1 port=7" in str(results[rank])
+
+
+def test_a_failure_told_is_raised_though_others_are_still_to_come() -> None:
+    """Also where somebody never comes: the cause is what is told."""
+    store = dist.HashStore()
+    meeting(store, 1).tell_failure("x", "no such table")
+    here = meeting(store, 0)  # rank 2 does not come
+    with pytest.raises(RendezvousError, match=r"^rank 1 failed: no such table$") as raised:
+        here.exchange("x", "here")
+    assert raised.value.ranks == (1,)
+
+
+def test_who_comes_late_fails_as_the_others_did_and_all_are_in_step() -> None:
+    store = dist.HashStore()
+    with pytest.raises(RendezvousError) as early:
+        meeting(store, 0, workers=2, timeout_s=0.1).exchange("x", "here")
+    started = time.monotonic()
+    with pytest.raises(RendezvousError) as late:
+        meeting(store, 1, workers=2).exchange("x", "here, too")
+    assert time.monotonic() - started < 2
+    assert str(early.value) == str(late.value)
+    assert "rank 1 did not join within 0.1 s (1 of 2 were here when rank 0 gave up)" in str(
+        late.value
+    )
+    again = together(2, lambda r: meeting(store, r, workers=2).exchange("x", str(r)))
+    assert again == [["0", "1"]] * 2
+
+
+def test_all_or_nobody_meet_however_close_to_the_deadline() -> None:
+    """The others' texts may all be there when one of them gives up."""
+    for attempt in range(60):
+        store = dist.HashStore()
+
+        def join(rank: int, store: Any = store, attempt: int = attempt) -> list[str]:
+            here = meeting(store, rank, workers=3, timeout_s=0.01 if rank == 0 else 5.0)
+            time.sleep(0.0002 * attempt if rank else 0.0)
+            return here.exchange("x", str(rank))
+
+        outcomes = together(3, join)
+        met = [outcome == ["0", "1", "2"] for outcome in outcomes]
+        assert all(met) or not any(met), (attempt, outcomes)
+        if not any(met):
+            assert len({str(outcome) for outcome in outcomes}) == 1
+
+
+def test_a_rank_that_dies_while_it_decides_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "DECIDING_S", 0.1)
+    store = dist.HashStore()
+    here = meeting(store, 0, workers=1)
+    store.add(here._key("x", "deciding"), 1)
+    with pytest.raises(RendezvousError, match="another rank died in the rendezvous"):
+        here.exchange("x", "here")
 
 
 def test_leaving_is_seen() -> None:

@@ -180,9 +180,11 @@ def test_a_store_that_goes_away_hides_no_failure(
     settings = Settings.build({"route": "server"}, environment={})
     if failure:
         with pytest.raises(GradwireError, match="server 0: rank 1 has sent nothing"):
-            serve(None, workers=2, index=0, settings=settings)
+            serve(dist.HashStore(), workers=2, index=0, settings=settings)
     else:
-        assert serve(None, workers=2, index=0, settings=settings) == {"packets_received": 7.0}
+        assert serve(dist.HashStore(), workers=2, index=0, settings=settings) == {
+            "packets_received": 7.0
+        }
     assert opened.closed
 
 

@@ -41,7 +41,8 @@ class Communicator:
 
     store: a torch.distributed Store that all processes share. config: Settings, or a mapping of
     them. group: which group of processes this is; communicators of one process that share store
-    and group share an engine. timeout_s: of one transfer where the settings name none.
+    and group share an engine. timeout_s: of one transfer where the settings name none. meeting: of
+    the workers, in which they met already; None for one of their own.
 
     Every rank calls `all_reduce` in the same order with the same plans. Needs no sockets when
     there is one worker and no server.
@@ -59,6 +60,7 @@ class Communicator:
         *,
         group: str = "world",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        meeting: rendezvous.Meeting | None = None,
     ) -> None:
         settings = config if isinstance(config, Settings) else Settings.build(config)
         whole = is_whole(rank) and is_whole(world_size)
@@ -77,7 +79,8 @@ class Communicator:
         self._closed = False
         self._host: EngineHost | None = None
         if world_size > 1 or settings.server_count > 0:
-            self._host = join_host(store, group, rank, world_size, settings)
+            meeting = meeting or self.meeting("open")
+            self._host = join_host(meeting, store, group, rank, world_size, settings)
         elif settings.interface is not None:
             rendezvous.local_address(settings.interface, None)  # wrong with one worker, too
         self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
@@ -117,24 +120,6 @@ class Communicator:
         """Gives back what `take_number` returned; once."""
         if self._host is not None:
             self._host.return_number(number)
-
-    def agree(
-        self,
-        topic: str,
-        configuration: Mapping[str, object],
-        failure: ConfigError | None = None,
-    ) -> None:
-        """Checks that all workers pass the same configuration; a collective call.
-
-        failure: why this rank cannot go on; it is raised here and told to the others. Raises
-        RendezvousError naming the first rank and field that differ from rank 0, a rank that
-        failed, or the ranks that did not call within the rendezvous time-out.
-        """
-        if self.world_size == 1:
-            if failure is not None:
-                raise failure
-            return
-        rendezvous.agree(self.meeting(topic), configuration, failure)
 
     def meeting(self, topic: str) -> rendezvous.Meeting:
         """A meeting of the workers in the store; every rank makes one as often as the others."""
@@ -254,6 +239,11 @@ class Communicator:
         """Injects loss of DATA packets in the receive path (tests and demonstrations)."""
         if self._host is not None:
             self._host.engine.set_drop(rate, burst, seed)
+
+    def let_go(self) -> None:
+        """Uses the engine no more, but leaves it open for the next communicator. Idempotent."""
+        self._closed = True
+        self._forget()
 
     def close(self) -> None:
         """Closes the communicator, and the engine with its last communicator. Idempotent."""

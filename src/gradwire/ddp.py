@@ -284,7 +284,8 @@ def _configured(
         _register(model, state)
         return state
     except Exception as error:
-        Group.of(model.process_group).tell_failure("attach", error)
+        meeting = Group.of(model.process_group).meeting("attach", 0.0)
+        meeting.tell_failure("configuration", str(error))
         raise
 
 

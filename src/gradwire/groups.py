@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -47,41 +46,8 @@ class Group:
             _timeout(group),
         )
 
-    def communicator(self, settings: Settings) -> Communicator:
-        """A communicator of the members, over the group's own store; collective."""
-        return Communicator(
-            self.store,
-            self.rank,
-            self.world_size,
-            settings,
-            group=self.name,
-            timeout_s=self.timeout_s,
-        )
-
-    def agree(
-        self,
-        topic: str,
-        configuration: Mapping[str, object],
-        failure: ConfigError | None,
-        timeout_s: float,
-    ) -> None:
-        """Checks, before anything is opened, that all members come with the same configuration.
-
-        Collective. failure: why this one cannot; it is raised here and told to the others. Raises
-        RendezvousError naming a rank that failed, the first rank and field that differ from
-        rank 0, or the ranks that did not come within `timeout_s` seconds.
-        """
-        if self.world_size > 1:
-            rendezvous.agree(self._meeting(topic, timeout_s), configuration, failure)
-        elif failure is not None:
-            raise failure
-
-    def tell_failure(self, topic: str, error: Exception) -> None:
-        """Tells the others, who are about to `agree` on the topic, that this member cannot."""
-        if self.world_size > 1:
-            self._meeting(topic, 0.0).tell_failure("configuration", str(error))
-
-    def _meeting(self, topic: str, timeout_s: float) -> rendezvous.Meeting:
+    def meeting(self, topic: str, timeout_s: float) -> rendezvous.Meeting:
+        """A meeting of the members; every one makes one as often as the others."""
         return rendezvous.Meeting(
             self.store,
             f"{self.name}/{topic}",
@@ -89,6 +55,18 @@ class Group:
             workers=self.world_size,
             servers=0,
             timeout_s=timeout_s,
+        )
+
+    def communicator(self, settings: Settings, meeting: rendezvous.Meeting) -> Communicator:
+        """A communicator of the members, who agree in the meeting on what they open; collective."""
+        return Communicator(
+            self.store,
+            self.rank,
+            self.world_size,
+            settings,
+            group=self.name,
+            timeout_s=self.timeout_s,
+            meeting=meeting,
         )
 
 

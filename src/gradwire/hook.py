@@ -18,6 +18,7 @@ from gradwire.errors import ConfigError
 from gradwire.groups import Group
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import Policy
+from gradwire.rendezvous import agree
 from gradwire.telemetry import ReportWriter
 
 __all__ = ["HookState", "comm_hook"]
@@ -52,21 +53,20 @@ class HookState:
         self._unhook: Callable[[], None] = _nothing
         self._configure(policy, options, optimizer, scaler)
         self._pipeline: GradientPipeline | None = None
-        self._previous: GradientPipeline | None = None  # keeps the engine until the next is open
 
     @property
     def pipeline(self) -> GradientPipeline:
         """The open pipeline. Opening it is collective: every rank of the group takes part."""
         if self._pipeline is None:
             group = Group.of(self.process_group)
+            meeting = group.meeting("attach", self._settings.rendezvous_timeout)
             writer, failure = self._ready(group.rank)
             number: int | None = None
             try:
-                agreed = agreed_configuration(self._policy, self._settings)
-                group.agree("attach", agreed, failure, self._settings.rendezvous_timeout)
-                communicator = group.communicator(self._settings)
+                agree(meeting, agreed_configuration(self._policy, self._settings), failure)
+                communicator = group.communicator(self._settings, meeting)
                 number = communicator.take_number()
-                communicator.agree("number", {"attachment": number})
+                agree(meeting, {"attachment": number}, topic="number")
                 self._pipeline = GradientPipeline(
                     communicator,
                     self._policy,
@@ -87,7 +87,6 @@ class HookState:
                 self._unhook = self._optimizer.register_step_pre_hook(
                     functools.partial(_skip_step, self._pipeline)
                 ).remove
-            self._previous = None
         return self._pipeline
 
     def _ready(self, rank: int) -> tuple[ReportWriter | None, ConfigError | None]:
@@ -113,7 +112,7 @@ class HookState:
         if model is not None:
             self._know(model)
         self._configure(policy, options, optimizer, scaler)
-        self._previous, self._pipeline = self._pipeline or self._previous, None
+        self._pipeline = None
         self.active = True
 
     def deactivate(self) -> None:
@@ -171,7 +170,6 @@ class HookState:
         if self._policy.fill_was_open:  # what decided it is not copied
             self._policy.fill = "zero"
         self._pipeline = None
-        self._previous = None
 
 
 def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import gc
 import itertools
+import json
 import multiprocessing.util
 import os
 import threading
@@ -26,7 +27,7 @@ from gradwire.errors import ConfigError, RendezvousError, TransferError
 from gradwire.executor import CompletionPool, Stager
 from gradwire.handles import Handle
 from gradwire.native import transfer_report
-from gradwire.opening import open_engine
+from gradwire.opening import meet_servers, open_engine
 from gradwire.settings import Settings
 
 if TYPE_CHECKING:
@@ -176,13 +177,46 @@ class EngineHost:
 
 
 def join_host(
-    store: rendezvous.Store, group: str, rank: int, world_size: int, settings: Settings
+    meeting: rendezvous.Meeting,
+    store: rendezvous.Store,
+    group: str,
+    rank: int,
+    world_size: int,
+    settings: Settings,
 ) -> EngineHost:
     """The open engine of this group in this store, or a new one; whoever joins releases it.
 
-    Raises ConfigError if the open one runs with other transport settings and is in use, and what
-    `open_engine` raises.
+    Collective: in the meeting, which is the workers', all agree whether they reuse theirs or open.
+    Raises ConfigError if the open one runs with other transport settings and is in use,
+    RendezvousError where that is so on another rank, or where one is in use that others have
+    closed or lost, and what `open_engine` raises.
     """
+    try:
+        host = _take(store, group, rank, world_size, settings)
+    except ConfigError as error:
+        meeting.tell_failure("engine", str(error))
+        raise
+    try:
+        alike = _all_alike(meeting, host)
+    except BaseException:
+        _give_back(host)
+        raise
+    if host is not None:
+        if alike:
+            return host
+        _give_back(host)
+        _drop_unused(host)
+    host = _open(meeting, store, group, rank, world_size, settings)
+    with _hosts_lock:
+        _hosts.append(host)
+        _close_at_exit()
+    return host
+
+
+def _take(
+    store: rendezvous.Store, group: str, rank: int, world_size: int, settings: Settings
+) -> EngineHost | None:
+    """The engine that this rank could reuse, with one more user; None if there is none."""
     with _hosts_lock:
         host = _find(store, group, rank, world_size)
     if host is not None and host.settings.transport() != settings.transport():
@@ -192,17 +226,34 @@ def join_host(
     if host is not None and host.engine.failure():
         _drop(host)
         host = None
-    if host is not None:
-        _check_same_transport(host.settings, settings)
-        with _hosts_lock:
-            host.users += 1  # first, so that nobody closes it after the look
-            if host in _hosts:
-                return host
-    host = _open(store, group, rank, world_size, settings)
+    if host is None:
+        return None
+    _check_same_transport(host.settings, settings)
     with _hosts_lock:
-        _hosts.append(host)
-        _close_at_exit()
-    return host
+        host.users += 1  # first, so that nobody closes it after the look
+        return host if host in _hosts else None
+
+
+def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
+    """Whether all ranks would reuse the same engine, or all have none."""
+    own = [0, False] if host is None else [host.session, host.users > 1]
+    theirs = [json.loads(text) for text in meeting.exchange("engine", json.dumps(own))]
+    if all(session == own[0] for session, _ in theirs):
+        return True
+    users = [rank for rank, (_, used) in enumerate(theirs) if used]
+    if users:
+        raise RendezvousError(
+            f"{meeting.describe(users)} still has an attachment over an engine that was closed, or "
+            "failed, on another rank: detach it there first",
+            users,
+        )
+    return False
+
+
+def _give_back(host: EngineHost | None) -> None:
+    if host is not None:
+        with _hosts_lock:
+            host.users -= 1
 
 
 def _find(store: rendezvous.Store, group: str, rank: int, world_size: int) -> EngineHost | None:
@@ -214,13 +265,20 @@ def _find(store: rendezvous.Store, group: str, rank: int, world_size: int) -> En
 
 
 def _open(
-    store: rendezvous.Store, group: str, rank: int, world_size: int, settings: Settings
+    meeting: rendezvous.Meeting,
+    store: rendezvous.Store,
+    group: str,
+    rank: int,
+    world_size: int,
+    settings: Settings,
 ) -> EngineHost:
-    opened = open_engine(store, group, rank, world_size, settings)
+    if settings.server_count:
+        meeting = meet_servers(store, group, rank, world_size, settings)
+    opened = open_engine(store, meeting, settings)
     if rank == 0:
         rendezvous.base_store(store).set(_session_key(opened.session), "1")
     try:
-        opened.meeting.exchange("marked", "1")
+        opened.meeting.exchange("opened", "1")
     except RendezvousError:
         opened.engine.close()
         raise

@@ -14,7 +14,7 @@ from gradwire.settings import Settings
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["OpenEngine", "open_engine"]
+__all__ = ["OpenEngine", "meet_servers", "open_engine"]
 
 
 class OpenEngine:
@@ -29,25 +29,31 @@ class OpenEngine:
         self.meeting = meeting
 
 
-def open_engine(
+def meet_servers(
     store: rendezvous.Store, group: str, endpoint: int, workers: int, settings: Settings
-) -> OpenEngine:
-    """Meets the other endpoints in the store, opens the engine and connects it.
+) -> rendezvous.Meeting:
+    """A meeting of workers and servers: in the store under all prefixes, for servers know no
+    process group."""
+    return rendezvous.Meeting(
+        rendezvous.base_store(store),
+        group,
+        endpoint=endpoint,
+        workers=workers,
+        servers=settings.server_count,
+        timeout_s=settings.rendezvous_timeout,
+    )
 
-    With servers the store under all prefixes is used, because servers know no process group.
+
+def open_engine(
+    store: rendezvous.Store, meeting: rendezvous.Meeting, settings: Settings
+) -> OpenEngine:
+    """Meets the other endpoints of the meeting, opens the engine and connects it; collective.
+
     Raises ConfigError for an address or port that cannot be had, and RendezvousError naming the
     endpoints that are absent, differ or do not answer.
     """
     native = load_engine()
-    servers = settings.server_count
-    meeting = rendezvous.Meeting(
-        rendezvous.base_store(store) if servers else store,
-        group,
-        endpoint=endpoint,
-        workers=workers,
-        servers=servers,
-        timeout_s=settings.rendezvous_timeout,
-    )
+    endpoint, workers, servers = meeting.endpoint, meeting.workers, meeting.servers
     try:
         address = rendezvous.local_address(settings.interface, rendezvous.store_host(store))
     except ConfigError as error:
@@ -98,8 +104,9 @@ def open_engine(
         addresses = [(each.address, int(port)) for each, port in zip(everybody, ports, strict=True)]
         engine.connect(addresses)
         _wait_connected(engine, meeting, everybody, addresses, settings.rendezvous_timeout)
-    except BaseException:
+    except BaseException as error:
         engine.close()
+        meeting.tell_failure("opened", str(error) or type(error).__name__)
         raise
     return OpenEngine(engine, session, datagram, meeting)
 

@@ -256,6 +256,7 @@ class GradientPipeline:
         if not self._closed:
             self._closed = True
             self.communicator.return_number(self._number)
+            self.communicator.let_go()
             self._books.close()
         if self._writer is not None:
             self._writer.close()

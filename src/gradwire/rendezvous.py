@@ -80,7 +80,9 @@ class Meeting:
     """One meeting of `workers` workers and `servers` servers in a store, under `name`.
 
     Joining counts this endpoint's meetings under that name, so that a name may be used again
-    once everybody has left, as long as all join equally often.
+    once everybody has left, as long as all join equally often. Endpoints exchange texts by topic.
+    Whether all have met on a topic is decided once, for all: who comes late, when another has
+    given up already or has told a failure, raises the same error as the others do.
     """
 
     def __init__(
@@ -114,34 +116,44 @@ class Meeting:
     def exchange(self, topic: str, text: str) -> list[str]:
         """Publishes `text` and returns every endpoint's text on the topic, in order.
 
-        Raises RendezvousError naming the endpoints that did not publish within the time-out.
+        Raises RendezvousError, on all endpoints alike, naming those that did not publish within
+        the time-out or one that told a failure.
         """
         self._store.set(self._key(topic, self.endpoint), text)
         return self.collect(topic)
 
     def tell_failure(self, topic: str, message: str) -> None:
-        """Publishes a failure instead of a text, so that the others need not wait for it."""
-        self._store.set(self._key(topic, self.endpoint), _FAILURE + message)
+        """Tells the others that this endpoint will publish nothing on the topic, and why."""
+        self._decide(topic, [self.endpoint], f"{self.describe([self.endpoint])} failed: {message}")
 
     def collect(self, topic: str) -> list[str]:
-        """Waits for every endpoint's text on the topic."""
+        """Waits for every endpoint's text on the topic; raises as `exchange`."""
         keys = [self._key(topic, endpoint) for endpoint in range(self.endpoints)]
-        missing = wait_for(self._store, keys, self.timeout_s)
-        if missing:
-            absent = [keys.index(key) for key in missing]
-            raise RendezvousError(
+        decided = self._key(topic, "decided")
+        missing = wait_for(self._store, keys, self.timeout_s, unless=decided)
+        absent = [keys.index(key) for key in missing]
+        why = ""
+        if absent:
+            why = (
                 f"{self.describe(absent)} did not join within {self.timeout_s:g} s "
-                f"({self.endpoints - len(absent)} of {self.endpoints} are here; this is "
-                f"{self.describe([self.endpoint])}); setting rendezvous_timeout",
-                absent,
+                f"({self.endpoints - len(absent)} of {self.endpoints} were here when "
+                f"{self.describe([self.endpoint])} gave up); setting rendezvous_timeout"
             )
-        texts = [self._store.get(key).decode() for key in keys]
-        for endpoint, text in enumerate(texts):
-            if text.startswith(_FAILURE):
-                raise RendezvousError(
-                    f"{self.describe([endpoint])} failed: {text[len(_FAILURE) :]}", [endpoint]
-                )
-        return texts
+        absent, why = self._decide(topic, absent, why)
+        if why:
+            raise RendezvousError(why, absent)
+        return [self._store.get(key).decode() for key in keys]
+
+    def _decide(self, topic: str, at_fault: list[int], why: str) -> tuple[list[int], str]:
+        """How the topic ended: as this endpoint says, if it is the first to; "" for well."""
+        decided = self._key(topic, "decided")
+        if self._store.add(self._key(topic, "deciding"), 1) == 1:
+            self._store.set(decided, json.dumps([at_fault, why]))
+            return at_fault, why
+        if wait_for(self._store, [decided], DECIDING_S):
+            raise RendezvousError(f"another rank died in the rendezvous ({topic})", [])
+        at_fault, why = json.loads(self._store.get(decided).decode())
+        return at_fault, why
 
     def post(self, topic: str, text: str) -> None:
         """Publishes `text` in place of what this endpoint last posted; waits for nobody."""
@@ -172,19 +184,23 @@ class Meeting:
             words.append(("server " if len(servers) == 1 else "servers ") + ", ".join(servers))
         return " and ".join(words)
 
-    def _key(self, topic: str, endpoint: int) -> str:
-        return f"{self._prefix}/{topic}/{endpoint}"
+    def _key(self, topic: str, what: int | str) -> str:
+        return f"{self._prefix}/{topic}/{what}"
 
 
-_FAILURE = "!"
+DECIDING_S = 10.0
+"""How long whoever decides takes at most between two words to the store."""
 
 
-def wait_for(store: Store, keys: list[str], timeout_s: float) -> list[str]:
-    """Polls until all keys exist; returns those that are missing when the time is up."""
+def wait_for(
+    store: Store, keys: list[str], timeout_s: float, *, unless: str | None = None
+) -> list[str]:
+    """Polls until all keys exist, or the key `unless` does; returns those that are missing when
+    the time is up, else none."""
     deadline = time.monotonic() + timeout_s
     pause = 0.002
     while True:
-        if store.check(keys):
+        if store.check(keys) or (unless is not None and store.check([unless])):
             return []
         if time.monotonic() >= deadline:
             return [key for key in keys if not store.check([key])]
@@ -236,7 +252,11 @@ def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> No
 
 
 def agree(
-    meeting: Meeting, configuration: Mapping[str, object], failure: ConfigError | None = None
+    meeting: Meeting,
+    configuration: Mapping[str, object],
+    failure: ConfigError | None = None,
+    *,
+    topic: str = "configuration",
 ) -> None:
     """Checks that every endpoint of the meeting passes the same configuration; collective.
 
@@ -245,9 +265,9 @@ def agree(
     rank 0.
     """
     if failure is not None:
-        meeting.tell_failure("configuration", str(failure))
+        meeting.tell_failure(topic, str(failure))
         raise failure
-    texts = meeting.exchange("configuration", json.dumps(dict(configuration), default=str))
+    texts = meeting.exchange(topic, json.dumps(dict(configuration), default=str))
     check_alike(meeting, [json.loads(text) for text in texts])
 
 

@@ -130,13 +130,14 @@ def serve(
     Raises ConfigError, RendezvousError naming the ranks at fault, and GradwireError when the
     engine fails (a dead peer, another plan).
     """
-    from gradwire.opening import open_engine
+    from gradwire.opening import meet_servers, open_engine
 
     check_place(workers, index, settings.server_count)
     stop = stop or threading.Event()
-    opened = open_engine(store, group, workers + index, workers, settings)
+    meeting = meet_servers(store, group, workers + index, workers, settings)
+    opened = open_engine(store, meeting, settings)
     try:
-        opened.meeting.exchange("marked", "1")
+        opened.meeting.exchange("opened", "1")
         while not stop.wait(0.25):
             failure = opened.engine.failure()
             try:
