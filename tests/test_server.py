@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,7 +23,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.errors import ConfigError, GradwireError
+from gradwire.communicator import Communicator
+from gradwire.errors import ConfigError, GradwireError, RendezvousError
 from gradwire.server import open_store, serve
 from gradwire.settings import Settings
 
@@ -171,20 +173,63 @@ class LostStore:
         self.closed = True
 
 
+def on_two_of_three(rank: int, world: int) -> str:
+    pair = dist.new_group([0, 1])
+    if rank == 2:
+        return ""
+    ddp = DistributedDataParallel(nn.Linear(4, 4), process_group=pair)
+    with pytest.raises(gradwire.ConfigError) as raised:
+        gradwire.attach(ddp, "reliable", route="server")
+    return str(raised.value)
+
+
+def test_a_group_of_some_ranks_has_no_servers() -> None:
+    with Ranks(3) as ranks:
+        for message in ranks.run(on_two_of_three)[:2]:
+            assert "route='server' with a process group of 2 of the job's ranks" in message
+
+
+def test_a_server_that_gave_up_can_be_started_again() -> None:
+    """As often as it takes: before the workers come, and where it once went in the middle."""
+    store = dist.HashStore()
+    short = Settings.build({"route": "server", "rendezvous_timeout": 0.2}, environment={})
+    for _ in range(2):
+        with pytest.raises(RendezvousError, match=r"server 0: no workers came within 0.2 s"):
+            serve(store, workers=1, index=0, settings=short)
+    options = {"route": "server", "rendezvous_timeout": 0.5}
+    with pytest.raises(RendezvousError, match="server 0 did not join"):
+        Communicator(store, 0, 1, options)
+    found: list[object] = []
+
+    def run() -> None:
+        settings = Settings.build({"route": "server", "rendezvous_timeout": 20}, environment={})
+        found.append(serve(store, workers=1, index=0, settings=settings))
+
+    for _ in range(2):  # a job may open its engine again; each server process serves one
+        server = threading.Thread(target=run)
+        server.start()
+        time.sleep(0.2)  # the meeting that failed is not taken for the next one
+        worker = Communicator(store, 0, 1, {**options, "rendezvous_timeout": 20})
+        array = np.ones(1000, np.float32)
+        worker.all_reduce(array).wait(10)
+        worker.close()
+        server.join(20)
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize("failure", ["", "rank 1 has sent nothing for 2000 ms"])
 def test_a_store_that_goes_away_hides_no_failure(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = LostStore(failure)
     monkeypatch.setattr("gradwire.opening.open_engine", lambda *_: opened)
+    monkeypatch.setattr("gradwire.opening.meet_workers", lambda *_: None)
     settings = Settings.build({"route": "server"}, environment={})
     if failure:
         with pytest.raises(GradwireError, match="server 0: rank 1 has sent nothing"):
-            serve(dist.HashStore(), workers=2, index=0, settings=settings)
+            serve(None, workers=2, index=0, settings=settings)
     else:
-        assert serve(dist.HashStore(), workers=2, index=0, settings=settings) == {
-            "packets_received": 7.0
-        }
+        assert serve(None, workers=2, index=0, settings=settings) == {"packets_received": 7.0}
     assert opened.closed
 
 

@@ -16,6 +16,10 @@ from gradwire.settings import Settings
 __all__ = ["Group"]
 
 
+WHOLE = "world"
+"""The name of a group of all ranks."""
+
+
 @dataclass(frozen=True)
 class Group:
     """The place of this process in a process group. timeout_s: of one of its collectives."""
@@ -40,11 +44,16 @@ class Group:
         whole = len(ranks) == dist.get_world_size()
         return Group(
             dist.distributed_c10d._get_process_group_store(group),
-            "world" if whole else "ranks-" + "-".join(map(str, ranks)),
+            WHOLE if whole else "ranks-" + "-".join(map(str, ranks)),
             dist.get_rank(group),
             len(ranks),
             _timeout(group),
         )
+
+    @property
+    def whole(self) -> bool:
+        """Whether all ranks of the job are members."""
+        return self.name == WHOLE
 
     def meeting(self, topic: str, timeout_s: float) -> rendezvous.Meeting:
         """A meeting of the members; every one makes one as often as the others."""

@@ -60,7 +60,7 @@ class HookState:
         if self._pipeline is None:
             group = Group.of(self.process_group)
             meeting = group.meeting("attach", self._settings.rendezvous_timeout)
-            writer, failure = self._ready(group.rank)
+            writer, failure = self._ready(group)
             number: int | None = None
             try:
                 agree(meeting, agreed_configuration(self._policy, self._settings), failure)
@@ -89,11 +89,16 @@ class HookState:
                 ).remove
         return self._pipeline
 
-    def _ready(self, rank: int) -> tuple[ReportWriter | None, ConfigError | None]:
+    def _ready(self, group: Group) -> tuple[ReportWriter | None, ConfigError | None]:
         """The open report file, or why this rank cannot take part: the others have to be told."""
         try:
+            if self._settings.server_count and not group.whole:
+                raise ConfigError(
+                    f"route={self._settings.route!r} with a process group of {group.world_size} of "
+                    "the job's ranks: servers serve the whole job; use route='sharded'"
+                )
             self._policy.prepare(self._tensors)  # a copy knows no names
-            return ReportWriter.open(self._settings.report, rank), None
+            return ReportWriter.open(self._settings.report, group.rank), None
         except ConfigError as error:
             return None, error
 

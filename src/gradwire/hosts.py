@@ -273,7 +273,7 @@ def _open(
     settings: Settings,
 ) -> EngineHost:
     if settings.server_count:
-        meeting = meet_servers(store, group, rank, world_size, settings)
+        meeting = meet_servers(meeting, store, group, settings)
     opened = open_engine(store, meeting, settings)
     if rank == 0:
         rendezvous.base_store(store).set(_session_key(opened.session), "1")

@@ -14,7 +14,7 @@ from gradwire.settings import Settings
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["OpenEngine", "meet_servers", "open_engine"]
+__all__ = ["OpenEngine", "meet_servers", "meet_workers", "open_engine"]
 
 
 class OpenEngine:
@@ -30,18 +30,65 @@ class OpenEngine:
 
 
 def meet_servers(
-    store: rendezvous.Store, group: str, endpoint: int, workers: int, settings: Settings
+    meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
 ) -> rendezvous.Meeting:
-    """A meeting of workers and servers: in the store under all prefixes, for servers know no
-    process group."""
+    """The meeting of workers and servers that the workers, who have met, open; collective.
+
+    It is in the store under all prefixes, for servers know no process group.
+    """
+    base = rendezvous.base_store(store)
+    number = str(base.add(_meetings(group), 1)) if meeting.endpoint == 0 else ""
     return rendezvous.Meeting(
-        rendezvous.base_store(store),
+        base,
         group,
-        endpoint=endpoint,
-        workers=workers,
+        endpoint=meeting.endpoint,
+        workers=meeting.workers,
         servers=settings.server_count,
         timeout_s=settings.rendezvous_timeout,
+        number=int(meeting.exchange("number of the meeting with servers", number)[0]),
     )
+
+
+def meet_workers(
+    store: rendezvous.Store, group: str, index: int, workers: int, settings: Settings
+) -> rendezvous.Meeting:
+    """The meeting that the workers have opened and that waits for server `index`.
+
+    One in which this server, maybe in a process that is gone, took part already, or which others
+    gave up, is over. Raises RendezvousError when none comes within the time-out.
+    """
+    base = rendezvous.base_store(store)
+    deadline = time.monotonic() + settings.rendezvous_timeout
+    while True:
+        try:
+            number = base.add(_meetings(group), 0)
+        except RuntimeError as error:  # torch's, of a store that is gone
+            raise RendezvousError(
+                f"server {index}: the job's store went away: {error}", list(range(workers))
+            ) from error
+        if number:
+            meeting = rendezvous.Meeting(
+                base,
+                group,
+                endpoint=workers + index,
+                workers=workers,
+                servers=settings.server_count,
+                timeout_s=settings.rendezvous_timeout,
+                number=number,
+            )
+            if meeting.awaits_me("introduction"):
+                return meeting
+        if time.monotonic() >= deadline:
+            raise RendezvousError(
+                f"server {index}: no workers came within {settings.rendezvous_timeout:g} s; they "
+                "come when they attach; setting rendezvous_timeout",
+                list(range(workers)),
+            )
+        time.sleep(0.05)
+
+
+def _meetings(group: str) -> str:
+    return f"gradwire/{group}/meetings"
 
 
 def open_engine(

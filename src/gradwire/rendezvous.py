@@ -80,7 +80,8 @@ class Meeting:
     """One meeting of `workers` workers and `servers` servers in a store, under `name`.
 
     Joining counts this endpoint's meetings under that name, so that a name may be used again
-    once everybody has left, as long as all join equally often. Endpoints exchange texts by topic.
+    once everybody has left, as long as all join equally often; or number says which meeting
+    it is, from 1 on. Endpoints exchange texts by topic.
     Whether all have met on a topic is decided once, for all: who comes late, when another has
     given up already or has told a failure, raises the same error as the others do.
     """
@@ -94,14 +95,16 @@ class Meeting:
         workers: int,
         servers: int,
         timeout_s: float,
+        number: int | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.workers = workers
         self.servers = servers
         self.timeout_s = timeout_s
         self._store = store
-        round_ = store.add(f"gradwire/{name}/joined/{endpoint}", 1)
-        self._prefix = f"gradwire/{name}/{round_}"
+        if number is None:
+            number = store.add(f"gradwire/{name}/joined/{endpoint}", 1)
+        self._prefix = f"gradwire/{name}/{number}"
 
     @property
     def endpoints(self) -> int:
@@ -121,6 +124,12 @@ class Meeting:
         """
         self._store.set(self._key(topic, self.endpoint), text)
         return self.collect(topic)
+
+    def awaits_me(self, topic: str) -> bool:
+        """Whether the topic is open and this endpoint, in this or an earlier process, has
+        published nothing on it yet."""
+        own, decided = self._key(topic, self.endpoint), self._key(topic, "decided")
+        return not (self._store.check([own]) or self._store.check([decided]))
 
     def tell_failure(self, topic: str, message: str) -> None:
         """Tells the others that this endpoint will publish nothing on the topic, and why."""
