@@ -1,5 +1,6 @@
 """`gradwire.attach`: one line that lets a DDP module's gradients travel over gradwire."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -284,8 +285,9 @@ def _configured(
         _register(model, state)
         return state
     except Exception as error:
-        meeting = Group.of(model.process_group).meeting("attach", 0.0)
-        meeting.tell_failure("configuration", str(error))
+        with contextlib.suppress(Exception):  # of a store that is gone: the cause is the other
+            meeting = Group.of(model.process_group).meeting("attach", 0.0)
+            meeting.tell_failure("configuration", str(error))
         raise
 
 
