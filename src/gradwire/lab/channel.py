@@ -28,6 +28,7 @@ class KeeperChannel:
     def __init__(self) -> None:
         """Start the process, which waits for a plan."""
         self._lock = threading.Lock()
+        self._unanswered = False  # a question whose answer has not come; it may still come
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(_START_SECONDS)
         with theirs:
@@ -50,6 +51,9 @@ class KeeperChannel:
     ) -> tuple[dict[str, Any], list[int]]:
         """What the keeper answers, with so many descriptors at most.
 
+        Where no answer is received, for whatever reason, none is to any later question: it could
+        be the one to this.
+
         Args:
             request: as JSON.
             trouble: what it means when there is no answer.
@@ -59,9 +63,13 @@ class KeeperChannel:
             LabUnavailable: there is no answer, or it is why the keeper cannot do it.
         """
         with self._lock:
+            if self._unanswered:
+                raise LabUnavailable(f"{trouble}: an earlier question has had no answer")
+            self._unanswered = True
             try:
                 self._channel.send(json.dumps(request).encode())
                 message, received, _, _ = socket.recv_fds(self._channel, _MAX_ANSWER, descriptors)
+                self._unanswered = False
             except OSError as error:
                 raise LabUnavailable(f"{trouble}: {error}") from error
         if not message:

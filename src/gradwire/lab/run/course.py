@@ -191,15 +191,17 @@ def _measure(cell: Cell, seed: int, audience: Audience) -> CellRun:
             result.link = ground.network.wires_by
             try:
                 work(cell.scenario, seed, ground, result, audience.tick)
-            finally:
-                result.events = ground.events
-                result.lossy = ground.lossy
-                result.bursts = ground.bursts_sent()
-                result.rivals = ground.rivals_read()
-                result.lost = ground.network.lost_packets()
-                result.marked = ground.marked_packets()
-                result.wire_failures = ground.wire_failures()
+            except (RankError, LabUnavailable) as error:
+                result.error = str(error)
+            # Not after Ctrl-C: its samples are not kept, and the network may not answer any more.
+            result.events = ground.events
+            result.lossy = ground.lossy
+            result.bursts = ground.bursts_sent()
+            result.rivals = ground.rivals_read()
+            result.lost = ground.network.lost_packets()
+            result.marked = ground.marked_packets()
+            result.wire_failures = ground.wire_failures()
     except (RankError, LabUnavailable) as error:
-        result.error = str(error)
+        result.error = result.error or str(error)
     result.softnet_drops = softnet_drops() - before
     return result

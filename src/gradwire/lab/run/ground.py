@@ -219,9 +219,9 @@ class Ground:
         relief = self._later(loss.lasts_s, lambda: self._lose(False))
         try:
             yield
+            self._lose(False)  # but not after an error or Ctrl-C: the network goes away
         finally:
             relief.cancel()
-            self._lose(False)
             self.lossy.append((begun, min(time.monotonic(), begun + loss.lasts_s)))
 
     def bursts_sent(self) -> list[BurstRecord]:
