@@ -99,6 +99,9 @@ class QueueDelay {
       base_ = difference;
     }
     const Nanos delay = Nanos{static_cast<int32_t>(difference - base_)} * kMicrosecond;
+    // Pings do not come here. While nothing else came the clocks drifted apart, by 10 us a second
+    // or more: beside an old minimum every packet would seem to have queued that long.
+    minimum_.forget_old(now);
     minimum_.add(delay, now);
     return delay - minimum_.get();
   }

@@ -8,7 +8,8 @@
 
 namespace gradwire {
 
-// The minimum of the last 5 to 10 s.
+// The minimum of the last 5 to 10 s. After a pause the last values from before it still count for
+// 5 s, unless they are forgotten.
 class WindowedMin {
  public:
   void add(Nanos value, Nanos now) {
@@ -20,6 +21,10 @@ class WindowedMin {
     } else {
       current_ = std::min(current_, value);
     }
+  }
+  // Lets go of values that are all older than the window.
+  void forget_old(Nanos now) {
+    if (now - start_ > kWindow) any_ = false;
   }
   bool any() const { return any_; }
   Nanos get() const { return std::min(previous_, current_); }
@@ -42,6 +47,7 @@ class Rtt {
  public:
   void sample(Nanos latest, Nanos ack_delay, Nanos now) {
     latest = std::max<Nanos>(latest, 1);
+    // Not forgotten however long the peer was silent: what comes first after that may have queued.
     min_.add(latest, now);
     // The peer's word for its delay never makes a sample shorter than what has been seen.
     const Nanos adjusted = std::max(latest - ack_delay, min_.get());
