@@ -144,6 +144,59 @@ def test_the_command_says_what_it_lacks(
     assert message in last["message"]
 
 
+VARIABLES = {
+    "GRADWIRE_PORT": "4999",
+    "GRADWIRE_DSCP": "46",
+    "GRADWIRE_RENDEZVOUS_TIMEOUT": "7.5",
+    "GRADWIRE_SERVERS": "3",
+    "GRADWIRE_ROUTE": "sharded",  # of other jobs of this environment
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], (4999, 46, 7.5, 3)),
+        (["--port", "0", "--dscp", "0", "--timeout", "2", "--servers", "1"], (0, 0, 2.0, 1)),
+    ],
+)
+def test_the_environment_says_what_the_command_line_does_not(
+    arguments: list[str], expected: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from gradwire import server
+    from gradwire.cli import app
+
+    waits: list[float] = []
+    served: list[Settings] = []
+
+    def serves(*_: object, settings: Settings, **__: object) -> dict[str, float]:
+        served.append(settings)
+        return {}
+
+    monkeypatch.setattr(server, "open_store", lambda _, timeout_s: waits.append(timeout_s))
+    monkeypatch.setattr(server, "serve", serves)
+    command = ["server", "--store", "h:1", "--workers", "2", *arguments]
+    result = CliRunner().invoke(app, command, env=VARIABLES)
+    assert result.exit_code == 0, result.output
+    (found,) = served
+    assert found.route == "server"
+    assert (found.port, found.dscp, waits[0], found.servers) == expected
+    assert found.rendezvous_timeout == waits[0]
+
+
+def test_a_misspelt_variable_is_refused_as_by_attach() -> None:
+    from typer.testing import CliRunner
+
+    from gradwire.cli import app
+
+    command = ["server", "--store", "h:1", "--workers", "2"]
+    result = CliRunner().invoke(app, command, env={"GRADWIRE_PROT": "5"})
+    assert result.exit_code == 2
+    assert "GRADWIRE_PROT='5' names no setting (did you mean" in result.output
+
+
 def test_an_index_beyond_the_servers_is_an_error() -> None:
     settings = Settings.build({"route": "server", "servers": 2}, environment={})
     with pytest.raises(ConfigError, match="index=2 with servers=2"):

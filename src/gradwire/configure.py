@@ -22,7 +22,7 @@ from gradwire.settings import (
     setting_names,
 )
 
-__all__ = ["agreed_configuration", "configure"]
+__all__ = ["agreed_configuration", "all_names", "configure"]
 
 DEFAULT_POLICY = "adaptive"
 
@@ -41,7 +41,7 @@ def configure(
         an answer to both.
     Raises ConfigError naming the setting, the value and what is allowed.
     """
-    check_environment(_all_names(), environment)
+    check_environment(all_names(), environment)
     common = {name: value for name, value in options.items() if name in setting_names()}
     others = {name: value for name, value in options.items() if name not in common}
     if isinstance(policy, Policy):
@@ -180,7 +180,7 @@ def _explain(policy: Policy, unknown: Mapping[str, object]) -> None:
                 f"{option}={value!r} does not go with policy={policy.name!r} (its options: {own})"
                 f"; it is an option of {', '.join(map(repr, owners))}"
             )
-    Settings.build(unknown, environment={}, also_known=_all_names())
+    Settings.build(unknown, environment={}, also_known=all_names())
 
 
 def _tell_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, str]) -> None:
@@ -189,7 +189,7 @@ def _tell_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, s
     No error: they may be meant for other jobs of the same environment.
     """
     read = {"policy", *setting_names(), *own}
-    unread = {PREFIX + name.upper() for name in _all_names() if name not in read}
+    unread = {PREFIX + name.upper() for name in all_names() if name not in read}
     for variable in sorted(unread & environment.keys()):
         warnings.warn(
             f"{variable}={environment[variable]!r} is not read: policy {policy.name!r} takes no "
@@ -198,6 +198,7 @@ def _tell_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, s
         )
 
 
-def _all_names() -> list[str]:
+def all_names() -> list[str]:
+    """Of all settings and of all policies' options; no other variable may begin with GRADWIRE_."""
     policies = [option for name in names() for option in option_names(policy_class(name))]
     return ["policy", *setting_names(), *dict.fromkeys(policies)]

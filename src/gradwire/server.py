@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from gradwire.errors import ConfigError, GradwireError
-from gradwire.settings import Settings
+from gradwire.settings import Settings, check_environment
 
 __all__ = ["app", "serve"]
 
@@ -166,13 +166,27 @@ def server(
     store: Annotated[str, typer.Option(help="host:port of the job's store, or file:///path")] = "",
     workers: Annotated[int, typer.Option(help="number of workers (ranks)")] = 0,
     index: Annotated[int, typer.Option(help="which of the servers this is, from 0")] = 0,
-    servers: Annotated[int, typer.Option(help="number of servers")] = 1,
-    interface: Annotated[str, typer.Option(help="network interface or own address")] = "",
-    port: Annotated[int, typer.Option(help="UDP port, 0 for any free one")] = 0,
-    dscp: Annotated[int, typer.Option(help="DSCP of its datagrams, 0 to 63")] = 0,
+    servers: Annotated[
+        int | None, typer.Option(help="number of servers; else GRADWIRE_SERVERS, else 1")
+    ] = None,
+    interface: Annotated[
+        str, typer.Option(help="network interface or own address; else GRADWIRE_INTERFACE")
+    ] = "",
+    port: Annotated[
+        int | None,
+        typer.Option(help="UDP port, 0 for any free one; else GRADWIRE_PORT, else 0"),
+    ] = None,
+    dscp: Annotated[
+        int | None,
+        typer.Option(help="DSCP of its datagrams, 0 to 63; else GRADWIRE_DSCP, else 0"),
+    ] = None,
     timeout: Annotated[
-        float, typer.Option(help="seconds to wait for the store, and then for the workers")
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            help="seconds to wait for the store, and then for the workers; else "
+            "GRADWIRE_RENDEZVOUS_TIMEOUT, else 60"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
 ) -> None:
     """Sum gradients for the workers of one job (route="server").
@@ -181,24 +195,30 @@ def server(
     WORLD_SIZE, as torchrun sets them. Ends with 0 when the workers have left or it is told to stop,
     with 2 for an impossible option, with 1 when the job fails.
     """
+    from gradwire.configure import all_names
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
-        options: dict[str, object] = {
+        check_environment(all_names())
+        options = {
             "route": "server",
             "servers": servers,
+            "interface": interface or None,
             "port": port,
             "rendezvous_timeout": timeout,
             "dscp": dscp,
         }
-        if interface:
-            options["interface"] = interface
-        settings = Settings.build(options)
+        given = {name: value for name, value in options.items() if value is not None}
+        settings = Settings.build(given)  # the environment has the rest
         address = store or _store_of_environment()
         count = workers or _workers_of_environment()
         check_place(count, index, settings.server_count)
         _say(as_json, "waiting", f"server {index} waits for {count} workers at {address}")
         counters = serve(
-            open_store(address, timeout), workers=count, index=index, settings=settings
+            open_store(address, settings.rendezvous_timeout),
+            workers=count,
+            index=index,
+            settings=settings,
         )
     except (ConfigError, GradwireError) as error:
         _say(as_json, "failed", str(error), error=True)
