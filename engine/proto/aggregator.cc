@@ -11,7 +11,7 @@
 namespace gradwire {
 
 Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                       uint16_t workers, int self, const float* own, uint64_t memory,
+                       uint16_t workers, int self, const float* own, WaitingRoom& room,
                        std::span<const uint8_t> priorities)
     : plan_(plan),
       grid_(grid),
@@ -20,7 +20,7 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
       self_(self),
       own_(own),
       own_priorities_(priorities),
-      memory_(memory),
+      room_(room),
       exact_(plan.exact()),
       scheduled_(plan.spend == Spend::late || plan.spend == Spend::anything),
       encodes_(!plan.result_format().plain()),
@@ -136,7 +136,7 @@ Aggregator::Added Aggregator::take(uint16_t worker, uint32_t local,
   const Worker& w = worker_[worker];
   if (w.decided.test(local)) return Added::ignored;
   if (exact_) {
-    if (!stashed && turn_[local] != worker && waiting_bytes_ + payload.size() > memory_)
+    if (!stashed && turn_[local] != worker && room_.taken + payload.size() > room_.limit)
       return Added::no_memory;
     count(worker, local);
     add_in_order(worker, local, payload);
@@ -154,6 +154,7 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
   const uint32_t length = grid_.length(chunk);
   bool mine = worker == self_;
   const uint8_t* values = payload.data();
+  std::vector<uint8_t> waited;  // what `values` points into
   if (turn_[local] != worker) {
     if (mine) return;  // read in place when its turn comes
     uint32_t slot = waiting_free_;
@@ -168,6 +169,7 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
     waiting_[slot].next = waiting_head_[local];
     waiting_head_[local] = slot;
     waiting_bytes_ += payload.size();
+    room_.taken += payload.size();
     return;
   }
   for (;;) {
@@ -190,12 +192,13 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
     while (*link != kNone && waiting_[*link].rank != turn) link = &waiting_[*link].next;
     if (*link == kNone) return;
     const uint32_t slot = *link;
-    // Added before the slot is freed: the bytes are read in place.
     *link = waiting_[slot].next;
     waiting_[slot].next = waiting_free_;
     waiting_free_ = slot;
-    waiting_bytes_ -= waiting_[slot].bytes.size();
-    values = waiting_[slot].bytes.data();
+    waited = std::move(waiting_[slot].bytes);  // a free slot keeps no memory from other ops
+    waiting_bytes_ -= waited.size();
+    room_.taken -= waited.size();
+    values = waited.data();
     mine = false;
   }
 }

@@ -14,6 +14,12 @@
 
 namespace gradwire {
 
+// What the contributions of all of an endpoint's ops that wait for their turn in rank order hold.
+struct WaitingRoom {
+  uint64_t limit = 0;  // bytes
+  uint64_t taken = 0;
+};
+
 class Aggregator {
  public:
   enum class Added : uint8_t { counted, ignored, no_memory, malformed };
@@ -21,9 +27,13 @@ class Aggregator {
 
   // `self`: the worker in this process, whose values are read from `own` (the whole op's elements).
   // `priorities`: of its chunks, where the plan's order is priority; they live as long as `own`.
-  // `memory`: bytes that contributions may wait in for their turn in rank order.
+  // `room`: lives longer.
   Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard, uint16_t workers,
-             int self, const float* own, uint64_t memory, std::span<const uint8_t> priorities = {});
+             int self, const float* own, WaitingRoom& room,
+             std::span<const uint8_t> priorities = {});
+  ~Aggregator() { room_.taken -= waiting_bytes_; }
+  Aggregator(const Aggregator&) = delete;
+  Aggregator& operator=(const Aggregator&) = delete;
 
   // `critical`: chunk ids of this worker that must count.
   void open(uint16_t worker, std::span<const uint32_t> critical, Nanos now);
@@ -132,7 +142,7 @@ class Aggregator {
   int self_;
   const float* own_;
   std::span<const uint8_t> own_priorities_;
-  uint64_t memory_;
+  WaitingRoom& room_;
   bool exact_;
   bool scheduled_;  // regions close by count and clock
   bool encodes_;    // results are encoded
@@ -150,7 +160,7 @@ class Aggregator {
   std::vector<uint32_t> waiting_head_;
   std::vector<Waiting> waiting_;
   uint32_t waiting_free_ = kNone;
-  uint64_t waiting_bytes_ = 0;
+  uint64_t waiting_bytes_ = 0;  // of room_
   std::vector<ShardRegion> regions_;
   std::vector<uint64_t> least_need_;  // per region: elements below which no schedule step closes
   std::vector<Grid::Shard> region_chunks_;  // chunk ids of each region inside the shard

@@ -30,6 +30,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
                      std::max<double>(24, c.workers) * (c.datagram_bytes + 42),
                      std::max(0.5 * c.receive_buffer, 8.0 * c.datagram_bytes), c.delay_target),
       last_timer(now) {
+  waiting_room.limit = config.memory_limit / 2;
   control_dscp = config.dscp;
   paths.resize(config.endpoints());
   for (uint16_t e = 0; e < config.endpoints(); ++e) {

@@ -168,6 +168,7 @@ struct Endpoint::Impl {
 
   EndpointConfig config;
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
+  WaitingRoom waiting_room;                  // of the ops below
   std::map<uint64_t, std::unique_ptr<Op>> ops;
   uint64_t next_op = 0;             // workers: the next to start
   uint64_t abandoned = UINT64_MAX;  // workers: the first op that failed

@@ -59,7 +59,7 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
     const int self = worker ? config.endpoint : Aggregator::kNoSelf;
     op.aggregator =
         std::make_unique<Aggregator>(plan, op.grid, op.own_shard(), config.workers, self,
-                                     op.spec.data, config.memory_limit / 2, op.spec.priorities);
+                                     op.spec.data, waiting_room, op.spec.priorities);
     op.back.reserve(config.workers);
     for (uint16_t w = 0; w < config.workers; ++w)
       op.back.emplace_back(plan, op.grid, op.own_shard(),

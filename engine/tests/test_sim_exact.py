@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scenarios import gradients, must_be_ok, plan, rank_order_sum, same_bits
+from scenarios import chunks_of, gradients, must_be_ok, plan, rank_order_sum, same_bits
 
 from gradwire.sim import Fabric, Link
 
@@ -103,6 +103,31 @@ def test_memory_for_contributions_out_of_turn_is_bounded_and_cannot_deadlock() -
         fabric.all_reduce(op, plan(60_000), values, at=[0.05 * (5 - w) for w in range(6)])
     assert fabric.run()
     must_be_ok(fabric, 3)
+
+
+@pytest.mark.parametrize("limit", [200_000, 1_000_000])
+def test_what_waits_for_a_late_rank_is_bounded_in_all_ops_together(limit: int) -> None:
+    """What the others had no room for, and did not acknowledge, comes again when it starts."""
+    workers, ops, elements, late = 4, 8, 90_000, 2.0
+    fabric = Fabric(workers, memory_limit=limit, trace=1_000_000)
+    jobs = [gradients(workers, elements, op) for op in range(ops)]
+    for op, values in enumerate(jobs):
+        fabric.all_reduce(op, plan(elements), values, at=[late, 0.1, 0.1, 0.1])
+    assert fabric.run()
+    must_be_ok(fabric, ops)
+    for op, values in enumerate(jobs):
+        assert same_bits(fabric.result(3, op), rank_order_sum(values))
+    _, lengths, _, _ = chunks_of(fabric, plan(elements))
+    for aggregator in range(1, workers):
+        came, again = set(), set()
+        for packet in fabric.trace():
+            to_here = packet.kind == "push" and packet.destination == aggregator
+            if to_here and packet.source != 0:
+                chunk = (packet.source, packet.op, packet.chunk)
+                (came if packet.time_ns < 1e9 else again).add(chunk)
+        waited = 4 * sum(int(lengths[chunk]) for _, _, chunk in came - again)
+        assert 0.4 * limit < waited <= 0.5 * limit
+        assert len(came & again) > 0
 
 
 def test_statistics_are_folded_in_rank_order() -> None:
