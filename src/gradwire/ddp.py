@@ -221,8 +221,9 @@ class Attachment:
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
         """Restores what `state_dict` returned, each rank its own, all before the same step.
 
-        A parameter that the state does not name is owed nothing. One that it names and the model
-        does not train is an error; with strict=False what it was owed is dropped with a warning.
+        What was owed under another loss scale is owed under the present one (`grad_scale`). A
+        parameter that the state does not name is owed nothing. One that it names and the model does
+        not train is an error; with strict=False what it was owed is dropped with a warning.
         Raises ConfigError naming key, value and what is allowed for a state that is damaged, of
         another policy, of another model, of a parameter with another size, or that owes something
         while error feedback is off; then nothing is changed. GradwireError after detach.

@@ -204,7 +204,9 @@ class GradientPipeline:
 
     def load_state_dict(self, state: object, *, strict: bool = True) -> None:
         """Restores what `state_dict` returned; raises ConfigError for anything else, and changes
-        nothing then. strict: whether values of parameters that the model lacks are an error."""
+        nothing then. strict: whether values of parameters that the model lacks are an error. The
+        scale of gradients is not restored, for nobody may scale them any more: what is owed is
+        taken over at the present one."""
         read = State(state)
         version = read.values.get("version")
         if not is_whole(version) or version != STATE_VERSION:
@@ -233,7 +235,9 @@ class GradientPipeline:
         self.policy.load_state_dict(phases)
         for take in takes:
             take()
-        self._step, self._grad_scale = step, scale
+        if scale != self._grad_scale:
+            self._books.rescale(self._grad_scale / scale)
+        self._step = step
 
     def _try_phases(self, phases: dict[str, Any]) -> None:
         """Loads the policy's state into a copy: a policy may notice late what is wrong with it."""
