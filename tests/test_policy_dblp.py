@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from gradwire.ballots import BallotBox
 from gradwire.errors import ConfigError
 from gradwire.plans import TensorSlot
 from gradwire.policies import DBLP, PlanContext
@@ -211,3 +212,18 @@ def test_a_drop_of_the_learning_rate_is_critical() -> None:
         job.step(gradients(step, 2))
         phases.append(job.report.phase)
     assert phases == ["tolerant"] + ["critical"] * 3 + ["tolerant"] * 2
+
+
+def test_the_rates_that_are_there_are_watched_and_no_others() -> None:
+    """As transformers' Adafactor with relative steps: lr=None; other groups' rates still count."""
+    parts = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    optimizer = torch.optim.SGD([{"params": [each]} for each in parts], lr=torch.tensor([0.1]))
+    optimizer.param_groups[0]["lr"] = None
+    del optimizer.param_groups[1]["lr"]
+    box = BallotBox(DBLP(), optimizer)
+    assert [box.cast(step, None).falling for step in range(2)] == [False, False]
+    optimizer.param_groups[2]["lr"] = torch.tensor([0.01])
+    assert [box.cast(step, None).falling for step in range(2)] == [True, False]
+    assert box.state_dict()["rates"] == [pytest.approx(0.01)]
+    optimizer.param_groups[2]["lr"] = None
+    assert not box.cast(4, None).falling

@@ -241,6 +241,25 @@ def test_an_optimizer_is_one_of_the_modules() -> None:
     HookState("dblp", optimizer=foreign)  # nobody knows a module
 
 
+class Wrapper(torch.optim.Optimizer):
+    """As accelerate's AcceleratedOptimizer: an Optimizer in name, initialised as nothing."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+
+def test_a_wrapper_that_takes_no_hooks_is_refused() -> None:
+    model = torch.nn.Linear(2, 2)
+    wrapper = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match=r"optimizer=Wrapper: .*=optimizer\.optimizer"):
+        HookState("mlt", model=model, optimizer=wrapper)
+    HookState("mlt", model=model, optimizer=wrapper.optimizer)
+
+
 def test_a_complex_parameter_is_refused_by_name() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.complex64))
     with pytest.raises(ConfigError, match=r"parameter '1.weight' has dtype torch.complex64"):

@@ -18,7 +18,7 @@ from gradwire.errors import ConfigError
 from gradwire.phases import GAUGES, PHASES, Ballot, Phase, RateWatch
 from gradwire.plans import TensorSlot, TransferReport
 from gradwire.policies import Policy
-from gradwire.scalars import is_whole, plain
+from gradwire.scalars import is_number, is_whole, plain
 from gradwire.states import State
 from gradwire.telemetry import StepReport
 
@@ -91,7 +91,7 @@ class BallotBox:
             applied_square=self.applied_square,
             epoch=self.epoch,
             falling=self._optimizer is not None
-            and self._rates.observe([float(g["lr"]) for g in self._optimizer.param_groups]),
+            and self._rates.observe(_learning_rates(self._optimizer)),
             congested=self._policy.congested,
             gauge=self._gauge(step, last, elapsed_s),
         )
@@ -157,3 +157,15 @@ class BallotBox:
         if told == "rtprop":
             return last.rtprop_s
         return 1.0 / last.btlbw if last.btlbw > 0 else 0.0
+
+
+def _learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    """The rates of its parameter groups; those that make their own (Adafactor's relative steps)
+    have none to be watched."""
+    rates = (plain(_single(group.get("lr"))) for group in optimizer.param_groups)
+    return [float(rate) for rate in rates if is_number(rate)]
+
+
+def _single(rate: object) -> object:
+    """The tensor without dimensions that a tensor of one element is."""
+    return rate.squeeze() if isinstance(rate, torch.Tensor) else rate

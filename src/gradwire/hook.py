@@ -145,6 +145,12 @@ class HookState:
     ) -> None:
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"optimizer={optimizer!r}: a torch.optim.Optimizer, or None")
+        if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            raise ConfigError(
+                f"optimizer={type(optimizer).__name__}: a wrapper that takes no step hooks (it is "
+                "not initialised as a torch.optim.Optimizer); give the optimizer inside it, often "
+                "optimizer=optimizer.optimizer"
+            )
         if optimizer is not None and self._names.trained is not None:
             held = (p for group in optimizer.param_groups for p in group["params"])
             if not any(map(self._names.knows, held)):
