@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
@@ -266,6 +267,22 @@ def test_a_complex_parameter_is_refused_by_name() -> None:
         HookState("reliable", model=model)
     model[1].requires_grad_(False)
     HookState("reliable", model=model)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_by_name(kind: type[torch.nn.Module]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), kind(3, 2, sparse=True))
+    refusal = rf"parameter '1.weight' of {kind.__name__}\(sparse=True\): dense gradients"
+    with pytest.raises(ConfigError, match=refusal):
+        HookState("reliable", model=model)
+    with pytest.raises(ConfigError, match=r"parameter 'weight' of Emb"):
+        HookState("reliable", model=model[1])
+    HookState("reliable", model=torch.nn.Sequential(kind(3, 2)))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.weight"])
+    HookState("reliable", model=model)  # DDP leaves it alone, and so does gradwire
+    frozen = torch.nn.Sequential(kind(3, 2, sparse=True), torch.nn.Linear(2, 2))
+    frozen[0].requires_grad_(False)
+    HookState("reliable", model=frozen)
 
 
 def test_a_variable_of_another_policy_is_told_of() -> None:

@@ -132,6 +132,7 @@ class HookState:
         ConfigError for one whose gradients cannot be carried."""
         if model is not None:
             _check_real(model)
+            _check_dense(model)
         self._names = ParameterNames(model)
         self._tensors = None if model is None else sizes(model)
         self._vectors = frozenset() if model is None else vectors(model)
@@ -220,6 +221,21 @@ def _check_real(model: torch.nn.Module) -> None:
             raise ConfigError(
                 f"parameter {name!r} has dtype {parameter.dtype}: gradients of real numbers are "
                 "carried only; keep it as a real tensor (torch.view_as_real)"
+            )
+
+
+def _check_dense(model: torch.nn.Module) -> None:
+    """Raises ConfigError for a trained weight whose gradient is sparse: an embedding's."""
+    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # DDP averages none of those
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if getattr(module, "sparse", False) is not True or not isinstance(weight, torch.Tensor):
+            continue
+        path = f"{name}.weight" if name else "weight"
+        if weight.requires_grad and path not in ignored:
+            raise ConfigError(
+                f"parameter {path!r} of {type(module).__name__}(sparse=True): dense gradients are "
+                "carried only; make it with sparse=False"
             )
 
 
