@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 from dataclasses import replace
@@ -247,6 +248,30 @@ def test_a_name_is_taken_once() -> None:
 
     with pytest.raises(ConfigError, match="already taken by MLT"):
         register(Other)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("seed", "option 'seed' would never be set"),
+        ("floor", "option 'floor' would never be set"),
+        ("optimizer", "option 'optimizer' would never be set"),
+        ("name", "option 'name' hides Policy.name"),
+        ("phases", "option 'phases' hides Policy.phases"),
+        ("rest", "option 'rest' hides Policy.rest, which"),
+    ],
+)
+def test_an_option_that_would_be_taken_for_another_is_refused(option: str, message: str) -> None:
+    def plan(self: Policy, context: PlanContext) -> TransferPlan:
+        raise NotImplementedError
+
+    members = {"plan": plan, "name": "own", "fill": "zero"}
+    own = dataclasses.make_dataclass(
+        "Own", [(option, float, 1.0), ("fill", str, "zero")], bases=(Policy,), namespace=members
+    )
+    with pytest.raises(ConfigError, match=message):
+        register(own)
+    assert "own" not in names()
 
 
 # ---------------------------------------------------------------------------- pooling

@@ -12,14 +12,40 @@ from gradwire.policies.netsenseml import NetSenseML
 from gradwire.policies.optireduce import OptiReduce
 from gradwire.policies.plot import PLOT
 from gradwire.policies.reliable import Reliable
+from gradwire.settings import setting_names
 
 __all__ = ["create", "names", "policy_class", "register"]
 
 _registry: dict[str, type[Policy]] = {}
 
+_ATTACH = (
+    *("model", "policy", "optimizer", "scaler"),
+    *("process_group", "find_unused_parameters"),
+)
+"""What `gradwire.attach` and `gradwire.HookState` take for themselves."""
+
+_MEANT = ("fill", "momentum", "halt_after")
+"""The attributes of `Policy` that are there for options to take their place."""
+
 
 def register(policy: type[Policy]) -> type[Policy]:
-    """Makes a policy known by its `name`; usable as a class decorator."""
+    """Makes a policy known by its `name`; usable as a class decorator.
+
+    Raises ConfigError for a name that is taken, and for an option that would never be set, because
+    attach() or a common setting has its name, or that hides what gradwire asks every policy for.
+    """
+    for option in option_names(policy):
+        if option in setting_names() or option in _ATTACH:
+            raise ConfigError(
+                f"policy {policy.name!r}: option {option!r} would never be set, for attach() "
+                "takes an argument or a common setting of this name: give it another one"
+            )
+        if option in {*dir(Policy), *Policy.__annotations__} and option not in _MEANT:
+            raise ConfigError(
+                f"policy {policy.name!r}: option {option!r} hides Policy.{option}, which gradwire "
+                "asks for: give it another name, or declare it a ClassVar if it is meant; of "
+                f"Policy's own only {', '.join(_MEANT)} may be options"
+            )
     known = _registry.get(policy.name)
     if known is not None and known is not policy:
         raise ConfigError(f"policy name {policy.name!r} is already taken by {known.__name__}")
