@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire import transforms
+from gradwire import _engine, transforms
 from gradwire.errors import ConfigError
 from gradwire.phases import Summary
 from gradwire.policies import OptiReduce
@@ -17,6 +17,7 @@ from gradwire.virtual import Job
 
 TENSORS = {"a.weight": 60 * 358, "a.bias": 64, "b.weight": 60 * 358}
 ELEMENTS = sum(TENSORS.values())
+BLOCK = _engine.HADAMARD_BLOCK
 
 
 def gradients(step: int, world: int = 4) -> list[np.ndarray]:
@@ -39,7 +40,7 @@ def test_the_transform_is_its_own_way_back_and_keeps_norms(elements: int, seed: 
 
 def test_the_transform_is_that_of_walsh_and_hadamard() -> None:
     """Row k of the matrix is what a one at k becomes; 2,048 + 1 elements are two blocks."""
-    elements = transforms.BLOCK // 2 + 1
+    elements = BLOCK // 2 + 1
     for k in (0, 1, 6, 2047):
         values = np.zeros(elements, np.float32)
         values[k] = 1.0
@@ -56,7 +57,7 @@ def test_signs_differ_from_seed_to_seed_and_from_place_to_place() -> None:
     for seed in (1, 2):
         each = []
         for k in range(200):
-            one = np.zeros(transforms.BLOCK, np.float32)
+            one = np.zeros(BLOCK, np.float32)
             one[k] = 1.0
             transforms.forward(one, seed)
             each.append(one[0] > 0)
@@ -66,15 +67,15 @@ def test_signs_differ_from_seed_to_seed_and_from_place_to_place() -> None:
 
 
 def test_a_lost_chunk_costs_every_element_of_its_block_a_little() -> None:
-    values = np.zeros(2 * transforms.BLOCK, np.float32)
+    values = np.zeros(2 * BLOCK, np.float32)
     values[100] = 64.0  # one large element
     there = values.copy()
     transforms.forward(there, 5)
-    assert np.abs(there[: transforms.BLOCK]).max() == pytest.approx(1.0)
-    assert not there[transforms.BLOCK :].any()
+    assert np.abs(there[:BLOCK]).max() == pytest.approx(1.0)
+    assert not there[BLOCK:].any()
     there[:358] = 0.0
     transforms.inverse(there, 5)
-    assert there[100] == pytest.approx(64.0 * (1 - 358 / transforms.BLOCK), rel=1e-3)
+    assert there[100] == pytest.approx(64.0 * (1 - 358 / BLOCK), rel=1e-3)
     rest = np.delete(there - values, 100)
     assert np.abs(rest).max() < 6.4  # a tenth, where without it the element would be gone
 

@@ -178,6 +178,35 @@ def test_importing_gradwire_is_cheap() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+UNBUILT = """
+import sys
+
+sys.modules["gradwire._engine"] = None  # as if nobody had built it
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire, gradwire.cli, gradwire.sim, gradwire.virtual
+from gradwire.errors import EngineMissingError
+
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+try:
+    gradwire.attach(DistributedDataParallel(torch.nn.Linear(2, 2)))
+except EngineMissingError as error:
+    print(error)
+"""
+
+
+def test_an_engine_that_was_not_built_says_how_to_build_it() -> None:
+    """Where the module is attached, and not where something is imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNBUILT], capture_output=True, text=True, timeout=60
+    )
+    assert "gradwire._engine cannot be imported" in done.stdout, done.stderr
+    assert "build it with `make engine`" in done.stdout
+
+
 def test_a_policy_object_describes_and_keeps_no_state() -> None:
     described = DBLP(p_low=0.1, fill="zero")
     first, _ = configure(described, {}, {})

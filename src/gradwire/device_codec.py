@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwire import _engine
+from gradwire.native import load_engine
 
 __all__ = ["ENCODABLE", "Payload", "decode", "decode_on_host", "encode", "finite_chunks"]
 
@@ -82,7 +82,7 @@ def decode_on_host(
     """Writes the values of `decode` into `out` (float32, 1-D), all of them in host memory; without
     its many tensors in between, and without the interpreter's lock."""
     heads = payload.heads.to(torch.int16) if encoding == "f16" else payload.heads
-    _engine.decode_chunks(
+    load_engine().decode_chunks(
         out.numpy(), lengths.numpy(), _bytes(heads), _bytes(payload.codes), encoding
     )
 

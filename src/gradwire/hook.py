@@ -16,6 +16,7 @@ from gradwire.buckets import GradBucket, ParameterNames
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
 from gradwire.groups import Group
+from gradwire.native import load_engine
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import Policy
 from gradwire.rendezvous import agree
@@ -32,7 +33,8 @@ class HookState:
     optimizer, scaler: the ones that step with these gradients and scale the loss (see
     `gradwire.attach`). process_group: the group the gradients are averaged over, None for the
     default one. options: policy options and
-    common settings (`gradwire.settings.Settings`). Raises ConfigError.
+    common settings (`gradwire.settings.Settings`). Raises ConfigError; EngineMissingError where the
+    engine was not built.
 
     Copies and pickles keep the configuration and drop the connection: they open their own.
     """
@@ -144,6 +146,7 @@ class HookState:
         optimizer: torch.optim.Optimizer | None,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
+        load_engine()  # one that is missing should be told of before the ranks meet
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"optimizer={optimizer!r}: a torch.optim.Optimizer, or None")
         if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire import _engine
+from gradwire.native import load_engine
+
+if TYPE_CHECKING:
+    from gradwire import _engine
 
 __all__ = ["NETWORK_A", "NETWORK_B", "BrokenInvariantError", "Fabric", "Link", "Sent"]
 
@@ -116,7 +119,7 @@ class Fabric:
         self.workers = workers
         self.servers = servers
         self.datagram_bytes = datagram_bytes
-        self._core = _engine.Fabric(
+        self._core: _engine.Fabric = load_engine().Fabric(
             workers=workers,
             servers=servers,
             seed=seed,
@@ -324,9 +327,10 @@ class Fabric:
 
     def round_trip(self, plan: _engine.Plan, data: NDArray[np.float32]) -> NDArray[np.float32]:
         """What the others get of a worker's values under the plan's encoding."""
-        return _engine.round_trip(
+        values: NDArray[np.float32] = load_engine().round_trip(
             plan, np.ascontiguousarray(data), self.datagram_bytes, self.servers or self.workers
         )
+        return values
 
     def finished_at(self, worker: int, op: int) -> float:
         """When the worker's op was done, in seconds since the start."""

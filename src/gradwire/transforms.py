@@ -1,9 +1,9 @@
 """The randomised Hadamard transform of a bucket: a lost chunk costs every element a little.
 
 In place and orthonormal, so its own inverse up to the signs and to rounding (OptiReduce, arXiv
-2310.06993; the blocks are ours). The signs are drawn from the plan's seed, alike on all
-ranks, and all replicas compute the same bits. The engine does it, block by block in the nearest
-cache.
+2310.06993; the blocks, in which about eleven datagrams of 1,472 bytes share each loss, are ours).
+The signs are drawn from the plan's seed, alike on all ranks, and all replicas compute the same
+bits. The engine does it, block by block in the nearest cache.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire import _engine
+from gradwire.native import load_engine
 
-__all__ = ["BLOCK", "forward", "inverse"]
-
-BLOCK = _engine.HADAMARD_BLOCK
-"""Elements of a block: about eleven datagrams of 1,472 bytes share each loss."""
+__all__ = ["forward", "inverse"]
 
 Flat = NDArray[np.float32]
 
 
 def forward(values: Flat, seed: int) -> None:
     """Transforms in place: random signs, then the Walsh–Hadamard transform of each block."""
-    _engine.hadamard(values, seed)
+    load_engine().hadamard(values, seed)
 
 
 def inverse(values: Flat, seed: int) -> None:
     """Undoes `forward` with the same seed, to rounding."""
-    _engine.hadamard(values, seed, inverse=True)
+    load_engine().hadamard(values, seed, inverse=True)
