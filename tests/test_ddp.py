@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import warnings
 from typing import Any
 
@@ -176,15 +177,22 @@ def test_unused_parameters_are_found(two: Ranks) -> None:
     two.run(unused)
 
 
-def owed_to_unused(rank: int, world: int) -> None:
+def owed_to_unused(rank: int, world: int, bare: bool) -> None:
     """A bound of 30 %: steps in turn use the left branch, then the right one on all ranks."""
     torch.manual_seed(0)
     net = Branches()
     ddp = DistributedDataParallel(net, find_unused_parameters=True, bucket_cap_mb=0.01)
-    attachment = gradwire.attach(ddp, "mlt", p=0.3, error_feedback=True, datagram=256)
+    options: dict[str, Any] = {"p": 0.3, "error_feedback": True, "datagram": 256}
+    if bare:
+        state = gradwire.HookState("mlt", model=net, find_unused_parameters=True, **options)
+        ddp.register_comm_hook(state, gradwire.comm_hook)
+        assert pickle.loads(pickle.dumps(state))._finds_unused
+    else:
+        gradwire.attach(ddp, "mlt", **options)
+        state = ddp._comm_hooks[0][1]
 
     def owed() -> dict[str, torch.Tensor]:
-        residuals = attachment.state_dict()["residuals"]
+        residuals = state.pipeline.state_dict()["residuals"]
         assert isinstance(residuals, dict)
         return {name: values.clone() for name, values in residuals.items()}
 
@@ -201,12 +209,13 @@ def owed_to_unused(rank: int, world: int) -> None:
             waited += bool(before[idle].any())
         assert after[used].any()
     assert waited
-    attachment.detach()
+    state.deactivate()
 
 
-def test_what_is_owed_to_unused_parameters_waits() -> None:
+@pytest.mark.parametrize("bare", [False, True])
+def test_what_is_owed_to_unused_parameters_waits(bare: bool) -> None:
     with Ranks(2) as ranks:
-        ranks.run(owed_to_unused)
+        ranks.run(owed_to_unused, bare=bare)
 
 
 def static_graph(rank: int, world: int) -> None:

@@ -271,6 +271,11 @@ def test_an_optimizer_is_one_of_the_modules() -> None:
     HookState("dblp", optimizer=foreign)  # nobody knows a module
 
 
+def test_whether_parameters_are_unused_is_true_or_false() -> None:
+    with pytest.raises(ConfigError, match=r"find_unused_parameters='yes': allowed are True, False"):
+        HookState("mlt", find_unused_parameters="yes")  # type: ignore[arg-type]
+
+
 class Wrapper(torch.optim.Optimizer):
     """As accelerate's AcceleratedOptimizer: an Optimizer in name, initialised as nothing."""
 

@@ -281,6 +281,7 @@ def _configured(
             process_group=model.process_group,
             optimizer=optimizer,
             scaler=scaler,
+            find_unused_parameters=model.find_unused_parameters,
             **options,
         )
         _register(model, state)
@@ -324,8 +325,6 @@ def _register(model: DistributedDataParallel, state: HookState) -> None:
 def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
     try:
         pipeline = state.pipeline
-        if model.find_unused_parameters:
-            pipeline.find_unused()
         attachment = Attachment(state, pipeline, model.module)
         attachment.watch_calibration(model)
         return attachment

@@ -32,9 +32,10 @@ class HookState:
     the parameters, which "adaptive" needs; without it they are named in the order they appear.
     optimizer, scaler: the ones that step with these gradients and scale the loss (see
     `gradwire.attach`). process_group: the group the gradients are averaged over, None for the
-    default one. options: policy options and
-    common settings (`gradwire.settings.Settings`). Raises ConfigError; EngineMissingError where the
-    engine was not built.
+    default one. find_unused_parameters: as given to DDP, which then ignores the results of
+    parameters that no worker used: what is owed to one waits until it is used. options: policy
+    options and common settings (`gradwire.settings.Settings`). Raises ConfigError;
+    EngineMissingError where the engine was not built.
 
     Copies and pickles keep the configuration and drop the connection: they open their own.
     """
@@ -47,9 +48,16 @@ class HookState:
         process_group: dist.ProcessGroup | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        find_unused_parameters: bool = False,
         **options: object,
     ) -> None:
+        if not isinstance(find_unused_parameters, bool):
+            raise ConfigError(
+                f"find_unused_parameters={find_unused_parameters!r}: allowed are True, False, as "
+                "given to DDP"
+            )
         self.process_group = process_group
+        self._finds_unused = find_unused_parameters
         self.active = True
         self._know(model)
         self._unhook: Callable[[], None] = _nothing
@@ -79,6 +87,8 @@ class HookState:
                     writer,
                     scaler=self._scaler,
                 )
+                if self._finds_unused:
+                    self._pipeline.find_unused()
             except BaseException:
                 if writer is not None:
                     writer.close()
@@ -172,11 +182,17 @@ class HookState:
         self._unhook = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"policy": self._policy, "settings": self._settings, "active": self.active}
+        return {
+            "policy": self._policy,
+            "settings": self._settings,
+            "active": self.active,
+            "finds_unused": self._finds_unused,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
         self.active = state["active"]
+        self._finds_unused = state.get("finds_unused", False)
         self._know(None)
         self._optimizer = None
         self._scaler = None
