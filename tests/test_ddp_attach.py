@@ -138,6 +138,37 @@ def test_the_bare_hook_opens_when_first_used(two: Ranks) -> None:
     two.run(bare)
 
 
+def waits(rank: int, world: int, name: str, options: dict[str, object]) -> str:
+    ddp = wrap(model())
+    state = gradwire.HookState(name, model=ddp.module, **options)
+    ddp.register_comm_hook(state, gradwire.comm_hook)
+    with pytest.raises(gradwire.ConfigError) as raised:
+        train(ddp, rank, range(1))
+    other = wrap(model())
+    attachment = gradwire.attach(other, name, **options)  # which has the calls
+    train(other, rank, range(1))
+    attachment.detach()
+    attachment = gradwire.attach(other, name, **options)
+    train(other, rank, range(1, 2))
+    attachment.detach()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told", "call"),
+    [
+        ("plot", {"calibrate": 2}, "calibrate=2", "calibrate"),
+        ("dblp", {"every": "epoch"}, "every='epoch'", "epoch"),
+        ("mlt", {"loss_rise": 0.5}, "loss_rise=0.5", "loss"),
+    ],
+)
+def test_what_the_bare_hook_would_wait_for_in_vain_is_refused(
+    two: Ranks, name: str, options: dict[str, object], told: str, call: str
+) -> None:
+    for message in two.run(waits, name=name, options=options):
+        assert f"{told} with the bare hook, which has no attachment.{call}()" in message
+
+
 def disagrees(rank: int, world: int) -> str:
     ddp = wrap(model())
     with pytest.raises(gradwire.RendezvousError) as raised:

@@ -252,6 +252,25 @@ def test_without_a_watch_a_loss_that_is_not_finite_is_a_warning_once() -> None:
     assert math.isnan(job.report.agreed.loss)
 
 
+def test_losses_that_never_come_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a run that goes on from a state; not once a loss has come, however long ago."""
+    monkeypatch.setattr("gradwire.guard.PATIENCE", 3)
+    heard, silent = LossWatch(0.2, 5), LossWatch(0.2, 5)
+    heard.observe(Summary(0, loss=1.0))
+    silent.load_state_dict(heard.state_dict())
+    told = []
+    for step in range(1, 9):
+        for watch in (heard, silent):
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                watch.observe(Summary(step))
+            told += [(watch, step, each) for each in seen]
+    ((watch, step, warning),) = told
+    assert (watch, step) == (silent, 3)
+    assert warning.category is RuntimeWarning
+    assert "loss_rise=0.2: 3 steps have passed without any loss" in str(warning.message)
+
+
 def test_the_watch_judges_by_the_running_mean() -> None:
     watch = LossWatch(0.2, 5)
     for step in range(30):

@@ -324,6 +324,7 @@ def _register(model: DistributedDataParallel, state: HookState) -> None:
 
 def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
     try:
+        state.attached = True
         pipeline = state.pipeline
         attachment = Attachment(state, pipeline, model.module)
         attachment.watch_calibration(model)

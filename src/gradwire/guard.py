@@ -6,6 +6,7 @@ Both decide by agreed values only, so all ranks do the same in the same step.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -13,6 +14,9 @@ from gradwire.phases import Summary
 from gradwire.states import State
 
 __all__ = ["ACTIONS", "Action", "LossWatch"]
+
+PATIENCE = 1000
+"""Steps without any loss before a warning."""
 
 ACTIONS = ("resend", "skip", "off")
 Action = Literal["", "resent", "skipped", "strict"]
@@ -25,7 +29,7 @@ class LossWatch:
     rise: the share by which the agreed loss must exceed its running mean, > 0. strict_steps: how
     many steps are then exact. The mean is exponential over about ten losses and is not judged
     against before it has seen ten. A loss that is not finite counts as a rise from the first step
-    on, and never enters the mean.
+    on, and never enters the mean. Warns, once, where losses are waited for and none comes.
     """
 
     WEIGHT = 0.1
@@ -37,6 +41,7 @@ class LossWatch:
         self.mean = 0.0
         self.losses = 0
         self.left = 0
+        self._waited: int | None = 0  # steps without a loss; None once there was one
 
     @property
     def strict(self) -> bool:
@@ -48,7 +53,9 @@ class LossWatch:
         self.left = max(0, self.left - 1)
         loss = summary.loss
         if loss is None:
+            self._wait()
             return
+        self._waited = None
         if not math.isfinite(loss):
             self.left = self.strict_steps
             return
@@ -57,6 +64,18 @@ class LossWatch:
         self.losses += 1
         weight = max(self.WEIGHT, 1.0 / self.losses)
         self.mean += weight * (loss - self.mean)
+
+    def _wait(self) -> None:
+        if self._waited is None:
+            return
+        self._waited += 1
+        if self._waited == PATIENCE:
+            warnings.warn(
+                f"loss_rise={self.rise:g}: {PATIENCE} steps have passed without any loss to watch: "
+                "call attachment.loss(loss) with each step's training loss, or leave loss_rise out",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def state_dict(self) -> dict[str, float]:
         """What the next decision depends on."""

@@ -18,8 +18,9 @@ from gradwire.errors import ConfigError
 from gradwire.groups import Group
 from gradwire.native import load_engine
 from gradwire.pipeline import GradientPipeline
-from gradwire.policies import Policy
+from gradwire.policies import PLOT, Policy
 from gradwire.rendezvous import agree
+from gradwire.settings import Settings
 from gradwire.telemetry import ReportWriter
 
 __all__ = ["HookState", "comm_hook"]
@@ -37,7 +38,9 @@ class HookState:
     options and common settings (`gradwire.settings.Settings`). Raises ConfigError;
     EngineMissingError where the engine was not built.
 
-    Copies and pickles keep the configuration and drop the connection: they open their own.
+    What only an attachment can be told (epochs, losses, a calibration's batches) is refused when
+    the hook is first used without one. Copies and pickles keep the configuration and drop the
+    connection: they open their own.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class HookState:
         self.process_group = process_group
         self._finds_unused = find_unused_parameters
         self.active = True
+        self.attached = False  # whether an attachment feeds it
         self._know(model)
         self._unhook: Callable[[], None] = _nothing
         self._configure(policy, options, optimizer, scaler)
@@ -104,6 +108,8 @@ class HookState:
     def _ready(self, group: Group) -> tuple[ReportWriter | None, ConfigError | None]:
         """The open report file, or why this rank cannot take part: the others have to be told."""
         try:
+            if not self.attached:
+                _check_alone(self._policy, self._settings)
             if self._settings.server_count and not group.whole:
                 raise ConfigError(
                     f"route={self._settings.route!r} with a process group of {group.world_size} of "
@@ -134,7 +140,7 @@ class HookState:
 
     def deactivate(self) -> None:
         """From now on the hook forwards to the host group."""
-        self.active = False
+        self.active = self.attached = False
         self._unhook()
         if self._pipeline is not None:
             self._pipeline.close()
@@ -192,6 +198,7 @@ class HookState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
         self.active = state["active"]
+        self.attached = False
         self._finds_unused = state.get("finds_unused", False)
         self._know(None)
         self._optimizer = None
@@ -231,6 +238,23 @@ def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_:
 
 def _nothing() -> None:
     """There is no optimizer to let go of."""
+
+
+def _check_alone(policy: Policy, settings: Settings) -> None:
+    """Raises ConfigError for what waits for calls that only an attachment has."""
+    waits = None
+    if isinstance(policy, PLOT) and policy.calibrate and policy.calibration is None:
+        waits = f"calibrate={policy.calibrate!r}", "calibrate", "give a table="
+    elif getattr(policy, "every", None) == "epoch":
+        waits = "every='epoch'", "epoch", "give every= as a number of steps"
+    elif settings.loss_rise is not None:
+        waits = f"loss_rise={settings.loss_rise!r}", "loss", "leave it out"
+    if waits is not None:
+        option, call, instead = waits
+        raise ConfigError(
+            f"{option} with the bare hook, which has no attachment.{call}() to call: use "
+            f"gradwire.attach, or {instead}"
+        )
 
 
 def _check_real(model: torch.nn.Module) -> None:
