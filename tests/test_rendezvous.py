@@ -211,6 +211,47 @@ def test_a_rank_that_dies_while_it_decides_is_no_hang(monkeypatch: pytest.Monkey
         here.exchange("x", "here")
 
 
+def test_who_counts_the_others_otherwise_is_told_so() -> None:
+    store = dist.HashStore()
+
+    def join(rank: int) -> object:
+        workers = 2 if rank == 0 else 3
+        return meeting(store, rank, workers=workers, timeout_s=0.5).exchange("x", str(rank))
+
+    started = time.monotonic()
+    few, many = together(2, join)
+    assert time.monotonic() - started < 5
+    assert few == ["0", "1"] or "counts 3 workers" in str(few)
+    assert isinstance(many, RendezvousError)
+    assert "counts 2 workers and 0 servers, rank 1 counts 3 and 0: give all the same" in str(
+        many
+    ) or "rank 2 did not join" in str(many)
+
+
+class GoneStore:
+    """As a TCPStore whose host has died."""
+
+    def add(self, key: str, amount: int) -> int:
+        raise RuntimeError("Broken pipe")
+
+
+def test_a_store_that_is_gone_is_named() -> None:
+    with pytest.raises(RendezvousError, match=r"the job's store does not answer: Broken pipe"):
+        meeting(GoneStore(), 0)
+    here = meeting(dist.HashStore(), 0)
+    here._store = GoneStore()  # type: ignore[assignment]
+    here.tell_failure("x", "something else")  # the cause is not hidden by it
+
+
+def test_a_failure_may_be_looked_for_without_waiting() -> None:
+    store = dist.HashStore()
+    here = meeting(store, 0, workers=2)
+    here.check_failures("x")
+    meeting(store, 1, workers=2).tell_failure("x", "no route")
+    with pytest.raises(RendezvousError, match="rank 1 failed: no route"):
+        here.check_failures("x")
+
+
 def test_leaving_is_seen() -> None:
     store = dist.HashStore()
     workers = [meeting(store, rank, workers=2, servers=1) for rank in range(2)]

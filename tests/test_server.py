@@ -213,8 +213,10 @@ class LostStore:
         self.failure = lambda: failure
         self.closed = False
 
-    def exchange(self, topic: str, text: str) -> None:
+    def exchange(self, topic: str, text: str, timeout_s: float) -> None:
         pass
+
+    timeout_s = 1.0
 
     def all_workers_left(self) -> bool:
         raise RuntimeError("Connection reset by peer")

@@ -9,6 +9,8 @@ engine of its own. Completions run on a pool of threads distinct from the engine
 from __future__ import annotations
 
 import gc
+import itertools
+import json
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -109,12 +111,18 @@ class Communicator:
         """How many float32 elements one datagram carries."""
         return int(load_engine().chunk_elements("f32", 1.0, self.datagram))
 
-    def take_number(self) -> int:
-        """The smallest number from 0 on that no other user of this engine has taken.
+    def take_number(self, meeting: rendezvous.Meeting) -> int:
+        """The smallest number from 0 on that no user of this engine has taken on any rank.
 
-        Alike on all ranks if all take and return theirs in the same order.
+        Collective, in a meeting of the workers.
         """
-        return 0 if self._host is None else self._host.take_number()
+        if self._host is None:
+            return 0
+        texts = meeting.exchange("number", json.dumps(self._host.numbers()))
+        taken = set(itertools.chain(*map(json.loads, texts)))
+        number = next(n for n in itertools.count() if n not in taken)
+        self._host.take_number(number)
+        return number
 
     def return_number(self, number: int) -> None:
         """Gives back what `take_number` returned; once."""

@@ -286,10 +286,10 @@ def _configured(
         )
         _register(model, state)
         return state
-    except Exception as error:
+    except BaseException as error:
         with contextlib.suppress(Exception):  # of a store that is gone: the cause is the other
             meeting = Group.of(model.process_group).meeting("attach", 0.0)
-            meeting.tell_failure("configuration", str(error))
+            meeting.tell_failure("configuration", str(error) or type(error).__name__)
         raise
 
 

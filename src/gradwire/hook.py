@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.buckets import GradBucket, ParameterNames
+from gradwire.communicator import Communicator
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
 from gradwire.groups import Group
@@ -76,11 +77,11 @@ class HookState:
             meeting = group.meeting("attach", self._settings.rendezvous_timeout)
             writer, failure = self._ready(group)
             number: int | None = None
+            communicator: Communicator | None = None
             try:
                 agree(meeting, agreed_configuration(self._policy, self._settings), failure)
                 communicator = group.communicator(self._settings, meeting)
-                number = communicator.take_number()
-                agree(meeting, {"attachment": number}, topic="number")
+                number = communicator.take_number(meeting)
                 self._pipeline = GradientPipeline(
                     communicator,
                     self._policy,
@@ -96,8 +97,10 @@ class HookState:
             except BaseException:
                 if writer is not None:
                     writer.close()
-                if number is not None:
-                    communicator.return_number(number)
+                if communicator is not None:
+                    if number is not None:
+                        communicator.return_number(number)
+                    communicator.let_go()  # also while somebody holds the error
                 raise
             if self._optimizer is not None:
                 self._unhook = self._optimizer.register_step_pre_hook(

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import itertools
 import json
 import multiprocessing.util
 import os
@@ -27,7 +26,7 @@ from gradwire.errors import ConfigError, RendezvousError, TransferError
 from gradwire.executor import CompletionPool, Stager
 from gradwire.handles import Handle
 from gradwire.native import transfer_report
-from gradwire.opening import meet_servers, open_engine
+from gradwire.opening import all_open, meet_servers, open_engine
 from gradwire.settings import Settings
 
 if TYPE_CHECKING:
@@ -118,15 +117,18 @@ class EngineHost:
                 raise
             self._next_op += 1
 
-    def take_number(self) -> int:
-        """The smallest number from 0 on that no other user of this engine has taken."""
+    def numbers(self) -> list[int]:
+        """The numbers that users of this engine have taken."""
         with _hosts_lock:
-            number = next(n for n in itertools.count() if n not in self._numbers)
+            return sorted(self._numbers)
+
+    def take_number(self, number: int) -> None:
+        """Takes a number that is free here."""
+        with _hosts_lock:
             self._numbers.add(number)
-        return number
 
     def return_number(self, number: int) -> None:
-        """Gives back what `take_number` returned."""
+        """Gives back what `take_number` took."""
         with _hosts_lock:
             self._numbers.discard(number)
 
@@ -236,6 +238,8 @@ def _take(
 
 def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
     """Whether all ranks would reuse the same engine, or all have none."""
+    if host is not None and host.users > 1:
+        gc.collect()  # what is only forgotten is no use
     own = [0, False] if host is None else [host.session, host.users > 1]
     theirs = [json.loads(text) for text in meeting.exchange("engine", json.dumps(own))]
     if all(session == own[0] for session, _ in theirs):
@@ -272,14 +276,17 @@ def _open(
     world_size: int,
     settings: Settings,
 ) -> EngineHost:
+    for old in list(_hosts):  # of a store that is gone: they would keep port and threads
+        if (old.group, old.rank, old.world_size) == (group, rank, world_size):
+            _drop_unused(old)
     if settings.server_count:
         meeting = meet_servers(meeting, store, group, settings)
     opened = open_engine(store, meeting, settings)
     if rank == 0:
         rendezvous.base_store(store).set(_session_key(opened.session), "1")
     try:
-        opened.meeting.exchange("opened", "1")
-    except RendezvousError:
+        all_open(opened)
+    except BaseException:
         opened.engine.close()
         raise
     return EngineHost(

@@ -14,7 +14,7 @@ from gradwire.settings import Settings
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["OpenEngine", "meet_servers", "meet_workers", "open_engine"]
+__all__ = ["OpenEngine", "all_open", "meet_servers", "meet_workers", "open_engine"]
 
 
 class OpenEngine:
@@ -63,9 +63,7 @@ def meet_workers(
         try:
             number = base.add(_meetings(group), 0)
         except RuntimeError as error:  # torch's, of a store that is gone
-            raise RendezvousError(
-                f"server {index}: the job's store went away: {error}", list(range(workers))
-            ) from error
+            raise RendezvousError(f"the job's store does not answer: {error}", []) from error
         if number:
             meeting = rendezvous.Meeting(
                 base,
@@ -85,6 +83,14 @@ def meet_workers(
                 list(range(workers)),
             )
         time.sleep(0.05)
+
+
+def all_open(opened: OpenEngine) -> None:
+    """Waits until all endpoints have opened and reached each other; raises RendezvousError.
+
+    Longer than `open_engine` waits for answers over UDP, so that it is told what had none.
+    """
+    opened.meeting.exchange("opened", "1", 1.5 * opened.meeting.timeout_s + 1.0)
 
 
 def _meetings(group: str) -> str:
@@ -153,7 +159,8 @@ def open_engine(
         _wait_connected(engine, meeting, everybody, addresses, settings.rendezvous_timeout)
     except BaseException as error:
         engine.close()
-        meeting.tell_failure("opened", str(error) or type(error).__name__)
+        for topic in ("port", "opened"):  # whichever the others wait on
+            meeting.tell_failure(topic, str(error) or type(error).__name__)
         raise
     return OpenEngine(engine, session, datagram, meeting)
 
@@ -169,6 +176,7 @@ def _wait_connected(
     deadline = time.monotonic() + timeout_s
     while missing := list(engine.wait_connected(200_000_000)):
         failure = engine.failure()
+        meeting.check_failures("opened")
         if time.monotonic() < deadline and not failure:
             continue
         where = ", ".join(

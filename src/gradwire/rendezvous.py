@@ -20,7 +20,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
@@ -103,7 +103,8 @@ class Meeting:
         self.timeout_s = timeout_s
         self._store = store
         if number is None:
-            number = store.add(f"gradwire/{name}/joined/{endpoint}", 1)
+            with _store_errors():
+                number = store.add(f"gradwire/{name}/joined/{endpoint}", 1)
         self._prefix = f"gradwire/{name}/{number}"
 
     @property
@@ -116,52 +117,75 @@ class Meeting:
         texts = self.exchange("introduction", json.dumps(asdict(introduction)))
         return [Introduction.parse(text) for text in texts]
 
-    def exchange(self, topic: str, text: str) -> list[str]:
+    def exchange(self, topic: str, text: str, timeout_s: float | None = None) -> list[str]:
         """Publishes `text` and returns every endpoint's text on the topic, in order.
 
-        Raises RendezvousError, on all endpoints alike, naming those that did not publish within
-        the time-out or one that told a failure.
+        timeout_s: instead of the meeting's. Raises RendezvousError, on all endpoints alike, naming
+        those that did not publish within the time-out or one that told a failure.
         """
-        self._store.set(self._key(topic, self.endpoint), text)
-        return self.collect(topic)
+        with _store_errors():
+            self._store.set(self._key(topic, self.endpoint), text)
+            return self._collect(topic, self.timeout_s if timeout_s is None else timeout_s)
 
     def awaits_me(self, topic: str) -> bool:
         """Whether the topic is open and this endpoint, in this or an earlier process, has
         published nothing on it yet."""
         own, decided = self._key(topic, self.endpoint), self._key(topic, "decided")
-        return not (self._store.check([own]) or self._store.check([decided]))
+        with _store_errors():
+            return not (self._store.check([own]) or self._store.check([decided]))
 
     def tell_failure(self, topic: str, message: str) -> None:
-        """Tells the others that this endpoint will publish nothing on the topic, and why."""
-        self._decide(topic, [self.endpoint], f"{self.describe([self.endpoint])} failed: {message}")
+        """Tells the others that this endpoint will publish nothing on the topic, and why.
 
-    def collect(self, topic: str) -> list[str]:
-        """Waits for every endpoint's text on the topic; raises as `exchange`."""
+        Where that is not possible they will find out; the cause is not hidden by it.
+        """
+        why = f"{self.describe([self.endpoint])} failed: {message}"
+        with contextlib.suppress(Exception):
+            self._decide(topic, [self.endpoint], why)
+
+    def check_failures(self, topic: str) -> None:
+        """Raises RendezvousError if the topic has failed by now; waits for nobody."""
+        with _store_errors():
+            if self._store.check([self._key(topic, "decided")]):
+                self._raise_failure(*self._decision(topic))
+
+    def _collect(self, topic: str, timeout_s: float) -> list[str]:
         keys = [self._key(topic, endpoint) for endpoint in range(self.endpoints)]
-        decided = self._key(topic, "decided")
-        missing = wait_for(self._store, keys, self.timeout_s, unless=decided)
+        missing = wait_for(self._store, keys, timeout_s, unless=self._key(topic, "decided"))
         absent = [keys.index(key) for key in missing]
         why = ""
         if absent:
             why = (
-                f"{self.describe(absent)} did not join within {self.timeout_s:g} s "
+                f"{self.describe(absent)} did not join within {timeout_s:g} s "
                 f"({self.endpoints - len(absent)} of {self.endpoints} were here when "
                 f"{self.describe([self.endpoint])} gave up); setting rendezvous_timeout"
             )
-        absent, why = self._decide(topic, absent, why)
-        if why:
-            raise RendezvousError(why, absent)
+        self._raise_failure(*self._decide(topic, absent, why))
         return [self._store.get(key).decode() for key in keys]
+
+    def _raise_failure(self, at_fault: list[int], why: str) -> None:
+        if why:
+            raise RendezvousError(why, at_fault)
 
     def _decide(self, topic: str, at_fault: list[int], why: str) -> tuple[list[int], str]:
         """How the topic ended: as this endpoint says, if it is the first to; "" for well."""
-        decided = self._key(topic, "decided")
         if self._store.add(self._key(topic, "deciding"), 1) == 1:
-            self._store.set(decided, json.dumps([at_fault, why]))
+            decision = [at_fault, why, self.workers, self.servers]
+            self._store.set(self._key(topic, "decided"), json.dumps(decision))
             return at_fault, why
-        if wait_for(self._store, [decided], DECIDING_S):
+        if wait_for(self._store, [self._key(topic, "decided")], DECIDING_S):
             raise RendezvousError(f"another rank died in the rendezvous ({topic})", [])
-        at_fault, why = json.loads(self._store.get(decided).decode())
+        return self._decision(topic)
+
+    def _decision(self, topic: str) -> tuple[list[int], str]:
+        decided = self._store.get(self._key(topic, "decided")).decode()
+        at_fault, why, workers, servers = json.loads(decided)
+        if not why and (workers, servers) != (self.workers, self.servers):
+            why = (
+                f"another rank or server counts {workers} workers and {servers} servers, "
+                f"{self.describe([self.endpoint])} counts {self.workers} and {self.servers}: give "
+                "all the same numbers"
+            )
         return at_fault, why
 
     def post(self, topic: str, text: str) -> None:
@@ -195,6 +219,17 @@ class Meeting:
 
     def _key(self, topic: str, what: int | str) -> str:
         return f"{self._prefix}/{topic}/{what}"
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    """torch's errors, of a store that is gone or does not answer, as ours."""
+    try:
+        yield
+    except RendezvousError:
+        raise
+    except RuntimeError as error:
+        raise RendezvousError(f"the job's store does not answer: {error}", []) from error
 
 
 DECIDING_S = 10.0

@@ -130,14 +130,14 @@ def serve(
     Raises ConfigError, RendezvousError naming the ranks at fault, and GradwireError when the
     engine fails (a dead peer, another plan).
     """
-    from gradwire.opening import meet_workers, open_engine
+    from gradwire.opening import all_open, meet_workers, open_engine
 
     check_place(workers, index, settings.server_count)
     stop = stop or threading.Event()
     meeting = meet_workers(store, group, index, workers, settings)
     opened = open_engine(store, meeting, settings)
     try:
-        opened.meeting.exchange("opened", "1")
+        all_open(opened)
         while not stop.wait(0.25):
             failure = opened.engine.failure()
             try:

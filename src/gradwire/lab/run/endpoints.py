@@ -151,7 +151,7 @@ class PolicyAllReduce:
         self._parameters = list(model.parameters())
         self._names = ParameterNames(model)
         self._policy.prepare(sizes)
-        number = self._communicator.take_number()
+        number = self._communicator.take_number(self._communicator.meeting("number"))
         return GradientPipeline(
             self._communicator,
             self._policy,
