@@ -629,7 +629,7 @@ def test_an_engine_closed_before_it_is_joined_is_not_joined(
     monkeypatch.setattr(hosts, "_open", lambda *_: fresh)
     store = dist.HashStore()
     alone = rendezvous.Meeting(store, "t", endpoint=0, workers=1, servers=0, timeout_s=1)
-    assert hosts.join_host(alone, store, "world", 0, 1, settings) is fresh
+    assert hosts.join_host(alone, store, "world", settings) is fresh
     assert opened == [fresh]
 
 

@@ -82,7 +82,7 @@ class Communicator:
         self._host: EngineHost | None = None
         if world_size > 1 or settings.server_count > 0:
             meeting = meeting or self.meeting("open")
-            self._host = join_host(meeting, store, group, rank, world_size, settings)
+            self._host = join_host(meeting, store, group, settings)
         elif settings.interface is not None:
             rendezvous.local_address(settings.interface, None)  # wrong with one worker, too
         self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager

@@ -179,12 +179,7 @@ class EngineHost:
 
 
 def join_host(
-    meeting: rendezvous.Meeting,
-    store: rendezvous.Store,
-    group: str,
-    rank: int,
-    world_size: int,
-    settings: Settings,
+    meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
 ) -> EngineHost:
     """The open engine of this group in this store, or a new one; whoever joins releases it.
 
@@ -194,7 +189,7 @@ def join_host(
     closed or lost, and what `open_engine` raises.
     """
     try:
-        host = _take(store, group, rank, world_size, settings)
+        host = _take(meeting, store, group, settings)
     except ConfigError as error:
         meeting.tell_failure("engine", str(error))
         raise
@@ -208,7 +203,7 @@ def join_host(
             return host
         _give_back(host)
         _drop_unused(host)
-    host = _open(meeting, store, group, rank, world_size, settings)
+    host = _open(meeting, store, group, settings)
     with _hosts_lock:
         _hosts.append(host)
         _close_at_exit()
@@ -216,11 +211,11 @@ def join_host(
 
 
 def _take(
-    store: rendezvous.Store, group: str, rank: int, world_size: int, settings: Settings
+    meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
 ) -> EngineHost | None:
     """The engine that this rank could reuse, with one more user; None if there is none."""
     with _hosts_lock:
-        host = _find(store, group, rank, world_size)
+        host = _find(store, group, meeting.endpoint, meeting.workers)
     if host is not None and host.settings.transport() != settings.transport():
         gc.collect()
         if _drop_unused(host):
@@ -269,13 +264,9 @@ def _find(store: rendezvous.Store, group: str, rank: int, world_size: int) -> En
 
 
 def _open(
-    meeting: rendezvous.Meeting,
-    store: rendezvous.Store,
-    group: str,
-    rank: int,
-    world_size: int,
-    settings: Settings,
+    meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
 ) -> EngineHost:
+    rank, world_size = meeting.endpoint, meeting.workers
     for old in list(_hosts):  # of a store that is gone: they would keep port and threads
         if (old.group, old.rank, old.world_size) == (group, rank, world_size):
             _drop_unused(old)

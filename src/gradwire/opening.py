@@ -60,10 +60,8 @@ def meet_workers(
     base = rendezvous.base_store(store)
     deadline = time.monotonic() + settings.rendezvous_timeout
     while True:
-        try:
+        with rendezvous.store_errors():
             number = base.add(_meetings(group), 0)
-        except RuntimeError as error:  # torch's, of a store that is gone
-            raise RendezvousError(f"the job's store does not answer: {error}", []) from error
         if number:
             meeting = rendezvous.Meeting(
                 base,

@@ -39,6 +39,7 @@ __all__ = [
     "local_address",
     "mtu_of",
     "new_session",
+    "store_errors",
     "store_host",
 ]
 
@@ -103,7 +104,7 @@ class Meeting:
         self.timeout_s = timeout_s
         self._store = store
         if number is None:
-            with _store_errors():
+            with store_errors():
                 number = store.add(f"gradwire/{name}/joined/{endpoint}", 1)
         self._prefix = f"gradwire/{name}/{number}"
 
@@ -123,7 +124,7 @@ class Meeting:
         timeout_s: instead of the meeting's. Raises RendezvousError, on all endpoints alike, naming
         those that did not publish within the time-out or one that told a failure.
         """
-        with _store_errors():
+        with store_errors():
             self._store.set(self._key(topic, self.endpoint), text)
             return self._collect(topic, self.timeout_s if timeout_s is None else timeout_s)
 
@@ -131,7 +132,7 @@ class Meeting:
         """Whether the topic is open and this endpoint, in this or an earlier process, has
         published nothing on it yet."""
         own, decided = self._key(topic, self.endpoint), self._key(topic, "decided")
-        with _store_errors():
+        with store_errors():
             return not (self._store.check([own]) or self._store.check([decided]))
 
     def tell_failure(self, topic: str, message: str) -> None:
@@ -145,7 +146,7 @@ class Meeting:
 
     def check_failures(self, topic: str) -> None:
         """Raises RendezvousError if the topic has failed by now; waits for nobody."""
-        with _store_errors():
+        with store_errors():
             if self._store.check([self._key(topic, "decided")]):
                 self._raise_failure(*self._decision(topic))
 
@@ -222,7 +223,7 @@ class Meeting:
 
 
 @contextlib.contextmanager
-def _store_errors() -> Iterator[None]:
+def store_errors() -> Iterator[None]:
     """torch's errors, of a store that is gone or does not answer, as ours."""
     try:
         yield
