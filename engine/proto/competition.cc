@@ -26,8 +26,9 @@ double Competition::observe(double bytes, Nanos epoch, Nanos delay, Nanos target
   ++epochs_;
   const bool long_enough = time_ >= kTrial && epochs_ >= kTrialEpochs;
   if (trying_) return long_enough ? end(now) : 1.0;
-  if (competes_ && 2 * delay >= target) calm_since_ = now;
-  if (competes_ && now - calm_since_ > kCalm) {
+  // Only epochs count: between two ops there is no queue of ours to see theirs by.
+  calm_ = 2 * delay >= target ? 0 : calm_ + epoch;
+  if (competes_ && calm_ > kCalm) {
     competes_ = false;
     competed_until_ = now;
     pressed_ = 0;
@@ -89,7 +90,7 @@ double Competition::end(Nanos now) {
 void Competition::compete(Nanos now) {
   competes_ = true;
   doubts_ = 0;
-  calm_since_ = now;
+  calm_ = 0;
   pause_ = kTrialPause;
   next_ = now + kCheckPause;
 }

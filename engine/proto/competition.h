@@ -35,8 +35,8 @@ class Competition {
 
   bool competes_ = false;
   bool trying_ = false;
-  Nanos begun_ = 0;  // the trial
-  Nanos calm_since_ = 0;
+  Nanos begun_ = 0;           // the trial
+  Nanos calm_ = 0;            // epochs in a row with no queue to speak of
   Nanos competed_until_ = 0;  // 0: not yet, or what was taken for a rival was none
   Nanos pressed_ = 0;         // epochs under somebody else's queue, less those without
   // Of the trial, or of what a trial would be compared with.

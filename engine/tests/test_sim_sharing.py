@@ -183,13 +183,15 @@ def rounds_beside(
     begin: float,
     seconds: float,
     silent: tuple[float, float] = (0.0, 0.0),
+    pause: float = 0.0,
 ) -> Iterator[tuple[float, float | None]]:
     """All-reduces, one after the other from `begin` on, beside TCP, which is there first.
 
     After each slice: the time, and how long the round took that it ended. silent: when TCP is.
+    pause: seconds between two rounds.
     """
     made, values = plan(elements), gradients(WORKERS, elements)
-    now, op, started = FOUND, -1, begin
+    now, op, started, due, running = FOUND, -1, begin, begin, False
     fabric.run(now, until_done=False)
     while now < begin + seconds:
         now += SLICE
@@ -197,10 +199,12 @@ def rounds_beside(
         if not silent[0] < now < silent[1]:
             for flow in tcp:
                 flow.step(now)
-        over = op < 0 or all(fabric.completion(worker, op) for worker in range(WORKERS))
-        yield now, now - started if over and op >= 0 else None
-        if over and now >= begin:
-            op, started = op + 1, now
+        over = running and all(fabric.completion(worker, op) for worker in range(WORKERS))
+        yield now, now - started if over else None
+        if over:
+            due, running = now + pause, False
+        if not running and now >= due:
+            op, started, running = op + 1, now, True
             fabric.all_reduce(op, made, values, at=now)
     fabric.run(now, until_done=False)
 
@@ -272,6 +276,21 @@ def test_a_rival_that_comes_back_is_met_at_once(queue: int) -> None:
     assert len(beside) > 5
     assert len(back) > 10
     assert max(back) < 1.5 * median(beside)
+
+
+def test_pauses_between_rounds_do_not_end_the_competition() -> None:
+    """As for a rival that was gone: a pause, then a round that begins with its queue short."""
+    link = Link(queue=1 << 20)
+    fabric = Fabric(WORKERS, seed=3, link=link, **HOSTS)
+    tcp = [Reno(fabric, PORT, link)]
+    begin = FOUND + 0.25
+    times = [
+        took
+        for now, took in rounds_beside(fabric, tcp, 1_000_000, begin, 6.0, pause=0.15)
+        if took is not None and now > begin + 1.5
+    ]
+    assert len(times) > 10
+    assert max(times) < 1.5 * median(times)
 
 
 # ---------------------------------------------------------------------------- inelastic
