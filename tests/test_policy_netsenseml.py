@@ -13,7 +13,7 @@ from gradwire.errors import ConfigError
 from gradwire.phases import Summary
 from gradwire.plans import TensorSlot
 from gradwire.policies import NetSenseML
-from gradwire.policies.congestion import FLOOR, Ladder, congested, stage
+from gradwire.policies.congestion import FLOOR, INT8, Ladder, congested, stage
 from gradwire.pruning import smallest_weights
 from gradwire.sim import Link
 from gradwire.virtual import Job
@@ -71,9 +71,20 @@ def test_what_compression_takes_comes_back_by_error_feedback() -> None:
 def test_a_server_is_never_sent_top_k() -> None:
     """It keeps no residuals, so what top-k leaves out of a result would be gone."""
     job = Job(2, TENSORS, "netsenseml", servers=1, start=0.01)
-    assert stage(job.policies[0].ratio)[0] == "topk"
+    assert job.policies[0].ratio == INT8
     result = job.step(gradients(0))[0]
     np.testing.assert_allclose(result, np.mean(gradients(0), axis=0), atol=0.1)
+
+
+def test_beside_servers_the_ratio_sinks_no_further_than_it_counts() -> None:
+    """It would take hundreds of steps to come back from where nothing changes on the wire."""
+    ladder = Ladder(0.4, False)
+    ladder.stop_at(INT8)
+    for step in range(50):
+        ladder.observe(Summary(step, congested=True))
+    assert ladder.ratio == INT8
+    ladder.observe(Summary(50))
+    assert ladder.ratio > INT8
 
 
 def test_one_congested_rank_slows_all() -> None:

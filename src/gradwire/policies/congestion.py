@@ -57,6 +57,11 @@ class Ladder:
     def __post_init__(self) -> None:
         self._judged = self.ratio
 
+    def stop_at(self, floor: float) -> None:
+        """The ratio goes no lower than `floor`: what is below it could not be sent."""
+        self.floor = max(self.floor, floor)
+        self.ratio = max(self.ratio, self.floor)
+
     def observe(self, summary: Summary) -> None:
         """Takes the agreed flag: one congested rank is enough, so all keep the smallest ratio.
 

@@ -16,6 +16,7 @@ selection (`gradwire.momentum`), and only makes sense with an optimizer that has
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -35,9 +36,9 @@ class NetSenseML(Policy):
 
     start: the ratio of the first step, doubled each step until the first congestion. share: of
     the bandwidth-delay product that the data in flight may take. compress: how far it goes,
-    "topk" (needs error feedback) or "int8". prune: the share of each tensor's elements, those of
-    its smallest weights, that top-k passes over; in [0, 1), norm layers and biases excepted.
-    momentum: of the workers' momentum memory, in [0, 1); for an optimizer without momentum.
+    "topk" (needs error feedback; beside servers it stops at int8) or "int8". prune: the share of
+    each tensor's elements, those of its smallest weights, that top-k passes over; in [0, 1), norm
+    layers and biases excepted. momentum: of the workers' momentum memory, in [0, 1); for an optimizer without momentum.
     """
 
     name: ClassVar[str] = "netsenseml"
@@ -80,6 +81,11 @@ class NetSenseML(Policy):
     def congested(self) -> bool:
         """This worker's view of its last step; all ranks' views are agreed with the next."""
         return self._congested
+
+    def prepare(self, tensors: Mapping[str, int] | None) -> None:
+        """Beside servers int8 is the last stage: they keep no residuals of results."""
+        if self.servers:
+            self._ladder.stop_at(INT8)
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """One exact region in the encoding of the stage."""
