@@ -335,3 +335,20 @@ def test_a_drop_is_critical_for_at_least_one_whole_window() -> None:
     assert detector.phase == "tolerant"
     ruled = feed(detector, [1.0], falling=True) + feed(detector, [1.0] * 12)
     assert ruled == ["tolerant"] + ["critical"] * 7 + ["tolerant"] * 5
+
+
+@pytest.mark.parametrize("kind", [PhaseDetector, LayerDetector])
+@pytest.mark.parametrize(("drop", "settles"), [(30, 40), (38, 50)], ids=["first", "within"])
+def test_a_drop_is_critical_for_a_whole_epoch_wherever_it_falls(
+    kind: type[PhaseDetector], drop: int, settles: int
+) -> None:
+    """Of ten steps each. With an epoch's first step its window is whole, later it is not."""
+    detector = kind(every="epoch")
+    ruled = []
+    for step in range(60):
+        ruled.append(detector.phase)
+        known = {"a": 1.0} if detector.due(Summary(step, epoch=step // 10)) else None
+        detector.observe(Summary(step, 1.0, epoch=step // 10, falling=step == drop, layers=known))
+    assert ruled[drop] == "tolerant"
+    assert ruled[drop + 1 : settles + 1] == ["critical"] * (settles - drop)
+    assert ruled[settles + 1 :] == ["tolerant"] * (59 - settles)

@@ -268,7 +268,7 @@ class PhaseDetector:
     def due(self, summary: Summary) -> bool:
         """Whether `observe` will look at this summary's step."""
         if self.every == "epoch":
-            return summary.epoch > self._epoch
+            return self._begins(summary)
         return (self.steps + 1) % self.every == 0
 
     def phase_of(self, layer: str) -> Phase:
@@ -279,8 +279,9 @@ class PhaseDetector:
         """Takes the summary of the step just completed and decides the phase of the next."""
         self.steps += 1
         self.critical_steps += self.phase == "critical"
+        begins = self._begins(summary)
         if self.every == "epoch":
-            if summary.epoch > self._epoch:
+            if begins:
                 self._epoch = summary.epoch
                 if self.source == "paper":
                     self._gather(summary)
@@ -294,7 +295,7 @@ class PhaseDetector:
         if summary.nonfinite or summary.falling:
             self._fire()
             # The next window is cut short.
-            self._hold = self._hold or (summary.falling and self.every != "epoch")
+            self._hold = self._hold or (summary.falling and not begins)
         self.phase = summary.vote if summary.vote is not None else self._detected
 
     def state_dict(self) -> dict[str, object]:
@@ -323,6 +324,10 @@ class PhaseDetector:
             "_epoch": state.whole("_epoch", -1),
             "_hold": state.flag("_hold"),
         }
+
+    def _begins(self, summary: Summary) -> bool:
+        """Whether a window of whole epochs begins with this summary's step."""
+        return self.every == "epoch" and summary.epoch > self._epoch
 
     def _gather(self, summary: Summary) -> None:
         if self.source == "paper":
@@ -379,12 +384,13 @@ class LayerDetector(PhaseDetector):
             self.critical_steps += self.phase == "critical"
         else:
             self.critical_steps += 1.0 - len(self._settled) / len(self._norms)
+        begins = self._begins(summary)
         self._epoch = max(self._epoch, summary.epoch)
         if summary.layers is not None:
             self._look_at(summary.layers)
         if summary.nonfinite or summary.falling:
             self._settled = frozenset()
-            self._hold = self._hold or (summary.falling and self.every != "epoch")
+            self._hold = self._hold or (summary.falling and not begins)
             self.fired += 1
         self._vote = summary.vote
         tolerant = bool(self._norms) and len(self._settled) == len(self._norms)
