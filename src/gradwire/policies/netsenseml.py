@@ -38,7 +38,8 @@ class NetSenseML(Policy):
     the bandwidth-delay product that the data in flight may take. compress: how far it goes,
     "topk" (needs error feedback; beside servers it stops at int8) or "int8". prune: the share of
     each tensor's elements, those of its smallest weights, that top-k passes over; in [0, 1), norm
-    layers and biases excepted. momentum: of the workers' momentum memory, in [0, 1); for an optimizer without momentum.
+    layers and biases excepted. momentum: of the workers' momentum memory, in [0, 1); for an
+    optimizer without momentum.
     """
 
     name: ClassVar[str] = "netsenseml"
