@@ -70,6 +70,7 @@ _CHOICES = (
     Row("choices", "vesting-40", "even-40"),
     Row("choices", "vesting-40-mean", "even-40"),
     Row("choices", "vesting-40-feedback", "even-40"),
+    Row("choices", "reliable", "congested"),
     Row("choices", "netsenseml", "congested"),
     Row("choices", "adaptive", "congested"),
     Row("choices", "adaptive-topk", "congested"),
