@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,24 @@ def test_impossible_races_are_refused() -> None:
             Race(network, [GLOO, GLOO], 400)
         with pytest.raises(ValueError, match="elements"):
             Race(network, [GLOO], 3)
+
+
+def test_what_surrounds_a_round_begins_after_the_pause_before_it(env: dict[str, str]) -> None:
+    """Else loss of half a second would be over when the round begins."""
+    entered: list[float] = []
+
+    @contextlib.contextmanager
+    def around(name: str) -> Iterator[None]:
+        entered.append(time.monotonic())
+        yield
+
+    with (
+        Network(2) as network,
+        Race(network, [_entry("Base")], 400, env=env, pause=0.3) as race,
+    ):
+        rounds = race.run(2, warm_up=0, around=around)["base"]
+    assert all(one.start - at < 0.1 for one, at in zip(rounds, entered, strict=True))
+    assert rounds[1].start - rounds[0].start > 0.3
 
 
 def test_ranks_ignore_the_keyboard(env: dict[str, str]) -> None:

@@ -184,18 +184,24 @@ class Race:
                     offset = turn * _GOLDEN % 1.0 * bursts.burst.period if rotate else 0.0
                     sleep_until(bursts.next_phase(offset) - _LEAD_SECONDS)
                 for _ in range(warm_up):
+                    self._rest()
                     self._round(name)
                 count = min(block, rounds - len(done))
                 with together(name, count):
                     for _ in range(count):
+                        self._rest()
                         with alone(name):
                             done.append(self._round(name))
                 if progress is not None:
                     progress(name, len(done))
         raise AssertionError("turns do not end")
 
+    def _rest(self) -> None:
+        """Before a round and outside of what surrounds it: its loss does not pass meanwhile."""
+        time.sleep(self._pause)
+
     def _round(self, name: str) -> Round:
-        start = time.monotonic() + max(_LEAD_SECONDS, self._pause)
+        start = time.monotonic() + _LEAD_SECONDS
         verify = name not in self._verified
         self._verified.add(name)
         command = {"command": "round", "contestant": name, "start": start, "verify": verify}
@@ -227,7 +233,7 @@ class Race:
             self._ranks.kill()
 
     def _ask(self, command: Message) -> list[Message]:
-        return self._ranks.ask(command, time.monotonic() + self._pause + self._round_seconds)
+        return self._ranks.ask(command, time.monotonic() + self._round_seconds)
 
     def __enter__(self) -> Race:
         return self

@@ -230,7 +230,8 @@ class Loss:
     steps: tuple[int, ...] = key((), "of training, with when='steps': those that lose", low=0)
     lasts_s: float = key(
         10.0,
-        "longest that a round's loss lasts, s; who is not done then goes on without",
+        "longest that a round's loss lasts (of a training step: its computation included), s; "
+        "who is not done then goes on without",
         above=0.0,
         high=86_400.0,
     )
