@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
@@ -229,6 +230,40 @@ def test_a_journal_shows_what_others_measured(tmp_path: Path) -> None:
     (out / "results.json").write_text(json.dumps(found))
     rows = json.loads(CliRunner().invoke(report, [str(out), "--json"]).output)
     assert [row["× limit"] == "–" for row in rows] == [True, False]  # of another form
+    (ours,) = found["cells"][0]["contestants"]
+    assert ours["throughput_bps"] is None  # of how many bytes and workers is not known
+    assert ours["by_seed"]["0"]["throughput_bps"] is None
+    assert found["cells"][1]["contestants"][0]["throughput_bps"] > 0
+
+
+def test_lines_that_cannot_be_read_are_told_from_those_of_another_format(tmp_path: Path) -> None:
+    first = small(tmp_path).cells[0]
+    with Journal(tmp_path) as journal:
+        journal.add(record(first, 0, samples(0.1)))
+    path = tmp_path / NAME
+    line = json.loads(path.read_text())
+    path.write_text(json.dumps({**line, "format": 2}) + "\n")
+    with pytest.raises(ScenarioError, match="line 1 has another format than 1"):
+        Journal(tmp_path)
+    for name, value in (("seconds", ["a"]), ("delivered", [[None]]), ("job_s", "b")):
+        broken = copy.deepcopy(line)
+        broken["run"]["tracks"]["ours"][name] = value
+        path.write_text(json.dumps(broken) + "\n")
+        with pytest.raises(ScenarioError, match="line 1 is no run of this gradwire's lab"):
+            Journal(tmp_path, reading=True)
+
+
+def test_another_scenarios_results_are_not_written_over(tmp_path: Path) -> None:
+    experiment = small(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    before = json.dumps({"scenario": "other"})
+    (out / "results.json").write_text(before)
+    found = CliRunner().invoke(app, ["run", str(experiment.path), "--out", str(out)])
+    assert found.exit_code == 2
+    assert "holds results of scenario 'other', not of 'small'" in found.output
+    assert (out / "results.json").read_text() == before
+    assert not (out / NAME).exists()
 
 
 def test_runs_of_another_form_leave_marks_open(tmp_path: Path) -> None:

@@ -157,6 +157,8 @@ def run(
             experiment.first.work.seeds if seeds is None else choose_seeds(seeds),
         )
         everything = again and not cells and seeds is None
+        if not everything:
+            _check_folder(folder, experiment.first.name)
         if again:  # before anything is forgotten
             check_machine(experiment, agenda.cells)
         with Journal(folder, again=everything) as journal:
@@ -269,6 +271,21 @@ def _run(
     if interrupted:
         return _INTERRUPTED
     return 1 if outcome.errors else 0
+
+
+def _check_folder(folder: Path, name: str) -> None:
+    """Raises ScenarioError where another scenario's results would be written over."""
+    from gradwire.lab.scenario import ScenarioError
+
+    try:
+        there = json.loads((folder / "results.json").read_text(encoding="utf-8"))["scenario"]
+    except (OSError, ValueError, KeyError, TypeError):  # none, or nothing that a run wrote
+        return
+    if there != name:
+        raise ScenarioError(
+            f"--out {folder}: holds results of scenario {there!r}, not of {name!r}; name another "
+            "folder, or start over with --again"
+        )
 
 
 def _write(found: dict[str, Any], folder: Path, progress: Console) -> None:

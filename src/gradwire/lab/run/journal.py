@@ -151,16 +151,22 @@ class Journal:
             os.ftruncate(self._file, whole)
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
-                self._take(json.loads(line))
+                found = json.loads(line)
+                known = found.pop("format") == FORMAT
+                if known:
+                    self._take(found)
             except (ValueError, TypeError, KeyError, AttributeError):
                 raise ScenarioError(
                     f"{self.path}: line {number} is no run of this gradwire's lab; --again starts "
                     "over, and --out names another folder"
                 ) from None
+            if not known:
+                raise ScenarioError(
+                    f"{self.path}: line {number} has another format than {FORMAT}, which this "
+                    "gradwire's lab writes and reads; --out names another folder"
+                )
 
     def _take(self, line: dict[str, Any]) -> None:
-        if line.pop("format") != FORMAT:
-            raise ValueError("format")
         what = line.pop("what")
         if what == "calibration":
             self.calibrations.append(Calibration(**line))
@@ -185,7 +191,9 @@ class Journal:
         while data:
             data = data[os.write(self._file, data) :]
         os.fsync(self._file)
-        self._take(json.loads(text))  # what is reported is what was written
+        written = json.loads(text)  # what is reported is what was written
+        del written["format"]
+        self._take(written)
 
     def forget(self, runs: Collection[tuple[str, int]]) -> None:
         """Let these runs, by cell and seed, not have been; for good."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 from gradwire.lab.bursts import BurstRecord
 from gradwire.lab.run.faults import Event
+from gradwire.scalars import is_number
 from gradwire.telemetry import finite
 
 __all__ = ["CellRun", "Track", "cell_run_of", "cell_run_table"]
@@ -117,7 +119,14 @@ def cell_run_of(table: dict[str, Any]) -> CellRun:
     return CellRun(**fields)
 
 
+_NUMBERS = ("starts", "seconds", "bytes", "packets", "retransmissions", "push_s", "passes")
+
+
 def _track_of(table: dict[str, Any]) -> Track:
+    numbers = [value for name in _NUMBERS for value in table.get(name, ())]
+    numbers += [table["job_s"], *table["layers"].values(), *chain.from_iterable(table["delivered"])]
+    if not all(map(is_number, numbers)):
+        raise TypeError("samples that are no numbers")
     fields = {
         **table,
         "spans": [(start, stop) for start, stop in table["spans"]],

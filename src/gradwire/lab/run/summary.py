@@ -55,7 +55,8 @@ def summarize(
         each: the contestant.
         scenario: the cell's.
         runs: the cell's by seed.
-        limited: whether the scenario is the one that was run, so that its limit is theirs.
+        limited: whether the scenario is the one that was run, so that its limit, and its bytes and
+            workers, are theirs.
     """
     found = {
         seed: run.tracks[each.name]
@@ -70,10 +71,12 @@ def summarize(
     floor = limit(scenario, size, bound) if limited else None
     training = scenario.work.kind == "training"
     whole = _useful(scenario, size) * 8
-    together = _quantities(each.name, scenario, found, runs)
-    alone = {
-        seed: _quantities(each.name, scenario, {seed: track}, runs) for seed, track in found.items()
-    }
+
+    def quantities(tracks: Mapping[int, Track]) -> dict[str, Any]:
+        return _quantities(each.name, scenario, tracks, runs, limited=limited)
+
+    together = quantities(found)
+    alone = {seed: quantities({seed: track}) for seed, track in found.items()}
     communicated = sum(sum(track.seconds) for track in tracks)
     prints = [track.fingerprints for track in tracks if track.fingerprints]
     return {
@@ -102,14 +105,19 @@ def summarize(
 
 
 def _quantities(
-    name: str, scenario: Scenario, tracks: Mapping[int, Track], runs: Mapping[int, CellRun]
+    name: str,
+    scenario: Scenario,
+    tracks: Mapping[int, Track],
+    runs: Mapping[int, CellRun],
+    *,
+    limited: bool,
 ) -> dict[str, Any]:
-    """What marks compare, of these seeds' tracks together."""
+    """What marks compare, of these seeds' tracks together; see `summarize`."""
     own = list(tracks.values())
     seconds = [value for track in own for value in track.seconds]
     job = sum(track.job_s for track in own)
     throughput = None
-    if scenario.work.kind != "training":
+    if scenario.work.kind != "training" and limited:
         whole = _useful(scenario, scenario.work.bytes) * 8 * len(seconds)
         throughput = whole / sum(seconds)
     return {
