@@ -12,7 +12,7 @@ import pytest
 
 from gradwire.lab.race import Round
 from gradwire.lab.report.markdown import as_markdown
-from gradwire.lab.report.words import mark_rows, rows, verdict
+from gradwire.lab.report.words import mark_rows, rate, rows, seconds, verdict
 from gradwire.lab.rivals import goodput
 from gradwire.lab.run.checks import fastest
 from gradwire.lab.run.limits import limit, probe_cap, probe_passes, push_ideal
@@ -45,6 +45,12 @@ def scenario(workers: int = 1, loss: Loss | None = None, rtt_s: float = 0.0) -> 
         loss=loss or Loss(),
         contestants=(OURS, THEIRS, TCP),
     )
+
+
+def test_times_and_rates_are_written_without_exponents() -> None:
+    times_s = (0.9996, 0.9994, 0.0009996, 999.6, 0.0345)
+    assert [seconds(value) for value in times_s] == ["1 s", "999 ms", "1 ms", "1000 s", "34.5 ms"]
+    assert [rate(value) for value in (12345e6, 150e6)] == ["12345 Mbit/s", "150 Mbit/s"]
 
 
 def test_the_limit_is_bytes_over_what_gets_through() -> None:

@@ -62,14 +62,14 @@ def seconds(value: float | None) -> str:
     if value is None:
         return NONE
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if value * scale >= 1:
-            return f"{value * scale:.3g} {unit}" if value * scale < 1000 else f"{value:.0f} s"
+        if value * scale >= 0.9995:
+            return f"{value * scale:.3g} {unit}" if value * scale < 999.5 else f"{value:.0f} s"
     return f"{value * 1e6:.0f} µs"
 
 
 def rate(value: float | None) -> str:
     """Bits per second."""
-    return NONE if value is None else f"{value / 1e6:.4g} Mbit/s"
+    return NONE if value is None else f"{value / 1e6:{'.4g' if value < 9999.5e6 else '.0f'}} Mbit/s"
 
 
 def share(value: float | None) -> str:
