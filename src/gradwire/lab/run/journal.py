@@ -152,7 +152,7 @@ class Journal:
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
                 found = json.loads(line)
-                known = found.pop("format") == FORMAT
+                known = found["format"] == FORMAT
                 if known:
                     self._take(found)
             except (ValueError, TypeError, KeyError, AttributeError):
@@ -167,6 +167,7 @@ class Journal:
                 )
 
     def _take(self, line: dict[str, Any]) -> None:
+        del line["format"]
         what = line.pop("what")
         if what == "calibration":
             self.calibrations.append(Calibration(**line))
@@ -191,9 +192,7 @@ class Journal:
         while data:
             data = data[os.write(self._file, data) :]
         os.fsync(self._file)
-        written = json.loads(text)  # what is reported is what was written
-        del written["format"]
-        self._take(written)
+        self._take(json.loads(text))  # what is reported is what was written
 
     def forget(self, runs: Collection[tuple[str, int]]) -> None:
         """Let these runs, by cell and seed, not have been; for good."""
