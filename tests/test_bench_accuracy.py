@@ -28,7 +28,7 @@ from gradwire.bench.accuracy.replica import Replica
 from gradwire.bench.accuracy.results import notes, results
 from gradwire.bench.accuracy.runner import run
 from gradwire.bench.accuracy.scenarios import SCENARIOS
-from gradwire.bench.accuracy.statistics import Paired, compare, t_quantile
+from gradwire.bench.accuracy.statistics import Paired, compare
 from gradwire.bench.accuracy.study import Row, Training, cells, left_out, rows
 from gradwire.bench.accuracy.table import markdown
 from gradwire.bench.accuracy.tasks import TASKS
@@ -36,6 +36,7 @@ from gradwire.bench.accuracy.text import TextLesson
 from gradwire.bench.accuracy.trainer import train
 from gradwire.bench.accuracy.weather import UNLUCKY, Weather
 from gradwire.errors import ConfigError, GradwireError
+from gradwire.lab.intervals import t_quantile
 from gradwire.phases import Phase
 from gradwire.policies import names
 from gradwire.virtual import Job

@@ -72,8 +72,12 @@ LAYERS = (
     ("plans", "errors", "settings", "loss_runs", "scalars", "states", "hashed"),
 )
 RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
-# Policies write plans and read reports; they never reach for what carries them out.
-FORBIDDEN = {"policies": {"_engine", "communicator", "hosts", "opening", "native", "transforms"}}
+# Policies write plans and read reports; they never reach for what carries them out. The lab serves
+# bench, which it does not know.
+FORBIDDEN = {
+    "policies": {"_engine", "communicator", "hosts", "opening", "native", "transforms"},
+    "lab": {"bench", "cli", "sim"},
+}
 
 # Inside the lab: what people run, then doing and telling, which do not know each other, then what a
 # scenario says; all else, 0, is what a network is made of and serves demo and bench as well.
@@ -238,6 +242,7 @@ def test_engine_includes_point_downwards() -> None:
         ("helpers", "", "say which layer it belongs to"),
         ("lab/measure", "from gradwire.lab.run.build import build", "measure imports its run"),
         ("lab/network", "from .scenario import load", "network imports its scenario"),
+        ("lab/race", "from gradwire.bench.net import sweep", "must not import bench"),
         ("lab/scenario/work", "from gradwire.lab import report", "scenario imports its report"),
         ("lab/run/marks", "from ..report.words import row", "run imports its report"),
     ],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gradwire.lab.presets import BURSTS, NETWORKS, Burst, Preset
 from gradwire.lab.race import GLOO, Entry, tcp_push
 
-_FACTORY = "gradwire.bench.contestants"
+_FACTORY = "gradwire.lab.gradwire_contestants"
 MEGABYTE = 1_000_000
 
 

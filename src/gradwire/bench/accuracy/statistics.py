@@ -7,29 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Paired", "Verdict", "compare", "t_quantile"]
+from gradwire.lab.intervals import t_quantile
+
+__all__ = ["Paired", "Verdict", "compare"]
 
 Verdict = Literal["as good", "worse", "better", "open"]
 """as good: the interval lies within the margin. worse, better: beyond it. open: neither; more seeds
 would tell."""
-
-_T95 = (
-    *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
-    *(1.796, 1.782, 1.771, 1.761, 1.753, 1.746, 1.740, 1.734, 1.729, 1.725),
-)
-_Z95 = 1.644854
-
-
-def t_quantile(freedom: int) -> float:
-    """The 95 % quantile of Student's t: the half width of a 90 % interval in standard errors."""
-    if freedom < 1:
-        raise ValueError(f"{freedom} degrees of freedom: 1 or more")
-    if freedom <= len(_T95):
-        return _T95[freedom - 1]
-    z, n = _Z95, freedom  # Cornish and Fisher's expansion; right to 1e-4 from here on
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    return z + first / n + second / n**2
 
 
 @dataclass(frozen=True)

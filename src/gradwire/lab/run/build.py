@@ -22,6 +22,7 @@ READERS = (
     "sim.py",
     "bench/accuracy",
     "lab/command.py",
+    "lab/intervals.py",
     "lab/report",
     "lab/run/journal.py",
     "lab/run/marks.py",

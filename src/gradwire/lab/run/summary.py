@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradwire.bench.accuracy.statistics import t_quantile
-from gradwire.lab.measure import FRAME, FRAME_PAYLOAD, percentile
+from gradwire.lab.intervals import t_quantile
+from gradwire.lab.measure import FRAME_PAYLOAD, percentile
+from gradwire.lab.presets import MAX_FRAME
 from gradwire.lab.rivals import goodput
 from gradwire.lab.run.limits import limit
 from gradwire.lab.run.samples import CellRun, Track
@@ -90,7 +91,7 @@ def summarize(
         "rate_limit_bps": (
             None
             if training or not limited
-            else whole / (limit(scenario, size, 0.0) * FRAME / FRAME_PAYLOAD)
+            else whole / (limit(scenario, size, 0.0) * MAX_FRAME / FRAME_PAYLOAD)
         ),
         "comm_share": (
             communicated / sum(track.job_s for track in tracks)

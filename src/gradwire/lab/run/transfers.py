@@ -54,7 +54,7 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
             "options": settings,
             "group": each.name,
         }
-        return Entry(each.name, "gradwire.bench.contestants:GradwirePush", options)
+        return Entry(each.name, "gradwire.lab.gradwire_contestants:GradwirePush", options)
     options = {
         "policy": each.policy,
         "options": {**settings, **route_settings(scenario.topology.servers)},
