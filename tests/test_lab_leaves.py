@@ -11,7 +11,7 @@ import pytest
 
 from gradwire.lab import NETWORK_B, LabUnavailable, Leaves, Network, Preset, Wire
 from gradwire.lab.bursts import BurstTraffic
-from gradwire.lab.presets import Burst
+from gradwire.lab.presets import MAX_FRAME, Burst
 from gradwire.lab.rivals import RivalStreams
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 # 4 hosts on 2 leaves, 2:1: both hosts of a leaf together fill its uplink twice.
 UPLINK = replace(NETWORK_B, name="uplink")
 TWO = Leaves(2, UPLINK)
-FRAME = 1514
 
 LEAD = 0.8
 """Seconds that senders have to start, so that they send at the same time."""
@@ -106,7 +105,7 @@ def test_an_oversubscribed_uplink_overflows_and_no_port_does() -> None:
         assert up.packets == arrived == offered - up.drops
         assert network.lost_packets() == up.drops
         queued = 3 * UPLINK.queue  # what waits, there and at both hosts, when they stop
-        assert up.packets * FRAME < 1.1 * 0.5 * UPLINK.rate / 8 + queued
+        assert up.packets * MAX_FRAME < 1.1 * 0.5 * UPLINK.rate / 8 + queued
         assert all(network.port_stats(host).downlink.drops == 0 for host in range(4))
         assert network.uplink_stats(1).downlink.drops == 0  # it gets no more than the other sends
         before = network.uplink_stats(0).uplink.packets

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from gradwire.lab import NETWORK_B, Leaves, Network, Wire
+from gradwire.lab.presets import MAX_FRAME
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("wires")]
 
 KIB = 1024
 ECN = 16 * KIB
-FRAME = 1514
 LEAD = 0.8
 """Seconds that a sender has to start."""
 
@@ -156,7 +156,7 @@ def test_the_queue_that_marks_has_the_ports_rate_and_length(network: Network) ->
     assert seen[3] > 0  # the threshold stays
     stats = network.port_stats(2).downlink
     assert stats.drops > 0
-    assert stats.bytes == stats.packets * FRAME
+    assert stats.bytes == stats.packets * MAX_FRAME
     assert network.wire_stats(2)["downlink"].max_queue_bytes <= NETWORK_B.queue
     assert network.wire_stats(2)["downlink"].marked == stats.marked
 

@@ -16,6 +16,8 @@ from gradwire.lab.network import LabUnavailable, Network
 from gradwire.lab.presets import Burst
 
 _LEAD_SECONDS = 0.5
+_GOLDEN = 0.618
+"""From turn to turn, of a period: no phase comes again soon."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,12 @@ def windows(burst: Burst, origin: float, since: float, until: float) -> Iterator
         size = int(burst.rate * burst.on / 8)
         yield BurstRecord(start, start + burst.on, size, size)
         number += 1
+
+
+def phase_of(turn: int, burst: Burst) -> float:
+    """Where in a burst's period a turn begins, s: no two turns that are near each other at the
+    same phase."""
+    return turn * _GOLDEN % 1.0 * burst.period
 
 
 class BurstTraffic:

@@ -11,11 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-FRAME = 1514
-"""Bytes of a full Ethernet frame."""
+from gradwire.lab.presets import MAX_FRAME
 
 FRAME_PAYLOAD = 1432
-"""Bytes of gradient that such a frame carries in the header ideal."""
+"""Bytes of gradient that a full frame carries in the header ideal."""
 
 TAIL_ROUNDS = 1000
 """A 99th percentile of fewer rounds is not given."""
@@ -46,7 +45,7 @@ def header_ideal(payload: float, rate: float) -> float:
         payload: bytes per direction on the busiest port.
         rate: of the port, in bits per second.
     """
-    return payload * 8 / rate * FRAME / FRAME_PAYLOAD
+    return payload * 8 / rate * MAX_FRAME / FRAME_PAYLOAD
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

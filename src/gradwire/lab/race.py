@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradwire.lab.addresses import STORE_PORT
-from gradwire.lab.bursts import BurstTraffic
+from gradwire.lab.bursts import BurstTraffic, phase_of
 from gradwire.lab.clock import sleep_until
 from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import Network
@@ -20,8 +20,6 @@ from gradwire.lab.ranks import Message, Ranks
 _SETUP_SECONDS = 120.0
 _ROUND_SECONDS = 60.0
 _LEAD_SECONDS = 0.003
-_GOLDEN = 0.618
-"""A turn begins by this part of a period later than the last: no phase comes again soon."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +179,7 @@ class Race:
                 turns()
             for name, done in results.items():
                 if bursts is not None:
-                    offset = turn * _GOLDEN % 1.0 * bursts.burst.period if rotate else 0.0
+                    offset = phase_of(turn, bursts.burst) if rotate else 0.0
                     sleep_until(bursts.next_phase(offset) - _LEAD_SECONDS)
                 for _ in range(warm_up):
                     self._rest()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.network import Network, probe
+from gradwire.lab.presets import MAX_FRAME
 from gradwire.lab.rivals import RivalStreams, goodput
 from gradwire.lab.run.shares import carried, crossing_flows
 from gradwire.lab.run.wires import wires_of
@@ -38,7 +39,9 @@ QUICK_ENOUGH = 0.25
 TRAINS = 262_144
 """Bytes of queue that trains of several TCP flows fit into."""
 
-_PAYLOAD = 1448 / 1514
+_PAYLOAD = 1448 / MAX_FRAME
+"""Of a full frame, what TCP with time stamps carries."""
+
 _SECONDS = 0.8
 _ATTEMPTS = 3
 

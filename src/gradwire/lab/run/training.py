@@ -14,6 +14,7 @@ from gradwire.demo.course import Block
 from gradwire.demo.results import Step, join
 from gradwire.demo.startline import memory
 from gradwire.lab.addresses import STORE_PORT
+from gradwire.lab.bursts import phase_of
 from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.measure import percentile
 from gradwire.lab.ranks import Ranks
@@ -225,8 +226,7 @@ class _Course:
         start = time.monotonic() + _LEAD_SECONDS
         if settle and self._ground.traffic:
             traffic = self._ground.traffic[0]
-            offset = self._turns * 0.618 % 1.0 * traffic.burst.period
-            start = traffic.next_phase(offset, after=start)
+            start = traffic.next_phase(phase_of(self._turns, traffic.burst), after=start)
         if timed:
             self._ground.faults.begin(name, start)
         each = self._compute_s + _STEP_SECONDS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gradwire.lab.addresses import MAX_HOSTS
 from gradwire.lab.leaves import Leaves
-from gradwire.lab.presets import NETWORKS, Burst, Preset
+from gradwire.lab.presets import MAX_FRAME, NETWORKS, Burst, Preset
 from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
 from gradwire.loss_runs import runs_possible, shortest_run
 
@@ -79,7 +79,7 @@ class Topology:
         None,
         "ECT packets that find more than so much in a switch's queue are marked CE, bytes; none: "
         "no queue marks",
-        low=1514,
+        low=MAX_FRAME,
     )
     rtt_s: float = key(
         0.0, "added round-trip time between any two workers or servers, s", low=0.0, high=2.0
