@@ -141,8 +141,8 @@ def test_with_overlap_buckets_set_out_while_the_rest_is_computed(ranks: Ranks) -
         assert timed
 
 
-def trained(rank: int, world: int, gamma: float) -> list[float]:
-    """The learning rates of a training of six steps."""
+def trained(rank: int, world: int, gamma: float, trials: int = 0) -> list[float]:
+    """The learning rates of a training of six steps, and of those before it."""
     from gradwire.demo.scenario import Scenario
     from gradwire.demo.startline import StartLine, memory
     from gradwire.demo.text import SYMBOLS, Text
@@ -161,9 +161,10 @@ def trained(rank: int, world: int, gamma: float) -> list[float]:
         rank,
         StartLine(memory(1), 0, 1),
         steps=6,
+        trials=trials,
     )
     seen = []
-    for _ in range(6):
+    for _ in range(trials + 6):
         trainee.block(1, 0.0, lambda _: None)
         seen.append(float(trainee._optimizer.param_groups[0]["lr"]))
     return seen
@@ -174,6 +175,8 @@ def test_the_learning_rate_falls_where_a_third_of_training_begins(ranks: Ranks) 
         assert rates == pytest.approx([0.25, 0.5, 0.05, 0.05, 0.005, 0.005])
     for rates in ranks.run(trained, gamma=1.0):
         assert rates == pytest.approx([0.25, 0.5, 0.5, 0.5, 0.5, 0.5])
+    for rates in ranks.run(trained, gamma=0.1, trials=3):
+        assert rates == pytest.approx([0.25, 0.5, 0.5, 0.5, 0.5, 0.05, 0.05, 0.005, 0.005])
 
 
 def tcp(rank: int, world: int, name: str) -> set[str]:

@@ -102,6 +102,7 @@ class LabTrainee(Trainee):
         rank: int,
         line: StartLine,
         steps: int,
+        trials: int = 0,
     ) -> None:
         """Make the model and connect; collective.
 
@@ -113,8 +114,9 @@ class LabTrainee(Trainee):
             rank: of this process.
             line: where the ranks wait for each other.
             steps: of the whole training.
+            trials: steps before them, which find its pace and count as none of its thirds.
         """
-        self._steps = steps
+        self._steps, self._trials = steps, trials
         self._contestant = contestant
         self._shape = model
         self.pace = Pace()
@@ -156,12 +158,16 @@ class LabTrainee(Trainee):
         wanted = self._contestant.tolerant
         if wanted and self._attachment is not None:
             # A vote rules from the next step on: this one is for the step after this.
-            third = THIRDS[third_of(self._step + 1, self._steps)]
+            third = THIRDS[self._third(self._step + 1)]
             self._attachment.phase = "tolerant" if third in wanted else "critical"
         return super()._train()
 
     def _learning_rate(self, step: int) -> float:
-        return super()._learning_rate(step) * self._shape.gamma ** third_of(step, self._steps)
+        return super()._learning_rate(step) * self._shape.gamma ** self._third(step)
+
+    def _third(self, step: int) -> int:
+        """Which third of the training a step is in: 0, 1, 2."""
+        return min(2, 3 * max(0, step - self._trials) // self._steps)
 
     def _record(self, step: int, began: float, ended: float, loss: float) -> RankStep:
         found = super()._record(step, began, ended, loss)
@@ -174,8 +180,3 @@ class LabTrainee(Trainee):
         """The shares delivered by region since the last call."""
         taken, self.layers = self.layers, {}
         return taken
-
-
-def third_of(step: int, steps: int) -> int:
-    """Which third of a training of so many steps this one is in: 0, 1, 2."""
-    return min(2, 3 * step // steps)

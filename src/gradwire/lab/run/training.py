@@ -32,7 +32,7 @@ _CLOSE_SECONDS = 30.0
 _LEAD_SECONDS = 0.02
 _STEP_SECONDS = 2.0
 """A step may take so long beside its computation, and one of a turn as long as a round may."""
-_QUIET_STEPS = 6
+_QUIET_STEPS, _TRIALS = 6, 2
 _SHORTEST_S = 1e-4
 """Of a stretched computation: 0 would leave it as it is."""
 
@@ -126,6 +126,7 @@ def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int)
             "heads": model.heads,
         },
         "steps": scenario.work.rounds,
+        "trials": _TRIALS * _QUIET_STEPS if model.communication_share else 0,
         "rank": rank,
         "store_host": ground.network.address(0),
         "store_port": STORE_PORT,
@@ -163,7 +164,7 @@ class _Course:
         if not share:
             return
         comm, rest = math.inf, 0.0
-        for _ in range(2):
+        for _ in range(_TRIALS):
             blocks = [
                 self._block(each.name, _QUIET_STEPS, False) for each in self._scenario.contestants
             ]

@@ -31,8 +31,8 @@ class Worker(TrainingRank[LabTrainee]):
         """Meet the other ranks and set all contestants up.
 
         Args:
-            config: contestants, model, demo (its scenario), steps, rank, store (host and port),
-                line (descriptor of the start line's memory).
+            config: contestants, model, demo (its scenario), steps, trials, rank, store (host and
+                port), line (descriptor of the start line's memory).
             tell: called with each step of rank 0.
         """
         demo = DemoScenario(**config["demo"])
@@ -43,7 +43,14 @@ class Worker(TrainingRank[LabTrainee]):
             each = contestant_of(fields)
             try:
                 self.trainees[each.name] = LabTrainee(
-                    each, model, demo, text, self.rank, self.start_line, config["steps"]
+                    each,
+                    model,
+                    demo,
+                    text,
+                    self.rank,
+                    self.start_line,
+                    config["steps"],
+                    config["trials"],
                 )
             except Exception as error:
                 raise RuntimeError(f"{each.name}: {error}") from error
