@@ -210,7 +210,7 @@ policy = "reliable"
 @pytest.mark.usefixtures("namespaces")
 def test_a_frozen_host_holds_its_round_up_and_a_killed_one_is_named(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
-    fault = "[[faults]]\nkind = '{}'\nhost = 1\nat_s = 0.0\nfor_s = 1.0\n"
+    fault = "[[faults]]\nkind = '{}'\nhost = 1\nat_s = 0.0\n"
     file.write_text(SMALL + fault.format("freeze"))
     out = tmp_path / "out"
     lab = Lab(tmp_path, "lab", "run", str(file), "--quick", "--out", str(out), "--json")

@@ -179,6 +179,11 @@ BAD = [
         r"faults.host=3: a host from 0 to 2",
     ),
     ("[work]", "[[faults]]\nkind='kill'\nhost=0\nat_s=1\n[work]", r"kill ends the cell"),
+    (
+        "[work]",
+        "[[faults]]\nkind='kill'\nhost=0\nat_s=1\nfor_s=2\n[work]",
+        r"faults\[0\]: for_s=2.0: what is killed does not come back",
+    ),
     ("[work]", "[rivals]\nstreams = -1\n[work]", r"rivals.streams=-1: must be 0 or more"),
     ("[work]", "[topology3", r"not TOML"),
     ("[work]", "[grid]\n'loss.rate' = 3\n[work]", r"grid.loss.rate=3: a list of values"),

@@ -111,7 +111,7 @@ class Faults:
             self._ahead.remove(fault)
             if self._done(fault, True) and fault.kind != "kill":
                 self._lasting.append(fault)
-                self._later(fault.for_s, self._heal_late, fault)
+                self._later(fault.lasts_s, self._heal_late, fault)
 
     def _heal_late(self, fault: Fault) -> None:
         with self._lock:

@@ -25,6 +25,9 @@ _BUCKET_SECONDS = 0.3e-3
 _FASTEST = 3e10
 """Bit/s: the kernel's token bucket takes bytes per second in 32 bits."""
 
+_FAULT_S = 1.0
+"""How long a fault lasts whose length is not said, s."""
+
 CONGESTION_CONTROLS = ("reno", "cubic", "bbr", "dctcp")
 """TCP's; dctcp only where the switches mark and the kernel has it."""
 
@@ -319,7 +322,21 @@ class Fault:
         low=0.0,
         high=86_400.0,
     )
-    for_s: float = key(1.0, "how long, s (not for kill)", above=0.0, high=25.0)
+    for_s: float | None = key(
+        None, "how long, s; 1 where nothing is said; a kill has no end", above=0.0, high=25.0
+    )
+
+    def __post_init__(self) -> None:
+        if self.kind == "kill" and self.for_s is not None:
+            raise ScenarioError(
+                f"for_s={self.for_s!r}: what is killed does not come back; allowed with freeze and "
+                "cut"
+            )
+
+    @property
+    def lasts_s(self) -> float:
+        """How long a freeze or a cut lasts, s."""
+        return _FAULT_S if self.for_s is None else self.for_s
 
 
 @dataclass(frozen=True)
