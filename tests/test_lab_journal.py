@@ -154,6 +154,7 @@ def test_a_line_that_was_cut_off_is_no_run(tmp_path: Path) -> None:
 def test_a_journal_belongs_to_one_process(tmp_path: Path) -> None:
     with Journal(tmp_path), pytest.raises(ScenarioError, match="another `gradwire lab run` writes"):
         Journal(tmp_path)
+    assert not (tmp_path / NAME).exists()  # nothing was written
     (tmp_path / NAME).write_text("{}\n")
     with pytest.raises(ScenarioError, match=r"runs.jsonl: line 1 is no run.*--again starts over"):
         Journal(tmp_path)
@@ -217,6 +218,7 @@ def test_a_journal_shows_what_others_measured(tmp_path: Path) -> None:
     assert found["cells"][0]["contestants"][0]["max_s"] == 0.3  # not the 0.4 of another form
     assert found["other_forms"] == [first.name]
     assert found["gradwire"] == f"0.0.1+other, {build.build()}"
+    assert found["kernel"]["congestion_controls"] == []  # this kernel's are not that one's
     (made,) = (line for line in notes(found) if line.startswith("Made by"))
     assert "5.15-other" in made
     before = (out / NAME).read_bytes()
@@ -472,6 +474,31 @@ def test_starting_over(tmp_path: Path) -> None:
         journal.add(record(first, 0, samples(0.2)))
     with Journal(tmp_path) as journal:
         assert [each.cell for each in journal.records] == [second.name, first.name]
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("namespaces")
+def test_keys_and_checks_of_a_file_run_nothing(tmp_path: Path) -> None:
+    runner = CliRunner()
+    rows = json.loads(runner.invoke(app, ["keys", "--json"]).output)
+    assert {"key", "default", "allowed", "meaning"} == set(rows[0])
+    assert "work.bytes" in {row["key"] for row in rows}
+    assert "work.bytes" in runner.invoke(app, ["keys"], env={"COLUMNS": "400"}).output
+    experiment = small(tmp_path)
+    checked = runner.invoke(app, ["check", str(experiment.path), "--json"])
+    assert checked.exit_code == 0, checked.output
+    facts = json.loads(checked.output)
+    assert facts["cells"] == [each.name for each in experiment.cells]
+    assert facts["contestants"] == ["ours"]
+    said = runner.invoke(app, ["check", str(experiment.path)]).output
+    assert [line for line in said.splitlines() if line.startswith("cell: ")] == [
+        f"cell: {each.name}" for each in experiment.cells
+    ]
+    small(tmp_path, ("workers = 2", "workers = 200"))
+    refused = runner.invoke(app, ["check", str(experiment.path)])
+    assert refused.exit_code == 2
+    assert "200 hosts need about" in refused.output
+    assert [path.name for path in tmp_path.iterdir()] == [experiment.path.name]
 
 
 def test_results_are_those_of_the_journal(tmp_path: Path) -> None:

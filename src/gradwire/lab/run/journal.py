@@ -115,7 +115,7 @@ class Journal:
             ScenarioError: another process writes there, or the file is no journal.
         """
         self.path = folder / NAME
-        self._reading = reading
+        self._reading, self._locked = reading, False
         if reading:
             flags = os.O_RDONLY
         else:
@@ -139,10 +139,15 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            taken = True
+        else:
+            taken = os.fstat(self._file).st_nlink == 0  # it ended this moment, with nothing run
+        if taken:
             raise ScenarioError(
                 f"{self.path}: another `gradwire lab run` writes there; wait for it, or name "
                 "another folder with --out"
-            ) from None
+            )
+        self._locked = True
 
     def _read(self) -> None:
         data = self.path.read_bytes()
@@ -214,8 +219,10 @@ class Journal:
         }
 
     def close(self) -> None:
-        """Close the file. May be called again."""
+        """Close the file, and let none be where nothing was written. May be called again."""
         if self._file >= 0:
+            if self._locked and os.fstat(self._file).st_size == 0:
+                self.path.unlink(missing_ok=True)
             os.close(self._file)
             self._file = -1
 

@@ -98,13 +98,15 @@ def _makers(records: list[Record]) -> dict[str, Any]:
 
 
 def _kernel(outcome: Outcome) -> dict[str, Any]:
-    """What made the network: the same for all contestants."""
+    """What made the network: the same for all contestants. TCP's algorithms are this kernel's, and
+    so none where another machine ran a cell."""
     topologies = [cell.scenario.topology for cell in outcome.experiment.cells]
     wires = {run.link for run in outcome.runs.values() if run.link}
     veths = any(run.link is None for run in outcome.runs.values())
     loss = [*(["nftables, behind the port's rate"] if veths else [])]
     loss += [f"the hosts' wires ({wire}), packet by packet" for wire in sorted(wires)]
     available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    here = all(record.machine == machine() for record in outcome.records.values())
     if not any(cell.scenario.loss.any for cell in outcome.experiment.cells):
         loss = ["none"]
     return {
@@ -113,7 +115,7 @@ def _kernel(outcome: Outcome) -> dict[str, Any]:
         "shaper": _shaper(topologies),
         "loss": loss,
         "wires": sorted(wires) or ["veth pairs, no delay added"],
-        "congestion_controls": available.read_text().split() if available.exists() else [],
+        "congestion_controls": available.read_text().split() if here and available.exists() else [],
     }
 
 
