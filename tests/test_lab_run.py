@@ -157,7 +157,9 @@ def test_a_quick_run_of_training(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.netns
 @pytest.mark.usefixtures("namespaces")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["SIGINT", "SIGTERM", "SIGHUP"]
+)
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     file = EXPERIMENTS / "dblp_round.toml"
     out = tmp_path / "out"
@@ -165,7 +167,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signa
     lab.wait_until_it_says("cell 1 of")
     time.sleep(1.0)
     # A terminal tells everybody, `kill` the process.
-    (os.killpg if number == signal.SIGINT else os.kill)(lab.process.pid, number)
+    (os.kill if number == signal.SIGTERM else os.killpg)(lab.process.pid, number)
     assert lab.wait(20.0) == 130
     assert "Traceback" not in lab.said()
     assert not (out / "results.json").exists()
@@ -270,6 +272,7 @@ def test_what_the_machine_cannot_do_is_found_first(
     assert lab.wait(60.0) == 2, lab.said()
     assert complaint in lab.said()
     lab.check_that_nothing_is_left()
+    assert not (tmp_path / "out" / "runs.jsonl").exists()
 
 
 def test_the_report_refuses_what_is_no_run(tmp_path: Path) -> None:
