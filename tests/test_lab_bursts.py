@@ -9,6 +9,8 @@ import pytest
 
 from gradwire.lab import burst_sender
 from gradwire.lab.burst_sender import FRAME, PAYLOAD, send_burst
+from gradwire.lab.bursts import phase_of
+from gradwire.lab.presets import BURSTS_A
 
 RATE = 4e9
 
@@ -60,3 +62,12 @@ def test_a_machine_that_cannot_send_so_fast_ends_soon_after_its_time(
     share = sent_by(machine, 0.0, 0.050, monkeypatch)
     assert share == pytest.approx((0.050 + burst_sender.GRACE_SECONDS) / 0.100, rel=0.05)
     assert machine.now == pytest.approx(0.050 + burst_sender.GRACE_SECONDS, abs=500e-6)
+
+
+def test_turns_begin_all_over_the_period_of_the_bursts() -> None:
+    period = BURSTS_A.period
+    phases = sorted(phase_of(turn, BURSTS_A) for turn in range(10))
+    gaps = [after - before for before, after in zip(phases, [*phases[1:], period], strict=True)]
+    assert phases[0] == 0.0
+    assert 0.03 * period < min(gaps)
+    assert max(gaps) < 0.25 * period
