@@ -548,6 +548,19 @@ def test_the_report_tells_of_runs_whose_processors_were_given_to_others(tmp_path
     assert "10%" in told
 
 
+def test_a_tuned_tail_is_told_where_its_attempts_had_the_samples_for_one(tmp_path: Path) -> None:
+    experiment = small(tmp_path)
+    tuned = {"wanted": 1.5, "reached": 1.63, "on_s": 0.06, "attempts": []}
+    kinds = ({**tuned, "rounds": 300}, {**tuned, "rounds": 299}, tuned)  # the last: older journals
+    with Journal(tmp_path) as journal:
+        for cell, tail in zip(experiment.cells, kinds, strict=True):
+            journal.add(record(cell, 0, replace(samples(0.1), facts={"tail": tail})))
+        found = document(outcome_of(experiment, journal), "c")
+    told = [line for line in notes(found) if "60 ms were tuned for a tail of 1.5" in line]
+    assert [" and gave one of 1.63." in line for line in told] == [True, False, False]
+    assert ["too few rounds" in line for line in told] == [False, True, True]
+
+
 def test_cells_are_chosen_by_parts_and_patterns_of_their_names(tmp_path: Path) -> None:
     text = SMALL + 'size = [{ label = "all of it" }, { label = "half", "work.bytes" = 20_000 }]\n'
     path = tmp_path / "small.toml"

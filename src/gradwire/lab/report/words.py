@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gradwire.lab.scenario.mark import P99_SAMPLES
+
 __all__ = [
     "COLUMNS",
     "dates",
@@ -240,6 +242,13 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _tuned_to(tail: Mapping[str, Any]) -> str:
+    """What the tuning saw, where its attempts had the samples that a 99th percentile takes."""
+    if tail.get("rounds", 0) < P99_SAMPLES:
+        return "; its attempts had too few rounds for a 99th percentile"
+    return f" and gave one of {tail['reached']:.2f}"
+
+
 def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
     lines = []
     drops = sum(run["softnet_drops"] for run in cell["runs"])
@@ -268,8 +277,8 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
             )
         if (tail := run["facts"].get("tail")) is not None:
             lines.append(
-                f"{cell['name']}, seed {run['seed']}: bursts of {seconds(tail['on_s'])} gave a "
-                f"tail of {tail['reached']:.2f}, wanted {tail['wanted']:g}."
+                f"{cell['name']}, seed {run['seed']}: bursts of {seconds(tail['on_s'])} were tuned "
+                f"for a tail of {tail['wanted']:g}{_tuned_to(tail)}."
             )
         if (compute := run["facts"].get("compute_s")) is not None:
             lines.append(

@@ -20,8 +20,8 @@ def tune(scenario: Scenario, ground: Ground, race: Race) -> dict[str, Any]:
     """Find the bursts' length for the wanted ratio, by doubling and halving, and let them be so.
 
     Returns:
-        What was wanted, the attempts (length in seconds, ratio), and the length that was taken:
-        that of the attempt nearest to what was wanted.
+        What was wanted, the rounds of an attempt, the attempts (length in seconds, ratio), and the
+        length that was taken: that of the attempt nearest to what was wanted.
     """
     wanted, period = scenario.tail.ratio, scenario.bursts[0].period_s
     longest = 0.9 * period
@@ -38,7 +38,13 @@ def tune(scenario: Scenario, ground: Ground, race: Race) -> dict[str, Any]:
         length = min(length, longest)
     taken, reached = min(attempts, key=lambda each: abs(each[1] - wanted))
     ground.burst(taken)
-    return {"wanted": wanted, "reached": reached, "on_s": taken, "attempts": attempts}
+    return {
+        "wanted": wanted,
+        "rounds": scenario.tail.rounds,
+        "reached": reached,
+        "on_s": taken,
+        "attempts": attempts,
+    }
 
 
 def next_length(
