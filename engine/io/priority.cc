@@ -7,6 +7,9 @@
 #include <cstdint>
 
 namespace gradwire::io {
+namespace {
+constexpr uint64_t kResetOnFork = 1;  // SCHED_FLAG_RESET_ON_FORK
+}
 
 void prefer_latency() {
   // The layout of struct sched_attr, version 0: older C libraries do not have it.
@@ -20,8 +23,11 @@ void prefer_latency() {
     uint64_t deadline;
     uint64_t period;
   } attributes{};
+  // Whoever chose another policy knows better, and a nice value stays.
+  if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0U) != 0) return;
+  if (attributes.policy != SCHED_OTHER && attributes.policy != SCHED_BATCH) return;
   attributes.size = sizeof attributes;
-  attributes.policy = SCHED_OTHER;
+  attributes.flags &= kResetOnFork;
   attributes.runtime = 100'000;  // ns, the shortest slice that the kernel takes
   static_cast<void>(::syscall(SYS_sched_setattr, 0, &attributes, 0U));
 }
