@@ -344,7 +344,7 @@ bool Loop::Impl::take_commands() {
   if (close_now) {
     closing = true;
     const Nanos now = monotonic_now();
-    give_up_at = now + kLinger + kSecond / 2;
+    give_up_at = now + std::max(kLinger, config.peer_timeout) + kSecond / 2;
     endpoint->close(now, kLinger);
   }
   return close_now || !specs.empty();

@@ -13,7 +13,6 @@ constexpr uint32_t kFarewells = 3;  // to those of whom no answer is expected
 constexpr uint32_t kMostFarewells = 6;
 constexpr uint32_t kQuickProbes = 40;  // time-outs in a row before the backoff grows for good
 constexpr uint32_t kQuickBackoff = 1;  // doublings until then
-constexpr Nanos kHeardOf = 1 * kSecond;
 constexpr int kSilentPings = 5;
 constexpr int kUrgentPings = 50;  // in place of one: most get lost, and so do the answers
 constexpr uint32_t kMostProbes = 24;
@@ -81,8 +80,8 @@ void Endpoint::Impl::fail(const std::string& text, int32_t rank, Nanos now) {
 // A peer that has been silent for several pings is asked more often: heavy loss is not death.
 Nanos Endpoint::Impl::ping_interval(const Path& path, Nanos now) const {
   if (!path.connected) return kConnectPing;
-  const bool silent =
-      failure.empty() && now - path.last_heard > kSilentPings * config.ping_interval;
+  const Nanos long_silence = std::min(kSilentPings * config.ping_interval, config.peer_timeout / 2);
+  const bool silent = failure.empty() && now - path.last_heard > long_silence;
   return silent ? config.ping_interval / kUrgentPings : config.ping_interval;
 }
 
@@ -93,14 +92,22 @@ void Endpoint::Impl::check_life(Nanos now) {
       p->last_ping = now;
       p->ping_now = !p->gone;
     }
-    if (p->connected && !p->gone && failure.empty() && now - p->last_heard > config.peer_timeout) {
-      const uint64_t step = ops.empty() ? 0 : ops.begin()->second->spec.step;
-      std::string text = name(p->peer) + " has sent nothing for " +
-                         std::to_string(config.peer_timeout / kMillisecond) + " ms";
-      if (!ops.empty()) text += " (step " + std::to_string(step) + ")";
-      fail(text + ": its process is dead or frozen, or the network to it is cut", p->peer, now);
+    if (!p->connected || !failure.empty() || now - p->last_heard <= config.peer_timeout) continue;
+    if (p->gone) {
+      const Op* op = waits_for(p->peer);
+      if (!op) continue;
+      fail(name(p->peer) + " left the job and has sent nothing for " +
+               std::to_string(config.peer_timeout / kMillisecond) + " ms, but step " +
+               std::to_string(op->spec.step) + " still needs results of it",
+           p->peer, now);
       return;
     }
+    const uint64_t step = ops.empty() ? 0 : ops.begin()->second->spec.step;
+    std::string text = name(p->peer) + " has sent nothing for " +
+                       std::to_string(config.peer_timeout / kMillisecond) + " ms";
+    if (!ops.empty()) text += " (step " + std::to_string(step) + ")";
+    fail(text + ": its process is dead or frozen, or the network to it is cut", p->peer, now);
+    return;
   }
 }
 
@@ -233,7 +240,9 @@ Nanos Endpoint::Impl::next_timer() const {
 void Endpoint::Impl::close(Nanos now, Nanos linger) {
   if (closing) return;
   closing = true;
+  close_linger = linger;
   close_deadline = now + linger;
+  last_close_deadline = now + std::max(linger, config.peer_timeout);
   // What fails now gives its memory back to the caller, so nothing may read it any more.
   std::erase_if(ops, [this](auto& entry) {
     Op& op = *entry.second;
@@ -270,6 +279,12 @@ bool Endpoint::Impl::close_ready() const {
 void Endpoint::Impl::finish_close(Nanos now) {
   if (!closing || closed) return;
   if (now < close_deadline && !close_ready()) return;
+  // Whoever takes results that nobody else can give it is not left alone with the rest of them.
+  const Nanos taken = std::min(last_result_taken + close_linger, last_close_deadline);
+  if (failure.empty() && now < taken && !close_ready()) {
+    close_deadline = taken;
+    return;
+  }
   closed = true;
   Event event;
   event.type = Event::Type::closed;

@@ -23,6 +23,8 @@ namespace gradwire {
 // Packets of ops that have not started here: kept of a path in any case, and of all together.
 inline constexpr size_t kStashMost = 512;
 inline constexpr size_t kStashInAll = 8192;
+// A peer that was heard so lately is there, whatever it said.
+inline constexpr Nanos kHeardOf = 1 * kSecond;
 
 struct Endpoint::Impl {
   Impl(const EndpointConfig& config, Nanos now);
@@ -155,6 +157,8 @@ struct Endpoint::Impl {
   bool withhold(Op& op, uint32_t chunk);
   void try_commit(Op& op, Nanos now);
   void apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos now);
+  bool has_all(const Op& op, uint16_t aggregator) const;
+  const Op* waits_for(uint16_t peer) const;
   void maybe_done(Op& op, Nanos now);
   void report(Op& op, Nanos now);
 
@@ -208,6 +212,9 @@ struct Endpoint::Impl {
   bool closing = false;
   bool closed = false;
   Nanos close_deadline = kNever;
+  Nanos last_close_deadline = kNever;  // however much others still take
+  Nanos close_linger = 0;
+  Nanos last_result_taken = 0;  // when a peer last acknowledged one
 };
 
 }  // namespace gradwire

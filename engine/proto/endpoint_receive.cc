@@ -323,6 +323,7 @@ void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos no
     if (!forgiven.empty()) send_list(path.peer, *op, wire::Kind::forgive, forgiven);
   } else {
     op->back[path.peer].acked(packet.item);
+    last_result_taken = now;
     if (op->committed) try_commit(*op, now);
   }
 }
@@ -349,7 +350,8 @@ void Endpoint::Impl::packet_lost(Path& path, SentPacket& packet, Again why, Nano
     push.lost(packet.item, why);
     const auto forgiven = push.take_forgiven();
     if (!forgiven.empty()) send_list(path.peer, *op, wire::Kind::forgive, forgiven);
-  } else if (!(forgivable && op->committed && withhold(*op, packet.item))) {
+  } else if (!(forgivable && op->committed && op->back[path.peer].in_flight(packet.item) &&
+               withhold(*op, packet.item))) {
     op->back[path.peer].lost(packet.item);
   } else {
     try_commit(*op, now);

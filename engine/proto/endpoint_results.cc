@@ -141,6 +141,26 @@ void Endpoint::Impl::apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos
                 op.spec.data + op.grid.offset[chunk]);
 }
 
+// Whether this worker's part of an op ends without anything more from an aggregator.
+bool Endpoint::Impl::has_all(const Op& op, uint16_t aggregator) const {
+  if (op.grid.shards[aggregator].size() == 0) return true;
+  const PullReceiver& pull = op.pull[aggregator];
+  const bool here = op.pulls || (op.aggregator && aggregator == op.shard);
+  return (!here || has_enough(op, aggregator)) && (!op.has_close || pull.closed()) &&
+         (!op.committed || pull.committed());
+}
+
+// The first op that lacks something which only this peer can send; none: null.
+const Op* Endpoint::Impl::waits_for(uint16_t peer) const {
+  for (const auto& [id, op] : ops) {
+    if (!op->worker || op->done) continue;
+    for (uint16_t a = 0; a < op->pull.size(); ++a)
+      if (config.aggregator_endpoint(a) == peer && (!has_all(*op, a) || (a == 0 && !op->folded)))
+        return op.get();
+  }
+  return nullptr;
+}
+
 void Endpoint::Impl::maybe_done(Op& op, Nanos now) {
   if (!op.worker || op.done) return;
   if (op.push_done == 0) {
@@ -149,14 +169,8 @@ void Endpoint::Impl::maybe_done(Op& op, Nanos now) {
     if (settled) op.push_done = now;
   }
   if (!op.folded) return;
-  for (uint16_t a = 0; a < op.pull.size(); ++a) {
-    if (op.grid.shards[a].size() == 0) continue;
-    const PullReceiver& pull = op.pull[a];
-    const bool here = op.pulls || (op.aggregator && a == op.shard);
-    if (here && !has_enough(op, a)) return;
-    if (op.has_close && !pull.closed()) return;
-    if (op.committed && !pull.committed()) return;
-  }
+  for (uint16_t a = 0; a < op.pull.size(); ++a)
+    if (!has_all(op, a)) return;
   report(op, now);
 }
 

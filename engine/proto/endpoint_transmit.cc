@@ -329,7 +329,9 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
   end_passes();
   repeat(now);
   for (auto& p : paths)
-    if (p && !p->gone && transmit_control(*p, now, train)) return true;
+    // Who has left stays for a while, for what others still need of it.
+    if (p && (!p->gone || now - p->last_heard < kHeardOf) && transmit_control(*p, now, train))
+      return true;
 
   return transmit_train(now, train);
 }
@@ -436,6 +438,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     const uint64_t left = backlog(*path);
     if (left == 0) {
       path->probes = 0;
+      path->starved = false;
       continue;
     }
     ++destinations;

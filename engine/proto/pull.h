@@ -31,6 +31,8 @@ class PullSender {
   void lost(uint32_t chunk);
   void forget(uint32_t chunk);  // nobody needs it any more
   bool holds(uint32_t chunk) const { return state_[chunk - begin_] == State::acked; }
+  // Nobody knows yet whether it has arrived: of a chunk that went twice a copy may have.
+  bool in_flight(uint32_t chunk) const { return state_[chunk - begin_] == State::flight; }
   uint32_t acked_count() const { return acked_; }
   // Chunks declared lost and not sent again yet.
   std::vector<uint32_t> lost_chunks() const;

@@ -213,6 +213,83 @@ def test_closing_early_does_not_rob_the_others_of_results() -> None:
     must_be_ok(fabric)
 
 
+def leave_when_done(fabric: Fabric, linger: float, until: float = 60.0) -> None:
+    """Who has its results leaves, and its process ends with the engine."""
+    left: set[int] = set()
+    while not fabric.run(fabric.now + 1e-2, until_done=False) and fabric.now < until:
+        for worker in range(fabric.workers):
+            if worker not in left and fabric.completion(worker, 0) is not None:
+                left.add(worker)
+                fabric.close(worker, linger=linger)
+            if worker in left and fabric.closed(worker):
+                fabric.kill(worker)
+        if len(left) == fabric.workers:
+            return
+
+
+def test_who_takes_results_slowly_gets_them_from_those_that_leave() -> None:
+    """Who stay for a tenth of a second without need, but rank 3 needs half of one."""
+    elements = 143_200
+    fabric = Fabric(4)
+    fabric.run(0.5, until_done=False)  # they meet
+    fabric.set_link(3, "down", Link(rate=266e3))
+    fabric.all_reduce(0, plan(elements), gradients(4, elements))
+    leave_when_done(fabric, linger=0.1)
+    fabric.run(60.0)
+    must_be_ok(fabric)
+    assert fabric.finished_at(3, 0) - fabric.finished_at(0, 0) > 0.3
+
+
+def test_results_that_went_away_with_a_peer_are_missed_within_the_time() -> None:
+    """The goodbyes get through, the results that went before them did not."""
+    fabric = Fabric(4, peer_timeout=5.0)
+    fabric.run(0.5, until_done=False)
+    fabric.set_link(1, "down", Link(loss=0.999))
+    fabric.all_reduce(0, plan(3 * 358), gradients(4, 3 * 358))
+    others = (0, 2, 3)
+    while not all(fabric.completion(worker, 0) for worker in others):
+        fabric.run(fabric.now + 1e-4, until_done=False)
+    fabric.set_link(1, "down", Link())
+    for worker in others:
+        fabric.close(worker, linger=5e-4)
+    fabric.run(fabric.now + 5e-4, until_done=False)
+    for worker in others:
+        fabric.kill(worker)
+    fabric.run(60.0)
+    done = fabric.completion(1, 0)
+    assert done is not None, "rank 1 still waits"
+    assert re.match(
+        r"rank \d left the job and has sent nothing for 5000 ms, but step 0 still needs", done.error
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_pull_in_passes_ends_although_the_aggregators_have_left(seed: int) -> None:
+    """They stay until all is there, so their PROBEs need answers."""
+    elements = 60_000
+    fabric = Fabric(4, link=Link(delay=0.005), seed=seed)
+    fabric.set_link(3, "down", Link(delay=0.005, loss=0.5))
+    schedule = (("open", "worker", 0, -1.0),)
+    passes = {"control": "probe", "pull": "lossy", "pull_bound": 0.05}
+    of = plan(elements, 0.2, spend="anything", schedule=schedule, **passes)
+    fabric.all_reduce(0, of, gradients(4, elements))
+    leave_when_done(fabric, linger=10.0)
+    must_be_ok(fabric)
+
+
+def test_heavy_loss_is_not_death_where_the_time_out_is_short() -> None:
+    """Seldom pings, at the ratio to the time-out that a real engine has."""
+    for seed in range(4):
+        fabric = Fabric(2, peer_timeout=2.0, ping_interval=0.4, seed=seed)
+        fabric.all_reduce(0, plan(1_000), gradients(2, 1_000))
+        assert fabric.run(10.0)
+        for host in range(2):
+            for direction in ("up", "down"):
+                fabric.set_link(host, direction, Link(loss=0.45))
+        fabric.run(fabric.now + 60.0, until_done=False)
+        assert [fabric.failure(host) for host in range(2)] == ["", ""], f"seed {seed}"
+
+
 def byes(fabric: Fabric, source: int) -> int:
     return sum(each.kind == "bye" and each.source == source for each in fabric.trace())
 
