@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +14,7 @@ from numpy.typing import NDArray
 from gradwire.communicator import ChunkGrid
 from gradwire.errors import ConfigError
 from gradwire.feedback import AgeBook, ResidualBook, join_chunks, nonfinite_chunks
+from gradwire.hashed import HashedTuple
 from gradwire.plans import TensorSlot, TransferReport
 
 A = (TensorSlot("a", 0, 30), TensorSlot("b", 30, 70))
@@ -87,6 +91,40 @@ def test_a_book_knows_when_nothing_is_owed() -> None:
         book.settle(A, grid(100, 10), outcome(counted), 1.0)
         assert book.clean(A) == bool(counted.all())
     book.add(A, np.zeros(100, np.float32))
+    assert not book.clean(A)
+
+
+class Meanwhile(HashedTuple[TensorSlot]):
+    """A layout during whose look-up another thread does something."""
+
+    act: Callable[[], None] | None = None
+
+    def __hash__(self) -> int:
+        if (act := self.act) is not None:
+            self.act = None
+            other = threading.Thread(target=act)
+            other.start()
+            other.join(0.5)  # it may have to wait until the look-up is over
+        return super().__hash__()
+
+
+def test_a_bucket_that_ends_while_another_layout_is_opened_is_not_taken_for_clean() -> None:
+    everything, nothing = np.ones(10, np.uint8), np.zeros(10, np.uint8)
+    book, other = ResidualBook(), Meanwhile((TensorSlot("c", 0, 100),))
+    for slots in (A, other):
+        book.add_to(slots, np.ones(100, np.float32))
+        book.settle(slots, grid(100, 10), outcome(everything), 1.0)
+    book.add_to(A, np.ones(100, np.float32))
+    ended = threading.Event()
+
+    def end() -> None:
+        book.settle(A, grid(100, 10), outcome(nothing), 1.0)
+        ended.set()
+
+    other.act = end
+    book.open((TensorSlot("d", 0, 10),), 10)
+    assert ended.wait(10.0)
+    assert book.clean(other)
     assert not book.clean(A)
 
 

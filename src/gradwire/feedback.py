@@ -15,6 +15,7 @@ is critical. They are kept with and without feedback.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -68,25 +69,32 @@ class ResidualBook(FlatBook):
     def __init__(self) -> None:
         super().__init__()
         self._clean: set[tuple[TensorSlot, ...]] = set()
+        self._mutex = threading.Lock()  # of that: buckets begin and end on threads of their own
 
     def clean(self, slots: tuple[TensorSlot, ...]) -> bool:
         """Whether nothing is owed for a bucket of this layout; False where that is not known."""
-        return slots in self._clean
+        with self._mutex:
+            return slots in self._clean
 
     def soil(self, slots: tuple[TensorSlot, ...]) -> None:
         """Notes that somebody wrote into the bucket's values."""
-        self._clean.discard(slots)
+        with self._mutex:
+            self._clean.discard(slots)
 
     def open(self, slots: tuple[TensorSlot, ...], elements: int) -> FlatArray:
         """See `FlatBook.open`: of the layouts that a new one replaces nothing is known any more."""
+        known = slots in self._flat
         flat = super().open(slots, elements)
-        self._clean &= self._flat.keys()
+        if not known:
+            with self._mutex:
+                self._clean &= self._flat.keys()
         return flat
 
     def clear(self) -> None:
         """Forgets all values."""
         super().clear()
-        self._clean.clear()
+        with self._mutex:
+            self._clean.clear()
 
     def add_to(self, slots: tuple[TensorSlot, ...], bucket: FlatArray) -> None:
         """Adds the residuals to a bucket (float32, flat) and keeps aside what is now sent."""
@@ -118,7 +126,8 @@ class ResidualBook(FlatBook):
         counted = report.counted.astype(bool)
         whole = keep_error is None and bool(counted.all())
         if whole and not len(report.withheld_chunks) and not len(report.result_error):
-            self._clean.add(slots)
+            with self._mutex:
+                self._clean.add(slots)
         else:
             self.soil(slots)
         if keep_error is not None:
