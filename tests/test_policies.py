@@ -28,6 +28,7 @@ from gradwire.policies import (
     DBLP,
     LTP,
     MLT,
+    PLOT,
     PlanContext,
     Policy,
     Reliable,
@@ -100,6 +101,15 @@ def test_a_committed_pull_may_leave_out_what_the_bound_allows() -> None:
     assert DBLP(pull="committed").plan(context(9999)).pull_bound == 0.008
     assert MLT(pull="committed", p=0.1).plan(context(9999)).pull_bound == 0.1
     assert MLT(p=0.1).plan(context(9999)).pull_bound == 0.0
+
+
+def test_a_tensor_that_may_lose_nothing_leaves_the_others_pulls_their_bound() -> None:
+    """The engine withholds nothing of a region without a bound anyway."""
+    plot = PLOT(table={"layer0.*": 0.0, "layer1.*": 0.1, "*": 0.3}, pull="committed")
+    assert plot.plan(context(9 * CHUNK, 9 * CHUNK, 9 * CHUNK)).pull_bound == 0.1
+    assert plot.plan(context(9 * CHUNK)).pull_bound == 0.0
+    dblp = DBLP(p_low={"layer0.*": 0.0, "*": 0.3}, pull="lossy")
+    assert dblp.plan(context(9 * CHUNK, 9 * CHUNK, 9 * CHUNK)).pull_bound == 0.3
 
 
 @pytest.mark.parametrize("policy", [MLT, DBLP])

@@ -53,13 +53,10 @@ class PlanContext:
         """The bucket's plan: the workers' mean, of regions whose strictest bound a pull keeps too.
 
         answers: the policy's own, fields of `TransferPlan`. Regions with bound 0 are whole in any
-        pull, so a lossy one keeps the strictest of the others.
+        pull, so it keeps the strictest of the others.
         """
-        bounds = [region.bound for region in regions]
-        pull_bound = {
-            "committed": min(bounds),
-            "lossy": min((bound for bound in bounds if bound), default=0.0),
-        }.get(pull, 0.0)
+        bounds = [region.bound for region in regions if region.bound]
+        pull_bound = min(bounds, default=0.0) if pull in ("committed", "lossy") else 0.0
         return TransferPlan(
             self.elements,
             regions,
