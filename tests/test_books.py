@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from gradwire.configure import configure
 from gradwire.errors import ConfigError
 from gradwire.feedback import auto_feedback
 from gradwire.plans import TransferPlan
-from gradwire.policies import PlanContext
+from gradwire.policies import OptiReduce, PlanContext
 from gradwire.sim import Link
 from gradwire.virtual import Job
 
@@ -45,6 +45,7 @@ CASES: list[dict[str, Any]] = [
     {"policy": "dblp", "p_low": 0.3, "spend": "lost", "pull": "committed"},
     {"policy": "dblp", "p_low": {"a.*": 0.3, "*": 0.0}, "detector": "layers", "every": 5},
     {"policy": "plot", "table": {"a.*": 0.3, "b.*": 0.1}},
+    {"policy": "plot", "table": {"a.bias": 0.0, "*": 0.3}, "pull": "committed"},
     {"policy": "optireduce", "warmup": 5, "floor": 0.0, "halt_after": 0},
     {
         "policy": "optireduce",
@@ -277,6 +278,79 @@ def test_exact_lossy_and_void_steps_in_any_order_keep_the_books(seed: int) -> No
             applied += 2 * found.astype(np.float64) / scale
     owed = np.sum([job.residual(rank) for rank in range(2)], axis=0, dtype=np.float64) / scale
     np.testing.assert_allclose(applied + owed, total, atol=2e-3)
+
+
+@dataclass
+class Turned(OptiReduce):
+    """Coefficients in int8, which no policy of gradwire's sends; a policy of a user's may."""
+
+    def plan(self, context: PlanContext) -> TransferPlan:
+        return replace(super().plan(context), encoding="int8")
+
+
+@pytest.mark.parametrize("tensors", [TENSORS, {"a.weight": 300}], ids=["many", "one chunk"])
+def test_what_an_encoding_took_of_coefficients_is_owed(tensors: dict[str, int]) -> None:
+    """Also to a rank that aggregates nothing, and so has no results' error to turn back."""
+    elements = sum(tensors.values())
+    policy = Turned(warmup=5, halt_after=0)
+    job = Job(3, tensors, policy, error_feedback=True, floor=0.0)
+    chance = np.random.default_rng(3)
+    total, applied = np.zeros(elements), np.zeros(elements)
+    for _ in range(20):
+        gradients = [chance.standard_normal(elements).astype(np.float32) for _ in range(3)]
+        total += np.sum(gradients, axis=0, dtype=np.float64)
+        applied += 3 * job.step(gradients)[0].astype(np.float64)
+    owed = np.sum([job.residual(rank) for rank in range(3)], axis=0, dtype=np.float64)
+    assert np.abs(owed).max() > 1e-3
+    np.testing.assert_allclose(applied + owed, total, atol=2e-3)
+
+
+def test_a_flush_that_a_scaler_skips_comes_again() -> None:
+    """Its step delivered nothing of what was owed: the next one has to."""
+    job = Job(2, TENSORS, "mlt", p=0.3, error_feedback=True, link=LOSSY)
+    for pipeline in job.pipelines:
+        pipeline.set_grad_scale(256.0)
+    ordinary, void = (np.full(ELEMENTS, value, np.float32) for value in (1.0, np.inf))
+    for gradient, flush, pending, owed in (
+        (ordinary, False, False, True),
+        (void, True, True, True),
+        (void, False, True, True),
+        (ordinary, False, False, False),
+        (ordinary, False, False, True),
+    ):
+        if flush:
+            for pipeline in job.pipelines:
+                pipeline.flush()
+        job.step([gradient, ordinary])
+        assert [each.flush_pending for each in job.pipelines] == [pending] * 2
+        assert any(job.residual(rank).any() for rank in range(2)) == owed
+
+
+def test_a_vote_for_a_phase_outlives_a_restart() -> None:
+    def job() -> Job:
+        return Job(2, TENSORS, "dblp", every=1, eta=1000.0)
+
+    def phases(of: Job) -> list[str]:
+        gradients = [np.ones(ELEMENTS, np.float32)] * 2
+        return [(of.step(gradients), of.report.phase)[1] for _ in range(4)]
+
+    first, second, third = job(), job(), job()
+    for pipeline in first.pipelines:
+        pipeline.set_phase("critical")
+    assert phases(first) == ["critical"] * 4
+    assert phases(third)[-1] == "tolerant"
+    for old, new in zip(first.pipelines, second.pipelines, strict=True):
+        new.load_state_dict(old.state_dict())
+    assert phases(second) == ["critical"] * 4
+    for pipeline in second.pipelines:
+        pipeline.set_phase(None)
+    assert phases(second)[-1] == "tolerant"
+    for old, new in zip(third.pipelines, first.pipelines, strict=True):
+        new.load_state_dict(old.state_dict())  # which has no vote: the one that stands stays
+    assert phases(first)[1:] == ["critical"] * 3
+    state = third.pipelines[0].state_dict()
+    with pytest.raises(ConfigError, match=r"state\['vote'\]='later': 'critical' or 'tolerant'"):
+        third.pipelines[0].load_state_dict({**state, "vote": "later"})
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))

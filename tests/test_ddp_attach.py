@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -310,14 +312,15 @@ def test_attachments_are_numbered_alike_and_numbers_come_back(two: Ranks) -> Non
     assert [number - lowest for number in first] == [0, 1, 0, 2, 0]
 
 
-def subgroup(rank: int, world: int) -> int:
+def subgroup(rank: int, world: int, report: str) -> int:
     groups = [dist.new_group([each]) for each in range(world)]
     pair = dist.new_group(list(range(world)))
     single = DistributedDataParallel(model(), process_group=groups[rank])
-    attachment = gradwire.attach(single, "reliable")
+    attachment = gradwire.attach(single, "reliable", report=report)
     expected = local_gradients(model(), batch(rank, 0))
     single(batch(rank, 0)).square().mean().backward()
     assert torch.equal(gradients(single), expected)
+    assert attachment.report().rank == rank
     attachment.detach()
     both = DistributedDataParallel(model(), process_group=pair)
     attachment = gradwire.attach(both, "reliable")
@@ -327,8 +330,15 @@ def subgroup(rank: int, world: int) -> int:
     return communicator.world_size
 
 
-def test_groups_with_other_members_are_apart(two: Ranks) -> None:
-    assert two.run(subgroup) == [2, 2]
+def test_groups_with_other_members_are_apart(two: Ranks, tmp_path: Path) -> None:
+    """Each is the first of its group; reports count ranks in the job."""
+    assert two.run(subgroup, report=str(tmp_path / "each-{rank}.jsonl")) == [2, 2]
+    for rank in range(2):
+        (line,) = (tmp_path / f"each-{rank}.jsonl").read_text().splitlines()
+        assert json.loads(line)["rank"] == rank
+    two.run(subgroup, report=str(tmp_path / "all.jsonl"))
+    lines = (tmp_path / "all.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["rank"] for line in lines) == [0, 1]
 
 
 def no_report(rank: int, world: int, path: str) -> tuple[str, str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import signal
 import sys
 import time
 import warnings
@@ -560,6 +563,46 @@ def test_a_rank_that_forgets_to_calibrate_is_named_at_once(forgotten: list[int])
         assert "rank 1 began step" in outcome[2]
         assert "every rank has to call it before each step" in outcome[2]
         assert outcome[3] < 20
+
+
+def fails(rank: int, world: int, how: str) -> tuple[str, int, str, float]:
+    """Rank 1 fails in its first call, or dies in it; what rank 0 hears, and after how long."""
+    module = DistributedDataParallel(Uneven())
+    options = {"peer_timeout": 2.0, "timeout": 60.0}
+    attachment = gradwire.attach(module, policy="plot", calibrate=1, lr=0.5, **options)
+
+    def loss(net: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if rank == 1 and how == "raises":
+            raise RuntimeError("a bad batch")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss_of(net, batch)
+
+    started = time.monotonic()
+    try:
+        attachment.calibrate(loss, shifted(rank, 0))
+    except TransferError as error:
+        return type(error).__name__, error.rank, str(error), time.monotonic() - started
+    except RuntimeError as error:
+        return type(error).__name__, rank, str(error), 0.0
+    raise AssertionError("nobody noticed")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", r"rank 1 failed in attachment\.calibrate\(\.\.\.\) before step 0: a bad batch"),
+        ("dies", r"rank 0, step 0: .*rank 1"),
+    ],
+)
+def test_a_rank_that_fails_in_its_call_is_named_at_once(how: str, said: str) -> None:
+    with Ranks(2) as ranks:
+        ranks.start(fails, how=how)
+        (outcome,) = ranks.collect(40, ranks=[0])
+        ranks.kill(1)
+    assert outcome[0] == "TransferError"
+    assert re.match(said, outcome[2]), outcome
+    assert outcome[3] < 30
 
 
 def test_a_rank_that_never_comes_to_calibrate_is_named_at_the_time_out() -> None:

@@ -130,19 +130,31 @@ class BallotBox:
             "epoch": self.epoch,
             "applied_square": self.applied_square,
             "rates": list(self._rates.reference),
+            "vote": self._vote,
         }
 
     def read(self, state: State) -> Callable[[], None]:
-        """Checks a state that holds what `state_dict` returned; what is returned takes it over."""
+        """Checks a state that holds what `state_dict` returned; what is returned takes it over. A
+        vote that stands stays where the state has none."""
         rates = state.numbers("rates", 0.0) if "rates" in state.values else []
         epoch = state.whole("epoch", -1, LAST_EPOCH)
         square = state.optional("applied_square", state.magnitude)  # of one that may not be finite
+        vote = self._read_vote(state)
 
         def take() -> None:
+            self._vote = vote or self._vote
             self._rates.reference = rates
             self.epoch, self.applied_square = epoch, square
 
         return take
+
+    def _read_vote(self, state: State) -> Phase | None:
+        if state.values.get("vote") is None:
+            return None
+        vote = state.word("vote", PHASES)
+        if self._policy.phases is None:
+            raise state.wrong("vote", "None")
+        return "critical" if vote == "critical" else "tolerant"
 
     def _gauge(self, step: int, last: StepReport | None, elapsed_s: float) -> float:
         """This worker's value for the slot that step numbers take turns in."""

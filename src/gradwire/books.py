@@ -138,7 +138,8 @@ class Books:
             if plan.encoding != "f32":
                 keep_error = functools.partial(self._keep_error, transfer, plan)
             owed = bool(len(report.withheld_chunks) or len(report.result_error))
-            turn = plan.transform != "none" and (owed or not report.counted.all())
+            changed = keep_error is not None or owed or not report.counted.all()
+            turn = plan.transform != "none" and changed
             sent = self._residuals.sent(transfer.slots)
             if turn:  # what is owed is known by coefficient
                 transforms.forward(sent, plan.seed)
@@ -218,6 +219,8 @@ class Books:
         counted: NDArray[np.uint8],
     ) -> None:
         self.communicator.keep_encoding_error(plan, sent, counted)
+        if plan.transform != "none":
+            return  # these are coefficients, of no element
         self._put_back(transfer)
         if self._velocities is not None and plan.encoding == "topk" and self._selects:
             self._velocities.mask(transfer.slots, sent)

@@ -5,12 +5,14 @@ starts it, and may then wait in a collective of the process group itself (DDP's 
 pass), where nothing of gradwire runs: the others would find out by their time-outs. So every rank
 notes in the job's store that it waits at the end of a round, and, when the forward pass of a step
 begins, how often it has called. Whoever began a step with fewer calls than another waits for in the
-same step has forgotten one.
+same step has forgotten one. And a call that fails says so: the others do not wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
 
 from gradwire.errors import TransferError
 from gradwire.rendezvous import Meeting
@@ -22,10 +24,14 @@ POLL_S = 0.01
 
 
 class CalibrationRoll:
-    """One rank's part. meeting: of all workers, made on every rank alike. timeout_s: of a wait."""
+    """One rank's part. meeting: of all workers, made on every rank alike. timeout_s: of a wait.
+    failure: why the engine has failed, "" while it has not: a rank that died says nothing."""
 
-    def __init__(self, meeting: Meeting, timeout_s: float) -> None:
+    def __init__(
+        self, meeting: Meeting, timeout_s: float, failure: Callable[[], str] = lambda: ""
+    ) -> None:
         self._meeting = meeting
+        self._failure = failure
         self._timeout_s = timeout_s
         self._rank = meeting.endpoint
         self._begun = -1  # the last step noted
@@ -39,15 +45,15 @@ class CalibrationRoll:
             return
         self._begun = step
         self._meeting.post(TOPIC, f"began {step} {calls}")
-        for rank, (what, at, theirs) in self._others().items():
+        for rank, (what, at, theirs, _) in self._others().items():
             if what == "waits" and at == step and theirs > calls:
                 raise self._forgotten(self._rank, step, calls, rank, theirs)
 
     def wait(self, step: int, calls: int) -> None:
         """Waits until all ranks have called so often before this step.
 
-        Raises TransferError naming a rank that began the step with fewer calls, or that has not
-        come within the time-out.
+        Raises TransferError naming a rank that began the step with fewer calls, whose call failed,
+        that died, or that has not come within the time-out.
         """
         self._meeting.post(TOPIC, f"waits {step} {calls}")
         deadline = time.monotonic() + self._timeout_s
@@ -55,7 +61,14 @@ class CalibrationRoll:
             missing = []
             others = self._others()
             for rank in range(self._meeting.workers):
-                what, at, theirs = others.get(rank, ("", -1, 0))
+                what, at, theirs, why = others.get(rank, ("", -1, 0, ""))
+                if what == "failed":
+                    raise TransferError(
+                        f"{self._meeting.describe([rank])} failed in attachment.calibrate(...) "
+                        f"before step {at}: {why}",
+                        rank=rank,
+                        step=step,
+                    )
                 if rank == self._rank or theirs >= calls:
                     continue
                 if what == "began" and at == step:
@@ -63,6 +76,8 @@ class CalibrationRoll:
                 missing.append(rank)
             if not missing:
                 return
+            if why := self._failure():
+                raise TransferError(f"rank {self._rank}, step {step}: {why}", step=step)
             if time.monotonic() >= deadline:
                 raise TransferError(
                     f"rank {self._rank}, step {step}: {self._meeting.describe(missing)} has not "
@@ -73,13 +88,18 @@ class CalibrationRoll:
                 )
             time.sleep(POLL_S)
 
-    def _others(self) -> dict[int, tuple[str, int, int]]:
-        """What each rank has noted last: what it does, the step, its calls."""
-        noted: dict[int, tuple[str, int, int]] = {}
+    def fail(self, step: int, calls: int, why: str) -> None:
+        """Notes that this rank's call failed, if the store can still be told."""
+        with contextlib.suppress(Exception):  # the cause is the other error
+            self._meeting.post(TOPIC, f"failed {step} {calls} {why}")
+
+    def _others(self) -> dict[int, tuple[str, int, int, str]]:
+        """What each rank has noted last: what it does, the step, its calls, and why it failed."""
+        noted: dict[int, tuple[str, int, int, str]] = {}
         for rank, text in enumerate(self._meeting.posted(TOPIC)):
             if text is not None and rank != self._rank:
-                what, step, calls = text.split()
-                noted[rank] = what, int(step), int(calls)
+                what, step, calls, *why = text.split(maxsplit=3)
+                noted[rank] = what, int(step), int(calls), " ".join(why)
         return noted
 
     @staticmethod

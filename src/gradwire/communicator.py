@@ -243,6 +243,10 @@ class Communicator:
         """The engine's counters; empty without an engine."""
         return {} if self._host is None else dict(self._host.engine.counters())
 
+    def failure(self) -> str:
+        """Why the engine has failed; "" while it has not."""
+        return "" if self._host is None else self._host.engine.failure()
+
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
         """Injects loss of DATA packets in the receive path (tests and demonstrations)."""
         if self._host is not None:

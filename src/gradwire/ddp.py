@@ -174,7 +174,13 @@ class Attachment:
                 seed=self._pipeline.settings.seed,
                 chunk_elements=communicator.chunk_elements,
             )
-        sums = self._calibration.weigh(loss_fn, batch)
+        try:
+            sums = self._calibration.weigh(loss_fn, batch)
+        except BaseException as error:
+            if self._roll is not None:
+                why = str(error) or type(error).__name__
+                self._roll.fail(self.step, self._calibration.calls, why)
+            raise
         if sums is not None:
             if self._roll is not None:
                 self._roll.wait(self.step, self._calibration.calls)
@@ -187,7 +193,7 @@ class Attachment:
         if not isinstance(policy, PLOT) or not policy.calibrate or communicator.world_size == 1:
             return
         meeting = communicator.meeting("calibration")
-        roll = self._roll = CalibrationRoll(meeting, communicator.timeout_s)
+        roll = self._roll = CalibrationRoll(meeting, communicator.timeout_s, communicator.failure)
 
         def begins(module: torch.nn.Module, _: object) -> None:
             if policy.calibration is not None:
@@ -206,10 +212,16 @@ class Attachment:
         """Makes the next step exact and so empties the residuals.
 
         Call it on every rank before the same step: before a checkpoint that only rank 0 writes,
-        and before the number of workers changes.
+        and before the number of workers changes. A step that is not finite and that a `GradScaler`
+        therefore skips delivers nothing: then the next one is exact (`flush_pending`).
         """
         self._check()
         self._pipeline.flush()
+
+    @property
+    def flush_pending(self) -> bool:
+        """Whether the exact step that `flush` asked for is still to come, alike on all ranks."""
+        return self._pipeline.flush_pending
 
     def state_dict(self) -> dict[str, object]:
         """Step, phase, and by parameter name what this rank keeps: residuals and, with a momentum

@@ -22,13 +22,15 @@ WHOLE = "world"
 
 @dataclass(frozen=True)
 class Group:
-    """The place of this process in a process group. timeout_s: of one of its collectives."""
+    """The place of this process in a process group. job_rank: its rank in the whole job; rank: in
+    the group. timeout_s: of one of its collectives."""
 
     store: rendezvous.Store
     name: str
     rank: int
     world_size: int
     timeout_s: float
+    job_rank: int
 
     @staticmethod
     def of(group: dist.ProcessGroup | None) -> Group:
@@ -48,6 +50,7 @@ class Group:
             dist.get_rank(group),
             len(ranks),
             _timeout(group),
+            dist.get_rank(),
         )
 
     @property

@@ -91,6 +91,7 @@ class HookState:
                     self._optimizer,
                     writer,
                     scaler=self._scaler,
+                    rank=group.job_rank,
                 )
                 if self._finds_unused:
                     self._pipeline.find_unused()
@@ -119,7 +120,8 @@ class HookState:
                     "the job's ranks: servers serve the whole job; use route='sharded'"
                 )
             self._policy.prepare(self._tensors)  # a copy knows no names
-            return ReportWriter.open(self._settings.report, group.rank), None
+            report = self._settings.report
+            return ReportWriter.open(report, group.job_rank, group.rank == 0), None
         except ConfigError as error:
             return None, error
 

@@ -56,7 +56,7 @@ _STATE_KEYS = (
     *("version", "policy", "step", "grad_scale"),
     *("phases", "epoch", "applied_square", "residuals"),
 )
-_LATER_KEYS = ("losses", "rates", "velocities", "ages", "magnitudes")
+_LATER_KEYS = ("losses", "rates", "velocities", "ages", "magnitudes", "vote")
 """That older states do not have."""
 
 
@@ -65,7 +65,8 @@ class GradientPipeline:
 
     number: which of the communicator's numbers it has taken; `close` returns it. writer: of the
     reports, open; `close` closes it. scaler: tells, at each step's start, what gradients are
-    multiplied by, and skips steps that are not finite; None where `set_grad_scale` tells.
+    multiplied by, and skips steps that are not finite; None where `set_grad_scale` tells. rank: in
+    the job, for reports; the communicator's where there is no other.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class GradientPipeline:
         writer: ReportWriter | None = None,
         clock: Callable[[], float] = time.perf_counter,
         scaler: torch.amp.GradScaler | None = None,
+        rank: int | None = None,
     ) -> None:
         self.communicator = communicator
+        self._rank = communicator.rank if rank is None else rank
         self.policy = policy
         self.settings = settings
         self._ballots = BallotBox(policy, optimizer, watched=settings.loss_rise is not None)
@@ -147,8 +150,14 @@ class GradientPipeline:
         self._ballots.add_loss(loss)
 
     def flush(self) -> None:
-        """Makes the next step exact, which also empties the residuals."""
+        """Makes the next step exact, which also empties the residuals; the one after it, too, if a
+        scaler skips it."""
         self._flush = True
+
+    @property
+    def flush_pending(self) -> bool:
+        """Whether a flush is still to come."""
+        return self._flush
 
     def set_grad_scale(self, scale: object) -> None:
         """Tells the scale that gradients are multiplied by from now on."""
@@ -324,6 +333,7 @@ class GradientPipeline:
                     floor=self._guard.floor,
                     started=started,
                     scaled=self._scaled,
+                    flushes=self._flush,
                 )
                 self._flush = False
             step = self._running
@@ -552,6 +562,7 @@ class GradientPipeline:
         if step.overflowed:
             for transfer in step.transfers:
                 self._books.undo(transfer)
+            self._flush = self._flush or step.flushes  # nobody got what was owed
         transfers = [(t.plan, t.report) for t in step.transfers if t.report is not None]
         self._ballots.applied_square = sum(t.applied_square for t in step.transfers)
         period_s = 0.0 if self._started is None else step.started - self._started
@@ -581,7 +592,7 @@ class GradientPipeline:
         now = self._clock()
         return build_report(
             step=step.number,
-            rank=self.communicator.rank,
+            rank=self._rank,
             policy=self.policy.name,
             phase=step.phase,
             transfers=transfers,

@@ -191,12 +191,16 @@ class Meeting:
 
     def post(self, topic: str, text: str) -> None:
         """Publishes `text` in place of what this endpoint last posted; waits for nobody."""
-        self._store.set(self._key(topic, self.endpoint), text)
+        with store_errors():
+            self._store.set(self._key(topic, self.endpoint), text)
 
     def posted(self, topic: str) -> list[str | None]:
         """What every endpoint last posted on the topic, in order; None where nothing yet."""
         keys = [self._key(topic, endpoint) for endpoint in range(self.endpoints)]
-        return [self._store.get(key).decode() if self._store.check([key]) else None for key in keys]
+        with store_errors():
+            return [
+                self._store.get(key).decode() if self._store.check([key]) else None for key in keys
+            ]
 
     def leave(self) -> None:
         """Notes that this endpoint is done; a store that is gone already is no error."""

@@ -30,11 +30,13 @@ class Step:
         floor: float,
         started: float,
         scaled: bool = False,
+        flushes: bool = False,
     ) -> None:
         self.number = number
         self.phase = phase
         self.ballot = ballot
         self.exact = exact
+        self.flushes = flushes  # it is exact because somebody asked for that
         self.action: Action = "strict" if strict else ""
         self.floor = 0.0 if exact else floor  # delivered less than this, the guard acts
         self.started = started

@@ -162,17 +162,18 @@ def build_report(
 class ReportWriter:
     """Appends one JSON line per step to a file.
 
-    Rank 0 writes `path`; the other ranks write only when `path` holds "{rank}", which every rank
-    then replaces by its own. A file that cannot be written is a ConfigError when it is opened and
+    Rank 0 writes `path`, or whoever is the `first` of a process group of some of the job's ranks;
+    the other ranks write only when `path` holds "{rank}", which every rank then replaces by its own
+    in the job. A file that cannot be written is a ConfigError when it is opened and
     one warning later on: training goes on without it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], rank: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], rank: int, first: bool | None = None) -> None:
         name = str(path)
         self.path: Path | None = None
         if "{rank}" in name:
             self.path = Path(name.replace("{rank}", str(rank)))
-        elif rank == 0:
+        elif rank == 0 if first is None else first:
             self.path = Path(name)
         try:
             self._file = None if self.path is None else self.path.open("a", encoding="utf-8")
@@ -183,9 +184,11 @@ class ReportWriter:
             ) from error
 
     @staticmethod
-    def open(path: str | os.PathLike[str] | None, rank: int) -> ReportWriter | None:
+    def open(
+        path: str | os.PathLike[str] | None, rank: int, first: bool | None = None
+    ) -> ReportWriter | None:
         """A writer where a path is given; raises ConfigError for one that cannot be opened."""
-        return None if path is None else ReportWriter(path, rank)
+        return None if path is None else ReportWriter(path, rank, first)
 
     def write(self, report: StepReport) -> None:
         """Appends the report's line and flushes it."""
