@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import sys
@@ -15,6 +16,7 @@ from test_lab_journal import small
 
 from gradwire.lab import channel as channel_module
 from gradwire.lab.channel import KeeperChannel, LabUnavailable
+from gradwire.lab.interrupts import end_as_ctrl_c_does
 from gradwire.lab.ranks import RankError
 from gradwire.lab.run import course
 from gradwire.lab.run.course import Audience
@@ -107,3 +109,18 @@ def test_a_cell_says_what_ended_it_first(
     else:
         assert course._measure(cell, 0, Audience()).error == "rank 1 died"
     ground.close()
+
+
+def test_a_signal_that_was_to_be_ignored_still_is() -> None:
+    """nohup has SIGHUP ignored: a terminal that closes does not end what it started."""
+    numbers = (signal.SIGHUP, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        end_as_ctrl_c_does()
+        os.kill(os.getpid(), signal.SIGHUP)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -6,17 +6,16 @@ import dataclasses
 import enum
 import json
 import shlex
-import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from gradwire.demo.scenario import ENTRIES, Scenario, quick, standard
+from gradwire.lab.interrupts import end_as_ctrl_c_does
 
 app = typer.Typer(add_completion=False)
 
@@ -66,8 +65,7 @@ def demo(
     model over Gloo on TCP, over gradwire without loss, and over gradwire with bounded loss, while
     cross traffic bursts into one port. Takes less than three minutes.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    end_as_ctrl_c_does()
     progress = Console(stderr=True)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -85,10 +83,6 @@ def demo(
     _show(document, out, as_json, progress)
     if document["error"] is not None:
         raise typer.Exit(1)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _scenario(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from gradwire.lab.interrupts import end_as_ctrl_c_does
 
 if TYPE_CHECKING:
     from gradwire.lab.run.agenda import Agenda
@@ -144,7 +144,6 @@ def run(
     """
     from gradwire.lab.network import LabUnavailable
     from gradwire.lab.run.agenda import Agenda, choose_cells, choose_seeds
-    from gradwire.lab.run.checks import check as check_machine
     from gradwire.lab.run.journal import Journal
     from gradwire.lab.scenario import ScenarioError
 
@@ -159,8 +158,6 @@ def run(
         everything = again and not cells and seeds is None
         if not everything:
             _check_folder(folder, experiment.first.name)
-        if again:  # before anything is forgotten
-            check_machine(experiment, agenda.cells)
         with Journal(folder, again=everything) as journal:
             if again and not everything:
                 journal.forget([(cell.name, seed) for cell, seed in agenda.all])
@@ -241,8 +238,7 @@ def _run(
     from gradwire.lab.run.results import document
     from gradwire.lab.run.voice import Voice
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    end_as_ctrl_c_does()
     there = done(outcome_of(experiment, journal).records)
     due = agenda.due(there)
     if len(due) < len(agenda.all):
@@ -255,7 +251,9 @@ def _run(
                 run_course(experiment, due, journal, voice)
     except KeyboardInterrupt:
         interrupted = True
-        progress.print("interrupted: nothing is left behind; the same command carries on")
+        progress.print(
+            "interrupted: nothing is left behind; the same command, without --again, carries on"
+        )
     except CodeChanged as error:
         changed = error
     outcome = outcome_of(experiment, journal)
@@ -315,7 +313,3 @@ def _refuse(reason: str) -> NoReturn:
     line = Text(f"gradwire lab: {reason}")
     Console(stderr=True).print(line, highlight=False, soft_wrap=True)
     raise typer.Exit(_BAD_INPUT)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

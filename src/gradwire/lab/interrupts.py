@@ -1,4 +1,4 @@
-"""Ctrl-C is for the parent: a terminal sends it to everybody."""
+"""How a command is told to end: Ctrl-C, `kill`, and a terminal that closes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import contextlib
 import signal
 from collections.abc import Iterator
 
-__all__ = ["uninterrupted"]
+__all__ = ["end_as_ctrl_c_does", "uninterrupted"]
+
+
+def end_as_ctrl_c_does() -> None:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, unless they were to be ignored, as nohup
+    wants it of SIGHUP."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 @contextlib.contextmanager

@@ -107,7 +107,7 @@ class Journal:
 
         Args:
             folder: of the run's other files.
-            again: throw away what is there, whatever it is.
+            again: throw away what is there, whatever it is, as soon as there is a new run.
             reading: change nothing, and know the runs of every gradwire and machine.
 
         Raises:
@@ -115,7 +115,8 @@ class Journal:
             ScenarioError: another process writes there, or the file is no journal.
         """
         self.path = folder / NAME
-        self._reading, self._locked = reading, False
+        self._reading, self._locked, self._starting_over = reading, False, again
+        self._forgotten: list[tuple[str, int]] = []
         if reading:
             flags = os.O_RDONLY
         else:
@@ -128,9 +129,8 @@ class Journal:
         try:
             if not reading:
                 self._lock()
-            if again:
-                os.ftruncate(self._file, 0)
-            self._read()
+            if not again:
+                self._read()
         except BaseException:
             self.close()
             raise
@@ -177,19 +177,39 @@ class Journal:
         if what == "calibration":
             self.calibrations.append(Calibration(**line))
         elif what == "forget":
-            gone = {(cell, seed) for cell, seed in line["runs"]}
-            self.records = [each for each in self.records if (each.cell, each.seed) not in gone]
+            self._drop({(cell, seed) for cell, seed in line["runs"]})
         else:
             self.records.append(Record(**{**line, "run": cell_run_of(line["run"])}))
 
     def add(self, record: Record) -> None:
-        """Write a run down; it is on the disk when this returns."""
+        """Write a run down; it is on the disk when this returns, and what it takes the place of is
+        gone for good."""
+        self._let_go()
         fields = {name: value for name, value in vars(record).items() if name != "run"}
         self._write({"what": "run", **fields, "run": cell_run_table(record.run)})
 
     def add_calibration(self, found: Calibration) -> None:
-        """Write a calibration down."""
+        """Write a calibration down; with the first run, where that one starts over."""
+        if self._starting_over:
+            self.calibrations.append(found)
+        else:
+            self._write_calibration(found)
+
+    def _write_calibration(self, found: Calibration) -> None:
         self._write({"what": "calibration", **asdict(found)})
+
+    def _let_go(self) -> None:
+        """Throw away what a new run takes the place of: not before there is one, for nothing may
+        come of starting over."""
+        if self._starting_over:
+            self._starting_over = False
+            os.ftruncate(self._file, 0)
+            calibrations, self.calibrations = self.calibrations, []
+            for each in calibrations:
+                self._write_calibration(each)
+        if self._forgotten:
+            self._write({"what": "forget", "runs": [list(each) for each in self._forgotten]})
+            self._forgotten = []
 
     def _write(self, line: dict[str, Any]) -> None:
         text = json.dumps({"format": FORMAT, **line}, allow_nan=False, separators=(",", ":"))
@@ -200,8 +220,12 @@ class Journal:
         self._take(json.loads(text))  # what is reported is what was written
 
     def forget(self, runs: Collection[tuple[str, int]]) -> None:
-        """Let these runs, by cell and seed, not have been; for good."""
-        self._write({"what": "forget", "runs": [list(each) for each in runs]})
+        """Let these runs, by cell and seed, not have been; for good from the next new run on."""
+        self._forgotten += runs
+        self._drop(runs)
+
+    def _drop(self, runs: Collection[tuple[str, int]]) -> None:
+        self.records = [each for each in self.records if (each.cell, each.seed) not in runs]
 
     def known(self, cells: Iterable[Cell], quick: bool) -> dict[tuple[str, int], Record]:
         """The newest run of each cell and seed that goes with these cells, failed or not: of the
