@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 from gradwire.lab.bursts import BurstRecord
 from gradwire.lab.command import app
 from gradwire.lab.report.command import app as report
+from gradwire.lab.report.markdown import as_markdown
 from gradwire.lab.report.page import render
 from gradwire.lab.report.words import notes
-from gradwire.lab.run import build, checks
+from gradwire.lab.run import build, checks, course
 from gradwire.lab.run.agenda import Agenda, choose_cells, choose_seeds, duration, time_left
 from gradwire.lab.run.course import Audience, CodeChanged, done, outcome_of, run
 from gradwire.lab.run.faults import Event
@@ -281,18 +282,28 @@ def test_runs_of_another_form_leave_marks_open(tmp_path: Path) -> None:
         assert mark["met"] is met
 
 
+@pytest.mark.parametrize("chosen", [[], ["--seeds", "0,"]])
+@pytest.mark.parametrize("stop", ["rights", "rate", "interrupt"])
 def test_starting_over_forgets_nothing_where_nothing_can_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str, chosen: list[str]
 ) -> None:
     experiment = small(tmp_path)
     with Journal(tmp_path / "out") as journal:
         journal.add(record(experiment.cells[0], 0, samples(0.1)))
     before = (tmp_path / "out" / NAME).read_bytes()
-    monkeypatch.setattr(checks, "probe", lambda **_: "no namespaces here")
-    command = ["run", str(experiment.path), "--again", "--out", str(tmp_path / "out")]
+
+    def refuse(*_: object) -> checks.Calibration:
+        if stop == "interrupt":
+            raise KeyboardInterrupt
+        raise ScenarioError("a lower rate is allowed")
+
+    monkeypatch.setattr(checks, "probe", lambda **_: "no rights" if stop == "rights" else None)
+    monkeypatch.setattr(course, "calibrate", refuse)
+    command = ["run", str(experiment.path), "--again", *chosen, "--out", str(tmp_path / "out")]
     found = CliRunner().invoke(app, command)
-    assert found.exit_code == 2
-    assert "no namespaces here" in found.output
+    said = {"rights": "no rights", "rate": "a lower rate", "interrupt": "interrupted"}
+    assert said[stop] in found.output
+    assert found.exit_code == (130 if stop == "interrupt" else 2)
     assert (tmp_path / "out" / NAME).read_bytes() == before
 
 
@@ -468,12 +479,40 @@ def test_starting_over(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         for cell in (first, second):
             journal.add(record(cell, 0, samples(0.1)))
+    with Journal(tmp_path) as journal:
         journal.forget([(first.name, 0), (first.name, 1)])
-    with Journal(tmp_path) as journal:
         assert [each.cell for each in journal.records] == [second.name]
+    with Journal(tmp_path) as journal:  # nothing came of it
+        assert [each.cell for each in journal.records] == [first.name, second.name]
+        journal.forget([(first.name, 0), (first.name, 1)])
         journal.add(record(first, 0, samples(0.2)))
+        journal.add(record(first, 1, samples(0.2)))
     with Journal(tmp_path) as journal:
-        assert [each.cell for each in journal.records] == [second.name, first.name]
+        assert [(each.cell, each.seed) for each in journal.records] == [
+            (second.name, 0),
+            (first.name, 0),
+            (first.name, 1),
+        ]
+
+
+def test_starting_over_with_everything(tmp_path: Path) -> None:
+    first, second, third = small(tmp_path).cells
+    old, new = (checks.Calibration("B", 2, 4e8, reached) for reached in (3e8, 3.9e8))
+    with Journal(tmp_path) as journal:
+        journal.add_calibration(old)
+        journal.add(record(first, 0, samples(0.1)))
+    before = (tmp_path / NAME).read_bytes()
+    with Journal(tmp_path, again=True) as journal:
+        journal.add_calibration(new)
+        assert (journal.records, journal.calibrations) == ([], [new])
+    assert (tmp_path / NAME).read_bytes() == before  # nothing came of it
+    with Journal(tmp_path, again=True) as journal:
+        journal.add_calibration(new)
+        journal.add(record(second, 0, samples(0.1)))
+        journal.add(record(third, 0, samples(0.1)))
+    with Journal(tmp_path) as journal:
+        assert [each.cell for each in journal.records] == [second.name, third.name]
+        assert journal.calibrations == [new]
 
 
 @pytest.mark.netns
@@ -546,6 +585,70 @@ def test_the_report_tells_of_runs_whose_processors_were_given_to_others(tmp_path
     (told,) = (line for line in notes(found) if "gave" in line)
     assert told.startswith(f"{first.name}, seed 0: ")
     assert "10%" in told
+
+
+def test_a_cells_numbers_are_those_of_the_seeds_that_did_not_fail(tmp_path: Path) -> None:
+    experiment = small(tmp_path, ("[1, 2, 3]", "[1]"))
+    (cell,) = experiment.cells
+    failed = replace(samples(9.0), error="rank 1 died")
+    with Journal(tmp_path) as journal:
+        journal.add(record(cell, 0, failed))
+        journal.add(record(cell, 1, samples(0.25, 0.75)))
+        found = document(outcome_of(experiment, journal), "c")
+        (shown,) = found["cells"][0]["contestants"]
+        assert (shown["samples"], shown["seeds"], shown["max_s"]) == (2, 1, 0.75)
+        assert [track["seed"] for track in shown["tracks"]] == [1]
+        assert [each["error"] for each in found["cells"][0]["runs"]] == ["rank 1 died", None]
+        text = as_markdown(found)
+        assert f"- Failed: {cell.name}, seed 0: rank 1 died" in text
+        assert "- Not complete: 1 of 2 runs" in text
+        assert "rank 1 died" in render(found)
+        journal.add(record(cell, 1, replace(samples(8.0), error="rank 0 died")))
+        found = document(outcome_of(experiment, journal), "c")
+        assert found["cells"][0]["contestants"][0]["samples"] == 2  # what there is
+        assert found["marks"][0]["met"] is None
+
+
+def test_the_page_of_a_map_tells_why_nothing_was_measured(tmp_path: Path) -> None:
+    axes = "a = [{ label = 'x' }]\nb = [{ label = 'y' }]"
+    table = "[map]\nrows = 'a'\ncolumns = 'b'\nquiet = 'x'\n[grid]"
+    experiment = small(tmp_path, ('"work.layers" = [1, 2, 3]', axes), ("[grid]", table))
+    with Journal(tmp_path) as journal:
+        journal.add(record(experiment.cells[0], 0, CellRun(0.0, error="rank 1 died")))
+        found = document(outcome_of(experiment, journal), "c")
+    assert "rank 1 died" in render(found)
+
+
+def test_what_lost_packets_is_named_by_who_had_wires(tmp_path: Path) -> None:
+    """nftables where there are veth pairs; and a push's delay is on the server's wire alone."""
+    loss = "[loss]\nrate = {rate}\nat = '{at}'\n[work]"
+
+    def losers(at: str, rates: list[float], links: list[str | None], *more: tuple[str, str]) -> Any:
+        grid = f'"loss.rate" = {rates}'
+        edits = (('"work.layers" = [1, 2, 3]', grid), ("[work]", loss.format(rate=0.1, at=at)))
+        experiment = small(tmp_path, *edits, *more)
+        folder = tmp_path / f"{at} {rates} {len(more)}"
+        with Journal(folder) as journal:
+            for cell, link in zip(experiment.cells, links, strict=True):
+                journal.add(record(cell, 0, replace(samples(0.1), link=link)))
+            return document(outcome_of(experiment, journal), "c")["kernel"]["loss"]
+
+    kernel = "nftables, behind the port's rate"
+    wires = "the hosts' wires (TAP pairs), packet by packet"
+    slow, taps = ('preset = "B"', 'preset = "B"\nrtt_s = 0.01'), "TAP pairs"
+    assert losers("workers", [0.0], [None]) == ["none"]
+    assert losers("workers", [0.1], [None]) == [kernel]
+    trains = ('preset = "B"', 'preset = "A"')
+    assert losers("workers", [0.0, 0.1], [None, taps], trains) == [wires]
+    assert losers("workers", [0.1], [taps], slow) == [wires]  # all-reduces: all have a wire
+    push = (
+        slow,
+        ("workers = 2", "workers = 2\nservers = 1"),
+        ('kind = "all_reduce"', 'kind = "push"'),
+        ('policy = "reliable"', ""),
+    )
+    assert losers("workers", [0.1], [taps], *push) == [kernel]  # the delay is the server's
+    assert losers("server", [0.1], [taps], *push) == [wires]
 
 
 def test_a_tuned_tail_is_told_where_its_attempts_had_the_samples_for_one(tmp_path: Path) -> None:
@@ -633,7 +736,7 @@ def test_an_interrupted_run_has_a_report_and_goes_on(tmp_path: Path) -> None:
     os.killpg(lab.process.pid, signal.SIGINT)
     assert lab.wait(20.0) == 130
     lab.check_that_nothing_is_left()
-    assert "the same command carries on" in lab.said()
+    assert "the same command, without --again, carries on" in lab.said()
     first, second = results()["cells"]
     assert first["contestants"][0]["samples"] == 4
     assert second["contestants"] == []

@@ -284,6 +284,11 @@ BAD = [
         r"ours: policy='dblp' with work.kind='push': pushes take bound",
     ),
     ("bound = 0.1", "spend = 'lost'", r"spend='lost' without a bound: nothing is given up"),
+    (
+        "bound = 0.1",
+        "bound = 0.1\ncontrol = 'probe'\nspend = 'lost'",
+        r"spend='lost' with control='probe': .* allowed are",
+    ),
     ("bound = 0.1", "bound = 0.1\nlate = 2", r"late=2.0 without enough"),
     ("bound = 0.1", "bound = 0.1\nenough = 0.8", r"bound=0.1 with enough: the clock closes it"),
     (

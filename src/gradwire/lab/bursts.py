@@ -132,6 +132,14 @@ class BurstTraffic:
         lines = os.pread(self._log.fileno(), size, 0).splitlines(keepends=True)
         return [_record(json.loads(line)) for line in lines if line.endswith(b"\n")]
 
+    def sending(self) -> bool:
+        """Whether it has sent a burst.
+
+        Raises:
+            LabUnavailable: the sender has died.
+        """
+        return bool(self.records())
+
     def close(self) -> None:
         """Stop sending. May be called again."""
         self._process.kill()  # which leaves alone what has ended

@@ -63,6 +63,14 @@ class RivalStreams:
         found = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [(float(each["at"]), int(each["bytes"])) for each in found]
 
+    def sending(self) -> bool:
+        """Whether the streams, which connect one after another first, have delivered anything.
+
+        Raises:
+            LabUnavailable: one end has died.
+        """
+        return any(count for _, count in self.read())
+
     def close(self) -> None:
         """End both. May be called again."""
         for process in reversed(self._processes):  # the sending end first

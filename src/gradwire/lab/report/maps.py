@@ -49,10 +49,13 @@ def grid_values(
 
 
 def map_plot(document: Mapping[str, Any]) -> str:
-    """The map, a panel for each contestant; the same colours mean the same everywhere."""
+    """The map, a panel for each contestant; the same colours mean the same everywhere. Empty where
+    no contestant has samples."""
     names = list(
         dict.fromkeys(each["name"] for cell in document["cells"] for each in cell["contestants"])
     )
+    if not names:
+        return ""
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(4.7 * len(names), 3.9), layout="constrained")
         panels = figure.subplots(1, len(names), squeeze=False)[0]

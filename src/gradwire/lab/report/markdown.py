@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradwire.lab.report.words import NONE, dates, mark_rows, number, rate, seconds
+from gradwire.lab.report.words import (
+    NONE,
+    dates,
+    failures,
+    mark_rows,
+    missing,
+    number,
+    rate,
+    seconds,
+)
 
 __all__ = ["as_markdown"]
 
@@ -26,7 +35,8 @@ CELLS = (
 
 
 def as_markdown(document: Mapping[str, Any]) -> str:
-    """A section: what is published, the marks, the cells, the command and the date."""
+    """A section: what is published, the marks, what failed or was not run, the cells, the command
+    and the date."""
     machine = document["machine"]
     short = " (the short form: too few samples to judge by)" if document["quick"] else ""
     lines = [
@@ -39,10 +49,17 @@ def as_markdown(document: Mapping[str, Any]) -> str:
         "",
         *_table(("wanted", "ours", "mark", "of", ""), mark_rows(document)),
         "",
+        *_incomplete(document),
         *_table(*_filled(CELLS, _cells(document))),
         "",
     ]
     return "\n".join(lines)
+
+
+def _incomplete(document: Mapping[str, Any]) -> list[str]:
+    """What is not in the table, a line each."""
+    lines = [*failures(document), *missing(document)]
+    return [*(f"- {line}" for line in lines), ""] if lines else []
 
 
 def _cells(document: Mapping[str, Any]) -> list[list[str]]:

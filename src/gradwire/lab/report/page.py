@@ -43,6 +43,7 @@ def render(document: Mapping[str, Any]) -> str:
         for cell in document["cells"]
         if cell["runs"]
     ]
+    drawn = map_plot(document) if document["map"]["rows"] else ""
     return fill(
         "run.html.j2",
         title=document["title"],
@@ -50,7 +51,7 @@ def render(document: Mapping[str, Any]) -> str:
         document=document,
         marks=mark_rows(document),
         mark_cells=_mark_cells,
-        map=Markup(map_plot(document)) if document["map"]["rows"] else None,
+        map=Markup(drawn) if drawn else None,
         cells=cells,
         notes=notes(document),
         shares=_shares,

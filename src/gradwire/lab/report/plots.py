@@ -85,9 +85,10 @@ def distribution(cell: Cell, palette: Mapping[str, str]) -> str:
 
 
 def time_line(cell: Cell, palette: Mapping[str, str]) -> str:
-    """Every sample over the time of the first seed's run, bursts and events drawn in."""
+    """Every sample over the time of the first seed that counts, bursts and events drawn in."""
     figure, axes = figure_of(9.6, 3.3)
-    run = cell["runs"][0]
+    counted = {track["seed"] for entry in cell["contestants"] for track in entry["tracks"]}
+    run = next((each for each in cell["runs"] if each["seed"] in counted), cell["runs"][0])
     for burst in run["bursts"]:
         axes.axvspan(burst["start"], burst["stop"], color=BURST, alpha=0.35, linewidth=0)
     for span in run["lossy"]:

@@ -10,7 +10,9 @@ from gradwire.lab.scenario.mark import P99_SAMPLES
 __all__ = [
     "COLUMNS",
     "dates",
+    "failures",
     "mark_rows",
+    "missing",
     "notes",
     "rate",
     "reached",
@@ -182,6 +184,19 @@ def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
     return found
 
 
+def failures(document: Mapping[str, Any]) -> list[str]:
+    """What failed, a line each; a cell's numbers are those of its other seeds, if it has any."""
+    return [f"Failed: {error}" for error in document["errors"]]
+
+
+def missing(document: Mapping[str, Any]) -> list[str]:
+    """What was not run, or failed, in a line, if anything was."""
+    count = document.get("missing", 0)
+    total = len(document["cells"]) * len(document["work"]["seeds"])
+    text = f"Not complete: {count} of {total} runs of this file (a cell, a seed) are not there."
+    return [text] if count else []
+
+
 def notes(document: Mapping[str, Any]) -> list[str]:
     """What a reader must know to judge the numbers."""
     lines = []
@@ -189,11 +204,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
         lines.append(
             "The short form, made to see that everything works: too few samples to judge by."
         )
-    if missing := document.get("missing", 0):
-        total = len(document["cells"]) * len(document["work"]["seeds"])
-        lines.append(
-            f"Not complete: {missing} of {total} runs of this file (a cell, a seed) are not there."
-        )
+    lines += missing(document)
     if document.get("elsewhere"):
         lines.append(
             f"Made by gradwire {document['gradwire']} "
@@ -260,9 +271,9 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
     marked = sum(run.get("marked_packets", 0) for run in cell["runs"])
     if cell.get("ecn") is not None:
         lines.append(f"{cell['name']}: the switches marked {marked} packets (ECN).")
-    failures = sum(run["wire_failures"] for run in cell["runs"])
-    if failures:
-        lines.append(f"{cell['name']}: the lab's own wires lost {failures} packets untold.")
+    untold = sum(run["wire_failures"] for run in cell["runs"])
+    if untold:
+        lines.append(f"{cell['name']}: the lab's own wires lost {untold} packets untold.")
     for run in cell["runs"]:
         if (run.get("stolen") or 0.0) >= STOLEN:
             lines.append(

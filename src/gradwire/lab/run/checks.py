@@ -207,7 +207,7 @@ def _attempt(scenario: Scenario, flows: list[tuple[int, int]]) -> float:
                 for source, to in flows
             ]
         deadline = time.monotonic() + 10.0
-        while not all(sum(n for _, n in each.read()) for each in streams):
+        while not all(each.sending() for each in streams):
             if time.monotonic() > deadline:
                 return 0.0
             time.sleep(0.05)

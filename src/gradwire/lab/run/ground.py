@@ -82,10 +82,24 @@ class Ground:
                         source=self.scenario.topology.hosts + len(self.traffic),
                     )
                 )
+        if self.rivals is not None:
+            self._await(self.rivals.sending, _START_SECONDS, "the rivals' streams do not send")
         if self.scenario.loss.any and self.scenario.loss.when == "always":
             self._lose(True)
         if self.rivals is not None:
             time.sleep(_SETTLE_SECONDS)
+
+    def _await(self, begun: Callable[[], bool], seconds: float, trouble: str) -> None:
+        """Wait until something has begun: on a busy machine it starts late.
+
+        Raises:
+            LabUnavailable: it has not, after so long.
+        """
+        deadline = time.monotonic() + seconds
+        while not begun():
+            if time.monotonic() > deadline:
+                raise LabUnavailable(f"{trouble}: the machine is too slow")
+            time.sleep(_POLL_SECONDS)
 
     def burst(self, on_s: float | None = None) -> None:
         """Let the cross traffic begin, anew if there is some.
@@ -108,16 +122,10 @@ class Ground:
                     )
                     self.traffic.append(self._stack.enter_context(traffic))
                     source += 1
-        self._await_bursts()
-
-    def _await_bursts(self) -> None:
-        """Wait until every source has sent a burst: on a busy machine one starts late."""
         for traffic in self.traffic:
-            deadline = traffic.origin + traffic.burst.phase + traffic.burst.period + _START_SECONDS
-            while not traffic.records():
-                if time.monotonic() > deadline:
-                    raise LabUnavailable("a burst sender does not send: the machine is too slow")
-                time.sleep(_POLL_SECONDS)
+            due = traffic.origin + traffic.burst.phase + traffic.burst.period
+            seconds = due + _START_SECONDS - time.monotonic()
+            self._await(traffic.sending, seconds, "a burst sender does not send")
 
     def next_turns(self) -> None:
         """Before each contestant has its next turn: another rate to begin with, where it changes.

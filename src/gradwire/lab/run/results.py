@@ -13,6 +13,7 @@ from gradwire.lab.run.journal import Record, fingerprint
 from gradwire.lab.run.marks import Measured, judge
 from gradwire.lab.run.samples import CellRun, Track
 from gradwire.lab.run.summary import summarize
+from gradwire.lab.run.wires import losers
 from gradwire.lab.scenario.load import Cell
 from gradwire.lab.scenario.network import Topology
 from gradwire.telemetry import finite
@@ -27,8 +28,9 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
     """Everything that is known about an experiment, as JSON; non-finite numbers become null.
 
     Marks are judged over all cells and seeds of the file: one that was not run, or failed, or ran
-    in another form, leaves them open where it could change what they come to. What is known of
-    cells of another form has no limit, too: that would be the file's, as it is now.
+    in another form, leaves them open where it could change what they come to. A cell's numbers are
+    those of the seeds that did not fail; where all did, what they have. What is known of cells of
+    another form has no limit, too: that would be the file's, as it is now.
     """
     experiment, first = outcome.experiment, outcome.experiment.first
     dates = sorted(record.date for record in outcome.records.values())
@@ -41,12 +43,11 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
         same = all(each.scenario == form for each in records.values())
         if not same:
             others.append(cell.name)
-        entry = _cell(cell, records, same)
-        cells.append(entry)
         sound = {seed: each.run for seed, each in records.items() if each.run.error is None}
-        summaries = {each["name"]: each for each in entry["contestants"]}
-        if len(sound) < len(records):
-            summaries = _summaries(cell, sound, same)
+        counted = sound or {seed: each.run for seed, each in records.items()}
+        entry = _cell(cell, records, counted, same)
+        cells.append(entry)
+        summaries = {each["name"]: each for each in entry["contestants"]} if sound else {}
         complete = same and set(first.work.seeds) <= sound.keys()
         measured.append(Measured(cell, summaries, complete))
     result: dict[str, Any] = finite(
@@ -102,21 +103,30 @@ def _kernel(outcome: Outcome) -> dict[str, Any]:
     so none where another machine ran a cell."""
     topologies = [cell.scenario.topology for cell in outcome.experiment.cells]
     wires = {run.link for run in outcome.runs.values() if run.link}
-    veths = any(run.link is None for run in outcome.runs.values())
-    loss = [*(["nftables, behind the port's rate"] if veths else [])]
-    loss += [f"the hosts' wires ({wire}), packet by packet" for wire in sorted(wires)]
     available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
     here = all(record.machine == machine() for record in outcome.records.values())
-    if not any(cell.scenario.loss.any for cell in outcome.experiment.cells):
-        loss = ["none"]
     return {
         "offloads": sorted({"on" if each.ports.offloads else "off" for each in topologies}),
         "topology": list(dict.fromkeys(each.words for each in topologies)),
         "shaper": _shaper(topologies),
-        "loss": loss,
+        "loss": _losers(outcome),
         "wires": sorted(wires) or ["veth pairs, no delay added"],
         "congestion_controls": available.read_text().split() if here and available.exists() else [],
     }
+
+
+def _losers(outcome: Outcome) -> list[str]:
+    """What lost packets by chance in the cells that were run."""
+    nftables, wires = False, set[str]()
+    for cell in outcome.experiment.cells:
+        runs = [run for (name, _), run in outcome.runs.items() if name == cell.name]
+        if runs and cell.scenario.loss.any:
+            by_kernel, by_wires = losers(cell.scenario)
+            nftables = nftables or by_kernel
+            wires |= {run.link for run in runs if run.link and by_wires}
+    found = ["nftables, behind the port's rate"] if nftables else []
+    found += [f"the hosts' wires ({wire}), packet by packet" for wire in sorted(wires)]
+    return found or ["none"]
 
 
 def _shaper(topologies: list[Topology]) -> str:
@@ -135,21 +145,24 @@ def _summaries(cell: Cell, runs: dict[int, CellRun], limited: bool) -> dict[str,
     return {name: summary for name, summary in found.items() if summary is not None}
 
 
-def _cell(cell: Cell, records: dict[int, Record], limited: bool) -> dict[str, Any]:
+def _cell(
+    cell: Cell, records: dict[int, Record], counted: dict[int, CellRun], limited: bool
+) -> dict[str, Any]:
+    """A cell's runs, and its contestants' numbers of those that count."""
     scenario = cell.scenario
-    runs = {seed: record.run for seed, record in records.items()}
     transports = {each.name: each.transport for each in scenario.contestants}
     contestants = []
-    for name, summary in _summaries(cell, runs, limited).items():
+    for name, summary in _summaries(cell, counted, limited).items():
         tracks = [
             {"seed": seed, **_track(run.tracks[name], run.origin)}
-            for seed, run in runs.items()
+            for seed, run in counted.items()
             if name in run.tracks
         ]
         contestants.append(
             {"name": name, "transport": transports[name], **summary, "tracks": tracks}
         )
     ports, spread = scenario.topology.ports, scenario.topology.spread
+    made = [(seed, record, record.run) for seed, record in records.items()]
     return {
         "name": cell.name,
         "labels": dict(cell.labels),
@@ -168,11 +181,11 @@ def _cell(cell: Cell, records: dict[int, Record], limited: bool) -> dict[str, An
         "runs": [
             {
                 "seed": seed,
-                "date": records[seed].date,
-                "took_s": records[seed].took_s,
-                "commit": records[seed].commit,
-                "load": records[seed].load,
-                "stolen": records[seed].stolen,
+                "date": record.date,
+                "took_s": record.took_s,
+                "commit": record.commit,
+                "load": record.load,
+                "stolen": record.stolen,
                 "error": run.error,
                 "lost_packets": run.lost,
                 "marked_packets": run.marked,
@@ -194,7 +207,7 @@ def _cell(cell: Cell, records: dict[int, Record], limited: bool) -> dict[str, An
                 "events": [{"at": each.at - run.origin, "what": each.what} for each in run.events],
                 "facts": run.facts,
             }
-            for seed, run in runs.items()
+            for seed, record, run in made
         ],
     }
 

@@ -15,6 +15,7 @@ from gradwire.demo.results import Step, join
 from gradwire.demo.startline import memory
 from gradwire.lab.addresses import STORE_PORT
 from gradwire.lab.bursts import phase_of
+from gradwire.lab.clock import sleep_until
 from gradwire.lab.interrupts import uninterrupted
 from gradwire.lab.measure import percentile
 from gradwire.lab.ranks import Ranks
@@ -188,16 +189,21 @@ class _Course:
         """A turn of every contestant, from their step number `done` on."""
         self._ground.next_turns()
         for each in self._scenario.contestants:
-            with self._ground.changing():
-                self.turn(each.name, done, steps)
+            self._settle()  # outside of what goes by the clock from a turn's start
+            with self._ground.changing(), self._ground.faults.turn(each.name):
+                self._turn(each.name, done, steps)
         self._turns += 1
 
-    def turn(self, name: str, done: int, steps: int) -> None:
-        """One contestant's turn, from its step number `done` on."""
-        with self._ground.faults.turn(name):
-            self._turn(name, done, steps)
+    def _settle(self) -> None:
+        """Wait until a turn's phase of the bursts is about to begin."""
+        if self._ground.traffic:
+            traffic = self._ground.traffic[0]
+            start = time.monotonic() + _LEAD_SECONDS
+            start = traffic.next_phase(phase_of(self._turns, traffic.burst), after=start)
+            sleep_until(start - _LEAD_SECONDS)
 
     def _turn(self, name: str, done: int, steps: int) -> None:
+        """One contestant's turn, from its step number `done` on."""
         track = self._run.tracks[name]
         loss, warm_up = self._scenario.loss, self._scenario.work.warm_up
         steps_so_far = 0
@@ -207,7 +213,7 @@ class _Course:
             last = place == len(parts) - 1
             timed = steps_so_far >= begin
             with self._ground.counting(name, count), self._ground.losing(losing):
-                block = self._block(name, count, last, settle=place == 0, timed=timed)
+                block = self._block(name, count, last, timed=timed)
             found = join(block, 0, 0.0)
             for index, step in enumerate(found):
                 if losing or steps_so_far + index >= warm_up:
@@ -221,13 +227,8 @@ class _Course:
             track.losses.append((done + steps, track.job_s, block.validation))
         self._progress(name, done + steps)
 
-    def _block(
-        self, name: str, steps: int, validate: bool, settle: bool = True, timed: bool = False
-    ) -> Block:
+    def _block(self, name: str, steps: int, validate: bool, timed: bool = False) -> Block:
         start = time.monotonic() + _LEAD_SECONDS
-        if settle and self._ground.traffic:
-            traffic = self._ground.traffic[0]
-            start = traffic.next_phase(phase_of(self._turns, traffic.burst), after=start)
         if timed:
             self._ground.faults.begin(name, start)
         each = self._compute_s + _STEP_SECONDS

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gradwire.lab.scenario.schema import Scenario
 from gradwire.lab.wire import Wire
 
-__all__ = ["lossy", "wires_of"]
+__all__ = ["losers", "lossy", "wires_of"]
 
 
 def wires_of(scenario: Scenario) -> dict[int, Wire]:
@@ -30,6 +30,17 @@ def wires_of(scenario: Scenario) -> dict[int, Wire]:
         return {}
     wire = Wire(delay_s=topology.rtt_s / 4, jitter_s=topology.jitter_s / 2)
     return dict.fromkeys(range(topology.hosts), wire)
+
+
+def losers(scenario: Scenario) -> tuple[bool, bool]:
+    """What loses a scenario's packets by chance: whether nftables do, and whether wires do."""
+    topology, loss = scenario.topology, scenario.loss
+    hosts = range(topology.workers) if loss.at == "workers" else range(topology.hosts)
+    if loss.at == "server":
+        hosts = hosts[topology.workers :]
+    losing = [host for host in hosts if host >= topology.workers or loss.of_worker(host)]
+    wired = range(topology.hosts) if topology.ecn else wires_of(scenario)
+    return any(host not in wired for host in losing), any(host in wired for host in losing)
 
 
 def lossy(wire: Wire, scenario: Scenario, share: float) -> Wire:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradwire.errors import ConfigError
 from gradwire.lab.scenario.mark import LIMIT
 from gradwire.lab.scenario.network import CONGESTION_CONTROLS
 from gradwire.lab.scenario.options import Lacking, bound_of_policy, check_policy, check_push
 from gradwire.lab.scenario.reader import MISSING, ScenarioError, default_of, key
 from gradwire.lab.scenario.work import THIRDS, Model, Work
-from gradwire.plans import SPENDS
+from gradwire.plans import SPENDS, check_control
 
 __all__ = ["HOOKS", "Contestant", "contestant_of"]
 
@@ -86,6 +87,10 @@ class Contestant:
             self._refuse(("bound", "spend", "control"), "with enough: the clock closes it")
         if not self.bound:
             self._refuse(("spend",), "without a bound: nothing is given up")
+        try:
+            check_control(self.control, self.spend)
+        except ConfigError as error:
+            raise ScenarioError(str(error)) from None
         if "never" in self.tolerant and len(self.tolerant) > 1:
             raise ScenarioError(f"tolerant={list(self.tolerant)!r}: 'never' stands alone")
 
