@@ -218,6 +218,51 @@ def test_a_step_that_a_scaler_skips_owes_what_was_owed(two: Ranks) -> None:
     two.run(overflows)
 
 
+def others_overflow(rank: int, world: int, fused: bool) -> None:
+    """The scaler skips for the sake of another module under the same optimizer, or of a parameter
+    outside of DDP; the other optimizer's steps are its own."""
+    first, second, reference = wrap(model()), wrap(model()), model()
+    extra = torch.nn.Parameter(torch.ones(()))
+    parameters = [*first.parameters(), *second.parameters(), extra]
+    optimizer = torch.optim.SGD(parameters, lr=0.0, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+    options = {"p": 0.5, "spend": "anything", "error_feedback": True}
+    attachments = [
+        gradwire.attach(each, "mlt", optimizer=optimizer, scaler=scaler, **options)
+        for each in (first, second)
+    ]
+    true, applied = torch.zeros(()), torch.zeros(())
+    for step in range(12):
+        if step in (9, 11):
+            for attachment in attachments:
+                attachment.flush()
+        x = batch(rank, step)
+        optimizer.zero_grad()
+        first_loss = first(x).square().mean() * (1e38 if (step, rank) == (4, 1) else 1.0)
+        outside = extra * (float("inf") if step in (6, 9) else 1.0)
+        scaler.scale(first_loss + second(x).square().mean() + outside).backward()
+        found = gradients(second)
+        assert found.isfinite().all()
+        if step not in (4, 6, 9):
+            true = true + average_of(local_gradients(reference, x))
+            applied = applied + found / attachments[1].grad_scale
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 9:
+            attachments[1].state_dict()  # looks, too
+            assert attachments[1].flush_pending
+    assert float((applied - true).norm() / true.norm()) < 1e-4
+    for attachment in attachments:
+        attachment.detach()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_is_skipped_for_the_sake_of_others_owes_what_was_owed(
+    two: Ranks, fused: bool
+) -> None:
+    two.run(others_overflow, fused=fused)
+
+
 def void(rank: int, world: int, scale: float, enabled: bool) -> tuple[float, float]:
     """What is owed before and after a step whose loss is NaN on one rank."""
     ddp = wrap(model())

@@ -31,6 +31,7 @@ LAYERS = (
         "books",
         "consultation",
         "guarding",
+        "skips",
         "configure",
         "moments",
         "magnitudes",

@@ -29,7 +29,7 @@ from gradwire.policies import Policy
 from gradwire.pruning import smallest_weights
 from gradwire.settings import Settings
 from gradwire.states import State
-from gradwire.steps import Step, Transfer, is_finite
+from gradwire.steps import Before, Step, Transfer, is_finite
 
 __all__ = ["Books"]
 
@@ -111,12 +111,12 @@ class Books:
                 before = self._copies.of((transfer.index, book.kind), values)
                 transfer.before.append((values, before))
 
-    def undo(self, transfer: Transfer) -> None:
+    def undo(self, slots: tuple[TensorSlot, ...], before: Before) -> None:
         """Brings a bucket's books back to where they were: its step's gradient is void."""
-        for values, before in transfer.before:
-            np.copyto(values, before)
+        for values, kept in before:
+            np.copyto(values, kept)
         if self._residuals is not None:
-            self._residuals.soil(transfer.slots)
+            self._residuals.soil(slots)
 
     def critical(
         self, transfer: Transfer, host: NDArray[np.float32], finite: bool

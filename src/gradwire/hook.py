@@ -234,6 +234,7 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
 def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Before the optimizer steps: without gradients, nothing of a skipped step is applied, and
     neither momentum nor weight decay moves. What it holds of other modules is none of ours."""
+    pipeline.stepped(optimizer)
     skipped = set(map(id, pipeline.take_skipped()))
     for group in optimizer.param_groups if skipped else ():
         for parameter in group["params"]:

@@ -39,9 +39,10 @@ from gradwire.policies import PlanContext, Policy
 from gradwire.policies.priorities import by_region
 from gradwire.scalars import is_number, is_whole, plain
 from gradwire.settings import Settings
+from gradwire.skips import SkipWatch
 from gradwire.staging import StagePool
 from gradwire.states import State
-from gradwire.steps import Answer, Step, Transfer, is_finite, square_norm, tensor_squares
+from gradwire.steps import Answer, Before, Step, Transfer, is_finite, square_norm, tensor_squares
 from gradwire.telemetry import ReportWriter, StepReport, build_report
 
 __all__ = ["GradientPipeline"]
@@ -95,6 +96,7 @@ class GradientPipeline:
         self._moments = None if optimizer is None else FirstMoments(optimizer)
         self._clock = clock
         self._scaler = scaler
+        self._skips = SkipWatch(scaler, watched=optimizer is not None)
         self._started: float | None = None  # the last step
         self._books = Books(communicator, policy, settings)
         self._consultation = Consultation(communicator, policy, settings, number)
@@ -200,6 +202,7 @@ class GradientPipeline:
     def state_dict(self) -> dict[str, object]:
         """What a resumed run needs: step, phase, votes; residuals, velocities, ages and magnitudes
         (this rank's own)."""
+        self._skips.look()
         return {
             "version": STATE_VERSION,
             "policy": self.policy.name,
@@ -258,6 +261,10 @@ class GradientPipeline:
             raise ConfigError(
                 f"state['phases'] does not fit policy {self.policy.name!r}: {error!r}"
             ) from error
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hears that the optimizer steps."""
+        self._skips.stepped(optimizer)
 
     def take_skipped(self) -> list[torch.Tensor]:
         """The parameters that the optimizer must not step with, because the step just reduced is
@@ -319,6 +326,8 @@ class GradientPipeline:
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
                 self._guard.take_skipped()  # a loss scaler may have kept the optimizer from asking
+                self._skips.look()
+                self._skips.forget()
                 if self._scaler is not None:
                     self.set_grad_scale(self._scaler.get_scale())
                 strict = self._loss_watch is not None and self._loss_watch.strict
@@ -559,10 +568,13 @@ class GradientPipeline:
 
     def _conclude(self, step: Step, agreed: Summary) -> None:
         """The step is decided: the policy reads the report, and DDP gets its results."""
+        if step.scaled:
+            kept = [(t.slots, t.before) for t in step.transfers]
+            flushes = step.flushes
+            self._skips.keep(self._grad_scale, lambda: self._undo(kept, flushes))
         if step.overflowed:
-            for transfer in step.transfers:
-                self._books.undo(transfer)
-            self._flush = self._flush or step.flushes  # nobody got what was owed
+            self._skips.forget()
+            self._undo(kept, flushes)
         transfers = [(t.plan, t.report) for t in step.transfers if t.report is not None]
         self._ballots.applied_square = sum(t.applied_square for t in step.transfers)
         period_s = 0.0 if self._started is None else step.started - self._started
@@ -581,6 +593,12 @@ class GradientPipeline:
             self._writer.write(report)
         step.transfers.clear()  # they know the step: only a garbage collector would free them
         self._release(step)
+
+    def _undo(self, kept: list[tuple[tuple[TensorSlot, ...], Before]], flushes: bool) -> None:
+        """A scaler skips the step: its gradient is void, and nobody got what was owed."""
+        for slots, before in kept:
+            self._books.undo(slots, before)
+        self._flush = self._flush or flushes
 
     def _report(
         self,

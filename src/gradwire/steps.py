@@ -13,7 +13,10 @@ from gradwire.phases import Ballot, Phase
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport
 from gradwire.staging import Stage
 
-__all__ = ["Answer", "Step", "Transfer", "is_finite", "square_norm", "tensor_squares"]
+__all__ = ["Answer", "Before", "Step", "Transfer", "is_finite", "square_norm", "tensor_squares"]
+
+Before = list[tuple[NDArray[np.float32], NDArray[np.float32]]]
+"""Values in a bucket's books, and copies of what they were before its step."""
 
 
 class Step:
@@ -119,7 +122,7 @@ class Transfer(Answer):
         self.pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None  # where, what
         self.unused: list[tuple[slice, NDArray[np.float32]]] = []  # where, what was owed
         self.bypasses = False  # has nothing to do with the residuals
-        self.before: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []  # books, copies
+        self.before: Before = []
         self.applied_square = 0.0
 
 
