@@ -397,7 +397,15 @@ def test_a_loss_to_time_that_cannot_be_is_named(tmp_path: Path, model: str, comp
         (GOOD, "loss", "at = 'server'", "at='server'.*loss.rate or loss.per_worker", "rate = 0.1"),
         (GOOD, "loss", "when = 'rounds'", "when='rounds'.*loss.rate", "per_worker = [0.0, 0.1]"),
         (GOOD, "loss", "run = 2", "run=2.0.*loss.rate", "rate = 0.1"),
-        (GOOD, "loss", "lasts_s = 1", "lasts_s=1.0.*loss.rate", "rate = 0.1"),
+        (GOOD, "loss", "lasts_s = 1", "lasts_s=1.0.*loss.rate", "rate = 0.1\nwhen = 'rounds'"),
+        (GOOD, "loss", "rate = 0.1\nlasts_s = 1", "lasts_s=1.0.*when='rounds'", "when = 'rounds'"),
+        (
+            TRAINED,
+            "model",
+            "target_within = 1",
+            "target_within=1.0.*target_of",
+            "target_of = 'tcp'",
+        ),
         (TRAINED, "loss", "when = 'steps'\nsteps = [3]", "when='steps'.*loss.rate", "rate = 0.1"),
         (GOOD, "rivals", "target = 1", "target=1.*rivals.streams", "streams = 1"),
         (GOOD, "rivals", "congestion_control = 'bbr'", ".*control='bbr'.*streams", "streams = 1"),
@@ -415,6 +423,12 @@ def test_a_key_that_does_nothing_is_named(
     with pytest.raises(ScenarioError, match=rf"file.toml: {table}\.{complaint}.*or leave it out"):
         read(tmp_path, text)
     assert read(tmp_path, f"{text}{remedy}\n").cells
+
+
+def test_layers_are_those_of_an_all_reduce(tmp_path: Path) -> None:
+    layered = GOOD.replace("[work]", "[work]\nlayers = 2")
+    with pytest.raises(ScenarioError, match=r"work.layers=2.*work.kind='all_reduce'"):
+        read(tmp_path, layered)
 
 
 def test_a_key_need_not_do_something_in_every_cell(tmp_path: Path) -> None:

@@ -10,22 +10,32 @@ from gradwire.lab.scenario.schema import Cell, Scenario
 
 __all__ = ["check_idle"]
 
-_NEEDS: dict[str, tuple[tuple[str, ...], Callable[[Scenario], Any], str]] = {
-    "loss": (
-        ("at", "when", "steps", "run", "lasts_s"),
+_NEEDS: tuple[tuple[str, tuple[str, ...], Callable[[Scenario], Any], str], ...] = (
+    (
+        "loss",
+        ("at", "when", "steps", "run"),
         lambda each: each.loss.any,
         "a share in loss.rate or loss.per_worker",
     ),
-    "rivals": (
+    (
+        "loss",
+        ("lasts_s",),
+        lambda each: each.loss.any and each.loss.when != "always",
+        "a share in loss.rate or loss.per_worker and loss.when='rounds' or 'steps'",
+    ),
+    (
+        "rivals",
         ("target", "congestion_control"),
         lambda each: each.rivals.streams,
         "rivals.streams",
     ),
-    "bandwidth": (("every_s",), lambda each: each.bandwidth.rates, "bandwidth.rates"),
-    "tail": (("contestant", "rounds", "tries"), lambda each: each.tail.ratio, "tail.ratio"),
-    "model": (("bucket_mb",), lambda each: each.model.overlap, "model.overlap=true"),
-}
-"""By table: keys, whether they do something in a cell, and what they need for that."""
+    ("bandwidth", ("every_s",), lambda each: each.bandwidth.rates, "bandwidth.rates"),
+    ("tail", ("contestant", "rounds", "tries"), lambda each: each.tail.ratio, "tail.ratio"),
+    ("work", ("layers",), lambda each: each.work.kind == "all_reduce", "work.kind='all_reduce'"),
+    ("model", ("bucket_mb",), lambda each: each.model.overlap, "model.overlap=true"),
+    ("model", ("target_within",), lambda each: each.model.target_of, "model.target_of"),
+)
+"""Table, keys, whether they do something in a cell, and what they need for that."""
 
 
 def check_idle(cells: Iterable[Cell]) -> None:
@@ -38,7 +48,7 @@ def check_idle(cells: Iterable[Cell]) -> None:
         ScenarioError: names the key, its value and what it needs.
     """
     scenarios = [cell.scenario for cell in cells]
-    for table, (names, works, needed) in _NEEDS.items():
+    for table, names, works, needed in _NEEDS:
         tables = [getattr(each, table) for each in scenarios]
         for name in names:
             usual = default_of(type(tables[0]), name)
