@@ -224,8 +224,16 @@ BREAKS = (
         6,
         "a silent engine is waited for",
         PROTO + "endpoint.cc",
-        "> config.peer_timeout",
-        "> 1000 * config.peer_timeout",
+        "now - p->last_heard <= config.peer_timeout",
+        "now - p->last_heard <= 1000 * config.peer_timeout",
+        SIM + "faults.py",
+    ),
+    Break(
+        6,
+        "what went away with a peer is waited for",
+        PROTO + "endpoint.cc",
+        "if (!op) continue;",
+        "if (op || !op) continue;",
         SIM + "faults.py",
     ),
     Break(
