@@ -186,7 +186,7 @@ def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
 
 def failures(document: Mapping[str, Any]) -> list[str]:
     """What failed, a line each; a cell's numbers are those of its other seeds, if it has any."""
-    return [f"Failed: {error}" for error in document["errors"]]
+    return [f"Failed: {error}" for error in document.get("errors", ())]
 
 
 def missing(document: Mapping[str, Any]) -> list[str]:
