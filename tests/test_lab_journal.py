@@ -457,7 +457,7 @@ def test_what_is_only_read_from_a_run_is_no_part_of_its_form(tmp_path: Path) -> 
         return fingerprint(cell, False)
 
     assert form("target_loss = 2.5") == form("target_loss = 2.6") == form("")
-    assert form('target_of = "ours"') == form("target_within = 0.1") == form("")
+    assert form('target_of = "ours"\ntarget_within = 0.1') == form('target_of = "ours"') == form("")
     assert form("width = 32") != form("")
     assert form("gamma = 1.0") == form("") != form("gamma = 0.1")
 

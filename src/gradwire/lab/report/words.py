@@ -192,9 +192,10 @@ def failures(document: Mapping[str, Any]) -> list[str]:
 def missing(document: Mapping[str, Any]) -> list[str]:
     """What was not run, or failed, in a line, if anything was."""
     count = document.get("missing", 0)
+    if not count:
+        return []
     total = len(document["cells"]) * len(document["work"]["seeds"])
-    text = f"Not complete: {count} of {total} runs of this file (a cell, a seed) are not there."
-    return [text] if count else []
+    return [f"Not complete: {count} of {total} runs of this file (a cell, a seed) are not there."]
 
 
 def notes(document: Mapping[str, Any]) -> list[str]:
