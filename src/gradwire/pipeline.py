@@ -159,6 +159,7 @@ class GradientPipeline:
     @property
     def flush_pending(self) -> bool:
         """Whether a flush is still to come."""
+        self._skips.look()
         return self._flush
 
     def set_grad_scale(self, scale: object) -> None:
