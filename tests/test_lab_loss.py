@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_lab_journal import small
 
 from gradwire.lab import NETWORK_A, NETWORK_B, Network
 from gradwire.lab.rivals import RivalStreams, goodput
 from gradwire.lab.run.ground import open_ground
-from gradwire.lab.scenario import load
 
 pytestmark = pytest.mark.netns
 
@@ -46,25 +46,6 @@ for number in range(int(sys.argv[2])):
     s.sendto(bytes(100), (sys.argv[1], 5000))
     if number % 20 == 0:
         time.sleep(0.002)
-"""
-
-
-RIVALS = """
-name = "small"
-title = "a small one"
-[topology]
-preset = "B"
-workers = 2
-[work]
-kind = "all_reduce"
-[rivals]
-streams = 4
-target = 1
-[loss]
-rate = 0.95
-[[contestants]]
-name = "ours"
-transport = "gradwire"
 """
 
 
@@ -168,8 +149,7 @@ def test_rivals_fill_the_port_at_its_rate_of_the_moment(network: Network) -> Non
 @pytest.mark.usefixtures("namespaces")
 def test_loss_begins_when_the_rivals_streams_send(tmp_path: Path) -> None:
     """The SYN-ACKs of four streams would hardly come through this loss, nor what asks for data."""
-    path = tmp_path / "small.toml"
-    path.write_text(RIVALS)
-    with open_ground(load(path).first, 0) as ground:
+    more = "[rivals]\nstreams = 4\ntarget = 1\n[loss]\nrate = 0.95\n[work]"
+    with open_ground(small(tmp_path, ("[work]", more)).first, 0) as ground:
         ground.start()
         assert sum(count for _, count in ground.rivals_read()) > 0
