@@ -48,6 +48,18 @@ def test_a_silent_rank_is_named_within_the_time(what: str, servers: int) -> None
         assert "rank 2" in fabric.failure(worker)
 
 
+def test_who_fails_tells_the_others_at_once() -> None:
+    """Two that are cut off from each other; whom the others hear of both, and seldom by pings."""
+    fabric = Fabric(4, peer_timeout=20.0, ping_interval=8.0)
+    fabric.all_reduce(0, plan(MEGA), gradients(4, MEGA))
+    fabric.run(0.02)
+    fabric.partition(0, 2)
+    fabric.run(60.0)
+    first = min(fabric.finished_at(worker, 0) for worker in range(4))
+    assert all("has sent nothing" in error for error in errors(fabric))
+    assert all(fabric.finished_at(worker, 0) - first < 0.2 for worker in range(4))
+
+
 def test_a_dead_server_is_named() -> None:
     fabric, _ = fault("kill", 4, servers=1)
     assert all("server 0" in error for error in errors(fabric))
