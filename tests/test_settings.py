@@ -295,6 +295,14 @@ def test_a_wrapper_that_takes_no_hooks_is_refused() -> None:
     HookState("mlt", model=model, optimizer=wrapper.optimizer)
 
 
+def test_a_parameter_on_a_device_that_none_can_be_taken_off_is_refused_by_name() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ConfigError, match=r"parameter '1.weight' lies on device meta: .* cpu and"):
+        HookState("reliable", model=model)
+    model[1].requires_grad_(False)
+    HookState("reliable", model=model)  # it has no gradient
+
+
 def test_a_complex_parameter_is_refused_by_name() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.complex64))
     with pytest.raises(ConfigError, match=r"parameter '1.weight' has dtype torch.complex64"):

@@ -22,6 +22,7 @@ from gradwire.pipeline import GradientPipeline
 from gradwire.policies import PLOT, Policy
 from gradwire.rendezvous import agree
 from gradwire.settings import Settings
+from gradwire.staging import DEVICES
 from gradwire.telemetry import ReportWriter
 
 __all__ = ["HookState", "comm_hook"]
@@ -153,6 +154,7 @@ class HookState:
     def _know(self, model: torch.nn.Module | None) -> None:
         """Takes the names of a model's parameters, and what policies ask of them; raises
         ConfigError for one whose gradients cannot be carried."""
+            _check_devices(model)
         if model is not None:
             _check_real(model)
             _check_dense(model)
@@ -261,6 +263,16 @@ def _check_alone(policy: Policy, settings: Settings) -> None:
             f"{option} with the bare hook, which has no attachment.{call}() to call: use "
             f"gradwire.attach, or {instead}"
         )
+
+def _check_devices(model: torch.nn.Module) -> None:
+    """Raises ConfigError for a trained parameter on a device that gradients cannot be taken off."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.device.type not in DEVICES:
+            raise ConfigError(
+                f"parameter {name!r} lies on device {parameter.device}: allowed are "
+                f"{' and '.join(DEVICES)}"
+            )
+
 
 
 def _check_real(model: torch.nn.Module) -> None:

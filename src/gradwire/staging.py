@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from gradwire.device_books import Encoded
 from gradwire.errors import ConfigError
 
-__all__ = ["Stage", "StagePool"]
+__all__ = ["DEVICES", "Stage", "StagePool"]
 
 Encode = Callable[[torch.Tensor], Encoded]
 
+DEVICES = ("cpu", "cuda")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -101,7 +102,7 @@ class StagePool:
                 stream = self._streams[buffer.device] = torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
             return _CudaStage(buffer, self._copy(index, buffer), stream, encode)
         raise ConfigError(
-            f"bucket {index} lies on device {buffer.device}: allowed are cpu and cuda"
+            f"bucket {index} lies on device {buffer.device}: allowed are {' and '.join(DEVICES)}"
         )
 
     def _copy(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
