@@ -32,13 +32,15 @@ Array = NDArray[np.float32]
 class Team:
     """`world` communicators of one store, one per thread."""
 
-    def __init__(self, world: int, **settings: Any) -> None:
+    def __init__(
+        self, world: int, *, ranks: tuple[int, ...] | None = None, **settings: Any
+    ) -> None:
         store = dist.HashStore()
         self.world = world
         self.store = store
         config = {"rendezvous_timeout": 20, "peer_timeout": 10, "timeout": 20, **settings}
         self.members: list[Communicator] = self.all(
-            lambda rank: Communicator(store, rank, world, config)
+            lambda rank: Communicator(store, rank, world, config, ranks=ranks)
         )
 
     def all(self, call: Callable[[int], Any]) -> list[Any]:
@@ -842,3 +844,40 @@ def test_an_interface_is_checked_with_one_worker_and_told_to_the_others() -> Non
     assert time.monotonic() - started < 10
     assert isinstance(found[1], ConfigError)
     assert "rank 1 failed: interface='no-such-interface'" in str(found[0])
+
+
+# ---------------------------------------------------------------------------- groups
+
+
+def test_errors_name_ranks_of_the_job() -> None:
+    """Of a group of some of the job's ranks: the 4th and the 7th."""
+    team = Team(2, ranks=(4, 7))
+    assert [member.job_rank for member in team.members] == [4, 7]
+    team.members[1].close()
+    handle = team.members[0].all_reduce(np.ones(5000, np.float32), step=3)
+    with pytest.raises(TransferError, match=r"rank 7 .*step 3") as raised:
+        handle.wait(10)
+    assert raised.value.rank == 7
+    team.close()
+
+
+def test_what_a_closed_engine_leaves_open_names_its_rank_in_the_job() -> None:
+    team = Team(2, ranks=(4, 7))
+    handle = team.members[0].all_reduce(np.ones(5000, np.float32), step=3)
+    team.members[0].close()
+    with pytest.raises(TransferError, match=r"^rank 4, step 3: "):
+        handle.wait(10)
+    team.close()
+
+
+def test_absent_ranks_are_named_as_in_the_job() -> None:
+    config = {"rendezvous_timeout": 0.1}
+    said = r"^rank 7 did not join .* when rank 4 gave up"
+    with pytest.raises(RendezvousError, match=said) as raised:
+        Communicator(dist.HashStore(), 0, 2, config, ranks=(4, 7))
+    assert raised.value.ranks == (7,)
+
+
+def test_each_worker_has_one_rank_in_the_job() -> None:
+    with pytest.raises(ConfigError, match=r"ranks=\(4,\) with world_size=2: one of each worker"):
+        Communicator(dist.HashStore(), 0, 2, ranks=(4,))

@@ -101,7 +101,7 @@ class Engine {
 
 EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,
                            uint32_t datagram_bytes, int64_t peer_timeout, uint64_t memory_limit,
-                           int64_t dscp, bool ecn) {
+                           int64_t dscp, bool ecn, const std::vector<uint32_t>& ranks) {
   const auto require = [](bool right, const std::string& text) {
     if (!right) throw nb::value_error(text.c_str());
   };
@@ -115,6 +115,9 @@ EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers
   require(peer_timeout > 0, "peer_timeout_ns must be positive");
   require(dscp >= 0 && dscp <= kMostDscp,
           "dscp is " + std::to_string(dscp) + "; allowed are 0 to 63");
+  require(ranks.empty() || ranks.size() == workers, "ranks: " + std::to_string(ranks.size()) +
+                                                        " for " + std::to_string(workers) +
+                                                        " workers; one each, or none");
   EndpointConfig config;
   config.endpoint = endpoint;
   config.workers = workers;
@@ -126,6 +129,7 @@ EndpointConfig make_config(uint16_t endpoint, uint16_t workers, uint16_t servers
   if (memory_limit != 0) config.memory_limit = memory_limit;
   config.dscp = static_cast<uint8_t>(dscp);
   config.ecn = ecn;
+  config.ranks = ranks;
   return config;
 }
 
@@ -201,16 +205,16 @@ void bind_engine(nb::module_& module) {
           [](Engine* self, uint16_t endpoint, uint16_t workers, uint16_t servers, uint32_t session,
              const std::string& address, uint16_t port, uint32_t datagram_bytes,
              int64_t peer_timeout, uint64_t memory_limit, double drop_rate, double drop_burst,
-             uint64_t drop_seed, int64_t dscp, bool ecn) {
+             uint64_t drop_seed, int64_t dscp, bool ecn, const std::vector<uint32_t>& ranks) {
             const EndpointConfig config =
                 make_config(endpoint, workers, servers, session, datagram_bytes, peer_timeout,
-                            memory_limit, dscp, ecn);
+                            memory_limit, dscp, ecn, ranks);
             new (self) Engine(config, address, port, make_drop(drop_rate, drop_burst, drop_seed));
           },
           nb::kw_only(), "endpoint"_a, "workers"_a, "servers"_a, "session"_a, "address"_a,
           "port"_a = 0, "datagram_bytes"_a = 1472, "peer_timeout_ns"_a = 30 * kSecond,
           "memory_limit"_a = 0, "drop_rate"_a = 0.0, "drop_burst"_a = 1.0, "drop_seed"_a = 0,
-          "dscp"_a = 0, "ecn"_a = true)
+          "dscp"_a = 0, "ecn"_a = true, "ranks"_a = std::vector<uint32_t>{})
       .def_prop_ro("address",
                    [](Engine& engine) {
                      const io::Address& address = engine.loop().address();

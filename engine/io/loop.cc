@@ -336,6 +336,7 @@ bool Loop::Impl::take_commands() {
     report.op = op;
     report.step = step;
     report.error = wrong;
+    report.error_rank = endpoint->failure_rank();
     const std::lock_guard lock(mutex);
     open_ops.erase(op);
     reports.push_back(std::move(report));
@@ -464,8 +465,8 @@ void Loop::Impl::finish(const std::string& why) {
     OpReport report;
     report.op = op;
     report.step = step;
-    report.error = "rank " + std::to_string(config.endpoint) + ", step " + std::to_string(step) +
-                   ": " + (failure.empty() ? why : failure);
+    report.error = config.name(config.endpoint) + ", step " + std::to_string(step) + ": " +
+                   (failure.empty() ? why : failure);
     reports.push_back(std::move(report));
   }
   open_ops.clear();

@@ -20,6 +20,11 @@ constexpr uint32_t kLoudProbes = 8;      // time-outs in a row; then every eight
 constexpr uint32_t kSlowestBackoff = 8;  // doublings at the most
 }  // namespace
 
+std::string EndpointConfig::name(uint16_t number) const {
+  if (number >= workers) return "server " + std::to_string(number - workers);
+  return "rank " + std::to_string(ranks.empty() ? number : ranks[number]);
+}
+
 Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     : config(c),
       send_window(32.0 * (c.datagram_bytes + 42), 4.0 * (c.datagram_bytes + 42), 64e6,
@@ -55,8 +60,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
 }
 
 std::string Endpoint::Impl::name(uint16_t endpoint) const {
-  if (endpoint < config.workers) return "rank " + std::to_string(endpoint);
-  return "server " + std::to_string(endpoint - config.workers);
+  return config.name(endpoint);
 }
 
 void Endpoint::Impl::fail(const std::string& text, int32_t rank, Nanos now) {
@@ -247,7 +251,10 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
   std::erase_if(ops, [this](auto& entry) {
     Op& op = *entry.second;
     if (!op.worker || op.done) return false;
-    fail_op(op, "the engine was closed in mid-step", -1);
+    fail_op(op,
+            name(config.endpoint) + ", step " + std::to_string(op.spec.step) +
+                ": the engine was closed in mid-step",
+            -1);
     return true;
   });
   for (auto& p : paths) {
@@ -328,6 +335,9 @@ const Counters& Endpoint::counters() const {
 }
 const std::string& Endpoint::failure() const {
   return impl_->failure;
+}
+int32_t Endpoint::failure_rank() const {
+  return impl_->failure_rank;
 }
 
 }  // namespace gradwire

@@ -35,9 +35,11 @@ struct EndpointConfig {
   bool pacing = true;
   uint8_t dscp = 0;  // of all datagrams to which no plan gives another
   bool ecn = true;   // packets that are acknowledged go as ECT(0), where the path carries that
+  std::vector<uint32_t> ranks;  // what texts call the workers; empty: 0, 1, 2, …
 
   uint16_t endpoints() const { return static_cast<uint16_t>(workers + servers); }
   uint16_t aggregators() const { return servers ? servers : workers; }
+  std::string name(uint16_t number) const;  // "rank 3", "server 0"
   // Workers talk to aggregators and back: to each other, or only to the servers.
   bool talks_to(uint16_t other) const {
     return servers == 0 || (endpoint < workers) != (other < workers);
@@ -168,6 +170,7 @@ class Endpoint {
 
   const Counters& counters() const;
   const std::string& failure() const;
+  int32_t failure_rank() const;  // the endpoint at fault; -1: none
 
  private:
   struct Impl;

@@ -133,7 +133,7 @@ class Completion:
     step: int
     ok: bool
     error: str  # "" when ok; names rank, step and cause
-    error_rank: int  # the rank at fault, -1 when none
+    error_rank: int  # the endpoint at fault, -1 when none
     counted: NDArray[np.uint8]  # per chunk: 1 where this worker's contribution counted
     applied: NDArray[np.uint8]  # per chunk: 1 where a result was applied, 0 where it is zero
     # committed pull, sharded route: chunks of this rank's shard whose result was not applied
@@ -184,6 +184,7 @@ class Engine:
         drop_seed: int = 0,
         dscp: int = 0,  # of all datagrams to which no plan gives another
         ecn: bool = True,  # ECT(0) on what is acknowledged, where kernel and path carry it
+        ranks: Sequence[int] = (),  # what texts call the workers; none: 0, 1, 2, …
     ) -> None: ...
     @property
     def address(self) -> tuple[str, int]: ...

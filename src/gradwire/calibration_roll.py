@@ -34,6 +34,7 @@ class CalibrationRoll:
         self._failure = failure
         self._timeout_s = timeout_s
         self._rank = meeting.endpoint
+        self._name = meeting.describe([self._rank])
         self._begun = -1  # the last step noted
 
     def begin(self, step: int, calls: int) -> None:
@@ -66,7 +67,7 @@ class CalibrationRoll:
                     raise TransferError(
                         f"{self._meeting.describe([rank])} failed in attachment.calibrate(...) "
                         f"before step {at}: {why}",
-                        rank=rank,
+                        rank=self._meeting.names.rank_of(rank),
                         step=step,
                     )
                 if rank == self._rank or theirs >= calls:
@@ -77,13 +78,13 @@ class CalibrationRoll:
             if not missing:
                 return
             if why := self._failure():
-                raise TransferError(f"rank {self._rank}, step {step}: {why}", step=step)
+                raise TransferError(f"{self._name}, step {step}: {why}", step=step)
             if time.monotonic() >= deadline:
                 raise TransferError(
-                    f"rank {self._rank}, step {step}: {self._meeting.describe(missing)} has not "
+                    f"{self._name}, step {step}: {self._meeting.describe(missing)} has not "
                     f"called attachment.calibrate(...) within {self._timeout_s:g} s: every rank "
                     "has to call it before each step until it returns a calibration",
-                    rank=missing[0],
+                    rank=self._meeting.names.rank_of(missing[0]),
                     step=step,
                 )
             time.sleep(POLL_S)
@@ -102,12 +103,13 @@ class CalibrationRoll:
                 noted[rank] = what, int(step), int(calls), " ".join(why)
         return noted
 
-    @staticmethod
-    def _forgotten(rank: int, step: int, calls: int, other: int, theirs: int) -> TransferError:
+    def _forgotten(
+        self, rank: int, step: int, calls: int, other: int, theirs: int
+    ) -> TransferError:
         return TransferError(
-            f"rank {rank} began step {step} after {calls} calls of attachment.calibrate(...), rank "
-            f"{other} has made {theirs}: every rank has to call it before each step until it "
-            "returns a calibration",
-            rank=rank,
+            f"{self._meeting.describe([rank])} began step {step} after {calls} calls of "
+            f"attachment.calibrate(...), {self._meeting.describe([other])} has made {theirs}: "
+            "every rank has to call it before each step until it returns a calibration",
+            rank=self._meeting.names.rank_of(rank),
             step=step,
         )

@@ -44,7 +44,8 @@ class Communicator:
     store: a torch.distributed Store that all processes share. config: Settings, or a mapping of
     them. group: which group of processes this is; communicators of one process that share store
     and group share an engine. timeout_s: of one transfer where the settings name none. meeting: of
-    the workers, in which they met already; None for one of their own.
+    the workers, in which they met already; None for one of their own. ranks: the workers' ranks in
+    the job, which errors name, where these are some of them; None for 0, 1, 2, ….
 
     Every rank calls `all_reduce` in the same order with the same plans. Needs no sockets when
     there is one worker and no server.
@@ -63,6 +64,7 @@ class Communicator:
         group: str = "world",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         meeting: rendezvous.Meeting | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         settings = config if isinstance(config, Settings) else Settings.build(config)
         whole = is_whole(rank) and is_whole(world_size)
@@ -72,6 +74,9 @@ class Communicator:
             )
         self.rank = rank
         self.world_size = world_size
+        self.ranks = tuple(range(world_size) if ranks is None else ranks)
+        if len(self.ranks) != world_size:
+            raise ConfigError(f"ranks={ranks!r} with world_size={world_size!r}: one of each worker")
         self.settings = settings
         self.timeout_s = min(settings.timeout or timeout_s, LONGEST_S)
         self._store = store
@@ -88,6 +93,11 @@ class Communicator:
         self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
         self._forget = weakref.finalize(self, forget_host, self._host, self._stager)
         self._forget.atexit = False  # the engines are closed by this module's own atexit
+
+    @property
+    def job_rank(self) -> int:
+        """This worker's rank in the job, which reports and errors name."""
+        return self.ranks[self.rank]
 
     @property
     def aggregators(self) -> int:
@@ -138,6 +148,7 @@ class Communicator:
             workers=self.world_size,
             servers=0,
             timeout_s=self.settings.rendezvous_timeout,
+            ranks=self.ranks,
         )
 
     def all_reduce(

@@ -22,15 +22,14 @@ WHOLE = "world"
 
 @dataclass(frozen=True)
 class Group:
-    """The place of this process in a process group. job_rank: its rank in the whole job; rank: in
-    the group. timeout_s: of one of its collectives."""
+    """The place of this process in a process group. rank: in the group. ranks: the members' in the
+    whole job. timeout_s: of one of its collectives."""
 
     store: rendezvous.Store
     name: str
     rank: int
-    world_size: int
+    ranks: tuple[int, ...]
     timeout_s: float
-    job_rank: int
 
     @staticmethod
     def of(group: dist.ProcessGroup | None) -> Group:
@@ -48,10 +47,19 @@ class Group:
             dist.distributed_c10d._get_process_group_store(group),
             WHOLE if whole else "ranks-" + "-".join(map(str, ranks)),
             dist.get_rank(group),
-            len(ranks),
+            tuple(ranks),
             _timeout(group),
-            dist.get_rank(),
         )
+
+    @property
+    def world_size(self) -> int:
+        """How many members there are."""
+        return len(self.ranks)
+
+    @property
+    def job_rank(self) -> int:
+        """This process's rank in the whole job."""
+        return self.ranks[self.rank]
 
     @property
     def whole(self) -> bool:
@@ -67,6 +75,7 @@ class Group:
             workers=self.world_size,
             servers=0,
             timeout_s=timeout_s,
+            ranks=self.ranks,
         )
 
     def communicator(self, settings: Settings, meeting: rendezvous.Meeting) -> Communicator:
@@ -79,6 +88,7 @@ class Group:
             group=self.name,
             timeout_s=self.timeout_s,
             meeting=meeting,
+            ranks=self.ranks,
         )
 
 

@@ -77,7 +77,7 @@ class StepGuard:
         halt = self._policy.halt_after
         if halt and self._acted >= halt:
             raise GradwireError(
-                f"rank {self._communicator.rank}, step {step.number}: {halt} steps running "
+                f"rank {self._communicator.job_rank}, step {step.number}: {halt} steps running "
                 f"delivered less than floor={step.floor:g} of a gradient (this one "
                 f"{1.0 - lost:.3f}): policy {self._policy.name!r} halts (halt_after={halt})"
             )

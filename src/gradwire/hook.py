@@ -92,7 +92,6 @@ class HookState:
                     self._optimizer,
                     writer,
                     scaler=self._scaler,
-                    rank=group.job_rank,
                 )
                 if self._finds_unused:
                     self._pipeline.find_unused()
@@ -154,8 +153,8 @@ class HookState:
     def _know(self, model: torch.nn.Module | None) -> None:
         """Takes the names of a model's parameters, and what policies ask of them; raises
         ConfigError for one whose gradients cannot be carried."""
-            _check_devices(model)
         if model is not None:
+            _check_devices(model)
             _check_real(model)
             _check_dense(model)
         self._names = ParameterNames(model)
@@ -264,6 +263,7 @@ def _check_alone(policy: Policy, settings: Settings) -> None:
             f"gradwire.attach, or {instead}"
         )
 
+
 def _check_devices(model: torch.nn.Module) -> None:
     """Raises ConfigError for a trained parameter on a device that gradients cannot be taken off."""
     for name, parameter in model.named_parameters():
@@ -272,7 +272,6 @@ def _check_devices(model: torch.nn.Module) -> None:
                 f"parameter {name!r} lies on device {parameter.device}: allowed are "
                 f"{' and '.join(DEVICES)}"
             )
-
 
 
 def _check_real(model: torch.nn.Module) -> None:

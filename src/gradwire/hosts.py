@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import rendezvous
-from gradwire.errors import ConfigError, RendezvousError, TransferError
+from gradwire.errors import ConfigError, TransferError
 from gradwire.executor import CompletionPool, Stager
 from gradwire.handles import Handle
 from gradwire.native import transfer_report
@@ -63,7 +63,10 @@ class EngineHost:
         self.users = 1
         self._numbers: set[int] = set()
         self.pid = os.getpid()
+        # An open engine does not keep a store that it needs no more.
         self._meeting = meeting if settings.server_count else None
+        self._names = meeting.names
+        self._name = meeting.describe([rank])
         self._mutex = threading.Lock()
         self._next_op = 0
         self._pending: dict[int, tuple[Handle, int, tuple[float, ...]]] = {}
@@ -89,9 +92,9 @@ class EngineHost:
         """Gives one all-reduce to the engine, numbered in the order of these calls."""
         if os.getpid() != self.pid:
             raise TransferError(
-                f"rank {self.rank}: the engine belongs to process {self.pid}, not to its fork "
+                f"{self._name}: the engine belongs to process {self.pid}, not to its fork "
                 f"{os.getpid()}: gradwire cannot be used in a forked child",
-                rank=self.rank,
+                rank=self._names.rank_of(self.rank),
                 step=step,
             )
         with self._mutex:
@@ -111,7 +114,7 @@ class EngineHost:
             except RuntimeError as error:
                 del self._pending[op]
                 why = self.engine.failure() or str(error)
-                raise TransferError(f"rank {self.rank}, step {step}: {why}", step=step) from error
+                raise TransferError(f"{self._name}, step {step}: {why}", step=step) from error
             except BaseException:  # the engine has not taken the array: nobody waits for it
                 del self._pending[op]
                 raise
@@ -162,9 +165,10 @@ class EngineHost:
     def _fail_pending(self, why: str) -> None:
         with self._mutex:
             pending, self._pending = self._pending, {}
+        rank = self._names.rank_of(self.rank)
         for handle, step, _ in pending.values():
-            message = f"rank {self.rank}, step {step}: {why}"
-            handle.finish(TransferError(message, rank=self.rank, step=step))
+            message = f"{self._name}, step {step}: {why}"
+            handle.finish(TransferError(message, rank=rank, step=step))
 
     def _complete(self, completion: _engine.Completion) -> None:
         with self._mutex:
@@ -175,7 +179,8 @@ class EngineHost:
         if completion.ok:
             handle.finish(transfer_report(completion, effective))
         else:
-            handle.finish(TransferError(completion.error, rank=completion.error_rank, step=step))
+            rank = self._names.rank_of(completion.error_rank)
+            handle.finish(TransferError(completion.error, rank=rank, step=step))
 
 
 def join_host(
@@ -241,7 +246,7 @@ def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
         return True
     users = [rank for rank, (_, used) in enumerate(theirs) if used]
     if users:
-        raise RendezvousError(
+        raise meeting.error(
             f"{meeting.describe(users)} still has an attachment over an engine that was closed, or "
             "failed, on another rank: detach it there first",
             users,

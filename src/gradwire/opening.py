@@ -46,6 +46,7 @@ def meet_servers(
         servers=settings.server_count,
         timeout_s=settings.rendezvous_timeout,
         number=int(meeting.exchange("number of the meeting with servers", number)[0]),
+        ranks=meeting.names.ranks,
     )
 
 
@@ -140,6 +141,7 @@ def open_engine(
             drop_seed=settings.drop_seed,
             dscp=settings.dscp,
             ecn=settings.ecn,
+            ranks=meeting.names.ranks,
         )
     except (OSError, ValueError) as error:
         who = meeting.describe([endpoint])
@@ -183,10 +185,10 @@ def _wait_connected(
             for m in missing
         )
         if failure:
-            raise RendezvousError(
+            raise meeting.error(
                 f"the engine failed before {where} answered over UDP: {failure}", missing
             )
-        raise RendezvousError(
+        raise meeting.error(
             f"no answer over UDP from {where} within {timeout_s:g} s: a firewall, the wrong "
             "network, or a path that does not carry the longest datagrams; set interface= or "
             "GRADWIRE_INTERFACE, port= for a fixed port, datagram= for shorter ones",

@@ -66,8 +66,7 @@ class GradientPipeline:
 
     number: which of the communicator's numbers it has taken; `close` returns it. writer: of the
     reports, open; `close` closes it. scaler: tells, at each step's start, what gradients are
-    multiplied by, and skips steps that are not finite; None where `set_grad_scale` tells. rank: in
-    the job, for reports; the communicator's where there is no other.
+    multiplied by, and skips steps that are not finite; None where `set_grad_scale` tells.
     """
 
     def __init__(
@@ -81,10 +80,8 @@ class GradientPipeline:
         writer: ReportWriter | None = None,
         clock: Callable[[], float] = time.perf_counter,
         scaler: torch.amp.GradScaler | None = None,
-        rank: int | None = None,
     ) -> None:
         self.communicator = communicator
-        self._rank = communicator.rank if rank is None else rank
         self.policy = policy
         self.settings = settings
         self._ballots = BallotBox(policy, optimizer, watched=settings.loss_rise is not None)
@@ -611,7 +608,7 @@ class GradientPipeline:
         now = self._clock()
         return build_report(
             step=step.number,
-            rank=self._rank,
+            rank=self.communicator.job_rank,
             policy=self.policy.name,
             phase=step.phase,
             transfers=transfers,

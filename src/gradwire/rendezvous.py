@@ -20,7 +20,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from gradwire.settings import LARGEST_DATAGRAM
 __all__ = [
     "Introduction",
     "Meeting",
+    "Names",
     "Store",
     "agree",
     "base_store",
@@ -77,12 +78,36 @@ class Introduction:
         return Introduction(**{k: v for k, v in json.loads(text).items() if k in known})
 
 
+@dataclass(frozen=True)
+class Names:
+    """What errors call the endpoints of a job: the workers by these ranks, the servers counted."""
+
+    ranks: tuple[int, ...]
+
+    def rank_of(self, endpoint: int) -> int:
+        """A worker's rank in the job; a server is its endpoint's number."""
+        return self.ranks[endpoint] if 0 <= endpoint < len(self.ranks) else endpoint
+
+    def describe(self, endpoints: Iterable[int]) -> str:
+        """Names endpoints: "rank 2", "ranks 1, 3", "server 0"."""
+        endpoints, workers = list(endpoints), len(self.ranks)
+        ranks = [str(self.ranks[e]) for e in endpoints if e < workers]
+        servers = [str(e - workers) for e in endpoints if e >= workers]
+        words = []
+        if ranks:
+            words.append(("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks))
+        if servers:
+            words.append(("server " if len(servers) == 1 else "servers ") + ", ".join(servers))
+        return " and ".join(words)
+
+
 class Meeting:
     """One meeting of `workers` workers and `servers` servers in a store, under `name`.
 
     Joining counts this endpoint's meetings under that name, so that a name may be used again
     once everybody has left, as long as all join equally often; or number says which meeting
-    it is, from 1 on. Endpoints exchange texts by topic.
+    it is, from 1 on. Endpoints exchange texts by topic. ranks: the workers' in the job, which
+    errors name; None where they are 0, 1, 2, ….
     Whether all have met on a topic is decided once, for all: who comes late, when another has
     given up already or has told a failure, raises the same error as the others do.
     """
@@ -97,11 +122,13 @@ class Meeting:
         servers: int,
         timeout_s: float,
         number: int | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.workers = workers
         self.servers = servers
         self.timeout_s = timeout_s
+        self.names = Names(tuple(range(workers) if ranks is None else ranks))
         self._store = store
         if number is None:
             with store_errors():
@@ -166,7 +193,7 @@ class Meeting:
 
     def _raise_failure(self, at_fault: list[int], why: str) -> None:
         if why:
-            raise RendezvousError(why, at_fault)
+            raise self.error(why, at_fault)
 
     def _decide(self, topic: str, at_fault: list[int], why: str) -> tuple[list[int], str]:
         """How the topic ended: as this endpoint says, if it is the first to; "" for well."""
@@ -211,16 +238,13 @@ class Meeting:
         """Whether every worker is done."""
         return self._store.check([self._key("left", rank) for rank in range(self.workers)])
 
-    def describe(self, endpoints: list[int]) -> str:
-        """Names endpoints: "rank 2", "ranks 1, 3", "server 0"."""
-        ranks = [str(e) for e in endpoints if e < self.workers]
-        servers = [str(e - self.workers) for e in endpoints if e >= self.workers]
-        words = []
-        if ranks:
-            words.append(("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks))
-        if servers:
-            words.append(("server " if len(servers) == 1 else "servers ") + ", ".join(servers))
-        return " and ".join(words)
+    def error(self, why: str, endpoints: Iterable[int] = ()) -> RendezvousError:
+        """An error that names the endpoints at fault."""
+        return RendezvousError(why, map(self.names.rank_of, endpoints))
+
+    def describe(self, endpoints: Iterable[int]) -> str:
+        """The endpoints' names; see `Names`."""
+        return self.names.describe(endpoints)
 
     def _key(self, topic: str, what: int | str) -> str:
         return f"{self._prefix}/{topic}/{what}"
@@ -266,10 +290,10 @@ def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> None
     first = everybody[0]
     for other in everybody[1:]:
         if other.protocol != first.protocol:
-            raise RendezvousError(
+            raise meeting.error(
                 f"{meeting.describe([other.endpoint])} speaks gradwire protocol version "
-                f"{other.protocol}, rank 0 speaks version {first.protocol}: install the same "
-                "gradwire everywhere",
+                f"{other.protocol}, {meeting.describe([0])} speaks version {first.protocol}: "
+                "install the same gradwire everywhere",
                 [other.endpoint],
             )
     check_alike(meeting, [dict(each.configuration) for each in everybody])
@@ -277,7 +301,7 @@ def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> None
     if len(hosts) > 1:
         for each in everybody:
             if ipaddress.ip_address(each.address).is_loopback:
-                raise RendezvousError(
+                raise meeting.error(
                     f"{meeting.describe([each.endpoint])} on host {each.host!r} would use the "
                     f"loopback address {each.address}, which the other hosts cannot reach: set "
                     "interface= or GRADWIRE_INTERFACE to the network between the hosts",
@@ -286,16 +310,17 @@ def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> None
 
 
 def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> None:
-    """Raises RendezvousError naming the first field in which an endpoint differs from rank 0."""
+    """Raises RendezvousError naming the first field in which an endpoint differs from the first."""
     first = configurations[0]
     for endpoint, other in enumerate(configurations):
         # Another policy has other options: its name says why.
         for name in sorted(set(first) | set(other), key=lambda name: (name != "policy", name)):
             ours, theirs = first.get(name, "unset"), other.get(name, "unset")
             if ours != theirs:
-                raise RendezvousError(
-                    f"{meeting.describe([endpoint])} has {name}={theirs!r}, rank 0 has "
-                    f"{name}={ours!r}: the plan must be the same on all ranks",
+                raise meeting.error(
+                    f"{meeting.describe([endpoint])} has {name}={theirs!r}, "
+                    f"{meeting.describe([0])} has {name}={ours!r}: the plan must be the same on "
+                    "all ranks",
                     [endpoint],
                 )
 
@@ -311,7 +336,7 @@ def agree(
 
     failure: why this endpoint cannot; it is raised here, and the others are told. Raises
     RendezvousError naming an endpoint that failed, or one and the field in which it differs from
-    rank 0.
+    the first.
     """
     if failure is not None:
         meeting.tell_failure(topic, str(failure))

@@ -175,6 +175,7 @@ class Job:
             chosen.prepare(elements)
             face = Communicator(cast(Any, None), 0, 1)  # meets nobody: its host is ours
             face.rank, face.world_size, face.settings = rank, world, settings
+            face.ranks = tuple(range(world))
             face._host = cast(Any, self.hosts[rank])
             self.pipelines.append(
                 GradientPipeline(
