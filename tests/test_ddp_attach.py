@@ -341,6 +341,44 @@ def test_groups_with_other_members_are_apart(two: Ranks, tmp_path: Path) -> None
     assert sorted(json.loads(line)["rank"] for line in lines) == [0, 1]
 
 
+def otherwise(rank: int, world: int) -> tuple[str, tuple[int, ...]]:
+    pair = dist.new_group([0, 2])
+    if rank == 1:
+        return "", ()
+    ddp = DistributedDataParallel(model(), process_group=pair)
+    with pytest.raises(gradwire.RendezvousError) as raised:
+        gradwire.attach(ddp, "mlt", p=0.1 * (rank + 1))
+    return str(raised.value), raised.value.ranks
+
+
+def test_errors_of_a_group_name_ranks_of_the_job() -> None:
+    with Ranks(3) as three:
+        first, _, last = three.run(otherwise)
+    assert first == last
+    assert first[0].startswith("rank 2 has mlt.p=0.3")
+    assert "rank 0 has mlt.p=0.1:" in first[0]
+    assert first[1] == (2,)
+
+
+def two_modules(rank: int, world: int, report: str) -> list[int]:
+    modules = [wrap(model()), wrap(model())]
+    attached = [gradwire.attach(each, "reliable", report=report) for each in modules]
+    for module in modules:
+        train(module, rank, range(2))
+    for each in attached:
+        each.detach()
+    return [each.report().attachment for each in attached]
+
+
+def test_lines_of_two_modules_in_one_file_tell_whose_they_are(two: Ranks, tmp_path: Path) -> None:
+    path = tmp_path / "both.jsonl"
+    numbers, others = two.run(two_modules, report=str(path))
+    assert numbers == others
+    assert numbers[0] != numbers[1]
+    lines = [json.loads(line)["attachment"] for line in path.read_text().splitlines()]
+    assert lines == [numbers[0]] * 2 + [numbers[1]] * 2
+
+
 def no_report(rank: int, world: int, path: str) -> tuple[str, str]:
     ddp = wrap(model())
     with pytest.raises((gradwire.ConfigError, gradwire.RendezvousError)) as raised:

@@ -620,4 +620,5 @@ class GradientPipeline:
             guard=step.action,
             period_s=period_s,
             resent=[each.resent for each in step.transfers if each.resent is not None],
+            attachment=self._number,
         )

@@ -38,7 +38,8 @@ class StepReport:
     """One training step as this rank saw it.
 
     The same on all ranks: step, policy, phase, the bounds, buckets and elements (of all buckets),
-    critical_share, verdict, encoded_share, guard and `agreed`; the rest is each rank's own.
+    critical_share, verdict, encoded_share, guard, attachment and `agreed`; the rest is each rank's
+    own.
 
     packets, retransmissions: datagrams that this worker sent, and of them those sent again.
     regions: in bucket order. bound and effective_bound: the largest of any region. delivered:
@@ -52,7 +53,8 @@ class StepReport:
     delivered too little, "strict" for one made exact because the loss rose, else "". period_s: from
     the start of the step before to the start of this one, computation included; 0 for the first.
     passes: of the push that took the most; 0 under control "stream". encoded_share: what the
-    encodings sent of float32's bytes; above 1 where a step was sent again.
+    encodings sent of float32's bytes; above 1 where a step was sent again. attachment: the number,
+    from 0, of the attachment among those that share its engine, for files that several write.
     """
 
     step: int
@@ -83,6 +85,7 @@ class StepReport:
     passes: int = 0
     exposed_s: float = 0.0
     encoded_share: float = 1.0
+    attachment: int = 0
 
     def with_phases(self, critical_share: float, verdict: str) -> StepReport:
         """The same report with the detector's words on the run so far."""
@@ -108,6 +111,7 @@ def build_report(
     period_s: float = 0.0,
     exposed_s: float = 0.0,
     resent: Sequence[TransferPlan] = (),
+    attachment: int = 0,
 ) -> StepReport:
     """Joins the transfers of one step's buckets, in bucket order, into one report.
 
@@ -156,6 +160,7 @@ def build_report(
         passes=max(report.passes for report in reports),
         exposed_s=exposed_s,
         encoded_share=encoded / elements,
+        attachment=attachment,
     )
 
 
