@@ -128,7 +128,7 @@ class Adaptive(Policy):
         names = list(tensors)
         self._known = {}
         if self.servers:  # they keep no residuals: what top-k left out of results would be gone
-            self._choice.floor = INT8
+            self._choice.stop_at(INT8)
         self._front = frozenset(names[: int(len(names) * FRONT)])
 
     def bounds_of(self, tensor: str) -> tuple[float, float]:

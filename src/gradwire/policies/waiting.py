@@ -145,6 +145,11 @@ class Choice:
     hold: int = HOLD
     eased: bool = False
 
+    def stop_at(self, floor: float) -> None:
+        """The ratio goes no lower than `floor`: what is below it could not be sent."""
+        self.floor = max(self.floor, floor)
+        self.ratio = max(self.ratio, self.floor)
+
     def observe(self, summary: Summary) -> None:
         """Takes the agreed rest, in the steps that tell it, and moves the ratio at once as far as
         it says."""
