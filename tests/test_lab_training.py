@@ -51,6 +51,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.steps = 0  # asked for
         self.faults = Faults((), lambda fault, on: None, [])
         self.traffic = [self]
         self.burst = Burst(rate=1e9, on=0.1, period=6.0)
@@ -79,9 +80,11 @@ class Recorder:
 
     def ask(self, question: dict[str, Any], deadline: float) -> list[dict[str, Any]]:
         self.done.append(f"{question['contestant']}: {question['steps']}")
-        step = RankStep(0, 0, 0, 0, 1, 1, 2.0, 1.0, None, None, None, None, None, None)
-        steps = [asdict(step)] * question["steps"]
-        return [{"steps": steps, "validation": 2.0, "layers": {}}] * 2
+        self.steps += question["steps"]
+        step = RankStep(0, 0, 0, 0, 1, 1, 2.0, 1.0, None, 1, 1, 0, 0.1, 0)
+        numbers = range(self.steps - question["steps"], self.steps)
+        steps = [{**asdict(step), "layers": {"front": float(number)}} for number in numbers]
+        return [{"steps": steps, "validation": 2.0}] * 2
 
 
 def test_a_turn_waits_for_its_phase_before_loss_and_rates_begin(
@@ -101,3 +104,28 @@ def test_a_turn_waits_for_its_phase_before_loss_and_rates_begin(
     ]
     assert recorder.done == ["rates go on", *turns[0], *turns[1]]
     assert [len(track.seconds) for track in run.tracks.values()] == [4, 4]
+
+
+def test_shares_by_layer_are_of_timed_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of those that find the pace nor of those that warm up."""
+    alone, _, _ = TRAINING.rpartition("[[contestants]]")
+    for old, new in (
+        ("width = 16", "width = 16\ncommunication_share = 0.5"),
+        ("warm_up = 0", "warm_up = 1"),
+        ("steps = [0]", "steps = [3]"),
+    ):
+        alone = alone.replace(old, new)
+    path = tmp_path / "small.toml"
+    path.write_text(alone)
+    scenario = load(path).first
+    recorder: Any = Recorder()
+    monkeypatch.setattr(training, "sleep_until", lambda moment: None)
+    course = training._Course(scenario, recorder, recorder, CellRun(0.0), lambda name, done: None)
+    course.set_pace()
+    before = recorder.steps
+    assert before > 0
+    course.all_turns(0, 4)
+    timed = [float(before + step) for step in (1, 2, 3)]
+    assert sorted(course._shares["ours"]["front"]) == sorted(2 * timed)  # of two workers

@@ -90,7 +90,7 @@ class LabTrainee(Trainee):
 
     Attributes:
         pace: of its computation.
-        layers: the shares delivered since they were last taken, by region.
+        layers: the shares delivered by region, of each step since they were last taken.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class LabTrainee(Trainee):
         self._contestant = contestant
         self._shape = model
         self.pace = Pace()
-        self.layers: dict[str, list[float]] = {}
+        self.layers: list[dict[str, float]] = []
         policy = contestant.policy if contestant.transport == "gradwire" else None
         entry = Entry(contestant.name, contestant.name, policy, contestant.options)
         super().__init__(entry, demo, text, rank, line, False)
@@ -171,12 +171,11 @@ class LabTrainee(Trainee):
 
     def _record(self, step: int, began: float, ended: float, loss: float) -> RankStep:
         found = super()._record(step, began, ended, loss)
-        if self._attachment is not None:
-            for region in self._attachment.report().regions:
-                self.layers.setdefault(region.name, []).append(region.delivered)
+        regions = () if self._attachment is None else self._attachment.report().regions
+        self.layers.append({region.name: region.delivered for region in regions})
         return found
 
-    def take_layers(self) -> dict[str, list[float]]:
-        """The shares delivered by region since the last call."""
-        taken, self.layers = self.layers, {}
+    def take_layers(self) -> list[dict[str, float]]:
+        """The shares delivered by region, of each step since the last call."""
+        taken, self.layers = self.layers, []
         return taken

@@ -217,7 +217,7 @@ class _Course:
             found = join(block, 0, 0.0)
             for index, step in enumerate(found):
                 if losing or steps_so_far + index >= warm_up:
-                    _keep(track, step, block, index)
+                    _keep(track, self._shares[name], step, block, index)
             kept = 0 if losing else max(0, warm_up - steps_so_far)
             if kept < count:
                 track.spans.append((found[kept].start, found[-1].start + found[-1].comm))
@@ -244,9 +244,6 @@ class _Course:
             },
             start + limit,
         )[: self._scenario.topology.workers]
-        for answer in answers:
-            for region, shares in answer["layers"].items():
-                self._shares[name].setdefault(region, []).extend(shares)
         losses = [answer["validation"] for answer in answers]
         return Block(
             contestant=name,
@@ -275,8 +272,10 @@ def _median(seconds: Sequence[float]) -> float:
     return percentile(seconds[len(seconds) // 2 :], 50)
 
 
-def _keep(track: Track, step: Step, block: Block, index: int) -> None:
-    """Take one timed step of a turn."""
+def _keep(
+    track: Track, shares: dict[str, list[float]], step: Step, block: Block, index: int
+) -> None:
+    """Take one timed step of a turn; its shares delivered by region, too."""
     views = [views[index] for views in block.ranks]
     track.starts.append(step.start)
     track.seconds.append(step.comm)
@@ -293,3 +292,6 @@ def _keep(track: Track, step: Step, block: Block, index: int) -> None:
     passes = max(view["passes"] for view in views)
     if passes:
         track.passes.append(passes)
+    for view in views:
+        for region, share in view["layers"].items():
+            shares.setdefault(region, []).append(share)

@@ -64,8 +64,9 @@ class Worker(TrainingRank[LabTrainee]):
         trainee = self.trainees[contestant]
         trainee.pace.compute_s = compute_s
         done = trainee.block(steps, start, self.stepped)
-        loss = trainee.validate() if validate else None
-        return {"steps": done, "validation": loss, "layers": trainee.take_layers()}
+        for step, layers in zip(done, trainee.take_layers(), strict=True):
+            step["layers"] = layers
+        return {"steps": done, "validation": trainee.validate() if validate else None}
 
 
 class Server:
