@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from gradwire.lab.bursts import BurstRecord
 from gradwire.lab.command import app
 from gradwire.lab.report.command import app as report
+from gradwire.lab.report.maps import grid_values, sheets
 from gradwire.lab.report.markdown import as_markdown
 from gradwire.lab.report.page import render
 from gradwire.lab.report.words import notes
@@ -617,6 +618,25 @@ def test_the_page_of_a_map_tells_why_nothing_was_measured(tmp_path: Path) -> Non
         journal.add(record(experiment.cells[0], 0, CellRun(0.0, error="rank 1 died")))
         found = document(outcome_of(experiment, journal), "c")
     assert "rank 1 died" in render(found)
+
+
+def test_a_map_has_a_line_of_panels_for_each_label_of_a_third_axis(tmp_path: Path) -> None:
+    axes = "\n".join(f"{axis} = [{{label='{axis}1'}}, {{label='{axis}2'}}]" for axis in "abc")
+    table = "[map]\nrows = 'a'\ncolumns = 'b'\nquiet = 'a1'\n[grid]"
+    experiment = small(tmp_path, ('"work.layers" = [1, 2, 3]', axes), ("[grid]", table))
+    times = iter(range(1, 9))
+    with Journal(tmp_path) as journal:
+        for cell in experiment.cells:
+            journal.add(record(cell, 0, samples(float(next(times)))))
+        found = document(outcome_of(experiment, journal), "c")
+    assert sheets(found) == [{"c": "c1"}, {"c": "c2"}]
+    name = found["cells"][0]["contestants"][0]["name"]
+    # cells in the file's order: a1 b1 c1, a1 b1 c2, a1 b2 c1, …: 1 to 8 seconds
+    first, second = (grid_values(found, name, sheet) for sheet in sheets(found))
+    assert first[:2] == second[:2] == (["a1", "a2"], ["b1", "b2"])
+    assert first[2] == [[1.0, 1.0], [5 / 1, 7 / 3]]
+    assert second[2] == [[1.0, 1.0], [6 / 2, 8 / 4]]
+    assert "c2: maximum / quiet median" in render(found)
 
 
 def test_what_lost_packets_is_named_by_who_had_wires(tmp_path: Path) -> None:
