@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 import torch.distributed as dist
 from gradwire_calls import Lab
 
+from gradwire.communicator import Communicator
 from gradwire.configure import configure
 from gradwire.errors import ConfigError, GradwireError
 from gradwire.lab import serving
 from gradwire.lab.addresses import ADDRESS_VARIABLE
+from gradwire.lab.run.endpoints import PolicyAllReduce
 from gradwire.lab.run.tcp_servers import TcpOverServers
 from gradwire.lab.run.wires import wires_of
 from gradwire.lab.scenario.load import load
@@ -217,7 +220,7 @@ def test_tcp_servers_sum_and_send_back(
 
     def rank(number: int) -> None:
         try:
-            one = TcpOverServers("cubic", workers)
+            one = TcpOverServers("cubic", workers, elements)
             one.setup(number, workers + servers, store)
             for turn in (1, 2):
                 buffers[number].copy_(torch.arange(elements) + number * turn)
@@ -236,3 +239,31 @@ def test_tcp_servers_sum_and_send_back(
         thread.join(30)
     assert not errors
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_policy_s_pipeline_is_open_before_its_first_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also without warm-up no round pays for ranks that meet."""
+    store, options = dist.HashStore(), {"peer_timeout": 10, "rendezvous_timeout": 20}
+    ranks = [PolicyAllReduce("reliable", options, 1000, 2, "all") for _ in range(2)]
+
+    def on_both(call: Callable[[int], object]) -> None:
+        threads = [threading.Thread(target=call, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    buffers = [torch.full((1000,), float(rank + 1)) for rank in range(2)]
+    try:
+        on_both(lambda rank: ranks[rank].setup(rank, 2, store))
+        with monkeypatch.context() as patch:
+            patch.setattr(Communicator, "meeting", None)
+            on_both(lambda rank: ranks[rank].run_round(buffers[rank]))
+        for rank, buffer in zip(ranks, buffers, strict=True):
+            rank.verify(buffer, {0: 1.0, 1: 2.0})
+    finally:
+        for rank in ranks:
+            rank.close()

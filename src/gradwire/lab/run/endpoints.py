@@ -117,17 +117,19 @@ class PolicyAllReduce:
     With route="server" the last `servers` ranks sum for the others.
     """
 
-    def __init__(self, policy: str, options: Mapping[str, object], layers: int, group: str) -> None:
-        """Choose the policy, its options as for `gradwire.attach`, the number of layers, and the
-        name of the group of endpoints, which shares an engine with no other."""
+    def __init__(
+        self, policy: str, options: Mapping[str, object], elements: int, layers: int, group: str
+    ) -> None:
+        """Choose the policy, its options as for `gradwire.attach`, the buffer's elements, the
+        number of layers, and the name of the group of endpoints, which shares an engine with no
+        other."""
         self._group = group
         self._policy, self._settings = configure(policy, options)
-        self._layers = layers
+        self._sizes = layer_sizes(elements, layers)
         self._pipeline: GradientPipeline | None = None
         self._communicator: Communicator | None = None
         self._server: ServerThread | None = None
         self._parameters: list[torch.nn.Parameter] = []
-        self._names = ParameterNames()
         self._workers = 1
 
     def setup(self, rank: int, world: int, store: Store) -> None:
@@ -142,23 +144,19 @@ class PolicyAllReduce:
             self._communicator = Communicator(
                 store, rank, workers, settings, group=group, timeout_s=_TIMEOUT
             )
+            self._pipeline = self._open(self._communicator)
 
-    def _open(self, elements: int) -> GradientPipeline:
-        """The pipeline for buffers of this size; made at the first round, which is not timed."""
-        assert self._communicator is not None
-        sizes = layer_sizes(elements, self._layers)
-        model = model_of(sizes)
+    def _open(self, communicator: Communicator) -> GradientPipeline:
+        model = model_of(self._sizes)
         self._parameters = list(model.parameters())
-        self._names = ParameterNames(model)
-        self._policy.prepare(sizes)
-        number = self._communicator.take_number(self._communicator.meeting("number"))
+        self._policy.prepare(self._sizes)
         return GradientPipeline(
-            self._communicator,
+            communicator,
             self._policy,
             self._settings,
-            self._names,
-            number,
-            writer=ReportWriter.open(self._settings.report, self._communicator.rank),
+            ParameterNames(model),
+            communicator.take_number(communicator.meeting("number")),
+            writer=ReportWriter.open(self._settings.report, communicator.rank),
         )
 
     def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any] | None:
@@ -166,8 +164,7 @@ class PolicyAllReduce:
         if self._server is not None:
             self._server.check()
             return None
-        if self._pipeline is None:
-            self._pipeline = self._open(buffer.numel())
+        assert self._pipeline is not None
         bucket = FlatBucket(0, True, self._parameters, buffer.numpy())
         self._pipeline.reduce(cast(GradBucket, bucket)).wait()
         return told(self._pipeline.report())
@@ -192,10 +189,10 @@ class PolicyAllReduce:
 
     def close(self) -> None:
         """Close the engine."""
+        if self._communicator is not None:
+            self._communicator.close()  # first: a pipeline only lets go
         if self._pipeline is not None:
             self._pipeline.close()
-        elif self._communicator is not None:
-            self._communicator.close()
         if self._server is not None:
             self._server.close()
 

@@ -43,9 +43,10 @@ class TcpOverServers:
     overlap.
     """
 
-    def __init__(self, congestion_control: str, workers: int) -> None:
-        """Choose TCP's congestion control, and how many of the ranks, the first ones, are
-        workers."""
+    def __init__(self, congestion_control: str, workers: int, elements: int) -> None:
+        """Choose TCP's congestion control, how many of the ranks, the first ones, are workers, and
+        the elements of a buffer."""
+        self._elements = elements
         self._congestion_control = congestion_control
         self._workers = workers
         self._connections: list[socket.socket] = []
@@ -59,6 +60,10 @@ class TcpOverServers:
         self._servers = world - self._workers
         if rank >= self._workers:
             self._index = rank - self._workers
+            shards = np.array_split(np.empty(self._elements, np.float32), self._servers)
+            elements = len(shards[self._index])
+            self._parts = np.zeros((self._workers, elements), np.float32)
+            self._sums = np.zeros(elements, np.float32)
             self._connections = self._accept(store, self._index)
         else:
             for index in range(self._servers):
@@ -88,15 +93,9 @@ class TcpOverServers:
 
     def run_round(self, buffer: torch.Tensor) -> None:
         """Sum the buffer over all workers."""
-        values: NDArray[np.float32] = buffer.numpy()
-        shards = np.array_split(values, self._servers)
         if self._index is None:
-            _exchange(self._connections, shards)
+            _exchange(self._connections, np.array_split(buffer.numpy(), self._servers))
             return
-        elements = len(shards[self._index])
-        if elements != len(self._sums):  # once, in a round that is not timed
-            self._parts = np.zeros((self._workers, elements), np.float32)
-            self._sums = np.zeros(elements, np.float32)
         _sum(self._connections, self._parts, self._sums)
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:

@@ -43,6 +43,8 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
         }
         if each.transport == "gloo":
             options["timeout_s"] = round_limit(scenario)
+        else:
+            options["elements"] = scenario.work.bytes // 4
         return Entry(each.name, factory, options)
     settings = {"timeout": round_limit(scenario), **each.options}
     if push:
@@ -58,6 +60,7 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
     options = {
         "policy": each.policy,
         "options": {**settings, **route_settings(scenario.topology.servers)},
+        "elements": scenario.work.bytes // 4,
         "layers": scenario.work.layers,
         "group": each.name,
     }
