@@ -36,6 +36,7 @@ from gradwire.bench.accuracy.text import TextLesson
 from gradwire.bench.accuracy.trainer import train
 from gradwire.bench.accuracy.weather import UNLUCKY, Weather
 from gradwire.errors import ConfigError, GradwireError
+from gradwire.lab import network
 from gradwire.lab.intervals import t_quantile
 from gradwire.phases import Phase
 from gradwire.policies import names
@@ -452,3 +453,35 @@ def test_without_the_digits_the_error_names_what_to_install(
     ran = CliRunner().invoke(app, ["accuracy", "--quick", "--jobs", "1"])
     assert ran.exit_code == 2
     assert "pip install 'gradwire[accuracy]'" in " ".join(ran.output.split())
+
+
+def test_without_namespaces_the_rows_over_a_kernel_network_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "probe", lambda: "no rights [lab]")
+    command = ["accuracy", "--task", "text", "--section", "check", "--arms", "reliable"]
+    command += ["--rounds", "1", "--seeds", "1", "--jobs", "1", "--json"]
+    ran = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "cells.jsonl")])
+    assert ran.exit_code == 0, ran.output
+    assert "nothing was run over a kernel network: no rights [lab]" in ran.stdout
+    places = {cell.where for cell in Ledger(tmp_path / "cells.jsonl").outcomes}
+    assert places == {"virtual"}
+
+
+@pytest.mark.parametrize("bench", [["net"], ["replicas"]])
+def test_a_bench_of_networks_needs_one(bench: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "probe", lambda: "no rights")
+    ran = CliRunner().invoke(app, bench)
+    assert ran.exit_code == 2
+    assert "no lab network on this machine: no rights" in " ".join(ran.output.split())
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "probe", lambda: "no rights")
+    ran = CliRunner().invoke(app, ["net", "--out", "/dev/null/x.json"], env={"COLUMNS": "200"})
+    assert ran.exit_code == 2
+    assert "/dev/null/x.json: cannot be written" in ran.output
+    CliRunner().invoke(app, ["net", "--out", str(tmp_path / "new" / "x.json")])
+    assert (tmp_path / "new").is_dir()

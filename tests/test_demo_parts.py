@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html.parser
+import json
 import os
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from gradwire.demo import course
+from gradwire.demo import command, course
 from gradwire.demo.course import Block, Outcome
 from gradwire.demo.model import CharacterModel, Shape
 from gradwire.demo.page import render
@@ -382,6 +384,25 @@ def test_the_page_of_a_failed_demo_shows_why() -> None:
     assert "rank 2: &lt;broken&gt;" in page
     assert "Traceback: here" in page
     assert "<svg" not in page
+
+
+def test_what_an_error_says_is_no_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gloo's errors name their file in brackets."""
+    known = _document(error="rank 0: [/gloo/transport/tcp/pair.cc:534] Connection closed")
+    command._show(known, tmp_path, False, Console(stderr=True, width=300))
+    assert "[/gloo/transport/tcp/pair.cc:534]" in "".join(capsys.readouterr().out.split("\n"))
+
+
+def test_without_the_extra_for_pages_the_rest_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "gradwire.demo.page", None)
+    command._show(_document(), tmp_path, False, Console(stderr=True, width=300))
+    assert json.loads((tmp_path / "demo.json").read_text())["headline"]
+    assert not (tmp_path / "demo.html").exists()
+    assert "install gradwire[lab]" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------- course

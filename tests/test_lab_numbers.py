@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from gradwire.lab.race import Round
+from gradwire.lab.report.compare import compare
 from gradwire.lab.report.markdown import as_markdown
-from gradwire.lab.report.words import mark_rows, rate, rows, seconds, verdict
+from gradwire.lab.report.words import mark_rows, rate, reached, rows, seconds, verdict
 from gradwire.lab.rivals import goodput
 from gradwire.lab.run.checks import fastest
 from gradwire.lab.run.limits import limit, probe_cap, probe_passes, push_ideal
@@ -50,7 +51,42 @@ def scenario(workers: int = 1, loss: Loss | None = None, rtt_s: float = 0.0) -> 
 def test_times_and_rates_are_written_without_exponents() -> None:
     times_s = (0.9996, 0.9994, 0.0009996, 999.6, 0.0345)
     assert [seconds(value) for value in times_s] == ["1 s", "999 ms", "1 ms", "1000 s", "34.5 ms"]
+    assert seconds(-0.0345) == "-34.5 ms"  # of an interval
     assert [rate(value) for value in (12345e6, 150e6)] == ["12345 Mbit/s", "150 Mbit/s"]
+
+
+def test_a_value_may_be_infinite_though_its_interval_is_not() -> None:
+    """As JSON holds it; see `gradwire.telemetry.finite`."""
+    assert reached({"value": None, "interval": [0.5, 2.0]}) == "–"
+    assert reached({"value": 1.0, "interval": [0.5, 2.0]}) == "1 (0.5 … 2)"
+
+
+def test_runs_are_compared_to_the_first_run_of_their_scenario() -> None:
+    def document(scenario: str, **medians: float) -> dict[str, Any]:
+        known = {"samples": 1, "p99_s": None, "max_s": 1.0, "over_limit": None, "delivered": None}
+        entries = [
+            {**known, "name": name, "median_s": median, "steps_per_s": 1.0, "throughput_bps": 1e6}
+            for name, median in medians.items()
+        ]
+        return {"scenario": scenario, "cells": [{"name": "one", "contestants": entries}]}
+
+    found = compare(
+        {
+            "a": document("s", tcp=2.0),
+            "b": document("s", tcp=1.0, ours=1.0),
+            "c": document("s", tcp=3.0, ours=0.5),
+            "d": document("t", ours=4.0),
+        }
+    )
+    ratios = {(row["run"], row["contestant"]): row["× the first run"] for row in found}
+    assert ratios == {
+        ("a", "tcp"): "1.00",
+        ("b", "tcp"): "0.50",
+        ("c", "tcp"): "1.50",
+        ("b", "ours"): "–",  # the first run had none
+        ("c", "ours"): "–",
+        ("d", "ours"): "1.00",
+    }
 
 
 def test_the_limit_is_bytes_over_what_gets_through() -> None:

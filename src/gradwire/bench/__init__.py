@@ -40,11 +40,14 @@ def net(
     known = cases(network)
     if case != "all" and case not in known:
         raise typer.BadParameter(f"--case {case}: {', '.join(known)} or all")
-    from gradwire.lab.network import probe
-
-    if (reason := probe()) is not None:
-        Console(stderr=True).print(f"gradwire bench: no lab network on this machine: {reason}")
-        raise typer.Exit(2)
+    if out is not None:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.touch()
+        except OSError as error:
+            why = f"{out}: cannot be written: {error.strerror}"
+            raise typer.BadParameter(why, param_hint="--out") from error
+    _need_network()
     results = []
     for row in known.values() if case == "all" else [known[case]]:
         console = Console(stderr=True)
@@ -54,10 +57,10 @@ def net(
                 status.update(f"{row.name} on network {network}: {name} {done} rounds")
 
             results.append(run_case(row, rounds or None, progress=show))
+        if out is not None:
+            out.write_text(json.dumps(results))
         if not as_json:
             _print(results[-1])
-    if out:
-        out.write_text(json.dumps(results))
     if as_json:
         for result in results:
             for contestant in result["contestants"].values():
@@ -74,6 +77,7 @@ def replicas(
     """Train through loss with both pull modes and compare all ranks' parameters bit by bit."""
     if network not in ("A", "B"):
         raise typer.BadParameter(f"--network {network}: A or B")
+    _need_network()
     results = [run_replicas(network, steps, pull) for pull in ("exact", "committed")]
     if as_json:
         print(json.dumps(results))
@@ -83,13 +87,23 @@ def replicas(
             lossy = min(rank["lossy_steps"] for rank in result["ranks"])
             delivered = min(rank["delivered_mean"] for rank in result["ranks"])
             print(
-                f"pull {result['pull']}: {first['steps']} steps, {lossy} of them lossy on every "
-                f"rank, delivered {delivered:.4f} at least, "
+                f"pull {result['pull']}: {first['steps']} steps, at least {lossy} of them lossy on "
+                f"each rank, delivered {delivered:.4f} at least, "
                 f"replicas {'identical' if result['identical'] else 'DIFFER'} "
                 f"({first['hash'][:16]})"
             )
     if not all(result["identical"] for result in results):
         raise typer.Exit(1)
+
+
+def _need_network() -> None:
+    """Ends the program where this machine cannot make namespaces."""
+    from gradwire.lab.network import probe
+
+    if (reason := probe()) is not None:
+        line = f"gradwire bench: no lab network on this machine: {reason}"
+        Console(stderr=True).print(line, markup=False)
+        raise typer.Exit(2)
 
 
 def _print(result: dict[str, object]) -> None:

@@ -59,7 +59,7 @@ def run_case(
         if case.bursts:
             bursts = stack.enter_context(BurstTraffic(network, case.bursts, target=BURST_TARGET))
         race = Race(network, case.entries, case.size)
-        stack.callback(race.close)
+        stack.push(race.__exit__)
         lost_before = network.lost_packets()
         results = race.run(rounds or case.rounds, block=block, bursts=bursts, progress=progress)
         lost = network.lost_packets() - lost_before

@@ -36,7 +36,7 @@ def wires(
             for seconds_ in delays
         ]
     except LabUnavailable as error:
-        Console(stderr=True).print(f"gradwire bench: {error}")
+        Console(stderr=True).print(f"gradwire bench: {error}", markup=False)
         raise typer.Exit(2) from None
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

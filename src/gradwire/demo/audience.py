@@ -62,7 +62,9 @@ class Bars(Audience):
     def grounded(self, ground: Ground) -> None:
         if ground.reason is not None:
             self._console.print(
-                f"{ground.reason}; on loopback instead, with injected loss", soft_wrap=True
+                f"{ground.reason}; on loopback instead, with injected loss",
+                soft_wrap=True,
+                markup=False,
             )
 
     def plan(self, steps: int) -> None:

@@ -111,7 +111,6 @@ def _run(scenario: Scenario, console: Console) -> dict[str, Any]:
 
 
 def _show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) -> None:
-    from gradwire.demo.page import write_page
     from gradwire.demo.table import terminal_table
 
     written = out / "demo.json"
@@ -119,10 +118,12 @@ def _show(document: dict[str, Any], out: Path, as_json: bool, progress: Console)
     files = [str(written)]
     page = out / "demo.html"
     try:
+        from gradwire.demo.page import write_page  # needs what the extra "lab" has
+
         write_page(document, page)
         files.append(str(page))
     except ImportError as error:
-        progress.print(f"no page: {error}: install gradwire[lab]")
+        progress.print(f"no page: {error}: install gradwire[lab]", markup=False)
     if as_json:
         typer.echo(json.dumps(document, allow_nan=False))
     else:
@@ -130,8 +131,8 @@ def _show(document: dict[str, Any], out: Path, as_json: bool, progress: Console)
         if document["contestants"]:
             console.print(terminal_table(document))
             for note in document["notes"]:
-                console.print(f"· {note}", style="dim", highlight=False)
-        console.print(document["headline"], style="bold", highlight=False)
+                console.print(f"· {note}", style="dim", highlight=False, markup=False)
+        console.print(document["headline"], style="bold", highlight=False, markup=False)
     if document["error_details"]:
         progress.print(document["error_details"], highlight=False, markup=False)
-    progress.print(f"wrote {' and '.join(files)}", highlight=False)
+    progress.print(f"wrote {' and '.join(files)}", highlight=False, markup=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -158,14 +160,16 @@ def run(
         everything = again and not cells and seeds is None
         if not everything:
             _check_folder(folder, experiment.first.name)
-        with Journal(folder, again=everything) as journal:
-            if again and not everything:
-                journal.forget([(cell.name, seed) for cell, seed in agenda.all])
+        with contextlib.ExitStack() as stack:
+            with _writing(folder):
+                journal = stack.enter_context(Journal(folder, again=everything))
+                if again and not everything:
+                    journal.forget([(cell.name, seed) for cell, seed in agenda.all])
             status = _run(experiment, agenda, journal, folder, progress, as_json)
     except (ScenarioError, LabUnavailable) as error:
         _refuse(str(error))
     except OSError as error:
-        _refuse(f"--out {folder}: cannot be made or written: {error.strerror or error}")
+        _refuse(f"the run ended early: {error}")
     except KeyboardInterrupt:  # once more, while the page was being made
         progress.print("interrupted: nothing is left behind")
         status = _INTERRUPTED
@@ -189,7 +193,6 @@ def show(
     nothing, and may be called while a run goes on.
     """
     from gradwire.lab.report.markdown import as_markdown
-    from gradwire.lab.report.page import write_page
     from gradwire.lab.report.terminal import show as show_tables
     from gradwire.lab.run.course import outcome_of
     from gradwire.lab.run.journal import NAME, Journal
@@ -209,6 +212,8 @@ def show(
         _refuse(f"--out {folder}: holds no run of a cell of {file}")
     found = document(outcome, shlex.join(["gradwire", "lab", "run", str(file)]))
     if page is not None:
+        from gradwire.lab.report.page import write_page
+
         try:
             page.parent.mkdir(parents=True, exist_ok=True)
             write_page(found, page)
@@ -259,7 +264,8 @@ def _run(
     outcome = outcome_of(experiment, journal)
     if outcome.records:
         found = document(outcome, shlex.join(["gradwire", *sys.argv[1:]]))
-        _write(found, folder, progress)
+        with _writing(folder):
+            _write(found, folder, progress)
         if as_json:
             typer.echo(json.dumps(found, allow_nan=False))
         elif not interrupted:
@@ -286,14 +292,23 @@ def _check_folder(folder: Path, name: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """What the folder does not take ends the program with a word of it."""
+    try:
+        yield
+    except OSError as error:
+        _refuse(f"--out {folder}: cannot be made or written: {error.strerror or error}")
+
+
 def _write(found: dict[str, Any], folder: Path, progress: Console) -> None:
     """Write both files whole: what was there stays until then."""
-    from gradwire.lab.report.page import write_page
-
     results, page = folder / "results.json", folder / "report.html"
     spare = folder / "results.json.new"
     spare.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
     spare.replace(results)
+    from gradwire.lab.report.page import write_page
+
     spare = folder / "report.html.new"
     write_page(found, spare)
     spare.replace(page)

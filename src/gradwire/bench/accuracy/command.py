@@ -60,6 +60,7 @@ def accuracy(
     from gradwire.bench.accuracy.results import notes, results
     from gradwire.bench.accuracy.runner import run
     from gradwire.bench.accuracy.study import QUICK, applies, cells, left_out
+    from gradwire.lab.ranks import RankError
 
     if quick:
         seeds, rounds = min(seeds, QUICK_SEEDS), rounds or QUICK_ROUNDS
@@ -78,6 +79,12 @@ def accuracy(
         raise typer.BadParameter(str(error), param_hint="--out") from error
     console = Console(stderr=True)
     wanted = [] if show else cells(trainings, chosen, seeds)
+    if any(cell.where == "kernel" and cell not in ledger.outcomes for cell in wanted):
+        from gradwire.lab.network import probe
+
+        if (reason := probe()) is not None:
+            wanted = [cell for cell in wanted if cell.where != "kernel"]
+            without.append(f"nothing was run over a kernel network: {reason}")
     try:
         with console.status("training") as status:
             run(
@@ -91,6 +98,9 @@ def accuracy(
     except MissingDataError as error:
         console.print(f"gradwire bench accuracy: {error}", highlight=False, markup=False)
         raise typer.Exit(2) from None
+    except RankError as error:
+        console.print(f"gradwire bench accuracy: {error}", highlight=False, markup=False)
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         kept = f"what is done is in {out}" if out else "nothing is kept without --out"
         console.print(f"interrupted: {kept}", highlight=False)
@@ -159,4 +169,4 @@ def _print(found: list[Result], lines: list[str], as_json: bool, as_markdown: bo
     for table in tables(found):
         console.print(table)
     for line in lines:
-        console.print(f"· {line}", highlight=False)
+        console.print(f"· {line}", highlight=False, markup=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import asdict
+from statistics import fmean
 
 from gradwire.bench.accuracy.arms import ARMS
 from gradwire.bench.accuracy.cell import Cell, Outcome
@@ -13,7 +14,7 @@ from gradwire.bench.accuracy.scenarios import SCENARIOS
 from gradwire.lab.addresses import STORE_PORT
 from gradwire.lab.network import Network
 from gradwire.lab.presets import NETWORK_A
-from gradwire.lab.ranks import Ranks
+from gradwire.lab.ranks import Message, Ranks
 
 __all__ = ["train_on_kernel"]
 
@@ -62,15 +63,22 @@ def train_on_kernel(cell: Cell) -> Outcome:
             raise AssertionError(f"{cell.arm}: the replicas differ")
         parts.append(answers)
     scores = tuple(float(answers[0]["score"]) for answers in parts)
-    told_of = [answer for answers in parts for answer in answers]
+    delivered, comm_s = (_by_round(parts, key) for key in ("delivered", "comm_s"))
     return Outcome(
         score=sum(scores) / len(scores),
         scores=scores,
-        delivered=sum(answer["delivered"] for answer in told_of) / len(told_of),
+        delivered=fmean(map(fmean, delivered)),
         critical_share=sum(answers[0]["critical_share"] for answers in parts) / len(parts),
-        lossy_rounds=sum(max(answer["lossy_rounds"] for answer in answers) for answers in parts),
+        lossy_rounds=sum(min(shares) < 1.0 for shares in delivered),
         guarded=sum(answers[0]["guarded"] for answers in parts),
-        comm_s=sum(answer["comm_s"] for answer in told_of) / len(told_of),
+        comm_s=fmean(map(max, comm_s)),
         error="",
         seconds=time.perf_counter() - started,
     )
+
+
+def _by_round(parts: list[list[Message]], key: str) -> list[tuple[float, ...]]:
+    """What the workers told of each round, of all parts."""
+    return [
+        told for answers in parts for told in zip(*(each[key] for each in answers), strict=True)
+    ]

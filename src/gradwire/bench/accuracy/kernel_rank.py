@@ -60,10 +60,11 @@ class Worker:
         )
 
     def train(self) -> Message:
-        """Train, and tell of the model and of what was lost."""
+        """Train, and tell of the model and, round by round, of what was lost."""
         rounds = self._cell.rounds
-        delivered = comm_s = 0.0
-        lossy = guarded = critical = 0
+        shares: list[float] = []
+        comm_s: list[float] = []
+        guarded = critical = 0
         for number in range(rounds):
             if number % self._lesson.rounds_per_epoch == 0:
                 self._attachment.epoch(number // self._lesson.rounds_per_epoch)
@@ -76,19 +77,17 @@ class Worker:
                 nn_utils.clip_grad_norm_(self._parameters, self._task.clip)
             self._optimizer.step()
             report = self._attachment.report()
-            delivered += report.delivered
-            lossy += report.delivered < 1.0
+            shares.append(report.delivered)
+            comm_s.append(report.comm_s)
             guarded += report.guard == "resent"
-            comm_s += report.comm_s
         self._lesson.model = self._module
         return {
             "fingerprint": fingerprint(self._module),
             "score": self._lesson.score(),
-            "delivered": delivered / rounds,
             "critical_share": critical / rounds,
-            "lossy_rounds": lossy,
             "guarded": guarded,
-            "comm_s": comm_s / rounds,
+            "delivered": shares,
+            "comm_s": comm_s,
         }
 
     def close(self) -> Message:

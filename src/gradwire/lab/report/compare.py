@@ -27,26 +27,31 @@ COLUMNS = (
 
 def compare(documents: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows with the keys of `COLUMNS`, sorted so that the same contestant in the same cell of
-    several runs stands together.
+    several runs stands together. The first run is the first one of the scenario.
 
     Args:
         documents: a run's JSON by its folder.
     """
     found: dict[tuple[str, str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+    first: dict[str, str] = {}
     for folder, document in documents.items():
+        first.setdefault(document["scenario"], folder)
         for cell in document["cells"]:
             for entry in cell["contestants"]:
                 key = (document["scenario"], cell["name"], entry["name"])
                 found.setdefault(key, []).append((folder, entry))
     return [
-        _row(key, folder, entry, entries[0][1])
+        _row(key, folder, entry, dict(entries).get(first[key[0]]))
         for key, entries in found.items()
         for folder, entry in entries
     ]
 
 
 def _row(
-    key: tuple[str, str, str], folder: str, entry: Mapping[str, Any], first: Mapping[str, Any]
+    key: tuple[str, str, str],
+    folder: str,
+    entry: Mapping[str, Any],
+    first: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     scenario, cell, contestant = key
     throughput, over = entry["throughput_bps"], entry["over_limit"]
@@ -57,7 +62,9 @@ def _row(
         "run": folder,
         "samples": entry["samples"],
         "median": seconds(entry["median_s"]),
-        "× the first run": f"{entry['median_s'] / first['median_s']:.2f}",
+        "× the first run": (
+            NONE if first is None else f"{entry['median_s'] / first['median_s']:.2f}"
+        ),
         "p99": seconds(entry["p99_s"]),
         "max": seconds(entry["max_s"]),
         "× limit": NONE if over is None else f"{over:.2f}",

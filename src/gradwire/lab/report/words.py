@@ -38,7 +38,7 @@ COLUMNS = (
     "",
     "samples",
     "median",
-    "90 % of seeds",
+    "90 % interval",
     "p95",
     "p99",
     "p99.9",
@@ -66,8 +66,9 @@ def seconds(value: float | None) -> str:
     if value is None:
         return NONE
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if value * scale >= 0.9995:
-            return f"{value * scale:.3g} {unit}" if value * scale < 999.5 else f"{value:.0f} s"
+        if abs(value) * scale >= 0.9995:
+            brief = abs(value) * scale < 999.5
+            return f"{value * scale:.3g} {unit}" if brief else f"{value:.0f} s"
     return f"{value * 1e6:.0f} µs"
 
 
@@ -149,7 +150,7 @@ def verdict(mark: Mapping[str, Any]) -> str:
 def reached(row: Mapping[str, Any]) -> str:
     """What a mark, or a cell of it, came to, and its interval; of a difference signed."""
     reach = row.get("interval")
-    if reach is None:
+    if reach is None or row["value"] is None:  # None: infinite, though no seed's own is
         return number(row["value"])
     sign = "+" if row.get("difference") else ""
     return f"{row['value']:{sign}.3g} ({reach[0]:{sign}.3g} … {reach[1]:{sign}.3g})"
