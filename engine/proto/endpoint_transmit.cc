@@ -262,7 +262,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       const void* payload = nullptr;
       uint16_t flags = 0;
       const uint8_t dscp = next_dscp(*op, aggregator, path.peer, fresh);
-      if (train.count && dscp != train.dscp) return true;  // one class to a train
+      if (train.count && dscp != train.dscp) return true;  // one DSCP to a train
       wire::Kind kind = wire::Kind::push;
       // Pushes first: everybody's results wait for them.
       if (aggregator != UINT16_MAX && op->push[aggregator].next(chunk, again, fresh)) {

@@ -1,4 +1,4 @@
-// BtlBw: the windowed maximum of the delivered rate, each sample over a few milliseconds of
+// BtlBw: the windowed maximum of the delivered rate, each sample over tens of milliseconds of
 // uninterrupted delivery, because arrivals and ACKs come in clumps and short samples overstate.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Round-trip time of one path: smoothed, deviation, and RTprop as a windowed minimum (RFC 9002 §5,
-// with microsecond granularity; BBR's RTprop filter).
+// with a granularity of a millisecond; BBR's RTprop filter).
 #pragma once
 
 #include <algorithm>

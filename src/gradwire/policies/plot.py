@@ -106,7 +106,8 @@ class Calibration:
             raise ConfigError(
                 f"table={str(path)!r}: format={found.get('format')!r}, "
                 f"model={found.get('model')!r}: a file of `gradwire calibrate` has "
-                f"format={FORMAT} and a fingerprint"
+                f"format={FORMAT} and a fingerprint; bounds by hand are a dict by tensor-name "
+                "pattern, table={…}"
             )
         bounds = found.get("bounds")
         if not isinstance(bounds, dict) or not bounds:
