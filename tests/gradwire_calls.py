@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 __all__ = ["Call", "Lab", "until"]
@@ -21,7 +22,7 @@ class Call:
         self.mark = uuid.uuid4().hex
         self.output = folder / "stdout"
         self.errors = folder / "stderr"
-        with self.output.open("wb") as output, self.errors.open("wb") as errors:
+        with self.output.open("wb") as output, self.errors.open("wb") as errors, _heeded():
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gradwire.cli", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -67,6 +68,19 @@ class Call:
     def check_that_nothing_is_left(self) -> None:
         """No process is left, and so no namespace: these have no names."""
         assert until(lambda: not self.processes(), 10.0), self.processes()
+
+
+@contextlib.contextmanager
+def _heeded() -> Iterator[None]:
+    """What starts meanwhile heeds signals that this process ignores, under nohup for instance."""
+    ignored = [n for n in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(n) == signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
 
 
 class Lab(Call):
