@@ -299,6 +299,9 @@ def test_a_parameter_on_a_device_that_none_can_be_taken_off_is_refused_by_name()
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
     with pytest.raises(ConfigError, match=r"parameter '1.weight' lies on device meta: .* cpu and"):
         HookState("reliable", model=model)
+    model._ddp_params_and_buffers_to_ignore = ["1.weight", "1.bias"]  # type: ignore[assignment]
+    HookState("reliable", model=model)  # DDP averages none of those
+    del model._ddp_params_and_buffers_to_ignore
     model[1].requires_grad_(False)
     HookState("reliable", model=model)  # it has no gradient
 

@@ -6,7 +6,7 @@ ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwir
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -266,8 +266,10 @@ def _check_alone(policy: Policy, settings: Settings) -> None:
 
 def _check_devices(model: torch.nn.Module) -> None:
     """Raises ConfigError for a trained parameter on a device that gradients cannot be taken off."""
+    ignored = _ignored(model)
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.device.type not in DEVICES:
+        here = parameter.device.type in DEVICES
+        if parameter.requires_grad and not here and name not in ignored:
             raise ConfigError(
                 f"parameter {name!r} lies on device {parameter.device}: allowed are "
                 f"{' and '.join(DEVICES)}"
@@ -286,7 +288,7 @@ def _check_real(model: torch.nn.Module) -> None:
 
 def _check_dense(model: torch.nn.Module) -> None:
     """Raises ConfigError for a trained weight whose gradient is sparse: an embedding's."""
-    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # DDP averages none of those
+    ignored = _ignored(model)
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if getattr(module, "sparse", False) is not True or not isinstance(weight, torch.Tensor):
@@ -297,6 +299,12 @@ def _check_dense(model: torch.nn.Module) -> None:
                 f"parameter {path!r} of {type(module).__name__}(sparse=True): dense gradients are "
                 "carried only; make it with sparse=False"
             )
+
+
+def _ignored(model: torch.nn.Module) -> Collection[str]:
+    """The names of the parameters that DDP is told to leave alone: it averages none of those."""
+    names: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    return names
 
 
 def sizes(model: torch.nn.Module) -> dict[str, int]:
