@@ -479,9 +479,11 @@ def test_a_bench_of_networks_needs_one(bench: list[str], monkeypatch: pytest.Mon
 def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "probe", lambda: "no rights")
+    monkeypatch.setattr(network, "probe", lambda: None)
     ran = CliRunner().invoke(app, ["net", "--out", "/dev/null/x.json"], env={"COLUMNS": "200"})
     assert ran.exit_code == 2
     assert "/dev/null/x.json: cannot be written" in ran.output
-    CliRunner().invoke(app, ["net", "--out", str(tmp_path / "new" / "x.json")])
-    assert (tmp_path / "new").is_dir()
+    monkeypatch.setattr(network, "probe", lambda: "no rights")
+    out = tmp_path / "new" / "x.json"
+    assert CliRunner().invoke(app, ["net", "--out", str(out)]).exit_code == 2
+    assert not out.parent.exists()  # and nothing is left where nothing can run

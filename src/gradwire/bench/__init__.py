@@ -40,6 +40,7 @@ def net(
     known = cases(network)
     if case != "all" and case not in known:
         raise typer.BadParameter(f"--case {case}: {', '.join(known)} or all")
+    _need_network()
     if out is not None:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,6 @@ def net(
         except OSError as error:
             why = f"{out}: cannot be written: {error.strerror}"
             raise typer.BadParameter(why, param_hint="--out") from error
-    _need_network()
     results = []
     for row in known.values() if case == "all" else [known[case]]:
         console = Console(stderr=True)
