@@ -198,6 +198,11 @@ void add_counters(nb::dict& into, const Counters& counters) {
 }
 
 void bind_engine(nb::module_& module) {
+  nb::class_<Failure>(module, "Failure", "Why an engine has failed.")
+      .def_prop_ro("text", [](const Failure& f) { return to_text(f.text); })
+      .def_prop_ro("rank", [](const Failure& f) { return f.rank; })
+      .def_prop_ro("cause", [](const Failure& f) { return word_of(f.cause); });
+
   nb::class_<Engine>(module, "Engine",
                      "One UDP engine of this process: one socket, one thread without the GIL.")
       .def(
@@ -233,7 +238,7 @@ void bind_engine(nb::module_& module) {
             std::vector<uint16_t> missing;
             wait_in_slices(timeout, [&](Nanos slice) {
               missing = engine.loop().wait_connected(slice);
-              return missing.empty() || engine.loop().closed() || !engine.loop().failure().empty();
+              return missing.empty() || engine.loop().closed() || engine.loop().failure();
             });
             return missing;
           },
@@ -250,7 +255,12 @@ void bind_engine(nb::module_& module) {
           "rate"_a, "burst"_a = 1.0, "seed"_a = 0)
       .def("counters", [](Engine& engine) { return counters_of(engine.loop()); })
       .def("features", [](Engine& engine) { return features_of(engine.loop()); })
-      .def("failure", [](Engine& engine) { return to_text(engine.loop().failure()); })
+      .def("failure",
+           [](Engine& engine) -> std::optional<Failure> {
+             Failure failure = engine.loop().failure();
+             if (!failure) return std::nullopt;
+             return failure;
+           })
       .def("leave_to_parent", [](Engine& engine) { engine.loop().leave_to_parent(); })
       .def("close", [](Engine& engine) {
         const nb::gil_scoped_release release;

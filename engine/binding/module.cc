@@ -1,5 +1,7 @@
 // The Python module _engine: its errors, its constants and its parts.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <exception>
 #include <system_error>
@@ -30,6 +32,8 @@ NB_MODULE(_engine, module) {
   module.doc() =
       "gradwire's engine: plans, the UDP engine, the virtual-time fabric, and the lab's link";
   nb::register_exception_translator(translate_system_error);
+  module.attr("CAUSES") =
+      nb::cast(std::vector<std::string>(gradwire::kCauses.begin(), gradwire::kCauses.end()));
   module.attr("PROTOCOL_VERSION") = static_cast<int>(gradwire::wire::kVersion);
   module.attr("HEADER_BYTES") = static_cast<int>(gradwire::wire::kHeaderBytes);
   module.def("version", [] { return GRADWIRE_VERSION; });

@@ -213,9 +213,10 @@ void bind_plan(nb::module_& module) {
   nb::class_<Report>(module, "Completion", "What became of one all-reduce.")
       .def_prop_ro("op", [](const Report& r) { return r.op; })
       .def_prop_ro("step", [](const Report& r) { return r.step; })
-      .def_prop_ro("ok", [](const Report& r) { return r.error.empty(); })
-      .def_prop_ro("error", [](const Report& r) { return to_text(r.error); })
-      .def_prop_ro("error_rank", [](const Report& r) { return r.error_rank; })
+      .def_prop_ro("ok", [](const Report& r) { return !r.failure; })
+      .def_prop_ro("error", [](const Report& r) { return to_text(r.failure.text); })
+      .def_prop_ro("error_rank", [](const Report& r) { return r.failure.rank; })
+      .def_prop_ro("error_cause", [](const Report& r) { return word_of(r.failure.cause); })
       .def_prop_ro(
           "counted", [](const Report& r) { return to_array(r.counted); }, nb::rv_policy::automatic)
       .def_prop_ro(

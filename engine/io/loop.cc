@@ -89,7 +89,7 @@ struct Loop::Impl {
   std::deque<OpReport> reports;
   std::map<uint64_t, uint64_t> open_ops;  // op -> step
   std::vector<bool> answered;
-  std::string failure;
+  Failure failure;
   bool connected = false;
   bool finished = false;
   std::atomic<bool> commands_waiting{false};
@@ -175,7 +175,7 @@ std::vector<uint16_t> Loop::wait_connected(Nanos timeout) {
   impl.require_owner();
   std::unique_lock lock(impl.mutex);
   const auto all = [&] {
-    return impl.finished || !impl.failure.empty() ||
+    return impl.finished || impl.failure ||
            std::find(impl.answered.begin(), impl.answered.end(), false) == impl.answered.end();
   };
   impl.changed.wait_for(lock, bounded(timeout), all);
@@ -190,7 +190,7 @@ void Loop::start(OpSpec spec) {
   impl.require_owner();
   impl.push_command([&] {
     if (impl.close_wanted || impl.finished) throw std::runtime_error("the engine is closed");
-    if (!impl.failure.empty()) throw std::runtime_error(impl.failure);
+    if (impl.failure) throw std::runtime_error(impl.failure.text);
     if (!impl.connected) throw std::runtime_error("the engine is not connected");
     if (!spec.plan.class_dscp.empty() && !impl.socket.features().dscp) {
       throw std::runtime_error(
@@ -245,8 +245,8 @@ Snapshot Loop::snapshot() {
   return impl.last_snapshot;
 }
 
-std::string Loop::failure() const {
-  if (impl_->owner != ::getpid()) return "a forked copy";
+Failure Loop::failure() const {
+  if (impl_->owner != ::getpid()) return {"a forked copy"};
   const std::lock_guard lock(impl_->mutex);
   return impl_->failure;
 }
@@ -330,13 +330,12 @@ bool Loop::Impl::take_commands() {
   for (OpSpec& spec : specs) {
     const uint64_t op = spec.op;
     const uint64_t step = spec.step;
-    const std::string wrong = endpoint->start(std::move(spec), monotonic_now());
-    if (wrong.empty()) continue;
+    Failure wrong = endpoint->start(std::move(spec), monotonic_now());
+    if (!wrong) continue;
     OpReport report;
     report.op = op;
     report.step = step;
-    report.error = wrong;
-    report.error_rank = endpoint->failure_rank();
+    report.failure = std::move(wrong);
     const std::lock_guard lock(mutex);
     open_ops.erase(op);
     reports.push_back(std::move(report));
@@ -430,7 +429,7 @@ void Loop::Impl::hand_on_events() {
         if (event.endpoint < answered.size()) answered[event.endpoint] = true;
         break;
       case Event::Type::failed:
-        failure = event.report.error;
+        failure = std::move(event.report.failure);
         break;
       case Event::Type::closed:
         said_goodbye = true;
@@ -453,7 +452,7 @@ void Loop::Impl::publish() {
 
 void Loop::Impl::fail(const std::string& why) {
   const std::lock_guard lock(mutex);
-  if (failure.empty()) failure = why;
+  if (!failure) failure.text = why;
 }
 
 // After this the thread touches no caller's memory any more.
@@ -465,8 +464,10 @@ void Loop::Impl::finish(const std::string& why) {
     OpReport report;
     report.op = op;
     report.step = step;
-    report.error = config.name(config.endpoint) + ", step " + std::to_string(step) + ": " +
-                   (failure.empty() ? why : failure);
+    report.failure = failure;
+    if (!failure) report.failure = {why, -1, Cause::closed};
+    report.failure.text = config.name(config.endpoint) + ", step " + std::to_string(step) + ": " +
+                          report.failure.text;
     reports.push_back(std::move(report));
   }
   open_ops.clear();

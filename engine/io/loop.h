@@ -54,7 +54,7 @@ class Loop {
 
   void set_drop(const DropOptions& options);
   Snapshot snapshot();
-  std::string failure() const;
+  Failure failure() const;
 
   // Says goodbye, joins the thread, fails what is open. Idempotent, from any thread.
   void close();

@@ -63,16 +63,14 @@ std::string Endpoint::Impl::name(uint16_t endpoint) const {
   return config.name(endpoint);
 }
 
-void Endpoint::Impl::fail(const std::string& text, int32_t rank, Nanos now) {
-  if (!failure.empty()) return;
-  failure = text;
-  failure_rank = rank;
-  for (auto& [id, op] : ops) fail_op(*op, text, rank);
+void Endpoint::Impl::fail(Failure why, Nanos now) {
+  if (failure) return;
+  failure = std::move(why);
+  for (auto& [id, op] : ops) fail_op(*op, failure);
   ops.clear();
   Event event;
   event.type = Event::Type::failed;
-  event.report.error = text;
-  event.report.error_rank = rank;
+  event.report.failure = failure;
   events.push_back(std::move(event));
   for (auto& p : paths) {
     if (!p || p->gone) continue;
@@ -85,7 +83,7 @@ void Endpoint::Impl::fail(const std::string& text, int32_t rank, Nanos now) {
 Nanos Endpoint::Impl::ping_interval(const Path& path, Nanos now) const {
   if (!path.connected) return kConnectPing;
   const Nanos long_silence = std::min(kSilentPings * config.ping_interval, config.peer_timeout / 2);
-  const bool silent = failure.empty() && now - path.last_heard > long_silence;
+  const bool silent = !failure && now - path.last_heard > long_silence;
   return silent ? config.ping_interval / kUrgentPings : config.ping_interval;
 }
 
@@ -96,21 +94,24 @@ void Endpoint::Impl::check_life(Nanos now) {
       p->last_ping = now;
       p->ping_now = !p->gone;
     }
-    if (!p->connected || !failure.empty() || now - p->last_heard <= config.peer_timeout) continue;
+    if (!p->connected || failure || now - p->last_heard <= config.peer_timeout) continue;
     if (p->gone) {
       const Op* op = waits_for(p->peer);
       if (!op) continue;
-      fail(name(p->peer) + " left the job and has sent nothing for " +
-               std::to_string(config.peer_timeout / kMillisecond) + " ms, but step " +
-               std::to_string(op->spec.step) + " still needs results of it",
-           p->peer, now);
+      fail({name(p->peer) + " left the job and has sent nothing for " +
+                std::to_string(config.peer_timeout / kMillisecond) + " ms, but step " +
+                std::to_string(op->spec.step) + " still needs results of it",
+            p->peer, Cause::left},
+           now);
       return;
     }
     const uint64_t step = ops.empty() ? 0 : ops.begin()->second->spec.step;
     std::string text = name(p->peer) + " has sent nothing for " +
                        std::to_string(config.peer_timeout / kMillisecond) + " ms";
     if (!ops.empty()) text += " (step " + std::to_string(step) + ")";
-    fail(text + ": its process is dead or frozen, or the network to it is cut", p->peer, now);
+    fail({text + ": its process is dead or frozen, or the network to it is cut", p->peer,
+          Cause::silence},
+         now);
     return;
   }
 }
@@ -145,7 +146,7 @@ void Endpoint::Impl::check_deadlines(Nanos now) {
         text += " " + name(e);
       }
     }
-    fail(text, rank, now);
+    fail({text, rank, Cause::timeout}, now);
     return;
   }
 }
@@ -206,7 +207,7 @@ void Endpoint::Impl::on_timer(Nanos now) {
   }
   breaker.tick(now);
   check_life(now);
-  if (failure.empty()) {
+  if (!failure) {
     check_deadlines(now);
     for (auto& p : paths)
       if (p) check_probe(*p, now);
@@ -228,14 +229,14 @@ Nanos Endpoint::Impl::next_timer() const {
     next = std::min(next, p->ack_due);
     const bool bye = closing && !closed && !farewell_over(*p);
     if (p->errors_left || bye) next = std::min(next, p->next_farewell);
-    if (failure.empty() && (p->sent.in_flight() > 0 || p->starved))
+    if (!failure && (p->sent.in_flight() > 0 || p->starved))
       next = std::min(next, probe_time(*p, last_timer));
   }
   for (const auto& [id, op] : ops) {
     next = std::min(next, op->deadline);
     if (op->aggregator) next = std::min(next, op->aggregator->next_timer());
   }
-  if (failure.empty()) next = std::min(next, repeat_due);
+  if (!failure) next = std::min(next, repeat_due);
   if (pace_until > last_timer) next = std::min(next, pace_until);
   if (closing && !closed) next = std::min(next, close_ready() ? last_timer : close_deadline);
   return next;
@@ -251,10 +252,9 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
   std::erase_if(ops, [this](auto& entry) {
     Op& op = *entry.second;
     if (!op.worker || op.done) return false;
-    fail_op(op,
-            name(config.endpoint) + ", step " + std::to_string(op.spec.step) +
-                ": the engine was closed in mid-step",
-            -1);
+    fail_op(op, {name(config.endpoint) + ", step " + std::to_string(op.spec.step) +
+                     ": the engine was closed in mid-step",
+                 -1, Cause::closed});
     return true;
   });
   for (auto& p : paths) {
@@ -272,12 +272,12 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
 bool Endpoint::Impl::farewell_over(const Path& path) const {
   if (path.told) return true;
   const bool met = path.rtt.any() || path.received.largest() > 0;
-  if (!met || !failure.empty()) return path.byes_sent >= std::min(path.byes_enough, kFarewells);
+  if (!met || failure) return path.byes_sent >= std::min(path.byes_enough, kFarewells);
   return path.gone && path.byes_sent >= path.byes_enough;
 }
 
 bool Endpoint::Impl::close_ready() const {
-  if (failure.empty() && !ops.empty()) return false;
+  if (!failure && !ops.empty()) return false;
   return std::none_of(paths.begin(), paths.end(), [this](const auto& p) {
     return p && (p->errors_left || p->answer_bye || !farewell_over(*p));
   });
@@ -288,7 +288,7 @@ void Endpoint::Impl::finish_close(Nanos now) {
   if (now < close_deadline && !close_ready()) return;
   // Whoever takes results that nobody else can give it is not left alone with the rest of them.
   const Nanos taken = std::min(last_result_taken + close_linger, last_close_deadline);
-  if (failure.empty() && now < taken && !close_ready()) {
+  if (!failure && now < taken && !close_ready()) {
     close_deadline = taken;
     return;
   }
@@ -302,7 +302,7 @@ Endpoint::Endpoint(const EndpointConfig& config, Nanos now)
     : impl_(std::make_unique<Impl>(config, now)) {}
 Endpoint::~Endpoint() = default;
 
-std::string Endpoint::start(OpSpec spec, Nanos now) {
+Failure Endpoint::start(OpSpec spec, Nanos now) {
   return impl_->start(std::move(spec), now);
 }
 void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
@@ -333,11 +333,8 @@ void Endpoint::close(Nanos now, Nanos linger) {
 const Counters& Endpoint::counters() const {
   return impl_->counters;
 }
-const std::string& Endpoint::failure() const {
+const Failure& Endpoint::failure() const {
   return impl_->failure;
-}
-int32_t Endpoint::failure_rank() const {
-  return impl_->failure_rank;
 }
 
 }  // namespace gradwire

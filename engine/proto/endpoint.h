@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/failure.h"
 #include "proto/plan.h"
 #include "proto/time.h"
 
@@ -66,8 +67,7 @@ struct OpSpec {
 struct OpReport {
   uint64_t op = 0;
   uint64_t step = 0;
-  std::string error;  // "" when ok
-  int32_t error_rank = -1;
+  Failure failure;               // none when ok
   std::vector<uint8_t> counted;  // per chunk
   std::vector<uint8_t> applied;  // per chunk
   std::vector<uint32_t> withheld_chunks;
@@ -93,7 +93,7 @@ struct Event {
   enum class Type : uint8_t {
     op_done,    // report
     connected,  // endpoint answered for the first time
-    failed,     // the endpoint can serve no more: report.error, report.error_rank
+    failed,     // the endpoint can serve no more: report.failure
     closed,     // close() has finished: all acknowledged, or given up
   };
   Type type = Type::op_done;
@@ -153,8 +153,8 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // "" or why the op cannot start (then nothing has changed).
-  std::string start(OpSpec spec, Nanos now);
+  // None, or why the op cannot start (then nothing has changed).
+  Failure start(OpSpec spec, Nanos now);
   // One datagram from `source` (the endpoint whose address it came from). `arrival` is when the
   // kernel got it, at most `now`; `ecn` the two bits that it came with (RFC 3168).
   void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
@@ -169,8 +169,7 @@ class Endpoint {
   void close(Nanos now, Nanos linger);
 
   const Counters& counters() const;
-  const std::string& failure() const;
-  int32_t failure_rank() const;  // the endpoint at fault; -1: none
+  const Failure& failure() const;
 
  private:
   struct Impl;

@@ -33,7 +33,7 @@ struct Endpoint::Impl {
   void on_timer(Nanos now);
   Nanos next_timer() const;
   void close(Nanos now, Nanos linger);
-  void fail(const std::string& text, int32_t rank, Nanos now);
+  void fail(Failure why, Nanos now);
   std::string name(uint16_t endpoint) const;  // "rank 3", "server 0"
   void check_life(Nanos now);
   void check_deadlines(Nanos now);
@@ -130,11 +130,11 @@ struct Endpoint::Impl {
   void void_backlog(const Op& op, uint16_t worker);
 
   // endpoint_ops.cc
-  std::string start(OpSpec spec, Nanos now);
+  Failure start(OpSpec spec, Nanos now);
   Op& make_op(OpSpec spec, bool worker, Nanos now);
   Op* find(uint64_t op);
   bool finished(uint64_t op) const;
-  void fail_op(Op& op, const std::string& text, int32_t rank);
+  void fail_op(Op& op, const Failure& why);
   bool still_possible(const Op& op, Nanos now);
   bool drained(const Op& op) const;
   void retire(Nanos now);
@@ -205,8 +205,7 @@ struct Endpoint::Impl {
   std::vector<uint8_t> encoded;  // payloads of one train
   bool arrivals = false;
   bool retire_due = false;  // something may be drained now
-  std::string failure;
-  int32_t failure_rank = -1;
+  Failure failure;
   Nanos last_timer = 0;
   Nanos threshold_decay = 0;
   bool closing = false;

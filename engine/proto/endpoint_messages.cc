@@ -131,17 +131,19 @@ void Endpoint::Impl::admit(Nanos now) {
     OpenFixed fixed{};
     OpSpec spec;
     if (!read_open(reader, fixed) || !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan)) {
-      fail(name(sender) + " sent an OPEN of op " + std::to_string(it->first) +
-               " that holds no valid plan",
-           sender, now);
+      fail({name(sender) + " sent an OPEN of op " + std::to_string(it->first) +
+                " that holds no valid plan",
+            sender, Cause::plan},
+           now);
       return;
     }
     const uint64_t more = memory_of(spec.plan, config);
     if (more / kLargestShare > config.memory_limit) {
-      fail(name(sender) + " asks for " + std::to_string(more) + " bytes in op " +
-               std::to_string(it->first) + "; the memory limit here is " +
-               std::to_string(config.memory_limit) + ": raise it, or use more servers",
-           sender, now);
+      fail({name(sender) + " asks for " + std::to_string(more) + " bytes in op " +
+                std::to_string(it->first) + "; the memory limit here is " +
+                std::to_string(config.memory_limit) + ": raise it, or use more servers",
+            sender, Cause::memory},
+           now);
       return;
     }
     if (!ops.empty() && used + more > config.memory_limit) break;
@@ -156,10 +158,10 @@ void Endpoint::Impl::admit(Nanos now) {
     for (auto& [worker, message] : opens) {
       op.opens[worker] = std::move(message);
       if (op.opens[worker].done()) on_open(op, worker, op.opens[worker].bytes(), now);
-      if (!failure.empty()) return;
+      if (failure) return;
     }
     replay(id, now);
-    if (!failure.empty()) return;
+    if (failure) return;
   }
 }
 
@@ -172,12 +174,13 @@ void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
   }
   const uint64_t here = op.spec.plan.hash();
   if (fixed.hash != here || fixed.step != op.spec.step) {
-    fail("op " + std::to_string(op.id) + ": " + name(worker) + " has plan " + hex(fixed.hash) +
-             " for step " + std::to_string(fixed.step) + " (" + std::to_string(fixed.elements) +
-             " elements), " + name(config.endpoint) + " has plan " + hex(here) + " for step " +
-             std::to_string(op.spec.step) + " (" + std::to_string(op.spec.plan.elements) +
-             " elements); all ranks must use the same policy, options and model",
-         worker, now);
+    fail({"op " + std::to_string(op.id) + ": " + name(worker) + " has plan " + hex(fixed.hash) +
+              " for step " + std::to_string(fixed.step) + " (" + std::to_string(fixed.elements) +
+              " elements), " + name(config.endpoint) + " has plan " + hex(here) + " for step " +
+              std::to_string(op.spec.step) + " (" + std::to_string(op.spec.plan.elements) +
+              " elements); all ranks must use the same policy, options and model",
+          worker, Cause::plan},
+         now);
     return;
   }
   reader.take(fixed.plan_bytes);

@@ -73,25 +73,28 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   return *ops.emplace(op.id, std::move(owned)).first->second;
 }
 
-std::string Endpoint::Impl::start(OpSpec spec, Nanos now) {
-  if (!failure.empty()) return failure;
-  if (closing) return "the engine is closed";
-  if (config.endpoint >= config.workers) return "a server starts no ops of its own";
+Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
+  if (failure) return failure;
+  if (closing) return {"the engine is closed", -1, Cause::closed};
+  if (config.endpoint >= config.workers) return {"a server starts no ops of its own"};
   if (spec.op != next_op)
-    return "op " + std::to_string(spec.op) + " is out of order; next is " + std::to_string(next_op);
-  if (std::string wrong = spec.plan.validate(); !wrong.empty()) return "plan: " + wrong;
-  if (!spec.data) return "data is null";
-  if (std::string wrong = check_messages(spec); !wrong.empty()) return wrong;
+    return {"op " + std::to_string(spec.op) + " is out of order; next is " +
+            std::to_string(next_op)};
+  if (std::string wrong = spec.plan.validate(); !wrong.empty())
+    return {"plan: " + wrong, -1, Cause::plan};
+  if (!spec.data) return {"data is null"};
+  if (std::string wrong = check_messages(spec); !wrong.empty()) return {wrong};
   if (!spec.priorities.empty()) {
     const Grid grid(spec.plan, config.datagram_bytes, config.aggregators());
     if (std::string wrong = check_priorities(spec.plan, grid.chunks(), spec.priorities);
         !wrong.empty())
-      return wrong;
+      return {wrong};
   }
   for (const auto& p : paths) {
     if (!p || !p->gone || p->gone_op > spec.op) continue;
-    fail(name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",
-         p->peer, now);
+    fail({name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",
+          p->peer, Cause::left},
+         now);
     return failure;
   }
   ++next_op;
@@ -118,10 +121,10 @@ std::string Endpoint::Impl::start(OpSpec spec, Nanos now) {
     maybe_done(*alive, now);
     retire(now);
   }
-  return "";
+  return {};
 }
 
-void Endpoint::Impl::fail_op(Op& op, const std::string& text, int32_t rank) {
+void Endpoint::Impl::fail_op(Op& op, const Failure& why) {
   if (!op.worker || op.done) return;
   abandoned = std::min(abandoned, op.id);
   op.done = true;
@@ -130,8 +133,7 @@ void Endpoint::Impl::fail_op(Op& op, const std::string& text, int32_t rank) {
   event.type = Event::Type::op_done;
   event.report.op = op.id;
   event.report.step = op.spec.step;
-  event.report.error = text;
-  event.report.error_rank = rank;
+  event.report.failure = why;
   events.push_back(std::move(event));
 }
 
@@ -139,9 +141,10 @@ void Endpoint::Impl::fail_op(Op& op, const std::string& text, int32_t rank) {
 bool Endpoint::Impl::still_possible(const Op& op, Nanos now) {
   for (const auto& p : paths) {
     if (!p || !p->gone || op.id < p->gone_op) continue;
-    fail(name(p->peer) + " left the job in step " + std::to_string(op.spec.step) + " (op " +
-             std::to_string(op.id) + " is not complete)",
-         p->peer, now);
+    fail({name(p->peer) + " left the job in step " + std::to_string(op.spec.step) + " (op " +
+              std::to_string(op.id) + " is not complete)",
+          p->peer, Cause::left},
+         now);
     return false;
   }
   return true;

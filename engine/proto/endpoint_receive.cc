@@ -23,9 +23,10 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   }
   Path& path = *paths[source];
   if (head->version != wire::kVersion) {
-    fail(name(source) + " speaks protocol version " + std::to_string(head->version) + ", " +
-             name(config.endpoint) + " speaks " + std::to_string(wire::kVersion),
-         source, now);
+    fail({name(source) + " speaks protocol version " + std::to_string(head->version) + ", " +
+              name(config.endpoint) + " speaks " + std::to_string(wire::kVersion),
+          source, Cause::version},
+         now);
     return;
   }
   ++counters.packets_received;
@@ -55,7 +56,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
         path.pong_now = true;
         path.pong_echo = stamp;
         // Who still asks has not heard why there is no answer to its data.
-        if (!failure.empty() && path.errors_left == 0) path.errors_left = 1;
+        if (failure && path.errors_left == 0) path.errors_left = 1;
       } else if (static_cast<Nanos>(stamp) <= now && static_cast<Nanos>(stamp) > now - kSecond) {
         path.rtt.sample(now - static_cast<Nanos>(stamp), 0, now);
         if (!path.connected) {
@@ -71,14 +72,16 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
     case wire::Kind::error: {
       wire::Reader reader(datagram.subspan(wire::kCommonBytes));
       const auto rank = reader.get<int32_t>();
+      const auto cause = static_cast<Cause>(reader.get<uint8_t>());
       const auto text = reader.rest();
       if (!reader.ok() || text.size() > kLongestError) {
         ++counters.malformed;
         return;
       }
-      fail(name(source) +
-               " reports: " + std::string(reinterpret_cast<const char*>(text.data()), text.size()),
-           rank, now);
+      fail({name(source) +
+                " reports: " + std::string(reinterpret_cast<const char*>(text.data()), text.size()),
+            rank, cause},
+           now);
       return;
     }
     case wire::Kind::bye: {
@@ -153,7 +156,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
 // True when the packet has been dealt with, so that it may be acknowledged.
 bool Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
                             std::span<const uint8_t> datagram, Nanos now) {
-  if (!failure.empty()) return false;
+  if (failure) return false;
   if (finished(op_id)) return true;
   const auto payload = datagram.subspan(wire::kHeaderBytes);
   Op* op = find(op_id);
@@ -250,9 +253,10 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
       while (!reader.rest().empty()) {
         const auto chunk = reader.get<uint32_t>();
         if (op.aggregator->forgive(source, chunk)) continue;
-        fail(name(source) + " gave up chunk " + std::to_string(chunk) + " of step " +
-                 std::to_string(op.spec.step) + ", which its bound does not allow",
-             source, now);
+        fail({name(source) + " gave up chunk " + std::to_string(chunk) + " of step " +
+                  std::to_string(op.spec.step) + ", which its bound does not allow",
+              source, Cause::bound},
+             now);
         return false;
       }
       after_sum(op, now);

@@ -30,6 +30,7 @@ constexpr uint32_t kMostEncoded = 1U << 16;
 // Chunks for a peer that is not known to have started their ops: more than go before its OPEN comes
 // where all start together, and fewer than it keeps in any case.
 constexpr size_t kMostEarly = kStashMost / 2;
+constexpr size_t kLongestReport = 200;  // bytes of a failure's text that travel
 
 uint8_t* begin_control(Train& train, uint16_t destination, size_t bytes) {
   train.destination = destination;
@@ -125,12 +126,14 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
   if (path.errors_left && now >= path.next_farewell) {
     --path.errors_left;
     path.next_farewell = now + kFarewellInterval;
-    const size_t length = std::min<size_t>(failure.size(), 200);
-    uint8_t* at = begin_control(train, path.peer, wire::kCommonBytes + 4 + length);
+    const size_t length = std::min<size_t>(failure.text.size(), kLongestReport);
+    const size_t bytes = wire::kCommonBytes + 5 + length;
+    uint8_t* at = begin_control(train, path.peer, bytes);
     wire::write_common(at, common(wire::Kind::error));
-    at = wire::put(at + wire::kCommonBytes, failure_rank);
-    std::memcpy(at, failure.data(), length);
-    end_control(train, wire::kCommonBytes + 4 + length, control_dscp);
+    at = wire::put(at + wire::kCommonBytes, failure.rank);
+    at = wire::put(at, failure.cause);
+    std::memcpy(at, failure.text.data(), length);
+    end_control(train, bytes, control_dscp);
     return true;
   }
   return transmit_farewell(path, now, train);
@@ -325,7 +328,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
 bool Endpoint::Impl::transmit(Nanos now, Train& train) {
   for (auto& p : paths)
     if (p && transmit_unreliable(*p, now, train)) return true;
-  if (!failure.empty()) return false;
+  if (failure) return false;
   end_passes();
   repeat(now);
   for (auto& p : paths)

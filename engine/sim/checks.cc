@@ -122,7 +122,7 @@ void Fabric::check_op(uint64_t op) {
   for (const uint32_t slot : slots) {
     if (slot >= runs_.size()) continue;
     const Run& run = runs_[slot];
-    if (!run.done || !run.report.error.empty()) continue;
+    if (!run.done || run.report.failure) continue;
     outcomes.push_back(
         {&run.spec.plan, &run.spec.critical, &run.spec.stats, &run.input, &run.final, &run.report});
     if (run.finished_at != now_) continue;

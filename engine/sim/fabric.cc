@@ -258,12 +258,11 @@ void Fabric::begin(Run& run) {
     return;
   }
   run.begun = true;
-  const std::string wrong = host.endpoint->start(run.spec, now_);
-  if (!wrong.empty()) {
+  if (Failure wrong = host.endpoint->start(run.spec, now_)) {
     OpReport report;
     report.op = run.spec.op;
     report.step = run.spec.step;
-    report.error = wrong;
+    report.failure = std::move(wrong);
     finish(run, std::move(report));
   }
   step(run.worker);
@@ -288,7 +287,7 @@ void Fabric::take_event(uint16_t index, gradwire::Event& event) {
       break;
     }
     case gradwire::Event::Type::failed:
-      host.failure = event.report.error;
+      host.failure = event.report.failure.text;
       break;
     case gradwire::Event::Type::closed:
       host.closed = true;

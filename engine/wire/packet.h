@@ -18,8 +18,8 @@
 namespace gradwire::wire {
 
 // Raised with every change of what travels. 2: the ACK's fields, `share`, the width
-// of `loss` and the counts of ECN marks. 3: BYE is answered.
-inline constexpr uint8_t kVersion = 3;
+// of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause.
+inline constexpr uint8_t kVersion = 4;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
 inline constexpr size_t kMinDatagram = 256;

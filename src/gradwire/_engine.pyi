@@ -5,8 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.errors import Cause
+
 PROTOCOL_VERSION: int
 HEADER_BYTES: int
+CAUSES: list[Cause]
 
 class Plan:
     """One transfer as all ranks agreed on it; immutable.
@@ -126,6 +129,13 @@ def hadamard(values: NDArray[np.float32], seed: int, inverse: bool = False) -> N
     """The randomised Hadamard transform, in place: signs drawn from the seed, then the orthonormal
     transform of each block, the rest in blocks of ever smaller powers of two; or its inverse."""
 
+class Failure:
+    """Why an engine has failed."""
+
+    text: str
+    rank: int  # the endpoint at fault, -1 when none
+    cause: Cause
+
 class Completion:
     """What became of one all-reduce (one op)."""
 
@@ -134,6 +144,7 @@ class Completion:
     ok: bool
     error: str  # "" when ok; names rank, step and cause
     error_rank: int  # the endpoint at fault, -1 when none
+    error_cause: Cause
     counted: NDArray[np.uint8]  # per chunk: 1 where this worker's contribution counted
     applied: NDArray[np.uint8]  # per chunk: 1 where a result was applied, 0 where it is zero
     # committed pull, sharded route: chunks of this rank's shard whose result was not applied
@@ -215,8 +226,8 @@ class Engine:
         """packets/bytes sent and received, retransmissions, drops, rtprop_ns, btlbw, …"""
     def features(self) -> dict[str, bool | int]:
         """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp, ecn: what the kernel granted."""
-    def failure(self) -> str:
-        """Empty, or why the engine can no longer serve (a dead peer, another plan…)."""
+    def failure(self) -> Failure | None:
+        """Why the engine can no longer serve (a dead peer, another plan, …); None while it can."""
     def leave_to_parent(self) -> None:
         """In a forked child: lets go of the socket, so that it ends with the parent's close."""
     def close(self) -> None:

@@ -52,11 +52,12 @@ class BallotBox:
     def set_phase(self, phase: Phase | None) -> None:
         """Votes for a phase from now on; None leaves it to the detector again."""
         if phase is not None and phase not in PHASES:
-            raise ConfigError(f"phase={phase!r}: allowed are 'critical', 'tolerant', None")
+            raise ConfigError.of("phase", phase, "allowed are 'critical', 'tolerant', None")
         if phase is not None and self._policy.phases is None:
-            raise ConfigError(
-                f"phase={phase!r}: policy {self._policy.name!r} has no phases; 'dblp' and "
-                "'adaptive' have"
+            raise ConfigError.of(
+                "phase",
+                phase,
+                f"policy {self._policy.name!r} has no phases; 'dblp' and 'adaptive' have",
             )
         self._vote = phase
 
@@ -64,7 +65,7 @@ class BallotBox:
         """Notes that an epoch begins."""
         epoch = plain(epoch)
         if not is_whole(epoch) or not 0 <= epoch <= LAST_EPOCH:
-            raise ConfigError(f"epoch={epoch!r}: a whole number from 0 to {LAST_EPOCH}")
+            raise ConfigError.of("epoch", epoch, f"a whole number from 0 to {LAST_EPOCH}")
         self.epoch = epoch
 
     def add_loss(self, loss: float) -> None:

@@ -275,22 +275,30 @@ class Books:
             arrays = _arrays(state.part(key))
             filled = any(values.any() for values in arrays.values())
             if filled and key == "residuals" and self._residuals is None:
-                raise ConfigError(
-                    f"{state.at(key)}: residuals loaded with error_feedback off: their gradient "
-                    "would be lost; set error_feedback=True, or flush() before saving"
+                raise ConfigError.about(
+                    f"{state.at(key)}",
+                    "residuals loaded with error_feedback off: their gradient would be lost; "
+                    "set error_feedback=True, or flush() before saving",
+                    setting=state.at(key),
+                    value=None,
                 )
             if filled and key == "velocities" and self._velocities is None:
-                raise ConfigError(
-                    f"{state.at(key)}: velocities loaded without a momentum memory: they would be "
-                    "lost; attach with the momentum= of the state, or load it without them"
+                raise ConfigError.about(
+                    f"{state.at(key)}",
+                    "velocities loaded without a momentum memory: they would be lost; attach "
+                    "with the momentum= of the state, or load it without them",
+                    setting=state.at(key),
+                    value=None,
                 )
             if trained is not None:
                 unknown = [name for name in arrays if name not in trained]
                 if unknown and strict:
-                    raise ConfigError(
-                        f"{state.at(key)}[{unknown[0]!r}]: the model trains no such parameter"
-                        f"{suggestion(unknown[0], trained)}; load_state_dict(state, strict=False) "
-                        "drops what other parameters are owed"
+                    raise ConfigError.about(
+                        f"{state.at(key)}[{unknown[0]!r}]",
+                        f"the model trains no such parameter{suggestion(unknown[0], trained)}; "
+                        "load_state_dict(state, strict=False) drops what other parameters are owed",
+                        setting=f"{state.at(key)}[{unknown[0]!r}]",
+                        value=None,
                     )
                 dropped.update(unknown)
                 arrays = {name: values for name, values in arrays.items() if name in trained}
@@ -324,9 +332,11 @@ def _check_sizes(
     for name, values in arrays.items():
         elements = int(values[:, 0].sum()) if key in ("ages", "magnitudes") else values.size
         if elements != trained[name]:
-            raise ConfigError(
-                f"{where}[{name!r}] is of {elements} elements, the parameter has "
-                f"{trained[name]}: the state is of another model"
+            raise ConfigError.about(
+                f"{where}[{name!r}] is of {elements} elements, the parameter has {trained[name]}",
+                "the state is of another model",
+                setting=f"{where}[{name!r}]",
+                value=elements,
             )
 
 

@@ -84,8 +84,11 @@ def slots_of(tensors: list[tuple[str, int]], elements: int) -> HashedTuple[Tenso
             slots.append(TensorSlot(name, at, length))
         at += length
     if at != elements:
-        raise ConfigError(
-            f"bucket of {elements} elements holds parameters of {at} elements: an unknown layout "
-            "(gradwire reads buckets whose parameters follow each other without gaps)"
+        raise ConfigError.about(
+            f"bucket of {elements} elements holds parameters of {at} elements",
+            "an unknown layout (gradwire reads buckets whose parameters follow each "
+            "other without gaps)",
+            setting="bucket",
+            value=elements,
         )
     return HashedTuple(slots)

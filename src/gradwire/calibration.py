@@ -57,7 +57,9 @@ def calibrate(
     _check_subject(model, loss_fn, batches)
     few = list(itertools.islice(batches, steps))
     if len(few) < steps:
-        raise ConfigError(f"steps={steps}: only {len(few)} batches were given")
+        raise ConfigError.about(
+            f"steps={steps}", f"only {len(few)} batches were given", setting="steps", value=steps
+        )
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     search = LayerSearch(trained, eps=eps, lr=lr, chunk_elements=chunk_elements)
     chance = torch.Generator().manual_seed(seed)
@@ -114,21 +116,32 @@ def _whole(name: str, value: object, low: int) -> int:
     """The number, from `low` to the largest; raises ConfigError for anything else."""
     value = plain(value)
     if not is_whole(value) or not low <= value <= LARGEST:
-        raise ConfigError(f"{name}={value!r}: a whole number from {low} to {LARGEST}")
+        raise ConfigError.of(name, value, f"a whole number from {low} to {LARGEST}")
     return value
 
 
 def _check_subject(model: object, loss_fn: object, batches: object) -> None:
     """Raises ConfigError unless these can be a model, a loss and batches."""
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"model is of type {type(model).__name__}: a torch.nn.Module is needed")
+        raise ConfigError.about(
+            f"model is of type {type(model).__name__}",
+            "a torch.nn.Module is needed",
+            setting="model",
+            value=type(model).__name__,
+        )
     if not callable(loss_fn):
-        raise ConfigError(
-            f"loss_fn is of type {type(loss_fn).__name__}: a function of (model, batch) is needed"
+        raise ConfigError.about(
+            f"loss_fn is of type {type(loss_fn).__name__}",
+            "a function of (model, batch) is needed",
+            setting="loss_fn",
+            value=type(loss_fn).__name__,
         )
     if not isinstance(batches, Iterable):
-        raise ConfigError(
-            f"batches are of type {type(batches).__name__}: something to iterate over is needed"
+        raise ConfigError.about(
+            f"batches are of type {type(batches).__name__}",
+            "something to iterate over is needed",
+            setting="batches",
+            value=type(batches).__name__,
         )
 
 
@@ -136,14 +149,18 @@ def _parts(function: str, made: object) -> tuple[torch.nn.Module, LossFunction, 
     """What the user's function returned, checked; raises ConfigError for anything else."""
     if not isinstance(made, (tuple, list)) or len(made) != 3:
         found = f"{type(made).__name__} of {len(made)}" if isinstance(made, (tuple, list)) else ""
-        raise ConfigError(
-            f"function={function!r} returned {found or type(made).__name__}: it has to return "
-            "(model, loss_fn, batches)"
+        raise ConfigError.of(
+            "function",
+            function,
+            "it has to return (model, loss_fn, batches)",
+            beside=f"returned {found or type(made).__name__}",
         )
     try:
         _check_subject(*made)
     except ConfigError as error:
-        raise ConfigError(f"function={function!r} returned something else: {error}") from error
+        raise ConfigError.of(
+            "function", function, f"{error}", beside="returned something else"
+        ) from error
     model, loss_fn, batches = made
     return model, loss_fn, batches
 
@@ -151,15 +168,15 @@ def _parts(function: str, made: object) -> tuple[torch.nn.Module, LossFunction, 
 def _load(function: str) -> Callable[[], object]:
     module, colon, name = function.partition(":")
     if not (module and colon and name):
-        raise ConfigError(f"function={function!r}: module:function is needed, as in mine:make")
+        raise ConfigError.of("function", function, "module:function is needed, as in mine:make")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module), name, None)
     except (ImportError, TypeError) as error:  # TypeError: a relative name
         hint = f"; a module's name, as in {module[:-3]}:{name}" if module.endswith(".py") else ""
-        raise ConfigError(f"function={function!r}: {error}{hint}") from error
+        raise ConfigError.of("function", function, f"{error}{hint}") from error
     if not callable(found):
-        raise ConfigError(f"function={function!r}: module {module!r} has no function {name!r}")
+        raise ConfigError.of("function", function, f"module {module!r} has no function {name!r}")
     made: Callable[[], object] = found
     return made

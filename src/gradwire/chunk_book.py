@@ -83,8 +83,11 @@ class ChunkBook:
             sound = sound and bool(((lengths >= 1) & (lengths <= LARGEST)).all())
             sound = sound and bool((lengths == np.floor(lengths)).all())
             if not sound or not self.sound(runs[:, 1]):
-                raise ConfigError(
-                    f"{self.what} of parameter {name!r}: {self.allowed} of shape [runs, 2]"
+                raise ConfigError.about(
+                    f"{self.what} of parameter {name!r}",
+                    f"{self.allowed} of shape [runs, 2]",
+                    setting=f"{self.what} of parameter {name!r}",
+                    value=runs,
                 )
             lengths = lengths.astype(np.int64)
             none = np.zeros(len(runs), np.uint32)
@@ -136,9 +139,12 @@ class ChunkBook:
                 if new is None:
                     continue
                 if new.length != slot.length:
-                    raise ConfigError(
+                    raise ConfigError.about(
                         f"{self.what} of parameter {slot.name!r} are of {slot.length} elements, "
-                        f"the parameter has {new.length}: the state is of another model"
+                        f"the parameter has {new.length}",
+                        "the state is of another model",
+                        setting=f"{self.what} of parameter {slot.name!r}",
+                        value=slot.length,
                     )
                 elements[new.offset : new.offset + new.length] = spread[
                     slot.offset : slot.offset + slot.length

@@ -69,14 +69,19 @@ class Communicator:
         settings = config if isinstance(config, Settings) else Settings.build(config)
         whole = is_whole(rank) and is_whole(world_size)
         if not whole or world_size < 1 or not 0 <= rank < world_size:
-            raise ConfigError(
-                f"rank={rank!r} with world_size={world_size!r}: a rank from 0 to world_size - 1"
+            raise ConfigError.of(
+                "rank",
+                rank,
+                "a rank from 0 to world_size - 1",
+                beside=f"with world_size={world_size!r}",
             )
         self.rank = rank
         self.world_size = world_size
         self.ranks = tuple(range(world_size) if ranks is None else ranks)
         if len(self.ranks) != world_size:
-            raise ConfigError(f"ranks={ranks!r} with world_size={world_size!r}: one of each worker")
+            raise ConfigError.of(
+                "ranks", ranks, "one of each worker", beside=f"with world_size={world_size!r}"
+            )
         self.settings = settings
         self.timeout_s = min(settings.timeout or timeout_s, LONGEST_S)
         self._store = store
@@ -174,10 +179,13 @@ class Communicator:
         """
         flat = as_float32(array)
         if self._closed:
-            raise TransferError("the communicator is closed", step=step)
+            raise TransferError("the communicator is closed", step=step, cause="closed")
         if plan is not None and plan.elements != flat.size:
-            raise ConfigError(
-                f"plan.elements={plan.elements} for an array of {flat.size} elements: must match"
+            raise ConfigError.about(
+                f"plan.elements={plan.elements} for an array of {flat.size} elements",
+                "must match",
+                setting="plan.elements",
+                value=plan.elements,
             )
         if flat.size == 0:
             handle = Handle(None, flat)
@@ -256,7 +264,8 @@ class Communicator:
 
     def failure(self) -> str:
         """Why the engine has failed; "" while it has not."""
-        return "" if self._host is None else self._host.engine.failure()
+        failure = None if self._host is None else self._host.engine.failure()
+        return "" if failure is None else failure.text
 
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
         """Injects loss of DATA packets in the receive path (tests and demonstrations)."""
@@ -299,15 +308,23 @@ class Communicator:
 
 def _check_priorities(plan: TransferPlan, chunks: int, priorities: NDArray[np.uint8]) -> None:
     if plan.order != "priority":
-        raise ConfigError(
-            f"priorities for a plan with order={plan.order!r}: only order='priority' has classes"
+        raise ConfigError.about(
+            f"priorities for a plan with order={plan.order!r}",
+            "only order='priority' has classes",
+            setting="priorities",
+            value=priorities,
         )
     if priorities.dtype != np.uint8 or priorities.shape != (chunks,):
-        raise ConfigError(
-            f"priorities of shape {priorities.shape} and type {priorities.dtype}: one uint8 for "
-            f"each of {chunks} chunks"
+        raise ConfigError.about(
+            f"priorities of shape {priorities.shape} and type {priorities.dtype}",
+            f"one uint8 for each of {chunks} chunks",
+            setting="priorities",
+            value=priorities,
         )
     if chunks and int(priorities.max()) >= PRIORITY_CLASSES:
-        raise ConfigError(
-            f"priorities: class {priorities.max()}; allowed are 0 to {PRIORITY_CLASSES - 1}"
+        raise ConfigError.about(
+            f"priorities: class {priorities.max()}",
+            f"allowed are 0 to {PRIORITY_CLASSES - 1}",
+            setting="priorities",
+            value=int(priorities.max()),
         )

@@ -47,9 +47,11 @@ def configure(
     if isinstance(policy, Policy):
         for name, value in others.items():
             if name in option_names(type(policy)):
-                raise ConfigError(
-                    f"{name}={value!r} beside a policy object: give it to the object, as in "
-                    f"{type(policy).__name__}({name}={value!r})"
+                raise ConfigError.of(
+                    name,
+                    value,
+                    f"give it to the object, as in {type(policy).__name__}({name}={value!r})",
+                    beside="beside a policy object",
                 )
         chosen = copy.deepcopy(policy)  # its state belongs to one attachment
     else:
@@ -57,7 +59,7 @@ def configure(
             read = from_environment({"policy": str}, environment)
             policy = str(read.get("policy", DEFAULT_POLICY))
         if not isinstance(policy, str):
-            raise ConfigError(f"policy={policy!r}: a name or a policy object")
+            raise ConfigError.of("policy", policy, "a name or a policy object")
         chosen = _create(policy, others, environment)
         others = {
             name: value for name, value in others.items() if name not in option_names(type(chosen))
@@ -78,16 +80,22 @@ def configure(
     _settle_fill(chosen, settings, optimizer)
     _check_feedback(chosen, settings, optimizer)
     if settings.guard == "skip" and (optimizer is None or not settings.feedback):
-        raise ConfigError(
-            "guard='skip': needs attach(optimizer=…), which it keeps from stepping, and "
-            "error_feedback=True, which gives the skipped gradient back; or guard='resend'"
+        raise ConfigError.of(
+            "guard",
+            "skip",
+            "needs attach(optimizer=…), which it keeps from stepping, and "
+            "error_feedback=True, which gives the skipped gradient back; or "
+            "guard='resend'",
         )
     floor = chosen.floor if settings.floor is None else settings.floor
     if settings.guard == "skip" and floor == 0.0:
-        raise ConfigError(
-            f"guard='skip' with floor={settings.floor!r} and policy {chosen.name!r}, which sets "
-            f"{chosen.floor:g} itself: no step would ever be skipped; give floor=, a share of a "
-            "step above 0 and at most 1, or leave the guard out"
+        raise ConfigError.of(
+            "guard",
+            "skip",
+            "no step would ever be skipped; give floor=, a share of a step above 0 and "
+            "at most 1, or leave the guard out",
+            beside=f"with floor={settings.floor!r} and policy {chosen.name!r}, which sets "
+            f"{chosen.floor:g} itself",
         )
     return chosen, settings
 
@@ -113,16 +121,23 @@ def _settle_fill(policy: Policy, settings: Settings, optimizer: object | None) -
         policy.fill_was_open = True
     if policy.fill == "momentum" and not keeps_first_moment(optimizer):
         kind = "None" if optimizer is None else type(optimizer).__name__
-        raise ConfigError(
-            f"fill='momentum' with optimizer={kind}: takes what is missing from the running mean "
-            "of gradients that Adam, AdamW, NAdam, RAdam and Adamax keep on every rank (without "
-            "maximize=True); give such a one as attach(optimizer=…), or use fill='zero' or 'mean'"
+        raise ConfigError.of(
+            "fill",
+            "momentum",
+            "takes what is missing from the running mean of gradients that Adam, "
+            "AdamW, NAdam, RAdam and Adamax keep on every rank (without "
+            "maximize=True); give such a one as attach(optimizer=…), or use "
+            "fill='zero' or 'mean'",
+            beside=f"with optimizer={kind}",
         )
     if settings.feedback and policy.fill in _STANDS_IN:
-        raise ConfigError(
-            f"fill={policy.fill!r} with error_feedback=True: {_STANDS_IN[policy.fill]} already "
-            "stands in for what did not arrive, and feedback would give it a second time; use "
-            "fill='zero' or error_feedback=False"
+        raise ConfigError.of(
+            "fill",
+            policy.fill,
+            f"{_STANDS_IN[policy.fill]} already stands in for what did not arrive, and "
+            "feedback would give it a second time; use fill='zero' or "
+            "error_feedback=False",
+            beside="with error_feedback=True",
         )
 
 
@@ -136,25 +151,32 @@ def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None
     if getattr(policy, "compress", None) == "topk" and not settings.feedback:
         words: tuple[str, ...] = getattr(policy, "compressions", ())
         milder = " or ".join(repr(word) for word in words if word != "topk")
-        raise ConfigError(
-            "compress='topk' with error_feedback off: top-k leaves most elements out and only "
-            f"feedback gives them back; set error_feedback=True, or compress={milder}"
+        raise ConfigError.of(
+            "compress",
+            "topk",
+            "top-k leaves most elements out and only feedback gives them back; set "
+            f"error_feedback=True, or compress={milder}",
+            beside="with error_feedback off",
         )
     if not policy.momentum:
         return
     if not settings.feedback:
-        raise ConfigError(
-            f"momentum={policy.momentum!r} with error_feedback off: velocities wait in the "
-            "residuals; set error_feedback=True, or momentum=0"
+        raise ConfigError.of(
+            "momentum",
+            policy.momentum,
+            "velocities wait in the residuals; set error_feedback=True, or momentum=0",
+            beside="with error_feedback off",
         )
     groups = getattr(optimizer, "param_groups", [])
     own = next((g["momentum"] for g in groups if g.get("momentum")), None)
     if own is not None or any(key in group for group in groups for key in _ADAPTIVE):
         kind = type(optimizer).__name__ + ("" if own is None else f"(momentum={own!r})")
-        raise ConfigError(
-            f"momentum={policy.momentum!r} with optimizer={kind}: the workers' momentum takes the "
-            "place of the optimizer's, and both would count it twice; use an optimizer without, "
-            "such as SGD(momentum=0)"
+        raise ConfigError.of(
+            "momentum",
+            policy.momentum,
+            "the workers' momentum takes the place of the optimizer's, and both would "
+            "count it twice; use an optimizer without, such as SGD(momentum=0)",
+            beside=f"with optimizer={kind}",
         )
 
 
@@ -176,9 +198,11 @@ def _explain(policy: Policy, unknown: Mapping[str, object]) -> None:
         owners = [name for name in names() if option in option_names(policy_class(name))]
         if owners:
             own = ", ".join(option_names(type(policy))) or "none"
-            raise ConfigError(
-                f"{option}={value!r} does not go with policy={policy.name!r} (its options: {own})"
-                f"; it is an option of {', '.join(map(repr, owners))}"
+            raise ConfigError.of(
+                option,
+                value,
+                f"it is an option of {', '.join(map(repr, owners))}",
+                beside=f"does not go with policy={policy.name!r} (its options: {own})",
             )
     Settings.build(unknown, environment={}, also_known=all_names())
 

@@ -56,9 +56,11 @@ def attach(
     ranks that are absent, configured otherwise, or failed in their part.
     """
     if not isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            f"attach(model) with a {type(model).__name__}: wrap it first, as in "
-            "model = DistributedDataParallel(model)"
+        raise ConfigError.about(
+            f"attach(model) with a {type(model).__name__}",
+            "wrap it first, as in model = DistributedDataParallel(model)",
+            setting="model",
+            value=type(model).__name__,
         )
     state = _configured(model, policy, optimizer, scaler, options)
     return _open(state, model)
@@ -133,7 +135,12 @@ class Attachment:
         self._check()
         held = plain(value.detach().squeeze() if isinstance(value, torch.Tensor) else value)
         if isinstance(held, bool) or not isinstance(held, (int, float)):
-            raise ConfigError(f"loss({value!r}): a number, or a tensor that holds one")
+            raise ConfigError.about(
+                f"loss({value!r})",
+                "a number, or a tensor that holds one",
+                setting="loss",
+                value=value,
+            )
         try:
             self._pipeline.add_loss(float(held))
         except OverflowError:
@@ -156,9 +163,12 @@ class Attachment:
         self._check()
         policy = self._pipeline.policy
         if not isinstance(policy, PLOT) or not (policy.calibrate or policy.calibration):
-            raise ConfigError(
-                f"calibrate() with policy {policy.name!r}: it needs policy='plot' with calibrate=8 "
-                "(steps of a round) and without a table by patterns"
+            raise ConfigError.about(
+                f"calibrate() with policy {policy.name!r}",
+                "it needs policy='plot' with calibrate=8 (steps of a round) and without a table "
+                "by patterns",
+                setting="policy",
+                value=policy.name,
             )
         if policy.calibration is None:
             self._calibrate(policy, loss_fn, batch)
@@ -312,13 +322,17 @@ def _found(model: DistributedDataParallel) -> HookState | None:
     hook, found = model._comm_hooks[0]
     if hook is not comm_hook or not isinstance(found, HookState):
         name = getattr(hook, "__qualname__", repr(hook))
-        raise ConfigError(
-            f"the module already has the communication hook {name!r}: DDP takes one hook for its "
-            "whole life; attach gradwire to a module without one"
+        raise ConfigError.about(
+            f"the module already has the communication hook {name!r}",
+            "DDP takes one hook for its whole life; attach gradwire to a module without one",
+            setting="model",
+            value=name,
         )
     if found.active:
-        raise ConfigError(
-            "gradwire is already attached to this module: call detach() on that attachment first"
+        raise ConfigError.about(
+            "gradwire is already attached to this module",
+            "call detach() on that attachment first",
+            setting="model",
         )
     return found
 
@@ -328,9 +342,10 @@ def _register(model: DistributedDataParallel, state: HookState) -> None:
         model.register_comm_hook(state, comm_hook)
     except RuntimeError as error:
         model._comm_hooks[:] = [pair for pair in model._comm_hooks if pair[1] is not state]
-        raise ConfigError(
-            f"the module does not take gradwire's communication hook: {error} (DDP takes one hook "
-            "for its whole life, built-in ones included)"
+        raise ConfigError.about(
+            "the module does not take gradwire's communication hook",
+            f"{error} (DDP takes one hook for its whole life, built-in ones included)",
+            setting="model",
         ) from error
 
 

@@ -66,16 +66,21 @@ class FlatBook:
         for name, values in state.items():
             array = np.asarray(values)
             if array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
-                raise ConfigError(
+                raise ConfigError.about(
                     f"{self.kind} of parameter {name!r} of shape {array.shape} and type "
-                    f"{array.dtype}: one float for each element, in one dimension"
+                    f"{array.dtype}",
+                    "one float for each element, in one dimension",
+                    setting=f"{self.kind} of parameter {name!r}",
+                    value=array.shape,
                 )
             with np.errstate(over="ignore"):
                 read[name] = np.array(array, dtype=np.float32)
             if not np.isfinite(read[name]).all():
-                raise ConfigError(
-                    f"{self.kind} of parameter {name!r} holds values that are not finite: only "
-                    "finite ones are ever kept, so the state is damaged"
+                raise ConfigError.about(
+                    f"{self.kind} of parameter {name!r} holds values that are not finite",
+                    "only finite ones are ever kept, so the state is damaged",
+                    setting=f"{self.kind} of parameter {name!r}",
+                    value=array.shape,
                 )
 
         def take() -> None:
@@ -96,9 +101,12 @@ class FlatBook:
             known = self._by_name.get(slot.name)
             if known is not None:
                 if known.size != slot.length:
-                    raise ConfigError(
+                    raise ConfigError.about(
                         f"{self.kind} of parameter {slot.name!r} has {known.size} elements, the "
-                        f"parameter has {slot.length}: the state is of another model"
+                        f"parameter has {slot.length}",
+                        "the state is of another model",
+                        setting=f"{self.kind} of parameter {slot.name!r}",
+                        value=known.size,
                     )
                 view[:] = known
             self._by_name[slot.name] = view

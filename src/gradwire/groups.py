@@ -35,9 +35,11 @@ class Group:
     def of(group: dist.ProcessGroup | None) -> Group:
         """The place in `group`, None for the default one; raises ConfigError without any."""
         if not dist.is_initialized():
-            raise ConfigError(
-                "gradwire needs an initialised process group: call "
-                "torch.distributed.init_process_group first"
+            raise ConfigError.about(
+                "gradwire needs an initialised process group",
+                "call torch.distributed.init_process_group first",
+                setting="process_group",
+                value=None,
             )
         group = group if group is not None else dist.group.WORLD
         assert group is not None

@@ -57,9 +57,10 @@ class HookState:
         **options: object,
     ) -> None:
         if not isinstance(find_unused_parameters, bool):
-            raise ConfigError(
-                f"find_unused_parameters={find_unused_parameters!r}: allowed are True, False, as "
-                "given to DDP"
+            raise ConfigError.of(
+                "find_unused_parameters",
+                find_unused_parameters,
+                "allowed are True, False, as given to DDP",
             )
         self.process_group = process_group
         self._finds_unused = find_unused_parameters
@@ -115,9 +116,11 @@ class HookState:
             if not self.attached:
                 _check_alone(self._policy, self._settings)
             if self._settings.server_count and not group.whole:
-                raise ConfigError(
-                    f"route={self._settings.route!r} with a process group of {group.world_size} of "
-                    "the job's ranks: servers serve the whole job; use route='sharded'"
+                raise ConfigError.of(
+                    "route",
+                    self._settings.route,
+                    "servers serve the whole job; use route='sharded'",
+                    beside=f"with a process group of {group.world_size} of the job's ranks",
                 )
             self._policy.prepare(self._tensors)  # a copy knows no names
             report = self._settings.report
@@ -170,22 +173,28 @@ class HookState:
     ) -> None:
         load_engine()  # one that is missing should be told of before the ranks meet
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(f"optimizer={optimizer!r}: a torch.optim.Optimizer, or None")
+            raise ConfigError.of("optimizer", optimizer, "a torch.optim.Optimizer, or None")
         if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-            raise ConfigError(
-                f"optimizer={type(optimizer).__name__}: a wrapper that takes no step hooks (it is "
-                "not initialised as a torch.optim.Optimizer); give the optimizer inside it, often "
-                "optimizer=optimizer.optimizer"
+            raise ConfigError.about(
+                f"optimizer={type(optimizer).__name__}",
+                "a wrapper that takes no step hooks (it is not initialised as a "
+                "torch.optim.Optimizer); give the optimizer inside it, often "
+                "optimizer=optimizer.optimizer",
+                setting="optimizer",
+                value=type(optimizer).__name__,
             )
         if optimizer is not None and self._names.trained is not None:
             held = (p for group in optimizer.param_groups for p in group["params"])
             if not any(map(self._names.knows, held)):
-                raise ConfigError(
-                    f"optimizer={type(optimizer).__name__}: it holds none of the module's "
-                    "parameters; give the one that steps with their gradients, or None"
+                raise ConfigError.about(
+                    f"optimizer={type(optimizer).__name__}",
+                    "it holds none of the module's parameters; give the one that steps with "
+                    "their gradients, or None",
+                    setting="optimizer",
+                    value=type(optimizer).__name__,
                 )
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
-            raise ConfigError(f"scaler={scaler!r}: a torch.amp.GradScaler, or None")
+            raise ConfigError.of("scaler", scaler, "a torch.amp.GradScaler, or None")
         self._policy, self._settings = configure(policy, options, optimizer=optimizer)
         self._policy.vectors = self._vectors
         self._policy.prepare(self._tensors)
@@ -223,9 +232,11 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
     and cause and surfaces in backward() as a RuntimeError.
     """
     if not isinstance(state, HookState):
-        raise ConfigError(
-            f"gradwire.comm_hook registered with state {type(state).__name__}: it needs a "
-            "gradwire.HookState"
+        raise ConfigError.about(
+            f"gradwire.comm_hook registered with state {type(state).__name__}",
+            "it needs a gradwire.HookState",
+            setting="state",
+            value=type(state).__name__,
         )
     if not state.active:
         return _forward_to_host(state, bucket)
@@ -249,18 +260,20 @@ def _nothing() -> None:
 
 def _check_alone(policy: Policy, settings: Settings) -> None:
     """Raises ConfigError for what waits for calls that only an attachment has."""
-    waits = None
+    waits: tuple[str, object, str, str] | None = None
     if isinstance(policy, PLOT) and policy.calibrate and policy.calibration is None:
-        waits = f"calibrate={policy.calibrate!r}", "calibrate", "give a table="
+        waits = "calibrate", policy.calibrate, "calibrate", "give a table="
     elif getattr(policy, "every", None) == "epoch":
-        waits = "every='epoch'", "epoch", "give every= as a number of steps"
+        waits = "every", "epoch", "epoch", "give every= as a number of steps"
     elif settings.loss_rise is not None:
-        waits = f"loss_rise={settings.loss_rise!r}", "loss", "leave it out"
+        waits = "loss_rise", settings.loss_rise, "loss", "leave it out"
     if waits is not None:
-        option, call, instead = waits
-        raise ConfigError(
-            f"{option} with the bare hook, which has no attachment.{call}() to call: use "
-            f"gradwire.attach, or {instead}"
+        option, value, call, instead = waits
+        raise ConfigError.of(
+            option,
+            value,
+            f"use gradwire.attach, or {instead}",
+            beside=f"with the bare hook, which has no attachment.{call}() to call",
         )
 
 
@@ -270,9 +283,11 @@ def _check_devices(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         here = parameter.device.type in DEVICES
         if parameter.requires_grad and not here and name not in ignored:
-            raise ConfigError(
-                f"parameter {name!r} lies on device {parameter.device}: allowed are "
-                f"{' and '.join(DEVICES)}"
+            raise ConfigError.about(
+                f"parameter {name!r} lies on device {parameter.device}",
+                f"allowed are {' and '.join(DEVICES)}",
+                setting=name,
+                value=str(parameter.device),
             )
 
 
@@ -280,9 +295,12 @@ def _check_real(model: torch.nn.Module) -> None:
     """Raises ConfigError for a trained parameter that is complex."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
-            raise ConfigError(
-                f"parameter {name!r} has dtype {parameter.dtype}: gradients of real numbers are "
-                "carried only; keep it as a real tensor (torch.view_as_real)"
+            raise ConfigError.about(
+                f"parameter {name!r} has dtype {parameter.dtype}",
+                "gradients of real numbers are carried only; keep it as a real tensor "
+                "(torch.view_as_real)",
+                setting=name,
+                value=parameter.dtype,
             )
 
 
@@ -295,9 +313,11 @@ def _check_dense(model: torch.nn.Module) -> None:
             continue
         path = f"{name}.weight" if name else "weight"
         if weight.requires_grad and path not in ignored:
-            raise ConfigError(
-                f"parameter {path!r} of {type(module).__name__}(sparse=True): dense gradients are "
-                "carried only; make it with sparse=False"
+            raise ConfigError.about(
+                f"parameter {path!r} of {type(module).__name__}(sparse=True)",
+                "dense gradients are carried only; make it with sparse=False",
+                setting=path,
+                value=True,
             )
 
 

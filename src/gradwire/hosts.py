@@ -10,12 +10,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import multiprocessing.util
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,8 +115,11 @@ class EngineHost:
                 )
             except RuntimeError as error:
                 del self._pending[op]
-                why = self.engine.failure() or str(error)
-                raise TransferError(f"{self._name}, step {step}: {why}", step=step) from error
+                failure = self.engine.failure()
+                if failure is None:
+                    text = f"{self._name}, step {step}: {error}"
+                    raise TransferError(text, step=step) from error
+                raise self._error(failure, step) from error
             except BaseException:  # the engine has not taken the array: nobody waits for it
                 del self._pending[op]
                 raise
@@ -144,7 +149,7 @@ class EngineHost:
         self.engine.close()
         self._pool.stop()
         self.stager.stop()
-        self._fail_pending("the engine was closed")
+        self._fail_pending(self._closed)
 
     def _poll(self) -> _engine.Completion | None:
         completion = self.engine.next_completion(POLL_NS)
@@ -154,21 +159,35 @@ class EngineHost:
 
     def _watch_failure(self) -> None:
         """Fails what is open when the engine has failed without saying so per transfer."""
-        why = self.engine.failure()
-        if not why:
+        failure = self.engine.failure()
+        if failure is None:
             return
         if self._failed_at is None:
             self._failed_at = time.monotonic()
         elif time.monotonic() - self._failed_at > 1.0:
-            threading.Thread(target=self._fail_pending, args=(why,), daemon=True).start()
+            error = functools.partial(self._error, failure)
+            threading.Thread(target=self._fail_pending, args=(error,), daemon=True).start()
 
-    def _fail_pending(self, why: str) -> None:
+    def _error(self, failure: _engine.Failure, step: int) -> TransferError:
+        """What a transfer of this step raises once the engine has failed."""
+        return TransferError(
+            f"{self._name}, step {step}: {failure.text}",
+            rank=self._names.rank_of(failure.rank),
+            step=step,
+            cause=failure.cause,
+        )
+
+    def _closed(self, step: int) -> TransferError:
+        return TransferError(
+            f"{self._name}, step {step}: the engine was closed", step=step, cause="closed"
+        )
+
+    def _fail_pending(self, error: Callable[[int], TransferError]) -> None:
+        """Ends what is open with the error of its step."""
         with self._mutex:
             pending, self._pending = self._pending, {}
-        rank = self._names.rank_of(self.rank)
         for handle, step, _ in pending.values():
-            message = f"{self._name}, step {step}: {why}"
-            handle.finish(TransferError(message, rank=rank, step=step))
+            handle.finish(error(step))
 
     def _complete(self, completion: _engine.Completion) -> None:
         with self._mutex:
@@ -180,7 +199,9 @@ class EngineHost:
             handle.finish(transfer_report(completion, effective))
         else:
             rank = self._names.rank_of(completion.error_rank)
-            handle.finish(TransferError(completion.error, rank=rank, step=step))
+            handle.finish(
+                TransferError(completion.error, rank=rank, step=step, cause=completion.error_cause)
+            )
 
 
 def join_host(
@@ -301,9 +322,11 @@ def _check_same_transport(open_: Settings, wanted: Settings) -> None:
     for name, value in wanted.transport().items():
         have = open_.transport()[name]
         if value != have:
-            raise ConfigError(
-                f"{name}={value!r}: this process's engine already runs with {name}={have!r}, and "
-                "one engine serves all attachments of a group; use the same value"
+            raise ConfigError.of(
+                name,
+                value,
+                f"this process's engine already runs with {name}={have!r}, and one engine "
+                "serves all attachments of a group; use the same value",
             )
 
 

@@ -52,8 +52,11 @@ class LayerSearch:
     ) -> None:
         self._parameters = dict(parameters)
         if not self._parameters:
-            raise ConfigError(
-                "the model has no trained parameters (requires_grad): there is nothing to calibrate"
+            raise ConfigError.about(
+                "the model has no trained parameters (requires_grad)",
+                "there is nothing to calibrate",
+                setting="model",
+                value=None,
             )
         self.eps, self.lr, self.chunk_elements = eps, lr, chunk_elements
         self.layers: dict[str, list[str]] = {}
@@ -117,9 +120,12 @@ class LayerSearch:
         with torch.enable_grad():
             start = _loss(model, loss_fn, batch, seed)
             if not start.requires_grad:
-                raise ConfigError(
-                    "loss_fn returned a tensor without a gradient: compute the loss from the "
-                    "model's output, without detach(), item() or no_grad()"
+                raise ConfigError.about(
+                    "loss_fn returned a tensor without a gradient",
+                    "compute the loss from the model's output, without detach(), item() or "
+                    "no_grad()",
+                    setting="loss_fn",
+                    value=type(loss_fn).__name__,
                 )
             parts = torch.autograd.grad(start, list(self._parameters.values()), allow_unused=True)
         gradient = {
@@ -151,14 +157,17 @@ class LayerSearch:
         """
         decrease, *costs = self.sums() if sums is None else sums
         if not math.isfinite(decrease):
-            raise ConfigError(
-                f"the losses of the calibration steps are not finite (lr={self.lr!r}): a smaller "
-                "lr, or a model that has not diverged"
+            raise ConfigError.about(
+                f"the losses of the calibration steps are not finite (lr={self.lr!r})",
+                "a smaller lr, or a model that has not diverged",
+                setting="lr",
+                value=self.lr,
             )
         if not decrease > 0.0:
-            raise ConfigError(
-                f"lr={self.lr!r}: the calibration steps do not decrease the loss; a smaller one, "
-                "or more batches"
+            raise ConfigError.of(
+                "lr",
+                self.lr,
+                "the calibration steps do not decrease the loss; a smaller one, or more batches",
             )
         cost = dict(zip(self.layers, costs, strict=True))
         for layer in self._open():
@@ -234,8 +243,11 @@ def _loss(model: torch.nn.Module, loss_fn: LossFunction, batch: Any, seed: int) 
     loss = loss_fn(model, batch)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():
         shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
-        raise ConfigError(
-            f"loss_fn returned {type(loss).__name__}{shape}: a scalar tensor is needed"
+        raise ConfigError.about(
+            f"loss_fn returned {type(loss).__name__}{shape}",
+            "a scalar tensor is needed",
+            setting="loss_fn",
+            value=type(loss).__name__,
         )
     return loss.squeeze()
 

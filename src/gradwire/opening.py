@@ -148,10 +148,11 @@ def open_engine(
         what = f"cannot open UDP {address} port={settings.port}: {error}"
         meeting.tell_failure("port", what)
         if isinstance(error, OSError):
+            allowed = "choose another port= or 0 for any free one"
             raise ConfigError(
-                f"{who} {what}; choose another port= or 0 for any free one"
+                f"{who} {what}; {allowed}", setting="port", value=settings.port, allowed=allowed
             ) from error
-        raise ConfigError(f"{who} {what}") from error
+        raise ConfigError(f"{who} {what}", setting="port", value=settings.port) from error
     try:
         ports = meeting.exchange("port", str(engine.address[1]))
         addresses = [(each.address, int(port)) for each, port in zip(everybody, ports, strict=True)]
@@ -186,7 +187,7 @@ def _wait_connected(
         )
         if failure:
             raise meeting.error(
-                f"the engine failed before {where} answered over UDP: {failure}", missing
+                f"the engine failed before {where} answered over UDP: {failure.text}", missing
             )
         raise meeting.error(
             f"no answer over UDP from {where} within {timeout_s:g} s: a firewall, the wrong "

@@ -57,7 +57,7 @@ def check_every(name: str, value: object) -> None:
     """Raises ConfigError unless `value` is a cadence: a number of steps, or "epoch"."""
     named = isinstance(value, str) and value == "epoch"
     if not named and not (is_whole(value) and value >= 1):
-        raise ConfigError(f"{name}={value!r}: a number of steps (1 or more) or 'epoch'")
+        raise ConfigError.of(name, value, "a number of steps (1 or more) or 'epoch'")
 
 
 GAUGES = ("lost", "rest", "rtprop", "slowness")
@@ -237,7 +237,7 @@ class PhaseDetector:
 
     def __init__(self, eta: float = 0.5, every: Every = 10, source: str = "ours") -> None:
         if not is_number(eta) or not eta > 0:
-            raise ConfigError(f"eta={eta!r}: a relative change, a finite number above 0")
+            raise ConfigError.of("eta", eta, "a relative change, a finite number above 0")
         check_every("every", every)
         check_choice("detector", source, DETECTORS)
         self.eta = float(eta)

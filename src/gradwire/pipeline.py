@@ -86,9 +86,12 @@ class GradientPipeline:
         self.settings = settings
         self._ballots = BallotBox(policy, optimizer, watched=settings.loss_rise is not None)
         if policy.fill == "momentum" and optimizer is None:
-            raise ConfigError(
-                f"fill='momentum' of policy {policy.name!r} without its optimizer (a copied "
-                "HookState has none): make a new HookState, or attach, with optimizer=…"
+            raise ConfigError.of(
+                "fill",
+                "momentum",
+                "make a new HookState, or attach, with optimizer=…",
+                beside=f"of policy {policy.name!r} without its optimizer (a copied HookState has "
+                "none)",
             )
         self._moments = None if optimizer is None else FirstMoments(optimizer)
         self._clock = clock
@@ -163,9 +166,10 @@ class GradientPipeline:
         """Tells the scale that gradients are multiplied by from now on."""
         scale = plain(scale)
         if not (is_number(scale) and SMALLEST_SCALE <= scale <= LARGEST_SCALE):
-            raise ConfigError(
-                f"grad_scale={scale!r}: a finite number above 0, from {SMALLEST_SCALE:g} to "
-                f"{LARGEST_SCALE:g}"
+            raise ConfigError.of(
+                "grad_scale",
+                scale,
+                f"a finite number above 0, from {SMALLEST_SCALE:g} to {LARGEST_SCALE:g}",
             )
         scale = float(scale)
         if scale != self._grad_scale:
@@ -220,16 +224,21 @@ class GradientPipeline:
         read = State(state)
         version = read.values.get("version")
         if not is_whole(version) or version != STATE_VERSION:
-            raise ConfigError(
-                f"state['version']={version!r}: this gradwire reads version {STATE_VERSION} of "
-                "what attachment.state_dict() returns"
+            raise ConfigError.about(
+                f"state['version']={version!r}",
+                f"this gradwire reads version {STATE_VERSION} of what "
+                "attachment.state_dict() returns",
+                setting="state['version']",
+                value=version,
             )
         read.keys(_STATE_KEYS, _LATER_KEYS)
         policy = read.values["policy"]
         if not isinstance(policy, str) or policy != self.policy.name:
-            raise ConfigError(
-                f"state['policy']={policy!r}: loaded into policy "
-                f"{self.policy.name!r}; attach with the policy of the state"
+            raise ConfigError.about(
+                f"state['policy']={policy!r}",
+                f"loaded into policy {self.policy.name!r}; attach with the policy of the state",
+                setting="state['policy']",
+                value=policy,
             )
         step = read.whole("step", 0, LAST_STEP)
         scale = read.number("grad_scale", SMALLEST_SCALE, LARGEST_SCALE)
@@ -256,8 +265,11 @@ class GradientPipeline:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(
-                f"state['phases'] does not fit policy {self.policy.name!r}: {error!r}"
+            raise ConfigError.about(
+                f"state['phases'] does not fit policy {self.policy.name!r}",
+                f"{error!r}",
+                setting="state['phases']",
+                value=phases,
             ) from error
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:

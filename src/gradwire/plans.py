@@ -82,30 +82,33 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Raises ConfigError unless `value` is one of the allowed words."""
     if not isinstance(value, str) or value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
-        raise ConfigError(f"{name}={value!r}: allowed are {words}")
+        raise ConfigError.of(name, value, f"allowed are {words}")
 
 
 def check_control(control: str, spend: str) -> None:
     """Raises ConfigError for a control under which this spend can never be."""
     if control == "probe" and spend == "lost":
-        raise ConfigError(
-            "spend='lost' with control='probe': the sender hears what is missing after each pass "
-            "only, so no chunk is ever declared lost; allowed are 'nothing', 'late', 'anything'"
+        raise ConfigError.of(
+            "spend",
+            "lost",
+            "the sender hears what is missing after each pass only, so no chunk is "
+            "ever declared lost; allowed are 'nothing', 'late', 'anything'",
+            beside="with control='probe'",
         )
 
 
 def check_bound(name: str, value: object) -> None:
     """Raises ConfigError unless `value` is a number in [0, 1) that some transfer could spend."""
     if not is_number(value) or not 0.0 <= value < 1.0:
-        raise ConfigError(f"{name}={value!r}: a bound is a number in [0, 1)")
+        raise ConfigError.of(name, value, "a bound is a number in [0, 1)")
     if 0.0 < value < SMALLEST_BOUND:
-        raise ConfigError(f"{name}={value!r}: a bound is 0, or {SMALLEST_BOUND:g} at the least")
+        raise ConfigError.of(name, value, f"a bound is 0, or {SMALLEST_BOUND:g} at the least")
 
 
 def check_share(name: str, value: object) -> None:
     """Raises ConfigError unless `value` is a number in [0, 1)."""
     if not is_number(value) or not 0.0 <= value < 1.0:
-        raise ConfigError(f"{name}={value!r}: a number in [0, 1)")
+        raise ConfigError.of(name, value, "a number in [0, 1)")
 
 
 def encoded_share(encoding: str, kept: float) -> float:
@@ -116,16 +119,16 @@ def encoded_share(encoding: str, kept: float) -> float:
 def check_kept(name: str, value: object) -> None:
     """Raises ConfigError unless `value` is a number in (0, 1]."""
     if not is_number(value) or not 0.0 < value <= 1.0:
-        raise ConfigError(f"{name}={value!r}: the share of elements kept is a number in (0, 1]")
+        raise ConfigError.of(name, value, "the share of elements kept is a number in (0, 1]")
 
 
 def check_class_dscp(name: str, values: object) -> None:
     """Raises ConfigError unless `values` is a tuple of up to 8 DSCPs (RFC 2474), 0 to 63."""
     if not isinstance(values, tuple) or len(values) > PRIORITY_CLASSES:
-        raise ConfigError(f"{name}={values!r}: a tuple of up to {PRIORITY_CLASSES} DSCPs")
+        raise ConfigError.of(name, values, f"a tuple of up to {PRIORITY_CLASSES} DSCPs")
     for value in values:
         if not is_whole(value) or not 0 <= value <= 63:
-            raise ConfigError(f"{name}={values!r}: a DSCP is a whole number from 0 to 63")
+            raise ConfigError.of(name, values, "a DSCP is a whole number from 0 to 63")
 
 
 @dataclass(frozen=True)
@@ -166,10 +169,13 @@ class Regions(HashedTuple[Region]):
         for region in self:
             check_share(f"bound of region {region.name or region.offset!r}", region.bound)
             if region.offset != at or region.length <= 0:
-                raise ConfigError(
+                raise ConfigError.about(
                     f"plan region {region.name!r} covers [{region.offset}, "
-                    f"{region.offset + region.length}): regions must follow each other from 0 "
-                    f"without gaps; expected one that starts at {at}"
+                    f"{region.offset + region.length})",
+                    "regions must follow each other from 0 without gaps; expected one that "
+                    f"starts at {at}",
+                    setting="regions",
+                    value=region,
                 )
             at += region.length
         return at
@@ -209,11 +215,18 @@ class CloseStep:
         check_choice("schedule clock", self.clock, CLOCKS)
         check_choice("schedule scope", self.scope, SCOPES)
         if not (math.isfinite(self.delay_s) and self.delay_s >= 0):
-            raise ConfigError(f"schedule delay={self.delay_s!r}: seconds, 0 or more")
+            raise ConfigError.about(
+                f"schedule delay={self.delay_s!r}",
+                "seconds, 0 or more",
+                setting="delay_s",
+                value=self.delay_s,
+            )
         if self.fraction != BY_BOUND and not 0.0 <= self.fraction <= 1.0:
-            raise ConfigError(
-                f"schedule fraction={self.fraction!r}: a number in [0, 1], or {BY_BOUND:g} for "
-                "one minus the bound"
+            raise ConfigError.about(
+                f"schedule fraction={self.fraction!r}",
+                f"a number in [0, 1], or {BY_BOUND:g} for one minus the bound",
+                setting="fraction",
+                value=self.fraction,
             )
 
 
@@ -267,12 +280,20 @@ class TransferPlan:
 
     def __post_init__(self) -> None:
         if self.elements <= 0:
-            raise ConfigError(f"plan elements={self.elements!r}: 1 or more")
+            raise ConfigError.about(
+                f"plan elements={self.elements!r}",
+                "1 or more",
+                setting="elements",
+                value=self.elements,
+            )
         regions = Regions.of(self.regions)
         object.__setattr__(self, "regions", regions)
         if regions.elements != self.elements:
-            raise ConfigError(
-                f"plan regions cover {regions.elements} elements: must be all {self.elements}"
+            raise ConfigError.about(
+                f"plan regions cover {regions.elements} elements",
+                f"must be all {self.elements}",
+                setting="regions",
+                value=self.regions,
             )
         check_choice("spend", self.spend, SPENDS)
         check_choice("fill", self.fill, FILLS)
@@ -280,48 +301,64 @@ class TransferPlan:
         check_choice("pull", self.pull, PULLS)
         check_share("pull_bound", self.pull_bound)
         if self.pull not in ("committed", "lossy") and self.pull_bound:
-            raise ConfigError(
-                f"pull_bound={self.pull_bound!r} with pull={self.pull!r}: only pull='committed' "
-                "and 'lossy' may leave a part of the result out"
+            raise ConfigError.of(
+                "pull_bound",
+                self.pull_bound,
+                "only pull='committed' and 'lossy' may leave a part of the result out",
+                beside=f"with pull={self.pull!r}",
             )
         check_choice("control", self.control, CONTROLS)
         check_control(self.control, self.spend)
         if self.control == "probe" and self.order == "priority":
-            raise ConfigError(
-                "order='priority' with control='probe': all chunks go in passes alike; allowed "
-                "are 'shuffled', 'sequential'"
+            raise ConfigError.of(
+                "order",
+                "priority",
+                "all chunks go in passes alike; allowed are 'shuffled', 'sequential'",
+                beside="with control='probe'",
             )
         if not self.schedule:
-            raise ConfigError("schedule=(): at least one step is needed")
+            raise ConfigError.about(
+                "schedule=()",
+                "at least one step is needed",
+                setting="schedule",
+                value=self.schedule,
+            )
         if not math.isfinite(self.scale):
-            raise ConfigError(f"scale={self.scale!r}: a finite number")
+            raise ConfigError.of("scale", self.scale, "a finite number")
         if not 0 <= self.seed < 1 << 64:
-            raise ConfigError(f"seed={self.seed!r}: an integer in [0, 2**64)")
+            raise ConfigError.of("seed", self.seed, "an integer in [0, 2**64)")
         check_choice("encoding", self.encoding, ENCODINGS)
         check_kept("kept", self.kept)
         check_choice("transform", self.transform, TRANSFORMS)
         if self.fill == "momentum" and self.transform != "none":
-            raise ConfigError(
-                f"fill='momentum' with transform={self.transform!r}: what is missing are "
-                "coefficients then, of no element; use fill='zero' or 'mean'"
+            raise ConfigError.of(
+                "fill",
+                "momentum",
+                "what is missing are coefficients then, of no element; use fill='zero' or 'mean'",
+                beside=f"with transform={self.transform!r}",
             )
         check_class_dscp("class_dscp", self.class_dscp)
         if self.class_dscp and self.order != "priority":
-            raise ConfigError(
-                f"class_dscp={self.class_dscp!r} with order={self.order!r}: only "
-                "order='priority' has classes"
+            raise ConfigError.of(
+                "class_dscp",
+                self.class_dscp,
+                "only order='priority' has classes",
+                beside=f"with order={self.order!r}",
             )
         if self.encoding != "topk" and self.kept != 1.0:
-            raise ConfigError(
-                f"kept={self.kept!r} with encoding={self.encoding!r}: only encoding='topk' keeps "
-                "less than all"
+            raise ConfigError.of(
+                "kept",
+                self.kept,
+                "only encoding='topk' keeps less than all",
+                beside=f"with encoding={self.encoding!r}",
             )
         check_share("pruned", self.pruned)
         if self.pruned and (self.encoding != "topk" or self.transform != "none"):
-            raise ConfigError(
-                f"pruned={self.pruned!r} with encoding={self.encoding!r}, "
-                f"transform={self.transform!r}: only encoding='topk' without a transform selects "
-                "among elements"
+            raise ConfigError.of(
+                "pruned",
+                self.pruned,
+                "only encoding='topk' without a transform selects among elements",
+                beside=f"with encoding={self.encoding!r}, transform={self.transform!r}",
             )
 
     @property

@@ -407,15 +407,17 @@ def _interface_address(interface: str) -> str:
     if interface in names:
         address = _ioctl_address(interface)
         if address is None:
-            raise ConfigError(f"interface={interface!r} has no IPv4 address")
+            raise ConfigError.of("interface", interface, "it has no IPv4 address")
         return address
     with contextlib.suppress(ValueError):
         wanted = str(ipaddress.IPv4Address(interface))
         if ipaddress.ip_address(wanted).is_loopback or wanted in map(_ioctl_address, names):
             return wanted
-    raise ConfigError(
-        f"interface={interface!r}: neither an interface nor an IPv4 address of this host; "
-        f"its interfaces are {', '.join(names)}"
+    raise ConfigError.of(
+        "interface",
+        interface,
+        "neither an interface nor an IPv4 address of this host; its interfaces are "
+        f"{', '.join(names)}",
     )
 
 

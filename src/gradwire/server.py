@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.errors import ConfigError, GradwireError
+from gradwire.errors import ConfigError, GradwireError, TransferError
 from gradwire.settings import Settings, check_environment
 
 __all__ = ["app", "serve"]
@@ -46,7 +46,7 @@ def open_store(address: str, timeout_s: float) -> Any:
         return FileStore(path, -1)
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise ConfigError(f"store={address!r}: host:port, or file:///path")
+        raise ConfigError.of("store", address, "host:port, or file:///path")
     deadline = time.monotonic() + timeout_s
     _wait_for_listener(address, host, int(port), deadline, timeout_s)
     left = max(1.0, deadline - time.monotonic())
@@ -89,11 +89,11 @@ def _in_time(connect: Callable[[], Any], timeout_s: float, address: str) -> Any:
 def _check_file(address: str, path: Path) -> None:
     """Raises ConfigError unless the file of a store can be read and written."""
     if not path.name or path.is_dir():
-        raise ConfigError(f"store={address!r}: the file of a FileStore, as in file:///path")
+        raise ConfigError.of("store", address, "the file of a FileStore, as in file:///path")
     if not path.parent.is_dir():
-        raise ConfigError(f"store={address!r}: there is no folder {str(path.parent)!r}")
+        raise ConfigError.of("store", address, f"there is no folder {str(path.parent)!r}")
     if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK):
-        raise ConfigError(f"store={address!r}: this user may not write there")
+        raise ConfigError.of("store", address, "this user may not write there")
 
 
 def _wait_for_listener(
@@ -147,7 +147,9 @@ def serve(
             if left:
                 break
             if failure:
-                raise GradwireError(f"server {index}: {failure}")
+                raise TransferError(
+                    f"server {index}: {failure.text}", rank=failure.rank, cause=failure.cause
+                )
         return dict(opened.engine.counters())
     finally:
         opened.engine.close()
@@ -156,9 +158,11 @@ def serve(
 def check_place(workers: int, index: int, servers: int) -> None:
     """Raises ConfigError unless a job of these sizes has a server of this index."""
     if workers < 1:
-        raise ConfigError(f"workers={workers!r}: 1 or more")
+        raise ConfigError.of("workers", workers, "1 or more")
     if not 0 <= index < servers:
-        raise ConfigError(f"index={index!r} with servers={servers}: from 0 to servers - 1")
+        raise ConfigError.of(
+            "index", index, "from 0 to servers - 1", beside=f"with servers={servers}"
+        )
 
 
 @app.command()
@@ -232,14 +236,24 @@ def server(
 def _store_of_environment() -> str:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not host or not port:
-        raise ConfigError("no store: give --store host:port, or set MASTER_ADDR and MASTER_PORT")
+        raise ConfigError.about(
+            "no store",
+            "give --store host:port, or set MASTER_ADDR and MASTER_PORT",
+            setting="store",
+            value=None,
+        )
     return f"{host}:{port}"
 
 
 def _workers_of_environment() -> int:
     text = os.environ.get("WORLD_SIZE", "")
     if not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"workers: give --workers, or set WORLD_SIZE (now {text!r})")
+        raise ConfigError.about(
+            "workers",
+            f"give --workers, or set WORLD_SIZE (now {text!r})",
+            setting="workers",
+            value=text,
+        )
     return int(text)
 
 

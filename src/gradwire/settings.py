@@ -103,21 +103,29 @@ class Settings:
         check_choice("route", self.route, ("sharded", "server"))
         if self.servers is not None:
             if not is_whole(self.servers):
-                raise ConfigError(
-                    f"servers={self.servers!r}: the number of `gradwire server` processes, which "
-                    "join through the job's store (addresses outside the store are not supported)"
+                raise ConfigError.of(
+                    "servers",
+                    self.servers,
+                    "the number of `gradwire server` processes, which join through the job's "
+                    "store (addresses outside the store are not supported)",
                 )
             _whole("servers", self.servers, 0, 1024)
             if self.route == "sharded" and self.servers > 0:
-                raise ConfigError(
-                    f"servers={self.servers} with route='sharded': servers need route='server'"
+                raise ConfigError.about(
+                    f"servers={self.servers} with route='sharded'",
+                    "servers need route='server'",
+                    setting="servers",
+                    value=self.servers,
                 )
             if self.route == "server" and self.servers == 0:
-                raise ConfigError("servers=0 with route='server': 1 or more")
+                raise ConfigError.about(
+                    "servers=0 with route='server'", "1 or more", setting="servers", value=0
+                )
         if self.interface is not None and not (isinstance(self.interface, str) and self.interface):
-            raise ConfigError(
-                f"interface={self.interface!r}: a network interface's name or an address of this "
-                "host, or None"
+            raise ConfigError.of(
+                "interface",
+                self.interface,
+                "a network interface's name or an address of this host, or None",
             )
         _whole("port", self.port, 0, 65535)
         if not (is_whole(self.datagram) and self.datagram == 0):
@@ -129,41 +137,44 @@ class Settings:
         _whole("memory_limit", self.memory_limit, 0, 1 << 62)
         named = isinstance(self.error_feedback, str) and self.error_feedback == "auto"
         if not named and not isinstance(self.error_feedback, bool):
-            raise ConfigError(
-                f"error_feedback={self.error_feedback!r}: allowed are 'auto', True, False"
+            raise ConfigError.of(
+                "error_feedback", self.error_feedback, "allowed are 'auto', True, False"
             )
         _whole("max_age", self.max_age, 1, 254)
         if self.floor is not None and not (is_number(self.floor) and 0.0 <= self.floor <= 1.0):
-            raise ConfigError(f"floor={self.floor!r}: a share of a step in [0, 1], or None")
+            raise ConfigError.of("floor", self.floor, "a share of a step in [0, 1], or None")
         check_choice("guard", self.guard, ("resend", "skip", "off"))
         if self.loss_rise is not None:
             rise = self.loss_rise
             if not (is_number(rise) and 0.0 < rise <= LARGEST_RISE):
-                raise ConfigError(
-                    f"loss_rise={rise!r}: a share, a number above 0 and at most "
-                    f"{LARGEST_RISE:g}, or None"
+                raise ConfigError.of(
+                    "loss_rise",
+                    rise,
+                    f"a share, a number above 0 and at most {LARGEST_RISE:g}, or None",
                 )
         _whole("strict_steps", self.strict_steps, 1, 1 << 31)
         _whole("seed", self.seed, 0, (1 << 64) - 1)
         check_choice("on_failure", self.on_failure, ("raise",))
         if not is_number(self.drop_rate) or not 0.0 <= self.drop_rate < 1.0:
-            raise ConfigError(f"drop_rate={self.drop_rate!r}: a share of packets in [0, 1)")
+            raise ConfigError.of("drop_rate", self.drop_rate, "a share of packets in [0, 1)")
         if not is_number(self.drop_burst) or not 1.0 <= self.drop_burst <= LONGEST_RUN:
-            raise ConfigError(f"drop_burst={self.drop_burst!r}: packets, 1 to {LONGEST_RUN:g}")
+            raise ConfigError.of("drop_burst", self.drop_burst, f"packets, 1 to {LONGEST_RUN:g}")
         if self.drop_burst > 1.0 and not runs_possible(self.drop_rate, self.drop_burst):
-            raise ConfigError(
-                f"drop_burst={self.drop_burst!r} with drop_rate={self.drop_rate!r}: runs of "
-                f"{shortest_run(self.drop_rate):.3g} packets (drop_rate / (1 - drop_rate)) and "
-                "more are allowed; 1 for independent losses"
+            raise ConfigError.of(
+                "drop_burst",
+                self.drop_burst,
+                f"runs of {shortest_run(self.drop_rate):.3g} packets (drop_rate / (1 - "
+                "drop_rate)) and more are allowed; 1 for independent losses",
+                beside=f"with drop_rate={self.drop_rate!r}",
             )
         if isinstance(self.report, os.PathLike):
             object.__setattr__(self, "report", os.fspath(self.report))
         if self.report is not None and not (isinstance(self.report, str) and self.report):
-            raise ConfigError(f"report={self.report!r}: the name of a file, or None")
+            raise ConfigError.of("report", self.report, "the name of a file, or None")
         _whole("drop_seed", self.drop_seed, 0, (1 << 64) - 1)
         _whole("dscp", self.dscp, 0, 63)
         if not isinstance(self.ecn, bool):
-            raise ConfigError(f"ecn={self.ecn!r}: allowed are True, False")
+            raise ConfigError.of("ecn", self.ecn, "allowed are True, False")
 
     @property
     def server_count(self) -> int:
@@ -225,9 +236,12 @@ class Settings:
         words = list(dict.fromkeys([*known, *also_known]))
         for name, value in given.items():
             if name not in known:
+                allowed = f"known are {', '.join(words)}"
                 raise ConfigError(
-                    f"unknown setting {name}={value!r}{suggestion(name, words)}; "
-                    f"known are {', '.join(words)}"
+                    f"unknown setting {name}={value!r}{suggestion(name, words)}; {allowed}",
+                    setting=name,
+                    value=value,
+                    allowed=allowed,
                 )
         hints = typing.get_type_hints(Settings)
         read = from_environment(
@@ -266,9 +280,12 @@ def check_environment(known: Iterable[str], environment: Mapping[str, str] | Non
         if not variable.startswith(PREFIX) or variable.startswith(FREE_PREFIXES):
             continue
         if variable not in allowed:
+            near = suggestion(variable, allowed)
             raise ConfigError(
-                f"environment variable {variable}={variables[variable]!r} names no setting"
-                f"{suggestion(variable, allowed)}"
+                f"environment variable {variable}={variables[variable]!r} names no setting{near}",
+                setting=variable,
+                value=variables[variable],
+                allowed=near.strip(" ()"),
             )
 
 
@@ -279,7 +296,12 @@ def _convert(variable: str, text: str, hint: object) -> object:
             return parse(lowered if parse is _truth else text)
         except ValueError:
             continue
-    raise ConfigError(f"environment variable {variable}={text!r}: expected {_describe(hint)}")
+    raise ConfigError.about(
+        f"environment variable {variable}={text!r}",
+        f"expected {_describe(hint)}",
+        setting=variable,
+        value=text,
+    )
 
 
 def _alternatives(hint: object) -> list[object]:
@@ -338,9 +360,9 @@ def _integer(text: str) -> int:
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if not is_whole(value) or not low <= value <= high:
-        raise ConfigError(f"{name}={value!r}: a whole number from {low} to {high}")
+        raise ConfigError.of(name, value, f"a whole number from {low} to {high}")
 
 
 def _seconds(name: str, value: object, low: float) -> None:
     if not is_number(value) or not low <= value <= LONGEST_S:
-        raise ConfigError(f"{name}={value!r}: seconds, a number from {low:g} to {LONGEST_S:g}")
+        raise ConfigError.of(name, value, f"seconds, a number from {low:g} to {LONGEST_S:g}")

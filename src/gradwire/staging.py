@@ -82,7 +82,12 @@ class StagePool:
             return _EmptyStage(buffer)
         if buffer.dtype not in DTYPES:
             allowed = ", ".join(str(dtype) for dtype in DTYPES)
-            raise ConfigError(f"bucket {index} has dtype {buffer.dtype}: allowed are {allowed}")
+            raise ConfigError.about(
+                f"bucket {index} has dtype {buffer.dtype}",
+                f"allowed are {allowed}",
+                setting="dtype",
+                value=buffer.dtype,
+            )
         if buffer.dtype == torch.float64 and not self._warned:
             self._warned = True
             warnings.warn(
@@ -101,8 +106,11 @@ class StagePool:
             if stream is None:
                 stream = self._streams[buffer.device] = torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
             return _CudaStage(buffer, self._copy(index, buffer), stream, encode)
-        raise ConfigError(
-            f"bucket {index} lies on device {buffer.device}: allowed are {' and '.join(DEVICES)}"
+        raise ConfigError.about(
+            f"bucket {index} lies on device {buffer.device}",
+            f"allowed are {' and '.join(DEVICES)}",
+            setting="device",
+            value=str(buffer.device),
         )
 
     def _copy(self, index: int, buffer: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,9 @@ class State:
 
     def __init__(self, value: object, name: str = "state") -> None:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{name}={_short(value)}: a dictionary is needed")
+            raise ConfigError.about(
+                f"{name}={_short(value)}", "a dictionary is needed", setting=name, value=value
+            )
         self.name = name
         self.values: Mapping[Any, Any] = value
 
@@ -31,14 +33,20 @@ class State:
         """Checks that all required keys are there, and none but these and the optional ones."""
         for key in required:
             if key not in self.values:
-                raise ConfigError(
-                    f"{self.name} has no {key!r}; it needs {', '.join(map(repr, required))}: the "
-                    "state is damaged, or of something else"
+                raise ConfigError.about(
+                    f"{self.name} has no {key!r}; it needs {', '.join(map(repr, required))}",
+                    "the state is damaged, or of something else",
+                    setting=self.at(key),
                 )
         for key in self.values:
             if key not in required and key not in optional:
                 known = ", ".join(map(repr, (*required, *optional))) or "no key at all"
-                raise ConfigError(f"{self.at(key)}: no such key; allowed are {known}")
+                raise ConfigError.about(
+                    self.at(key),
+                    f"no such key; allowed are {known}",
+                    setting=self.at(key),
+                    value=self.values[key],
+                )
 
     def at(self, key: object) -> str:
         """How errors call the value of a key."""
@@ -109,26 +117,38 @@ class State:
         """The whole mapping as numbers (infinite ones, too) from `low` on, by name."""
         for key in self.values:
             if not isinstance(key, str):
-                raise ConfigError(f"{self.name}: key {_short(key)}: a name is needed")
+                raise ConfigError.about(
+                    self.name,
+                    f"key {_short(key)}: a name is needed",
+                    setting=self.name,
+                    value=key,
+                )
         return {
             key: self._checked(self.at(key), value, low, True) for key, value in self.values.items()
         }
 
     def wrong(self, key: object, allowed: str) -> ConfigError:
         """The error for a value that is not allowed."""
-        return ConfigError(f"{self.at(key)}={_short(self.values[key])}: {allowed} is needed")
+        return _wrong(self.at(key), self.values[key], f"{allowed} is needed")
 
     def _get(self, key: str) -> Any:
         if key not in self.values:
-            raise ConfigError(
-                f"{self.name} has no {key!r}: the state is damaged, or of something else"
+            raise ConfigError.about(
+                f"{self.name} has no {key!r}",
+                "the state is damaged, or of something else",
+                setting=self.at(key),
             )
         return self.values[key]
 
     def _bucket(self, key: object) -> int:
         bucket = plain(key)
         if not is_whole(bucket) or bucket < 0:
-            raise ConfigError(f"{self.name}: key {_short(key)}: the number of a bucket is needed")
+            raise ConfigError.about(
+                f"{self.name}",
+                f"key {_short(key)}: the number of a bucket is needed",
+                setting=self.name,
+                value=key,
+            )
         return bucket
 
     def _checked(self, where: str, value: object, low: float, infinite: bool) -> float:
@@ -136,7 +156,7 @@ class State:
         sound = is_number(number) or (infinite and number == math.inf)
         if not sound or not number >= low:  # type: ignore[operator]
             kind = "a number" if infinite else "a finite number"
-            raise ConfigError(f"{where}={_short(value)}: {kind}{_range(low, math.inf)} is needed")
+            raise _wrong(where, value, f"{kind}{_range(low, math.inf)} is needed")
         return float(number)  # type: ignore[arg-type]
 
 
@@ -144,6 +164,10 @@ def _range(low: float, high: float) -> str:
     if high < LARGEST_WHOLE:
         return f" from {low:g} to {high:g}"
     return f" from {low:g} on" if low > -math.inf else ""
+
+
+def _wrong(where: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError.about(f"{where}={_short(value)}", allowed, setting=where, value=value)
 
 
 def _short(value: object) -> str:

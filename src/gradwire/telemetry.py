@@ -184,8 +184,8 @@ class ReportWriter:
             self._file = None if self.path is None else self.path.open("a", encoding="utf-8")
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             why = getattr(error, "strerror", None) or error
-            raise ConfigError(
-                f"report={name!r}: {str(self.path)!r} cannot be opened for writing: {why}"
+            raise ConfigError.of(
+                "report", name, f"{str(self.path)!r} cannot be opened for writing: {why}"
             ) from error
 
     @staticmethod

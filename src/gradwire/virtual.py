@@ -96,7 +96,12 @@ class _Host:
         completion = self.fabric.completion(self.rank, op)
         assert completion is not None
         if not completion.ok:
-            raise TransferError(completion.error, rank=completion.error_rank, step=completion.step)
+            raise TransferError(
+                completion.error,
+                rank=completion.error_rank,
+                step=completion.step,
+                cause=completion.error_cause,
+            )
         if not handle.done():
             data[:] = self.fabric.result(self.rank, op)
             handle.finish(transfer_report(completion, effective))

@@ -85,19 +85,25 @@ class Adaptive(Policy):
         check_bound("p_low", self.p_low)
         check_bound("p_high", self.p_high)
         if self.table is None and self.p_high < self.p_low:
-            raise ConfigError(
-                f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
-                "phases may not be the stricter one"
+            raise ConfigError.of(
+                "p_high",
+                self.p_high,
+                "the bound of tolerant phases may not be the stricter one",
+                beside=f"is below p_low={self.p_low!r}",
             )
         if self.table is not None and not isinstance(self.table, (str, Path, Mapping)):
-            raise ConfigError(
-                f"table={self.table!r}: the file of a calibration (`gradwire calibrate` makes "
-                "one), or bounds by tensor-name pattern; None for bounds by shape, name and place"
+            raise ConfigError.of(
+                "table",
+                self.table,
+                "the file of a calibration (`gradwire calibrate` makes one), or bounds by "
+                "tensor-name pattern; None for bounds by shape, name and place",
             )
         if self.table is not None and self.p_high != type(self).p_high:
-            raise ConfigError(
-                f"p_high={self.p_high!r} beside table=…: the table holds the bounds of tolerant "
-                "phases; leave p_high away"
+            raise ConfigError.of(
+                "p_high",
+                self.p_high,
+                "the table holds the bounds of tolerant phases; leave p_high away",
+                beside="beside table=…",
             )
         check_choice("compress", self.compress, self.compressions)
         check_transfer_options("lost", self.fill, self.order, self.pull)
@@ -119,9 +125,11 @@ class Adaptive(Policy):
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
         """Checks the table against the model; without a table, notes which tensors are in front."""
         if tensors is None:
-            raise ConfigError(
-                "policy='adaptive' (the default) without a model: the hook needs "
-                "HookState(model=…) for its names, or another policy"
+            raise ConfigError.of(
+                "policy",
+                "adaptive",
+                "the hook needs HookState(model=…) for its names, or another policy",
+                beside="(the default) without a model",
             )
         if self._bounds is not None:
             self._bounds.prepare(tensors)

@@ -89,16 +89,20 @@ class DBLP(Policy):
         largest = max(table.values())
         if self.p_high is None:
             if largest + WIDENING >= 1.0:
-                raise ConfigError(
-                    f"p_low={self.p_low!r} without p_high: p_high would be p_low + {WIDENING:g}, "
-                    "which must stay below 1; give p_high"
+                raise ConfigError.of(
+                    "p_low",
+                    self.p_low,
+                    f"p_high would be p_low + {WIDENING:g}, which must stay below 1; give p_high",
+                    beside="without p_high",
                 )
         else:
             check_bound("p_high", self.p_high)
             if self.p_high < largest:
-                raise ConfigError(
-                    f"p_high={self.p_high!r} is below p_low={self.p_low!r}: the bound of tolerant "
-                    "phases may not be the stricter one"
+                raise ConfigError.of(
+                    "p_high",
+                    self.p_high,
+                    "the bound of tolerant phases may not be the stricter one",
+                    beside=f"is below p_low={self.p_low!r}",
                 )
         self._answers()
         check_priority(self._priority(), PRIORITIES, self.control, self.order, self.pull)
@@ -109,17 +113,21 @@ class DBLP(Policy):
         if not isinstance(self.p_low, Mapping):
             return
         if tensors is None:
-            raise ConfigError(
-                f"p_low={self.p_low!r} without a model: the hook needs HookState(model=…) for its "
-                "names"
+            raise ConfigError.of(
+                "p_low",
+                self.p_low,
+                "the hook needs HookState(model=…) for its names",
+                beside="without a model",
             )
         check_patterns("p_low", self.p_low, list(tensors))
         for name in tensors:
             low = self._low(name)
             if self.p_high is not None and self.p_high < low:
-                raise ConfigError(
-                    f"p_high={self.p_high!r} is below p_low={low!r} of tensor {name!r}, which no "
-                    "pattern matches: the bound of tolerant phases may not be the stricter one"
+                raise ConfigError.of(
+                    "p_high",
+                    self.p_high,
+                    "the bound of tolerant phases may not be the stricter one",
+                    beside=f"is below p_low={low!r} of tensor {name!r}, which no pattern matches",
                 )
 
     def plan(self, context: PlanContext) -> TransferPlan:

@@ -106,7 +106,10 @@ def _share(text: object, read: State) -> float:
     except ValueError:
         share = math.nan
     if not 0.0 < share < math.inf:
-        raise ConfigError(
-            f"{read.name}: key {text!r}: the share of float32's bytes is needed, as in '0.5'"
+        raise ConfigError.about(
+            f"{read.name}",
+            f"key {text!r}: the share of float32's bytes is needed, as in '0.5'",
+            setting=f"{read.name}[{text!r}]",
+            value=text,
         )
     return share

@@ -62,14 +62,15 @@ class LTP(Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not is_number(self.fraction) or not SMALLEST_BOUND <= self.fraction < 1.0:
-            raise ConfigError(
-                f"fraction={self.fraction!r}: a number above 0 and below 1, {SMALLEST_BOUND:g} at "
-                "the least"
+            raise ConfigError.of(
+                "fraction",
+                self.fraction,
+                f"a number above 0 and below 1, {SMALLEST_BOUND:g} at the least",
             )
         named = isinstance(self.slack, str) and self.slack in SLACKS
         if not named and (not is_number(self.slack) or not 0.0 <= self.slack <= LONGEST_SLACK):
-            raise ConfigError(
-                f"slack={self.slack!r}: 'lan', 'wan' or seconds from 0 to {LONGEST_SLACK:g}"
+            raise ConfigError.of(
+                "slack", self.slack, f"'lan', 'wan' or seconds from 0 to {LONGEST_SLACK:g}"
             )
         check_every("every", self.every)
         check_choice("order", self.order, SHARED_ORDERS)

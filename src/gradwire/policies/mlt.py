@@ -84,10 +84,12 @@ class MLT(Policy):
         if not isinstance(self.class_dscp, bool):
             check_class_dscp("class_dscp", self.class_dscp)
         if self.priority == "none" and self.class_dscp:
-            raise ConfigError(
-                f"class_dscp={self.class_dscp!r} with priority='none': there are no classes; "
-                "set priority='layer', 'magnitude', 'both' or 'results', or the setting dscp= for "
-                "all traffic"
+            raise ConfigError.of(
+                "class_dscp",
+                self.class_dscp,
+                "there are no classes; set priority='layer', 'magnitude', 'both' or "
+                "'results', or the setting dscp= for all traffic",
+                beside="with priority='none'",
             )
         self._layers: LayerOrder | None = None
 
@@ -96,9 +98,10 @@ class MLT(Policy):
         if tensors is not None:
             self._layers = LayerOrder(tensors)
         elif self.priority in ("layer", "both"):
-            raise ConfigError(
-                f"priority={self.priority!r}: needs the model, which knows its front layers: use "
-                "attach, or HookState(model=…)"
+            raise ConfigError.of(
+                "priority",
+                self.priority,
+                "needs the model, which knows its front layers: use attach, or HookState(model=…)",
             )
 
     def plan(self, context: PlanContext) -> TransferPlan:

@@ -57,17 +57,17 @@ class NetSenseML(Policy):
         for name, least in (("start", FLOOR), ("share", 0.0)):
             value = getattr(self, name)
             if not is_number(value) or not least <= value <= 1.0 or not value:
-                raise ConfigError(
-                    f"{name}={value!r}: a number "
-                    + (f"from {least:g} to 1" if least else "above 0 and at most 1")
-                )
+                span = f"from {least:g} to 1" if least else "above 0 and at most 1"
+                raise ConfigError.of(name, value, f"a number {span}")
         check_choice("compress", self.compress, self.compressions)
         check_share("prune", self.prune)
         check_share("momentum", self.momentum)
         if self.prune and self.compress != "topk":
-            raise ConfigError(
-                f"prune={self.prune!r} with compress={self.compress!r}: only compress='topk' "
-                "selects among elements"
+            raise ConfigError.of(
+                "prune",
+                self.prune,
+                "only compress='topk' selects among elements",
+                beside=f"with compress={self.compress!r}",
             )
         floor = FLOOR if self.compress == "topk" else INT8
         self._ladder = Ladder(max(floor, float(self.start)), self.start < 1.0, floor)

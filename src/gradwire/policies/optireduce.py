@@ -63,16 +63,15 @@ class OptiReduce(Policy):
         for name, least in (("warmup", 1), ("halt_after", 0)):
             value = getattr(self, name)
             if not is_whole(value) or value < least:
-                raise ConfigError(f"{name}={value!r}: a number of steps, {least} or more")
+                raise ConfigError.of(name, value, f"a number of steps, {least} or more")
         for name in ("quantile", "excess"):
             value = getattr(self, name)
             if not is_number(value) or not SMALLEST_BOUND <= value < 1:
-                raise ConfigError(
-                    f"{name}={value!r}: a number above 0 and below 1, {SMALLEST_BOUND:g} at the "
-                    "least"
+                raise ConfigError.of(
+                    name, value, f"a number above 0 and below 1, {SMALLEST_BOUND:g} at the least"
                 )
         if not isinstance(self.hadamard, bool):
-            raise ConfigError(f"hadamard={self.hadamard!r}: True or False")
+            raise ConfigError.of("hadamard", self.hadamard, "True or False")
         check_choice("order", self.order, SHARED_ORDERS)
         check_choice("pull", self.pull, REPLICATED_PULLS)
         self._steps = 0

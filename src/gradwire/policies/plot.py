@@ -47,7 +47,7 @@ def check_eps(eps: object) -> float:
     """The number, which is a share of the loss decrease; raises ConfigError for anything else."""
     eps = plain(eps)
     if not is_number(eps) or not 0.0 < eps < 1.0:
-        raise ConfigError(f"eps={eps!r}: a share of the loss decrease, above 0 and below 1")
+        raise ConfigError.of("eps", eps, "a share of the loss decrease, above 0 and below 1")
     return eps
 
 
@@ -55,7 +55,7 @@ def check_lr(lr: object) -> float:
     """The number, which is a learning rate; raises ConfigError for anything else."""
     lr = plain(lr)
     if not is_number(lr) or not lr > 0.0:
-        raise ConfigError(f"lr={lr!r}: a finite number above 0")
+        raise ConfigError.of("lr", lr, "a finite number above 0")
     return lr
 
 
@@ -97,26 +97,27 @@ class Calibration:
         try:
             found: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"table={str(path)!r}: cannot be read: {error.strerror}") from error
+            raise ConfigError.of("table", str(path), f"cannot be read: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"table={str(path)!r}: no TOML: {error}") from error
+            raise ConfigError.of("table", str(path), f"no TOML: {error}") from error
         except ValueError as error:  # a NUL in the name
-            raise ConfigError(f"table={str(path)!r}: cannot be read: {error}") from error
+            raise ConfigError.of("table", str(path), f"cannot be read: {error}") from error
         if found.get("format") != FORMAT or not isinstance(found.get("model"), str):
-            raise ConfigError(
-                f"table={str(path)!r}: format={found.get('format')!r}, "
-                f"model={found.get('model')!r}: a file of `gradwire calibrate` has "
-                f"format={FORMAT} and a fingerprint; bounds by hand are a dict by tensor-name "
-                "pattern, table={…}"
+            raise ConfigError.of(
+                "table",
+                str(path),
+                f"format={found.get('format')!r}, model={found.get('model')!r}: a file of "
+                f"`gradwire calibrate` has format={FORMAT} and a fingerprint; bounds by "
+                "hand are a dict by tensor-name pattern, table={…}",
             )
         bounds = found.get("bounds")
         if not isinstance(bounds, dict) or not bounds:
-            raise ConfigError(f"table={str(path)!r}: section [bounds] is missing or empty")
+            raise ConfigError.of("table", str(path), "section [bounds] is missing or empty")
         for name, bound in bounds.items():
             check_bound(f"table={str(path)!r}: bounds[{name!r}]", bound)
         settings = found.get("settings", {})
         if not isinstance(settings, dict):
-            raise ConfigError(f"table={str(path)!r}: settings={settings!r}: a section is needed")
+            raise ConfigError.of("table", str(path), f"settings={settings!r}: a section is needed")
         return Calibration(found["model"], bounds, settings)
 
 
@@ -162,27 +163,32 @@ class PLOT(Policy):
         elif isinstance(self.table, (str, Path)) and self.table != "":
             self.calibration = Calibration.load(self.table)
         elif self.table is not None or self.calibrate == 0:
-            raise ConfigError(
-                f"table={self.table!r}: the file of a calibration (`gradwire calibrate` makes "
-                "one), bounds by tensor-name pattern, or None with calibrate=8 to find them in "
-                "the first steps"
+            raise ConfigError.of(
+                "table",
+                self.table,
+                "the file of a calibration (`gradwire calibrate` makes one), bounds by "
+                "tensor-name pattern, or None with calibrate=8 to find them in the first "
+                "steps",
             )
         check_transfer_options(self.spend, self.fill, self.order, self.pull)
 
     def _check_calibrate(self) -> None:
         if not is_whole(self.calibrate) or not 0 <= self.calibrate <= 1 << 20:
-            raise ConfigError(
-                f"calibrate={self.calibrate!r}: how many steps a round of the calibration takes, a "
-                "whole number; 0 for none"
+            raise ConfigError.of(
+                "calibrate",
+                self.calibrate,
+                "how many steps a round of the calibration takes, a whole number; 0 for none",
             )
         check_eps(self.eps)
         check_lr(self.lr)
         if self.table is not None:
             for name, default in (("calibrate", 0), ("eps", EPS), ("lr", LR)):
                 if getattr(self, name) != default:
-                    raise ConfigError(
-                        f"{name}={getattr(self, name)!r} with table={self.table!r}: a table is "
-                        f"there already; leave one of them out"
+                    raise ConfigError.of(
+                        name,
+                        getattr(self, name),
+                        "a table is there already; leave one of them out",
+                        beside=f"with table={self.table!r}",
                     )
 
     def bound_of(self, tensor: str) -> float:
@@ -250,9 +256,11 @@ class PLOT(Policy):
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
         """Checks the table against the model."""
         if tensors is None:
-            raise ConfigError(
-                f"table={self.table!r} without a model: the hook needs HookState(model=…) for "
-                "its names"
+            raise ConfigError.of(
+                "table",
+                self.table,
+                "the hook needs HookState(model=…) for its names",
+                beside="without a model",
             )
         self._tensors = tensors
         if isinstance(self.table, Mapping):
@@ -279,23 +287,32 @@ def _check_model(where: str, calibration: Calibration, tensors: Mapping[str, int
     """Raises ConfigError unless the calibration was made for this model and bounds each tensor."""
     for name in calibration.bounds:
         if name not in tensors:
-            raise ConfigError(
-                f"{where}: bounds[{name!r}]: the model has no such tensor"
-                f"{suggestion(name, tensors)}; calibrate again if it was made for another model"
+            raise ConfigError.about(
+                f"{where}",
+                f"bounds[{name!r}]: the model has no such "
+                f"tensor{suggestion(name, tensors)}; calibrate again if it was made for "
+                "another model",
+                setting="table",
+                value=name,
             )
     here = Calibration.fingerprint(tensors)
     missing = [name for name in tensors if name not in calibration.bounds]
     if calibration.model == here:
         if missing:
-            raise ConfigError(
-                f"{where}: bounds: no line for tensor {missing[0]!r}, which the model it was made "
-                "for has: put it back (0.0 is exact), or calibrate again"
+            raise ConfigError.about(
+                f"{where}",
+                f"bounds: no line for tensor {missing[0]!r}, which the model it was made "
+                "for has: put it back (0.0 is exact), or calibrate again",
+                setting="table",
+                value=missing[0],
             )
         return
     why = "its sizes differ"
     if missing:
         why = f"its tensor {missing[0]!r} has no bound there: was it trained by then?"
-    raise ConfigError(
-        f"{where}: made for model {calibration.model}, this is model {here} ({why}): "
-        "calibrate again"
+    raise ConfigError.about(
+        f"{where}",
+        f"made for model {calibration.model}, this is model {here} ({why}): calibrate again",
+        setting="table",
+        value=where,
     )

@@ -131,17 +131,25 @@ def check_priority(
     if priority == "none":
         return
     if control != "stream":
-        raise ConfigError(
-            f"control={control!r} with priority={priority!r}: passes go through all "
-            "chunks alike; set control='stream' or priority='none'"
+        raise ConfigError.of(
+            "control",
+            control,
+            "passes go through all chunks alike; set control='stream' or priority='none'",
+            beside=f"with priority={priority!r}",
         )
     if order not in (None, "shuffled"):
-        raise ConfigError(
-            f"order={order!r} with priority={priority!r}: chunks go by priority, "
-            "shuffled within a class; leave order out, or set priority='none'"
+        raise ConfigError.of(
+            "order",
+            order,
+            "chunks go by priority, shuffled within a class; leave order out, or set "
+            "priority='none'",
+            beside=f"with priority={priority!r}",
         )
     if priority == "results" and pull == "lossy":
-        raise ConfigError(
-            "pull='lossy' with priority='results': replicas get different results then, by which "
-            "they cannot rank alike; set pull='exact' or 'committed', or priority='none'"
+        raise ConfigError.of(
+            "pull",
+            "lossy",
+            "replicas get different results then, by which they cannot rank alike; set "
+            "pull='exact' or 'committed', or priority='none'",
+            beside="with priority='results'",
         )

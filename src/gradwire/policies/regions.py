@@ -16,10 +16,20 @@ __all__ = ["BoundTable", "check_patterns", "check_table", "regions_by_tensor"]
 def check_table(name: str, table: Mapping[str, float]) -> None:
     """Raises ConfigError unless `table` maps name patterns to bounds; `name` is the setting's."""
     if not table:
-        raise ConfigError(f"{name}={{}}: at least one pattern with its bound is needed")
+        raise ConfigError.about(
+            f"{name}={{}}",
+            "at least one pattern with its bound is needed",
+            setting=name,
+            value=table,
+        )
     for pattern, bound in table.items():
         if not isinstance(pattern, str) or not pattern:
-            raise ConfigError(f"{name}: pattern {pattern!r}: a tensor's name, * and ? allowed")
+            raise ConfigError.about(
+                f"{name}",
+                f"pattern {pattern!r}: a tensor's name, * and ? allowed",
+                setting=name,
+                value=pattern,
+            )
         check_bound(f"{name}[{pattern!r}]", bound)
 
 
@@ -31,18 +41,22 @@ def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]
     for pattern, bound in table.items():
         found = {tensor for tensor in tensors if fnmatch.fnmatchcase(tensor, pattern)}
         if not found:
-            raise ConfigError(
-                f"{name}[{pattern!r}]: matches no tensor of the model"
-                f"{suggestion(pattern, tensors)}; it has {len(tensors)}, such as "
-                f"{', '.join(map(repr, tensors[:3]))}"
+            raise ConfigError.about(
+                f"{name}[{pattern!r}]",
+                f"matches no tensor of the model{suggestion(pattern, tensors)}; it has "
+                f"{len(tensors)}, such as {', '.join(map(repr, tensors[:3]))}",
+                setting=f"{name}[{pattern!r}]",
+                value=bound,
             )
         for earlier, others in matches.items():
             narrower = found <= others and not fnmatch.fnmatchcase(earlier, pattern)
             if narrower and bound != table[earlier]:
-                raise ConfigError(
-                    f"{name}[{pattern!r}]={bound!r} never counts: {earlier!r} stands before it, "
-                    "matches all of its tensors, and the first pattern that matches a tensor "
-                    "rules it; put the narrower one first"
+                raise ConfigError.about(
+                    f"{name}[{pattern!r}]={bound!r} never counts",
+                    f"{earlier!r} stands before it, matches all of its tensors, and the first "
+                    "pattern that matches a tensor rules it; put the narrower one first",
+                    setting=name,
+                    value=pattern,
                 )
         matches[pattern] = found
 

@@ -36,19 +36,30 @@ def register(policy: type[Policy]) -> type[Policy]:
     """
     for option in option_names(policy):
         if option in setting_names() or option in _ATTACH:
-            raise ConfigError(
-                f"policy {policy.name!r}: option {option!r} would never be set, for attach() "
-                "takes an argument or a common setting of this name: give it another one"
+            raise ConfigError.about(
+                f"policy {policy.name!r}",
+                f"option {option!r} would never be set, for attach() takes an argument or a "
+                "common setting of this name: give it another one",
+                setting="policy",
+                value=policy.name,
             )
         if option in {*dir(Policy), *Policy.__annotations__} and option not in _MEANT:
-            raise ConfigError(
-                f"policy {policy.name!r}: option {option!r} hides Policy.{option}, which gradwire "
-                "asks for: give it another name, or declare it a ClassVar if it is meant; of "
-                f"Policy's own only {', '.join(_MEANT)} may be options"
+            raise ConfigError.about(
+                f"policy {policy.name!r}",
+                f"option {option!r} hides Policy.{option}, which gradwire asks for: give it "
+                "another name, or declare it a ClassVar if it is meant; of Policy's own "
+                f"only {', '.join(_MEANT)} may be options",
+                setting="policy",
+                value=policy.name,
             )
     known = _registry.get(policy.name)
     if known is not None and known is not policy:
-        raise ConfigError(f"policy name {policy.name!r} is already taken by {known.__name__}")
+        raise ConfigError.about(
+            f"policy name {policy.name!r} is taken",
+            f"{known.__name__} has it; give another one",
+            setting="policy",
+            value=policy.name,
+        )
     _registry[policy.name] = policy
     return policy
 
@@ -66,8 +77,8 @@ def policy_class(name: str) -> type[Policy]:
     """The policy of this name; raises ConfigError with the nearest name for an unknown one."""
     if name not in _registry:
         allowed = ", ".join(repr(known) for known in _registry)
-        raise ConfigError(
-            f"policy={name!r}: allowed are {allowed}{suggestion(str(name), _registry)}"
+        raise ConfigError.of(
+            "policy", name, f"allowed are {allowed}{suggestion(str(name), _registry)}"
         )
     return _registry[name]
 
@@ -79,8 +90,10 @@ def create(name: str, **options: object) -> Policy:
     for option, value in options.items():
         if option not in allowed:
             known = ", ".join(allowed) if allowed else "none"
-            raise ConfigError(
-                f"{option}={value!r} is no option of policy {name!r}; its options: {known}"
-                f"{suggestion(option, allowed)}"
+            raise ConfigError.of(
+                option,
+                value,
+                f"its options are {known}{suggestion(option, allowed)}",
+                beside=f"is no option of policy {name!r}",
             )
     return policy(**options)
