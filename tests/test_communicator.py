@@ -407,7 +407,7 @@ def test_each_worker_leaves_out_what_it_ranks_last(two: Team) -> None:
             r"shape \(2,\) and type uint8: one uint8 for each of 3",
         ),
         ("priority", np.zeros(3, np.int64), "type int64: one uint8 for each of 3 chunks"),
-        ("priority", np.full(3, 8, np.uint8), "priorities: class 8; allowed are 0 to 7"),
+        ("priority", np.full(3, 8, np.uint8), "priorities: class 8: allowed are 0 to 7"),
     ],
 )
 def test_priorities_that_do_not_fit_name_what_is_wrong(
@@ -479,10 +479,10 @@ def test_a_callback_that_raises_keeps_no_other_from_its_turn(
         handle.add_done_callback(lambda _: 1 / 0)
         handle.add_done_callback(seen.append)
     assert member._host is not None
-    member._host._fail_pending("told to")
+    member._host._fail_pending(lambda step: TransferError("told to", step=step))
     assert seen == handles
-    for step, handle in enumerate(handles):
-        with pytest.raises(TransferError, match=f"rank 0, step {step}: told to"):
+    for handle in handles:
+        with pytest.raises(TransferError, match="told to"):
             handle.wait(1)
     own = [r for r in caplog.records if r.thread == threading.get_ident()]
     assert sum("ZeroDivisionError" in (r.exc_text or "") for r in own) == 3
@@ -593,7 +593,7 @@ class FakeHost:
     def __init__(self, session: int, settings: Settings) -> None:
         self.group, self.rank, self.world_size = "world", 0, 2
         self.session, self.settings, self.users = session, settings, 0
-        self.engine = SimpleNamespace(failure=lambda: "")
+        self.engine = SimpleNamespace(failure=lambda: None)
         self.closed = False
 
     def close(self) -> None:
@@ -768,7 +768,7 @@ class Unanswered:
     """An engine that rank 1 does not answer."""
 
     def __init__(self, failure: str) -> None:
-        self.failure = lambda: failure
+        self.failure = lambda: SimpleNamespace(text=failure) if failure else None
 
     def wait_connected(self, timeout_ns: int) -> list[int]:
         return [1]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -210,7 +211,8 @@ class LostStore:
 
     def __init__(self, failure: str) -> None:
         self.engine = self.meeting = self
-        self.failure = lambda: failure
+        told = SimpleNamespace(text=failure, rank=1, cause="silence")
+        self.failure = lambda: told if failure else None
         self.closed = False
 
     def exchange(self, topic: str, text: str, timeout_s: float) -> None:
