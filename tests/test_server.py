@@ -24,8 +24,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire._engine import PROTOCOL_VERSION
 from gradwire.communicator import Communicator
 from gradwire.errors import ConfigError, GradwireError, RendezvousError
+from gradwire.opening import meet_servers
+from gradwire.rendezvous import Introduction
 from gradwire.server import open_store, serve
 from gradwire.settings import Settings
 
@@ -215,12 +218,7 @@ class LostStore:
         self.failure = lambda: told if failure else None
         self.closed = False
 
-    def exchange(self, topic: str, text: str, timeout_s: float) -> None:
-        pass
-
-    timeout_s = 1.0
-
-    def all_workers_left(self) -> bool:
+    def all_finished(self) -> bool:
         raise RuntimeError("Connection reset by peer")
 
     def counters(self) -> dict[str, float]:
@@ -280,7 +278,7 @@ def test_a_store_that_goes_away_hides_no_failure(
 ) -> None:
     opened = LostStore(failure)
     monkeypatch.setattr("gradwire.opening.open_engine", lambda *_: opened)
-    monkeypatch.setattr("gradwire.opening.meet_workers", lambda *_: None)
+    monkeypatch.setattr("gradwire.opening.meet_servers", lambda *_, **__: None)
     settings = Settings.build({"route": "server"}, environment={})
     if failure:
         with pytest.raises(GradwireError, match="server 0: rank 1 has sent nothing"):
@@ -328,3 +326,49 @@ def test_a_file_store_that_may_be_written_is_opened(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/store", 1.0)
     store.set("a", "b")
     assert open_store(f"file://{tmp_path}/store", 1.0).get("a") == b"b"
+
+
+def test_a_server_that_met_workers_which_died_meets_those_that_are_started_again() -> None:
+    """They met, and the worker was gone before the engines were open."""
+    store = dist.HashStore()
+    settings = Settings.build({"route": "server", "rendezvous_timeout": 20}, environment={})
+    found: list[object] = []
+    server = threading.Thread(
+        target=lambda: found.append(serve(store, workers=1, index=0, settings=settings))
+    )
+    server.start()
+    died = meet_servers(store, "world", settings, endpoint=0, workers=1)
+    died.introduce(Introduction(0, PROTOCOL_VERSION, "127.0.0.1", 1472))
+    worker = Communicator(store, 0, 1, settings)
+    array = np.ones(1000, np.float32)
+    worker.all_reduce(array).wait(10)
+    worker.close()
+    server.join(20)
+    assert len(found) == 1
+
+
+def comes(rank: int, world: int, port: int, wait_s: float) -> str:
+    """One life of a rank, in a store that outlives it."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    time.sleep(wait_s)
+    try:
+        member = Communicator(store, rank, 2, {"rendezvous_timeout": 3.0, "interface": "lo"})
+    except RendezvousError as error:
+        return f"ranks {error.ranks}"
+    array = np.full(1000, rank + 1.0, np.float32)
+    member.all_reduce(array).wait(10)
+    return str(array[0])
+
+
+def test_a_new_life_meets_in_a_store_that_outlives_the_processes() -> None:
+    """In the first life a rank is killed before it comes, in the second while the other waits."""
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for killed in (1, 0):
+        with Ranks(2, group=False) as ranks:
+            ranks.start(comes, port=host.port, per_rank=[{"wait_s": 0.0}, {"wait_s": 0.0}])
+            ranks.kill(killed)
+            (outcome,) = ranks.collect(20, ranks=[1 - killed])
+        assert outcome == f"ranks ({killed},)"
+    with Ranks(2, group=False) as ranks:
+        waits = [{"wait_s": 0.0}, {"wait_s": 1.0}]
+        assert ranks.run(comes, port=host.port, per_rank=waits) == ["3.0", "3.0"]

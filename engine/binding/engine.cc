@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <system_error>
 #include <unordered_map>
 
 #include "binding/binding.h"
@@ -171,6 +172,14 @@ nb::dict features_of(io::Loop& loop) {
   return out;
 }
 
+std::string refusal_of(io::Loop& loop) {
+  const nb::gil_scoped_release release;
+  const io::SocketCounters socket = loop.snapshot().socket;
+  if (socket.send_errors == 0) return "";
+  return std::generic_category().message(socket.last_error) + " (" +
+         std::to_string(socket.send_errors) + " datagrams)";
+}
+
 }  // namespace
 
 void add_counters(nb::dict& into, const Counters& counters) {
@@ -198,6 +207,12 @@ void add_counters(nb::dict& into, const Counters& counters) {
 }
 
 void bind_engine(nb::module_& module) {
+  nb::class_<PeerState>(module, "Peer", "What an engine knows of another one.")
+      .def_prop_ro("endpoint", [](const PeerState& p) { return p.endpoint; })
+      .def_prop_ro("answered", [](const PeerState& p) { return p.answered; })
+      .def_prop_ro("heard", [](const PeerState& p) { return p.heard; })
+      .def_prop_ro("silence_ns", [](const PeerState& p) { return p.silence; });
+
   nb::class_<Failure>(module, "Failure", "Why an engine has failed.")
       .def_prop_ro("text", [](const Failure& f) { return to_text(f.text); })
       .def_prop_ro("rank", [](const Failure& f) { return f.rank; })
@@ -254,6 +269,12 @@ void bind_engine(nb::module_& module) {
           },
           "rate"_a, "burst"_a = 1.0, "seed"_a = 0)
       .def("counters", [](Engine& engine) { return counters_of(engine.loop()); })
+      .def("peers",
+           [](Engine& engine) {
+             const nb::gil_scoped_release release;
+             return engine.loop().snapshot().peers;
+           })
+      .def("refusal", [](Engine& engine) { return refusal_of(engine.loop()); })
       .def("features", [](Engine& engine) { return features_of(engine.loop()); })
       .def("failure",
            [](Engine& engine) -> std::optional<Failure> {

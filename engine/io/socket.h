@@ -34,6 +34,7 @@ struct SocketCounters {
   uint64_t blocked = 0;      // trains that found the send buffer full
   uint64_t too_long = 0;     // datagrams above the path's MTU
   uint64_t send_errors = 0;  // datagrams that the kernel refused for another reason
+  int last_error = 0;        // that reason, the newest: an errno
   uint64_t truncated = 0;
   uint64_t overflows = 0;  // datagrams that the kernel dropped for want of receive buffer
 };

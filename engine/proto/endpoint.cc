@@ -333,6 +333,12 @@ void Endpoint::close(Nanos now, Nanos linger) {
 const Counters& Endpoint::counters() const {
   return impl_->counters;
 }
+std::vector<PeerState> Endpoint::peers(Nanos now) const {
+  std::vector<PeerState> found;
+  for (const auto& p : impl_->paths)
+    if (p) found.push_back({p->peer, p->connected, p->heard, now - p->last_heard});
+  return found;
+}
 const Failure& Endpoint::failure() const {
   return impl_->failure;
 }

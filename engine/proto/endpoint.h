@@ -146,6 +146,14 @@ struct Counters {
   double receive_window = 0;  // bytes
 };
 
+// What an endpoint knows of another one that it talks to.
+struct PeerState {
+  uint16_t endpoint = 0;
+  bool answered = false;  // a ping of full length has been answered
+  bool heard = false;     // something has come from it
+  Nanos silence = 0;      // since then
+};
+
 class Endpoint {
  public:
   explicit Endpoint(const EndpointConfig& config, Nanos now);
@@ -169,6 +177,7 @@ class Endpoint {
   void close(Nanos now, Nanos linger);
 
   const Counters& counters() const;
+  std::vector<PeerState> peers(Nanos now) const;
   const Failure& failure() const;
 
  private:

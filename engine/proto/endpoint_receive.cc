@@ -32,6 +32,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   ++counters.packets_received;
   counters.bytes_received += datagram.size();
   path.last_heard = now;
+  path.heard = true;
   if (wire::is_reliable(head->kind)) {
     on_reliable(path, datagram, now, arrival, ecn);
     return;

@@ -195,6 +195,7 @@ struct Path {
 
   // Signs of life.
   Nanos last_heard = 0;
+  bool heard = false;
   Nanos last_ping = 0;
   bool connected = false;  // a ping of full length has been answered
   bool gone = false;       // said goodbye

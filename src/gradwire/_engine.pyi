@@ -136,6 +136,14 @@ class Failure:
     rank: int  # the endpoint at fault, -1 when none
     cause: Cause
 
+class Peer:
+    """What an engine knows of another one that it talks to."""
+
+    endpoint: int
+    answered: bool  # a ping of full length has been answered
+    heard: bool  # something has come from it
+    silence_ns: int  # since then, or since the engines met
+
 class Completion:
     """What became of one all-reduce (one op)."""
 
@@ -224,6 +232,10 @@ class Engine:
         """Receive-path loss injection (the demo's fallback without namespaces)."""
     def counters(self) -> dict[str, float]:
         """packets/bytes sent and received, retransmissions, drops, rtprop_ns, btlbw, …"""
+    def peers(self) -> list[Peer]:
+        """What this engine knows of each that it talks to."""
+    def refusal(self) -> str:
+        """Why the kernel refused datagrams, and how many; "" where it took all of them."""
     def features(self) -> dict[str, bool | int]:
         """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp, ecn: what the kernel granted."""
     def failure(self) -> Failure | None:

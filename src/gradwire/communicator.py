@@ -8,6 +8,7 @@ engine of its own. Completions run on a pool of threads distinct from the engine
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
@@ -84,15 +85,15 @@ class Communicator:
             )
         self.settings = settings
         self.timeout_s = min(settings.timeout or timeout_s, LONGEST_S)
-        self._store = store
+        self.store = store
         self._group = group
         self._plans: dict[object, tuple[ChunkGrid, tuple[float, ...]]] = {}
         self._grids: dict[object, ChunkGrid] = {}  # of whatever bounds
         self._closed = False
         self._host: EngineHost | None = None
         if world_size > 1 or settings.server_count > 0:
-            meeting = meeting or self.meeting("open")
-            self._host = join_host(meeting, store, group, settings)
+            with contextlib.closing(self.meeting("open")) as own:
+                self._host = join_host(meeting or own, store, group, settings)
         elif settings.interface is not None:
             rendezvous.local_address(settings.interface, None)  # wrong with one worker, too
         self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
@@ -103,6 +104,11 @@ class Communicator:
     def job_rank(self) -> int:
         """This worker's rank in the job, which reports and errors name."""
         return self.ranks[self.rank]
+
+    @property
+    def session(self) -> int:
+        """A number that the workers share, and no other engine has; 0 without an engine."""
+        return 0 if self._host is None else self._host.session
 
     @property
     def aggregators(self) -> int:
@@ -133,7 +139,7 @@ class Communicator:
         """
         if self._host is None:
             return 0
-        texts = meeting.exchange("number", json.dumps(self._host.numbers()))
+        texts = meeting.exchange(json.dumps(self._host.numbers()))
         taken = set(itertools.chain(*map(json.loads, texts)))
         number = next(n for n in itertools.count() if n not in taken)
         self._host.take_number(number)
@@ -145,9 +151,9 @@ class Communicator:
             self._host.return_number(number)
 
     def meeting(self, topic: str) -> rendezvous.Meeting:
-        """A meeting of the workers in the store; every rank makes one as often as the others."""
+        """A meeting of the workers in the store."""
         return rendezvous.Meeting(
-            self._store,
+            self.store,
             f"{self._group}/{topic}",
             endpoint=self.rank,
             workers=self.world_size,

@@ -17,6 +17,7 @@ from gradwire.layer_search import LossFunction
 from gradwire.phases import Phase
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import PLOT, Calibration, Policy
+from gradwire.rendezvous import Names
 from gradwire.scalars import plain
 from gradwire.telemetry import StepReport
 
@@ -202,8 +203,14 @@ class Attachment:
         policy, communicator = self._pipeline.policy, self._pipeline.communicator
         if not isinstance(policy, PLOT) or not policy.calibrate or communicator.world_size == 1:
             return
-        meeting = communicator.meeting("calibration")
-        roll = self._roll = CalibrationRoll(meeting, communicator.timeout_s, communicator.failure)
+        roll = self._roll = CalibrationRoll(
+            communicator.store,
+            f"gradwire/calibration/{communicator.session}/{self._pipeline.number}",
+            communicator.rank,
+            Names(communicator.ranks),
+            communicator.timeout_s,
+            communicator.failure,
+        )
 
         def begins(module: torch.nn.Module, _: object) -> None:
             if policy.calibration is not None:
@@ -311,7 +318,7 @@ def _configured(
     except BaseException as error:
         with contextlib.suppress(Exception):  # of a store that is gone: the cause is the other
             meeting = Group.of(model.process_group).meeting("attach", 0.0)
-            meeting.tell_failure("configuration", str(error) or type(error).__name__)
+            meeting.tell_failure(str(error) or type(error).__name__)
         raise
 
 

@@ -28,7 +28,7 @@ from gradwire.errors import ConfigError, TransferError
 from gradwire.executor import CompletionPool, Stager
 from gradwire.handles import Handle
 from gradwire.native import transfer_report
-from gradwire.opening import all_open, meet_servers, open_engine
+from gradwire.opening import meet_servers, open_engine
 from gradwire.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class EngineHost:
         self,
         engine: _engine.Engine,
         *,
+        store: str,
         group: str,
         rank: int,
         world_size: int,
@@ -56,6 +57,7 @@ class EngineHost:
         meeting: rendezvous.Meeting,
     ) -> None:
         self.engine = engine
+        self.store = store
         self.group = group
         self.rank = rank
         self.world_size = world_size
@@ -145,7 +147,7 @@ class EngineHost:
         if os.getpid() != self.pid:
             return
         if self._meeting is not None:
-            self._meeting.leave()
+            self._meeting.finish()
         self.engine.close()
         self._pool.stop()
         self.stager.stop()
@@ -214,10 +216,11 @@ def join_host(
     RendezvousError where that is so on another rank, or where one is in use that others have
     closed or lost, and what `open_engine` raises.
     """
+    identity = rendezvous.identity_of(store)
     try:
-        host = _take(meeting, store, group, settings)
+        host = _take(meeting, identity, group, settings)
     except ConfigError as error:
-        meeting.tell_failure("engine", str(error))
+        meeting.tell_failure(str(error))
         raise
     try:
         alike = _all_alike(meeting, host)
@@ -229,7 +232,7 @@ def join_host(
             return host
         _give_back(host)
         _drop_unused(host)
-    host = _open(meeting, store, group, settings)
+    host = _open(meeting, store, identity, group, settings)
     with _hosts_lock:
         _hosts.append(host)
         _close_at_exit()
@@ -237,11 +240,11 @@ def join_host(
 
 
 def _take(
-    meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
+    meeting: rendezvous.Meeting, identity: str, group: str, settings: Settings
 ) -> EngineHost | None:
     """The engine that this rank could reuse, with one more user; None if there is none."""
     with _hosts_lock:
-        host = _find(store, group, meeting.endpoint, meeting.workers)
+        host = _find(identity, group, meeting.endpoint, meeting.workers)
     if host is not None and host.settings.transport() != settings.transport():
         gc.collect()
         if _drop_unused(host):
@@ -262,7 +265,7 @@ def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
     if host is not None and host.users > 1:
         gc.collect()  # what is only forgotten is no use
     own = [0, False] if host is None else [host.session, host.users > 1]
-    theirs = [json.loads(text) for text in meeting.exchange("engine", json.dumps(own))]
+    theirs = [json.loads(text) for text in meeting.exchange(json.dumps(own))]
     if all(session == own[0] for session, _ in theirs):
         return True
     users = [rank for rank, (_, used) in enumerate(theirs) if used]
@@ -281,33 +284,38 @@ def _give_back(host: EngineHost | None) -> None:
             host.users -= 1
 
 
-def _find(store: rendezvous.Store, group: str, rank: int, world_size: int) -> EngineHost | None:
-    for host in list(_hosts):  # garbage collected meanwhile may close one
-        same = (host.group, host.rank, host.world_size) == (group, rank, world_size)
-        if same and rendezvous.base_store(store).check([_session_key(host.session)]):
+def _find(identity: str, group: str, rank: int, world_size: int) -> EngineHost | None:
+    wanted = (identity, group, rank, world_size)
+    for host in _hosts:
+        if (host.store, host.group, host.rank, host.world_size) == wanted:
             return host
     return None
 
 
 def _open(
-    meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
+    meeting: rendezvous.Meeting,
+    store: rendezvous.Store,
+    identity: str,
+    group: str,
+    settings: Settings,
 ) -> EngineHost:
     rank, world_size = meeting.endpoint, meeting.workers
     for old in list(_hosts):  # of a store that is gone: they would keep port and threads
         if (old.group, old.rank, old.world_size) == (group, rank, world_size):
             _drop_unused(old)
     if settings.server_count:
-        meeting = meet_servers(meeting, store, group, settings)
+        meeting = meet_servers(
+            store,
+            group,
+            settings,
+            endpoint=rank,
+            workers=world_size,
+            ranks=meeting.names.ranks,
+        )
     opened = open_engine(store, meeting, settings)
-    if rank == 0:
-        rendezvous.base_store(store).set(_session_key(opened.session), "1")
-    try:
-        all_open(opened)
-    except BaseException:
-        opened.engine.close()
-        raise
     return EngineHost(
         opened.engine,
+        store=identity,
         group=group,
         rank=rank,
         world_size=world_size,
@@ -328,10 +336,6 @@ def _check_same_transport(open_: Settings, wanted: Settings) -> None:
                 f"this process's engine already runs with {name}={have!r}, and one engine "
                 "serves all attachments of a group; use the same value",
             )
-
-
-def _session_key(session: int) -> str:
-    return f"gradwire/session/{session}"
 
 
 _hosts: list[EngineHost] = []

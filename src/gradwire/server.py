@@ -130,18 +130,23 @@ def serve(
     Raises ConfigError, RendezvousError naming the ranks at fault, and GradwireError when the
     engine fails (a dead peer, another plan).
     """
-    from gradwire.opening import all_open, meet_workers, open_engine
+    from gradwire.opening import meet_servers, open_engine
+    from gradwire.rendezvous import SupersededError
 
     check_place(workers, index, settings.server_count)
     stop = stop or threading.Event()
-    meeting = meet_workers(store, group, index, workers, settings)
-    opened = open_engine(store, meeting, settings)
+    while True:
+        meeting = meet_servers(store, group, settings, endpoint=workers + index, workers=workers)
+        try:
+            opened = open_engine(store, meeting, settings)
+            break
+        except SupersededError:  # the workers were started again before all had met
+            continue
     try:
-        all_open(opened)
         while not stop.wait(0.25):
             failure = opened.engine.failure()
             try:
-                left = opened.meeting.all_workers_left()
+                left = opened.meeting.all_finished()
             except Exception:  # the store went away with the job, which may have failed
                 left = not failure
             if left:
@@ -153,6 +158,7 @@ def serve(
         return dict(opened.engine.counters())
     finally:
         opened.engine.close()
+        opened.meeting.close()
 
 
 def check_place(workers: int, index: int, servers: int) -> None:
