@@ -74,7 +74,7 @@ bool wait_in_slices(Nanos timeout, Wait&& wait) {
   }
 }
 
-// Texts may quote what a peer sent, which need not be UTF-8.
+// Texts may quote what a peer sent, which need not be UTF-8, and must not control a terminal.
 nb::str to_text(const std::string& text);
 
 // Up to eight numbers; the rest is 0.

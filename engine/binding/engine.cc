@@ -63,7 +63,8 @@ class Engine {
   void all_reduce(uint64_t op, uint64_t step, const Plan& plan, const WritableArray& data,
                   const std::optional<InputArray<uint32_t>>& critical,
                   const std::optional<InputArray<uint8_t>>& priorities,
-                  const std::vector<double>& stats, int64_t timeout) {
+                  const std::vector<double>& stats, int64_t timeout,
+                  const std::string& timeout_from) {
     if (data.shape(0) != plan.elements) {
       throw nb::value_error(("data has " + std::to_string(data.shape(0)) + " elements, the plan " +
                              std::to_string(plan.elements))
@@ -80,6 +81,7 @@ class Engine {
       spec.priorities.assign(priorities->data(), priorities->data() + priorities->shape(0));
     spec.stats = to_stats(stats);
     spec.timeout = timeout;
+    spec.timeout_from = timeout_from;
     loop_->start(std::move(spec));
     // The engine writes into it from its own thread, whatever the caller forgets meanwhile.
     held_.insert_or_assign(op, data);
@@ -211,7 +213,8 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("endpoint", [](const PeerState& p) { return p.endpoint; })
       .def_prop_ro("answered", [](const PeerState& p) { return p.answered; })
       .def_prop_ro("heard", [](const PeerState& p) { return p.heard; })
-      .def_prop_ro("silence_ns", [](const PeerState& p) { return p.silence; });
+      .def_prop_ro("silence_ns", [](const PeerState& p) { return p.silence; })
+      .def_prop_ro("begun", [](const PeerState& p) { return p.begun; });
 
   nb::class_<Failure>(module, "Failure", "Why an engine has failed.")
       .def_prop_ro("text", [](const Failure& f) { return to_text(f.text); })
@@ -260,7 +263,8 @@ void bind_engine(nb::module_& module) {
           "timeout_ns"_a)
       .def("all_reduce", &Engine::all_reduce, nb::kw_only(), "op"_a, "step"_a, "plan"_a,
            "data"_a.noconvert(), "critical"_a = nb::none(), "priorities"_a = nb::none(),
-           "stats"_a = std::vector<double>{}, "timeout_ns"_a = 1800 * kSecond)
+           "stats"_a = std::vector<double>{}, "timeout_ns"_a = 1800 * kSecond,
+           "timeout_from"_a = "")
       .def("next_completion", &Engine::next_completion, "timeout_ns"_a)
       .def(
           "set_drop",

@@ -62,6 +62,7 @@ struct OpSpec {
   std::vector<uint8_t> priorities;  // order priority: class of each chunk, 0 first; empty: alike
   Stats stats{};
   Nanos timeout = 1800 * kSecond;
+  std::string timeout_from;  // whose that is, for texts: "given to attach"
 };
 
 struct OpReport {
@@ -152,6 +153,7 @@ struct PeerState {
   bool answered = false;  // a ping of full length has been answered
   bool heard = false;     // something has come from it
   Nanos silence = 0;      // since then
+  uint64_t begun = 0;     // ops below it have started there, as far as heard (workers)
 };
 
 class Endpoint {

@@ -36,6 +36,9 @@ struct Endpoint::Impl {
   void fail(Failure why, Nanos now);
   std::string name(uint16_t endpoint) const;  // "rank 3", "server 0"
   void check_life(Nanos now);
+  Failure silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const;
+  Nanos together() const;
+  std::string not_begun(const Op& op, int32_t& rank, Nanos now) const;
   void check_deadlines(Nanos now);
   void check_probe(Path& path, Nanos now);
   bool farewell_over(const Path& path) const;

@@ -202,7 +202,7 @@ struct Path {
   uint64_t gone_op = 0;    // ops below it were complete at the peer
   bool ping_now = false;
   bool pong_now = false;
-  uint64_t pong_echo = 0;
+  uint64_t pong_stamp = 0;
   uint32_t errors_left = 0;
   bool told = false;         // it has heard that this endpoint leaves
   bool answer_bye = false;   // it has said goodbye and does not know that that was heard

@@ -98,6 +98,19 @@ std::optional<Bye> read_bye(std::span<const uint8_t> datagram) {
   return Bye{complete_below, leaves, heard};
 }
 
+void write_ping(uint8_t* at, const Common& common, const Ping& ping) {
+  write_common(at, common);
+  const uint64_t stamp = ping.stamp & ((uint64_t{1} << kStampBits) - 1);
+  put(at + kCommonBytes, stamp | uint64_t{ping.begun} << kStampBits);
+}
+
+std::optional<Ping> read_ping(std::span<const uint8_t> datagram) {
+  if (datagram.size() < kPingBytes) return std::nullopt;
+  Reader reader(datagram.subspan(kCommonBytes));
+  const auto both = reader.get<uint64_t>();
+  return Ping{both & ((uint64_t{1} << kStampBits) - 1), static_cast<uint32_t>(both >> kStampBits)};
+}
+
 void write_pass(uint8_t* at, const Pass& pass) {
   put(put(at, pass.way), pass.number);
 }
@@ -110,11 +123,11 @@ std::optional<Pass> read_pass(std::span<const uint8_t> payload) {
   return Pass{static_cast<Way>(way), number};
 }
 
-uint64_t expand(uint32_t low, uint64_t near) {
-  const uint64_t base = (near & ~uint64_t{0xffffffff}) | low;
-  const uint64_t half = uint64_t{1} << 31;
-  if (base + half < near) return base + (uint64_t{1} << 32);
-  if (base > near + half && base >= (uint64_t{1} << 32)) return base - (uint64_t{1} << 32);
+uint64_t expand(uint32_t low, uint64_t near, int bits) {
+  const uint64_t span = uint64_t{1} << bits;
+  const uint64_t base = (near & ~(span - 1)) | low;
+  if (base + span / 2 < near) return base + span;
+  if (base > near + span / 2 && base >= span) return base - span;
   return base;
 }
 

@@ -18,7 +18,8 @@
 namespace gradwire::wire {
 
 // Raised with every change of what travels. 2: the ACK's fields, `share`, the width
-// of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause.
+// of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause, PING and
+// PONG what has begun.
 inline constexpr uint8_t kVersion = 4;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
@@ -71,6 +72,14 @@ struct Bye {
   uint64_t complete_below;  // ops below it are complete at the sender
   bool leaves;              // else it only answers
   bool heard;               // that the receiver leaves
+};
+
+// PING asks for a PONG, which returns its stamp. Bytes of any number may follow.
+inline constexpr size_t kPingBytes = kCommonBytes + 8;
+inline constexpr int kStampBits = 40;  // of nanoseconds: they repeat after a quarter of an hour
+struct Ping {
+  uint64_t stamp;  // when the PING was sent, by its sender's clock: the low 40 bits
+  uint32_t begun;  // ops below it have started at the sender of this packet: the low 24 bits
 };
 
 // Flags of a header.
@@ -158,11 +167,13 @@ std::optional<Header> read_header(std::span<const uint8_t> datagram);
 std::optional<Ack> read_ack(std::span<const uint8_t> datagram);
 void write_bye(uint8_t* at, const Common& common, const Bye& bye);
 std::optional<Bye> read_bye(std::span<const uint8_t> datagram);
+void write_ping(uint8_t* at, const Common& common, const Ping& ping);
+std::optional<Ping> read_ping(std::span<const uint8_t> datagram);
 void write_pass(uint8_t* at, const Pass& pass);
 std::optional<Pass> read_pass(std::span<const uint8_t> payload);
 
-// The 64-bit number nearest to `near` whose low 32 bits are `low` (RFC 9000, appendix A.3).
-uint64_t expand(uint32_t low, uint64_t near);
+// The 64-bit number nearest to `near` whose low `bits` bits are `low` (RFC 9000, appendix A.3).
+uint64_t expand(uint32_t low, uint64_t near, int bits = 32);
 
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 

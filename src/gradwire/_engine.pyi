@@ -143,6 +143,7 @@ class Peer:
     answered: bool  # a ping of full length has been answered
     heard: bool  # something has come from it
     silence_ns: int  # since then, or since the engines met
+    begun: int  # ops below it have started there, as far as is known; 0 of servers
 
 class Completion:
     """What became of one all-reduce (one op)."""
@@ -222,6 +223,7 @@ class Engine:
         priorities: NDArray[np.uint8] | None = None,  # class of each chunk, 0 (first) to 7
         stats: Sequence[float] = (),  # up to 8: first four are summed, last four maximised
         timeout_ns: int = 1_800_000_000_000,
+        timeout_from: str = "",  # whose setting that is, for the text of an error
     ) -> None:
         """Starts one all-reduce in place; the caller keeps `data` alive and untouched until the
         Completion. Ops are numbered 0, 1, 2, … alike on all workers. Thread-safe, never blocks.

@@ -44,9 +44,10 @@ class Communicator:
 
     store: a torch.distributed Store that all processes share. config: Settings, or a mapping of
     them. group: which group of processes this is; communicators of one process that share store
-    and group share an engine. timeout_s: of one transfer where the settings name none. meeting: of
-    the workers, in which they met already; None for one of their own. ranks: the workers' ranks in
-    the job, which errors name, where these are some of them; None for 0, 1, 2, ….
+    and group share an engine. timeout_s: of one transfer where the settings name none;
+    timeout_from: whose that is, for errors. meeting: of the workers, in which they met already;
+    None for one of their own. ranks: the workers' ranks in the job, which errors name, where these
+    are some of them; None for 0, 1, 2, ….
 
     Every rank calls `all_reduce` in the same order with the same plans. Needs no sockets when
     there is one worker and no server.
@@ -64,6 +65,7 @@ class Communicator:
         *,
         group: str = "world",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_from: str = "the default",
         meeting: rendezvous.Meeting | None = None,
         ranks: Sequence[int] | None = None,
     ) -> None:
@@ -85,6 +87,8 @@ class Communicator:
             )
         self.settings = settings
         self.timeout_s = min(settings.timeout or timeout_s, LONGEST_S)
+        given = settings.timeout is not None
+        self._timeout_from = settings.origin("timeout") if given else timeout_from
         self.store = store
         self._group = group
         self._plans: dict[object, tuple[ChunkGrid, tuple[float, ...]]] = {}
@@ -216,7 +220,8 @@ class Communicator:
             critical=critical,
             priorities=priorities,
             stats=tuple(stats),
-            timeout_ns=int(self.timeout_s * 1e9),
+            timeout_s=self.timeout_s,
+            timeout_from=self._timeout_from,
         )
         return handle
 

@@ -89,6 +89,7 @@ class Group:
             settings,
             group=self.name,
             timeout_s=self.timeout_s,
+            timeout_from="of the process group",
             meeting=meeting,
             ranks=self.ranks,
         )

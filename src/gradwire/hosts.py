@@ -13,11 +13,13 @@ import ctypes
 import functools
 import gc
 import json
+import logging
 import multiprocessing.util
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,8 +38,25 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineHost", "forget_host", "join_host", "release_host"]
 
+log = logging.getLogger("gradwire")
+
+FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
+"""After how long a transfer that waits is logged, and how much later again."""
+
 POLL_NS = 500_000_000
 """How long a thread waits in the engine before it looks whether the engine has failed."""
+
+
+@dataclass
+class Pending:
+    """A transfer that the engine has not completed."""
+
+    handle: Handle
+    step: int
+    effective_bounds: tuple[float, ...]
+    timeout_s: float
+    begun: float = field(default_factory=time.monotonic)
+    warn_at: float = field(default_factory=lambda: time.monotonic() + FIRST_WARNING_S)
 
 
 class EngineHost:
@@ -73,7 +92,7 @@ class EngineHost:
         self._name = meeting.describe([rank])
         self._mutex = threading.Lock()
         self._next_op = 0
-        self._pending: dict[int, tuple[Handle, int, tuple[float, ...]]] = {}
+        self._pending: dict[int, Pending] = {}
         self._failed_at: float | None = None
         self.stager = Stager(f"gradwire-stage-{rank}")
         self._pool: CompletionPool[_engine.Completion] = CompletionPool(
@@ -91,9 +110,13 @@ class EngineHost:
         critical: NDArray[np.uint32] | None,
         priorities: NDArray[np.uint8] | None = None,
         stats: tuple[float, ...],
-        timeout_ns: int,
+        timeout_s: float,
+        timeout_from: str,
     ) -> None:
-        """Gives one all-reduce to the engine, numbered in the order of these calls."""
+        """Gives one all-reduce to the engine, numbered in the order of these calls.
+
+        timeout_from: whose setting the time-out is, for errors.
+        """
         if os.getpid() != self.pid:
             raise TransferError(
                 f"{self._name}: the engine belongs to process {self.pid}, not to its fork "
@@ -103,7 +126,7 @@ class EngineHost:
             )
         with self._mutex:
             op = self._next_op
-            self._pending[op] = (handle, step, effective_bounds)
+            self._pending[op] = Pending(handle, step, effective_bounds, timeout_s)
             try:
                 self.engine.all_reduce(
                     op=op,
@@ -113,7 +136,8 @@ class EngineHost:
                     critical=critical,
                     priorities=priorities,
                     stats=stats,
-                    timeout_ns=timeout_ns,
+                    timeout_ns=int(timeout_s * 1e9),
+                    timeout_from=timeout_from,
                 )
             except RuntimeError as error:
                 del self._pending[op]
@@ -157,7 +181,32 @@ class EngineHost:
         completion = self.engine.next_completion(POLL_NS)
         if completion is None and self._pending:
             self._watch_failure()
+            self._watch_patience()
         return completion
+
+    def _watch_patience(self) -> None:
+        """Logs, while the oldest transfer waits for long, who has not begun it."""
+        with self._mutex:
+            op = min(self._pending, default=-1)
+            waits = self._pending.get(op)
+        now = time.monotonic()
+        if waits is None or now < waits.warn_at:
+            return
+        waits.warn_at = now + NEXT_WARNING_S
+        absent = [
+            f"{self._names.describe([peer.endpoint])} has not begun it and was last heard "
+            f"{peer.silence_ns / 1e9:.1f} s ago"
+            for peer in self.engine.peers()
+            if peer.endpoint < self.world_size and peer.begun <= op
+        ]
+        log.warning(
+            "%s, step %d: waits since %.0f s (timeout=%g); %s",
+            self._name,
+            waits.step,
+            now - waits.begun,
+            waits.timeout_s,
+            ", ".join(absent) or "all ranks that it talks to have begun it",
+        )
 
     def _watch_failure(self) -> None:
         """Fails what is open when the engine has failed without saying so per transfer."""
@@ -173,10 +222,17 @@ class EngineHost:
     def _error(self, failure: _engine.Failure, step: int) -> TransferError:
         """What a transfer of this step raises once the engine has failed."""
         return TransferError(
-            f"{self._name}, step {step}: {failure.text}",
+            f"{self._name}, step {step}: {failure.text}{self._refusal()}",
             rank=self._names.rank_of(failure.rank),
             step=step,
             cause=failure.cause,
+        )
+
+    def _refusal(self) -> str:
+        """What this host's own kernel has to do with a failure, as the end of its text."""
+        refusal = self.engine.refusal()
+        return (
+            f"; the kernel of {self._name}'s host refused datagrams: {refusal}" if refusal else ""
         )
 
     def _closed(self, step: int) -> TransferError:
@@ -188,21 +244,26 @@ class EngineHost:
         """Ends what is open with the error of its step."""
         with self._mutex:
             pending, self._pending = self._pending, {}
-        for handle, step, _ in pending.values():
-            handle.finish(error(step))
+        for each in pending.values():
+            each.handle.finish(error(each.step))
 
     def _complete(self, completion: _engine.Completion) -> None:
         with self._mutex:
             known = self._pending.pop(completion.op, None)
         if known is None:
             return
-        handle, step, effective = known
+        handle, step = known.handle, known.step
         if completion.ok:
-            handle.finish(transfer_report(completion, effective))
+            handle.finish(transfer_report(completion, known.effective_bounds))
         else:
             rank = self._names.rank_of(completion.error_rank)
             handle.finish(
-                TransferError(completion.error, rank=rank, step=step, cause=completion.error_cause)
+                TransferError(
+                    completion.error + self._refusal(),
+                    rank=rank,
+                    step=step,
+                    cause=completion.error_cause,
+                )
             )
 
 

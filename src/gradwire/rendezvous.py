@@ -434,7 +434,8 @@ class Meeting:
 
     def _raise(self, outcome: Outcome) -> NoReturn:
         self._leave()
-        raise self.error(outcome.why, outcome.at_fault)
+        why = "".join(sign if sign.isprintable() else " " for sign in outcome.why)
+        raise self.error(why, outcome.at_fault)
 
     def _leave(self, *, everybody: bool = False) -> None:
         """Leaves a meeting that failed. everybody: endpoint 0 waits for those to come, too."""

@@ -188,6 +188,17 @@ class Settings:
         """Whether error feedback is on."""
         return self.error_feedback is True
 
+    def origin(self, name: str) -> str:
+        """Where the value of a setting came from, for errors."""
+        variable = PREFIX + name.upper()
+        try:
+            read = from_environment({name: typing.get_type_hints(Settings)[name]})
+        except ConfigError:
+            read = {}
+        if read.get(name) == getattr(self, name):
+            return f"from {variable}"
+        return "as given"
+
     def agreed(self) -> dict[str, object]:
         """The settings that must be the same on all ranks."""
         return {
