@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from gradwire import rendezvous
+from gradwire import addresses, rendezvous
 from gradwire.errors import ConfigError, RendezvousError
 from gradwire.rendezvous import Introduction, Meeting
 
@@ -266,10 +266,10 @@ def test_leaving_is_seen() -> None:
 
 
 def test_the_address_leads_towards_the_stores_host() -> None:
-    assert rendezvous.local_address(None, "127.0.0.1") == "127.0.0.1"
-    assert rendezvous.local_address("lo", "8.8.8.8") == "127.0.0.1"
-    assert rendezvous.local_address("127.0.0.1", None) == "127.0.0.1"
-    socket.inet_aton(rendezvous.local_address(None, None))
+    assert addresses.local_address(None, "127.0.0.1") == "127.0.0.1"
+    assert addresses.local_address("lo", "8.8.8.8") == "127.0.0.1"
+    assert addresses.local_address("127.0.0.1", None) == "127.0.0.1"
+    socket.inet_aton(addresses.local_address(None, None))
 
 
 @pytest.mark.parametrize("interface", ["no-such-interface", "203.0.113.7"])
@@ -277,14 +277,14 @@ def test_an_interface_that_is_not_here_is_an_error_that_lists_those_that_are(
     interface: str,
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        rendezvous.local_address(interface, None)
+        addresses.local_address(interface, None)
     assert f"interface={interface!r}" in str(raised.value)
     assert "lo" in str(raised.value)
 
 
 def test_loopback_counts_as_ethernet() -> None:
-    assert rendezvous.mtu_of("127.0.0.1") == 1500
-    assert rendezvous.datagram_for("127.0.0.1") == 1472
+    assert addresses.mtu_of("127.0.0.1") == 1500
+    assert addresses.datagram_for("127.0.0.1") == 1472
 
 
 def test_the_stores_host_is_found_under_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gradwire import rendezvous
+from gradwire.addresses import datagram_for, local_address
 from gradwire.errors import ConfigError, RendezvousError
 from gradwire.native import load_engine
 from gradwire.settings import Settings
@@ -107,7 +108,7 @@ def open_engine(
     native = load_engine()
     endpoint, workers, servers = meeting.endpoint, meeting.workers, meeting.servers
     try:
-        address = rendezvous.local_address(settings.interface, rendezvous.store_host(store))
+        address = local_address(settings.interface, rendezvous.store_host(store))
     except ConfigError as error:
         meeting.tell_failure("introduction", str(error))
         raise
@@ -116,7 +117,7 @@ def open_engine(
             endpoint=endpoint,
             protocol=int(native.PROTOCOL_VERSION),
             address=address,
-            datagram=settings.datagram or rendezvous.datagram_for(address),
+            datagram=settings.datagram or datagram_for(address),
             host=socket.gethostname(),
             configuration={"route": settings.route, "servers": servers, "workers": workers},
             session=rendezvous.new_session() if endpoint == 0 else 0,
