@@ -94,7 +94,7 @@ class Communicator:
             meeting = meeting or self.meeting("open")
             self._host = join_host(meeting, store, group, settings)
         elif settings.interface is not None:
-            addresses.local_address(settings.interface, None)  # wrong with one worker, too
+            addresses.local_addresses(settings.interface, None)  # wrong with one worker, too
         self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
         self._forget = weakref.finalize(self, forget_host, self._host, self._stager)
         self._forget.atexit = False  # the engines are closed by this module's own atexit

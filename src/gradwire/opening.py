@@ -7,7 +7,12 @@ import time
 from typing import TYPE_CHECKING
 
 from gradwire import rendezvous
-from gradwire.addresses import datagram_for, local_address
+from gradwire.addresses import (
+    host_identity,
+    local_addresses,
+    reachable_interfaces,
+    scoped,
+)
 from gradwire.errors import ConfigError, RendezvousError
 from gradwire.native import load_engine
 from gradwire.settings import Settings
@@ -108,7 +113,7 @@ def open_engine(
     native = load_engine()
     endpoint, workers, servers = meeting.endpoint, meeting.workers, meeting.servers
     try:
-        address = local_address(settings.interface, rendezvous.store_host(store))
+        places = local_addresses(settings.interface, rendezvous.store_host(store))
     except ConfigError as error:
         meeting.tell_failure("introduction", str(error))
         raise
@@ -116,15 +121,19 @@ def open_engine(
         rendezvous.Introduction(
             endpoint=endpoint,
             protocol=int(native.PROTOCOL_VERSION),
-            address=address,
-            datagram=settings.datagram or datagram_for(address),
+            addresses=places,
+            port=settings.port,
+            datagram=settings.datagram,
             host=socket.gethostname(),
+            identity=host_identity(),
+            interfaces=reachable_interfaces(),
             configuration={"route": settings.route, "servers": servers, "workers": workers},
             session=rendezvous.new_session() if endpoint == 0 else 0,
         )
     )
-    rendezvous.check_introductions(meeting, everybody)
-    datagram = min(each.datagram for each in everybody)
+    chosen = rendezvous.check_introductions(meeting, everybody)
+    datagram = rendezvous.agree_datagram(meeting, everybody, chosen)
+    own = chosen[endpoint]
     session = everybody[0].session
     try:
         engine = native.Engine(
@@ -132,7 +141,7 @@ def open_engine(
             workers=workers,
             servers=servers,
             session=session,
-            address=address,
+            address=own.bound,
             port=settings.port,
             datagram_bytes=datagram,
             peer_timeout_ns=int(settings.peer_timeout * 1e9),
@@ -146,7 +155,7 @@ def open_engine(
         )
     except (OSError, ValueError) as error:
         who = meeting.describe([endpoint])
-        what = f"cannot open UDP {address} port={settings.port}: {error}"
+        what = f"cannot open UDP {own.bound} port={settings.port}: {error}"
         meeting.tell_failure("port", what)
         if isinstance(error, OSError):
             allowed = "choose another port= or 0 for any free one"
@@ -156,7 +165,10 @@ def open_engine(
         raise ConfigError(f"{who} {what}", setting="port", value=settings.port) from error
     try:
         ports = meeting.exchange("port", str(engine.address[1]))
-        addresses = [(each.address, int(port)) for each, port in zip(everybody, ports, strict=True)]
+        addresses = [
+            (scoped(place.address, own.interface), int(port))
+            for place, port in zip(chosen, ports, strict=True)
+        ]
         engine.connect(addresses)
         _wait_connected(engine, meeting, everybody, addresses, settings.rendezvous_timeout)
     except BaseException as error:
