@@ -58,6 +58,7 @@ LAYERS = (
         "guard",
     ),
     (
+        "addresses",
         "communicator",
         "hosts",
         "opening",

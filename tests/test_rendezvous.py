@@ -1,8 +1,7 @@
-"""Rendezvous in a store, with threads for ranks; addresses and interfaces."""
+"""Rendezvous in a store, with threads for ranks."""
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from gradwire import rendezvous
-from gradwire.errors import ConfigError, RendezvousError
+from gradwire.addresses import LocalAddress
+from gradwire.errors import RendezvousError
 from gradwire.rendezvous import Introduction, Meeting
 
 
@@ -45,9 +45,9 @@ def meeting(
 def introduction(endpoint: int, **fields: Any) -> Introduction:
     values: dict[str, Any] = {
         "protocol": 1,
-        "address": "127.0.0.1",
-        "datagram": 1472,
+        "addresses": (LocalAddress("127.0.0.1", "lo"),),
         "host": "h",
+        "identity": "i",
         "configuration": {"route": "sharded"},
     }
     return Introduction(endpoint, **{**values, **fields})
@@ -115,8 +115,9 @@ def test_a_server_of_another_protocol_version_is_named_on_every_rank() -> None:
 
 
 def test_an_introduction_of_a_later_version_can_be_read() -> None:
-    text = '{"endpoint": 1, "protocol": 9, "smell": "lavender"}'
-    assert Introduction.parse(text).protocol == 9
+    for more in ('"smell": "lavender"', '"addresses": ["10.0.0.1"]', '"addresses": 7'):
+        text = f'{{"endpoint": 1, "protocol": 9, {more}}}'
+        assert Introduction.parse(text).protocol == 9
 
 
 def test_another_configuration_is_named_with_both_values() -> None:
@@ -135,12 +136,6 @@ def test_policies_are_compared_field_by_field() -> None:
     )
     for error in errors:
         assert "rank 2 has mlt.p=0.1, rank 0 has mlt.p=0.2" in str(error)
-
-
-def test_loopback_between_hosts_is_an_error_that_names_the_setting() -> None:
-    for error in meet({1: {"host": "other"}}):
-        assert "GRADWIRE_INTERFACE" in str(error)
-    assert all(isinstance(each, list) for each in meet({1: {"address": "127.0.0.2"}}))
 
 
 def test_a_failure_told_is_raised_by_the_others_at_once() -> None:
@@ -467,31 +462,6 @@ def test_a_long_wait_is_logged_with_who_is_missing(
     messages = [r.getMessage() for r in caplog.records if r.name == "gradwire"]
     assert len(messages) > 1
     assert all("rank 0 waits for ranks 1, 2" in message for message in messages)
-
-
-# ---------------------------------------------------------------------------- addresses
-
-
-def test_the_address_leads_towards_the_stores_host() -> None:
-    assert rendezvous.local_address(None, "127.0.0.1") == "127.0.0.1"
-    assert rendezvous.local_address("lo", "8.8.8.8") == "127.0.0.1"
-    assert rendezvous.local_address("127.0.0.1", None) == "127.0.0.1"
-    socket.inet_aton(rendezvous.local_address(None, None))
-
-
-@pytest.mark.parametrize("interface", ["no-such-interface", "203.0.113.7"])
-def test_an_interface_that_is_not_here_is_an_error_that_lists_those_that_are(
-    interface: str,
-) -> None:
-    with pytest.raises(ConfigError) as raised:
-        rendezvous.local_address(interface, None)
-    assert f"interface={interface!r}" in str(raised.value)
-    assert "lo" in str(raised.value)
-
-
-def test_loopback_counts_as_ethernet() -> None:
-    assert rendezvous.mtu_of("127.0.0.1") == 1500
-    assert rendezvous.datagram_for("127.0.0.1") == 1472
 
 
 def test_the_stores_host_is_found_under_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:

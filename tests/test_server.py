@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -10,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire._engine import PROTOCOL_VERSION
+from gradwire.addresses import LocalAddress
 from gradwire.communicator import Communicator
 from gradwire.errors import ConfigError, GradwireError, RendezvousError
 from gradwire.opening import meet_servers
@@ -33,10 +34,18 @@ from gradwire.server import open_store, serve
 from gradwire.settings import Settings
 
 
-@contextmanager
-def server_processes(port: int, workers: int, servers: int) -> Iterator[list[Any]]:
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def server_processes(
+    port: int, workers: int, servers: int, host: str = "127.0.0.1"
+) -> Iterator[list[Any]]:
     command = [sys.executable, "-m", "gradwire.cli", "server", "--json", "--servers", str(servers)]
-    command += ["--store", f"127.0.0.1:{port}", "--workers", str(workers), "--timeout", "30"]
+    command += ["--store", f"{host}:{port}", "--workers", str(workers), "--timeout", "30"]
     processes = [
         subprocess.Popen(
             [*command, "--index", str(index)],
@@ -91,6 +100,18 @@ def test_servers_sum_for_the_workers_and_end_with_them(servers: int, policy: str
             assert last["counters"]["packets_received"] > 0
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback here")
+def test_a_server_joins_a_job_over_ipv6() -> None:
+    with (
+        Ranks(2, MASTER_ADDR="::1") as ranks,
+        server_processes(ranks.port, 2, 1, host="[::1]") as (process,),
+    ):
+        (first, _), (second, _) = ranks.run(trains, servers=1, policy="reliable")
+        assert first == second
+        out, _ = process.communicate(timeout=20)
+        assert process.returncode == 0, out
+
+
 def without_server(rank: int, world: int) -> str:
     ddp = DistributedDataParallel(nn.Linear(4, 4))
     with pytest.raises(gradwire.RendezvousError) as raised:
@@ -118,6 +139,9 @@ def test_a_server_told_to_stop_stops_while_it_waits() -> None:
     ("arguments", "message"),
     [
         (["--store", "nonsense", "--workers", "2"], "store='nonsense': host:port"),
+        (["--store", "[::1]", "--workers", "2"], "store='[::1]': host:port, [IPv6"),
+        (["--store", "[host]:1", "--workers", "2"], "store='[host]:1': host:port"),
+        (["--store", "a:b:1", "--workers", "2"], "store='a:b:1': host:port"),
         (["--store", "h:²", "--workers", "2"], "store='h:²': host:port"),
         (["--store", "file:///no/such/f", "--workers", "2"], "there is no folder '/no/such'"),
         (["--store", "file:///", "--workers", "2"], "the file of a FileStore"),
@@ -306,6 +330,15 @@ def test_a_listener_that_is_no_store_is_an_error_in_time() -> None:
     assert f"no store answers at {store} within 1 s, though somebody listens" in done.stderr
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback here")
+@pytest.mark.parametrize("host", ["[::1]", "::1"])
+def test_a_store_of_an_ipv6_address_is_found(host: str) -> None:
+    here = dist.TCPStore("::1", 0, is_master=True, wait_for_workers=False)
+    store = open_store(f"{host}:{here.port}", 10.0)
+    store.set("a", "b")
+    assert here.get("a") == b"b"
+
+
 def test_a_store_that_comes_late_is_found() -> None:
     port = free_port()
     opened: list[object] = []
@@ -338,7 +371,7 @@ def test_a_server_that_met_workers_which_died_meets_those_that_are_started_again
     )
     server.start()
     died = meet_servers(store, "world", settings, endpoint=0, workers=1)
-    died.introduce(Introduction(0, PROTOCOL_VERSION, "127.0.0.1", 1472))
+    died.introduce(Introduction(0, PROTOCOL_VERSION, (LocalAddress("127.0.0.1"),)))
     worker = Communicator(store, 0, 1, settings)
     array = np.ones(1000, np.float32)
     worker.all_reduce(array).wait(10)

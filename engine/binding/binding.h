@@ -87,6 +87,7 @@ void bind_codec(nb::module_& module);
 void bind_chunks(nb::module_& module);
 void bind_engine(nb::module_& module);
 void bind_fabric(nb::module_& module);
+void bind_interfaces(nb::module_& module);
 void bind_lab(nb::module_& module);
 
 }  // namespace gradwire::binding

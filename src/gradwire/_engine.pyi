@@ -359,6 +359,29 @@ class Fabric:
     def violations(self) -> list[str]: ...
     def trace(self) -> list[tuple[int, int, int, str, int, int, int, int, str, int]]: ...
 
+class Interface:
+    """A network interface of this host.
+
+    mtu: in bytes, 0 when it went away meanwhile. carrier: it is up, and so is its link. addresses:
+    IPv4 and IPv6, in the kernel's order, IPv6 link-local ones with "%name".
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def mtu(self) -> int: ...
+    @property
+    def up(self) -> bool: ...
+    @property
+    def carrier(self) -> bool: ...
+    @property
+    def loopback(self) -> bool: ...
+    @property
+    def addresses(self) -> list[str]: ...
+
+def interfaces() -> list[Interface]:
+    """This host's interfaces in the kernel's order; raises OSError."""
+
 class LinkQueue:
     """One direction of the lab's own link, in virtual time: a rate with a drop-tail queue, then a
     wire with loss, delay and jitter.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire import rendezvous
+from gradwire import addresses, rendezvous
 from gradwire.arrays import as_float32
 from gradwire.errors import ConfigError, TransferError
 from gradwire.executor import Stager
@@ -99,7 +99,7 @@ class Communicator:
             with contextlib.closing(self.meeting("open")) as own:
                 self._host = join_host(meeting or own, store, group, settings)
         elif settings.interface is not None:
-            rendezvous.local_address(settings.interface, None)  # wrong with one worker, too
+            addresses.local_addresses(settings.interface, None)  # wrong with one worker, too
         self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
         self._forget = weakref.finalize(self, forget_host, self._host, self._stager)
         self._forget.atexit = False  # the engines are closed by this module's own atexit
@@ -129,7 +129,7 @@ class Communicator:
     @property
     def datagram(self) -> int:
         """The agreed datagram size in bytes."""
-        return rendezvous.ETHERNET_DATAGRAM if self._host is None else self._host.datagram
+        return addresses.ETHERNET_DATAGRAM if self._host is None else self._host.datagram
 
     @property
     def chunk_elements(self) -> int:

@@ -11,6 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from gradwire import rendezvous
+from gradwire.addresses import (
+    host_identity,
+    local_addresses,
+    reachable_interfaces,
+    scoped,
+)
 from gradwire.errors import ConfigError, RendezvousError
 from gradwire.native import load_engine
 from gradwire.settings import Settings
@@ -68,7 +74,7 @@ def open_engine(
     native = load_engine()
     endpoint, workers, servers = meeting.endpoint, meeting.workers, meeting.servers
     try:
-        address = rendezvous.local_address(settings.interface, rendezvous.store_host(store))
+        offered = local_addresses(settings.interface, rendezvous.store_host(store))
     except ConfigError as error:
         meeting.tell_failure(str(error))
         raise
@@ -76,15 +82,19 @@ def open_engine(
         rendezvous.Introduction(
             endpoint=endpoint,
             protocol=int(native.PROTOCOL_VERSION),
-            address=address,
-            datagram=settings.datagram or rendezvous.datagram_for(address),
+            addresses=offered,
+            port=settings.port,
+            datagram=settings.datagram,
             host=socket.gethostname(),
+            identity=host_identity(),
+            interfaces=reachable_interfaces(),
             configuration={"route": settings.route, "servers": servers, "workers": workers},
             session=rendezvous.new_session() if endpoint == 0 else 0,
         )
     )
-    rendezvous.check_introductions(meeting, everybody)
-    datagram = min(each.datagram for each in everybody)
+    chosen = rendezvous.check_introductions(meeting, everybody)
+    datagram = rendezvous.agree_datagram(meeting, everybody, chosen)
+    own = chosen[endpoint]
     session = everybody[0].session
     try:
         engine = native.Engine(
@@ -92,7 +102,7 @@ def open_engine(
             workers=workers,
             servers=servers,
             session=session,
-            address=address,
+            address=own.bound,
             port=settings.port,
             datagram_bytes=datagram,
             peer_timeout_ns=int(settings.peer_timeout * 1e9),
@@ -106,17 +116,22 @@ def open_engine(
         )
     except (OSError, ValueError) as error:
         who = meeting.describe([endpoint])
-        what = f"cannot open UDP {address} port={settings.port}: {error}"
+        what = f"cannot open UDP {own.bound} port={settings.port}: {error}"
         meeting.tell_failure(what)
         if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
             allowed = "choose another port= or 0 for any free one"
             raise ConfigError(
                 f"{who} {what}; {allowed}", setting="port", value=settings.port, allowed=allowed
             ) from error
-        raise ConfigError(f"{who} {what}", setting="interface", value=address) from error
+        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"{who} {what}", setting="interface", value=own.bound) from error
+        raise ConfigError(f"{who} {what}") from error
     try:
         ports = meeting.exchange(str(engine.address[1]))
-        places = [(each.address, int(port)) for each, port in zip(everybody, ports, strict=True)]
+        places = [
+            (scoped(place.address, own.interface), int(port))
+            for place, port in zip(chosen, ports, strict=True)
+        ]
         engine.connect(places)
         _connect(engine, meeting, everybody, places, settings.rendezvous_timeout)
     except BaseException as error:
@@ -150,6 +165,10 @@ def _connect(
     hearings = [Hearing(**json.loads(text)) for text in texts]
     if any(each.answered != each.peers for each in hearings):
         raise _unconnected(meeting, everybody, places, hearings, timeout_s)
+
+
+def _place(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 @dataclass
@@ -206,8 +225,7 @@ def _unconnected(
             mute.append(endpoint)
     missing = [e for e, hearing in enumerate(hearings) if hearing.answered != hearing.peers]
     where = ", ".join(
-        f"{meeting.describe([e])} at {places[e][0]}:{places[e][1]} on {everybody[e].host!r}"
-        for e in missing
+        f"{meeting.describe([e])} at {_place(*places[e])} on {everybody[e].host!r}" for e in missing
     )
     hint = (
         "a firewall, the wrong network, or a path that carries no datagrams; set interface= or "

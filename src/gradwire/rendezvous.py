@@ -12,22 +12,25 @@ lock against the process group's own threads.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import ipaddress
 import itertools
 import json
 import logging
 import os
 import secrets
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NoReturn, Protocol
 
+from gradwire.addresses import (
+    LocalAddress,
+    describe_interfaces,
+    is_loopback,
+    route_mtu,
+    scoped,
+)
 from gradwire.errors import ConfigError, RendezvousError
-from gradwire.settings import LARGEST_DATAGRAM
+from gradwire.settings import SMALLEST_DATAGRAM
 
 __all__ = [
     "Introduction",
@@ -36,24 +39,17 @@ __all__ = [
     "Store",
     "SupersededError",
     "agree",
+    "agree_datagram",
     "base_store",
     "check_alike",
     "check_introductions",
-    "datagram_for",
     "identity_of",
-    "local_address",
-    "mtu_of",
     "new_session",
     "store_errors",
     "store_host",
 ]
 
 log = logging.getLogger("gradwire")
-
-UDP_OVERHEAD = 28
-"""Bytes of the IPv4 and UDP headers."""
-ETHERNET_MTU = 1500
-ETHERNET_DATAGRAM = ETHERNET_MTU - UDP_OVERHEAD
 
 
 class Store(Protocol):
@@ -69,21 +65,42 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Introduction:
-    """What an endpoint says of itself. datagram: largest UDP payload its interface takes."""
+    """What an endpoint says of itself.
+
+    addresses: that it can be reached at, the preferred one first, at most one of each version of
+    IP. port: the fixed UDP port, or 0. datagram: the largest UDP payload in bytes that it was
+    configured for, or 0. host: the host's name, for errors; identity: what tells the host from
+    others. interfaces: the addresses by which other hosts may reach this one, by interface.
+    """
 
     endpoint: int
     protocol: int
-    address: str = ""
+    addresses: tuple[LocalAddress, ...] = ()
+    port: int = 0
     datagram: int = 0
     host: str = ""
+    identity: str = ""
+    interfaces: Mapping[str, list[str]] = field(default_factory=dict)
     configuration: Mapping[str, object] = field(default_factory=dict)
     session: int = 0
 
     @staticmethod
     def parse(text: str) -> Introduction:
-        """Reads an introduction; fields that only another version knows are left out."""
-        known = {f.name for f in fields(Introduction)}
-        return Introduction(**{k: v for k, v in json.loads(text).items() if k in known})
+        """Reads an introduction; what only another version knows or understands is left out."""
+        values = _known(Introduction, json.loads(text))
+        try:
+            values["addresses"] = tuple(
+                LocalAddress(**_known(LocalAddress, each)) for each in values["addresses"]
+            )
+        except (AttributeError, KeyError, TypeError):
+            values["addresses"] = ()
+        return Introduction(**values)
+
+
+def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of these values those that are fields of a dataclass."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 @dataclass(frozen=True)
@@ -567,11 +584,12 @@ def store_errors() -> Iterator[None]:
         ) from error
 
 
-def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> None:
-    """Raises RendezvousError unless all endpoints can work together.
+def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> list[LocalAddress]:
+    """Returns the address that each endpoint is to use, all of one version of IP.
 
-    Checked: protocol version, configuration, and that no endpoint on another host announced a
-    loopback address.
+    Raises RendezvousError, on all endpoints alike, unless they can work together. Checked:
+    protocol version, configuration, that they have a version of IP in common, that no endpoint
+    would be looked for on another host than its own, and that no two want the same port.
     """
     first = everybody[0]
     for other in everybody[1:]:
@@ -583,16 +601,178 @@ def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> None
                 [other.endpoint],
             )
     check_alike(meeting, [dict(each.configuration) for each in everybody])
-    hosts = {each.host for each in everybody}
-    if len(hosts) > 1:
-        for each in everybody:
-            if ipaddress.ip_address(each.address).is_loopback:
-                raise meeting.error(
-                    f"{meeting.describe([each.endpoint])} on host {each.host!r} would use the "
-                    f"loopback address {each.address}, which the other hosts cannot reach: set "
-                    "interface= or GRADWIRE_INTERFACE to the network between the hosts",
-                    [each.endpoint],
+    chosen = _choose_addresses(meeting, everybody)
+    _check_hosts(meeting, everybody, chosen)
+    _check_ports(meeting, everybody, chosen)
+    return chosen
+
+
+def _choose_addresses(meeting: Meeting, everybody: list[Introduction]) -> list[LocalAddress]:
+    """Each endpoint's address of the version of IP that all have and most prefer."""
+    offers = [[place.version for place in each.addresses] for each in everybody]
+    lacking = {
+        version: [e for e, offer in enumerate(offers) if version not in offer] for version in (4, 6)
+    }
+    shared = [version for version in (4, 6) if not lacking[version]]
+    if not shared:
+        version = min((4, 6), key=lambda version: len(lacking[version]))
+        having = [e for e in range(len(offers)) if e not in lacking[version]]
+        raise meeting.error(
+            f"{meeting.describe(lacking[version])} has no IPv{version} address to use (but "
+            f"{_addresses_of(everybody, lacking[version])}), and {meeting.describe(having)} "
+            f"no other one ({_addresses_of(everybody, having)}): set interface= or "
+            "GRADWIRE_INTERFACE to one network that all have",
+            lacking[version],
+        )
+    version = min(shared, key=lambda version: sum(offer.index(version) for offer in offers))
+    return [
+        next(place for place in each.addresses if place.version == version) for each in everybody
+    ]
+
+
+def _addresses_of(everybody: list[Introduction], endpoints: Iterable[int]) -> str:
+    found = [place.address for e in endpoints for place in everybody[e].addresses]
+    return ", ".join(dict.fromkeys(found)) or "none at all"
+
+
+MOST_HOSTS = 4
+"""Of how many hosts at fault an error lists the interfaces at most."""
+
+
+def _check_hosts(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> None:
+    """Raises RendezvousError naming endpoints that other hosts would look for on themselves."""
+
+    def refuse(at_fault: list[int], why: str) -> RendezvousError:
+        """An error that lists the interfaces of the hosts at fault."""
+        hosts = list({everybody[e].identity: everybody[e] for e in at_fault}.values())
+        words = [
+            f"host {each.host!r} has {describe_interfaces(each.interfaces)}"
+            for each in hosts[:MOST_HOSTS]
+        ]
+        known = "; ".join([*words, "…"] if len(hosts) > MOST_HOSTS else words)
+        return meeting.error(
+            f"{why}: set interface= or GRADWIRE_INTERFACE to the network between the hosts; "
+            f"{known}",
+            at_fault,
+        )
+
+    if len({each.identity for each in everybody}) == 1:
+        return
+    if local := [e for e, place in enumerate(chosen) if is_loopback(place.address)]:
+        addresses = ", ".join(dict.fromkeys(chosen[e].address for e in local))
+        raise refuse(
+            local,
+            f"{meeting.describe(local)} would use the loopback address {addresses}, which other "
+            "hosts cannot reach",
+        )
+    hosts: dict[str, str] = {}
+    for endpoint, place in enumerate(chosen):
+        identity = hosts.setdefault(place.address, everybody[endpoint].identity)
+        if identity != everybody[endpoint].identity:
+            alike = [e for e, other in enumerate(chosen) if other.address == place.address]
+            raise refuse(
+                alike,
+                f"{meeting.describe(alike)} are on different hosts and would use the same "
+                f"address, {place.address}",
+            )
+    for endpoint, place in enumerate(chosen):
+        for other in everybody:
+            here = (address for each in other.interfaces.values() for address in each)
+            if other.identity != everybody[endpoint].identity and place.address in here:
+                raise refuse(
+                    [endpoint],
+                    f"{meeting.describe([endpoint])} would use the address {place.address}, which "
+                    f"the host of {meeting.describe([other.endpoint])} has as well",
                 )
+
+
+def _check_ports(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> None:
+    """Raises RendezvousError naming endpoints of one host that want the same port."""
+    takers: dict[tuple[str, str, int], list[int]] = {}
+    for each, place in zip(everybody, chosen, strict=True):
+        if each.port:
+            takers.setdefault((each.identity, place.address, each.port), []).append(each.endpoint)
+    for (_, address, port), endpoints in takers.items():
+        if len(endpoints) > 1:
+            raise meeting.error(
+                f"{meeting.describe(endpoints)} are on one host and would all use port={port} of "
+                f"{address}: give each its own, for example port={port} + LOCAL_RANK, or 0 for "
+                "any free one",
+                endpoints,
+            )
+
+
+def agree_datagram(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> int:
+    """The largest datagram in bytes that every endpoint is configured for, or else its interface
+    and its routes to the others take; collective.
+
+    Raises ConfigError if this endpoint's routes do not take what it is configured for, and
+    RendezvousError naming the endpoints where another's do not, where there is no route, or
+    where the datagrams would be too short.
+    """
+    mtus = [0] * len(everybody)
+    if len({each.identity for each in everybody}) > 1:
+        mtus = _exchange_routes(meeting, everybody, chosen)
+    limits = [
+        each.datagram or place.datagram(mtu)
+        for each, place, mtu in zip(everybody, chosen, mtus, strict=True)
+    ]
+    short = [endpoint for endpoint, limit in enumerate(limits) if limit < SMALLEST_DATAGRAM]
+    if short:
+        place, mtu = chosen[short[0]], mtus[short[0]]
+        raise meeting.error(
+            f"{meeting.describe(short)} can send datagrams of {limits[short[0]]} bytes only (from "
+            f"{place.address}, interface {place.interface or 'unknown'}, MTU "
+            f"{min(each for each in (place.mtu, mtu) if each)}); {SMALLEST_DATAGRAM} and more are "
+            "needed: raise the MTU, or set interface= or GRADWIRE_INTERFACE to another network",
+            short,
+        )
+    return min(limits)
+
+
+def _exchange_routes(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> list[int]:
+    """The smallest MTU in bytes of each endpoint's routes to the other hosts; 0: it has none."""
+    here, own = everybody[meeting.endpoint], chosen[meeting.endpoint]
+    mtus: dict[str, int] = {}
+    unreachable: dict[int, str] = {}
+    for each, place in zip(everybody, chosen, strict=True):
+        if each.identity == here.identity or place.address in mtus:
+            continue
+        try:
+            mtus[place.address] = route_mtu(own.bound, scoped(place.address, own.interface))
+        except OSError as error:
+            unreachable[each.endpoint] = str(error.strerror or error)
+    mtu = min(mtus.values(), default=0)
+    if mtu and here.datagram > own.datagram(mtu):
+        allowed = f"at most {own.datagram(mtu)}, for the MTU from {own.address} is {mtu}"
+        wrong = ConfigError.of("datagram", here.datagram, allowed)
+        meeting.tell_failure(str(wrong))
+        raise wrong
+    mine = {"mtu": mtu, "unreachable": unreachable}
+    everybodys = [json.loads(text) for text in meeting.exchange(json.dumps(mine))]
+    for endpoint, routes in enumerate(everybodys):
+        if routes["unreachable"]:
+            lost = [int(e) for e in routes["unreachable"]]
+            raise meeting.error(
+                f"{meeting.describe([endpoint])} has no route from {chosen[endpoint].address} to "
+                f"{meeting.describe(lost)} at {_chosen_of(chosen, lost)} "
+                f"({next(iter(routes['unreachable'].values()))}): set interface= or "
+                "GRADWIRE_INTERFACE to one network that all have",
+                sorted({endpoint, *lost}),
+            )
+    return [routes["mtu"] for routes in everybodys]
+
+
+def _chosen_of(chosen: list[LocalAddress], endpoints: Iterable[int]) -> str:
+    return ", ".join(dict.fromkeys(chosen[e].address for e in endpoints))
 
 
 def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> None:
@@ -654,70 +834,3 @@ def store_host(store: object) -> str | None:
     if isinstance(host, str) and host:
         return host
     return os.environ.get("MASTER_ADDR") or None
-
-
-def local_address(interface: str | None, towards: str | None) -> str:
-    """The IPv4 address this process's datagrams leave by.
-
-    interface: an interface's name or one of this host's addresses; without it the source
-    address of the route towards `towards`, else the host name's address, else loopback.
-    Raises ConfigError for an interface that does not exist or has no IPv4 address.
-    """
-    if interface:
-        return _interface_address(interface)
-    if towards:
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
-        ):
-            probe.connect((towards, 9))  # sends nothing: only asks for the route
-            return str(probe.getsockname()[0])
-    with contextlib.suppress(OSError):
-        return socket.gethostbyname(socket.gethostname())
-    return "127.0.0.1"
-
-
-def mtu_of(address: str) -> int:
-    """The MTU of the interface that owns a local IPv4 address; loopback counts as 1500."""
-    if ipaddress.ip_address(address).is_loopback:
-        return ETHERNET_MTU
-    for _, name in socket.if_nameindex():
-        if _ioctl_address(name) == address:
-            with contextlib.suppress(OSError, ValueError), open(f"/sys/class/net/{name}/mtu") as f:
-                return int(f.read())
-    return ETHERNET_MTU
-
-
-def datagram_for(address: str) -> int:
-    """The largest UDP payload that the interface of a local address takes unfragmented."""
-    return min(LARGEST_DATAGRAM, mtu_of(address) - UDP_OVERHEAD)
-
-
-def _interface_address(interface: str) -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    if interface in names:
-        address = _ioctl_address(interface)
-        if address is None:
-            raise ConfigError.of("interface", interface, "it has no IPv4 address")
-        return address
-    with contextlib.suppress(ValueError):
-        wanted = str(ipaddress.IPv4Address(interface))
-        if ipaddress.ip_address(wanted).is_loopback or wanted in map(_ioctl_address, names):
-            return wanted
-    raise ConfigError.of(
-        "interface",
-        interface,
-        "neither an interface nor an IPv4 address of this host; its interfaces are "
-        f"{', '.join(names)}",
-    )
-
-
-def _ioctl_address(name: str) -> str | None:
-    siocgifaddr = 0x8915
-    request = struct.pack("256s", name.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            reply = fcntl.ioctl(probe.fileno(), siocgifaddr, request)
-        except OSError:
-            return None
-    return socket.inet_ntoa(reply[20:24])
