@@ -28,6 +28,7 @@ from gradwire.lab.kernel import (
 )
 
 CLONE_NEWUTS = 0x04000000
+PERMANENT = 0x80  # NUD_PERMANENT
 NO_DETECTION = 0x02  # IFA_F_NODAD: an IPv6 address can be bound at once
 
 
@@ -86,6 +87,18 @@ class Builder:
         """As `ip route add`."""
         family = socket.AF_INET6 if ":" in to else socket.AF_INET
         self._netlink[host].route("add", dst=to, oif=self._index(host, name), family=family, **more)
+
+    def neighbour(self, host: int, name: str, address: str, other: int) -> None:
+        """Makes the other end of a cable known, so that nothing needs to be heard from there."""
+        there = self._netlink[other]
+        (link,) = there.get_links(self._index(other, name))
+        self._netlink[host].neigh(
+            "replace",
+            dst=address,
+            lladdr=link.get_attr("IFLA_ADDRESS"),
+            ifindex=self._index(host, name),
+            state=PERMANENT,
+        )
 
     def sysctl(self, host: int, name: str, value: int) -> None:
         """As `sysctl`, of what lies under net."""

@@ -171,6 +171,8 @@ nb::dict features_of(io::Loop& loop) {
   out["ecn"] = snapshot.features.ecn;
   out["rcvbuf"] = snapshot.features.receive_buffer;
   out["sndbuf"] = snapshot.features.send_buffer;
+  out["rcvbuf_asked"] = io::kReceiveBuffer;
+  out["sndbuf_asked"] = io::kSendBuffer;
   return out;
 }
 

@@ -17,8 +17,6 @@
 namespace gradwire::io {
 namespace {
 
-constexpr int kReceiveBuffer = 16 << 20;
-constexpr int kSendBuffer = 4 << 20;
 constexpr int kProbe = 0x10;  // the kernel's MSG_PROBE, which glibc does not name
 constexpr Nanos kAlignEvery = 10 * kMillisecond;
 

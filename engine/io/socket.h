@@ -17,6 +17,10 @@
 
 namespace gradwire::io {
 
+// Bytes of buffer that are asked of the kernel.
+inline constexpr int kReceiveBuffer = 16 << 20;
+inline constexpr int kSendBuffer = 4 << 20;
+
 // What the kernel granted.
 struct Features {
   bool segment = false;

@@ -239,7 +239,8 @@ class Engine:
     def refusal(self) -> str:
         """Why the kernel refused datagrams, and how many; "" where it took all of them."""
     def features(self) -> dict[str, bool | int]:
-        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp, ecn: what the kernel granted."""
+        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp, ecn: what the kernel granted;
+        rcvbuf_asked, sndbuf_asked: bytes that were asked for."""
     def failure(self) -> Failure | None:
         """Why the engine can no longer serve (a dead peer, another plan, …); None while it can."""
     def leave_to_parent(self) -> None:

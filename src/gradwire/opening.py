@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import socket
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gradwire import rendezvous
 from gradwire.addresses import (
+    LocalAddress,
     host_identity,
     local_addresses,
     reachable_interfaces,
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
     from gradwire import _engine
 
 __all__ = ["OpenEngine", "meet_servers", "open_engine"]
+
+log = logging.getLogger("gradwire")
+
+MOST_PEERS = 16
+"""How many peers a line of the log names at most."""
 
 
 class OpenEngine:
@@ -133,7 +140,8 @@ def open_engine(
             for place, port in zip(chosen, ports, strict=True)
         ]
         engine.connect(places)
-        _connect(engine, meeting, everybody, places, settings.rendezvous_timeout)
+        setup = _setup(engine, meeting, own, places, datagram)
+        _connect(engine, meeting, everybody, places, settings.rendezvous_timeout, setup)
     except BaseException as error:
         engine.close()
         meeting.tell_failure(str(error) or type(error).__name__)
@@ -147,10 +155,12 @@ def _connect(
     everybody: list[rendezvous.Introduction],
     places: list[tuple[str, int]],
     timeout_s: float,
+    setup: str,
 ) -> None:
     """Waits until all endpoints have answered each other over UDP.
 
-    The first that waits too long makes all publish whom they hear, so that all raise the same
+    setup: how this endpoint is set up, for the log, where endpoint 0 notes everybody's. The first
+    that waits too long makes all publish whom they hear, so that all raise the same
     RendezvousError, which names the directions that carry nothing.
     """
     deadline = time.monotonic() + timeout_s
@@ -161,10 +171,41 @@ def _connect(
         if meeting.hurried():
             break
     # Whoever is connected waits here for those who are not, hence for longer than they do.
-    texts = meeting.exchange(json.dumps(asdict(_hearing(engine))), 1.5 * timeout_s + 1.0)
+    own = json.dumps(asdict(_hearing(engine, setup)))
+    texts = meeting.exchange(own, 1.5 * timeout_s + 1.0)
     hearings = [Hearing(**json.loads(text)) for text in texts]
     if any(each.answered != each.peers for each in hearings):
         raise _unconnected(meeting, everybody, places, hearings, timeout_s)
+    log.info("%s", setup)
+    if meeting.endpoint == 0:
+        setups = [each.setup for each in hearings]
+        log.info("%d endpoints have met:\n%s", len(setups), "\n".join(setups))
+
+
+def _setup(
+    engine: _engine.Engine,
+    meeting: rendezvous.Meeting,
+    own: LocalAddress,
+    places: list[tuple[str, int]],
+    datagram: int,
+) -> str:
+    """One line that says how an endpoint is set up."""
+    features = engine.features()
+    peers = [
+        f"{meeting.describe([peer.endpoint])} at {_place(*places[peer.endpoint])}"
+        for peer in engine.peers()
+    ]
+    switches = (("GSO", "udp_segment"), ("GRO", "udp_gro"), ("ECN", "ecn"))
+    words = [f"{name} {'on' if features[key] else 'off'}" for name, key in switches]
+    more = f" and {len(peers) - MOST_PEERS} more" if len(peers) > MOST_PEERS else ""
+    return (
+        f"{meeting.describe([meeting.endpoint])}: UDP {_place(*places[meeting.endpoint])}, "
+        f"interface {own.interface or 'unknown'} (MTU {own.mtu or 'of loopback'}), datagrams of "
+        f"{datagram} bytes, receive buffer {features['rcvbuf']} bytes (asked for "
+        f"{features['rcvbuf_asked']}), send buffer {features['sndbuf']} (asked for "
+        f"{features['sndbuf_asked']}), {', '.join(words)}; peers: "
+        f"{', '.join(peers[:MOST_PEERS])}{more}"
+    )
 
 
 def _place(address: str, port: int) -> str:
@@ -177,7 +218,7 @@ class Hearing:
 
     peers: whom it has to reach. answered: who has answered it. heard: of whom anything has come.
     refusal: why the kernel refused its datagrams; "" where it took them. failure: why its engine
-    failed; "" where it has not.
+    failed; "" where it has not. setup: how it is set up, in one line.
     """
 
     peers: list[int]
@@ -185,9 +226,10 @@ class Hearing:
     heard: list[int]
     refusal: str
     failure: str
+    setup: str
 
 
-def _hearing(engine: _engine.Engine) -> Hearing:
+def _hearing(engine: _engine.Engine, setup: str) -> Hearing:
     peers = engine.peers()
     failure = engine.failure()
     return Hearing(
@@ -196,6 +238,7 @@ def _hearing(engine: _engine.Engine) -> Hearing:
         [peer.endpoint for peer in peers if peer.heard],
         engine.refusal(),
         "" if failure is None else failure.text,
+        setup,
     )
 
 
