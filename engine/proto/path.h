@@ -9,7 +9,9 @@
 
 #include "proto/ecn.h"
 #include "proto/loss_meter.h"
+#include "proto/path_limit.h"
 #include "proto/rate_meter.h"
+#include "proto/reassembly.h"
 #include "proto/received_packets.h"
 #include "proto/rtt.h"
 #include "proto/sent_packets.h"
@@ -158,6 +160,10 @@ struct Path {
   bool starved = false;              // backlog without credit, since probe_base
   uint64_t started = 0;              // ops below it have started at the peer, as far as heard
 
+  PathLimit limit;         // of what is sent, and as far as is known of what comes
+  uint32_t fragments = 0;  // datagrams that went in parts
+  Reassembly parts;        // of what comes
+
   EcnPath ecn;
   bool ecn_told = false;  // its failure is counted
 
@@ -197,6 +203,7 @@ struct Path {
   Nanos last_heard = 0;
   bool heard = false;
   Nanos last_ping = 0;
+  Nanos first_ping = 0;
   bool connected = false;  // a ping of full length has been answered
   bool gone = false;       // said goodbye
   uint64_t gone_op = 0;    // ops below it were complete at the peer

@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (4, "fe63142edd20fc5a")
+FORMATS = (4, "9f6e88ceeeb63713")
 """The version, and the fingerprint of the formats that it stands for."""
 
 

@@ -100,8 +100,7 @@ std::optional<Bye> read_bye(std::span<const uint8_t> datagram) {
 
 void write_ping(uint8_t* at, const Common& common, const Ping& ping) {
   write_common(at, common);
-  const uint64_t stamp = ping.stamp & ((uint64_t{1} << kStampBits) - 1);
-  put(at + kCommonBytes, stamp | uint64_t{ping.begun} << kStampBits);
+  put(at + kCommonBytes, ping.stamp | uint64_t{ping.begun} << kStampBits);
 }
 
 std::optional<Ping> read_ping(std::span<const uint8_t> datagram) {
@@ -109,6 +108,22 @@ std::optional<Ping> read_ping(std::span<const uint8_t> datagram) {
   Reader reader(datagram.subspan(kCommonBytes));
   const auto both = reader.get<uint64_t>();
   return Ping{both & ((uint64_t{1} << kStampBits) - 1), static_cast<uint32_t>(both >> kStampBits)};
+}
+
+void write_fragment(uint8_t* at, const Common& common, const Fragment& fragment) {
+  write_common(at, common);
+  at = put(at + kCommonBytes, fragment.number);
+  at = put(at, fragment.total);
+  put(at, fragment.offset);
+}
+
+std::optional<Fragment> read_fragment(std::span<const uint8_t> datagram) {
+  if (datagram.size() <= kFragmentBytes) return std::nullopt;
+  Reader reader(datagram.subspan(kCommonBytes));
+  const auto number = reader.get<uint32_t>();
+  const auto total = reader.get<uint16_t>();
+  const auto offset = reader.get<uint16_t>();
+  return Fragment{number, total, offset};
 }
 
 void write_pass(uint8_t* at, const Pass& pass) {
