@@ -252,6 +252,18 @@ def test_without_a_watch_a_loss_that_is_not_finite_is_a_warning_once() -> None:
     assert math.isnan(job.report.agreed.loss)
 
 
+def test_losses_that_pile_up_between_two_steps_change_no_vote() -> None:
+    """As of an evaluation that reports each batch's loss: half a million of them in one step."""
+    job = Job(2, TENSORS, "dblp")
+    job.pipelines[0].set_phase("tolerant")
+    for _ in range(1 << 19):
+        job.pipelines[0].add_loss(1.0)
+    job.pipelines[1].add_loss(3.0)
+    job.step(gradients(0, 2))
+    assert job.report.agreed.vote == "tolerant"
+    assert job.report.agreed.loss == 2.0
+
+
 def test_losses_that_never_come_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a run that goes on from a state; not once a loss has come, however long ago."""
     monkeypatch.setattr("gradwire.guard.PATIENCE", 3)

@@ -222,9 +222,9 @@ def test_an_applied_norm_folds_to_the_largest_and_to_none_where_nobody_knows_one
 
 
 def test_losses_fold_to_their_mean() -> None:
-    summary = fold(0, [[Ballot(loss=3.0, losses=1)], [Ballot(loss=9.0, losses=2)]])
-    assert summary.loss == 4.0
+    assert fold(0, [[Ballot(loss=3.0)], [Ballot(loss=5.0)], [Ballot()]]).loss == 4.0
     assert fold(0, [[Ballot()], [Ballot()]]).loss is None
+    assert math.isnan(fold(0, [[Ballot(loss=3.0)], [Ballot(loss=math.inf)]]).loss or 0.0)
 
 
 def test_what_travels_is_finite() -> None:

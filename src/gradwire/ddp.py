@@ -129,9 +129,10 @@ class Attachment:
         self._pipeline.begin_epoch(number)
 
     def loss(self, value: float | torch.Tensor) -> None:
-        """Stores a training loss, a number or a tensor that holds one; the mean over workers is in
-        the next step's report. One that is not finite makes the mean NaN on all ranks and counts
-        as a rise (setting loss_rise; without it, a warning)."""
+        """Takes a training loss, a number or a tensor that holds one. Each worker's mean since the
+        last step travels with the next, whose report has the mean over the workers. One that is
+        not finite makes that mean NaN on all ranks and counts as a rise (setting loss_rise; without
+        it, a warning)."""
         self._check()
         held = plain(value.detach().squeeze() if isinstance(value, torch.Tensor) else value)
         if isinstance(held, bool) or not isinstance(held, (int, float)):

@@ -84,9 +84,9 @@ class Ballot:
 
     Summed over the workers: fresh_square, the bucket's squared L2 norm of the worker's fresh
     gradient (0 when it is not finite); nonfinite, it is not finite; falling, the learning rate
-    was lowered since the last step; congested, as the worker's policy sees it; loss and losses,
-    the sum and number of losses given since the last step (first bucket only; the sum is NaN when
-    one was not finite); critical and tolerant, a manual vote.
+    was lowered since the last step; congested, as the worker's policy sees it; loss, the mean of
+    the losses given since the last step (first bucket only; None where none was given, not finite
+    when one of them was not); critical and tolerant, a manual vote.
     Maximum over the workers: push_s, how long this bucket's last push took, in seconds (0 not
     known, infinite when not all of it arrived); gauge, what GAUGES says for this step: the largest
     share of a step lost since last told, `Policy.rest`, RTprop in seconds, or seconds per byte at
@@ -96,8 +96,7 @@ class Ballot:
 
     fresh_square: float = 0.0
     nonfinite: bool = False
-    loss: float = 0.0
-    losses: int = 0
+    loss: float | None = None
     critical: bool = False
     tolerant: bool = False
     applied_square: float | None = None
@@ -110,11 +109,12 @@ class Ballot:
     def slots(self) -> tuple[float, ...]:
         """The eight slots: four summed, then four maximised. All are finite."""
         applied = UNKNOWN if self.applied_square is None else self.applied_square
+        loss = 0.0 if self.loss is None else self.loss
         return (
             self.fresh_square,
             _pack(self.nonfinite, self.falling, self.congested),
-            self.loss if abs(self.loss) < LARGEST_LOSS else BROKEN_LOSS,
-            _pack(self.critical, self.tolerant, self.losses),
+            loss if abs(loss) < LARGEST_LOSS else BROKEN_LOSS,
+            _pack(self.critical, self.tolerant, self.loss is not None),
             self.push_s if math.isfinite(self.push_s) else PARTIAL_S,
             self.gauge,
             applied if math.isfinite(applied) else BROKEN,
@@ -146,8 +146,8 @@ class Summary:
     averaged gradient applied in the step *before* (it is known only once that step is over), 0
     where it was not finite, None where there is none.
     vote: the phase that ranks ask for by hand (critical wins), None without a vote.
-    epoch: the newest epoch any rank has begun, -1 for none. loss: mean of the losses given, NaN
-    when one of them was not finite, None when none was given.
+    epoch: the newest epoch any rank has begun, -1 for none. loss: the mean, over the workers that
+    gave any, of each one's mean loss; NaN when a loss was not finite, None when none was given.
     falling: some rank lowered its learning rate. congested: some rank's policy says so.
     pushes: per bucket, how long its push took at the slowest worker in the step before, in
     seconds; 0 not known, infinite where not everything arrived. lost, rtprop_s, rest, btlbw
