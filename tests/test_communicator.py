@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
+import queue
 import socket
 import threading
 import time
@@ -491,14 +493,10 @@ def test_a_callback_that_raises_keeps_no_other_from_its_turn(
 
 
 def _noop() -> Any:
-    import contextlib
-
     return contextlib.nullcontext()
 
 
 def test_the_pool_grows_to_what_blocks_and_shrinks_again() -> None:
-    import queue
-
     items: queue.Queue[threading.Event] = queue.Queue()
 
     def poll() -> threading.Event | None:
@@ -513,7 +511,7 @@ def test_the_pool_grows_to_what_blocks_and_shrinks_again() -> None:
         entered.release()
         gate.wait(10)
 
-    pool = CompletionPool(poll, handle, "test")
+    pool = CompletionPool(poll, handle, "test", lambda error: None)
     gate = threading.Event()
     for _ in range(8):
         items.put(gate)
@@ -526,6 +524,114 @@ def test_the_pool_grows_to_what_blocks_and_shrinks_again() -> None:
     assert pool.size <= 4
     pool.stop()
     assert pool.size == 0
+
+
+def test_a_pool_whose_poll_fails_says_so_once_and_ends() -> None:
+    told: list[BaseException] = []
+    heard = threading.Event()
+
+    def poll() -> None:
+        raise ValueError("no more")
+
+    def broken(error: BaseException) -> None:
+        told.append(error)
+        heard.set()
+
+    pool: CompletionPool[None] = CompletionPool(poll, lambda item: None, "test", broken)
+    assert heard.wait(5)
+    pool.stop()
+    assert pool.size == 0
+    (error,) = told
+    assert isinstance(error, ValueError)
+
+
+def test_a_pool_that_cannot_grow_goes_on_with_the_threads_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the system gives no more threads; no item may be lost then."""
+    items: queue.Queue[int] = queue.Queue()
+    seen: queue.Queue[int] = queue.Queue()
+
+    def poll() -> int | None:
+        with contextlib.suppress(queue.Empty):
+            return items.get(timeout=0.05)
+        return None
+
+    pool = CompletionPool(poll, seen.put, "test", lambda error: None)
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        for number in range(3):
+            items.put(number)
+        assert [seen.get(timeout=5) for _ in range(3)] == [0, 1, 2]
+    pool.stop()
+
+
+class OutOfMemory:
+    """An engine whose completions cannot be read any more."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def next_completion(self, timeout_ns: int) -> None:
+        raise MemoryError
+
+
+def test_transfers_fail_when_completions_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may wait for what then never ends."""
+    team = Team(2)
+    handle = team.members[0].all_reduce(np.ones(5000, np.float32), step=3)  # waits for rank 1
+    host = team.members[0]._host
+    assert host is not None
+    monkeypatch.setattr(host, "engine", OutOfMemory(host.engine))
+    with pytest.raises(TransferError) as raised:
+        handle.wait(10)
+    assert (raised.value.step, raised.value.cause) == (3, "engine")
+    with pytest.raises(TransferError) as raised:
+        team.members[0].all_reduce(np.ones(4, np.float32), step=4)
+    assert (raised.value.step, raised.value.cause) == (4, "engine")
+    team.close()
+
+
+def test_a_transfer_whose_report_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    team = Team(2)
+
+    def full(*_: object) -> object:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts, "transfer_report", full)
+        with pytest.raises(TransferError) as raised:
+            team.reduce([np.ones(10, np.float32)] * 2, step=3)
+    assert (raised.value.step, raised.value.cause) == (3, "engine")
+    team.close()
+
+
+def test_what_fails_together_has_failed_before_any_callback_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A callback may wait for another transfer."""
+    team = Team(2)
+    handles = [team.members[0].all_reduce(np.ones(5000, np.float32), step=n) for n in range(2)]
+    seen: queue.Queue[int] = queue.Queue()
+
+    def wait_for_the_other(_: Handle) -> None:
+        with contextlib.suppress(TransferError):
+            handles[1].wait()
+        seen.put(handles[1].error.step if handles[1].error else -1)
+
+    handles[0].add_done_callback(wait_for_the_other)
+    host = team.members[0]._host
+    assert host is not None
+    monkeypatch.setattr(host, "engine", OutOfMemory(host.engine))
+    assert seen.get(timeout=10) == 1
+    team.close()
 
 
 def test_a_stager_runs_in_order_and_survives_what_is_thrown() -> None:

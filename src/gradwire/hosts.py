@@ -29,6 +29,7 @@ from gradwire.executor import CompletionPool, Stager
 from gradwire.handles import Handle
 from gradwire.native import transfer_report
 from gradwire.opening import all_open, meet_servers, open_engine
+from gradwire.plans import TransferReport
 from gradwire.settings import Settings
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ class EngineHost:
         self._next_op = 0
         self._pending: dict[int, tuple[Handle, int, tuple[float, ...]]] = {}
         self._failed_at: float | None = None
+        self._broken: Exception | None = None  # why no completion can be read any more
         self.stager = Stager(f"gradwire-stage-{rank}")
         self._pool: CompletionPool[_engine.Completion] = CompletionPool(
-            self._poll, self._complete, f"gradwire-{rank}"
+            self._poll, self._complete, f"gradwire-{rank}", self._break
         )
 
     def start(
@@ -100,6 +102,8 @@ class EngineHost:
                 step=step,
             )
         with self._mutex:
+            if self._broken is not None:
+                raise self._unread(self._broken, step)
             op = self._next_op
             self._pending[op] = (handle, step, effective_bounds)
             try:
@@ -168,6 +172,18 @@ class EngineHost:
             error = functools.partial(self._error, failure)
             threading.Thread(target=self._fail_pending, args=(error,), daemon=True).start()
 
+    def _break(self, error: Exception) -> None:
+        """No completion can be read any more: what is open fails, and whatever starts later."""
+        with self._mutex:
+            self._broken = error
+        self._fail_pending(functools.partial(self._unread, error))
+
+    def _unread(self, error: Exception, step: int) -> TransferError:
+        return TransferError(
+            f"{self._name}, step {step}: the results of transfers cannot be read: {error!r}",
+            step=step,
+        )
+
     def _error(self, failure: _engine.Failure, step: int) -> TransferError:
         """What a transfer of this step raises once the engine has failed."""
         return TransferError(
@@ -186,8 +202,9 @@ class EngineHost:
         """Ends what is open with the error of its step."""
         with self._mutex:
             pending, self._pending = self._pending, {}
-        for handle, step, _ in pending.values():
-            handle.finish(error(step))
+        ended = [handle.end(error(step)) for handle, step, _ in pending.values()]
+        for run_callbacks in ended:
+            run_callbacks()
 
     def _complete(self, completion: _engine.Completion) -> None:
         with self._mutex:
@@ -195,13 +212,18 @@ class EngineHost:
         if known is None:
             return
         handle, step, effective = known
+        outcome: TransferReport | TransferError
         if completion.ok:
-            handle.finish(transfer_report(completion, effective))
+            try:
+                outcome = transfer_report(completion, effective)
+            except Exception as error:  # of memory, say: whoever waits has to know
+                outcome = self._unread(error, step)
         else:
             rank = self._names.rank_of(completion.error_rank)
-            handle.finish(
-                TransferError(completion.error, rank=rank, step=step, cause=completion.error_cause)
+            outcome = TransferError(
+                completion.error, rank=rank, step=step, cause=completion.error_cause
             )
+        handle.finish(outcome)
 
 
 def join_host(
