@@ -35,14 +35,23 @@ class Team:
     """`world` communicators of one store, one per thread."""
 
     def __init__(
-        self, world: int, *, ranks: tuple[int, ...] | None = None, **settings: Any
+        self,
+        world: int,
+        *,
+        ranks: tuple[int, ...] | None = None,
+        store: Any = None,
+        **settings: Any,
     ) -> None:
-        store = dist.HashStore()
         self.world = world
-        self.store = store
-        config = {"rendezvous_timeout": 20, "peer_timeout": 10, "timeout": 20, **settings}
-        self.members: list[Communicator] = self.all(
-            lambda rank: Communicator(store, rank, world, config, ranks=ranks)
+        self.store = dist.HashStore() if store is None else store
+        self.config = {"rendezvous_timeout": 20, "peer_timeout": 10, "timeout": 20, **settings}
+        self.ranks = ranks
+        self.members: list[Communicator] = self.join()
+
+    def join(self) -> list[Communicator]:
+        """A further communicator of each rank."""
+        return self.all(
+            lambda rank: Communicator(self.store, rank, self.world, self.config, ranks=self.ranks)
         )
 
     def all(self, call: Callable[[int], Any]) -> list[Any]:
@@ -693,6 +702,47 @@ def test_communicators_of_one_group_share_an_engine(two: Team) -> None:
     for member in more:
         member.close()
     two.reduce([np.ones(10, np.float32) for _ in range(2)])  # the first ones still work
+
+
+class Slow:
+    """A store that is slow to say whether an engine's session is there, once `answers` is clear."""
+
+    def __init__(self) -> None:
+        self._store = dist.HashStore()
+        self.asked = threading.Event()
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def check(self, keys: list[str]) -> bool:
+        if not self.answers.is_set() and any("session" in key for key in keys):
+            self.asked.set()
+            self.answers.wait(20)
+        return bool(self._store.check(keys))
+
+
+def test_a_store_that_does_not_answer_keeps_no_finalizer_waiting() -> None:
+    """Garbage is collected on any thread, maybe on one that the store needs for its answer."""
+    store = Slow()
+    team = Team(2, store=store)
+    forgotten = team.join()
+    store.answers.clear()
+    later: list[Communicator] = []
+    joining = threading.Thread(target=lambda: later.extend(team.join()))
+    joining.start()
+    assert store.asked.wait(10)
+    collecting = threading.Thread(target=forgotten.clear)
+    collecting.start()
+    collecting.join(5)
+    stuck = collecting.is_alive()
+    store.answers.set()
+    joining.join(20)
+    assert not stuck
+    for member in later:
+        member.close()
+    team.close()
 
 
 class FakeHost:

@@ -262,8 +262,7 @@ def _take(
     meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
 ) -> EngineHost | None:
     """The engine that this rank could reuse, with one more user; None if there is none."""
-    with _hosts_lock:
-        host = _find(store, group, meeting.endpoint, meeting.workers)
+    host = _find(store, group, meeting.endpoint, meeting.workers)
     if host is not None and host.settings.transport() != settings.transport():
         gc.collect()
         if _drop_unused(host):
@@ -304,6 +303,8 @@ def _give_back(host: EngineHost | None) -> None:
 
 
 def _find(store: rendezvous.Store, group: str, rank: int, world_size: int) -> EngineHost | None:
+    """The open engine of this group in this store. Asks the store, so without the lock, which
+    finalizers take on any thread."""
     for host in list(_hosts):  # garbage collected meanwhile may close one
         same = (host.group, host.rank, host.world_size) == (group, rank, world_size)
         if same and rendezvous.base_store(store).check([_session_key(host.session)]):
@@ -357,7 +358,9 @@ def _session_key(session: int) -> str:
 
 
 _hosts: list[EngineHost] = []
-_hosts_lock = threading.RLock()  # collected garbage may take it once more
+_hosts_lock = threading.RLock()
+"""Finalizers take it, on whatever thread collects garbage, also on one that holds it already: so
+nothing waits while it is held, for a store least of all."""
 _left_to_the_parent: list[EngineHost] = []
 
 
