@@ -429,6 +429,16 @@ def test_priorities_that_do_not_fit_name_what_is_wrong(
         two.members[0].all_reduce(np.zeros(1000, np.float32), plan, priorities=classes)
 
 
+def test_servers_left_out_are_the_same_transport_as_their_number() -> None:
+    team = Team(2)
+    team.config["servers"] = 0
+    more = team.join()
+    for first, second in zip(team.members, more, strict=True):
+        assert first._host is second._host
+        second.close()
+    team.close()
+
+
 def test_one_engine_has_one_dscp() -> None:
     team = Team(2, dscp=10)
     try:
