@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gradwire.configure import configure
-from gradwire.errors import ConfigError, GradwireError
+from gradwire.errors import ConfigError, GradwireError, TransferError
 from gradwire.guard import LossWatch
 from gradwire.phases import Summary
 from gradwire.plans import TransferPlan
@@ -206,6 +206,21 @@ def test_the_last_bucket_waits_though_an_earlier_one_is_delivered_later(
     host.collect()
     assert [future.done() for future in futures[:2]] == [True, False]
     assert len(host.pending) == 1  # the consultation
+
+
+def test_no_bucket_of_a_step_that_fails_is_handed_over_unjudged() -> None:
+    """Its guard has not seen it: neither resent nor skipped, nor settled in the books."""
+    job = learned(floor=0.9)
+    _, futures = job.start(gradients(8))
+    assert job.fabric.run(job.fabric.now + 60)
+    host = job.hosts[0]
+    first, last = host.pending
+    host.finish(*first)
+    assert not futures[0].done()
+    last[1].finish(TransferError("rank 1 has left", rank=1, step=8, cause="left"))
+    for future in futures[:2]:
+        with pytest.raises(RuntimeError, match="rank 1 has left"):
+            future.wait()
 
 
 def test_a_floor_guards_other_policies_too() -> None:

@@ -496,26 +496,27 @@ class GradientPipeline:
         """Notes that a bucket is done; the last one of a step waits for the step's end. last: no
         other one begins after it."""
         step = answer.step
+        over = hold = False
         with self._mutex:
             answer.done = True
             step.complete = step.complete or last
-            self._failure = self._failure or answer.error
-            failed = self._failure is not None
-            over = (
-                not failed
-                and step.complete
-                and self._running is step
-                and all(each.done for each in step.transfers)
-            )
-            if over:
-                self._running = None
-            hold = not failed and (over or step.guarded)
-            if hold:
-                step.held.append(answer)
+            failure = self._failure or answer.error
+            if failure is None:
+                over = (
+                    step.complete
+                    and self._running is step
+                    and all(each.done for each in step.transfers)
+                )
+                if over:
+                    self._running = None
+                hold = over or step.guarded
+                if hold:
+                    step.held.append(answer)
+        if failure is not None:
+            self._fail(step, failure)
+            answer.error = answer.error or failure
         if not hold:
             self._deliver(answer)
-        if failed:
-            self._release(step)
         if over:
             self._attempt(step, lambda: self._close(step))
 
@@ -537,12 +538,16 @@ class GradientPipeline:
                 answer.result.set_result(answer.stage.buffer)
 
     def _fail(self, step: Step | None, error: Exception) -> None:
-        """Stops this pipeline: nothing may be held back any more."""
-        self._failure = self._failure or error
-        if step is not None:
-            for answer in step.held:
-                answer.error = answer.error or error
-            self._release(step)
+        """Stops this pipeline: what a step holds back goes to DDP as failed, and nothing is held
+        back any more."""
+        with self._mutex:
+            self._failure = self._failure or error
+            held: list[Answer] = []
+            if step is not None:
+                held, step.held = step.held, []
+        for answer in held:
+            answer.error = answer.error or error
+            self._deliver(answer)
 
     def _attempt(self, step: Step, work: Callable[[], None]) -> None:
         """Does a part of a step's end; a failure is every waiting bucket's."""
