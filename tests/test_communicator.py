@@ -759,8 +759,10 @@ class FakeHost:
     def __init__(self, session: int, settings: Settings) -> None:
         self.group, self.rank, self.world_size = "world", 0, 2
         self.session, self.settings, self.users = session, settings, 0
-        self.engine = SimpleNamespace(failure=lambda: None)
         self.closed = False
+
+    def failure(self) -> None:
+        return None
 
     def close(self) -> None:
         self.closed = True

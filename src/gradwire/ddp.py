@@ -257,8 +257,12 @@ class Attachment:
     def detach(self) -> None:
         """Gives the gradients back to the process group: the hook forwards to it from now on.
 
-        Call it on every rank between the same steps. The module can be attached again. What is
-        still owed is lost: flush() before the last step delivers it. Idempotent.
+        Call it on every rank between the same steps: the last attachment over an engine closes it
+        and its socket, and a rank that is in a step then fails. The module can be attached again.
+        What is still owed is lost: flush() before the last step delivers it. The report file is
+        closed, and what the hook holds is let go; this object keeps its last report, state and
+        counters. Beside servers, which end when all workers have left, the engine stays open for
+        the next attachment, to the end of the process. Idempotent.
         """
         if not self._detached:
             self._detached = True

@@ -136,7 +136,7 @@ class HookState:
         model: torch.nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Takes up a new policy after `deactivate`, over the engine that is open already.
+        """Takes up a new policy after `deactivate`.
 
         model: names the parameters anew; None keeps the names known.
         """
@@ -147,11 +147,15 @@ class HookState:
         self.active = True
 
     def deactivate(self) -> None:
-        """From now on the hook forwards to the host group."""
+        """From now on the hook forwards to the host group. All that it needed before is let go:
+        DDP holds the state for as long as the module lives, and so does every graph of its."""
         self.active = self.attached = False
         self._unhook()
-        if self._pipeline is not None:
-            self._pipeline.close()
+        self._unhook = _nothing
+        pipeline, self._pipeline = self._pipeline, None
+        self._optimizer = self._scaler = None
+        if pipeline is not None:
+            pipeline.close()
 
     def _know(self, model: torch.nn.Module | None) -> None:
         """Takes the names of a model's parameters, and what policies ask of them; raises

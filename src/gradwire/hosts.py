@@ -1,8 +1,10 @@
 """Engine hosts: the open engines of this process, each shared by all users of one group.
 
 An engine is opened by the first communicator of its group and closed with the last one that is
-closed. All ranks must open or reuse alike, so what happens by chance closes none: a communicator
-that is merely forgotten leaves the engine open for the next.
+closed. Ranks close in their own time, so whether those that join next reuse an engine or open one
+is agreed on: where one rank has none, or another one than the others, all open a new one. A
+communicator that is merely forgotten closes nothing, because when garbage is collected differs from
+rank to rank, and a peer may still be in a transfer.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from gradwire.settings import Settings
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["EngineHost", "forget_host", "join_host", "release_host"]
+__all__ = ["EngineHost", "collect_forgotten", "forget_host", "join_host", "release_host"]
 
 POLL_NS = 500_000_000
 """How long a thread waits in the engine before it looks whether the engine has failed."""
@@ -56,7 +58,8 @@ class EngineHost:
         datagram: int,
         meeting: rendezvous.Meeting,
     ) -> None:
-        self.engine = engine
+        self.engine: _engine.Engine | None = engine  # None once it is closed
+        self._totals: dict[str, float] = {}  # the counters of one that is closed
         self.group = group
         self.rank = rank
         self.world_size = world_size
@@ -104,10 +107,13 @@ class EngineHost:
         with self._mutex:
             if self._broken is not None:
                 raise self._unread(self._broken, step)
+            engine = self.engine
+            if engine is None:
+                raise self._closed(step)
             op = self._next_op
             self._pending[op] = (handle, step, effective_bounds)
             try:
-                self.engine.all_reduce(
+                engine.all_reduce(
                     op=op,
                     step=step,
                     plan=engine_plan,
@@ -119,7 +125,7 @@ class EngineHost:
                 )
             except RuntimeError as error:
                 del self._pending[op]
-                failure = self.engine.failure()
+                failure = engine.failure()
                 if failure is None:
                     text = f"{self._name}, step {step}: {error}"
                     raise TransferError(text, step=step) from error
@@ -144,26 +150,59 @@ class EngineHost:
         with _hosts_lock:
             self._numbers.discard(number)
 
+    def counters(self) -> dict[str, float]:
+        """The engine's counters; of a closed one the last."""
+        engine = self.engine
+        return dict(self._totals if engine is None else engine.counters())
+
+    def failure(self) -> _engine.Failure | None:
+        """Why the engine has failed; None while it has not, and once it is closed."""
+        engine = self.engine
+        return None if engine is None else engine.failure()
+
+    def set_drop(self, rate: float, burst: float, seed: int) -> None:
+        """Injects loss of DATA packets in the receive path."""
+        if self.engine is not None:
+            self.engine.set_drop(rate, burst, seed)
+
     def close(self) -> None:
-        """Closes the engine and ends the threads; open transfers fail."""
-        if os.getpid() != self.pid:
+        """Closes the engine and ends the threads; open transfers fail.
+
+        It lets go of the engine, too: whoever still holds the host, as a graph of autograd does to
+        the interpreter's end, holds no object of the engine's then.
+        """
+        engine = self.engine
+        if engine is None or os.getpid() != self.pid:
             return
         if self._meeting is not None:
             self._meeting.leave()
-        self.engine.close()
+        engine.close()
+        self._totals = dict(engine.counters())
         self._pool.stop()
         self.stager.stop()
         self._fail_pending(self._closed)
+        with self._mutex:
+            self.engine = None
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: never uses, nor destroys, what is the parent's."""
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
+            engine.leave_to_parent()
 
     def _poll(self) -> _engine.Completion | None:
-        completion = self.engine.next_completion(POLL_NS)
+        engine = self.engine
+        if engine is None:
+            return None
+        completion = engine.next_completion(POLL_NS)
         if completion is None and self._pending:
-            self._watch_failure()
+            self._watch_failure(engine)
         return completion
 
-    def _watch_failure(self) -> None:
+    def _watch_failure(self, engine: _engine.Engine) -> None:
         """Fails what is open when the engine has failed without saying so per transfer."""
-        failure = self.engine.failure()
+        failure = engine.failure()
         if failure is None:
             return
         if self._failed_at is None:
@@ -264,10 +303,10 @@ def _take(
     """The engine that this rank could reuse, with one more user; None if there is none."""
     host = _find(store, group, meeting.endpoint, meeting.workers)
     if host is not None and host.settings.transport() != settings.transport():
-        gc.collect()
+        collect_forgotten()
         if _drop_unused(host):
             host = None
-    if host is not None and host.engine.failure():
+    if host is not None and host.failure():
         _drop(host)
         host = None
     if host is None:
@@ -281,7 +320,7 @@ def _take(
 def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
     """Whether all ranks would reuse the same engine, or all have none."""
     if host is not None and host.users > 1:
-        gc.collect()  # what is only forgotten is no use
+        collect_forgotten()
     own = [0, False] if host is None else [host.session, host.users > 1]
     theirs = [json.loads(text) for text in meeting.exchange("engine", json.dumps(own))]
     if all(session == own[0] for session, _ in theirs):
@@ -361,12 +400,17 @@ _hosts: list[EngineHost] = []
 _hosts_lock = threading.RLock()
 """Finalizers take it, on whatever thread collects garbage, also on one that holds it already: so
 nothing waits while it is held, for a store least of all."""
-_left_to_the_parent: list[EngineHost] = []
+
+
+def collect_forgotten() -> None:
+    """Collects communicators that are only forgotten, which are no use of an engine. Twice: a DDP
+    module is garbage in a circle, and what its reducer held, in C++, only once that is gone."""
+    gc.collect()
+    gc.collect()
 
 
 def forget_host(host: EngineHost | None, stager: Stager) -> None:
-    """A communicator was garbage-collected. Its engine stays open for the next one: when garbage
-    is collected differs from rank to rank, and all ranks must open or reuse an engine alike."""
+    """A communicator is used no more; its engine stays open for the next one."""
     if host is None:
         stager.stop()
     elif os.getpid() == host.pid:
@@ -419,9 +463,7 @@ def _after_fork_in_child() -> None:
     global _hosts_lock
     _hosts_lock = threading.RLock()
     for host in _hosts:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(host.engine))  # never destroyed here
-        host.engine.leave_to_parent()
-        _left_to_the_parent.append(host)
+        host.leave_to_parent()
     _hosts.clear()
 
 

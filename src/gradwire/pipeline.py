@@ -282,7 +282,7 @@ class GradientPipeline:
         return self._guard.take_skipped()
 
     def close(self) -> None:
-        """Closes the report file. The engine stays, for the next attachment. Idempotent."""
+        """Closes the report file, and the engine unless others use it. Idempotent."""
         if not self._closed:
             self._closed = True
             self.communicator.return_number(self._number)
