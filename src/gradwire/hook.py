@@ -45,6 +45,9 @@ class HookState:
     connection: they open their own.
     """
 
+    _optimizer: torch.optim.Optimizer | None
+    _scaler: torch.amp.GradScaler | None
+
     def __init__(
         self,
         policy: str | Policy | None = None,
@@ -153,7 +156,7 @@ class HookState:
         self._unhook()
         self._unhook = _nothing
         pipeline, self._pipeline = self._pipeline, None
-        self._optimizer = self._scaler = None
+        self._optimizer, self._scaler = None, None
         if pipeline is not None:
             pipeline.close()
 
