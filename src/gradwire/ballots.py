@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from gradwire.errors import ConfigError
-from gradwire.phases import GAUGES, PHASES, Ballot, Phase, RateWatch
+from gradwire.phases import GAUGES, LAST_EPOCH, PHASES, Ballot, Phase, RateWatch
 from gradwire.plans import TensorSlot, TransferReport
 from gradwire.policies import Policy
 from gradwire.scalars import is_number, is_whole, plain
@@ -23,9 +23,6 @@ from gradwire.states import State
 from gradwire.telemetry import StepReport
 
 __all__ = ["BallotBox"]
-
-LAST_EPOCH = 1 << 52
-"""What travels is a float64."""
 
 
 class BallotBox:
@@ -83,9 +80,11 @@ class BallotBox:
                 stacklevel=4,
             )
 
-    def cast(self, step: int, last: StepReport | None, elapsed_s: float = 0.0) -> Ballot:
+    def cast(
+        self, step: int, last: StepReport | None, elapsed_s: float = 0.0, scale: float = 1.0
+    ) -> Ballot:
         """The ballot of a step that begins; last: the report of the step before it, which began
-        elapsed_s before this one."""
+        elapsed_s before this one. scale: of the gradients."""
         loss = self._loss_sum / self._losses if self._losses else None
         self._loss_sum, self._losses = 0.0, 0
         return Ballot(
@@ -98,6 +97,7 @@ class BallotBox:
             and self._rates.observe(_learning_rates(self._optimizer)),
             congested=self._policy.congested,
             gauge=self._gauge(step, last, elapsed_s),
+            scale=scale,
         )
 
     def of_bucket(

@@ -24,6 +24,8 @@ of its own. The slots below say where each value travels.
 from __future__ import annotations
 
 import math
+import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -35,6 +37,7 @@ from gradwire.states import State
 
 __all__ = [
     "GAUGES",
+    "LAST_EPOCH",
     "Ballot",
     "Every",
     "LayerDetector",
@@ -44,6 +47,7 @@ __all__ = [
     "Summary",
     "check_every",
     "make_detector",
+    "scales_differ",
 ]
 
 Phase = Literal["critical", "tolerant"]
@@ -63,8 +67,20 @@ def check_every(name: str, value: object) -> None:
 GAUGES = ("lost", "rest", "rtprop", "slowness")
 """What the gauge slot carries, in turn: step s carries GAUGES[s % 4]."""
 
-UNKNOWN, BROKEN = -2.0, -1.0
-"""Squared norms on the wire that stand for "of no gradient yet" and "not finite"."""
+LAST_EPOCH = 1 << 32
+
+_MARKS = 1 << 20
+"""Values of a mark of the scale that a worker's gradients are multiplied by. Two slots that are
+maximised carry a whole number in units of it and, below that, the mark or its complement: where the
+ranks agree in both numbers, as they do but for moments, one has the largest mark and the other the
+smallest, so all ranks see in the same step whether their scales are alike. Where they do not, both
+marks are some rank's all the same, so no alarm is ever false."""
+
+_UNKNOWN, _BROKEN, _KNOWN = 0, 1, 2
+"""Squared norms on the wire: "of no gradient yet", "not finite", and from where on the known are
+counted."""
+_DROPPED_BITS = 31
+"""Of a float64; what is left of a squared norm is exact to 2.4e-7 of it."""
 
 PARTIAL_S = 1e9
 """A push time on the wire that stands for "not all of it arrived"."""
@@ -91,7 +107,8 @@ class Ballot:
     known, infinite when not all of it arrived); gauge, what GAUGES says for this step: the largest
     share of a step lost since last told, `Policy.rest`, RTprop in seconds, or seconds per byte at
     BtlBw (0 not known); applied_square, the squared norm of the last step's applied gradient (None
-    before there is one); epoch, the newest epoch begun.
+    before there is one); epoch, the newest epoch begun. With the last two goes a mark of scale, by
+    which the worker's gradients are multiplied (`scales_differ`).
     """
 
     fresh_square: float = 0.0
@@ -105,10 +122,11 @@ class Ballot:
     congested: bool = False
     push_s: float = 0.0
     gauge: float = 0.0
+    scale: float = 1.0
 
     def slots(self) -> tuple[float, ...]:
         """The eight slots: four summed, then four maximised. All are finite."""
-        applied = UNKNOWN if self.applied_square is None else self.applied_square
+        mark = _mark(self.scale)
         loss = 0.0 if self.loss is None else self.loss
         return (
             self.fresh_square,
@@ -117,13 +135,44 @@ class Ballot:
             _pack(self.critical, self.tolerant, self.loss is not None),
             self.push_s if math.isfinite(self.push_s) else PARTIAL_S,
             self.gauge,
-            applied if math.isfinite(applied) else BROKEN,
-            float(self.epoch + 1),
+            float(_count_square(self.applied_square) * _MARKS + _MARKS - 1 - mark),
+            float((self.epoch + 1) * _MARKS + mark),
         )
 
 
 def _pack(first: int, second: int, third: int) -> float:
     return float(first + second * _COUNT + third * _COUNT**2)
+
+
+def _mark(scale: float) -> int:
+    """The same number for the same scale, a float32; another one, as good as always, for others."""
+    return zlib.crc32(struct.pack("<f", scale)) % _MARKS
+
+
+def _count_square(square: float | None) -> int:
+    """A squared norm as a whole number below 2^33 that grows with it."""
+    if square is None:
+        return _UNKNOWN
+    if not math.isfinite(square):
+        return _BROKEN
+    (bits,) = struct.unpack("<Q", struct.pack("<d", abs(square)))
+    return int(bits >> _DROPPED_BITS) + _KNOWN
+
+
+def _applied_norm(count: int) -> float | None:
+    if count < _KNOWN:
+        return None if count == _UNKNOWN else 0.0
+    (square,) = struct.unpack("<d", struct.pack("<Q", (count - _KNOWN) << _DROPPED_BITS))
+    return math.sqrt(square)
+
+
+def scales_differ(maxima: Iterable[Sequence[float]]) -> bool:
+    """Whether some ranks multiply their gradients by other scales than others, from the maximised
+    slots of a step's buckets; the same on all ranks."""
+    marks = set()
+    for slots in maxima:
+        marks |= {_MARKS - 1 - int(slots[2]) % _MARKS, int(slots[3]) % _MARKS}
+    return len(marks) > 1
 
 
 def _mean_loss(total: float, losses: int) -> float | None:
@@ -184,7 +233,7 @@ class Summary:
         """Folds each bucket's (summed slots, maximum slots), given in bucket order."""
         fresh = loss = 0.0
         nonfinite = falling = congested = critical = tolerant = losses = 0
-        applied = UNKNOWN
+        applied = _UNKNOWN
         epoch = -1
         pushes: list[float] = []
         gauge = 0.0
@@ -205,15 +254,15 @@ class Summary:
             )
             pushes.append(math.inf if maxima[0] >= PARTIAL_S else maxima[0])
             gauge = max(gauge, maxima[1])
-            applied = max(applied, maxima[2])
-            epoch = max(epoch, int(maxima[3]) - 1)
+            applied = max(applied, int(maxima[2]) // _MARKS)
+            epoch = max(epoch, int(maxima[3]) // _MARKS - 1)
         mean_square = fresh / world_size
         told = GAUGES[step % len(GAUGES)]
         return Summary(
             step=step,
             fresh_norm=math.sqrt(mean_square) if mean_square >= 0 else math.nan,
             nonfinite=nonfinite > 0,
-            applied_norm=None if applied == UNKNOWN else math.sqrt(max(0.0, applied)),
+            applied_norm=_applied_norm(applied),
             vote="critical" if critical else "tolerant" if tolerant else None,
             epoch=epoch,
             loss=_mean_loss(loss, losses),

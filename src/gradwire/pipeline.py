@@ -33,7 +33,7 @@ from gradwire.errors import ConfigError, GradwireError
 from gradwire.guard import LossWatch
 from gradwire.guarding import StepGuard
 from gradwire.moments import FirstMoments
-from gradwire.phases import Phase, Summary
+from gradwire.phases import Phase, Summary, scales_differ
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.policies import PlanContext, Policy
 from gradwire.policies.priorities import by_region
@@ -346,7 +346,7 @@ class GradientPipeline:
                 self._running = Step(
                     self._step,
                     self.policy.phase,
-                    self._ballots.cast(self._step, self._last, elapsed),
+                    self._ballots.cast(self._step, self._last, elapsed, self._grad_scale),
                     exact=self._flush or strict,
                     strict=strict,
                     floor=self._guard.floor,
@@ -558,10 +558,16 @@ class GradientPipeline:
 
     def _close(self, step: Step) -> None:
         """All buckets are done: consults the other ranks if there is something to agree on."""
+        firsts = [each.first for each in step.transfers if each.first is not None]
+        if scales_differ(first.stats_max for first in firsts):
+            self._consultation.compare_scales(step.number, self._grad_scale).add_done_callback(
+                lambda done: self._attempt(step, lambda: self._consultation.refuse_scales(done))
+            )
+            return
         summary = Summary.fold(
             step.number,
             self.communicator.world_size,
-            [(t.first.stats_sum, t.first.stats_max) for t in step.transfers if t.first is not None],
+            [(first.stats_sum, first.stats_max) for first in firsts],
         )
         self._consultation.note(step, self._grad_scale)
         if not self._consultation.due(step, summary):
