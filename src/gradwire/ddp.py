@@ -357,6 +357,8 @@ def _register(model: DistributedDataParallel, state: HookState) -> None:
 def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
     try:
         state.attached = True
+        seen = getattr(model, "_static_graph_delay_allreduce_enqueued", True)
+        state.delayed = bool(model.static_graph) and not seen
         pipeline = state.pipeline
         attachment = Attachment(state, pipeline, model.module)
         attachment.watch_calibration(model)

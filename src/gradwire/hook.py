@@ -5,7 +5,9 @@ ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwir
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
 
+import contextlib
 import functools
+import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -69,6 +71,7 @@ class HookState:
         self._finds_unused = find_unused_parameters
         self.active = True
         self.attached = False  # whether an attachment feeds it
+        self.delayed = False  # whether DDP calls it next when the backward pass is over
         self._know(model)
         self._unhook: Callable[[], None] = _nothing
         self._configure(policy, options, optimizer, scaler)
@@ -221,6 +224,7 @@ class HookState:
         self.process_group = None
         self.active = state["active"]
         self.attached = False
+        self.delayed = False
         self._finds_unused = state.get("finds_unused", False)
         self._know(None)
         self._optimizer = None
@@ -247,7 +251,26 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
         )
     if not state.active:
         return _forward_to_host(state, bucket)
-    return state.pipeline.reduce(bucket)
+    pipeline = state.pipeline
+    future = pipeline.reduce(bucket)
+    if bucket.is_last() and threading.current_thread() is threading.main_thread():
+        _heed_signals(state, pipeline)
+    return future
+
+
+def _heed_signals(state: HookState, pipeline: GradientPipeline) -> None:
+    """Lets Ctrl-C, and any other signal, act while this thread waits for the step's results.
+
+    DDP waits in C++, which looks at no signal, in a callback that autograd runs when all gradients
+    are there. It adds that after this bucket's hook, so the one that is added here runs before it.
+    In the first step of a static graph that callback itself calls the hooks.
+    """
+    if state.delayed:
+        state.delayed = False
+        pipeline.wait()
+        return
+    with contextlib.suppress(RuntimeError):  # no backward pass: DDP.join's share in the others'
+        torch.autograd.Variable._execution_engine.queue_callback(pipeline.wait)
 
 
 def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -125,7 +125,8 @@ class GradientPipeline:
         self._last: StepReport | None = None
         self._flush = False
         self._grad_scale = 1.0
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
+        self._awaited: list[threading.Event] = []  # that DDP has the results of the last step begun
 
     # ------------------------------------------------------------------ what users set and read
 
@@ -297,7 +298,7 @@ class GradientPipeline:
         """Averages one bucket over the workers; the future's value is the bucket's buffer."""
         if self._failure is not None:
             raise GradwireError(
-                f"gradwire stopped at an earlier failure: {self._failure}"
+                f"gradwire stopped at an earlier failure: {str(self._failure) or self._failure!r}"
             ) from self._failure
         if not bucket.buffer().numel():
             return self._answer_empty(bucket)
@@ -309,10 +310,23 @@ class GradientPipeline:
                 stager.submit(lambda: self._guarded_start(transfer, result))
             else:
                 self._start(transfer, result)
-        except Exception as error:
-            self._fail(self._running, error)  # this rank has fallen out of step with the others
+        except BaseException as error:  # Ctrl-C, too: the rank has fallen out of step with others
+            self._fail(self._running, error)
             raise
         return result.then(transfer.value)
+
+    def wait(self) -> None:
+        """Waits until DDP has all results of the step whose last bucket has begun.
+
+        On the main thread signals are heeded meanwhile: what their handlers raise is raised here,
+        and stops the pipeline, for this rank has left the step.
+        """
+        try:
+            for delivered in self._awaited:
+                delivered.wait()
+        except BaseException as error:
+            self._fail(self._running, error)
+            raise
 
     def _answer_empty(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Answers a bucket without elements, which does not travel; as the last one of a step it
@@ -328,6 +342,7 @@ class GradientPipeline:
             return result
         answer = Answer(step, stage)
         answer.result = result
+        self._awaited.append(answer.delivered)
         self._end(answer, last=True)
         return result.then(answer.value)
 
@@ -355,6 +370,7 @@ class GradientPipeline:
                     flushes=self._flush,
                 )
                 self._flush = False
+                self._awaited = []
             step = self._running
             index = len(step.transfers)  # the bucket's own counts those without elements
         buffer = bucket.buffer()
@@ -364,6 +380,7 @@ class GradientPipeline:
         with self._mutex:
             step.transfers.append(transfer)
             step.complete = bucket.is_last()
+            self._awaited.append(transfer.delivered)
         return transfer
 
     def _guarded_start(
@@ -374,6 +391,7 @@ class GradientPipeline:
         except Exception as error:
             transfer.error = error
             result.set_result(transfer.stage.buffer)
+            transfer.delivered.set()
             self._fail(transfer.step, error)
 
     def _start(self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]) -> None:
@@ -536,8 +554,10 @@ class GradientPipeline:
             answer.error = answer.error or error
             if not answer.result.done():
                 answer.result.set_result(answer.stage.buffer)
+        finally:
+            answer.delivered.set()
 
-    def _fail(self, step: Step | None, error: Exception) -> None:
+    def _fail(self, step: Step | None, error: BaseException) -> None:
         """Stops this pipeline: what a step holds back goes to DDP as failed, and nothing is held
         back any more."""
         with self._mutex:

@@ -1,6 +1,7 @@
 """One training step on its way: its buckets, and what waits until the step is decided."""
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -82,8 +83,9 @@ class Answer:
         self.step = step
         self.stage = stage
         self.result: torch.futures.Future[torch.Tensor] | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.done = False
+        self.delivered = threading.Event()  # `result` is complete
 
     def value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         """For `.then()`: the averaged bucket. Raising here is the one safe way to fail: an
