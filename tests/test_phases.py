@@ -153,7 +153,7 @@ def test_state_survives_a_restart() -> None:
     two.load_state_dict(one.state_dict())
     rest = [3.0 * norm for norm in norms]
     assert feed(one, rest) == feed(two, rest)
-    with pytest.raises(ConfigError, match=r"has no '_count'"):
+    with pytest.raises(ConfigError, match=r"has no 'count'"):
         two.load_state_dict({"eta": 1})
 
 

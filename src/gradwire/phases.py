@@ -28,7 +28,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from gradwire.errors import ConfigError
 from gradwire.plans import check_choice
@@ -347,16 +347,23 @@ class PhaseDetector:
             self._hold = self._hold or (summary.falling and not begins)
         self.phase = summary.vote if summary.vote is not None else self._detected
 
+    _KEPT: ClassVar[dict[str, str]] = {
+        **{key: key for key in ("phase", "steps", "critical_steps", "looks", "fired")},
+        **{key: f"_{key}" for key in ("detected", "previous", "squares", "count", "epoch", "hold")},
+    }
+    """The attribute that each key of a saved state stands for."""
+
     def state_dict(self) -> dict[str, object]:
         """Everything the next decision depends on, as plain values."""
-        return {key: value for key, value in vars(self).items() if key not in _CONFIGURATION}
+        return {key: getattr(self, attribute) for key, attribute in self._KEPT.items()}
 
     def load_state_dict(self, state: object) -> None:
         """Restores what `state_dict` returned; raises ConfigError for anything else, and changes
         nothing then."""
         read = State(state, "state['phases']['phases']")
-        read.keys(sorted(set(vars(self)) - _CONFIGURATION))
-        vars(self).update(self._read(read))
+        read.keys(sorted(self._KEPT))
+        for key, value in self._read(read).items():
+            setattr(self, self._KEPT[key], value)
 
     def _read(self, state: State) -> dict[str, object]:
         steps = state.whole("steps")
@@ -366,12 +373,12 @@ class PhaseDetector:
             "critical_steps": state.number("critical_steps", 0.0, steps),
             "looks": state.whole("looks"),
             "fired": state.whole("fired"),
-            "_detected": state.word("_detected", PHASES),
-            "_previous": state.optional("_previous", state.magnitude),
-            "_squares": state.magnitude("_squares"),
-            "_count": state.whole("_count"),
-            "_epoch": state.whole("_epoch", -1),
-            "_hold": state.flag("_hold"),
+            "detected": state.word("detected", PHASES),
+            "previous": state.optional("previous", state.magnitude),
+            "squares": state.magnitude("squares"),
+            "count": state.whole("count"),
+            "epoch": state.whole("epoch", -1),
+            "hold": state.flag("hold"),
         }
 
     def _begins(self, summary: Summary) -> bool:
@@ -446,20 +453,29 @@ class LayerDetector(PhaseDetector):
         self._detected = "tolerant" if tolerant else "critical"
         self.phase = self._vote if self._vote is not None else self._detected
 
+    _KEPT: ClassVar[dict[str, str]] = {
+        **PhaseDetector._KEPT,
+        **{key: f"_{key}" for key in ("norms", "settled", "vote")},
+    }
+
     def state_dict(self) -> dict[str, object]:
         """Everything the next decision depends on; sets as lists, which torch.load takes."""
-        return {**super().state_dict(), "_settled": sorted(self._settled)}
+        return {
+            **super().state_dict(),
+            "norms": dict(self._norms),
+            "settled": sorted(self._settled),
+        }
 
     def _read(self, state: State) -> dict[str, object]:
-        settled = state.values["_settled"]
+        settled = state.values["settled"]
         if not isinstance(settled, (list, tuple)) or not all(isinstance(n, str) for n in settled):
-            raise state.wrong("_settled", "a list of layers' names")
-        vote = state.values["_vote"]
+            raise state.wrong("settled", "a list of layers' names")
+        vote = state.values["vote"]
         return {
             **super()._read(state),
-            "_norms": state.part("_norms").by_name(),
-            "_settled": frozenset(settled),
-            "_vote": None if vote is None else state.word("_vote", PHASES),
+            "norms": state.part("norms").by_name(),
+            "settled": frozenset(settled),
+            "vote": None if vote is None else state.word("vote", PHASES),
         }
 
     def _look_at(self, norms: Mapping[str, float]) -> None:
@@ -514,6 +530,3 @@ def changed(before: float, now: float, eta: float) -> bool:
     """Whether a norm changed by the share eta or more; zero and non-finite ones count as that."""
     usable = math.isfinite(before) and math.isfinite(now) and before > 0 and now > 0
     return not usable or abs(before - now) / before >= eta
-
-
-_CONFIGURATION = frozenset({"eta", "every", "source"})

@@ -15,7 +15,7 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +47,9 @@ from gradwire.telemetry import ReportWriter, StepReport, build_report
 
 __all__ = ["GradientPipeline"]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+PRIVATE_KEYS = 1
+"""The version whose keys of a detector begin with an underscore."""
 LAST_STEP = 1 << 52
 SMALLEST_SCALE = float(np.finfo(np.float32).smallest_subnormal)
 LARGEST_SCALE = float(np.finfo(np.float32).max)
@@ -224,10 +226,10 @@ class GradientPipeline:
         taken over at the present one."""
         read = State(state)
         version = read.values.get("version")
-        if not is_whole(version) or version != STATE_VERSION:
+        if not is_whole(version) or version not in (PRIVATE_KEYS, STATE_VERSION):
             raise ConfigError.about(
                 f"state['version']={version!r}",
-                f"this gradwire reads version {STATE_VERSION} of what "
+                f"this gradwire reads versions {PRIVATE_KEYS} and {STATE_VERSION} of what "
                 "attachment.state_dict() returns",
                 setting="state['version']",
                 value=version,
@@ -251,6 +253,9 @@ class GradientPipeline:
         if self._loss_watch is not None and losses.values:
             takes.append(self._loss_watch.read(losses))
         phases = dict(read.part("phases").values)
+        detector = phases.get("phases")
+        if version == PRIVATE_KEYS and isinstance(detector, Mapping):
+            phases["phases"] = {str(key).removeprefix("_"): detector[key] for key in detector}
         self._try_phases(phases)
         self.policy.load_state_dict(phases)
         for take in takes:
