@@ -9,6 +9,7 @@ where two modules share one, use neither of the first two.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from gradwire.phases import Summary
 from gradwire.plans import TransferPlan, mix_seed
 from gradwire.policies import Policy
 from gradwire.settings import Settings
+from gradwire.states import State
 from gradwire.steps import Step, layer_norms
 
 __all__ = ["Consultation"]
@@ -50,11 +52,30 @@ class Consultation:
         self._sums: NDArray[np.float32] = np.zeros(0, np.float32)
 
     def note(self, step: Step, grad_scale: float) -> None:
-        """Adds the norms of a step's layers to those since the last look."""
+        """Adds the norms of a step's layers, where it has any, to those since the last look."""
+        if not step.layer_squares:
+            return
         for name, square in step.layer_squares.items():
             known = self._layer_squares.get(name, 0.0)
             self._layer_squares[name] = known + square / grad_scale**2
         self._layer_steps += 1
+
+    def state_dict(self) -> dict[str, object]:
+        """The sums since the last look."""
+        return {"layer_steps": self._layer_steps, "layer_squares": dict(self._layer_squares)}
+
+    def read(self, state: State) -> Callable[[], None]:
+        """Checks a state that holds what `state_dict` returned; what is returned takes it over.
+        One that has none, as of an earlier version, begins anew."""
+        steps = state.whole("layer_steps") if "layer_steps" in state.values else 0
+        squares = {}
+        if "layer_squares" in state.values:
+            squares = state.part("layer_squares").by_name()
+
+        def take() -> None:
+            self._layer_steps, self._layer_squares = steps, squares
+
+        return take
 
     def due(self, step: Step, summary: Summary) -> bool:
         """Whether there is something to agree on at the end of this step."""
@@ -120,7 +141,7 @@ class Consultation:
         phases = self._policy.phases
         if phases is None or phases.source != "layers" or not phases.due(summary):
             return []
-        return list(self._layer_squares)
+        return sorted(self._layer_squares)  # alike on all ranks
 
 
 def _describe(ranks: list[int]) -> str:

@@ -59,7 +59,10 @@ _STATE_KEYS = (
     *("version", "policy", "step", "grad_scale"),
     *("phases", "epoch", "applied_square", "residuals"),
 )
-_LATER_KEYS = ("losses", "rates", "velocities", "ages", "magnitudes", "vote")
+_LATER_KEYS = (
+    *("losses", "rates", "velocities", "ages", "magnitudes", "vote"),
+    *("flush", "layer_steps", "layer_squares", "guarded"),
+)
 """That older states do not have."""
 
 
@@ -205,8 +208,8 @@ class GradientPipeline:
         return self._consultation.add_up(values, self._step)
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed run needs: step, phase, votes; residuals, velocities, ages and magnitudes
-        (this rank's own)."""
+        """What a resumed run needs: step, phase, votes, a flush that is to come, norms since the
+        last look; residuals, velocities, ages and magnitudes (this rank's own)."""
         self._skips.look()
         return {
             "version": STATE_VERSION,
@@ -215,7 +218,10 @@ class GradientPipeline:
             "grad_scale": self._grad_scale,
             "phases": self.policy.state_dict(),
             "losses": {} if self._loss_watch is None else self._loss_watch.state_dict(),
+            "flush": self._flush,
             **self._ballots.state_dict(),
+            **self._consultation.state_dict(),
+            **self._guard.state_dict(),
             **self._books.state_dict(),
         }
 
@@ -248,7 +254,10 @@ class GradientPipeline:
         takes = [
             self._books.read(read, self._names.trained, strict=strict),
             self._ballots.read(read),
+            self._consultation.read(read),
+            self._guard.read(read),
         ]
+        flush = "flush" in read.values and read.flag("flush")
         losses = read.part("losses") if "losses" in read.values else State({})
         if self._loss_watch is not None and losses.values:
             takes.append(self._loss_watch.read(losses))
@@ -262,6 +271,7 @@ class GradientPipeline:
             take()
         if scale != self._grad_scale:
             self._books.rescale(self._grad_scale / scale)
+        self._flush = self._flush or flush
         self._step = step
 
     def _try_phases(self, phases: dict[str, Any]) -> None:
