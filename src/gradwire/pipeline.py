@@ -40,7 +40,7 @@ from gradwire.policies.priorities import by_region
 from gradwire.scalars import is_number, is_whole, plain
 from gradwire.settings import Settings
 from gradwire.skips import SkipWatch
-from gradwire.staging import StagePool
+from gradwire.staging import StagePool, failed
 from gradwire.states import State
 from gradwire.steps import Answer, Before, Step, Transfer, is_finite, square_norm, tensor_squares
 from gradwire.telemetry import ReportWriter, StepReport, build_report
@@ -310,11 +310,14 @@ class GradientPipeline:
     # ------------------------------------------------------------------ a bucket's way
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Averages one bucket over the workers; the future's value is the bucket's buffer."""
+        """Averages one bucket over the workers; the future's value is the bucket's buffer. What
+        fails is the future."""
         if self._failure is not None:
-            raise GradwireError(
-                f"gradwire stopped at an earlier failure: {str(self._failure) or self._failure!r}"
-            ) from self._failure
+            self._awaited = []
+            told = str(self._failure) or repr(self._failure)
+            return failed(
+                bucket.buffer(), GradwireError(f"gradwire stopped at an earlier failure: {told}")
+            )
         if not bucket.buffer().numel():
             return self._answer_empty(bucket)
         try:
@@ -325,9 +328,13 @@ class GradientPipeline:
                 stager.submit(lambda: self._guarded_start(transfer, result))
             else:
                 self._start(transfer, result)
-        except BaseException as error:  # Ctrl-C, too: the rank has fallen out of step with others
+        except GradwireError as error:  # this rank has fallen out of step with the others
+            self._fail(self._running, error.with_traceback(None))
+            return failed(bucket.buffer(), error)
+        except BaseException as error:  # Ctrl-C, too
             self._fail(self._running, error)
             raise
+        self._awaited.append(transfer.delivered)
         return result.then(transfer.value)
 
     def wait(self) -> None:
@@ -395,7 +402,6 @@ class GradientPipeline:
         with self._mutex:
             step.transfers.append(transfer)
             step.complete = bucket.is_last()
-            self._awaited.append(transfer.delivered)
         return transfer
 
     def _guarded_start(
