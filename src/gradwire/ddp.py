@@ -204,7 +204,14 @@ class Attachment:
         if not isinstance(policy, PLOT) or not policy.calibrate or communicator.world_size == 1:
             return
         meeting = communicator.meeting("calibration")
-        roll = self._roll = CalibrationRoll(meeting, communicator.timeout_s, communicator.failure)
+        roll = self._roll = CalibrationRoll(
+            meeting._store,
+            meeting._prefix,
+            communicator.rank,
+            meeting.names,
+            communicator.timeout_s,
+            communicator.failure,
+        )
 
         def begins(module: torch.nn.Module, _: object) -> None:
             if policy.calibration is not None:
