@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
+import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,23 @@ class Team:
     """`world` communicators of one store, one per thread."""
 
     def __init__(
-        self, world: int, *, ranks: tuple[int, ...] | None = None, **settings: Any
+        self,
+        world: int,
+        *,
+        ranks: tuple[int, ...] | None = None,
+        store: Any = None,
+        **settings: Any,
     ) -> None:
-        store = dist.HashStore()
         self.world = world
-        self.store = store
-        config = {"rendezvous_timeout": 20, "peer_timeout": 10, "timeout": 20, **settings}
-        self.members: list[Communicator] = self.all(
-            lambda rank: Communicator(store, rank, world, config, ranks=ranks)
+        self.store = dist.HashStore() if store is None else store
+        self.config = {"rendezvous_timeout": 20, "peer_timeout": 10, "timeout": 20, **settings}
+        self.ranks = ranks
+        self.members: list[Communicator] = self.join()
+
+    def join(self) -> list[Communicator]:
+        """A further communicator of each rank."""
+        return self.all(
+            lambda rank: Communicator(self.store, rank, self.world, self.config, ranks=self.ranks)
         )
 
     def all(self, call: Callable[[int], Any]) -> list[Any]:
@@ -417,6 +427,16 @@ def test_priorities_that_do_not_fit_name_what_is_wrong(
         two.members[0].all_reduce(np.zeros(1000, np.float32), plan, priorities=classes)
 
 
+def test_servers_left_out_are_the_same_transport_as_their_number() -> None:
+    team = Team(2)
+    team.config["servers"] = 0
+    more = team.join()
+    for first, second in zip(team.members, more, strict=True):
+        assert first._host is second._host
+        second.close()
+    team.close()
+
+
 def test_one_engine_has_one_dscp() -> None:
     team = Team(2, dscp=10)
     try:
@@ -490,14 +510,10 @@ def test_a_callback_that_raises_keeps_no_other_from_its_turn(
 
 
 def _noop() -> Any:
-    import contextlib
-
     return contextlib.nullcontext()
 
 
 def test_the_pool_grows_to_what_blocks_and_shrinks_again() -> None:
-    import queue
-
     items: queue.Queue[threading.Event] = queue.Queue()
 
     def poll() -> threading.Event | None:
@@ -512,7 +528,7 @@ def test_the_pool_grows_to_what_blocks_and_shrinks_again() -> None:
         entered.release()
         gate.wait(10)
 
-    pool = CompletionPool(poll, handle, "test")
+    pool = CompletionPool(poll, handle, "test", lambda error: None)
     gate = threading.Event()
     for _ in range(8):
         items.put(gate)
@@ -525,6 +541,114 @@ def test_the_pool_grows_to_what_blocks_and_shrinks_again() -> None:
     assert pool.size <= 4
     pool.stop()
     assert pool.size == 0
+
+
+def test_a_pool_whose_poll_fails_says_so_once_and_ends() -> None:
+    told: list[BaseException] = []
+    heard = threading.Event()
+
+    def poll() -> None:
+        raise ValueError("no more")
+
+    def broken(error: BaseException) -> None:
+        told.append(error)
+        heard.set()
+
+    pool: CompletionPool[None] = CompletionPool(poll, lambda item: None, "test", broken)
+    assert heard.wait(5)
+    pool.stop()
+    assert pool.size == 0
+    (error,) = told
+    assert isinstance(error, ValueError)
+
+
+def test_a_pool_that_cannot_grow_goes_on_with_the_threads_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the system gives no more threads; no item may be lost then."""
+    items: queue.Queue[int] = queue.Queue()
+    seen: queue.Queue[int] = queue.Queue()
+
+    def poll() -> int | None:
+        with contextlib.suppress(queue.Empty):
+            return items.get(timeout=0.05)
+        return None
+
+    pool = CompletionPool(poll, seen.put, "test", lambda error: None)
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        for number in range(3):
+            items.put(number)
+        assert [seen.get(timeout=5) for _ in range(3)] == [0, 1, 2]
+    pool.stop()
+
+
+class OutOfMemory:
+    """An engine whose completions cannot be read any more."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def next_completion(self, timeout_ns: int) -> None:
+        raise MemoryError
+
+
+def test_transfers_fail_when_completions_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may wait for what then never ends."""
+    team = Team(2)
+    handle = team.members[0].all_reduce(np.ones(5000, np.float32), step=3)  # waits for rank 1
+    host = team.members[0]._host
+    assert host is not None
+    monkeypatch.setattr(host, "engine", OutOfMemory(host.engine))
+    with pytest.raises(TransferError) as raised:
+        handle.wait(10)
+    assert (raised.value.step, raised.value.cause) == (3, "engine")
+    with pytest.raises(TransferError) as raised:
+        team.members[0].all_reduce(np.ones(4, np.float32), step=4)
+    assert (raised.value.step, raised.value.cause) == (4, "engine")
+    team.close()
+
+
+def test_a_transfer_whose_report_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    team = Team(2)
+
+    def full(*_: object) -> object:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts, "transfer_report", full)
+        with pytest.raises(TransferError) as raised:
+            team.reduce([np.ones(10, np.float32)] * 2, step=3)
+    assert (raised.value.step, raised.value.cause) == (3, "engine")
+    team.close()
+
+
+def test_what_fails_together_has_failed_before_any_callback_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A callback may wait for another transfer."""
+    team = Team(2)
+    handles = [team.members[0].all_reduce(np.ones(5000, np.float32), step=n) for n in range(2)]
+    seen: queue.Queue[int] = queue.Queue()
+
+    def wait_for_the_other(_: Handle) -> None:
+        with contextlib.suppress(TransferError):
+            handles[1].wait()
+        seen.put(handles[1].error.step if handles[1].error else -1)
+
+    handles[0].add_done_callback(wait_for_the_other)
+    host = team.members[0]._host
+    assert host is not None
+    monkeypatch.setattr(host, "engine", OutOfMemory(host.engine))
+    assert seen.get(timeout=10) == 1
+    team.close()
 
 
 def test_a_stager_runs_in_order_and_survives_what_is_thrown() -> None:
@@ -588,12 +712,55 @@ def test_communicators_of_one_group_share_an_engine(two: Team) -> None:
     two.reduce([np.ones(10, np.float32) for _ in range(2)])  # the first ones still work
 
 
+class Slow:
+    """A store that is slow to say which one it is, once `answers` is clear."""
+
+    def __init__(self) -> None:
+        self._store = dist.HashStore()
+        self.asked = threading.Event()
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> Any:
+        if not self.answers.is_set() and "identity" in key:
+            self.asked.set()
+            self.answers.wait(20)
+        return self._store.compare_set(key, expected, desired)
+
+
+def test_a_store_that_does_not_answer_keeps_no_finalizer_waiting() -> None:
+    """Garbage is collected on any thread, maybe on one that the store needs for its answer."""
+    store = Slow()
+    team = Team(2, store=store)
+    forgotten = team.join()
+    store.answers.clear()
+    later: list[Communicator] = []
+    joining = threading.Thread(target=lambda: later.extend(team.join()))
+    joining.start()
+    assert store.asked.wait(10)
+    collecting = threading.Thread(target=forgotten.clear)
+    collecting.start()
+    collecting.join(5)
+    stuck = collecting.is_alive()
+    store.answers.set()
+    joining.join(20)
+    assert not stuck
+    for member in later:
+        member.close()
+    team.close()
+
+
 class FakeHost:
     def __init__(self, session: int, settings: Settings) -> None:
         self.store, self.group, self.rank, self.world_size = "s", "world", 0, 2
         self.session, self.settings, self.users = session, settings, 0
-        self.engine = SimpleNamespace(failure=lambda: None)
         self.closed = False
+
+    def failure(self) -> None:
+        return None
 
     def close(self) -> None:
         self.closed = True

@@ -42,7 +42,6 @@ def detaches(rank: int, world: int) -> None:
     with pytest.raises(gradwire.ConfigError, match="already attached"):
         gradwire.attach(ddp)
     train(ddp, rank, range(3))
-    engine = first._pipeline.communicator._host
     first.detach()
     first.detach()
     changes: list[Callable[[], object]] = [
@@ -67,7 +66,6 @@ def detaches(rank: int, world: int) -> None:
     torch.testing.assert_close(gradients(net), expected, rtol=1e-6, atol=1e-9)
     assert first.step == 3
     second = gradwire.attach(ddp, "mlt", p=0.1)
-    assert second._pipeline.communicator._host is engine  # one engine per process
     train(ddp, rank, range(3, 6))
     assert second.report().step == 2
     assert second.report().policy == "mlt"
@@ -78,29 +76,22 @@ def test_detach_forwards_to_the_host_group_and_attach_comes_back(two: Ranks) -> 
     two.run(detaches)
 
 
-def comes_back(rank: int, world: int) -> tuple[float, float]:
+def comes_back(rank: int, world: int) -> None:
     ddp = wrap(model())
     attachment = gradwire.attach(ddp, "reliable")
     train(ddp, rank, range(2))
     attachment.detach()
-    before = attachment._pipeline.communicator.counters()["packets_sent"]
     kept = attachment if rank == 0 else None  # rank 1 lets go of the old attachment
     del attachment
     gc.collect()
     again = gradwire.attach(ddp, "mlt", p=0.1)
-    del kept
-    gc.collect()
-    after = again._pipeline.communicator.counters()["packets_sent"]
     train(ddp, rank, range(2, 4))
     again.detach()
-    return before, after
+    assert kept is None or kept.report().step == 1
 
 
-def test_attach_comes_back_to_the_open_engine_whoever_holds_the_old_attachment(
-    two: Ranks,
-) -> None:
-    for before, after in two.run(comes_back):
-        assert after >= before > 0
+def test_attach_comes_back_whoever_holds_the_old_attachment(two: Ranks) -> None:
+    two.run(comes_back)
 
 
 def foreign(rank: int, world: int) -> None:
@@ -523,14 +514,15 @@ def test_an_attachment_that_one_rank_dropped_and_another_detached_is_in_nobodys_
 
 
 def starts_over(rank: int, world: int, store_ports: list[int]) -> int:
-    """Process groups come and go, each with a store of its own; the port is always the same."""
+    """Process groups come and go, each with a store of its own, and nobody detaches; the port is
+    always the same."""
     port = free_port()
     for store_port in store_ports:
         ddp = wrap(model())
         attachment = gradwire.attach(ddp, "reliable", port=port)
         train(ddp, rank, range(2))
-        attachment.detach()
         del attachment, ddp
+        gc.collect()
         dist.destroy_process_group()
         os.environ["MASTER_PORT"] = str(store_port)
         dist.init_process_group("gloo", rank=rank, world_size=world)

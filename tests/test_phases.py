@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from gradwire.errors import ConfigError
 from gradwire.phases import (
+    LAST_EPOCH,
     Ballot,
     Every,
     LayerDetector,
     PhaseDetector,
     RateWatch,
     Summary,
+    scales_differ,
 )
 
 
@@ -151,22 +153,33 @@ def test_state_survives_a_restart() -> None:
     two.load_state_dict(one.state_dict())
     rest = [3.0 * norm for norm in norms]
     assert feed(one, rest) == feed(two, rest)
-    with pytest.raises(ConfigError, match=r"has no '_count'"):
+    with pytest.raises(ConfigError, match=r"has no 'count'"):
         two.load_state_dict({"eta": 1})
 
 
 # ---------------------------------------------------------------------------- agreement
 
 
-def fold(step: int, ballots: list[list[Ballot]]) -> Summary:
+Folded = list[tuple[list[float], list[float]]]
+
+
+def folded(ballots: list[list[Ballot]]) -> Folded:
     """Folds as the aggregators do: ballots[rank][bucket], in rank order, in f64."""
-    buckets = []
+    buckets: Folded = []
     for bucket in zip(*ballots, strict=True):
         slots = [ballot.slots() for ballot in bucket]
         sums = [sum(slot[i] for slot in slots) for i in range(4)]
         maxima = [max(slot[i] for slot in slots) for i in range(4, 8)]
         buckets.append((sums, maxima))
-    return Summary.fold(step, len(ballots), buckets)
+    return buckets
+
+
+def fold(step: int, ballots: list[list[Ballot]]) -> Summary:
+    return Summary.fold(step, len(ballots), folded(ballots))
+
+
+def differ(ballots: list[list[Ballot]]) -> bool:
+    return scales_differ(maxima for _, maxima in folded(ballots))
 
 
 @given(
@@ -222,14 +235,53 @@ def test_an_applied_norm_folds_to_the_largest_and_to_none_where_nobody_knows_one
 
 
 def test_losses_fold_to_their_mean() -> None:
-    summary = fold(0, [[Ballot(loss=3.0, losses=1)], [Ballot(loss=9.0, losses=2)]])
-    assert summary.loss == 4.0
+    assert fold(0, [[Ballot(loss=3.0)], [Ballot(loss=5.0)], [Ballot()]]).loss == 4.0
     assert fold(0, [[Ballot()], [Ballot()]]).loss is None
+    assert math.isnan(fold(0, [[Ballot(loss=3.0)], [Ballot(loss=math.inf)]]).loss or 0.0)
 
 
 def test_what_travels_is_finite() -> None:
-    ballot = Ballot(applied_square=math.inf)
+    ballot = Ballot(applied_square=math.inf, epoch=LAST_EPOCH, scale=3.4e38)
     assert all(math.isfinite(slot) for slot in ballot.slots())
+
+
+def mixed(chance: random.Random, scale: float) -> Ballot:
+    square = chance.choice([None, 0.0, math.nan, chance.expovariate(1.0)])
+    return Ballot(applied_square=square, epoch=chance.randrange(-1, 5), scale=scale)
+
+
+@given(seed=st.integers(0, 2**32), scale=st.floats(2.0**-149, 3.4e38))
+def test_scales_that_are_alike_never_differ(seed: int, scale: float) -> None:
+    """Whatever else the ranks say: one that has begun an epoch, one that has no norm yet."""
+    chance = random.Random(seed)
+    ballots = [[mixed(chance, scale) for _ in range(3)] for _ in range(4)]
+    assert not differ(ballots)
+
+
+@given(
+    exponents=st.lists(st.integers(-149, 127), min_size=2, max_size=6).filter(
+        lambda several: len(set(several)) > 1
+    ),
+    square=st.sampled_from([None, math.nan, 0.0, 2.5]),
+    epoch=st.integers(-1, LAST_EPOCH),
+)
+def test_scales_that_differ_are_seen_in_the_same_step(
+    exponents: list[int], square: float | None, epoch: int
+) -> None:
+    """Where the ranks agree in the rest, as they do but for moments."""
+    ballots = [
+        [Ballot(applied_square=square, epoch=epoch, scale=2.0**exponent)] for exponent in exponents
+    ]
+    assert differ(ballots)
+    assert fold(0, ballots).epoch == epoch
+
+
+def test_norms_and_epochs_survive_their_way() -> None:
+    for square in (0.0, 1e-300, 0.3, 9.0, 1e300):
+        (told,) = {fold(0, [[Ballot(applied_square=square, scale=1024.0)]] * 2).applied_norm}
+        assert told == pytest.approx(math.sqrt(square), rel=1e-6)
+    for epoch in (-1, 0, 7, LAST_EPOCH):
+        assert fold(0, [[Ballot(epoch=epoch, scale=0.25)]] * 2).epoch == epoch
 
 
 # ---------------------------------------------------------------------------- per layer

@@ -8,9 +8,10 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from gradwire_calls import until
 from ranks import Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -605,12 +607,83 @@ def test_a_rank_that_fails_in_its_call_is_named_at_once(how: str, said: str) -> 
     assert outcome[3] < 30
 
 
+class Counting:
+    """A store that counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        self.asked: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked[name] += 1
+        return getattr(self.store, name)
+
+
+def rolls_of(
+    store: Any, ranks: tuple[int, ...], timeout_s: float = 0.2, prefix: str = "t"
+) -> list[CalibrationRoll]:
+    names = Names(ranks)
+    return [CalibrationRoll(store, prefix, r, names, timeout_s) for r in range(len(ranks))]
+
+
 def test_a_rank_that_never_comes_to_calibrate_is_named_at_the_time_out() -> None:
-    store = dist.HashStore()
-    rolls = [CalibrationRoll(store, "t", rank, Names((4, 7)), 0.2) for rank in range(2)]
+    rolls = rolls_of(dist.HashStore(), (4, 7))
     rolls[1].begin(3, 1)  # an earlier step: it may still come
     with pytest.raises(
         TransferError, match=r"^rank 4, step 4: rank 7 has not called attachment.calibrate"
     ) as raised:
         rolls[0].wait(4, 2)
     assert raised.value.rank == 7
+
+
+@pytest.mark.parametrize("world", [2, 256])
+def test_a_wait_asks_the_store_alike_for_many_ranks_and_for_two(world: int) -> None:
+    """But once, at the time-out, to name those that are missing."""
+    store = Counting()
+    with pytest.raises(TransferError) as raised:
+        rolls_of(store, tuple(range(world)))[0].wait(0, 1)
+    assert raised.value.rank == 1
+    looks = store.asked["add"]
+    assert looks > 1
+    assert sum(store.asked.values()) <= 5 * looks + world + 5
+
+
+def test_a_call_that_failed_may_be_made_again() -> None:
+    rolls = rolls_of(dist.HashStore(), (0, 1))
+    rolls[1].fail(0, 0, "a bad batch")
+    with pytest.raises(TransferError, match=r"rank 1 failed .* before step 0: a bad batch"):
+        rolls[0].wait(0, 1)
+    store = dist.HashStore()
+    rolls = rolls_of(store, (0, 1), 20.0)
+    rolls[1].fail(0, 0, "a bad batch")
+    again = threading.Thread(target=rolls[1].wait, args=(0, 1))
+    again.start()
+    assert until(lambda: store.add("t/arrived", 0) == 1, 10.0)
+    rolls[0].wait(0, 1)
+    again.join(10)
+    assert not again.is_alive()
+
+
+def test_ranks_meet_at_the_end_of_each_round() -> None:
+    """Whoever comes last; and one roll knows nothing of another's rounds."""
+    store = dist.HashStore()
+    for prefix in ("first", "second"):
+        rolls = rolls_of(store, tuple(range(3)), 20.0, prefix)
+        for number in range(1, 4):
+            done: list[int] = []
+
+            def come(rank: int, calls: int, rolls: Any = rolls, done: list[int] = done) -> None:
+                rolls[rank].wait(calls, calls)
+                done.append(rank)
+
+            first = [threading.Thread(target=come, args=(rank, number)) for rank in (0, 2)]
+            for thread in first:
+                thread.start()
+            time.sleep(0.05)
+            assert done == []
+            come(1, number)
+            for thread in first:
+                thread.join(10)
+            assert sorted(done) == [0, 1, 2]
+            for roll in rolls:
+                roll.begin(number, number)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gradwire import rendezvous
 from gradwire.addresses import LocalAddress
-from gradwire.errors import RendezvousError
+from gradwire.errors import ConfigError, RendezvousError
 from gradwire.rendezvous import Introduction, Meeting
 
 
@@ -144,7 +144,7 @@ def test_a_failure_told_is_raised_by_the_others_at_once() -> None:
     def join(rank: int) -> object:
         here = meeting(store, rank)
         if rank == 1:
-            return here.tell_failure("cannot open UDP 127.0.0.1 port=7")
+            return here.tell_failure(ConfigError("cannot open UDP 127.0.0.1 port=7"))
         return here.exchange("1")
 
     results = together(3, join)
@@ -162,7 +162,7 @@ def test_a_failure_told_is_raised_though_others_are_still_to_come(
     def join(rank: int) -> object:
         here = meeting(store, rank)
         if rank == 1:
-            return here.tell_failure("no such table")
+            return here.tell_failure(ConfigError("no such table"))
         return here.exchange("here")
 
     error = together(2, join)[0]
@@ -178,7 +178,7 @@ def test_a_failure_is_told_to_those_who_come_a_little_later(first: int) -> None:
 
     def join(rank: int) -> object:
         if rank == first:
-            meeting(store, rank, workers=2).tell_failure("a wrong option")
+            meeting(store, rank, workers=2).tell_failure(ConfigError("a wrong option"))
             return "gone"
         time.sleep(0.5)
         return meeting(store, rank, workers=2).exchange("here")
@@ -198,7 +198,7 @@ def test_endpoint_0_stays_until_a_failure_of_a_later_exchange_has_been_read() ->
         here = meeting(store, rank, workers=2)
         here.exchange("first")
         if rank == 0:
-            here.tell_failure("a port in use")
+            here.tell_failure(ConfigError("a port in use"))
             return read.is_set()
         time.sleep(0.3)
         read.set()
@@ -403,7 +403,7 @@ class GoneStore:
 
 def test_a_store_that_is_gone_is_named_and_hides_no_cause() -> None:
     here = meeting(GoneStore(), 0)
-    here.tell_failure("something else")
+    here.tell_failure(ConfigError("something else"))
     with pytest.raises(RendezvousError, match=r"the job's store does not answer: Broken pipe"):
         here.exchange("x")
 
@@ -415,7 +415,7 @@ def test_a_failure_may_be_looked_for_without_waiting() -> None:
         here = meeting(store, rank, workers=2)
         here.exchange("first")
         if rank == 1:
-            return here.tell_failure("no route")
+            return here.tell_failure(ConfigError("no route"))
         here.check_failures()  # there is none yet, or there is
         while True:
             here.check_failures()

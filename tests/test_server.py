@@ -125,11 +125,12 @@ def test_servers_that_are_missing_are_named() -> None:
             assert "servers 0, 1 did not join within 1 s" in message
 
 
-def test_a_server_told_to_stop_stops_while_it_waits() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_told_to_stop_stops_while_it_waits(number: signal.Signals) -> None:
     with Ranks(1) as ranks, server_processes(ranks.port, 1, 1) as (process,):
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["event"] == "waiting"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         out, _ = process.communicate(timeout=10)
         assert process.returncode == 0
         assert json.loads(out.splitlines()[-1])["event"] == "stopped"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -212,7 +213,7 @@ def test_another_key_policy_and_version_are_refused() -> None:
     for path, value, message in (
         (("smell",), "lavender", r"state\['smell'\]: no such key"),
         (("policy",), "dblp", "'dblp'.*loaded into policy 'mlt'"),
-        (("version",), 99, "99.*reads version 1"),
+        (("version",), 99, "99.*reads versions 1 and 2"),
         (("phases",), {"share": 1}, r"state\['phases'\]\['share'\]: no such key"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -220,6 +221,55 @@ def test_another_key_policy_and_version_are_refused() -> None:
     for foreign in (None, [], 5, {}):
         with pytest.raises(ConfigError, match="state"):
             here.load_state_dict(foreign)
+
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "reliable": ("reliable", {}),
+    "mlt": ("mlt", {"p": 0.3, "error_feedback": True, "loss_rise": 0.5}),
+    "mlt-results": ("mlt", {"p": 0.3, "priority": "results"}),
+    "dblp-ours": ("dblp", {"p_low": 0.2, "every": 2, "error_feedback": True}),
+    "dblp-paper": ("dblp", {"p_low": 0.2, "every": "epoch", "detector": "paper"}),
+    "dblp-layers": ("dblp", {"p_low": 0.2, "every": 2, "detector": "layers"}),
+    "ltp": ("ltp", {"every": 2}),
+    "plot": ("plot", {"calibrate": 2}),
+    "optireduce": ("optireduce", {"warmup": 2}),
+    "netsenseml": ("netsenseml", {"momentum": 0.5}),
+    "adaptive-layers": ("adaptive", {"every": 2}),
+    "adaptive-ours": ("adaptive", {"detector": "ours", "every": 2}),
+}
+SAVED: dict[str, Any] = torch.load(
+    Path(__file__).parent / "states" / "version-1.pt", weights_only=True
+)
+SMALL = {"front.weight": 900, "front.bias": 50, "back.weight": 600}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_of_version_1_is_taken_whole(kind: str) -> None:
+    """Each was saved in the 7th step of two workers, as version 1 saved it."""
+    policy, options = KINDS[kind]
+    here = Job(2, SMALL, policy, buckets=[2, 1], datagram=256, **options)
+    saved = SAVED[kind]
+    for pipeline in here.pipelines:
+        pipeline.load_state_dict(copy.deepcopy(saved))
+    again = here.pipelines[0].state_dict()
+    assert again["version"] == 2
+    assert here.pipelines[0].step == 7
+    expected = copy.deepcopy(saved) | {"version": 2}
+    detector = expected["phases"].get("phases")
+    if detector is not None:
+        assert any(key.startswith("_") for key in detector)
+        expected["phases"]["phases"] = {key.lstrip("_"): detector[key] for key in detector}
+    begun = {"flush": False, "layer_steps": 0, "layer_squares": {}, "guarded": 0}
+    assert same(again, {**begun, **expected})
+    here.step([np.ones(sum(SMALL.values()), np.float32)] * 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_keys_of_a_state_are_public(kind: str) -> None:
+    policy, options = KINDS[kind]
+    state = Job(2, SMALL, policy, **options).pipelines[0].state_dict()
+    for path in paths(state):
+        assert not any(str(key).startswith("_") for key in path), path
 
 
 def test_a_calibration_of_another_model_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,25 @@ def test_rank_0_writes_and_the_others_only_when_named(tmp_path: Path) -> None:
         "steps.jsonl",
     ]
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
+
+
+class Closing(StepReport):
+    """A report that becomes its line just when the writer is closed, as by another thread."""
+
+    def line(self) -> str:
+        self.writer.close()
+        return super().line()
+
+    writer: ReportWriter
+
+
+def test_a_report_that_comes_while_the_writer_is_closed_is_dropped(tmp_path: Path) -> None:
+    writer = ReportWriter(tmp_path / "steps.jsonl", 0)
+    step = report(transfer([10], [0.9]))
+    late = Closing(**{field.name: getattr(step, field.name) for field in fields(step)})
+    object.__setattr__(late, "writer", writer)
+    writer.write(late)
+    assert (tmp_path / "steps.jsonl").read_text() == ""
 
 
 def test_a_full_disk_does_not_stop_training() -> None:

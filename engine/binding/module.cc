@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdlib>
 #include <exception>
 #include <system_error>
 
@@ -31,6 +32,8 @@ void translate_system_error(const std::exception_ptr& thrown, void*) {
 NB_MODULE(_engine, module) {
   module.doc() =
       "gradwire's engine: plans, the UDP engine, the virtual-time fabric, and the lab's link";
+  // What an object of the user's holds to the interpreter's end is no leak of ours to warn of.
+  nb::set_leak_warnings(std::getenv("GRADWIRE_TEST_LEAKS") != nullptr);
   nb::register_exception_translator(translate_system_error);
   module.attr("CAUSES") =
       nb::cast(std::vector<std::string>(gradwire::kCauses.begin(), gradwire::kCauses.end()));

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from gradwire.errors import ConfigError
-from gradwire.phases import GAUGES, PHASES, Ballot, Phase, RateWatch
+from gradwire.phases import GAUGES, LAST_EPOCH, PHASES, Ballot, Phase, RateWatch
 from gradwire.plans import TensorSlot, TransferReport
 from gradwire.policies import Policy
 from gradwire.scalars import is_number, is_whole, plain
@@ -23,9 +23,6 @@ from gradwire.states import State
 from gradwire.telemetry import StepReport
 
 __all__ = ["BallotBox"]
-
-LAST_EPOCH = 1 << 52
-"""What travels is a float64."""
 
 
 class BallotBox:
@@ -45,7 +42,8 @@ class BallotBox:
         self._warns = not watched
         self._rates = RateWatch()
         self._vote: Phase | None = None
-        self._losses: list[float] = []
+        self._loss_sum = 0.0  # of the losses given since the last step began
+        self._losses = 0  # their number
         self._push_s: dict[tuple[TensorSlot, ...], float] = {}
         self._lost = 0.0  # largest share of a step lost since the ranks were told
 
@@ -69,8 +67,10 @@ class BallotBox:
         self.epoch = epoch
 
     def add_loss(self, loss: float) -> None:
-        """Stores a training loss, to travel with the next step; also one that is not finite."""
-        self._losses.append(loss)
+        """Adds a training loss to those whose mean travels with the next step; also one that is not
+        finite."""
+        self._loss_sum += loss
+        self._losses += 1
         if self._warns and not math.isfinite(loss):
             self._warns = False
             warnings.warn(
@@ -80,13 +80,15 @@ class BallotBox:
                 stacklevel=4,
             )
 
-    def cast(self, step: int, last: StepReport | None, elapsed_s: float = 0.0) -> Ballot:
+    def cast(
+        self, step: int, last: StepReport | None, elapsed_s: float = 0.0, scale: float = 1.0
+    ) -> Ballot:
         """The ballot of a step that begins; last: the report of the step before it, which began
-        elapsed_s before this one."""
-        losses, self._losses = self._losses, []
+        elapsed_s before this one. scale: of the gradients."""
+        loss = self._loss_sum / self._losses if self._losses else None
+        self._loss_sum, self._losses = 0.0, 0
         return Ballot(
-            loss=sum(losses) if all(map(math.isfinite, losses)) else math.nan,
-            losses=len(losses),
+            loss=loss,
             critical=self._vote == "critical",
             tolerant=self._vote == "tolerant",
             applied_square=self.applied_square,
@@ -95,6 +97,7 @@ class BallotBox:
             and self._rates.observe(_learning_rates(self._optimizer)),
             congested=self._policy.congested,
             gauge=self._gauge(step, last, elapsed_s),
+            scale=scale,
         )
 
     def of_bucket(
@@ -106,13 +109,12 @@ class BallotBox:
         first: bool,
     ) -> Ballot:
         """The step's ballot as one bucket carries it; fresh_square: None for a fresh gradient that
-        is not finite. Losses travel with the first bucket only."""
+        is not finite. The loss travels with the first bucket only."""
         return replace(
             ballot,
             fresh_square=fresh_square or 0.0,
             nonfinite=fresh_square is None,
-            loss=ballot.loss if first else 0.0,
-            losses=ballot.losses if first else 0,
+            loss=ballot.loss if first else None,
             push_s=self._push_s.get(slots, 0.0),
         )
 

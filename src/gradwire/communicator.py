@@ -9,7 +9,6 @@ engine of its own. Completions run on a pool of threads distinct from the engine
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import json
 import weakref
@@ -24,7 +23,13 @@ from gradwire.arrays import as_float32
 from gradwire.errors import ConfigError, TransferError
 from gradwire.executor import Stager
 from gradwire.handles import Handle
-from gradwire.hosts import EngineHost, forget_host, join_host, release_host
+from gradwire.hosts import (
+    EngineHost,
+    collect_forgotten,
+    forget_host,
+    join_host,
+    release_host,
+)
 from gradwire.native import ChunkGrid, load_engine, native_plan, trivial_report
 from gradwire.plans import PRIORITY_CLASSES, REMEMBERED, Regions, TransferPlan
 from gradwire.scalars import is_whole
@@ -108,11 +113,6 @@ class Communicator:
     def job_rank(self) -> int:
         """This worker's rank in the job, which reports and errors name."""
         return self.ranks[self.rank]
-
-    @property
-    def session(self) -> int:
-        """A number that the workers share, and no other engine has; 0 without an engine."""
-        return 0 if self._host is None else self._host.session
 
     @property
     def aggregators(self) -> int:
@@ -274,28 +274,32 @@ class Communicator:
 
     def counters(self) -> dict[str, float]:
         """The engine's counters; empty without an engine."""
-        return {} if self._host is None else dict(self._host.engine.counters())
+        return {} if self._host is None else self._host.counters()
 
     def failure(self) -> str:
         """Why the engine has failed; "" while it has not."""
-        failure = None if self._host is None else self._host.engine.failure()
+        failure = None if self._host is None else self._host.failure()
         return "" if failure is None else failure.text
 
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
         """Injects loss of DATA packets in the receive path (tests and demonstrations)."""
         if self._host is not None:
-            self._host.engine.set_drop(rate, burst, seed)
+            self._host.set_drop(rate, burst, seed)
 
     def let_go(self) -> None:
-        """Uses the engine no more, but leaves it open for the next communicator. Idempotent."""
-        self._closed = True
-        self._forget()
+        """Closes the communicator; beside servers, which end with the engine, that stays open for
+        the next communicator. Idempotent."""
+        if self.settings.server_count:
+            self._closed = True
+            self._forget()
+        else:
+            self.close()
 
     def close(self) -> None:
         """Closes the communicator, and the engine with its last communicator. Idempotent."""
         self._closed = True
         if self._forget.detach() is not None:
-            gc.collect()  # forgotten communicators count on no rank
+            collect_forgotten()
             release_host(self._host)
         if self._host is None:
             self._stager.stop()

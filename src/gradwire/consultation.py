@@ -1,26 +1,33 @@
 """The consultation: one small exact transfer at a step's end, where the ranks must agree on more
 than the buckets' ballots carry.
 
-Two things ask for it: a phase per layer, in the steps that look, and the guard, in every step that
-it may have to send again. Transfers are numbered as they start, alike on all ranks only while one
-attachment at a time runs a backward pass: where two modules share one, use neither.
+Three things ask for it: a phase per layer, in the steps that look; the guard, in every step that it
+may have to send again; and scales of gradients that differ, which end the job. Transfers are
+numbered as they start, alike on all ranks only while one attachment at a time runs a backward pass:
+where two modules share one, use neither of the first two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.communicator import Communicator, Handle
+from gradwire.errors import TransferError
 from gradwire.phases import Summary
 from gradwire.plans import TransferPlan, mix_seed
 from gradwire.policies import Policy
 from gradwire.settings import Settings
+from gradwire.states import State
 from gradwire.steps import Step, layer_norms
 
 __all__ = ["Consultation"]
+
+MOST_NAMED = 8
+"""Ranks that an error lists."""
 
 BETWEEN = 1 << 32
 """The place of what is added up between two steps: behind every bucket's."""
@@ -45,11 +52,30 @@ class Consultation:
         self._sums: NDArray[np.float32] = np.zeros(0, np.float32)
 
     def note(self, step: Step, grad_scale: float) -> None:
-        """Adds the norms of a step's layers to those since the last look."""
+        """Adds the norms of a step's layers, where it has any, to those since the last look."""
+        if not step.layer_squares:
+            return
         for name, square in step.layer_squares.items():
             known = self._layer_squares.get(name, 0.0)
             self._layer_squares[name] = known + square / grad_scale**2
         self._layer_steps += 1
+
+    def state_dict(self) -> dict[str, object]:
+        """The sums since the last look."""
+        return {"layer_steps": self._layer_steps, "layer_squares": dict(self._layer_squares)}
+
+    def read(self, state: State) -> Callable[[], None]:
+        """Checks a state that holds what `state_dict` returned; what is returned takes it over.
+        One that has none, as of an earlier version, begins anew."""
+        steps = state.whole("layer_steps") if "layer_steps" in state.values else 0
+        squares = {}
+        if "layer_squares" in state.values:
+            squares = state.part("layer_squares").by_name()
+
+        def take() -> None:
+            self._layer_steps, self._layer_squares = steps, squares
+
+        return take
 
     def due(self, step: Step, summary: Summary) -> bool:
         """Whether there is something to agree on at the end of this step."""
@@ -61,6 +87,32 @@ class Consultation:
         self._sums = np.array([self._layer_squares[n] for n in self._names] or [0.0], np.float32)
         place = len(step.transfers)
         return self._exact(self._sums, step.number, place, (0.0, 0.0, 0.0, 0.0, step.lost))
+
+    def compare_scales(self, step: int, scale: float) -> Handle:
+        """Starts the transfer that tells everybody's scale, where some have been seen to differ;
+        `refuse_scales` reads it."""
+        self._sums = np.zeros(self._communicator.world_size, np.float32)
+        self._sums[self._communicator.rank] = scale
+        return self._exact(self._sums, step, BETWEEN + 1, ())
+
+    def refuse_scales(self, compared: Handle) -> None:
+        """Raises TransferError naming each scale and its ranks; the same on all ranks."""
+        step = compared.report.step
+        ranks: dict[float, list[int]] = {}
+        for rank, scale in zip(self._communicator.ranks, self._sums.tolist(), strict=True):
+            ranks.setdefault(scale, []).append(rank)
+        first, *others = ranks.items()
+        verb = "multiplies its" if len(first[1]) == 1 else "multiply their"
+        named = [f"{_describe(first[1])} {verb} gradients by {first[0]:.9g}"]
+        named += [f"{_describe(theirs)} by {scale:.9g}" for scale, theirs in others]
+        odd = min(reversed(ranks.values()), key=len)
+        raise TransferError(
+            f"step {step}: {', '.join(named)}: the loss scale must be the same on all ranks; start "
+            "their scalers alike (init_scale, saved state), and give attach(scaler=…) on each rank",
+            rank=odd[0],
+            step=step,
+            cause="plan",
+        )
 
     def add_up(self, values: NDArray[np.float32], step: int) -> Handle:
         """Starts an exact sum in place, before the step of this number."""
@@ -89,4 +141,12 @@ class Consultation:
         phases = self._policy.phases
         if phases is None or phases.source != "layers" or not phases.due(summary):
             return []
-        return list(self._layer_squares)
+        return sorted(self._layer_squares)  # alike on all ranks
+
+
+def _describe(ranks: list[int]) -> str:
+    """ "rank 1", "ranks 0, 2", "ranks 0, 1, … (60)"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f", … ({len(ranks)})" if len(ranks) > MOST_NAMED else ""
+    return f"ranks {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"

@@ -130,9 +130,10 @@ class Attachment:
         self._pipeline.begin_epoch(number)
 
     def loss(self, value: float | torch.Tensor) -> None:
-        """Stores a training loss, a number or a tensor that holds one; the mean over workers is in
-        the next step's report. One that is not finite makes the mean NaN on all ranks and counts
-        as a rise (setting loss_rise; without it, a warning)."""
+        """Takes a training loss, a number or a tensor that holds one. Each worker's mean since the
+        last step travels with the next, whose report has the mean over the workers. One that is
+        not finite makes that mean NaN on all ranks and counts as a rise (setting loss_rise; without
+        it, a warning)."""
         self._check()
         held = plain(value.detach().squeeze() if isinstance(value, torch.Tensor) else value)
         if isinstance(held, bool) or not isinstance(held, (int, float)):
@@ -205,7 +206,7 @@ class Attachment:
             return
         roll = self._roll = CalibrationRoll(
             communicator.store,
-            f"gradwire/calibration/{communicator.session}/{self._pipeline.number}",
+            f"{self._state.prefix}/calibration",
             communicator.rank,
             Names(communicator.ranks),
             communicator.timeout_s,
@@ -215,6 +216,7 @@ class Attachment:
         def begins(module: torch.nn.Module, _: object) -> None:
             if policy.calibration is not None:
                 self._unwatch()
+                roll.close()
             elif module.training and torch.is_grad_enabled():
                 made = self._calibration
                 roll.begin(self.step, 0 if made is None else made.calls)
@@ -263,12 +265,18 @@ class Attachment:
     def detach(self) -> None:
         """Gives the gradients back to the process group: the hook forwards to it from now on.
 
-        Call it on every rank between the same steps. The module can be attached again. What is
-        still owed is lost: flush() before the last step delivers it. Idempotent.
+        Call it on every rank between the same steps: the last attachment over an engine closes it
+        and its socket, and a rank that is in a step then fails. The module can be attached again.
+        What is still owed is lost: flush() before the last step delivers it. The report file is
+        closed, and what the hook holds is let go; this object keeps its last report, state and
+        counters. Beside servers, which end when all workers have left, the engine stays open for
+        the next attachment, to the end of the process. Idempotent.
         """
         if not self._detached:
             self._detached = True
             self._unwatch()
+            if self._roll is not None:
+                self._roll.close()
             self._state.deactivate()
 
     def counters(self) -> dict[str, float]:
@@ -318,7 +326,7 @@ def _configured(
     except BaseException as error:
         with contextlib.suppress(Exception):  # of a store that is gone: the cause is the other
             meeting = Group.of(model.process_group).meeting("attach", 0.0)
-            meeting.tell_failure(str(error) or type(error).__name__)
+            meeting.tell_failure(error)
         raise
 
 
@@ -359,6 +367,8 @@ def _register(model: DistributedDataParallel, state: HookState) -> None:
 def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
     try:
         state.attached = True
+        seen = getattr(model, "_static_graph_delay_allreduce_enqueued", True)
+        state.delayed = bool(model.static_graph) and not seen
         pipeline = state.pipeline
         attachment = Attachment(state, pipeline, model.module)
         attachment.watch_calibration(model)

@@ -91,7 +91,8 @@ class TransferError(GradwireError):
             "timeout": not complete within `timeout`;
             "silence": a peer, or all of them, sent nothing for `peer_timeout`;
             "left": a peer ended, or closed its engine, before the transfer was complete;
-            "plan": the ranks have different plans for the same transfer;
+            "plan": the ranks have different plans for the same transfer, or multiply their
+                gradients by different scales;
             "bound": a peer gave up more than its bound allows;
             "mtu": the path does not carry datagrams of the agreed size any more;
             "memory": the transfer needs more than `memory_limit`;

@@ -33,15 +33,22 @@ class CompletionPool(Generic[T]):
     """Calls `handle(item)` for each item that `poll()` returns, on threads of its own.
 
     poll: waits for a bounded time without the GIL; returns None when nothing came. It is called
-    by one thread at a time. handle: may block; what it raises is printed and dropped.
+    by one thread at a time. handle: may block; what it raises is printed and dropped. broken:
+    called once with what `poll` raised, after which the pool ends.
     """
 
     def __init__(
-        self, poll: Callable[[], T | None], handle: Callable[[T], None], name: str
+        self,
+        poll: Callable[[], T | None],
+        handle: Callable[[T], None],
+        name: str,
+        broken: Callable[[Exception], None],
     ) -> None:
         self._poll = poll
         self._handle = handle
         self._name = name
+        self._broken = broken
+        self._ended = False  # `poll` has failed
         self._lead = threading.Lock()
         self._mutex = threading.Lock()
         self._free = 0  # threads that lead or wait to lead
@@ -70,13 +77,13 @@ class CompletionPool(Generic[T]):
             return len(self._threads)
 
     def _spawn(self) -> None:
-        self._free += 1
         self._started += 1
         thread = threading.Thread(
             target=self._run, name=f"{self._name}-{self._started}", daemon=True
         )
-        self._threads.add(thread)
         thread.start()
+        self._free += 1
+        self._threads.add(thread)
 
     def _run(self) -> None:
         try:
@@ -89,17 +96,15 @@ class CompletionPool(Generic[T]):
     def _work(self) -> bool:
         """Leads until one item is taken, handles it; returns whether this thread goes on."""
         with self._lead:
-            item = self._poll()
-            while item is None:
-                if self._stopping:
-                    with self._mutex:
-                        self._free -= 1
-                    return False
-                item = self._poll()
+            item, failure = self._next()
             with self._mutex:
                 self._free -= 1
-                if self._free == 0:
-                    self._spawn()
+                if item is not None and self._free == 0:
+                    self._grow()
+        if failure is not None:
+            self._broken(failure)
+        if item is None:
+            return False
         try:
             self._handle(item)
         except Exception:  # a callback's own fault must not end the pool
@@ -109,6 +114,24 @@ class CompletionPool(Generic[T]):
                 return False
             self._free += 1
         return True
+
+    def _next(self) -> tuple[T | None, Exception | None]:
+        """The next item, None when the pool ends; and why `poll` failed, to whom it does."""
+        try:
+            while not self._ended:
+                item = self._poll()
+                if item is not None or self._stopping:
+                    return item, None
+        except Exception as error:
+            self._ended = True
+            return None, error
+        return None, None
+
+    def _grow(self) -> None:
+        try:
+            self._spawn()
+        except RuntimeError:  # the system gives no thread: this one leads again after its callback
+            log.warning("%s: no further thread for completions", self._name, exc_info=True)
 
 
 class Stager:

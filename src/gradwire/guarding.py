@@ -22,6 +22,7 @@ from gradwire.phases import Summary
 from gradwire.plans import TransferReport
 from gradwire.policies import Policy
 from gradwire.settings import Settings
+from gradwire.states import State
 from gradwire.steps import Step, Transfer, is_finite
 
 __all__ = ["StepGuard"]
@@ -55,6 +56,20 @@ class StepGuard:
         self._acted = 0  # steps running
         self._skipped: list[torch.Tensor] = []
         self._mutex = threading.Lock()
+
+    def state_dict(self) -> dict[str, object]:
+        """How many steps running the guard has acted."""
+        return {"guarded": self._acted}
+
+    def read(self, state: State) -> Callable[[], None]:
+        """Checks a state that holds what `state_dict` returned, or none; what is returned takes it
+        over."""
+        acted = state.whole("guarded") if "guarded" in state.values else 0
+
+        def take() -> None:
+            self._acted = acted
+
+        return take
 
     def take_skipped(self) -> list[torch.Tensor]:
         """The parameters that the optimizer must not step with, if the step just reduced is

@@ -66,18 +66,26 @@ class Handle:
 
     def finish(self, outcome: TransferReport | TransferError) -> None:
         """Ends the handle and runs its callbacks on this thread. For the communicator."""
+        self.end(outcome)()
+
+    def end(self, outcome: TransferReport | TransferError) -> Callable[[], None]:
+        """Ends the handle, and returns what runs its callbacks; of handles that end together all
+        are to be ended first, for a callback may wait for another handle."""
         with self._mutex:
-            if self._done.is_set():
-                return
-            if isinstance(outcome, TransferError):
-                self._error = outcome
-            else:
-                self._report = outcome
-            self._keep = None
-            self._done.set()
             callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            self._call(callback)
+            if not self._done.is_set():
+                if isinstance(outcome, TransferError):
+                    self._error = outcome
+                else:
+                    self._report = outcome
+                self._keep = None
+                self._done.set()
+
+        def run() -> None:
+            for callback in callbacks:
+                self._call(callback)
+
+        return run
 
     def _call(self, callback: Callable[[Handle], None]) -> None:
         try:

@@ -5,7 +5,9 @@ ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwir
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
 
+import contextlib
 import functools
+import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -45,6 +47,9 @@ class HookState:
     connection: they open their own.
     """
 
+    _optimizer: torch.optim.Optimizer | None
+    _scaler: torch.amp.GradScaler | None
+
     def __init__(
         self,
         policy: str | Policy | None = None,
@@ -66,10 +71,12 @@ class HookState:
         self._finds_unused = find_unused_parameters
         self.active = True
         self.attached = False  # whether an attachment feeds it
+        self.delayed = False  # whether DDP calls it next when the backward pass is over
         self._know(model)
         self._unhook: Callable[[], None] = _nothing
         self._configure(policy, options, optimizer, scaler)
         self._pipeline: GradientPipeline | None = None
+        self.prefix = ""  # of keys in the store that belong to this attachment alone
 
     @property
     def pipeline(self) -> GradientPipeline:
@@ -97,7 +104,7 @@ class HookState:
                 if self._finds_unused:
                     self._pipeline.find_unused()
             except BaseException as error:
-                meeting.tell_failure(str(error) or type(error).__name__)
+                meeting.tell_failure(error)
                 if writer is not None:
                     writer.close()
                 if communicator is not None:
@@ -105,6 +112,7 @@ class HookState:
                         communicator.return_number(number)
                     communicator.let_go()  # also while somebody holds the error
                 raise
+            self.prefix = meeting.prefix
             meeting.close()
             if self._optimizer is not None:
                 self._unhook = self._optimizer.register_step_pre_hook(
@@ -138,7 +146,7 @@ class HookState:
         model: torch.nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Takes up a new policy after `deactivate`, over the engine that is open already.
+        """Takes up a new policy after `deactivate`.
 
         model: names the parameters anew; None keeps the names known.
         """
@@ -149,11 +157,15 @@ class HookState:
         self.active = True
 
     def deactivate(self) -> None:
-        """From now on the hook forwards to the host group."""
+        """From now on the hook forwards to the host group. All that it needed before is let go:
+        DDP holds the state for as long as the module lives, and so does every graph of its."""
         self.active = self.attached = False
         self._unhook()
-        if self._pipeline is not None:
-            self._pipeline.close()
+        self._unhook = _nothing
+        pipeline, self._pipeline = self._pipeline, None
+        self._optimizer, self._scaler = None, None
+        if pipeline is not None:
+            pipeline.close()
 
     def _know(self, model: torch.nn.Module | None) -> None:
         """Takes the names of a model's parameters, and what policies ask of them; raises
@@ -216,6 +228,7 @@ class HookState:
         self.process_group = None
         self.active = state["active"]
         self.attached = False
+        self.delayed = False
         self._finds_unused = state.get("finds_unused", False)
         self._know(None)
         self._optimizer = None
@@ -225,6 +238,7 @@ class HookState:
         if self._policy.fill_was_open:  # what decided it is not copied
             self._policy.fill = "zero"
         self._pipeline = None
+        self.prefix = ""
 
 
 def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -242,7 +256,26 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
         )
     if not state.active:
         return _forward_to_host(state, bucket)
-    return state.pipeline.reduce(bucket)
+    pipeline = state.pipeline
+    future = pipeline.reduce(bucket)
+    if bucket.is_last() and threading.current_thread() is threading.main_thread():
+        _heed_signals(state, pipeline)
+    return future
+
+
+def _heed_signals(state: HookState, pipeline: GradientPipeline) -> None:
+    """Lets Ctrl-C, and any other signal, act while this thread waits for the step's results.
+
+    DDP waits in C++, which looks at no signal, in a callback that autograd runs when all gradients
+    are there. It adds that after this bucket's hook, so the one that is added here runs before it.
+    In the first step of a static graph that callback itself calls the hooks.
+    """
+    if state.delayed:
+        state.delayed = False
+        pipeline.wait()
+        return
+    with contextlib.suppress(RuntimeError):  # no backward pass: DDP.join's share in the others'
+        torch.autograd.Variable._execution_engine.queue_callback(pipeline.wait)
 
 
 def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_: Any) -> None:

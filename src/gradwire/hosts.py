@@ -1,8 +1,10 @@
 """Engine hosts: the open engines of this process, each shared by all users of one group.
 
 An engine is opened by the first communicator of its group and closed with the last one that is
-closed. All ranks must open or reuse alike, so what happens by chance closes none: a communicator
-that is merely forgotten leaves the engine open for the next.
+closed. Ranks close in their own time, so whether those that join next reuse an engine or open one
+is agreed on: where one rank has none, or another one than the others, all open a new one. A
+communicator that is merely forgotten closes nothing, because when garbage is collected differs from
+rank to rank, and a peer may still be in a transfer.
 """
 
 from __future__ import annotations
@@ -31,12 +33,13 @@ from gradwire.executor import CompletionPool, Stager
 from gradwire.handles import Handle
 from gradwire.native import transfer_report
 from gradwire.opening import meet_servers, open_engine
+from gradwire.plans import TransferReport
 from gradwire.settings import Settings
 
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["EngineHost", "forget_host", "join_host", "release_host"]
+__all__ = ["EngineHost", "collect_forgotten", "forget_host", "join_host", "release_host"]
 
 log = logging.getLogger("gradwire")
 
@@ -75,7 +78,8 @@ class EngineHost:
         datagram: int,
         meeting: rendezvous.Meeting,
     ) -> None:
-        self.engine = engine
+        self.engine: _engine.Engine | None = engine  # None once it is closed
+        self._totals: dict[str, float] = {}  # the counters of one that is closed
         self.store = store
         self.group = group
         self.rank = rank
@@ -95,9 +99,10 @@ class EngineHost:
         self._next_op = 0
         self._pending: dict[int, Pending] = {}
         self._failed_at: float | None = None
+        self._broken: Exception | None = None  # why no completion can be read any more
         self.stager = Stager(f"gradwire-stage-{rank}")
         self._pool: CompletionPool[_engine.Completion] = CompletionPool(
-            self._poll, self._complete, f"gradwire-{rank}"
+            self._poll, self._complete, f"gradwire-{rank}", self._break
         )
 
     def start(
@@ -126,10 +131,15 @@ class EngineHost:
                 step=step,
             )
         with self._mutex:
+            if self._broken is not None:
+                raise self._unread(self._broken, step)
+            engine = self.engine
+            if engine is None:
+                raise self._closed(step)
             op = self._next_op
             self._pending[op] = Pending(handle, step, effective_bounds, timeout_s)
             try:
-                self.engine.all_reduce(
+                engine.all_reduce(
                     op=op,
                     step=step,
                     plan=engine_plan,
@@ -142,7 +152,7 @@ class EngineHost:
                 )
             except RuntimeError as error:
                 del self._pending[op]
-                failure = self.engine.failure()
+                failure = engine.failure()
                 if failure is None:
                     text = f"{self._name}, step {step}: {error}"
                     raise TransferError(text, step=step) from error
@@ -167,25 +177,58 @@ class EngineHost:
         with _hosts_lock:
             self._numbers.discard(number)
 
+    def counters(self) -> dict[str, float]:
+        """The engine's counters; of a closed one the last."""
+        engine = self.engine
+        return dict(self._totals if engine is None else engine.counters())
+
+    def failure(self) -> _engine.Failure | None:
+        """Why the engine has failed; None while it has not, and once it is closed."""
+        engine = self.engine
+        return None if engine is None else engine.failure()
+
+    def set_drop(self, rate: float, burst: float, seed: int) -> None:
+        """Injects loss of DATA packets in the receive path."""
+        if self.engine is not None:
+            self.engine.set_drop(rate, burst, seed)
+
     def close(self) -> None:
-        """Closes the engine and ends the threads; open transfers fail."""
-        if os.getpid() != self.pid:
+        """Closes the engine and ends the threads; open transfers fail.
+
+        It lets go of the engine, too: whoever still holds the host, as a graph of autograd does to
+        the interpreter's end, holds no object of the engine's then.
+        """
+        engine = self.engine
+        if engine is None or os.getpid() != self.pid:
             return
         if self._meeting is not None:
             self._meeting.finish()
-        self.engine.close()
+        engine.close()
+        self._totals = dict(engine.counters())
         self._pool.stop()
         self.stager.stop()
         self._fail_pending(self._closed)
+        with self._mutex:
+            self.engine = None
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: never uses, nor destroys, what is the parent's."""
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
+            engine.leave_to_parent()
 
     def _poll(self) -> _engine.Completion | None:
-        completion = self.engine.next_completion(POLL_NS)
+        engine = self.engine
+        if engine is None:
+            return None
+        completion = engine.next_completion(POLL_NS)
         if completion is None and self._pending:
-            self._watch_failure()
-            self._watch_patience()
+            self._watch_failure(engine)
+            self._watch_patience(engine)
         return completion
 
-    def _watch_patience(self) -> None:
+    def _watch_patience(self, engine: _engine.Engine) -> None:
         """Logs, while the oldest transfer waits for long, who has not begun it."""
         with self._mutex:
             op = min(self._pending, default=-1)
@@ -197,7 +240,7 @@ class EngineHost:
         absent = [
             f"{self._names.describe([peer.endpoint])} has not begun it and was last heard "
             f"{peer.silence_ns / 1e9:.1f} s ago"
-            for peer in self.engine.peers()
+            for peer in engine.peers()
             if peer.endpoint < self.world_size and peer.begun <= op
         ]
         log.warning(
@@ -209,9 +252,9 @@ class EngineHost:
             ", ".join(absent) or "all ranks that it talks to have begun it",
         )
 
-    def _watch_failure(self) -> None:
+    def _watch_failure(self, engine: _engine.Engine) -> None:
         """Fails what is open when the engine has failed without saying so per transfer."""
-        failure = self.engine.failure()
+        failure = engine.failure()
         if failure is None:
             return
         if self._failed_at is None:
@@ -219,6 +262,18 @@ class EngineHost:
         elif time.monotonic() - self._failed_at > 1.0:
             error = functools.partial(self._error, failure)
             threading.Thread(target=self._fail_pending, args=(error,), daemon=True).start()
+
+    def _break(self, error: Exception) -> None:
+        """No completion can be read any more: what is open fails, and whatever starts later."""
+        with self._mutex:
+            self._broken = error
+        self._fail_pending(functools.partial(self._unread, error))
+
+    def _unread(self, error: Exception, step: int) -> TransferError:
+        return TransferError(
+            f"{self._name}, step {step}: the results of transfers cannot be read: {error!r}",
+            step=step,
+        )
 
     def _error(self, failure: _engine.Failure, step: int) -> TransferError:
         """What a transfer of this step raises once the engine has failed."""
@@ -231,7 +286,8 @@ class EngineHost:
 
     def _refusal(self) -> str:
         """What this host's own kernel has to do with a failure, as the end of its text."""
-        refusal = self.engine.refusal()
+        engine = self.engine
+        refusal = "" if engine is None else engine.refusal()
         return (
             f"; the kernel of {self._name}'s host refused datagrams: {refusal}" if refusal else ""
         )
@@ -259,8 +315,9 @@ class EngineHost:
         """Ends what is open with the error of its step."""
         with self._mutex:
             pending, self._pending = self._pending, {}
-        for each in pending.values():
-            each.handle.finish(error(each.step))
+        ended = [each.handle.end(error(each.step)) for each in pending.values()]
+        for run_callbacks in ended:
+            run_callbacks()
 
     def _complete(self, completion: _engine.Completion) -> None:
         with self._mutex:
@@ -268,19 +325,22 @@ class EngineHost:
         if known is None:
             return
         handle, step = known.handle, known.step
+        outcome: TransferReport | TransferError
         if completion.ok:
             self._watch_datagram(completion.datagram_bytes)
-            handle.finish(transfer_report(completion, known.effective_bounds))
+            try:
+                outcome = transfer_report(completion, known.effective_bounds)
+            except Exception as error:  # of memory, say: whoever waits has to know
+                outcome = self._unread(error, step)
         else:
             rank = self._names.rank_of(completion.error_rank)
-            handle.finish(
-                TransferError(
-                    completion.error + self._refusal(),
-                    rank=rank,
-                    step=step,
-                    cause=completion.error_cause,
-                )
+            outcome = TransferError(
+                completion.error + self._refusal(),
+                rank=rank,
+                step=step,
+                cause=completion.error_cause,
             )
+        handle.finish(outcome)
 
 
 def join_host(
@@ -297,7 +357,7 @@ def join_host(
     try:
         host = _take(meeting, identity, group, settings)
     except ConfigError as error:
-        meeting.tell_failure(str(error))
+        meeting.tell_failure(error)
         raise
     try:
         alike = _all_alike(meeting, host)
@@ -323,10 +383,10 @@ def _take(
     with _hosts_lock:
         host = _find(identity, group, meeting.endpoint, meeting.workers)
     if host is not None and host.settings.transport() != settings.transport():
-        gc.collect()
+        collect_forgotten()
         if _drop_unused(host):
             host = None
-    if host is not None and host.engine.failure():
+    if host is not None and host.failure():
         _drop(host)
         host = None
     if host is None:
@@ -340,7 +400,7 @@ def _take(
 def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
     """Whether all ranks would reuse the same engine, or all have none."""
     if host is not None and host.users > 1:
-        gc.collect()  # what is only forgotten is no use
+        collect_forgotten()
     own = [0, False] if host is None else [host.session, host.users > 1]
     theirs = [json.loads(text) for text in meeting.exchange(json.dumps(own))]
     if all(session == own[0] for session, _ in theirs):
@@ -416,13 +476,20 @@ def _check_same_transport(open_: Settings, wanted: Settings) -> None:
 
 
 _hosts: list[EngineHost] = []
-_hosts_lock = threading.RLock()  # collected garbage may take it once more
-_left_to_the_parent: list[EngineHost] = []
+_hosts_lock = threading.RLock()
+"""Finalizers take it, on whatever thread collects garbage, also on one that holds it already: so
+nothing waits while it is held, for a store least of all."""
+
+
+def collect_forgotten() -> None:
+    """Collects communicators that are only forgotten, which are no use of an engine. Twice: a DDP
+    module is garbage in a circle, and what its reducer held, in C++, only once that is gone."""
+    gc.collect()
+    gc.collect()
 
 
 def forget_host(host: EngineHost | None, stager: Stager) -> None:
-    """A communicator was garbage-collected. Its engine stays open for the next one: when garbage
-    is collected differs from rank to rank, and all ranks must open or reuse an engine alike."""
+    """A communicator is used no more; its engine stays open for the next one."""
     if host is None:
         stager.stop()
     elif os.getpid() == host.pid:
@@ -475,9 +542,7 @@ def _after_fork_in_child() -> None:
     global _hosts_lock
     _hosts_lock = threading.RLock()
     for host in _hosts:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(host.engine))  # never destroyed here
-        host.engine.leave_to_parent()
-        _left_to_the_parent.append(host)
+        host.leave_to_parent()
     _hosts.clear()
 
 

@@ -83,7 +83,7 @@ def open_engine(
     try:
         offered = local_addresses(settings.interface, rendezvous.store_host(store))
     except ConfigError as error:
-        meeting.tell_failure(str(error))
+        meeting.tell_failure(error)
         raise
     everybody = meeting.introduce(
         rendezvous.Introduction(
@@ -124,7 +124,7 @@ def open_engine(
     except (OSError, ValueError) as error:
         who = meeting.describe([endpoint])
         what = f"cannot open UDP {own.bound} port={settings.port}: {error}"
-        meeting.tell_failure(what)
+        meeting.tell_failure(ConfigError(what))
         if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
             allowed = "choose another port= or 0 for any free one"
             raise ConfigError(
@@ -144,7 +144,7 @@ def open_engine(
         _connect(engine, meeting, everybody, places, settings.rendezvous_timeout, setup)
     except BaseException as error:
         engine.close()
-        meeting.tell_failure(str(error) or type(error).__name__)
+        meeting.tell_failure(error)
         raise
     return OpenEngine(engine, session, datagram, meeting)
 

@@ -24,9 +24,11 @@ of its own. The slots below say where each value travels.
 from __future__ import annotations
 
 import math
+import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from gradwire.errors import ConfigError
 from gradwire.plans import check_choice
@@ -35,6 +37,7 @@ from gradwire.states import State
 
 __all__ = [
     "GAUGES",
+    "LAST_EPOCH",
     "Ballot",
     "Every",
     "LayerDetector",
@@ -44,6 +47,7 @@ __all__ = [
     "Summary",
     "check_every",
     "make_detector",
+    "scales_differ",
 ]
 
 Phase = Literal["critical", "tolerant"]
@@ -63,8 +67,20 @@ def check_every(name: str, value: object) -> None:
 GAUGES = ("lost", "rest", "rtprop", "slowness")
 """What the gauge slot carries, in turn: step s carries GAUGES[s % 4]."""
 
-UNKNOWN, BROKEN = -2.0, -1.0
-"""Squared norms on the wire that stand for "of no gradient yet" and "not finite"."""
+LAST_EPOCH = 1 << 32
+
+_MARKS = 1 << 20
+"""Values of a mark of the scale that a worker's gradients are multiplied by. Two slots that are
+maximised carry a whole number in units of it and, below that, the mark or its complement: where the
+ranks agree in both numbers, as they do but for moments, one has the largest mark and the other the
+smallest, so all ranks see in the same step whether their scales are alike. Where they do not, both
+marks are some rank's all the same, so no alarm is ever false."""
+
+_UNKNOWN, _BROKEN, _KNOWN = 0, 1, 2
+"""Squared norms on the wire: "of no gradient yet", "not finite", and from where on the known are
+counted."""
+_DROPPED_BITS = 31
+"""Of a float64; what is left of a squared norm is exact to 2.4e-7 of it."""
 
 PARTIAL_S = 1e9
 """A push time on the wire that stands for "not all of it arrived"."""
@@ -84,20 +100,20 @@ class Ballot:
 
     Summed over the workers: fresh_square, the bucket's squared L2 norm of the worker's fresh
     gradient (0 when it is not finite); nonfinite, it is not finite; falling, the learning rate
-    was lowered since the last step; congested, as the worker's policy sees it; loss and losses,
-    the sum and number of losses given since the last step (first bucket only; the sum is NaN when
-    one was not finite); critical and tolerant, a manual vote.
+    was lowered since the last step; congested, as the worker's policy sees it; loss, the mean of
+    the losses given since the last step (first bucket only; None where none was given, not finite
+    when one of them was not); critical and tolerant, a manual vote.
     Maximum over the workers: push_s, how long this bucket's last push took, in seconds (0 not
     known, infinite when not all of it arrived); gauge, what GAUGES says for this step: the largest
     share of a step lost since last told, `Policy.rest`, RTprop in seconds, or seconds per byte at
     BtlBw (0 not known); applied_square, the squared norm of the last step's applied gradient (None
-    before there is one); epoch, the newest epoch begun.
+    before there is one); epoch, the newest epoch begun. With the last two goes a mark of scale, by
+    which the worker's gradients are multiplied (`scales_differ`).
     """
 
     fresh_square: float = 0.0
     nonfinite: bool = False
-    loss: float = 0.0
-    losses: int = 0
+    loss: float | None = None
     critical: bool = False
     tolerant: bool = False
     applied_square: float | None = None
@@ -106,24 +122,57 @@ class Ballot:
     congested: bool = False
     push_s: float = 0.0
     gauge: float = 0.0
+    scale: float = 1.0
 
     def slots(self) -> tuple[float, ...]:
         """The eight slots: four summed, then four maximised. All are finite."""
-        applied = UNKNOWN if self.applied_square is None else self.applied_square
+        mark = _mark(self.scale)
+        loss = 0.0 if self.loss is None else self.loss
         return (
             self.fresh_square,
             _pack(self.nonfinite, self.falling, self.congested),
-            self.loss if abs(self.loss) < LARGEST_LOSS else BROKEN_LOSS,
-            _pack(self.critical, self.tolerant, self.losses),
+            loss if abs(loss) < LARGEST_LOSS else BROKEN_LOSS,
+            _pack(self.critical, self.tolerant, self.loss is not None),
             self.push_s if math.isfinite(self.push_s) else PARTIAL_S,
             self.gauge,
-            applied if math.isfinite(applied) else BROKEN,
-            float(self.epoch + 1),
+            float(_count_square(self.applied_square) * _MARKS + _MARKS - 1 - mark),
+            float((self.epoch + 1) * _MARKS + mark),
         )
 
 
 def _pack(first: int, second: int, third: int) -> float:
     return float(first + second * _COUNT + third * _COUNT**2)
+
+
+def _mark(scale: float) -> int:
+    """The same number for the same scale, a float32; another one, as good as always, for others."""
+    return zlib.crc32(struct.pack("<f", scale)) % _MARKS
+
+
+def _count_square(square: float | None) -> int:
+    """A squared norm as a whole number below 2^33 that grows with it."""
+    if square is None:
+        return _UNKNOWN
+    if not math.isfinite(square):
+        return _BROKEN
+    (bits,) = struct.unpack("<Q", struct.pack("<d", abs(square)))
+    return int(bits >> _DROPPED_BITS) + _KNOWN
+
+
+def _applied_norm(count: int) -> float | None:
+    if count < _KNOWN:
+        return None if count == _UNKNOWN else 0.0
+    (square,) = struct.unpack("<d", struct.pack("<Q", (count - _KNOWN) << _DROPPED_BITS))
+    return math.sqrt(square)
+
+
+def scales_differ(maxima: Iterable[Sequence[float]]) -> bool:
+    """Whether some ranks multiply their gradients by other scales than others, from the maximised
+    slots of a step's buckets; the same on all ranks."""
+    marks = set()
+    for slots in maxima:
+        marks |= {_MARKS - 1 - int(slots[2]) % _MARKS, int(slots[3]) % _MARKS}
+    return len(marks) > 1
 
 
 def _mean_loss(total: float, losses: int) -> float | None:
@@ -146,8 +195,8 @@ class Summary:
     averaged gradient applied in the step *before* (it is known only once that step is over), 0
     where it was not finite, None where there is none.
     vote: the phase that ranks ask for by hand (critical wins), None without a vote.
-    epoch: the newest epoch any rank has begun, -1 for none. loss: mean of the losses given, NaN
-    when one of them was not finite, None when none was given.
+    epoch: the newest epoch any rank has begun, -1 for none. loss: the mean, over the workers that
+    gave any, of each one's mean loss; NaN when a loss was not finite, None when none was given.
     falling: some rank lowered its learning rate. congested: some rank's policy says so.
     pushes: per bucket, how long its push took at the slowest worker in the step before, in
     seconds; 0 not known, infinite where not everything arrived. lost, rtprop_s, rest, btlbw
@@ -184,7 +233,7 @@ class Summary:
         """Folds each bucket's (summed slots, maximum slots), given in bucket order."""
         fresh = loss = 0.0
         nonfinite = falling = congested = critical = tolerant = losses = 0
-        applied = UNKNOWN
+        applied = _UNKNOWN
         epoch = -1
         pushes: list[float] = []
         gauge = 0.0
@@ -205,15 +254,15 @@ class Summary:
             )
             pushes.append(math.inf if maxima[0] >= PARTIAL_S else maxima[0])
             gauge = max(gauge, maxima[1])
-            applied = max(applied, maxima[2])
-            epoch = max(epoch, int(maxima[3]) - 1)
+            applied = max(applied, int(maxima[2]) // _MARKS)
+            epoch = max(epoch, int(maxima[3]) // _MARKS - 1)
         mean_square = fresh / world_size
         told = GAUGES[step % len(GAUGES)]
         return Summary(
             step=step,
             fresh_norm=math.sqrt(mean_square) if mean_square >= 0 else math.nan,
             nonfinite=nonfinite > 0,
-            applied_norm=None if applied == UNKNOWN else math.sqrt(max(0.0, applied)),
+            applied_norm=_applied_norm(applied),
             vote="critical" if critical else "tolerant" if tolerant else None,
             epoch=epoch,
             loss=_mean_loss(loss, losses),
@@ -298,16 +347,23 @@ class PhaseDetector:
             self._hold = self._hold or (summary.falling and not begins)
         self.phase = summary.vote if summary.vote is not None else self._detected
 
+    _KEPT: ClassVar[dict[str, str]] = {
+        **{key: key for key in ("phase", "steps", "critical_steps", "looks", "fired")},
+        **{key: f"_{key}" for key in ("detected", "previous", "squares", "count", "epoch", "hold")},
+    }
+    """The attribute that each key of a saved state stands for."""
+
     def state_dict(self) -> dict[str, object]:
         """Everything the next decision depends on, as plain values."""
-        return {key: value for key, value in vars(self).items() if key not in _CONFIGURATION}
+        return {key: getattr(self, attribute) for key, attribute in self._KEPT.items()}
 
     def load_state_dict(self, state: object) -> None:
         """Restores what `state_dict` returned; raises ConfigError for anything else, and changes
         nothing then."""
         read = State(state, "state['phases']['phases']")
-        read.keys(sorted(set(vars(self)) - _CONFIGURATION))
-        vars(self).update(self._read(read))
+        read.keys(sorted(self._KEPT))
+        for key, value in self._read(read).items():
+            setattr(self, self._KEPT[key], value)
 
     def _read(self, state: State) -> dict[str, object]:
         steps = state.whole("steps")
@@ -317,12 +373,12 @@ class PhaseDetector:
             "critical_steps": state.number("critical_steps", 0.0, steps),
             "looks": state.whole("looks"),
             "fired": state.whole("fired"),
-            "_detected": state.word("_detected", PHASES),
-            "_previous": state.optional("_previous", state.magnitude),
-            "_squares": state.magnitude("_squares"),
-            "_count": state.whole("_count"),
-            "_epoch": state.whole("_epoch", -1),
-            "_hold": state.flag("_hold"),
+            "detected": state.word("detected", PHASES),
+            "previous": state.optional("previous", state.magnitude),
+            "squares": state.magnitude("squares"),
+            "count": state.whole("count"),
+            "epoch": state.whole("epoch", -1),
+            "hold": state.flag("hold"),
         }
 
     def _begins(self, summary: Summary) -> bool:
@@ -397,20 +453,29 @@ class LayerDetector(PhaseDetector):
         self._detected = "tolerant" if tolerant else "critical"
         self.phase = self._vote if self._vote is not None else self._detected
 
+    _KEPT: ClassVar[dict[str, str]] = {
+        **PhaseDetector._KEPT,
+        **{key: f"_{key}" for key in ("norms", "settled", "vote")},
+    }
+
     def state_dict(self) -> dict[str, object]:
         """Everything the next decision depends on; sets as lists, which torch.load takes."""
-        return {**super().state_dict(), "_settled": sorted(self._settled)}
+        return {
+            **super().state_dict(),
+            "norms": dict(self._norms),
+            "settled": sorted(self._settled),
+        }
 
     def _read(self, state: State) -> dict[str, object]:
-        settled = state.values["_settled"]
+        settled = state.values["settled"]
         if not isinstance(settled, (list, tuple)) or not all(isinstance(n, str) for n in settled):
-            raise state.wrong("_settled", "a list of layers' names")
-        vote = state.values["_vote"]
+            raise state.wrong("settled", "a list of layers' names")
+        vote = state.values["vote"]
         return {
             **super()._read(state),
-            "_norms": state.part("_norms").by_name(),
-            "_settled": frozenset(settled),
-            "_vote": None if vote is None else state.word("_vote", PHASES),
+            "norms": state.part("norms").by_name(),
+            "settled": frozenset(settled),
+            "vote": None if vote is None else state.word("vote", PHASES),
         }
 
     def _look_at(self, norms: Mapping[str, float]) -> None:
@@ -465,6 +530,3 @@ def changed(before: float, now: float, eta: float) -> bool:
     """Whether a norm changed by the share eta or more; zero and non-finite ones count as that."""
     usable = math.isfinite(before) and math.isfinite(now) and before > 0 and now > 0
     return not usable or abs(before - now) / before >= eta
-
-
-_CONFIGURATION = frozenset({"eta", "every", "source"})

@@ -15,7 +15,7 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,21 +33,23 @@ from gradwire.errors import ConfigError, GradwireError
 from gradwire.guard import LossWatch
 from gradwire.guarding import StepGuard
 from gradwire.moments import FirstMoments
-from gradwire.phases import Phase, Summary
+from gradwire.phases import Phase, Summary, scales_differ
 from gradwire.plans import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.policies import PlanContext, Policy
 from gradwire.policies.priorities import by_region
 from gradwire.scalars import is_number, is_whole, plain
 from gradwire.settings import Settings
 from gradwire.skips import SkipWatch
-from gradwire.staging import StagePool
+from gradwire.staging import StagePool, failed
 from gradwire.states import State
 from gradwire.steps import Answer, Before, Step, Transfer, is_finite, square_norm, tensor_squares
 from gradwire.telemetry import ReportWriter, StepReport, build_report
 
 __all__ = ["GradientPipeline"]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+PRIVATE_KEYS = 1
+"""The version whose keys of a detector begin with an underscore."""
 LAST_STEP = 1 << 52
 SMALLEST_SCALE = float(np.finfo(np.float32).smallest_subnormal)
 LARGEST_SCALE = float(np.finfo(np.float32).max)
@@ -57,7 +59,10 @@ _STATE_KEYS = (
     *("version", "policy", "step", "grad_scale"),
     *("phases", "epoch", "applied_square", "residuals"),
 )
-_LATER_KEYS = ("losses", "rates", "velocities", "ages", "magnitudes", "vote")
+_LATER_KEYS = (
+    *("losses", "rates", "velocities", "ages", "magnitudes", "vote"),
+    *("flush", "layer_steps", "layer_squares", "guarded"),
+)
 """That older states do not have."""
 
 
@@ -125,7 +130,8 @@ class GradientPipeline:
         self._last: StepReport | None = None
         self._flush = False
         self._grad_scale = 1.0
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
+        self._awaited: list[threading.Event] = []  # that DDP has the results of the last step begun
         self._datagram = 0  # that plans are cut for; 0: what the ranks agreed on when they met
 
     # ------------------------------------------------------------------ what users set and read
@@ -203,8 +209,8 @@ class GradientPipeline:
         return self._consultation.add_up(values, self._step)
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed run needs: step, phase, votes; residuals, velocities, ages and magnitudes
-        (this rank's own)."""
+        """What a resumed run needs: step, phase, votes, a flush that is to come, norms since the
+        last look; residuals, velocities, ages and magnitudes (this rank's own)."""
         self._skips.look()
         return {
             "version": STATE_VERSION,
@@ -213,7 +219,10 @@ class GradientPipeline:
             "grad_scale": self._grad_scale,
             "phases": self.policy.state_dict(),
             "losses": {} if self._loss_watch is None else self._loss_watch.state_dict(),
+            "flush": self._flush,
             **self._ballots.state_dict(),
+            **self._consultation.state_dict(),
+            **self._guard.state_dict(),
             **self._books.state_dict(),
         }
 
@@ -224,10 +233,10 @@ class GradientPipeline:
         taken over at the present one."""
         read = State(state)
         version = read.values.get("version")
-        if not is_whole(version) or version != STATE_VERSION:
+        if not is_whole(version) or version not in (PRIVATE_KEYS, STATE_VERSION):
             raise ConfigError.about(
                 f"state['version']={version!r}",
-                f"this gradwire reads version {STATE_VERSION} of what "
+                f"this gradwire reads versions {PRIVATE_KEYS} and {STATE_VERSION} of what "
                 "attachment.state_dict() returns",
                 setting="state['version']",
                 value=version,
@@ -246,17 +255,24 @@ class GradientPipeline:
         takes = [
             self._books.read(read, self._names.trained, strict=strict),
             self._ballots.read(read),
+            self._consultation.read(read),
+            self._guard.read(read),
         ]
+        flush = "flush" in read.values and read.flag("flush")
         losses = read.part("losses") if "losses" in read.values else State({})
         if self._loss_watch is not None and losses.values:
             takes.append(self._loss_watch.read(losses))
         phases = dict(read.part("phases").values)
+        detector = phases.get("phases")
+        if version == PRIVATE_KEYS and isinstance(detector, Mapping):
+            phases["phases"] = {str(key).removeprefix("_"): detector[key] for key in detector}
         self._try_phases(phases)
         self.policy.load_state_dict(phases)
         for take in takes:
             take()
         if scale != self._grad_scale:
             self._books.rescale(self._grad_scale / scale)
+        self._flush = self._flush or flush
         self._step = step
 
     def _try_phases(self, phases: dict[str, Any]) -> None:
@@ -283,7 +299,7 @@ class GradientPipeline:
         return self._guard.take_skipped()
 
     def close(self) -> None:
-        """Closes the report file. The engine stays, for the next attachment. Idempotent."""
+        """Closes the report file, and the engine unless others use it. Idempotent."""
         if not self._closed:
             self._closed = True
             self.communicator.return_number(self.number)
@@ -295,11 +311,14 @@ class GradientPipeline:
     # ------------------------------------------------------------------ a bucket's way
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Averages one bucket over the workers; the future's value is the bucket's buffer."""
+        """Averages one bucket over the workers; the future's value is the bucket's buffer. What
+        fails is the future."""
         if self._failure is not None:
-            raise GradwireError(
-                f"gradwire stopped at an earlier failure: {self._failure}"
-            ) from self._failure
+            self._awaited = []
+            told = str(self._failure) or repr(self._failure)
+            return failed(
+                bucket.buffer(), GradwireError(f"gradwire stopped at an earlier failure: {told}")
+            )
         if not bucket.buffer().numel():
             return self._answer_empty(bucket)
         try:
@@ -310,10 +329,27 @@ class GradientPipeline:
                 stager.submit(lambda: self._guarded_start(transfer, result))
             else:
                 self._start(transfer, result)
-        except Exception as error:
-            self._fail(self._running, error)  # this rank has fallen out of step with the others
+        except GradwireError as error:  # this rank has fallen out of step with the others
+            self._fail(self._running, error.with_traceback(None))
+            return failed(bucket.buffer(), error)
+        except BaseException as error:  # Ctrl-C, too
+            self._fail(self._running, error)
             raise
+        self._awaited.append(transfer.delivered)
         return result.then(transfer.value)
+
+    def wait(self) -> None:
+        """Waits until DDP has all results of the step whose last bucket has begun.
+
+        On the main thread signals are heeded meanwhile: what their handlers raise is raised here,
+        and stops the pipeline, for this rank has left the step.
+        """
+        try:
+            for delivered in self._awaited:
+                delivered.wait()
+        except BaseException as error:
+            self._fail(self._running, error)
+            raise
 
     def _answer_empty(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Answers a bucket without elements, which does not travel; as the last one of a step it
@@ -329,6 +365,7 @@ class GradientPipeline:
             return result
         answer = Answer(step, stage)
         answer.result = result
+        self._awaited.append(answer.delivered)
         self._end(answer, last=True)
         return result.then(answer.value)
 
@@ -347,7 +384,7 @@ class GradientPipeline:
                 self._running = Step(
                     self._step,
                     self.policy.phase,
-                    self._ballots.cast(self._step, self._last, elapsed),
+                    self._ballots.cast(self._step, self._last, elapsed, self._grad_scale),
                     exact=self._flush or strict,
                     strict=strict,
                     floor=self._guard.floor,
@@ -356,6 +393,7 @@ class GradientPipeline:
                     flushes=self._flush,
                 )
                 self._flush = False
+                self._awaited = []
             step = self._running
             index = len(step.transfers)  # the bucket's own counts those without elements
         buffer = bucket.buffer()
@@ -375,6 +413,7 @@ class GradientPipeline:
         except Exception as error:
             transfer.error = error
             result.set_result(transfer.stage.buffer)
+            transfer.delivered.set()
             self._fail(transfer.step, error)
 
     def _start(self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]) -> None:
@@ -499,26 +538,27 @@ class GradientPipeline:
         """Notes that a bucket is done; the last one of a step waits for the step's end. last: no
         other one begins after it."""
         step = answer.step
+        over = hold = False
         with self._mutex:
             answer.done = True
             step.complete = step.complete or last
-            self._failure = self._failure or answer.error
-            failed = self._failure is not None
-            over = (
-                not failed
-                and step.complete
-                and self._running is step
-                and all(each.done for each in step.transfers)
-            )
-            if over:
-                self._running = None
-            hold = not failed and (over or step.guarded)
-            if hold:
-                step.held.append(answer)
+            failure = self._failure or answer.error
+            if failure is None:
+                over = (
+                    step.complete
+                    and self._running is step
+                    and all(each.done for each in step.transfers)
+                )
+                if over:
+                    self._running = None
+                hold = over or step.guarded
+                if hold:
+                    step.held.append(answer)
+        if failure is not None:
+            self._fail(step, failure)
+            answer.error = answer.error or failure
         if not hold:
             self._deliver(answer)
-        if failed:
-            self._release(step)
         if over:
             self._attempt(step, lambda: self._close(step))
 
@@ -538,14 +578,20 @@ class GradientPipeline:
             answer.error = answer.error or error
             if not answer.result.done():
                 answer.result.set_result(answer.stage.buffer)
+        finally:
+            answer.delivered.set()
 
-    def _fail(self, step: Step | None, error: Exception) -> None:
-        """Stops this pipeline: nothing may be held back any more."""
-        self._failure = self._failure or error
-        if step is not None:
-            for answer in step.held:
-                answer.error = answer.error or error
-            self._release(step)
+    def _fail(self, step: Step | None, error: BaseException) -> None:
+        """Stops this pipeline: what a step holds back goes to DDP as failed, and nothing is held
+        back any more."""
+        with self._mutex:
+            self._failure = self._failure or error
+            held: list[Answer] = []
+            if step is not None:
+                held, step.held = step.held, []
+        for answer in held:
+            answer.error = answer.error or error
+            self._deliver(answer)
 
     def _attempt(self, step: Step, work: Callable[[], None]) -> None:
         """Does a part of a step's end; a failure is every waiting bucket's."""
@@ -556,10 +602,16 @@ class GradientPipeline:
 
     def _close(self, step: Step) -> None:
         """All buckets are done: consults the other ranks if there is something to agree on."""
+        firsts = [each.first for each in step.transfers if each.first is not None]
+        if scales_differ(first.stats_max for first in firsts):
+            self._consultation.compare_scales(step.number, self._grad_scale).add_done_callback(
+                lambda done: self._attempt(step, lambda: self._consultation.refuse_scales(done))
+            )
+            return
         summary = Summary.fold(
             step.number,
             self.communicator.world_size,
-            [(t.first.stats_sum, t.first.stats_max) for t in step.transfers if t.first is not None],
+            [(first.stats_sum, first.stats_max) for first in firsts],
         )
         self._consultation.note(step, self._grad_scale)
         if not self._consultation.due(step, summary):

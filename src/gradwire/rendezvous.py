@@ -209,6 +209,11 @@ class Meeting:
         """Workers and servers together."""
         return self.workers + self.servers
 
+    @property
+    def prefix(self) -> str:
+        """Of keys that belong to this meeting alone; the same on all endpoints once it is open."""
+        return f"{self._root}/{self._id}"
+
     # ------------------------------------------------------------------ exchanges
 
     def exchange(self, text: str, timeout_s: float | None = None) -> list[str]:
@@ -230,23 +235,26 @@ class Meeting:
         texts = self.exchange(json.dumps(asdict(introduction)))
         return [Introduction.parse(text) for text in texts]
 
-    def tell_failure(self, why: str) -> None:
+    def tell_failure(self, error: BaseException) -> None:
         """Publishes, in place of a text in the next exchange, that this endpoint has failed.
 
-        Those that have not come yet are waited for, at most LINGER_S. A store that does not answer
-        raises nothing here, since the error would hide the cause.
+        Those that have not come yet are waited for, at most LINGER_S, unless somebody wants this
+        process to end. A store that does not answer raises nothing here, since that error would
+        hide the cause.
         """
         if self.endpoints == 1 or self._left:
             return
+        why = str(error) or type(error).__name__
         outcome = Outcome(f"{self.describe([self.endpoint])} failed: {why}", [self.endpoint])
+        linger_s = LINGER_S if isinstance(error, Exception) else 0.0
         with contextlib.suppress(Exception):
             if self._next == 0 and self.endpoint != 0:
-                self._follow(Wait(LINGER_S), outcome)
+                self._follow(Wait(linger_s), outcome)
             else:
                 if self._next == 0:
                     self._open()
                 self._decide(outcome)
-            self._leave(everybody=True)
+            self._leave(linger_s, everybody=True)
 
     def check_failures(self) -> None:
         """Raises RendezvousError if the next exchange has failed by now; waits for nobody."""
@@ -454,13 +462,17 @@ class Meeting:
         why = "".join(sign if sign.isprintable() else " " for sign in outcome.why)
         raise self.error(why, outcome.at_fault)
 
-    def _leave(self, *, everybody: bool = False) -> None:
-        """Leaves a meeting that failed. everybody: endpoint 0 waits for those to come, too."""
+    def _leave(self, linger_s: float | None = None, *, everybody: bool = False) -> None:
+        """Leaves a meeting that failed.
+
+        Endpoint 0 waits until the others have left, at most for linger_s (None: LINGER_S).
+        everybody: it waits for those that have not come, too.
+        """
         if self._left or not self._id:
             return
         self._left = True
         left = self._store.add(self._key(LEFT), 1)
-        wait = Wait(LINGER_S)
+        wait = Wait(LINGER_S if linger_s is None else linger_s)
         outcome = self._outcome()
         while self.endpoint == 0 and outcome is not None and not wait.over():
             expected = self.endpoints
@@ -477,7 +489,7 @@ class Meeting:
     # ------------------------------------------------------------------ the store
 
     def _key(self, *what: int | str) -> str:
-        return "/".join(map(str, (self._root, self._id, *what)))
+        return "/".join(map(str, (self.prefix, *what)))
 
     def _keys(self) -> list[str]:
         return [self._key(self._next, endpoint) for endpoint in range(self.endpoints)]
@@ -754,7 +766,7 @@ def _exchange_routes(
     if mtu and here.datagram > own.datagram(mtu):
         allowed = f"at most {own.datagram(mtu)}, for the MTU from {own.address} is {mtu}"
         wrong = ConfigError.of("datagram", here.datagram, allowed)
-        meeting.tell_failure(str(wrong))
+        meeting.tell_failure(wrong)
         raise wrong
     mine = {"mtu": mtu, "unreachable": unreachable}
     everybodys = [json.loads(text) for text in meeting.exchange(json.dumps(mine))]
@@ -803,7 +815,7 @@ def agree(
     the first.
     """
     if failure is not None:
-        meeting.tell_failure(str(failure))
+        meeting.tell_failure(failure)
         raise failure
     texts = meeting.exchange(json.dumps(dict(configuration), default=str))
     check_alike(meeting, [json.loads(text) for text in texts])

@@ -212,7 +212,6 @@ class Settings:
         """The settings an engine is built from; two users of one engine must agree on them."""
         names = (
             "route",
-            "servers",
             "interface",
             "port",
             "datagram",
@@ -224,7 +223,7 @@ class Settings:
             "dscp",
             "ecn",
         )
-        return {name: getattr(self, name) for name in names}
+        return {"servers": self.server_count, **{name: getattr(self, name) for name in names}}
 
     @staticmethod
     def build(

@@ -13,6 +13,7 @@ that half or a quarter of the bytes cross.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,14 +24,32 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.device_books import Encoded
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, GradwireError
 
-__all__ = ["DEVICES", "Stage", "StagePool"]
+__all__ = ["DEVICES", "Stage", "StagePool", "failed"]
 
 Encode = Callable[[torch.Tensor], Encoded]
 
 DEVICES = ("cpu", "cuda")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def failed(buffer: torch.Tensor, error: GradwireError) -> torch.futures.Future[torch.Tensor]:
+    """A future of a bucket that fails with the error, as a transfer's would. A hook that raises
+    leaves a DDP module half way through its step: it is of no use any more then."""
+    future = _future(buffer)
+    future.set_result(buffer)
+
+    def fail(_: object) -> torch.Tensor:
+        raise copy.copy(error)  # its traceback holds whoever runs the backward pass
+
+    return future.then(fail)
+
+
+def _future(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """A future for what lies where this buffer does."""
+    on_host = buffer.device.type == "cpu"
+    return torch.futures.Future(devices=None if on_host else [buffer.device])
 
 
 class Stage(ABC):
@@ -140,8 +159,7 @@ class _EmptyStage(_DirectStage):
     """Nothing, wherever it is."""
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        on_host = self.buffer.device.type == "cpu"
-        return torch.futures.Future(devices=None if on_host else [self.buffer.device])
+        return _future(self.buffer)
 
 
 class _CopyStage(Stage):

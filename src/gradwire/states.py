@@ -153,8 +153,8 @@ class State:
 
     def _checked(self, where: str, value: object, low: float, infinite: bool) -> float:
         number = plain(value)
-        sound = is_number(number) or (infinite and number == math.inf)
-        if not sound or not number >= low:  # type: ignore[operator]
+        endless = infinite and isinstance(number, float) and number == math.inf
+        if not (is_number(number) or endless) or not number >= low:  # type: ignore[operator]
             kind = "a number" if infinite else "a finite number"
             raise _wrong(where, value, f"{kind}{_range(low, math.inf)} is needed")
         return float(number)  # type: ignore[arg-type]

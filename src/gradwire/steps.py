@@ -1,12 +1,15 @@
 """One training step on its way: its buckets, and what waits until the step is decided."""
 
+import copy
 import math
+import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gradwire.errors import GradwireError
 from gradwire.guard import Action
 from gradwire.native import load_engine
 from gradwire.phases import Ballot, Phase
@@ -82,12 +85,15 @@ class Answer:
         self.step = step
         self.stage = stage
         self.result: torch.futures.Future[torch.Tensor] | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.done = False
+        self.delivered = threading.Event()  # `result` is complete
 
     def value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         """For `.then()`: the averaged bucket. Raising here is the one safe way to fail: an
         exception set on the future itself crashes DDP's backward."""
+        if isinstance(self.error, GradwireError):
+            raise copy.copy(self.error)  # its traceback may hold whoever runs the backward pass
         if self.error is not None:
             raise self.error
         return self.stage.buffer

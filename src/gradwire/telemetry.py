@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -175,6 +177,7 @@ class ReportWriter:
 
     def __init__(self, path: str | os.PathLike[str], rank: int, first: bool | None = None) -> None:
         name = str(path)
+        self._mutex = threading.Lock()  # steps end on one thread, and users close on another
         self.path: Path | None = None
         if "{rank}" in name:
             self.path = Path(name.replace("{rank}", str(rank)))
@@ -199,22 +202,26 @@ class ReportWriter:
         """Appends the report's line and flushes it."""
         if self._file is None:
             return
+        line = report.line() + "\n"
         try:
-            self._file.write(report.line() + "\n")
-            self._file.flush()
+            with self._mutex:
+                if self._file is not None:
+                    self._file.write(line)
+                    self._file.flush()
         except OSError as error:
             warnings.warn(
                 f"gradwire stops writing reports to {self.path}: {error}",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            self._file = None
+            self.close()
 
     def close(self) -> None:
-        """Closes the file; further reports are dropped."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Closes the file; further reports are dropped. What a full disk does not take is lost."""
+        with self._mutex, contextlib.suppress(OSError):
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()
 
 
 def finite(value: Any) -> Any:
