@@ -119,7 +119,7 @@ void Endpoint::Impl::check_life(Nanos now) {
 void Endpoint::Impl::check_deadlines(Nanos now) {
   for (auto& [id, op] : ops) {
     if (!op->worker || op->done || now < op->deadline) continue;
-    std::string text = "step " + std::to_string(op->spec.step) + ", op " + std::to_string(id) +
+    std::string text = "step " + std::to_string(op->spec.step) + ", " + op_name(id) +
                        ": not complete after " +
                        std::to_string((now - op->started) / kMillisecond) + " ms;";
     int32_t rank = -1;

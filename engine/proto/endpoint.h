@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "proto/failure.h"
+#include "proto/lanes.h"
 #include "proto/plan.h"
 #include "proto/time.h"
 
@@ -54,7 +55,7 @@ inline constexpr size_t kStatSlots = 8;  // the first four are summed, the last 
 using Stats = std::array<double, kStatSlots>;
 
 struct OpSpec {
-  uint64_t op = 0;  // 0, 1, 2, … alike on all workers
+  uint64_t op = 0;  // its id (proto/lanes.h)
   uint64_t step = 0;
   Plan plan;
   float* data = nullptr;            // plan.elements values, replaced by the result

@@ -9,7 +9,6 @@ namespace gradwire {
 namespace {
 constexpr Nanos kAckDelay = 800 * kMicrosecond;  // Rtt::kMaxAckDelay is above it
 constexpr uint64_t kMostPacketThreshold = 512;
-constexpr uint64_t kOpsAhead = 1024;  // a peer's op may be this far ahead
 constexpr size_t kLongestError = 1024;
 }  // namespace
 
@@ -128,10 +127,9 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     return;
   }
   if (number > path.received.largest()) path.demand = header->backlog;
-  const uint64_t near = config.endpoint < config.workers ? next_op : done_below;
-  const uint64_t op_id = wire::expand(header->op, near);
+  const uint64_t op_id = wire::expand(header->op, id_of(expected(header->op), lane_of(header->op)));
   if (!accept(path, *header, op_id, datagram, now)) return;
-  path.started = std::max(path.started, op_id + 1);
+  path.note_started(op_id);
   if (number > path.received.largest()) path.largest_arrival = arrival;
   const uint64_t before = path.received.largest();
   if (number < before) {
@@ -164,7 +162,7 @@ bool Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_
   const bool server = config.endpoint >= config.workers;
   if (server && header.common.kind == wire::Kind::open)
     return serve_open(path, header, op_id, payload, now);
-  if (op_id >= (server ? done_below : next_op) + kOpsAhead) {
+  if (number_of(op_id) >= expected(op_id) + kOpsAhead) {
     ++counters.malformed;
     return false;
   }

@@ -149,9 +149,10 @@ bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
     const uint32_t doublings = path.byes_sent - std::min(path.byes_sent, kQuickFarewells);
     path.next_farewell = now + (kFarewellInterval << std::min(doublings, kFarewellDoublings));
   }
-  wire::Bye bye{std::min(next_op, abandoned), closing, path.gone};
+  const bool worker = config.endpoint < config.workers;
+  wire::Bye bye{worker ? std::min(made, abandoned) : 0, closing, path.gone};
   for (const auto& [id, op] : ops)
-    if (op->worker && !op->done) bye.complete_below = std::min(bye.complete_below, id);
+    if (op->worker && !op->done) bye.complete_below = std::min(bye.complete_below, op->place);
   uint8_t* at = begin_control(train, path.peer, wire::kByeBytes);
   wire::write_bye(at, common(wire::Kind::bye), bye);
   end_control(train, wire::kByeBytes, control_dscp);
@@ -191,7 +192,7 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
 // A push of an op that the peer may not have started: nothing of it, or of a later one, has come. A
 // server has an op from the first OPEN on.
 bool Endpoint::Impl::early(const Path& path, const Op& op) const {
-  return config.servers == 0 && op.id >= path.started;
+  return config.servers == 0 && !path.has_started(op.id);
 }
 
 // How many chunks may go early on a path, in either direction.
@@ -206,8 +207,8 @@ uint64_t Endpoint::Impl::early_room(const Path& path) const {
   if (config.servers) return UINT64_MAX;
   const size_t most = most_early(path);
   size_t gone = 0;
-  for (auto it = ops.lower_bound(path.started); it != ops.end(); ++it)
-    gone += it->second->early[path.peer];
+  for (const auto& [id, op] : ops)
+    if (early(path, *op)) gone += op->early[path.peer];
   return most - std::min(most, gone);
 }
 
@@ -215,14 +216,31 @@ uint64_t Endpoint::Impl::early_room(const Path& path) const {
 uint64_t Endpoint::Impl::backlog(const Path& path) const {
   const bool room = early_room(path) > 0;
   uint64_t total = 0;
-  for (const auto& [id, op] : ops) {
-    if (op->aggregator && path.peer < config.workers) total += op->back[path.peer].backlog();
-    if (op->worker && !op->done)
-      for (uint16_t a = 0; a < config.aggregators(); ++a)
-        if (config.aggregator_endpoint(a) == path.peer)
-          total += op->push[a].backlog(room || !early(path, *op));
-  }
+  for (const auto& [id, op] : ops) total += backlog(path, *op, room);
   return total;
+}
+
+// Of one op. room: for what goes before the peer has started it.
+uint64_t Endpoint::Impl::backlog(const Path& path, const Op& op, bool room) const {
+  uint64_t total = 0;
+  if (op.aggregator && path.peer < config.workers) total += op.back[path.peer].backlog();
+  if (op.worker && !op.done)
+    for (uint16_t a = 0; a < config.aggregators(); ++a)
+      if (config.aggregator_endpoint(a) == path.peer)
+        total += op.push[a].backlog(room || !early(path, op));
+  return total;
+}
+
+// Whose ops the next train to a peer is of: lanes take turns, so that what a peer cannot take yet
+// of one of them keeps none of the others waiting.
+uint16_t Endpoint::Impl::next_lane(const Path& path) const {
+  const bool room = early_room(path) > 0;
+  uint64_t best = UINT64_MAX;
+  for (const auto& [id, op] : ops) {
+    const uint64_t turn = (lane_of(id) + kLanes - path.lane - 1) % kLanes;
+    if (turn < best && backlog(path, *op, room) > 0) best = turn;
+  }
+  return static_cast<uint16_t>((path.lane + 1 + best) % kLanes);
 }
 
 // A worker's chunk as its plan has it on the wire, in the train's own place in the scratch memory.
@@ -247,7 +265,9 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   uint32_t encoded = 0;
   uint64_t room = early_room(path);
   const bool by_share = paced_by == &path || path.held;
+  path.lane = next_lane(path);
   for (auto& [id, op] : ops) {
+    if (lane_of(id) != path.lane) continue;
     uint16_t aggregator = UINT16_MAX;
     if (op->worker && !op->done)
       for (uint16_t a = 0; a < config.aggregators(); ++a)

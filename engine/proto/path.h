@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "proto/ecn.h"
+#include "proto/lanes.h"
 #include "proto/loss_meter.h"
 #include "proto/rate_meter.h"
 #include "proto/received_packets.h"
@@ -156,10 +157,20 @@ struct Path {
   uint32_t probe_count = 0;          // consecutive time-outs
   uint32_t probes = 0;               // packets that may go without credit and window
   bool starved = false;              // backlog without credit, since probe_base
-  uint64_t started = 0;              // ops below it have started at the peer, as far as heard
+  uint16_t lane = 0;                 // of the last train of chunks
+  std::vector<uint64_t> started;     // by lane: ids below it have started at the peer
 
   EcnPath ecn;
   bool ecn_told = false;  // its failure is counted
+
+  // Whether it has been heard that the peer has started this op, or a later one of its lane.
+  bool has_started(uint64_t op) const {
+    return lane_of(op) < started.size() && op < started[lane_of(op)];
+  }
+  void note_started(uint64_t op) {
+    if (lane_of(op) >= started.size()) started.resize(lane_of(op) + size_t{1});
+    started[lane_of(op)] = std::max(started[lane_of(op)], op + 1);
+  }
 
   double loss_to(Nanos now) const {
     return now - loss_told_time > LossMeter::kMemory ? 0.0 : loss_told;
@@ -198,7 +209,7 @@ struct Path {
   Nanos last_ping = 0;
   bool connected = false;  // a ping of full length has been answered
   bool gone = false;       // said goodbye
-  uint64_t gone_op = 0;    // ops below it were complete at the peer
+  uint64_t gone_op = 0;    // places below it were complete at the peer
   bool ping_now = false;
   bool pong_now = false;
   uint64_t pong_echo = 0;

@@ -4,7 +4,8 @@
 //   u8 version | u8 kind | u16 source endpoint | u32 session
 // Reliable packets (kind < ack) carry 20 bytes more and have a packet number of their own:
 //   u32 packet number | u32 send time, us | u32 op | u32 chunk or part | u16 backlog | u16 flags
-// Packet numbers and ops are 64-bit inside and travel as their low 32 bits (RFC 9000, appendix A).
+// Packet numbers and ids of ops are 64-bit inside and travel as their low 32 bits (RFC 9000,
+// appendix A).
 #pragma once
 
 #include <bit>
@@ -18,8 +19,9 @@
 namespace gradwire::wire {
 
 // Raised with every change of what travels. 2: the ACK's fields, `share`, the width
-// of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause.
-inline constexpr uint8_t kVersion = 4;
+// of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause. 5: ops
+// have lanes.
+inline constexpr uint8_t kVersion = 5;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
 inline constexpr size_t kMinDatagram = 256;
@@ -68,7 +70,7 @@ struct Pass {
 // receiver has been heard is an answer itself and has none.
 inline constexpr size_t kByeBytes = kCommonBytes + 10;
 struct Bye {
-  uint64_t complete_below;  // ops below it are complete at the sender
+  uint64_t complete_below;  // of its ops, in the order they were made, those that are complete
   bool leaves;              // else it only answers
   bool heard;               // that the receiver leaves
 };

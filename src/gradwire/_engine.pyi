@@ -139,7 +139,8 @@ class Failure:
 class Completion:
     """What became of one all-reduce (one op)."""
 
-    op: int
+    op: int  # in its lane
+    lane: int
     step: int
     ok: bool
     error: str  # "" when ok; names rank, step and cause
@@ -207,6 +208,7 @@ class Engine:
         self,
         *,
         op: int,
+        lane: int = 0,
         step: int,
         plan: Plan,
         data: NDArray[np.float32],
@@ -216,8 +218,9 @@ class Engine:
         timeout_ns: int = 1_800_000_000_000,
     ) -> None:
         """Starts one all-reduce in place; the caller keeps `data` alive and untouched until the
-        Completion. Ops are numbered 0, 1, 2, … alike on all workers. Thread-safe, never blocks.
-        Raises RuntimeError when the engine has failed or is closed."""
+        Completion. The ops of a lane are numbered 0, 1, 2, … alike on all workers; those of
+        different lanes may start in any order. Thread-safe, never blocks. Raises RuntimeError
+        when the engine has failed or is closed."""
     def next_completion(self, timeout_ns: int) -> Completion | None:
         """Blocks without the GIL for the next Completion; None at the time-out or once closed."""
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
@@ -324,6 +327,7 @@ class Fabric:
         *,
         worker: int,
         op: int,
+        lane: int = 0,
         step: int,
         plan: Plan,
         data: NDArray[np.float32],
@@ -336,14 +340,14 @@ class Fabric:
     def close(self, host: int, linger_ns: int = 2_000_000_000) -> None: ...
     def forget(self) -> None: ...
     def run(self, until_ns: int, until_done: bool = True) -> bool: ...
-    def completion(self, worker: int, op: int) -> Completion | None: ...
-    def result(self, worker: int, op: int) -> NDArray[np.float32]: ...
-    def finished_at_ns(self, worker: int, op: int) -> int: ...
+    def completion(self, worker: int, op: int, lane: int = 0) -> Completion | None: ...
+    def result(self, worker: int, op: int, lane: int = 0) -> NDArray[np.float32]: ...
+    def finished_at_ns(self, worker: int, op: int, lane: int = 0) -> int: ...
     def failure(self, host: int) -> str: ...
     def closed(self, host: int) -> bool: ...
     def counters(self, host: int) -> dict[str, float]: ...
     def violations(self) -> list[str]: ...
-    def trace(self) -> list[tuple[int, int, int, str, int, int, int, int, str, int]]: ...
+    def trace(self) -> list[tuple[int, int, int, str, int, int, int, int, str, int, int]]: ...
 
 class LinkQueue:
     """One direction of the lab's own link, in virtual time: a rate with a drop-tail queue, then a
