@@ -2,8 +2,10 @@
 than the buckets' ballots carry.
 
 Two things ask for it: a phase per layer, in the steps that look, and the guard, in every step that
-it may have to send again. Transfers are numbered as they start, alike on all ranks only while one
-attachment at a time runs a backward pass: where two modules share one, use neither.
+it may have to send again. It starts when the last bucket of its step is done, before DDP has that
+result, so it comes between the same two steps of its attachment on all ranks. Where other modules
+share the backward pass, their buckets may start before or after it: attachments have no common
+order (`Communicator.take_number`).
 """
 
 from __future__ import annotations
@@ -79,7 +81,6 @@ class Consultation:
     def _exact(
         self, values: NDArray[np.float32], step: int, place: int, stats: tuple[float, ...]
     ) -> Handle:
-        # As for buckets: another attachment's transfer under the same number is a plan error.
         seed = mix_seed(self._settings.seed, self._number, step, place)
         plan = replace(TransferPlan.whole(values.size), seed=seed)
         return self._communicator.all_reduce(values, plan, step=step, stats=stats)

@@ -45,11 +45,9 @@ def attach(
     `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl", …); what is not given
     is read from GRADWIRE_* variables.
 
-    Several modules may be attached, alike on all ranks. Those that share a backward pass should lie
-    on one device: autograd runs a thread per device, and if their buckets come in another order on
-    another rank, that is an error that names both ranks. With the guard on (a policy with a floor,
-    or floor=…) or detector="layers", the default of "adaptive", a module must not share its
-    backward pass: those end a step with a transfer that takes its turn only when the step is done.
+    Several modules may be attached, alike on all ranks, and may share backward passes, on one
+    device or on several: their buckets and the ends of their steps need not come in the same order
+    on all ranks.
 
     Raises ConfigError for a module that is not DDP, that already has a communication hook, or
     for impossible options, a report file that cannot be opened among them; RendezvousError naming

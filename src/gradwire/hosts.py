@@ -8,6 +8,7 @@ that is merely forgotten leaves the engine open for the next.
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import ctypes
 import functools
@@ -70,8 +71,8 @@ class EngineHost:
         self._names = meeting.names
         self._name = meeting.describe([rank])
         self._mutex = threading.Lock()
-        self._next_op = 0
-        self._pending: dict[int, tuple[Handle, int, tuple[float, ...]]] = {}
+        self._next_ops: collections.Counter[int] = collections.Counter()  # by lane
+        self._pending: dict[tuple[int, int], tuple[Handle, int, tuple[float, ...]]] = {}
         self._failed_at: float | None = None
         self.stager = Stager(f"gradwire-stage-{rank}")
         self._pool: CompletionPool[_engine.Completion] = CompletionPool(
@@ -82,6 +83,7 @@ class EngineHost:
         self,
         handle: Handle,
         *,
+        lane: int,
         engine_plan: _engine.Plan,
         effective_bounds: tuple[float, ...],
         data: NDArray[np.float32],
@@ -91,7 +93,11 @@ class EngineHost:
         stats: tuple[float, ...],
         timeout_ns: int,
     ) -> None:
-        """Gives one all-reduce to the engine, numbered in the order of these calls."""
+        """Gives one all-reduce to the engine, numbered in the order of these calls in its lane.
+
+        lane: alike on all ranks, which start the all-reduces of a lane in one order, and those of
+        different lanes in any.
+        """
         if os.getpid() != self.pid:
             raise TransferError(
                 f"{self._name}: the engine belongs to process {self.pid}, not to its fork "
@@ -100,11 +106,12 @@ class EngineHost:
                 step=step,
             )
         with self._mutex:
-            op = self._next_op
-            self._pending[op] = (handle, step, effective_bounds)
+            op = self._next_ops[lane]
+            self._pending[lane, op] = (handle, step, effective_bounds)
             try:
                 self.engine.all_reduce(
                     op=op,
+                    lane=lane,
                     step=step,
                     plan=engine_plan,
                     data=data,
@@ -114,16 +121,16 @@ class EngineHost:
                     timeout_ns=timeout_ns,
                 )
             except RuntimeError as error:
-                del self._pending[op]
+                del self._pending[lane, op]
                 failure = self.engine.failure()
                 if failure is None:
                     text = f"{self._name}, step {step}: {error}"
                     raise TransferError(text, step=step) from error
                 raise self._error(failure, step) from error
             except BaseException:  # the engine has not taken the array: nobody waits for it
-                del self._pending[op]
+                del self._pending[lane, op]
                 raise
-            self._next_op += 1
+            self._next_ops[lane] += 1
 
     def numbers(self) -> list[int]:
         """The numbers that users of this engine have taken."""
@@ -191,7 +198,7 @@ class EngineHost:
 
     def _complete(self, completion: _engine.Completion) -> None:
         with self._mutex:
-            known = self._pending.pop(completion.op, None)
+            known = self._pending.pop((completion.lane, completion.op), None)
         if known is None:
             return
         handle, step, effective = known
