@@ -36,6 +36,7 @@ LAYERS = (
         "moments",
         "magnitudes",
         "buckets",
+        "names",
         "pruning",
         "staging",
         "steps",

@@ -17,6 +17,7 @@ from gradwire.communicator import Communicator
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
 from gradwire.groups import Group
+from gradwire.names import named_parameters, plain_name
 from gradwire.native import load_engine
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import PLOT, Policy
@@ -283,17 +284,18 @@ def _check_devices(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         here = parameter.device.type in DEVICES
         if parameter.requires_grad and not here and name not in ignored:
+            plain = plain_name(name)
             raise ConfigError.about(
-                f"parameter {name!r} lies on device {parameter.device}",
+                f"parameter {plain!r} lies on device {parameter.device}",
                 f"allowed are {' and '.join(DEVICES)}",
-                setting=name,
+                setting=plain,
                 value=str(parameter.device),
             )
 
 
 def _check_real(model: torch.nn.Module) -> None:
     """Raises ConfigError for a trained parameter that is complex."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model).items():
         if parameter.requires_grad and parameter.is_complex():
             raise ConfigError.about(
                 f"parameter {name!r} has dtype {parameter.dtype}",
@@ -313,10 +315,11 @@ def _check_dense(model: torch.nn.Module) -> None:
             continue
         path = f"{name}.weight" if name else "weight"
         if weight.requires_grad and path not in ignored:
+            plain = plain_name(path)
             raise ConfigError.about(
-                f"parameter {path!r} of {type(module).__name__}(sparse=True)",
+                f"parameter {plain!r} of {type(module).__name__}(sparse=True)",
                 "dense gradients are carried only; make it with sparse=False",
-                setting=path,
+                setting=plain,
                 value=True,
             )
 
@@ -329,12 +332,13 @@ def _ignored(model: torch.nn.Module) -> Collection[str]:
 
 def sizes(model: torch.nn.Module) -> dict[str, int]:
     """The elements of each parameter that is trained, by name."""
-    return {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    return {n: p.numel() for n, p in named_parameters(model).items() if p.requires_grad}
 
 
 def vectors(model: torch.nn.Module) -> frozenset[str]:
     """The names of the trained parameters of fewer than two dimensions."""
-    return frozenset(n for n, p in model.named_parameters() if p.requires_grad and p.dim() < 2)
+    trained = {n: p for n, p in named_parameters(model).items() if p.requires_grad}
+    return frozenset(name for name, parameter in trained.items() if parameter.dim() < 2)
 
 
 def _forward_to_host(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
