@@ -37,6 +37,7 @@ LAYERS = (
         "magnitudes",
         "buckets",
         "names",
+        "modules",
         "pruning",
         "staging",
         "steps",

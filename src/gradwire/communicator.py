@@ -22,7 +22,7 @@ from gradwire import rendezvous
 from gradwire.arrays import as_float32
 from gradwire.errors import ConfigError, GradwireError, TransferError
 from gradwire.executor import Stager
-from gradwire.handles import Handle
+from gradwire.handles import Connected, Handle
 from gradwire.hosts import EngineHost, forget_host, join_host, release_host
 from gradwire.native import ChunkGrid, load_engine, native_plan, trivial_report
 from gradwire.plans import PRIORITY_CLASSES, REMEMBERED, Regions, TransferPlan
@@ -42,7 +42,7 @@ NUMBERS = 4095
 """How many numbers there are: an engine has 4,096 lanes, the first one for those without."""
 
 
-class Communicator:
+class Communicator(Connected):
     """All-reduces float32 arrays among `world_size` processes over UDP.
 
     store: a torch.distributed Store that all processes share. config: Settings, or a mapping of

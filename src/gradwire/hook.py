@@ -6,17 +6,20 @@ ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwir
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
 
 import functools
+import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.buckets import GradBucket, ParameterNames
 from gradwire.communicator import Communicator
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
 from gradwire.groups import Group
+from gradwire.modules import python_reducer
 from gradwire.names import named_parameters, plain_name
 from gradwire.native import load_engine
 from gradwire.pipeline import GradientPipeline
@@ -65,6 +68,7 @@ class HookState:
             )
         self.process_group = process_group
         self._finds_unused = find_unused_parameters
+        self._ddp: Callable[[], DistributedDataParallel | None] = _nothing
         self.active = True
         self.attached = False  # whether an attachment feeds it
         self._know(model)
@@ -129,6 +133,27 @@ class HookState:
         except ConfigError as error:
             return None, error
 
+    def serve(self, ddp: DistributedDataParallel) -> None:
+        """Notes which module's hook has this state."""
+        self._ddp = weakref.ref(ddp)
+
+    def serves(self, ddp: DistributedDataParallel) -> bool:
+        """Whether this module's hook has this state, as noted: a copy's has not, for DDP keeps no
+        hook in a copy, though its list does."""
+        return self._ddp() is ddp
+
+    def check_join(self) -> None:
+        """Raises ConfigError within `join` of the module with another division than by all."""
+        ddp = self._ddp()
+        if ddp is None or not ddp._join_config.enable or ddp._divide_by_initial_world_size:
+            return
+        raise ConfigError.of(
+            "divide_by_initial_world_size",
+            False,
+            "gradwire divides by all workers, those that have joined included; leave it out",
+            beside="in join()",
+        )
+
     def activate(
         self,
         policy: str | Policy | None,
@@ -184,6 +209,14 @@ class HookState:
                 setting="optimizer",
                 value=type(optimizer).__name__,
             )
+        if getattr(optimizer, "_overlap_with_ddp", False):
+            raise ConfigError.about(
+                f"optimizer={type(optimizer).__name__}",
+                "with overlap_with_ddp=True it steps in a communication hook of its own and its "
+                "step() does nothing; make it with overlap_with_ddp=False",
+                setting="optimizer",
+                value=type(optimizer).__name__,
+            )
         if optimizer is not None and self._names.trained is not None:
             held = (p for group in optimizer.param_groups for p in group["params"])
             if not any(map(self._names.knows, held)):
@@ -213,6 +246,7 @@ class HookState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
+        self._ddp = _nothing
         self.active = state["active"]
         self.attached = False
         self._finds_unused = state.get("finds_unused", False)
@@ -239,8 +273,12 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
             setting="state",
             value=type(state).__name__,
         )
+    handed: object = bucket
+    if isinstance(handed, tuple):
+        raise python_reducer()
     if not state.active:
         return _forward_to_host(state, bucket)
+    state.check_join()
     return state.pipeline.reduce(bucket)
 
 
@@ -256,7 +294,7 @@ def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_:
 
 
 def _nothing() -> None:
-    """There is no optimizer to let go of."""
+    """There is no optimizer to let go of, and no module that is known."""
 
 
 def _check_alone(policy: Policy, settings: Settings) -> None:
