@@ -1,4 +1,4 @@
-"""The bare DDP communication hook, for those who register hooks themselves (Lightning, …).
+"""The bare DDP communication hook, for frameworks that take nothing but a hook.
 
 ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwire.comm_hook)
 """
