@@ -216,6 +216,33 @@ def test_modules_with_unused_parameters(two: Ranks) -> None:
     two.run(branches)
 
 
+def one_optimizer(rank: int, world: int) -> None:
+    """What the first module's guard skips the second one's does not, in the same pass."""
+    modules = towers(700, 150)
+    parameters = [p for each in modules for p in each.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+    options = {"guard": "skip", "error_feedback": True, "optimizer": optimizer, **RESENDS}
+    first = gradwire.attach(modules[0], "mlt", **options)
+    second = gradwire.attach(modules[1], "reliable", optimizer=optimizer)
+    for step in range(3):
+        before = [fingerprint(each) for each in modules]
+        optimizer.zero_grad()
+        squares(modules, rank, step).backward()
+        optimizer.step()
+        assert first.report().guard == "skipped"
+        assert [fingerprint(each) == was for each, was in zip(modules, before, strict=True)] == [
+            True,
+            False,
+        ]
+    first.detach()
+    second.detach()
+    alike(modules)
+
+
+def test_a_skipped_step_beside_one_that_is_taken(two: Ranks) -> None:
+    two.run(one_optimizer)
+
+
 def three_modules(rank: int, world: int) -> None:
     """The second one takes part in every other step only."""
     modules = towers(300, 100, 500)
