@@ -22,7 +22,6 @@ from gradwire import communicator, hosts, rendezvous
 from gradwire.communicator import Communicator, Handle
 from gradwire.errors import ConfigError, GradwireError, RendezvousError, TransferError
 from gradwire.executor import CompletionPool, Stager
-from gradwire.opening import _wait_connected
 from gradwire.plans import CloseStep, Region, TransferPlan, TransferReport, mix_seed
 from gradwire.settings import Settings
 
@@ -621,32 +620,13 @@ def test_communicators_of_one_group_share_an_engine(two: Team) -> None:
 
 class FakeHost:
     def __init__(self, session: int, settings: Settings) -> None:
-        self.group, self.rank, self.world_size = "world", 0, 2
+        self.store, self.group, self.rank, self.world_size = "s", "world", 0, 2
         self.session, self.settings, self.users = session, settings, 0
         self.engine = SimpleNamespace(failure=lambda: None)
         self.closed = False
 
     def close(self) -> None:
         self.closed = True
-
-
-def test_an_engine_closed_during_the_search_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings.build({}, environment={})
-    opened: list[Any] = [FakeHost(session, settings) for session in (1, 2)]
-    monkeypatch.setattr(hosts, "_hosts", opened)
-
-    class Closing:
-        """A store that, when asked for the first, makes the garbage collector close it."""
-
-        def check(self, keys: list[str]) -> bool:
-            if keys == ["gradwire/session/1"]:
-                assert hosts._drop_unused(opened[0])
-                return False
-            return True
-
-    first, second = opened
-    assert hosts._find(Closing(), "world", 0, 2) is second  # type: ignore[arg-type]
-    assert first.closed
 
 
 def test_an_engine_closed_before_it_is_joined_is_not_joined(
@@ -792,36 +772,6 @@ def test_a_port_in_use_is_named_and_told_to_the_others() -> None:
     assert isinstance(errors[0], RendezvousError)
     assert "rank 1 failed" in str(errors[0])
     assert f"port={port}" in str(errors[0])
-
-
-class Unanswered:
-    """An engine that rank 1 does not answer."""
-
-    def __init__(self, failure: str) -> None:
-        self.failure = lambda: SimpleNamespace(text=failure) if failure else None
-
-    def wait_connected(self, timeout_ns: int) -> list[int]:
-        return [1]
-
-
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        ("", r"no answer over UDP from rank 1 at 10\.0\.0\.1:77 on 'b' within 0\.01 s: a firewall"),
-        ("rank 2 has left the job", r"failed before rank 1 at .*: rank 2 has left the job"),
-    ],
-)
-def test_a_peer_that_does_not_answer_is_named_with_what_the_engine_knows(
-    failure: str, message: str
-) -> None:
-    meeting = rendezvous.Meeting(
-        dist.HashStore(), "world", endpoint=0, workers=2, servers=0, timeout_s=1
-    )
-    everybody = [rendezvous.Introduction(rank, 1, host="ab"[rank]) for rank in range(2)]
-    addresses = [("10.0.0.0", 77), ("10.0.0.1", 77)]
-    with pytest.raises(RendezvousError, match=message) as raised:
-        _wait_connected(Unanswered(failure), meeting, everybody, addresses, 0.01)  # type: ignore[arg-type]
-    assert raised.value.ranks == (1,)
 
 
 def test_closing_fails_what_is_open() -> None:

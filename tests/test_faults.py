@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire import hosts
 
 PEER_TIMEOUT = 2.0
 ENVIRONMENT = {
@@ -188,3 +190,51 @@ def test_a_transfer_that_takes_too_long_is_an_error_and_no_crash() -> None:
     assert not isinstance(outcome[0], (Failed, Gone)), outcome
     assert "step 2" in outcome[0]
     assert "rank 1" in outcome[0]
+
+
+def waits_long(rank: int, world: int) -> tuple[list[str], dict[str, Any]]:
+    """Rank 1 does not begin its third step: what rank 0 logs meanwhile, and its error."""
+    logged: list[str] = []
+    watch = logging.Handler()
+    watch.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(watch)
+    hosts.FIRST_WARNING_S, hosts.NEXT_WARNING_S = 0.5, 0.5
+    ddp = module()
+    gradwire.attach(ddp, "reliable", timeout=3.0)
+    warm_up(ddp)
+    if rank == 1:
+        time.sleep(5.0)
+        return logged, {}
+    with pytest.raises(RuntimeError) as raised:
+        backward(ddp)
+    return logged, {"text": str(raised.value)}
+
+
+def test_a_long_wait_is_logged_with_who_has_not_begun_and_when_it_was_last_heard() -> None:
+    with Ranks(2, **ENVIRONMENT) as ranks:
+        (logged, error), (silent, _) = ranks.run(waits_long)
+    assert len(logged) >= 2
+    for line in logged:
+        assert "step 2" in line
+        assert "rank 1 has not begun it and was last heard" in line
+    assert silent == []
+    assert "rank 1 has not begun it" in error["text"]
+    assert "timeout=3, as given" in error["text"]
+
+
+def takes_the_environment(rank: int, world: int) -> str:
+    ddp = module()
+    gradwire.attach(ddp, "reliable")
+    warm_up(ddp)
+    if rank == 1:
+        time.sleep(3.0)
+        return ""
+    with pytest.raises(RuntimeError) as raised:
+        backward(ddp)
+    return str(raised.value)
+
+
+def test_a_time_out_says_where_its_setting_came_from() -> None:
+    with Ranks(2, **ENVIRONMENT, GRADWIRE_TIMEOUT="1.5") as ranks:
+        text = ranks.run(takes_the_environment)[0]
+    assert "timeout=1.5, from GRADWIRE_TIMEOUT" in text

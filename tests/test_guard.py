@@ -135,7 +135,7 @@ def seeds_of_a_step(number: int) -> list[int]:
     job = Job(2, TENSORS, "mlt", p=0.1, floor=0.5, buckets=[1, 1])
     seeds: list[int] = []
     for pipeline in job.pipelines:
-        pipeline._number = pipeline._consultation._number = number
+        pipeline.number = pipeline._consultation._number = number
         start = pipeline.communicator.all_reduce
 
         def noting(

@@ -60,6 +60,7 @@ LAYERS = (
         "guard",
     ),
     (
+        "addresses",
         "communicator",
         "hosts",
         "opening",

@@ -30,7 +30,7 @@ from gradwire.errors import ConfigError, TransferError
 from gradwire.job_calibration import JobCalibration
 from gradwire.layer_search import CANDIDATES, HALVINGS, LayerSearch
 from gradwire.policies import PLOT, Adaptive, Calibration
-from gradwire.rendezvous import Meeting
+from gradwire.rendezvous import Names
 from gradwire.sim import Link
 from gradwire.virtual import Job
 
@@ -607,12 +607,7 @@ def test_a_rank_that_fails_in_its_call_is_named_at_once(how: str, said: str) -> 
 
 def test_a_rank_that_never_comes_to_calibrate_is_named_at_the_time_out() -> None:
     store = dist.HashStore()
-    rolls = [
-        CalibrationRoll(
-            Meeting(store, "t", endpoint=r, workers=2, servers=0, timeout_s=1.0, ranks=(4, 7)), 0.2
-        )
-        for r in range(2)
-    ]
+    rolls = [CalibrationRoll(store, "t", rank, Names((4, 7)), 0.2) for rank in range(2)]
     rolls[1].begin(3, 1)  # an earlier step: it may still come
     with pytest.raises(
         TransferError, match=r"^rank 4, step 4: rank 7 has not called attachment.calibrate"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -10,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,16 +24,28 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire._engine import PROTOCOL_VERSION
+from gradwire.addresses import LocalAddress
 from gradwire.communicator import Communicator
 from gradwire.errors import ConfigError, GradwireError, RendezvousError
+from gradwire.opening import meet_servers
+from gradwire.rendezvous import Introduction
 from gradwire.server import open_store, serve
 from gradwire.settings import Settings
 
 
-@contextmanager
-def server_processes(port: int, workers: int, servers: int) -> Iterator[list[Any]]:
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def server_processes(
+    port: int, workers: int, servers: int, host: str = "127.0.0.1"
+) -> Iterator[list[Any]]:
     command = [sys.executable, "-m", "gradwire.cli", "server", "--json", "--servers", str(servers)]
-    command += ["--store", f"127.0.0.1:{port}", "--workers", str(workers), "--timeout", "30"]
+    command += ["--store", f"{host}:{port}", "--workers", str(workers), "--timeout", "30"]
     processes = [
         subprocess.Popen(
             [*command, "--index", str(index)],
@@ -115,6 +127,18 @@ def test_a_server_sums_for_modules_that_share_a_backward_pass() -> None:
         assert processes[0].returncode == 0, out
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback here")
+def test_a_server_joins_a_job_over_ipv6() -> None:
+    with (
+        Ranks(2, MASTER_ADDR="::1") as ranks,
+        server_processes(ranks.port, 2, 1, host="[::1]") as (process,),
+    ):
+        (first, _), (second, _) = ranks.run(trains, servers=1, policy="reliable")
+        assert first == second
+        out, _ = process.communicate(timeout=20)
+        assert process.returncode == 0, out
+
+
 def without_server(rank: int, world: int) -> str:
     ddp = DistributedDataParallel(nn.Linear(4, 4))
     with pytest.raises(gradwire.RendezvousError) as raised:
@@ -142,6 +166,9 @@ def test_a_server_told_to_stop_stops_while_it_waits() -> None:
     ("arguments", "message"),
     [
         (["--store", "nonsense", "--workers", "2"], "store='nonsense': host:port"),
+        (["--store", "[::1]", "--workers", "2"], "store='[::1]': host:port, [IPv6"),
+        (["--store", "[host]:1", "--workers", "2"], "store='[host]:1': host:port"),
+        (["--store", "a:b:1", "--workers", "2"], "store='a:b:1': host:port"),
         (["--store", "h:²", "--workers", "2"], "store='h:²': host:port"),
         (["--store", "file:///no/such/f", "--workers", "2"], "there is no folder '/no/such'"),
         (["--store", "file:///", "--workers", "2"], "the file of a FileStore"),
@@ -242,12 +269,7 @@ class LostStore:
         self.failure = lambda: told if failure else None
         self.closed = False
 
-    def exchange(self, topic: str, text: str, timeout_s: float) -> None:
-        pass
-
-    timeout_s = 1.0
-
-    def all_workers_left(self) -> bool:
+    def all_finished(self) -> bool:
         raise RuntimeError("Connection reset by peer")
 
     def counters(self) -> dict[str, float]:
@@ -307,7 +329,7 @@ def test_a_store_that_goes_away_hides_no_failure(
 ) -> None:
     opened = LostStore(failure)
     monkeypatch.setattr("gradwire.opening.open_engine", lambda *_: opened)
-    monkeypatch.setattr("gradwire.opening.meet_workers", lambda *_: None)
+    monkeypatch.setattr("gradwire.opening.meet_servers", lambda *_, **__: None)
     settings = Settings.build({"route": "server"}, environment={})
     if failure:
         with pytest.raises(GradwireError, match="server 0: rank 1 has sent nothing"):
@@ -335,6 +357,15 @@ def test_a_listener_that_is_no_store_is_an_error_in_time() -> None:
     assert f"no store answers at {store} within 1 s, though somebody listens" in done.stderr
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback here")
+@pytest.mark.parametrize("host", ["[::1]", "::1"])
+def test_a_store_of_an_ipv6_address_is_found(host: str) -> None:
+    here = dist.TCPStore("::1", 0, is_master=True, wait_for_workers=False)
+    store = open_store(f"{host}:{here.port}", 10.0)
+    store.set("a", "b")
+    assert here.get("a") == b"b"
+
+
 def test_a_store_that_comes_late_is_found() -> None:
     port = free_port()
     opened: list[object] = []
@@ -355,3 +386,49 @@ def test_a_file_store_that_may_be_written_is_opened(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/store", 1.0)
     store.set("a", "b")
     assert open_store(f"file://{tmp_path}/store", 1.0).get("a") == b"b"
+
+
+def test_a_server_that_met_workers_which_died_meets_those_that_are_started_again() -> None:
+    """They met, and the worker was gone before the engines were open."""
+    store = dist.HashStore()
+    settings = Settings.build({"route": "server", "rendezvous_timeout": 20}, environment={})
+    found: list[object] = []
+    server = threading.Thread(
+        target=lambda: found.append(serve(store, workers=1, index=0, settings=settings))
+    )
+    server.start()
+    died = meet_servers(store, "world", settings, endpoint=0, workers=1)
+    died.introduce(Introduction(0, PROTOCOL_VERSION, (LocalAddress("127.0.0.1"),)))
+    worker = Communicator(store, 0, 1, settings)
+    array = np.ones(1000, np.float32)
+    worker.all_reduce(array).wait(10)
+    worker.close()
+    server.join(20)
+    assert len(found) == 1
+
+
+def comes(rank: int, world: int, port: int, wait_s: float) -> str:
+    """One life of a rank, in a store that outlives it."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    time.sleep(wait_s)
+    try:
+        member = Communicator(store, rank, 2, {"rendezvous_timeout": 3.0, "interface": "lo"})
+    except RendezvousError as error:
+        return f"ranks {error.ranks}"
+    array = np.full(1000, rank + 1.0, np.float32)
+    member.all_reduce(array).wait(10)
+    return str(array[0])
+
+
+def test_a_new_life_meets_in_a_store_that_outlives_the_processes() -> None:
+    """In the first life a rank is killed before it comes, in the second while the other waits."""
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for killed in (1, 0):
+        with Ranks(2, group=False) as ranks:
+            ranks.start(comes, port=host.port, per_rank=[{"wait_s": 0.0}, {"wait_s": 0.0}])
+            ranks.kill(killed)
+            (outcome,) = ranks.collect(20, ranks=[1 - killed])
+        assert outcome == f"ranks ({killed},)"
+    with Ranks(2, group=False) as ranks:
+        waits = [{"wait_s": 0.0}, {"wait_s": 1.0}]
+        assert ranks.run(comes, port=host.port, per_rank=waits) == ["3.0", "3.0"]

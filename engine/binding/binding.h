@@ -74,7 +74,7 @@ bool wait_in_slices(Nanos timeout, Wait&& wait) {
   }
 }
 
-// Texts may quote what a peer sent, which need not be UTF-8.
+// Texts may quote what a peer sent, which need not be UTF-8, and must not control a terminal.
 nb::str to_text(const std::string& text);
 
 // The id of an op; raises ValueError for a lane that there is not.
@@ -90,6 +90,7 @@ void bind_codec(nb::module_& module);
 void bind_chunks(nb::module_& module);
 void bind_engine(nb::module_& module);
 void bind_fabric(nb::module_& module);
+void bind_interfaces(nb::module_& module);
 void bind_lab(nb::module_& module);
 
 }  // namespace gradwire::binding

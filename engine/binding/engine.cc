@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <system_error>
 #include <unordered_map>
 
 #include "binding/binding.h"
@@ -62,7 +63,8 @@ class Engine {
   void all_reduce(uint64_t op, uint16_t lane, uint64_t step, const Plan& plan,
                   const WritableArray& data, const std::optional<InputArray<uint32_t>>& critical,
                   const std::optional<InputArray<uint8_t>>& priorities,
-                  const std::vector<double>& stats, int64_t timeout) {
+                  const std::vector<double>& stats, int64_t timeout,
+                  const std::string& timeout_from) {
     if (data.shape(0) != plan.elements) {
       throw nb::value_error(("data has " + std::to_string(data.shape(0)) + " elements, the plan " +
                              std::to_string(plan.elements))
@@ -80,6 +82,7 @@ class Engine {
     spec.stats = to_stats(stats);
     spec.timeout = timeout;
     const uint64_t id = spec.op;
+    spec.timeout_from = timeout_from;
     loop_->start(std::move(spec));
     // The engine writes into it from its own thread, whatever the caller forgets meanwhile.
     held_.insert_or_assign(id, data);
@@ -169,7 +172,17 @@ nb::dict features_of(io::Loop& loop) {
   out["ecn"] = snapshot.features.ecn;
   out["rcvbuf"] = snapshot.features.receive_buffer;
   out["sndbuf"] = snapshot.features.send_buffer;
+  out["rcvbuf_asked"] = io::kReceiveBuffer;
+  out["sndbuf_asked"] = io::kSendBuffer;
   return out;
+}
+
+std::string refusal_of(io::Loop& loop) {
+  const nb::gil_scoped_release release;
+  const io::SocketCounters socket = loop.snapshot().socket;
+  if (socket.send_errors == 0) return "";
+  return std::generic_category().message(socket.last_error) + " (" +
+         std::to_string(socket.send_errors) + " datagrams)";
 }
 
 }  // namespace
@@ -199,6 +212,18 @@ void add_counters(nb::dict& into, const Counters& counters) {
 }
 
 void bind_engine(nb::module_& module) {
+  nb::class_<PeerState>(module, "Peer", "What an engine knows of another one.")
+      .def_prop_ro("endpoint", [](const PeerState& p) { return p.endpoint; })
+      .def_prop_ro("answered", [](const PeerState& p) { return p.answered; })
+      .def_prop_ro("heard", [](const PeerState& p) { return p.heard; })
+      .def_prop_ro("silence_ns", [](const PeerState& p) { return p.silence; })
+      .def(
+          "has_begun",
+          [](const PeerState& p, uint64_t op, uint16_t lane) {
+            return p.has_begun(checked_id(op, lane));
+          },
+          "op"_a, "lane"_a = 0);
+
   nb::class_<Failure>(module, "Failure", "Why an engine has failed.")
       .def_prop_ro("text", [](const Failure& f) { return to_text(f.text); })
       .def_prop_ro("rank", [](const Failure& f) { return f.rank; })
@@ -246,7 +271,8 @@ void bind_engine(nb::module_& module) {
           "timeout_ns"_a)
       .def("all_reduce", &Engine::all_reduce, nb::kw_only(), "op"_a, "lane"_a = 0, "step"_a,
            "plan"_a, "data"_a.noconvert(), "critical"_a = nb::none(), "priorities"_a = nb::none(),
-           "stats"_a = std::vector<double>{}, "timeout_ns"_a = 1800 * kSecond)
+           "stats"_a = std::vector<double>{}, "timeout_ns"_a = 1800 * kSecond,
+           "timeout_from"_a = "")
       .def("next_completion", &Engine::next_completion, "timeout_ns"_a)
       .def(
           "set_drop",
@@ -255,6 +281,12 @@ void bind_engine(nb::module_& module) {
           },
           "rate"_a, "burst"_a = 1.0, "seed"_a = 0)
       .def("counters", [](Engine& engine) { return counters_of(engine.loop()); })
+      .def("peers",
+           [](Engine& engine) {
+             const nb::gil_scoped_release release;
+             return engine.loop().snapshot().peers;
+           })
+      .def("refusal", [](Engine& engine) { return refusal_of(engine.loop()); })
       .def("features", [](Engine& engine) { return features_of(engine.loop()); })
       .def("failure",
            [](Engine& engine) -> std::optional<Failure> {

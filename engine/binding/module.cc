@@ -42,5 +42,6 @@ NB_MODULE(_engine, module) {
   gradwire::binding::bind_chunks(module);
   gradwire::binding::bind_engine(module);
   gradwire::binding::bind_fabric(module);
+  gradwire::binding::bind_interfaces(module);
   gradwire::binding::bind_lab(module);
 }

@@ -443,7 +443,10 @@ void Loop::Impl::hand_on_events() {
 void Loop::Impl::publish() {
   counted.socket = socket.counters();
   counted.features = socket.features();
-  if (endpoint) counted.endpoint = endpoint->counters();
+  if (endpoint) {
+    counted.endpoint = endpoint->counters();
+    counted.peers = endpoint->peers(monotonic_now());
+  }
   last_snapshot = counted;
   snapshot_wanted = false;
   ++snapshots;

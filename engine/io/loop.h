@@ -21,6 +21,7 @@ namespace gradwire::io {
 // Everything that is counted, at one moment.
 struct Snapshot {
   Counters endpoint;
+  std::vector<PeerState> peers;
   SocketCounters socket;
   Features features;
   uint64_t strangers = 0;  // datagrams from addresses that are no endpoint's

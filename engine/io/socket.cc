@@ -17,8 +17,6 @@
 namespace gradwire::io {
 namespace {
 
-constexpr int kReceiveBuffer = 16 << 20;
-constexpr int kSendBuffer = 4 << 20;
 constexpr int kProbe = 0x10;  // the kernel's MSG_PROBE, which glibc does not name
 constexpr Nanos kAlignEvery = 10 * kMillisecond;
 
@@ -195,6 +193,7 @@ uint32_t Socket::send(const Address& to, const Train& train, uint32_t first) {
         ++counters_.blocked;
         return first;
       case Segmented::lost:
+        counters_.last_error = errno;
         counters_.send_errors += train.count - first;
         return train.count;
       case Segmented::refused: {
@@ -273,7 +272,12 @@ uint32_t Socket::send_plain(const Address& to, const Train& train, uint32_t firs
       return first;
     }
     // ENOBUFS, EPERM, a late ECONNREFUSED, …: this datagram is lost and the rest is tried.
-    ++(errno == EMSGSIZE ? counters_.too_long : counters_.send_errors);
+    if (errno == EMSGSIZE) {
+      ++counters_.too_long;
+    } else {
+      counters_.last_error = errno;
+      ++counters_.send_errors;
+    }
     ++first;
   }
   return first;

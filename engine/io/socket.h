@@ -17,6 +17,10 @@
 
 namespace gradwire::io {
 
+// Bytes of buffer that are asked of the kernel.
+inline constexpr int kReceiveBuffer = 16 << 20;
+inline constexpr int kSendBuffer = 4 << 20;
+
 // What the kernel granted.
 struct Features {
   bool segment = false;
@@ -34,6 +38,7 @@ struct SocketCounters {
   uint64_t blocked = 0;      // trains that found the send buffer full
   uint64_t too_long = 0;     // datagrams above the path's MTU
   uint64_t send_errors = 0;  // datagrams that the kernel refused for another reason
+  int last_error = 0;        // that reason, the newest: an errno
   uint64_t truncated = 0;
   uint64_t overflows = 0;  // datagrams that the kernel dropped for want of receive buffer
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "proto/endpoint_impl.h"
+#include "proto/text.h"
 
 namespace gradwire {
 
@@ -88,65 +89,99 @@ Nanos Endpoint::Impl::ping_interval(const Path& path, Nanos now) const {
 }
 
 void Endpoint::Impl::check_life(Nanos now) {
+  std::vector<const Path*> silent;
+  size_t peers = 0;
   for (auto& p : paths) {
     if (!p) continue;
     if (now - p->last_ping >= ping_interval(*p, now)) {
       p->last_ping = now;
       p->ping_now = !p->gone;
     }
-    if (!p->connected || failure || now - p->last_heard <= config.peer_timeout) continue;
-    if (p->gone) {
-      const Op* op = waits_for(p->peer);
-      if (!op) continue;
-      fail({name(p->peer) + " left the job and has sent nothing for " +
-                std::to_string(config.peer_timeout / kMillisecond) + " ms, but step " +
-                std::to_string(op->spec.step) + " still needs results of it",
-            p->peer, Cause::left},
-           now);
-      return;
-    }
-    const uint64_t step = ops.empty() ? 0 : ops.begin()->second->spec.step;
-    std::string text = name(p->peer) + " has sent nothing for " +
-                       std::to_string(config.peer_timeout / kMillisecond) + " ms";
-    if (!ops.empty()) text += " (step " + std::to_string(step) + ")";
-    fail({text + ": its process is dead or frozen, or the network to it is cut", p->peer,
-          Cause::silence},
-         now);
-    return;
+    if (!p->connected) continue;
+    ++peers;
+    if (now - p->last_heard > config.peer_timeout && (!p->gone || waits_for(p->peer)))
+      silent.push_back(p.get());
   }
+  if (!silent.empty() && !failure) fail(silence_of(std::move(silent), peers, now), now);
+}
+
+// Why nothing is heard of these peers. Where all of several fall silent together, the cause is
+// this host's or its switch's; with a single peer nobody can tell whose it is.
+Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const {
+  const Path& first = *silent.front();
+  std::string step;
+  if (!ops.empty()) step = "step " + std::to_string(ops.begin()->second->spec.step) + ": ";
+  const std::string setting_text = " (" + setting("peer_timeout", config.peer_timeout) + ")";
+  if (first.gone) {
+    const Op* op = waits_for(first.peer);
+    return {name(first.peer) + " left the job and has sent nothing for " +
+                seconds(now - first.last_heard) + setting_text + ", but step " +
+                std::to_string(op->spec.step) + " still needs results of it",
+            first.peer, Cause::left};
+  }
+  size_t quiet = 0;
+  for (const auto& p : paths)
+    if (p && p->connected && now - p->last_heard > config.peer_timeout - together()) ++quiet;
+  if (peers > 1 && quiet == peers)
+    return {step + name(config.endpoint) + " hears none of its " + std::to_string(peers) +
+                " peers since " + seconds(now - first.last_heard) + setting_text +
+                ": its host, or the switch that it is at, is cut off",
+            config.endpoint, Cause::silence};
+  std::string text = step + name(config.endpoint) + " has heard nothing of ";
+  for (size_t i = 0; i < silent.size(); ++i) text += (i == 0 ? "" : ", ") + name(silent[i]->peer);
+  text += " for " + seconds(now - first.last_heard) + setting_text;
+  if (peers == 1)
+    return {text + ": that process is dead or frozen, or the network between the two is cut", -1,
+            Cause::silence};
+  return {text + ", but hears the others: " +
+              (silent.size() == 1 ? "that process is" : "those processes are") +
+              " dead or frozen, or cut off from the network",
+          first.peer, Cause::silence};
+}
+
+// Peers that fall silent within this time of each other do so for one reason.
+Nanos Endpoint::Impl::together() const {
+  return std::min(kSecond, config.peer_timeout / 2);
+}
+
+// Who has not started an op, as far as its peers are heard of, with when that was.
+std::string Endpoint::Impl::not_begun(const Op& op, int32_t& rank, Nanos now) const {
+  std::string text;
+  for (uint16_t w = 0; w < config.workers; ++w) {
+    if (!paths[w] || paths[w]->has_started(op.id)) continue;
+    if (rank < 0) rank = w;
+    text += (text.empty() ? "" : ", ") + name(w) + " has not begun it and was last heard " +
+            seconds(now - paths[w]->last_heard) + " ago";
+  }
+  return text;
 }
 
 void Endpoint::Impl::check_deadlines(Nanos now) {
   for (auto& [id, op] : ops) {
     if (!op->worker || op->done || now < op->deadline) continue;
     std::string text = "step " + std::to_string(op->spec.step) + ", " + op_name(id) +
-                       ": not complete after " +
-                       std::to_string((now - op->started) / kMillisecond) + " ms;";
+                       ": not complete after " + seconds(now - op->started) + " (" +
+                       setting("timeout", op->spec.timeout);
+    if (!op->spec.timeout_from.empty()) text += ", " + op->spec.timeout_from;
+    text += "): ";
     int32_t rank = -1;
-    std::string absent;
-    for (uint16_t w = 0; op->aggregator && w < config.workers; ++w) {
-      if (op->aggregator->opened(w)) continue;
-      if (rank < 0) rank = w;
-      absent += " " + name(w);
+    const auto heard = [&](uint16_t e) {
+      if (rank < 0) rank = e;
+      return name(e) + (paths[e] ? " (last heard " + seconds(now - paths[e]->last_heard) + " ago)"
+                                 : std::string());
+    };
+    std::string missing = not_begun(*op, rank, now);
+    if (missing.empty() && op->aggregator && !op->aggregator->all_final()) {
+      for (uint16_t w : op->aggregator->waiting_for())
+        missing += (missing.empty() ? "a part of the gradients is missing of " : ", ") + heard(w);
     }
-    if (!absent.empty()) {
-      text += absent + " alive, but did not take part in time";
-    } else if (op->aggregator && !op->aggregator->all_final()) {
-      text += " still waiting for the rest of the gradients of";
-      for (uint16_t w : op->aggregator->waiting_for()) {
-        if (rank < 0) rank = w;
-        text += " " + name(w);
-      }
-    } else {
-      text += " still waiting for results (which may wait for another rank's gradients) from";
-      for (uint16_t a = 0; a < config.aggregators(); ++a) {
-        if (has_enough(*op, a)) continue;
-        const uint16_t e = config.aggregator_endpoint(a);
-        if (rank < 0) rank = e;
-        text += " " + name(e);
-      }
+    if (missing.empty()) {
+      for (uint16_t a = 0; a < config.aggregators(); ++a)
+        if (!has_enough(*op, a))
+          missing += (missing.empty() ? "results are missing of " : ", ") +
+                     heard(config.aggregator_endpoint(a));
     }
-    fail({text, rank, Cause::timeout}, now);
+    fail({text + missing, rank, Cause::timeout}, now);
     return;
   }
 }
@@ -332,6 +367,12 @@ void Endpoint::close(Nanos now, Nanos linger) {
 }
 const Counters& Endpoint::counters() const {
   return impl_->counters;
+}
+std::vector<PeerState> Endpoint::peers(Nanos now) const {
+  std::vector<PeerState> found;
+  for (const auto& p : impl_->paths)
+    if (p) found.push_back({p->peer, p->connected, p->heard, now - p->last_heard, p->started});
+  return found;
 }
 const Failure& Endpoint::failure() const {
   return impl_->failure;

@@ -63,6 +63,7 @@ struct OpSpec {
   std::vector<uint8_t> priorities;  // order priority: class of each chunk, 0 first; empty: alike
   Stats stats{};
   Nanos timeout = 1800 * kSecond;
+  std::string timeout_from;  // whose that is, for texts: "given to attach"
 };
 
 struct OpReport {
@@ -147,6 +148,19 @@ struct Counters {
   double receive_window = 0;  // bytes
 };
 
+// What an endpoint knows of another one that it talks to.
+struct PeerState {
+  uint16_t endpoint = 0;
+  bool answered = false;        // a ping of full length has been answered
+  bool heard = false;           // something has come from it
+  Nanos silence = 0;            // since then
+  std::vector<uint64_t> begun;  // by lane: ids below it have started there, as far as heard
+
+  bool has_begun(uint64_t op) const {
+    return lane_of(op) < begun.size() && op < begun[lane_of(op)];
+  }
+};
+
 class Endpoint {
  public:
   explicit Endpoint(const EndpointConfig& config, Nanos now);
@@ -170,6 +184,7 @@ class Endpoint {
   void close(Nanos now, Nanos linger);
 
   const Counters& counters() const;
+  std::vector<PeerState> peers(Nanos now) const;
   const Failure& failure() const;
 
  private:

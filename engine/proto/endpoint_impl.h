@@ -37,6 +37,9 @@ struct Endpoint::Impl {
   void fail(Failure why, Nanos now);
   std::string name(uint16_t endpoint) const;  // "rank 3", "server 0"
   void check_life(Nanos now);
+  Failure silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const;
+  Nanos together() const;
+  std::string not_begun(const Op& op, int32_t& rank, Nanos now) const;
   void check_deadlines(Nanos now);
   void check_probe(Path& path, Nanos now);
   bool farewell_over(const Path& path) const;
@@ -64,6 +67,7 @@ struct Endpoint::Impl {
   // endpoint_transmit.cc
   bool transmit(Nanos now, Train& train);
   bool transmit_unreliable(Path& path, Nanos now, Train& train);
+  std::vector<uint32_t> next_ids(Path& path) const;
   bool transmit_farewell(Path& path, Nanos now, Train& train);
   bool transmit_train(Nanos now, Train& train);
   bool transmit_control(Path& path, Nanos now, Train& train);

@@ -31,6 +31,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   ++counters.packets_received;
   counters.bytes_received += datagram.size();
   path.last_heard = now;
+  path.heard = true;
   if (wire::is_reliable(head->kind)) {
     on_reliable(path, datagram, now, arrival, ecn);
     return;
@@ -47,17 +48,27 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
     }
     case wire::Kind::ping:
     case wire::Kind::pong: {
-      wire::Reader reader(datagram.subspan(wire::kCommonBytes));
-      const auto stamp = reader.get<uint64_t>();
-      if (!reader.ok()) {
+      const auto ping = wire::read_ping(datagram);
+      if (!ping) {
         ++counters.malformed;
-      } else if (head->kind == wire::Kind::ping) {
+        return;
+      }
+      wire::Reader begun(ping->begun);
+      while (source < config.workers && !begun.rest().empty()) {
+        const auto low = begun.get<uint32_t>();
+        path.note_next(wire::expand(low, path.next_of(low)));
+      }
+      if (head->kind == wire::Kind::ping) {
         path.pong_now = true;
-        path.pong_echo = stamp;
+        path.pong_stamp = ping->stamp;
         // Who still asks has not heard why there is no answer to its data.
         if (failure && path.errors_left == 0) path.errors_left = 1;
-      } else if (static_cast<Nanos>(stamp) <= now && static_cast<Nanos>(stamp) > now - kSecond) {
-        path.rtt.sample(now - static_cast<Nanos>(stamp), 0, now);
+        return;
+      }
+      constexpr uint64_t kStamp = (uint64_t{1} << wire::kStampBits) - 1;
+      const auto round = static_cast<Nanos>((static_cast<uint64_t>(now) - ping->stamp) & kStamp);
+      if (round < kSecond) {
+        path.rtt.sample(round, 0, now);
         if (!path.connected) {
           path.connected = true;
           Event event;
@@ -72,15 +83,12 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
       wire::Reader reader(datagram.subspan(wire::kCommonBytes));
       const auto rank = reader.get<int32_t>();
       const auto cause = static_cast<Cause>(reader.get<uint8_t>());
-      const auto text = reader.rest();
+      std::string text(reinterpret_cast<const char*>(reader.rest().data()), reader.rest().size());
       if (!reader.ok() || text.size() > kLongestError) {
         ++counters.malformed;
         return;
       }
-      fail({name(source) +
-                " reports: " + std::string(reinterpret_cast<const char*>(text.data()), text.size()),
-            rank, cause},
-           now);
+      fail({name(source) + " reports: " + text, rank, cause}, now);
       return;
     }
     case wire::Kind::bye: {
@@ -129,7 +137,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   if (number > path.received.largest()) path.demand = header->backlog;
   const uint64_t op_id = wire::expand(header->op, id_of(expected(header->op), lane_of(header->op)));
   if (!accept(path, *header, op_id, datagram, now)) return;
-  path.note_started(op_id);
+  path.note_next(op_id + kLanes);
   if (number > path.received.largest()) path.largest_arrival = arrival;
   const uint64_t before = path.received.largest();
   if (number < before) {

@@ -30,7 +30,7 @@ constexpr uint32_t kMostEncoded = 1U << 16;
 // Chunks for a peer that is not known to have started their ops: more than go before its OPEN comes
 // where all start together, and fewer than it keeps in any case.
 constexpr size_t kMostEarly = kStashMost / 2;
-constexpr size_t kLongestReport = 200;  // bytes of a failure's text that travel
+constexpr size_t kLongestReport = 800;  // bytes of a failure's text that travel
 
 uint8_t* begin_control(Train& train, uint16_t destination, size_t bytes) {
   train.destination = destination;
@@ -115,11 +115,13 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     (pong ? path.pong_now : path.ping_now) = false;
     // As long as the longest datagram until one is answered: a path that does not carry them shows
     // before the first step (RFC 8899, in its plainest form).
-    const size_t bytes = pong || path.connected ? wire::kCommonBytes + 8 : config.datagram_bytes;
+    const std::vector<uint32_t> begun = next_ids(path);
+    const size_t shortest = wire::kPingBytes + begun.size() * wire::kBegunBytes;
+    const size_t bytes = pong || path.connected ? shortest : config.datagram_bytes;
     uint8_t* at = begin_control(train, path.peer, bytes);
     std::fill_n(at, bytes, uint8_t{0});
-    wire::write_common(at, common(pong ? wire::Kind::pong : wire::Kind::ping));
-    wire::put(at + wire::kCommonBytes, pong ? path.pong_echo : static_cast<uint64_t>(now));
+    wire::write_ping(at, common(pong ? wire::Kind::pong : wire::Kind::ping),
+                     pong ? path.pong_stamp : static_cast<uint64_t>(now), begun);
     end_control(train, bytes, control_dscp);
     return true;
   }
@@ -137,6 +139,24 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     return true;
   }
   return transmit_farewell(path, now, train);
+}
+
+// What a PING says of the lanes: of all in which ops have started here, or, where there are more
+// than it holds, of the next ones in turn.
+std::vector<uint32_t> Endpoint::Impl::next_ids(Path& path) const {
+  std::vector<uint32_t> ids;
+  const size_t first = path.next_told;
+  path.next_told = 0;
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    const size_t lane = (first + i) % lanes.size();
+    if (lanes[lane].next == 0) continue;
+    if (ids.size() == wire::kMostBegun) {
+      path.next_told = static_cast<uint16_t>(lane);
+      break;
+    }
+    ids.push_back(static_cast<uint32_t>(id_of(lanes[lane].next, lane)));
+  }
+  return ids;
 }
 
 // BYE: until the peer says that it was heard, and one for each of the peer's that asks for it.
@@ -173,7 +193,7 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   wire::Header header{};
   header.common = common(frame.kind);
   header.packet_number = static_cast<uint32_t>(packet.number);
-  header.send_time_us = static_cast<uint32_t>(now / kMicrosecond);
+  header.send_time_us = us(now);
   header.op = static_cast<uint32_t>(frame.op);
   header.chunk = frame.part;
   header.backlog = static_cast<uint16_t>(std::min<uint64_t>(backlog(path), 65'535));
@@ -313,7 +333,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       wire::Header header{};
       header.common = common(kind);
       header.packet_number = static_cast<uint32_t>(packet.number);
-      header.send_time_us = static_cast<uint32_t>(now / kMicrosecond);
+      header.send_time_us = us(now);
       header.op = static_cast<uint32_t>(id);
       header.chunk = chunk;
       header.backlog = static_cast<uint16_t>(std::min<uint64_t>(left, 65'535));

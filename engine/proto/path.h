@@ -158,18 +158,21 @@ struct Path {
   uint32_t probes = 0;               // packets that may go without credit and window
   bool starved = false;              // backlog without credit, since probe_base
   uint16_t lane = 0;                 // of the last train of chunks
-  std::vector<uint64_t> started;     // by lane: ids below it have started at the peer
+  std::vector<uint64_t> started;     // by lane: ids below it have started at the peer, as heard
+  uint16_t next_told = 0;            // the first lane that the next PING tells of
 
   EcnPath ecn;
   bool ecn_told = false;  // its failure is counted
 
   // Whether it has been heard that the peer has started this op, or a later one of its lane.
-  bool has_started(uint64_t op) const {
-    return lane_of(op) < started.size() && op < started[lane_of(op)];
+  bool has_started(uint64_t op) const { return op < next_of(op); }
+  uint64_t next_of(uint64_t id) const {
+    return lane_of(id) < started.size() ? started[lane_of(id)] : 0;
   }
-  void note_started(uint64_t op) {
-    if (lane_of(op) >= started.size()) started.resize(lane_of(op) + size_t{1});
-    started[lane_of(op)] = std::max(started[lane_of(op)], op + 1);
+  // That all ids of this one's lane below it have started there.
+  void note_next(uint64_t id) {
+    if (lane_of(id) >= started.size()) started.resize(lane_of(id) + size_t{1});
+    started[lane_of(id)] = std::max(started[lane_of(id)], id);
   }
 
   double loss_to(Nanos now) const {
@@ -206,13 +209,14 @@ struct Path {
 
   // Signs of life.
   Nanos last_heard = 0;
+  bool heard = false;
   Nanos last_ping = 0;
   bool connected = false;  // a ping of full length has been answered
   bool gone = false;       // said goodbye
   uint64_t gone_op = 0;    // places below it were complete at the peer
   bool ping_now = false;
   bool pong_now = false;
-  uint64_t pong_echo = 0;
+  uint64_t pong_stamp = 0;
   uint32_t errors_left = 0;
   bool told = false;         // it has heard that this endpoint leaves
   bool answer_bye = false;   // it has said goodbye and does not know that that was heard

@@ -14,4 +14,9 @@ inline constexpr Nanos kMicrosecond = 1'000;
 inline constexpr Nanos kMillisecond = 1'000'000;
 inline constexpr Nanos kSecond = 1'000'000'000;
 
+// As times travel: microseconds, the low 32 bits.
+inline uint32_t us(Nanos time) {
+  return static_cast<uint32_t>(time / kMicrosecond);
+}
+
 }  // namespace gradwire

@@ -98,6 +98,23 @@ std::optional<Bye> read_bye(std::span<const uint8_t> datagram) {
   return Bye{complete_below, leaves, heard};
 }
 
+void write_ping(uint8_t* at, const Common& common, uint64_t stamp,
+                std::span<const uint32_t> begun) {
+  write_common(at, common);
+  stamp &= (uint64_t{1} << kStampBits) - 1;
+  at = put(at + kCommonBytes, stamp | uint64_t{begun.size()} << kStampBits);
+  for (const uint32_t id : begun) at = put(at, id);
+}
+
+std::optional<Ping> read_ping(std::span<const uint8_t> datagram) {
+  if (datagram.size() < kPingBytes) return std::nullopt;
+  Reader reader(datagram.subspan(kCommonBytes));
+  const auto both = reader.get<uint64_t>();
+  const auto begun = reader.take((both >> kStampBits) * kBegunBytes);
+  if (!reader.ok()) return std::nullopt;
+  return Ping{both & ((uint64_t{1} << kStampBits) - 1), begun};
+}
+
 void write_pass(uint8_t* at, const Pass& pass) {
   put(put(at, pass.way), pass.number);
 }

@@ -19,8 +19,8 @@
 namespace gradwire::wire {
 
 // Raised with every change of what travels. 2: the ACK's fields, `share`, the width
-// of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause. 5: ops
-// have lanes.
+// of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause, PING and
+// PONG what has begun. 5: ops have lanes.
 inline constexpr uint8_t kVersion = 5;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
@@ -73,6 +73,18 @@ struct Bye {
   uint64_t complete_below;  // of its ops, in the order they were made, those that are complete
   bool leaves;              // else it only answers
   bool heard;               // that the receiver leaves
+};
+
+// PING asks for a PONG, which returns its stamp. Both say what has begun at their sender, lane by
+// lane. Bytes of any number may follow.
+inline constexpr size_t kPingBytes = kCommonBytes + 8;
+inline constexpr size_t kBegunBytes = 4;  // of each lane
+inline constexpr size_t kMostBegun = (kMinDatagram - kPingBytes) / kBegunBytes;
+inline constexpr int kStampBits = 40;  // of nanoseconds: they repeat after a quarter of an hour
+struct Ping {
+  uint64_t stamp;  // when the PING was sent, by its sender's clock: 40 bits
+  std::span<const uint8_t>
+      begun;  // of each lane the id of the op to start next: u32, as in headers
 };
 
 // Flags of a header.
@@ -160,6 +172,8 @@ std::optional<Header> read_header(std::span<const uint8_t> datagram);
 std::optional<Ack> read_ack(std::span<const uint8_t> datagram);
 void write_bye(uint8_t* at, const Common& common, const Bye& bye);
 std::optional<Bye> read_bye(std::span<const uint8_t> datagram);
+void write_ping(uint8_t* at, const Common& common, uint64_t stamp, std::span<const uint32_t> begun);
+std::optional<Ping> read_ping(std::span<const uint8_t> datagram);
 void write_pass(uint8_t* at, const Pass& pass);
 std::optional<Pass> read_pass(std::span<const uint8_t> payload);
 

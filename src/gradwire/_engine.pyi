@@ -136,6 +136,16 @@ class Failure:
     rank: int  # the endpoint at fault, -1 when none
     cause: Cause
 
+class Peer:
+    """What an engine knows of another one that it talks to."""
+
+    endpoint: int
+    answered: bool  # a ping of full length has been answered
+    heard: bool  # something has come from it
+    silence_ns: int  # since then, or since the engines met
+    def has_begun(self, op: int, lane: int = 0) -> bool:
+        """Whether it has started this op, as far as is known; False of servers."""
+
 class Completion:
     """What became of one all-reduce (one op)."""
 
@@ -216,6 +226,7 @@ class Engine:
         priorities: NDArray[np.uint8] | None = None,  # class of each chunk, 0 (first) to 7
         stats: Sequence[float] = (),  # up to 8: first four are summed, last four maximised
         timeout_ns: int = 1_800_000_000_000,
+        timeout_from: str = "",  # whose setting that is, for the text of an error
     ) -> None:
         """Starts one all-reduce in place; the caller keeps `data` alive and untouched until the
         Completion. The ops of a lane are numbered 0, 1, 2, … alike on all workers; those of
@@ -227,8 +238,13 @@ class Engine:
         """Receive-path loss injection (the demo's fallback without namespaces)."""
     def counters(self) -> dict[str, float]:
         """packets/bytes sent and received, retransmissions, drops, rtprop_ns, btlbw, …"""
+    def peers(self) -> list[Peer]:
+        """What this engine knows of each that it talks to."""
+    def refusal(self) -> str:
+        """Why the kernel refused datagrams, and how many; "" where it took all of them."""
     def features(self) -> dict[str, bool | int]:
-        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp, ecn: what the kernel granted."""
+        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp, ecn: what the kernel granted;
+        rcvbuf_asked, sndbuf_asked: bytes that were asked for."""
     def failure(self) -> Failure | None:
         """Why the engine can no longer serve (a dead peer, another plan, …); None while it can."""
     def leave_to_parent(self) -> None:
@@ -348,6 +364,29 @@ class Fabric:
     def counters(self, host: int) -> dict[str, float]: ...
     def violations(self) -> list[str]: ...
     def trace(self) -> list[tuple[int, int, int, str, int, int, int, int, str, int, int]]: ...
+
+class Interface:
+    """A network interface of this host.
+
+    mtu: in bytes, 0 when it went away meanwhile. carrier: it is up, and so is its link. addresses:
+    IPv4 and IPv6, in the kernel's order, IPv6 link-local ones with "%name".
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def mtu(self) -> int: ...
+    @property
+    def up(self) -> bool: ...
+    @property
+    def carrier(self) -> bool: ...
+    @property
+    def loopback(self) -> bool: ...
+    @property
+    def addresses(self) -> list[str]: ...
+
+def interfaces() -> list[Interface]:
+    """This host's interfaces in the kernel's order; raises OSError."""
 
 class LinkQueue:
     """One direction of the lab's own link, in virtual time: a rate with a drop-tail queue, then a

@@ -15,26 +15,37 @@ import time
 from collections.abc import Callable
 
 from gradwire.errors import TransferError
-from gradwire.rendezvous import Meeting
+from gradwire.rendezvous import Names, Store, store_errors
 
 __all__ = ["CalibrationRoll"]
 
-TOPIC = "calibration"
 POLL_S = 0.01
 
 
 class CalibrationRoll:
-    """One rank's part. meeting: of all workers, made on every rank alike. timeout_s: of a wait.
-    failure: why the engine has failed, "" while it has not: a rank that died says nothing."""
+    """One rank's part.
+
+    prefix: of its keys in the store, alike on all ranks and never used before. rank: among the
+    workers. names: of the workers. timeout_s: of a wait. failure: why the engine has failed, ""
+    while it has not; a rank that died publishes nothing.
+    """
 
     def __init__(
-        self, meeting: Meeting, timeout_s: float, failure: Callable[[], str] = lambda: ""
+        self,
+        store: Store,
+        prefix: str,
+        rank: int,
+        names: Names,
+        timeout_s: float,
+        failure: Callable[[], str] = lambda: "",
     ) -> None:
-        self._meeting = meeting
+        self._store = store
+        self._prefix = prefix
+        self._names = names
         self._failure = failure
         self._timeout_s = timeout_s
-        self._rank = meeting.endpoint
-        self._name = meeting.describe([self._rank])
+        self._rank = rank
+        self._name = names.describe([rank])
         self._begun = -1  # the last step noted
 
     def begin(self, step: int, calls: int) -> None:
@@ -45,7 +56,7 @@ class CalibrationRoll:
         if step == self._begun:
             return
         self._begun = step
-        self._meeting.post(TOPIC, f"began {step} {calls}")
+        self._post(f"began {step} {calls}")
         for rank, (what, at, theirs, _) in self._others().items():
             if what == "waits" and at == step and theirs > calls:
                 raise self._forgotten(self._rank, step, calls, rank, theirs)
@@ -56,18 +67,18 @@ class CalibrationRoll:
         Raises TransferError naming a rank that began the step with fewer calls, whose call failed,
         that died, or that has not come within the time-out.
         """
-        self._meeting.post(TOPIC, f"waits {step} {calls}")
+        self._post(f"waits {step} {calls}")
         deadline = time.monotonic() + self._timeout_s
         while True:
             missing = []
             others = self._others()
-            for rank in range(self._meeting.workers):
+            for rank in range(len(self._names.ranks)):
                 what, at, theirs, why = others.get(rank, ("", -1, 0, ""))
                 if what == "failed":
                     raise TransferError(
-                        f"{self._meeting.describe([rank])} failed in attachment.calibrate(...) "
+                        f"{self._names.describe([rank])} failed in attachment.calibrate(...) "
                         f"before step {at}: {why}",
-                        rank=self._meeting.names.rank_of(rank),
+                        rank=self._names.rank_of(rank),
                         step=step,
                     )
                 if rank == self._rank or theirs >= calls:
@@ -81,10 +92,10 @@ class CalibrationRoll:
                 raise TransferError(f"{self._name}, step {step}: {why}", step=step)
             if time.monotonic() >= deadline:
                 raise TransferError(
-                    f"{self._name}, step {step}: {self._meeting.describe(missing)} has not "
+                    f"{self._name}, step {step}: {self._names.describe(missing)} has not "
                     f"called attachment.calibrate(...) within {self._timeout_s:g} s: every rank "
                     "has to call it before each step until it returns a calibration",
-                    rank=self._meeting.names.rank_of(missing[0]),
+                    rank=self._names.rank_of(missing[0]),
                     step=step,
                 )
             time.sleep(POLL_S)
@@ -92,12 +103,23 @@ class CalibrationRoll:
     def fail(self, step: int, calls: int, why: str) -> None:
         """Notes that this rank's call failed, if the store can still be told."""
         with contextlib.suppress(Exception):  # the cause is the other error
-            self._meeting.post(TOPIC, f"failed {step} {calls} {why}")
+            self._post(f"failed {step} {calls} {why}")
+
+    def _post(self, text: str) -> None:
+        with store_errors():
+            self._store.set(f"{self._prefix}/{self._rank}", text)
+
+    def _posted(self) -> list[str | None]:
+        keys = [f"{self._prefix}/{rank}" for rank in range(len(self._names.ranks))]
+        with store_errors():
+            return [
+                self._store.get(key).decode() if self._store.check([key]) else None for key in keys
+            ]
 
     def _others(self) -> dict[int, tuple[str, int, int, str]]:
         """What each rank has noted last: what it does, the step, its calls, and why it failed."""
         noted: dict[int, tuple[str, int, int, str]] = {}
-        for rank, text in enumerate(self._meeting.posted(TOPIC)):
+        for rank, text in enumerate(self._posted()):
             if text is not None and rank != self._rank:
                 what, step, calls, *why = text.split(maxsplit=3)
                 noted[rank] = what, int(step), int(calls), " ".join(why)
@@ -107,9 +129,9 @@ class CalibrationRoll:
         self, rank: int, step: int, calls: int, other: int, theirs: int
     ) -> TransferError:
         return TransferError(
-            f"{self._meeting.describe([rank])} began step {step} after {calls} calls of "
-            f"attachment.calibrate(...), {self._meeting.describe([other])} has made {theirs}: "
+            f"{self._names.describe([rank])} began step {step} after {calls} calls of "
+            f"attachment.calibrate(...), {self._names.describe([other])} has made {theirs}: "
             "every rank has to call it before each step until it returns a calibration",
-            rank=self._meeting.names.rank_of(rank),
+            rank=self._names.rank_of(rank),
             step=step,
         )

@@ -8,6 +8,7 @@ engine of its own. Completions run on a pool of threads distinct from the engine
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire import rendezvous
+from gradwire import addresses, rendezvous
 from gradwire.arrays import as_float32
 from gradwire.errors import ConfigError, GradwireError, TransferError
 from gradwire.executor import Stager
@@ -47,9 +48,10 @@ class Communicator(Connected):
 
     store: a torch.distributed Store that all processes share. config: Settings, or a mapping of
     them. group: which group of processes this is; communicators of one process that share store
-    and group share an engine. timeout_s: of one transfer where the settings name none. meeting: of
-    the workers, in which they met already; None for one of their own. ranks: the workers' ranks in
-    the job, which errors name, where these are some of them; None for 0, 1, 2, ….
+    and group share an engine. timeout_s: of one transfer where the settings name none;
+    timeout_from: whose that is, for errors. meeting: of the workers, in which they met already;
+    None for one of their own. ranks: the workers' ranks in the job, which errors name, where these
+    are some of them; None for 0, 1, 2, ….
 
     Every rank calls `all_reduce` in the same order with the same plans. That order is one for all
     communicators of an engine that have taken no number; each that has (`take_number`) has an
@@ -69,6 +71,7 @@ class Communicator(Connected):
         *,
         group: str = "world",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_from: str = "the default",
         meeting: rendezvous.Meeting | None = None,
         ranks: Sequence[int] | None = None,
     ) -> None:
@@ -90,7 +93,9 @@ class Communicator(Connected):
             )
         self.settings = settings
         self.timeout_s = min(settings.timeout or timeout_s, LONGEST_S)
-        self._store = store
+        given = settings.timeout is not None
+        self._timeout_from = settings.origin("timeout") if given else timeout_from
+        self.store = store
         self._group = group
         self._plans: dict[object, tuple[ChunkGrid, tuple[float, ...]]] = {}
         self._grids: dict[object, ChunkGrid] = {}  # of whatever bounds
@@ -98,10 +103,10 @@ class Communicator(Connected):
         self._closed = False
         self._host: EngineHost | None = None
         if world_size > 1 or settings.server_count > 0:
-            meeting = meeting or self.meeting("open")
-            self._host = join_host(meeting, store, group, settings)
+            with contextlib.closing(self.meeting("open")) as own:
+                self._host = join_host(meeting or own, store, group, settings)
         elif settings.interface is not None:
-            rendezvous.local_address(settings.interface, None)  # wrong with one worker, too
+            addresses.local_addresses(settings.interface, None)  # wrong with one worker, too
         self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
         self._forget = weakref.finalize(self, forget_host, self._host, self._stager)
         self._forget.atexit = False  # the engines are closed by this module's own atexit
@@ -110,6 +115,11 @@ class Communicator(Connected):
     def job_rank(self) -> int:
         """This worker's rank in the job, which reports and errors name."""
         return self.ranks[self.rank]
+
+    @property
+    def session(self) -> int:
+        """A number that the workers share, and no other engine has; 0 without an engine."""
+        return 0 if self._host is None else self._host.session
 
     @property
     def aggregators(self) -> int:
@@ -126,7 +136,7 @@ class Communicator(Connected):
     @property
     def datagram(self) -> int:
         """The agreed datagram size in bytes."""
-        return rendezvous.ETHERNET_DATAGRAM if self._host is None else self._host.datagram
+        return addresses.ETHERNET_DATAGRAM if self._host is None else self._host.datagram
 
     @property
     def chunk_elements(self) -> int:
@@ -142,7 +152,7 @@ class Communicator(Connected):
         """
         if self._host is None:
             return 0
-        texts = meeting.exchange("number", json.dumps(self._host.numbers()))
+        texts = meeting.exchange(json.dumps(self._host.numbers()))
         taken = set(itertools.chain(*map(json.loads, texts)))
         number = next(n for n in itertools.count() if n not in taken)
         if number >= NUMBERS:
@@ -160,9 +170,9 @@ class Communicator(Connected):
             self._host.return_number(number)
 
     def meeting(self, topic: str) -> rendezvous.Meeting:
-        """A meeting of the workers in the store; every rank makes one as often as the others."""
+        """A meeting of the workers in the store."""
         return rendezvous.Meeting(
-            self._store,
+            self.store,
             f"{self._group}/{topic}",
             endpoint=self.rank,
             workers=self.world_size,
@@ -226,7 +236,8 @@ class Communicator(Connected):
             critical=critical,
             priorities=priorities,
             stats=tuple(stats),
-            timeout_ns=int(self.timeout_s * 1e9),
+            timeout_s=self.timeout_s,
+            timeout_from=self._timeout_from,
         )
         return handle
 

@@ -19,6 +19,7 @@ from gradwire.modules import check_hands_over, ddp_of
 from gradwire.phases import Phase
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import PLOT, Calibration, Policy
+from gradwire.rendezvous import Names
 from gradwire.scalars import plain
 from gradwire.telemetry import StepReport
 
@@ -202,8 +203,14 @@ class Attachment(Connected):
         policy, communicator = self._pipeline.policy, self._pipeline.communicator
         if not isinstance(policy, PLOT) or not policy.calibrate or communicator.world_size == 1:
             return
-        meeting = communicator.meeting("calibration")
-        roll = self._roll = CalibrationRoll(meeting, communicator.timeout_s, communicator.failure)
+        roll = self._roll = CalibrationRoll(
+            communicator.store,
+            f"gradwire/calibration/{communicator.session}/{self._pipeline.number}",
+            communicator.rank,
+            Names(communicator.ranks),
+            communicator.timeout_s,
+            communicator.failure,
+        )
 
         def begins() -> None:
             if policy.calibration is not None:
@@ -326,7 +333,7 @@ def _configured(
     except BaseException as error:
         with contextlib.suppress(Exception):  # of a store that is gone: the cause is the other
             meeting = Group.of(model.process_group).meeting("attach", 0.0)
-            meeting.tell_failure("configuration", str(error) or type(error).__name__)
+            meeting.tell_failure(str(error) or type(error).__name__)
         raise
 
 

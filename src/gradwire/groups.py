@@ -69,7 +69,7 @@ class Group:
         return self.name == WHOLE
 
     def meeting(self, topic: str, timeout_s: float) -> rendezvous.Meeting:
-        """A meeting of the members; every one makes one as often as the others."""
+        """A meeting of the members."""
         return rendezvous.Meeting(
             self.store,
             f"{self.name}/{topic}",
@@ -89,6 +89,7 @@ class Group:
             settings,
             group=self.name,
             timeout_s=self.timeout_s,
+            timeout_from="of the process group",
             meeting=meeting,
             ranks=self.ranks,
         )

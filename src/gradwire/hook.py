@@ -101,7 +101,8 @@ class HookState:
                 )
                 if self._finds_unused:
                     self._pipeline.find_unused()
-            except BaseException:
+            except BaseException as error:
+                meeting.tell_failure(str(error) or type(error).__name__)
                 if writer is not None:
                     writer.close()
                 if communicator is not None:
@@ -109,6 +110,7 @@ class HookState:
                         communicator.return_number(number)
                     communicator.let_go()  # also while somebody holds the error
                 raise
+            meeting.close()
             if self._optimizer is not None:
                 self._unhook = self._optimizer.register_step_pre_hook(
                     functools.partial(_skip_step, self._pipeline)

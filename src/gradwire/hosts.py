@@ -14,11 +14,13 @@ import ctypes
 import functools
 import gc
 import json
+import logging
 import multiprocessing.util
 import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +31,7 @@ from gradwire.errors import ConfigError, TransferError
 from gradwire.executor import CompletionPool, Stager
 from gradwire.handles import Handle
 from gradwire.native import transfer_report
-from gradwire.opening import all_open, meet_servers, open_engine
+from gradwire.opening import meet_servers, open_engine
 from gradwire.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,8 +39,25 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineHost", "forget_host", "join_host", "release_host"]
 
+log = logging.getLogger("gradwire")
+
+FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
+"""After how long a transfer that waits is logged, and how much later again."""
+
 POLL_NS = 500_000_000
 """How long a thread waits in the engine before it looks whether the engine has failed."""
+
+
+@dataclass
+class Pending:
+    """A transfer that the engine has not completed."""
+
+    handle: Handle
+    step: int
+    effective_bounds: tuple[float, ...]
+    timeout_s: float
+    begun: float = field(default_factory=time.monotonic)
+    warn_at: float = field(default_factory=lambda: time.monotonic() + FIRST_WARNING_S)
 
 
 class EngineHost:
@@ -48,6 +67,7 @@ class EngineHost:
         self,
         engine: _engine.Engine,
         *,
+        store: str,
         group: str,
         rank: int,
         world_size: int,
@@ -57,6 +77,7 @@ class EngineHost:
         meeting: rendezvous.Meeting,
     ) -> None:
         self.engine = engine
+        self.store = store
         self.group = group
         self.rank = rank
         self.world_size = world_size
@@ -72,7 +93,7 @@ class EngineHost:
         self._name = meeting.describe([rank])
         self._mutex = threading.Lock()
         self._next_ops: collections.Counter[int] = collections.Counter()  # by lane
-        self._pending: dict[tuple[int, int], tuple[Handle, int, tuple[float, ...]]] = {}
+        self._pending: dict[tuple[int, int], Pending] = {}
         self._failed_at: float | None = None
         self.stager = Stager(f"gradwire-stage-{rank}")
         self._pool: CompletionPool[_engine.Completion] = CompletionPool(
@@ -91,12 +112,13 @@ class EngineHost:
         critical: NDArray[np.uint32] | None,
         priorities: NDArray[np.uint8] | None = None,
         stats: tuple[float, ...],
-        timeout_ns: int,
+        timeout_s: float,
+        timeout_from: str,
     ) -> None:
         """Gives one all-reduce to the engine, numbered in the order of these calls in its lane.
 
         lane: alike on all ranks, which start the all-reduces of a lane in one order, and those of
-        different lanes in any.
+        different lanes in any. timeout_from: whose setting the time-out is, for errors.
         """
         if os.getpid() != self.pid:
             raise TransferError(
@@ -107,7 +129,7 @@ class EngineHost:
             )
         with self._mutex:
             op = self._next_ops[lane]
-            self._pending[lane, op] = (handle, step, effective_bounds)
+            self._pending[lane, op] = Pending(handle, step, effective_bounds, timeout_s)
             try:
                 self.engine.all_reduce(
                     op=op,
@@ -118,7 +140,8 @@ class EngineHost:
                     critical=critical,
                     priorities=priorities,
                     stats=stats,
-                    timeout_ns=timeout_ns,
+                    timeout_ns=int(timeout_s * 1e9),
+                    timeout_from=timeout_from,
                 )
             except RuntimeError as error:
                 del self._pending[lane, op]
@@ -152,7 +175,7 @@ class EngineHost:
         if os.getpid() != self.pid:
             return
         if self._meeting is not None:
-            self._meeting.leave()
+            self._meeting.finish()
         self.engine.close()
         self._pool.stop()
         self.stager.stop()
@@ -162,7 +185,33 @@ class EngineHost:
         completion = self.engine.next_completion(POLL_NS)
         if completion is None and self._pending:
             self._watch_failure()
+            self._watch_patience()
         return completion
+
+    def _watch_patience(self) -> None:
+        """Logs, while the oldest transfer waits for long, who has not begun it."""
+        with self._mutex:
+            key = next(iter(self._pending), None)
+            waits = None if key is None else self._pending[key]
+        now = time.monotonic()
+        if key is None or waits is None or now < waits.warn_at:
+            return
+        lane, op = key
+        waits.warn_at = now + NEXT_WARNING_S
+        absent = [
+            f"{self._names.describe([peer.endpoint])} has not begun it and was last heard "
+            f"{peer.silence_ns / 1e9:.1f} s ago"
+            for peer in self.engine.peers()
+            if peer.endpoint < self.world_size and not peer.has_begun(op, lane)
+        ]
+        log.warning(
+            "%s, step %d: waits since %.0f s (timeout=%g); %s",
+            self._name,
+            waits.step,
+            now - waits.begun,
+            waits.timeout_s,
+            ", ".join(absent) or "all ranks that it talks to have begun it",
+        )
 
     def _watch_failure(self) -> None:
         """Fails what is open when the engine has failed without saying so per transfer."""
@@ -178,10 +227,17 @@ class EngineHost:
     def _error(self, failure: _engine.Failure, step: int) -> TransferError:
         """What a transfer of this step raises once the engine has failed."""
         return TransferError(
-            f"{self._name}, step {step}: {failure.text}",
+            f"{self._name}, step {step}: {failure.text}{self._refusal()}",
             rank=self._names.rank_of(failure.rank),
             step=step,
             cause=failure.cause,
+        )
+
+    def _refusal(self) -> str:
+        """What this host's own kernel has to do with a failure, as the end of its text."""
+        refusal = self.engine.refusal()
+        return (
+            f"; the kernel of {self._name}'s host refused datagrams: {refusal}" if refusal else ""
         )
 
     def _closed(self, step: int) -> TransferError:
@@ -193,21 +249,26 @@ class EngineHost:
         """Ends what is open with the error of its step."""
         with self._mutex:
             pending, self._pending = self._pending, {}
-        for handle, step, _ in pending.values():
-            handle.finish(error(step))
+        for each in pending.values():
+            each.handle.finish(error(each.step))
 
     def _complete(self, completion: _engine.Completion) -> None:
         with self._mutex:
             known = self._pending.pop((completion.lane, completion.op), None)
         if known is None:
             return
-        handle, step, effective = known
+        handle, step = known.handle, known.step
         if completion.ok:
-            handle.finish(transfer_report(completion, effective))
+            handle.finish(transfer_report(completion, known.effective_bounds))
         else:
             rank = self._names.rank_of(completion.error_rank)
             handle.finish(
-                TransferError(completion.error, rank=rank, step=step, cause=completion.error_cause)
+                TransferError(
+                    completion.error + self._refusal(),
+                    rank=rank,
+                    step=step,
+                    cause=completion.error_cause,
+                )
             )
 
 
@@ -221,10 +282,11 @@ def join_host(
     RendezvousError where that is so on another rank, or where one is in use that others have
     closed or lost, and what `open_engine` raises.
     """
+    identity = rendezvous.identity_of(store)
     try:
-        host = _take(meeting, store, group, settings)
+        host = _take(meeting, identity, group, settings)
     except ConfigError as error:
-        meeting.tell_failure("engine", str(error))
+        meeting.tell_failure(str(error))
         raise
     try:
         alike = _all_alike(meeting, host)
@@ -236,7 +298,7 @@ def join_host(
             return host
         _give_back(host)
         _drop_unused(host)
-    host = _open(meeting, store, group, settings)
+    host = _open(meeting, store, identity, group, settings)
     with _hosts_lock:
         _hosts.append(host)
         _close_at_exit()
@@ -244,11 +306,11 @@ def join_host(
 
 
 def _take(
-    meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
+    meeting: rendezvous.Meeting, identity: str, group: str, settings: Settings
 ) -> EngineHost | None:
     """The engine that this rank could reuse, with one more user; None if there is none."""
     with _hosts_lock:
-        host = _find(store, group, meeting.endpoint, meeting.workers)
+        host = _find(identity, group, meeting.endpoint, meeting.workers)
     if host is not None and host.settings.transport() != settings.transport():
         gc.collect()
         if _drop_unused(host):
@@ -269,7 +331,7 @@ def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
     if host is not None and host.users > 1:
         gc.collect()  # what is only forgotten is no use
     own = [0, False] if host is None else [host.session, host.users > 1]
-    theirs = [json.loads(text) for text in meeting.exchange("engine", json.dumps(own))]
+    theirs = [json.loads(text) for text in meeting.exchange(json.dumps(own))]
     if all(session == own[0] for session, _ in theirs):
         return True
     users = [rank for rank, (_, used) in enumerate(theirs) if used]
@@ -288,33 +350,38 @@ def _give_back(host: EngineHost | None) -> None:
             host.users -= 1
 
 
-def _find(store: rendezvous.Store, group: str, rank: int, world_size: int) -> EngineHost | None:
-    for host in list(_hosts):  # garbage collected meanwhile may close one
-        same = (host.group, host.rank, host.world_size) == (group, rank, world_size)
-        if same and rendezvous.base_store(store).check([_session_key(host.session)]):
+def _find(identity: str, group: str, rank: int, world_size: int) -> EngineHost | None:
+    wanted = (identity, group, rank, world_size)
+    for host in _hosts:
+        if (host.store, host.group, host.rank, host.world_size) == wanted:
             return host
     return None
 
 
 def _open(
-    meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
+    meeting: rendezvous.Meeting,
+    store: rendezvous.Store,
+    identity: str,
+    group: str,
+    settings: Settings,
 ) -> EngineHost:
     rank, world_size = meeting.endpoint, meeting.workers
     for old in list(_hosts):  # of a store that is gone: they would keep port and threads
         if (old.group, old.rank, old.world_size) == (group, rank, world_size):
             _drop_unused(old)
     if settings.server_count:
-        meeting = meet_servers(meeting, store, group, settings)
+        meeting = meet_servers(
+            store,
+            group,
+            settings,
+            endpoint=rank,
+            workers=world_size,
+            ranks=meeting.names.ranks,
+        )
     opened = open_engine(store, meeting, settings)
-    if rank == 0:
-        rendezvous.base_store(store).set(_session_key(opened.session), "1")
-    try:
-        all_open(opened)
-    except BaseException:
-        opened.engine.close()
-        raise
     return EngineHost(
         opened.engine,
+        store=identity,
         group=group,
         rank=rank,
         world_size=world_size,
@@ -335,10 +402,6 @@ def _check_same_transport(open_: Settings, wanted: Settings) -> None:
                 f"this process's engine already runs with {name}={have!r}, and one engine "
                 "serves all attachments of a group; use the same value",
             )
-
-
-def _session_key(session: int) -> str:
-    return f"gradwire/session/{session}"
 
 
 _hosts: list[EngineHost] = []

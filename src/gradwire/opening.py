@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import logging
 import socket
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from gradwire import rendezvous
+from gradwire.addresses import (
+    LocalAddress,
+    host_identity,
+    local_addresses,
+    reachable_interfaces,
+    scoped,
+)
 from gradwire.errors import ConfigError, RendezvousError
 from gradwire.native import load_engine
 from gradwire.settings import Settings
@@ -14,7 +26,12 @@ from gradwire.settings import Settings
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["OpenEngine", "all_open", "meet_servers", "meet_workers", "open_engine"]
+__all__ = ["OpenEngine", "meet_servers", "open_engine"]
+
+log = logging.getLogger("gradwire")
+
+MOST_PEERS = 16
+"""How many peers a line of the log names at most."""
 
 
 class OpenEngine:
@@ -30,70 +47,27 @@ class OpenEngine:
 
 
 def meet_servers(
-    meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
+    store: rendezvous.Store,
+    group: str,
+    settings: Settings,
+    *,
+    endpoint: int,
+    workers: int,
+    ranks: Sequence[int] | None = None,
 ) -> rendezvous.Meeting:
-    """The meeting of workers and servers that the workers, who have met, open; collective.
+    """The meeting of workers and servers, for either of them.
 
-    It is in the store under all prefixes, for servers know no process group.
+    It is in the store under all prefixes, because servers know no process group.
     """
-    base = rendezvous.base_store(store)
-    number = str(base.add(_meetings(group), 1)) if meeting.endpoint == 0 else ""
     return rendezvous.Meeting(
-        base,
+        rendezvous.base_store(store),
         group,
-        endpoint=meeting.endpoint,
-        workers=meeting.workers,
+        endpoint=endpoint,
+        workers=workers,
         servers=settings.server_count,
         timeout_s=settings.rendezvous_timeout,
-        number=int(meeting.exchange("number of the meeting with servers", number)[0]),
-        ranks=meeting.names.ranks,
+        ranks=ranks,
     )
-
-
-def meet_workers(
-    store: rendezvous.Store, group: str, index: int, workers: int, settings: Settings
-) -> rendezvous.Meeting:
-    """The meeting that the workers have opened and that waits for server `index`.
-
-    One in which this server, maybe in a process that is gone, took part already, or which others
-    gave up, is over. Raises RendezvousError when none comes within the time-out.
-    """
-    base = rendezvous.base_store(store)
-    deadline = time.monotonic() + settings.rendezvous_timeout
-    while True:
-        with rendezvous.store_errors():
-            number = base.add(_meetings(group), 0)
-        if number:
-            meeting = rendezvous.Meeting(
-                base,
-                group,
-                endpoint=workers + index,
-                workers=workers,
-                servers=settings.server_count,
-                timeout_s=settings.rendezvous_timeout,
-                number=number,
-            )
-            if meeting.awaits_me("introduction"):
-                return meeting
-        if time.monotonic() >= deadline:
-            raise RendezvousError(
-                f"server {index}: no workers came within {settings.rendezvous_timeout:g} s; they "
-                "come when they attach; setting rendezvous_timeout",
-                list(range(workers)),
-            )
-        time.sleep(0.05)
-
-
-def all_open(opened: OpenEngine) -> None:
-    """Waits until all endpoints have opened and reached each other; raises RendezvousError.
-
-    Longer than `open_engine` waits for answers over UDP, so that it is told what had none.
-    """
-    opened.meeting.exchange("opened", "1", 1.5 * opened.meeting.timeout_s + 1.0)
-
-
-def _meetings(group: str) -> str:
-    return f"gradwire/{group}/meetings"
 
 
 def open_engine(
@@ -107,23 +81,27 @@ def open_engine(
     native = load_engine()
     endpoint, workers, servers = meeting.endpoint, meeting.workers, meeting.servers
     try:
-        address = rendezvous.local_address(settings.interface, rendezvous.store_host(store))
+        offered = local_addresses(settings.interface, rendezvous.store_host(store))
     except ConfigError as error:
-        meeting.tell_failure("introduction", str(error))
+        meeting.tell_failure(str(error))
         raise
     everybody = meeting.introduce(
         rendezvous.Introduction(
             endpoint=endpoint,
             protocol=int(native.PROTOCOL_VERSION),
-            address=address,
-            datagram=settings.datagram or rendezvous.datagram_for(address),
+            addresses=offered,
+            port=settings.port,
+            datagram=settings.datagram,
             host=socket.gethostname(),
+            identity=host_identity(),
+            interfaces=reachable_interfaces(),
             configuration={"route": settings.route, "servers": servers, "workers": workers},
             session=rendezvous.new_session() if endpoint == 0 else 0,
         )
     )
-    rendezvous.check_introductions(meeting, everybody)
-    datagram = min(each.datagram for each in everybody)
+    chosen = rendezvous.check_introductions(meeting, everybody)
+    datagram = rendezvous.agree_datagram(meeting, everybody, chosen)
+    own = chosen[endpoint]
     session = everybody[0].session
     try:
         engine = native.Engine(
@@ -131,7 +109,7 @@ def open_engine(
             workers=workers,
             servers=servers,
             session=session,
-            address=address,
+            address=own.bound,
             port=settings.port,
             datagram_bytes=datagram,
             peer_timeout_ns=int(settings.peer_timeout * 1e9),
@@ -145,53 +123,159 @@ def open_engine(
         )
     except (OSError, ValueError) as error:
         who = meeting.describe([endpoint])
-        what = f"cannot open UDP {address} port={settings.port}: {error}"
-        meeting.tell_failure("port", what)
-        if isinstance(error, OSError):
+        what = f"cannot open UDP {own.bound} port={settings.port}: {error}"
+        meeting.tell_failure(what)
+        if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
             allowed = "choose another port= or 0 for any free one"
             raise ConfigError(
                 f"{who} {what}; {allowed}", setting="port", value=settings.port, allowed=allowed
             ) from error
-        raise ConfigError(f"{who} {what}", setting="port", value=settings.port) from error
+        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"{who} {what}", setting="interface", value=own.bound) from error
+        raise ConfigError(f"{who} {what}") from error
     try:
-        ports = meeting.exchange("port", str(engine.address[1]))
-        addresses = [(each.address, int(port)) for each, port in zip(everybody, ports, strict=True)]
-        engine.connect(addresses)
-        _wait_connected(engine, meeting, everybody, addresses, settings.rendezvous_timeout)
+        ports = meeting.exchange(str(engine.address[1]))
+        places = [
+            (scoped(place.address, own.interface), int(port))
+            for place, port in zip(chosen, ports, strict=True)
+        ]
+        engine.connect(places)
+        setup = _setup(engine, meeting, own, places, datagram)
+        _connect(engine, meeting, everybody, places, settings.rendezvous_timeout, setup)
     except BaseException as error:
         engine.close()
-        for topic in ("port", "opened"):  # whichever the others wait on
-            meeting.tell_failure(topic, str(error) or type(error).__name__)
+        meeting.tell_failure(str(error) or type(error).__name__)
         raise
     return OpenEngine(engine, session, datagram, meeting)
 
 
-def _wait_connected(
+def _connect(
     engine: _engine.Engine,
     meeting: rendezvous.Meeting,
     everybody: list[rendezvous.Introduction],
-    addresses: list[tuple[str, int]],
+    places: list[tuple[str, int]],
     timeout_s: float,
+    setup: str,
 ) -> None:
-    """Raises RendezvousError naming who has not answered, and why the engine failed if it did."""
+    """Waits until all endpoints have answered each other over UDP.
+
+    setup: how this endpoint is set up, for the log, where endpoint 0 notes everybody's. The first
+    that waits too long makes all publish whom they hear, so that all raise the same
+    RendezvousError, which names the directions that carry nothing.
+    """
     deadline = time.monotonic() + timeout_s
-    while missing := list(engine.wait_connected(200_000_000)):
-        failure = engine.failure()
-        meeting.check_failures("opened")
-        if time.monotonic() < deadline and not failure:
-            continue
-        where = ", ".join(
-            f"{meeting.describe([m])} at {addresses[m][0]}:{addresses[m][1]} on "
-            f"{everybody[m].host!r}"
-            for m in missing
-        )
-        if failure:
-            raise meeting.error(
-                f"the engine failed before {where} answered over UDP: {failure.text}", missing
-            )
-        raise meeting.error(
-            f"no answer over UDP from {where} within {timeout_s:g} s: a firewall, the wrong "
-            "network, or a path that does not carry the longest datagrams; set interface= or "
-            "GRADWIRE_INTERFACE, port= for a fixed port, datagram= for shorter ones",
-            missing,
-        )
+    while engine.wait_connected(200_000_000) and engine.failure() is None:
+        meeting.check_failures()
+        if time.monotonic() >= deadline:
+            meeting.hurry()
+        if meeting.hurried():
+            break
+    # Whoever is connected waits here for those who are not, hence for longer than they do.
+    own = json.dumps(asdict(_hearing(engine, setup)))
+    texts = meeting.exchange(own, 1.5 * timeout_s + 1.0)
+    hearings = [Hearing(**json.loads(text)) for text in texts]
+    if any(each.answered != each.peers for each in hearings):
+        raise _unconnected(meeting, everybody, places, hearings, timeout_s)
+    log.info("%s", setup)
+    if meeting.endpoint == 0:
+        setups = [each.setup for each in hearings]
+        log.info("%d endpoints have met:\n%s", len(setups), "\n".join(setups))
+
+
+def _setup(
+    engine: _engine.Engine,
+    meeting: rendezvous.Meeting,
+    own: LocalAddress,
+    places: list[tuple[str, int]],
+    datagram: int,
+) -> str:
+    """One line that says how an endpoint is set up."""
+    features = engine.features()
+    peers = [
+        f"{meeting.describe([peer.endpoint])} at {_place(*places[peer.endpoint])}"
+        for peer in engine.peers()
+    ]
+    switches = (("GSO", "udp_segment"), ("GRO", "udp_gro"), ("ECN", "ecn"))
+    words = [f"{name} {'on' if features[key] else 'off'}" for name, key in switches]
+    more = f" and {len(peers) - MOST_PEERS} more" if len(peers) > MOST_PEERS else ""
+    return (
+        f"{meeting.describe([meeting.endpoint])}: UDP {_place(*places[meeting.endpoint])}, "
+        f"interface {own.interface or 'unknown'} (MTU {own.mtu or 'of loopback'}), datagrams of "
+        f"{datagram} bytes, receive buffer {features['rcvbuf']} bytes (asked for "
+        f"{features['rcvbuf_asked']}), send buffer {features['sndbuf']} (asked for "
+        f"{features['sndbuf_asked']}), {', '.join(words)}; peers: "
+        f"{', '.join(peers[:MOST_PEERS])}{more}"
+    )
+
+
+def _place(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+@dataclass
+class Hearing:
+    """Whom an endpoint has reached over UDP when it had reached all, or gave up.
+
+    peers: whom it has to reach. answered: who has answered it. heard: of whom anything has come.
+    refusal: why the kernel refused its datagrams; "" where it took them. failure: why its engine
+    failed; "" where it has not. setup: how it is set up, in one line.
+    """
+
+    peers: list[int]
+    answered: list[int]
+    heard: list[int]
+    refusal: str
+    failure: str
+    setup: str
+
+
+def _hearing(engine: _engine.Engine, setup: str) -> Hearing:
+    peers = engine.peers()
+    failure = engine.failure()
+    return Hearing(
+        [peer.endpoint for peer in peers],
+        [peer.endpoint for peer in peers if peer.answered],
+        [peer.endpoint for peer in peers if peer.heard],
+        engine.refusal(),
+        "" if failure is None else failure.text,
+        setup,
+    )
+
+
+def _unconnected(
+    meeting: rendezvous.Meeting,
+    everybody: list[rendezvous.Introduction],
+    places: list[tuple[str, int]],
+    hearings: list[Hearing],
+    timeout_s: float,
+) -> RendezvousError:
+    """The error of endpoints that do not all reach each other; the same on all of them."""
+    known = []
+    refused, deaf, mute = [], [], []
+    for endpoint, hearing in enumerate(hearings):
+        who = meeting.describe([endpoint])
+        heard_by = [e for e in hearing.peers if endpoint in hearings[e].heard]
+        if hearing.failure:
+            known.append(f"{who} failed: {hearing.failure}")
+        if hearing.refusal:
+            refused.append(endpoint)
+            known.append(f"the kernel of {who}'s host refused datagrams: {hearing.refusal}")
+        if hearing.heard != hearing.peers:
+            known.append(f"{who} hears {meeting.describe(hearing.heard) or 'nobody'}")
+        if not hearing.heard and heard_by:
+            deaf.append(endpoint)
+        if hearing.heard and not heard_by:
+            mute.append(endpoint)
+    missing = [e for e, hearing in enumerate(hearings) if hearing.answered != hearing.peers]
+    where = ", ".join(
+        f"{meeting.describe([e])} at {_place(*places[e])} on {everybody[e].host!r}" for e in missing
+    )
+    hint = (
+        "a firewall, the wrong network, or a path that carries no datagrams; set interface= or "
+        "GRADWIRE_INTERFACE, or port= for a fixed port that a firewall can let pass"
+    )
+    return meeting.error(
+        f"not all reach each other over UDP after {timeout_s:g} s: {where}; {'; '.join(known)}: "
+        f"{hint}",
+        refused or deaf or mute or missing,
+    )

@@ -113,7 +113,7 @@ class GradientPipeline:
             if settings.loss_rise is None
             else LossWatch(settings.loss_rise, settings.strict_steps)
         )
-        self._number = number
+        self.number = number
         self._closed = False
         self._names = names
         self._layouts = Layouts(names)
@@ -285,7 +285,7 @@ class GradientPipeline:
         """Closes the report file. The engine stays, for the next attachment. Idempotent."""
         if not self._closed:
             self._closed = True
-            self.communicator.return_number(self._number)
+            self.communicator.return_number(self.number)
             self.communicator.let_go()
             self._books.close()
         if self._writer is not None:
@@ -435,7 +435,7 @@ class GradientPipeline:
             step=step.number,
             phase=step.phase,
             world_size=self.communicator.world_size,
-            seed=mix_seed(self.settings.seed, self._number, step.number, index),
+            seed=mix_seed(self.settings.seed, self.number, step.number, index),
             chunk_elements=self.communicator.chunk_elements,
             bucket=index,
         )
@@ -632,5 +632,5 @@ class GradientPipeline:
             guard=step.action,
             period_s=period_s,
             resent=[each.resent for each in step.transfers if each.resent is not None],
-            attachment=self._number,
+            attachment=self.number,
         )

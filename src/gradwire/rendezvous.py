@@ -12,42 +12,44 @@ lock against the process group's own threads.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import ipaddress
+import itertools
 import json
+import logging
 import os
 import secrets
-import socket
-import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
+from gradwire.addresses import (
+    LocalAddress,
+    describe_interfaces,
+    is_loopback,
+    route_mtu,
+    scoped,
+)
 from gradwire.errors import ConfigError, RendezvousError
-from gradwire.settings import LARGEST_DATAGRAM
+from gradwire.settings import SMALLEST_DATAGRAM
 
 __all__ = [
     "Introduction",
     "Meeting",
     "Names",
     "Store",
+    "SupersededError",
     "agree",
+    "agree_datagram",
     "base_store",
     "check_alike",
     "check_introductions",
-    "datagram_for",
-    "local_address",
-    "mtu_of",
+    "identity_of",
     "new_session",
     "store_errors",
     "store_host",
 ]
 
-UDP_OVERHEAD = 28
-"""Bytes of the IPv4 and UDP headers."""
-ETHERNET_MTU = 1500
-ETHERNET_DATAGRAM = ETHERNET_MTU - UDP_OVERHEAD
+log = logging.getLogger("gradwire")
 
 
 class Store(Protocol):
@@ -57,25 +59,48 @@ class Store(Protocol):
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
     def add(self, key: str, amount: int, /) -> int: ...
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+    def delete_key(self, key: str, /) -> bool: ...
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What an endpoint says of itself. datagram: largest UDP payload its interface takes."""
+    """What an endpoint says of itself.
+
+    addresses: that it can be reached at, the preferred one first, at most one of each version of
+    IP. port: the fixed UDP port, or 0. datagram: the largest UDP payload in bytes that it was
+    configured for, or 0. host: the host's name, for errors; identity: what tells the host from
+    others. interfaces: the addresses by which other hosts may reach this one, by interface.
+    """
 
     endpoint: int
     protocol: int
-    address: str = ""
+    addresses: tuple[LocalAddress, ...] = ()
+    port: int = 0
     datagram: int = 0
     host: str = ""
+    identity: str = ""
+    interfaces: Mapping[str, list[str]] = field(default_factory=dict)
     configuration: Mapping[str, object] = field(default_factory=dict)
     session: int = 0
 
     @staticmethod
     def parse(text: str) -> Introduction:
-        """Reads an introduction; fields that only another version knows are left out."""
-        known = {f.name for f in fields(Introduction)}
-        return Introduction(**{k: v for k, v in json.loads(text).items() if k in known})
+        """Reads an introduction; what only another version knows or understands is left out."""
+        values = _known(Introduction, json.loads(text))
+        try:
+            values["addresses"] = tuple(
+                LocalAddress(**_known(LocalAddress, each)) for each in values["addresses"]
+            )
+        except (AttributeError, KeyError, TypeError):
+            values["addresses"] = ()
+        return Introduction(**values)
+
+
+def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of these values those that are fields of a dataclass."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 @dataclass(frozen=True)
@@ -101,15 +126,58 @@ class Names:
         return " and ".join(words)
 
 
+@dataclass
+class Outcome:
+    """How an exchange ended.
+
+    why: the failure; "" where all is well. texts: everybody's, in order; after a failure of the
+    first exchange None stands for an endpoint that was not there. gave_up: which endpoint waited
+    too long in the first exchange, and for how many seconds; only endpoint 0 knows who was there,
+    and completes such an outcome.
+    """
+
+    why: str = ""
+    at_fault: list[int] = field(default_factory=list)
+    texts: list[str | None] = field(default_factory=list)
+    gave_up: tuple[int, float] | None = None
+
+    def dump(self) -> str:
+        """The outcome as the store holds it, with texts that are alike only once."""
+        distinct = list(dict.fromkeys(self.texts))
+        place = {text: index for index, text in enumerate(distinct)}
+        places = [place[text] for text in self.texts]
+        return json.dumps([self.why, self.at_fault, distinct, places, self.gave_up])
+
+    @staticmethod
+    def load(text: str) -> Outcome:
+        """The outcome that `dump` wrote."""
+        why, at_fault, distinct, places, gave_up = json.loads(text)
+        return Outcome(why, at_fault, [distinct[place] for place in places], gave_up)
+
+
+class SupersededError(RendezvousError):
+    """Endpoint 0 has begun another meeting of the same name, so this one never ends."""
+
+
 class Meeting:
     """One meeting of `workers` workers and `servers` servers in a store, under `name`.
 
-    Joining counts this endpoint's meetings under that name, so that a name may be used again
-    once everybody has left, as long as all join equally often; or number says which meeting
-    it is, from 1 on. Endpoints exchange texts by topic. ranks: the workers' in the job, which
-    errors name; None where they are 0, 1, 2, ….
-    Whether all have met on a topic is decided once, for all: who comes late, when another has
-    given up already or has told a failure, raises the same error as the others do.
+    A store may outlive the processes of a job and hold what an earlier life of the job left.
+    Therefore each meeting has a random id, which endpoint 0 publishes when it comes, and all other
+    keys are under that id. In the first exchange every endpoint publishes a random number of its
+    own. It trusts the id once endpoint 0 has repeated that number, since no process of an earlier
+    life can have done so. Until then it follows the newest id, so that newcomers always meet.
+
+    The endpoints exchange texts, all in the same order. Endpoint 0 collects the texts of an
+    exchange and publishes them together, so that an exchange costs an endpoint a handful of store
+    operations. How an exchange ended is decided once, for all, by whoever writes its outcome first.
+
+    An endpoint leaves by `close`, or when a failure is raised. The last one to close removes the
+    keys. After a failure endpoint 0 stays until the others have read it, at most LINGER_S, because
+    its process often hosts the store.
+
+    timeout_s: how long an exchange may take. ranks: the workers' in the job, which errors name;
+    None where they are 0, 1, 2, ….
     """
 
     def __init__(
@@ -121,7 +189,6 @@ class Meeting:
         workers: int,
         servers: int,
         timeout_s: float,
-        number: int | None = None,
         ranks: Sequence[int] | None = None,
     ) -> None:
         self.endpoint = endpoint
@@ -130,113 +197,104 @@ class Meeting:
         self.timeout_s = timeout_s
         self.names = Names(tuple(range(workers) if ranks is None else ranks))
         self._store = store
-        if number is None:
-            with store_errors():
-                number = store.add(f"gradwire/{name}/joined/{endpoint}", 1)
-        self._prefix = f"gradwire/{name}/{number}"
+        self._root = f"gradwire/{name}"
+        self._newest = f"{self._root}/newest"
+        self._number = secrets.token_hex(8)
+        self._id = ""  # not trusted yet
+        self._next = 0  # exchange
+        self._left = False
 
     @property
     def endpoints(self) -> int:
         """Workers and servers together."""
         return self.workers + self.servers
 
-    def introduce(self, introduction: Introduction) -> list[Introduction]:
-        """Publishes this endpoint's introduction and returns everybody's, in order."""
-        texts = self.exchange("introduction", json.dumps(asdict(introduction)))
-        return [Introduction.parse(text) for text in texts]
+    # ------------------------------------------------------------------ exchanges
 
-    def exchange(self, topic: str, text: str, timeout_s: float | None = None) -> list[str]:
-        """Publishes `text` and returns every endpoint's text on the topic, in order.
+    def exchange(self, text: str, timeout_s: float | None = None) -> list[str]:
+        """Publishes `text` and returns every endpoint's text, in order.
 
         timeout_s: instead of the meeting's. Raises RendezvousError, on all endpoints alike, naming
-        those that did not publish within the time-out or one that told a failure.
+        those that did not publish within the time-out, or one that failed.
         """
+        if self.endpoints == 1:
+            return [text]
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         with store_errors():
-            self._store.set(self._key(topic, self.endpoint), text)
-            return self._collect(topic, self.timeout_s if timeout_s is None else timeout_s)
+            if self._next == 0:
+                self._gather(timeout_s)
+            return self._exchange(text, timeout_s)
 
-    def awaits_me(self, topic: str) -> bool:
-        """Whether the topic is open and this endpoint, in this or an earlier process, has
-        published nothing on it yet."""
-        own, decided = self._key(topic, self.endpoint), self._key(topic, "decided")
-        with store_errors():
-            return not (self._store.check([own]) or self._store.check([decided]))
+    def introduce(self, introduction: Introduction) -> list[Introduction]:
+        """Publishes this endpoint's introduction and returns everybody's, in order."""
+        texts = self.exchange(json.dumps(asdict(introduction)))
+        return [Introduction.parse(text) for text in texts]
 
-    def tell_failure(self, topic: str, message: str) -> None:
-        """Tells the others that this endpoint will publish nothing on the topic, and why.
+    def tell_failure(self, why: str) -> None:
+        """Publishes, in place of a text in the next exchange, that this endpoint has failed.
 
-        Where that is not possible they will find out; the cause is not hidden by it.
+        Those that have not come yet are waited for, at most LINGER_S. A store that does not answer
+        raises nothing here, since the error would hide the cause.
         """
-        why = f"{self.describe([self.endpoint])} failed: {message}"
+        if self.endpoints == 1 or self._left:
+            return
+        outcome = Outcome(f"{self.describe([self.endpoint])} failed: {why}", [self.endpoint])
         with contextlib.suppress(Exception):
-            self._decide(topic, [self.endpoint], why)
+            if self._next == 0 and self.endpoint != 0:
+                self._follow(Wait(LINGER_S), outcome)
+            else:
+                if self._next == 0:
+                    self._open()
+                self._decide(outcome)
+            self._leave(everybody=True)
 
-    def check_failures(self, topic: str) -> None:
-        """Raises RendezvousError if the topic has failed by now; waits for nobody."""
+    def check_failures(self) -> None:
+        """Raises RendezvousError if the next exchange has failed by now; waits for nobody."""
+        if self.endpoints > 1:
+            with store_errors():
+                outcome = self._outcome()
+                if outcome is not None and outcome.why:
+                    self._raise(outcome)
+
+    def hurry(self) -> None:
+        """Asks the others to publish in the next exchange now, whatever they still wait for."""
         with store_errors():
-            if self._store.check([self._key(topic, "decided")]):
-                self._raise_failure(*self._decision(topic))
+            self._store.set(self._key(HURRY), "1")
 
-    def _collect(self, topic: str, timeout_s: float) -> list[str]:
-        keys = [self._key(topic, endpoint) for endpoint in range(self.endpoints)]
-        missing = wait_for(self._store, keys, timeout_s, unless=self._key(topic, "decided"))
-        absent = [keys.index(key) for key in missing]
-        why = ""
-        if absent:
-            why = (
-                f"{self.describe(absent)} did not join within {timeout_s:g} s "
-                f"({self.endpoints - len(absent)} of {self.endpoints} were here when "
-                f"{self.describe([self.endpoint])} gave up); setting rendezvous_timeout"
-            )
-        self._raise_failure(*self._decide(topic, absent, why))
-        return [self._store.get(key).decode() for key in keys]
-
-    def _raise_failure(self, at_fault: list[int], why: str) -> None:
-        if why:
-            raise self.error(why, at_fault)
-
-    def _decide(self, topic: str, at_fault: list[int], why: str) -> tuple[list[int], str]:
-        """How the topic ended: as this endpoint says, if it is the first to; "" for well."""
-        if self._store.add(self._key(topic, "deciding"), 1) == 1:
-            decision = [at_fault, why, self.workers, self.servers]
-            self._store.set(self._key(topic, "decided"), json.dumps(decision))
-            return at_fault, why
-        if wait_for(self._store, [self._key(topic, "decided")], DECIDING_S):
-            raise RendezvousError(f"another rank died in the rendezvous ({topic})", [])
-        return self._decision(topic)
-
-    def _decision(self, topic: str) -> tuple[list[int], str]:
-        decided = self._store.get(self._key(topic, "decided")).decode()
-        at_fault, why, workers, servers = json.loads(decided)
-        if not why and (workers, servers) != (self.workers, self.servers):
-            why = (
-                f"another rank or server counts {workers} workers and {servers} servers, "
-                f"{self.describe([self.endpoint])} counts {self.workers} and {self.servers}: give "
-                "all the same numbers"
-            )
-        return at_fault, why
-
-    def post(self, topic: str, text: str) -> None:
-        """Publishes `text` in place of what this endpoint last posted; waits for nobody."""
+    def hurried(self) -> bool:
+        """Whether somebody has asked for that."""
         with store_errors():
-            self._store.set(self._key(topic, self.endpoint), text)
+            return self._peek(self._key(HURRY)) is not None
 
-    def posted(self, topic: str) -> list[str | None]:
-        """What every endpoint last posted on the topic, in order; None where nothing yet."""
-        keys = [self._key(topic, endpoint) for endpoint in range(self.endpoints)]
-        with store_errors():
-            return [
-                self._store.get(key).decode() if self._store.check([key]) else None for key in keys
-            ]
+    # ------------------------------------------------------------------ the end
 
-    def leave(self) -> None:
-        """Notes that this endpoint is done; a store that is gone already is no error."""
+    def close(self) -> None:
+        """Leaves the meeting; the last endpoint to do so removes its keys.
+
+        Idempotent. A store that is gone raises nothing.
+        """
+        if self._left or not self._id:
+            return
+        self._left = True
         with contextlib.suppress(Exception):
-            self._store.set(self._key("left", self.endpoint), "1")
+            if self.endpoint == 0 and self._peek(self._newest) == self._opening():
+                self._store.delete_key(self._newest)
+            if self._store.add(self._key(LEFT), 1) == self.endpoints:
+                for what in (*range(self._next), HURRY, FINISHED, LEFT):
+                    self._store.delete_key(self._key(what))
 
-    def all_workers_left(self) -> bool:
-        """Whether every worker is done."""
-        return self._store.check([self._key("left", rank) for rank in range(self.workers)])
+    def finish(self) -> None:
+        """Publishes that this worker needs the servers no more, and leaves.
+
+        A store that is gone raises nothing.
+        """
+        with contextlib.suppress(Exception):
+            self._store.add(self._key(FINISHED), 1)
+        self.close()
+
+    def all_finished(self) -> bool:
+        """Whether no worker needs the servers any more."""
+        return self._store.add(self._key(FINISHED), 0) >= self.workers
 
     def error(self, why: str, endpoints: Iterable[int] = ()) -> RendezvousError:
         """An error that names the endpoints at fault."""
@@ -246,8 +304,269 @@ class Meeting:
         """The endpoints' names; see `Names`."""
         return self.names.describe(endpoints)
 
-    def _key(self, topic: str, what: int | str) -> str:
-        return f"{self._prefix}/{topic}/{what}"
+    # ------------------------------------------------------------------ how they find each other
+
+    def _gather(self, timeout_s: float) -> None:
+        """The first exchange: all others are there, and the id is trusted."""
+        if self.endpoint == 0:
+            self._open()
+            self._exchange(self._number, timeout_s)
+            return
+        outcome = self._follow(Wait(timeout_s, self._awaiting_first))
+        if outcome.why:
+            self._raise(outcome)
+        self._next = 1
+
+    def _open(self) -> None:
+        """Publishes a new id, and removes what is left of an earlier meeting."""
+        before = self._peek(self._newest)
+        self._id = secrets.token_hex(8)
+        self._store.set(self._key(0, 0), self._number)
+        self._store.set(self._newest, self._opening())
+        if before is not None:
+            self._remove(before.split()[0])
+
+    def _opening(self) -> str:
+        return f"{self._id} {self.workers} {self.servers}"
+
+    def _follow(self, wait: Wait, refusal: Outcome | None = None) -> Outcome:
+        """Publishes this endpoint's number under the newest id, until endpoint 0 repeats it.
+
+        refusal: the failure that this endpoint publishes before its number. Returns the outcome of
+        the first exchange; raises RendezvousError where endpoint 0 does not come in time.
+        """
+        seen = earlier = unlike = ""
+        while True:
+            newest = self._peek(self._newest)
+            if newest is not None and newest != seen:
+                if seen:  # it was of an earlier life, whose keys are removed
+                    self._store.delete_key(self._key(0, self.endpoint))
+                    self._store.delete_key(self._key(0))
+                seen = newest
+                self._id, workers, servers = seen.split()
+                unlike = self._unlike(int(workers), int(servers))
+                objection = Outcome(unlike, [self.endpoint]) if unlike else refusal
+                if objection is not None:
+                    self._decide(objection)
+                self._store.set(self._key(0, self.endpoint), self._number)
+            outcome = self._outcome() if seen else None
+            if outcome is not None:
+                if self._number in outcome.texts:
+                    return outcome
+                earlier = outcome.why or earlier
+            if wait.over():
+                if refusal is None and seen and not unlike and not wait.extended:
+                    self._decide(Outcome(gave_up=(self.endpoint, wait.timeout_s)))
+                    wait.extend(ANSWER_S)  # endpoint 0 may be there, and know who is not
+                    continue
+                self._id = ""
+                raise self.error(unlike or self._without_first(wait.timeout_s, earlier), [0])
+            wait.pause()
+
+    def _unlike(self, workers: int, servers: int) -> str:
+        """What is wrong with the numbers that endpoint 0 counts; "" if they are this endpoint's."""
+        if (workers, servers) == (self.workers, self.servers):
+            return ""
+        return (
+            f"{self.describe([0])} counts {workers} workers and {servers} servers, "
+            f"{self.describe([self.endpoint])} counts {self.workers} and {self.servers}: give all "
+            "the same numbers"
+        )
+
+    def _without_first(self, timeout_s: float, earlier: str) -> str:
+        who = self.describe([self.endpoint])
+        if self.endpoint >= self.workers:
+            return (
+                f"{who}: no workers came within {timeout_s:g} s; they come when they attach; "
+                "setting rendezvous_timeout"
+            )
+        before = f"; an earlier attempt had failed: {earlier}" if earlier else ""
+        return (
+            f"{self.describe([0])} did not join within {timeout_s:g} s (when {who} gave up); "
+            f"setting rendezvous_timeout{before}"
+        )
+
+    # ------------------------------------------------------------------ one exchange
+
+    def _exchange(self, text: str, timeout_s: float) -> list[str]:
+        self._store.set(self._key(self._next, self.endpoint), text)
+        wait = Wait(timeout_s, self._awaiting)
+        outcome = self._lead(wait) if self.endpoint == 0 else self._await(wait)
+        if outcome.why:
+            self._raise(outcome)
+        self._next += 1
+        return [text or "" for text in outcome.texts]
+
+    def _lead(self, wait: Wait) -> Outcome:
+        """Endpoint 0's part: publishes all texts, once they are there."""
+        keys = self._keys()
+        while (outcome := self._outcome()) is None:
+            if self._store.check(keys):
+                texts: list[str | None] = [self._store.get(key).decode() for key in keys]
+                outcome = self._decide(Outcome(texts=texts))
+                break
+            if wait.over():
+                outcome = self._decide(self._incomplete(self.endpoint, wait.timeout_s))
+                break
+            wait.pause()
+        if outcome.why or outcome.gave_up:
+            return self._complete(outcome) if self._next == 0 else outcome
+        for key in keys:
+            self._store.delete_key(key)
+        return outcome
+
+    def _await(self, wait: Wait) -> Outcome:
+        """The others' part."""
+        while (outcome := self._outcome()) is None:
+            newest = self._peek(self._newest)
+            if newest not in (None, self._opening()) and self._outcome() is None:
+                self._leave()
+                raise SupersededError(
+                    f"{self.describe([0])} has begun to meet anew: it was started again, or failed",
+                    [self.names.rank_of(0)],
+                )
+            if wait.over():
+                return self._decide(self._incomplete(self.endpoint, wait.timeout_s))
+            wait.pause()
+        return outcome
+
+    def _incomplete(self, endpoint: int, timeout_s: float) -> Outcome:
+        """The outcome of an exchange that this endpoint waited for in vain."""
+        absent = self._absent() or [0]
+        return Outcome(
+            f"{self.describe(absent)} did not join within {timeout_s:g} s "
+            f"({self.endpoints - len(absent)} of {self.endpoints} were here when "
+            f"{self.describe([endpoint])} gave up); setting rendezvous_timeout",
+            absent,
+        )
+
+    def _complete(self, outcome: Outcome) -> Outcome:
+        """Endpoint 0 repeats, in a failed first exchange, the numbers of those that are there."""
+        if outcome.gave_up is not None and not outcome.why:
+            endpoint, timeout_s = outcome.gave_up
+            outcome = self._incomplete(endpoint, timeout_s)
+        outcome.texts = [self._peek(key) for key in self._keys()]
+        self._store.set(self._key(self._next), outcome.dump())
+        return outcome
+
+    def _raise(self, outcome: Outcome) -> NoReturn:
+        self._leave()
+        why = "".join(sign if sign.isprintable() else " " for sign in outcome.why)
+        raise self.error(why, outcome.at_fault)
+
+    def _leave(self, *, everybody: bool = False) -> None:
+        """Leaves a meeting that failed. everybody: endpoint 0 waits for those to come, too."""
+        if self._left or not self._id:
+            return
+        self._left = True
+        left = self._store.add(self._key(LEFT), 1)
+        wait = Wait(LINGER_S)
+        outcome = self._outcome()
+        while self.endpoint == 0 and outcome is not None and not wait.over():
+            expected = self.endpoints
+            if self._next == 0:
+                here = self.endpoints - len(self._absent())
+                if here != len(outcome.texts) - outcome.texts.count(None):
+                    outcome = self._complete(outcome)
+                expected = self.endpoints if everybody else here
+            if left >= expected:
+                break
+            wait.pause()
+            left = self._store.add(self._key(LEFT), 0)
+
+    # ------------------------------------------------------------------ the store
+
+    def _key(self, *what: int | str) -> str:
+        return "/".join(map(str, (self._root, self._id, *what)))
+
+    def _keys(self) -> list[str]:
+        return [self._key(self._next, endpoint) for endpoint in range(self.endpoints)]
+
+    def _absent(self) -> list[int]:
+        """The endpoints that have published nothing in the next exchange."""
+        return [e for e, key in enumerate(self._keys()) if not self._store.check([key])]
+
+    def _peek(self, key: str) -> str | None:
+        """The value of a key that may be missing, or be removed meanwhile; waits for nothing."""
+        value = self._store.compare_set(key, MISSING, MISSING).decode()
+        return None if value == MISSING else value
+
+    def _outcome(self) -> Outcome | None:
+        text = self._peek(self._key(self._next))
+        return None if text is None else Outcome.load(text)
+
+    def _decide(self, outcome: Outcome) -> Outcome:
+        """How the next exchange ended: as given, unless somebody else was faster."""
+        key = self._key(self._next)
+        return Outcome.load(self._store.compare_set(key, "", outcome.dump()).decode())
+
+    def _remove(self, earlier: str) -> None:
+        """Removes the keys of a meeting that not all have left by `close`."""
+        prefix = f"{self._root}/{earlier}"
+        for number in itertools.count():
+            for endpoint in range(self.endpoints):
+                self._store.delete_key(f"{prefix}/{number}/{endpoint}")
+            if self._peek(f"{prefix}/{number}") is None:
+                break
+            self._store.delete_key(f"{prefix}/{number}")
+        for what in (HURRY, FINISHED, LEFT):
+            self._store.delete_key(f"{prefix}/{what}")
+
+    def _awaiting(self) -> str:
+        return f"{self.describe([self.endpoint])} waits for {self.describe(self._absent() or [0])}"
+
+    def _awaiting_first(self) -> str:
+        return f"{self.describe([self.endpoint])} waits for {self.describe([0])}"
+
+
+MISSING = "?"
+"""What compare_set returns in place of a value that is missing; no value of ours is this."""
+HURRY, FINISHED, LEFT = "hurry", "finished", "left"
+LINGER_S = 5.0
+"""How long who failed stays for those that have not heard of it."""
+ANSWER_S = 1.0
+"""How long endpoint 0 takes at most to complete the outcome of who gave up."""
+FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
+
+
+class Wait:
+    """A wait that polls: ever more rarely, until its time is over.
+
+    what: what is waited for; the log has it as a warning after FIRST_WARNING_S, and again every
+    NEXT_WARNING_S.
+    """
+
+    def __init__(self, timeout_s: float, what: Callable[[], str] | None = None) -> None:
+        self.timeout_s = timeout_s
+        self.extended = False
+        self._what = what
+        self._begun = time.monotonic()
+        self._deadline = self._begun + timeout_s
+        self._warn_at = self._begun + FIRST_WARNING_S
+        self._pause_s = 0.002
+
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self._deadline
+
+    def extend(self, seconds: float) -> None:
+        """Waits for that much longer, from now on."""
+        self.extended = True
+        self._deadline = time.monotonic() + seconds
+
+    def pause(self) -> None:
+        """Sleeps until it is worth looking again."""
+        now = time.monotonic()
+        if self._what is not None and now >= self._warn_at:
+            self._warn_at = now + NEXT_WARNING_S
+            log.warning(
+                "%s since %.0f s (rendezvous_timeout=%g)",
+                self._what(),
+                now - self._begun,
+                self.timeout_s,
+            )
+        time.sleep(self._pause_s)
+        self._pause_s = min(0.1, self._pause_s * 1.5)
 
 
 @contextlib.contextmanager
@@ -258,34 +577,19 @@ def store_errors() -> Iterator[None]:
     except RendezvousError:
         raise
     except RuntimeError as error:
-        raise RendezvousError(f"the job's store does not answer: {error}", []) from error
+        raise RendezvousError(
+            f"the job's store does not answer: {error}; the process that hosts it (rank 0, under "
+            "most launchers) may have ended, and then its own output has the cause",
+            [],
+        ) from error
 
 
-DECIDING_S = 10.0
-"""How long whoever decides takes at most between two words to the store."""
+def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> list[LocalAddress]:
+    """Returns the address that each endpoint is to use, all of one version of IP.
 
-
-def wait_for(
-    store: Store, keys: list[str], timeout_s: float, *, unless: str | None = None
-) -> list[str]:
-    """Polls until all keys exist, or the key `unless` does; returns those that are missing when
-    the time is up, else none."""
-    deadline = time.monotonic() + timeout_s
-    pause = 0.002
-    while True:
-        if store.check(keys) or (unless is not None and store.check([unless])):
-            return []
-        if time.monotonic() >= deadline:
-            return [key for key in keys if not store.check([key])]
-        time.sleep(pause)
-        pause = min(0.1, pause * 1.5)
-
-
-def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> None:
-    """Raises RendezvousError unless all endpoints can work together.
-
-    Checked: protocol version, configuration, and that no endpoint on another host announced a
-    loopback address.
+    Raises RendezvousError, on all endpoints alike, unless they can work together. Checked:
+    protocol version, configuration, that they have a version of IP in common, that no endpoint
+    would be looked for on another host than its own, and that no two want the same port.
     """
     first = everybody[0]
     for other in everybody[1:]:
@@ -297,16 +601,178 @@ def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> None
                 [other.endpoint],
             )
     check_alike(meeting, [dict(each.configuration) for each in everybody])
-    hosts = {each.host for each in everybody}
-    if len(hosts) > 1:
-        for each in everybody:
-            if ipaddress.ip_address(each.address).is_loopback:
-                raise meeting.error(
-                    f"{meeting.describe([each.endpoint])} on host {each.host!r} would use the "
-                    f"loopback address {each.address}, which the other hosts cannot reach: set "
-                    "interface= or GRADWIRE_INTERFACE to the network between the hosts",
-                    [each.endpoint],
+    chosen = _choose_addresses(meeting, everybody)
+    _check_hosts(meeting, everybody, chosen)
+    _check_ports(meeting, everybody, chosen)
+    return chosen
+
+
+def _choose_addresses(meeting: Meeting, everybody: list[Introduction]) -> list[LocalAddress]:
+    """Each endpoint's address of the version of IP that all have and most prefer."""
+    offers = [[place.version for place in each.addresses] for each in everybody]
+    lacking = {
+        version: [e for e, offer in enumerate(offers) if version not in offer] for version in (4, 6)
+    }
+    shared = [version for version in (4, 6) if not lacking[version]]
+    if not shared:
+        version = min((4, 6), key=lambda version: len(lacking[version]))
+        having = [e for e in range(len(offers)) if e not in lacking[version]]
+        raise meeting.error(
+            f"{meeting.describe(lacking[version])} has no IPv{version} address to use (but "
+            f"{_addresses_of(everybody, lacking[version])}), and {meeting.describe(having)} "
+            f"no other one ({_addresses_of(everybody, having)}): set interface= or "
+            "GRADWIRE_INTERFACE to one network that all have",
+            lacking[version],
+        )
+    version = min(shared, key=lambda version: sum(offer.index(version) for offer in offers))
+    return [
+        next(place for place in each.addresses if place.version == version) for each in everybody
+    ]
+
+
+def _addresses_of(everybody: list[Introduction], endpoints: Iterable[int]) -> str:
+    found = [place.address for e in endpoints for place in everybody[e].addresses]
+    return ", ".join(dict.fromkeys(found)) or "none at all"
+
+
+MOST_HOSTS = 4
+"""Of how many hosts at fault an error lists the interfaces at most."""
+
+
+def _check_hosts(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> None:
+    """Raises RendezvousError naming endpoints that other hosts would look for on themselves."""
+
+    def refuse(at_fault: list[int], why: str) -> RendezvousError:
+        """An error that lists the interfaces of the hosts at fault."""
+        hosts = list({everybody[e].identity: everybody[e] for e in at_fault}.values())
+        words = [
+            f"host {each.host!r} has {describe_interfaces(each.interfaces)}"
+            for each in hosts[:MOST_HOSTS]
+        ]
+        known = "; ".join([*words, "…"] if len(hosts) > MOST_HOSTS else words)
+        return meeting.error(
+            f"{why}: set interface= or GRADWIRE_INTERFACE to the network between the hosts; "
+            f"{known}",
+            at_fault,
+        )
+
+    if len({each.identity for each in everybody}) == 1:
+        return
+    if local := [e for e, place in enumerate(chosen) if is_loopback(place.address)]:
+        addresses = ", ".join(dict.fromkeys(chosen[e].address for e in local))
+        raise refuse(
+            local,
+            f"{meeting.describe(local)} would use the loopback address {addresses}, which other "
+            "hosts cannot reach",
+        )
+    hosts: dict[str, str] = {}
+    for endpoint, place in enumerate(chosen):
+        identity = hosts.setdefault(place.address, everybody[endpoint].identity)
+        if identity != everybody[endpoint].identity:
+            alike = [e for e, other in enumerate(chosen) if other.address == place.address]
+            raise refuse(
+                alike,
+                f"{meeting.describe(alike)} are on different hosts and would use the same "
+                f"address, {place.address}",
+            )
+    for endpoint, place in enumerate(chosen):
+        for other in everybody:
+            here = (address for each in other.interfaces.values() for address in each)
+            if other.identity != everybody[endpoint].identity and place.address in here:
+                raise refuse(
+                    [endpoint],
+                    f"{meeting.describe([endpoint])} would use the address {place.address}, which "
+                    f"the host of {meeting.describe([other.endpoint])} has as well",
                 )
+
+
+def _check_ports(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> None:
+    """Raises RendezvousError naming endpoints of one host that want the same port."""
+    takers: dict[tuple[str, str, int], list[int]] = {}
+    for each, place in zip(everybody, chosen, strict=True):
+        if each.port:
+            takers.setdefault((each.identity, place.address, each.port), []).append(each.endpoint)
+    for (_, address, port), endpoints in takers.items():
+        if len(endpoints) > 1:
+            raise meeting.error(
+                f"{meeting.describe(endpoints)} are on one host and would all use port={port} of "
+                f"{address}: give each its own, for example port={port} + LOCAL_RANK, or 0 for "
+                "any free one",
+                endpoints,
+            )
+
+
+def agree_datagram(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> int:
+    """The largest datagram in bytes that every endpoint is configured for, or else its interface
+    and its routes to the others take; collective.
+
+    Raises ConfigError if this endpoint's routes do not take what it is configured for, and
+    RendezvousError naming the endpoints where another's do not, where there is no route, or
+    where the datagrams would be too short.
+    """
+    mtus = [0] * len(everybody)
+    if len({each.identity for each in everybody}) > 1:
+        mtus = _exchange_routes(meeting, everybody, chosen)
+    limits = [
+        each.datagram or place.datagram(mtu)
+        for each, place, mtu in zip(everybody, chosen, mtus, strict=True)
+    ]
+    short = [endpoint for endpoint, limit in enumerate(limits) if limit < SMALLEST_DATAGRAM]
+    if short:
+        place, mtu = chosen[short[0]], mtus[short[0]]
+        raise meeting.error(
+            f"{meeting.describe(short)} can send datagrams of {limits[short[0]]} bytes only (from "
+            f"{place.address}, interface {place.interface or 'unknown'}, MTU "
+            f"{min(each for each in (place.mtu, mtu) if each)}); {SMALLEST_DATAGRAM} and more are "
+            "needed: raise the MTU, or set interface= or GRADWIRE_INTERFACE to another network",
+            short,
+        )
+    return min(limits)
+
+
+def _exchange_routes(
+    meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
+) -> list[int]:
+    """The smallest MTU in bytes of each endpoint's routes to the other hosts; 0: it has none."""
+    here, own = everybody[meeting.endpoint], chosen[meeting.endpoint]
+    mtus: dict[str, int] = {}
+    unreachable: dict[int, str] = {}
+    for each, place in zip(everybody, chosen, strict=True):
+        if each.identity == here.identity or place.address in mtus:
+            continue
+        try:
+            mtus[place.address] = route_mtu(own.bound, scoped(place.address, own.interface))
+        except OSError as error:
+            unreachable[each.endpoint] = str(error.strerror or error)
+    mtu = min(mtus.values(), default=0)
+    if mtu and here.datagram > own.datagram(mtu):
+        allowed = f"at most {own.datagram(mtu)}, for the MTU from {own.address} is {mtu}"
+        wrong = ConfigError.of("datagram", here.datagram, allowed)
+        meeting.tell_failure(str(wrong))
+        raise wrong
+    mine = {"mtu": mtu, "unreachable": unreachable}
+    everybodys = [json.loads(text) for text in meeting.exchange(json.dumps(mine))]
+    for endpoint, routes in enumerate(everybodys):
+        if routes["unreachable"]:
+            lost = [int(e) for e in routes["unreachable"]]
+            raise meeting.error(
+                f"{meeting.describe([endpoint])} has no route from {chosen[endpoint].address} to "
+                f"{meeting.describe(lost)} at {_chosen_of(chosen, lost)} "
+                f"({next(iter(routes['unreachable'].values()))}): set interface= or "
+                "GRADWIRE_INTERFACE to one network that all have",
+                sorted({endpoint, *lost}),
+            )
+    return [routes["mtu"] for routes in everybodys]
+
+
+def _chosen_of(chosen: list[LocalAddress], endpoints: Iterable[int]) -> str:
+    return ", ".join(dict.fromkeys(chosen[e].address for e in endpoints))
 
 
 def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> None:
@@ -329,8 +795,6 @@ def agree(
     meeting: Meeting,
     configuration: Mapping[str, object],
     failure: ConfigError | None = None,
-    *,
-    topic: str = "configuration",
 ) -> None:
     """Checks that every endpoint of the meeting passes the same configuration; collective.
 
@@ -339,9 +803,9 @@ def agree(
     the first.
     """
     if failure is not None:
-        meeting.tell_failure(topic, str(failure))
+        meeting.tell_failure(str(failure))
         raise failure
-    texts = meeting.exchange(topic, json.dumps(dict(configuration), default=str))
+    texts = meeting.exchange(json.dumps(dict(configuration), default=str))
     check_alike(meeting, [json.loads(text) for text in texts])
 
 
@@ -350,6 +814,13 @@ def base_store(store: Any) -> Any:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
+
+
+def identity_of(store: Any) -> str:
+    """What tells the store under all prefixes from any other; the same for all its users."""
+    with store_errors():
+        made: bytes = base_store(store).compare_set("gradwire/identity", "", secrets.token_hex(8))
+    return made.decode()
 
 
 def new_session() -> int:
@@ -363,70 +834,3 @@ def store_host(store: object) -> str | None:
     if isinstance(host, str) and host:
         return host
     return os.environ.get("MASTER_ADDR") or None
-
-
-def local_address(interface: str | None, towards: str | None) -> str:
-    """The IPv4 address this process's datagrams leave by.
-
-    interface: an interface's name or one of this host's addresses; without it the source
-    address of the route towards `towards`, else the host name's address, else loopback.
-    Raises ConfigError for an interface that does not exist or has no IPv4 address.
-    """
-    if interface:
-        return _interface_address(interface)
-    if towards:
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
-        ):
-            probe.connect((towards, 9))  # sends nothing: only asks for the route
-            return str(probe.getsockname()[0])
-    with contextlib.suppress(OSError):
-        return socket.gethostbyname(socket.gethostname())
-    return "127.0.0.1"
-
-
-def mtu_of(address: str) -> int:
-    """The MTU of the interface that owns a local IPv4 address; loopback counts as 1500."""
-    if ipaddress.ip_address(address).is_loopback:
-        return ETHERNET_MTU
-    for _, name in socket.if_nameindex():
-        if _ioctl_address(name) == address:
-            with contextlib.suppress(OSError, ValueError), open(f"/sys/class/net/{name}/mtu") as f:
-                return int(f.read())
-    return ETHERNET_MTU
-
-
-def datagram_for(address: str) -> int:
-    """The largest UDP payload that the interface of a local address takes unfragmented."""
-    return min(LARGEST_DATAGRAM, mtu_of(address) - UDP_OVERHEAD)
-
-
-def _interface_address(interface: str) -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    if interface in names:
-        address = _ioctl_address(interface)
-        if address is None:
-            raise ConfigError.of("interface", interface, "it has no IPv4 address")
-        return address
-    with contextlib.suppress(ValueError):
-        wanted = str(ipaddress.IPv4Address(interface))
-        if ipaddress.ip_address(wanted).is_loopback or wanted in map(_ioctl_address, names):
-            return wanted
-    raise ConfigError.of(
-        "interface",
-        interface,
-        "neither an interface nor an IPv4 address of this host; its interfaces are "
-        f"{', '.join(names)}",
-    )
-
-
-def _ioctl_address(name: str) -> str | None:
-    siocgifaddr = 0x8915
-    request = struct.pack("256s", name.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            reply = fcntl.ioctl(probe.fileno(), siocgifaddr, request)
-        except OSError:
-            return None
-    return socket.inet_ntoa(reply[20:24])

@@ -7,6 +7,7 @@ needs no torch process group, no model and no GPU.
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import json
 import os
 import signal
@@ -34,6 +35,8 @@ RETRY_S = 0.2
 def open_store(address: str, timeout_s: float) -> Any:
     """The job's store: "host:port" of a TCPStore (torchrun's), or "file:///path".
 
+    An IPv6 address stands in brackets, as in "[fd00::1]:29500".
+
     Raises ConfigError for another form or a file that cannot be, and GradwireError when nobody
     answers within `timeout_s` seconds.
     """
@@ -44,23 +47,38 @@ def open_store(address: str, timeout_s: float) -> Any:
         path = address.removeprefix("file://")
         _check_file(address, Path(path))  # FileStore itself would try again for five minutes
         return FileStore(path, -1)
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise ConfigError.of("store", address, "host:port, or file:///path")
+    host, port = _host_and_port(address)
     deadline = time.monotonic() + timeout_s
-    _wait_for_listener(address, host, int(port), deadline, timeout_s)
+    _wait_for_listener(address, host, port, deadline, timeout_s)
     left = max(1.0, deadline - time.monotonic())
 
     def connect() -> Any:
         return TCPStore(
             host,
-            int(port),
+            port,
             is_master=False,
             wait_for_workers=False,
             timeout=datetime.timedelta(seconds=left),
         )
 
     return _in_time(connect, left, address)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    """Splits "host:port"; raises ConfigError. The port is what follows the last colon, so that
+    MASTER_ADDR and MASTER_PORT with one between them do, too, where the former is of IPv6."""
+    host, _, port = address.rpartition(":")
+    right = bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if ":" in host or host.startswith("["):
+        host = host.removeprefix("[").removesuffix("]")
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            right = False
+    if not right:
+        allowed = "host:port, [IPv6 address]:port, or file:///path"
+        raise ConfigError.of("store", address, allowed)
+    return host, int(port)
 
 
 def _in_time(connect: Callable[[], Any], timeout_s: float, address: str) -> Any:
@@ -130,18 +148,23 @@ def serve(
     Raises ConfigError, RendezvousError naming the ranks at fault, and GradwireError when the
     engine fails (a dead peer, another plan).
     """
-    from gradwire.opening import all_open, meet_workers, open_engine
+    from gradwire.opening import meet_servers, open_engine
+    from gradwire.rendezvous import SupersededError
 
     check_place(workers, index, settings.server_count)
     stop = stop or threading.Event()
-    meeting = meet_workers(store, group, index, workers, settings)
-    opened = open_engine(store, meeting, settings)
+    while True:
+        meeting = meet_servers(store, group, settings, endpoint=workers + index, workers=workers)
+        try:
+            opened = open_engine(store, meeting, settings)
+            break
+        except SupersededError:  # the workers were started again before all had met
+            continue
     try:
-        all_open(opened)
         while not stop.wait(0.25):
             failure = opened.engine.failure()
             try:
-                left = opened.meeting.all_workers_left()
+                left = opened.meeting.all_finished()
             except Exception:  # the store went away with the job, which may have failed
                 left = not failure
             if left:
@@ -153,6 +176,7 @@ def serve(
         return dict(opened.engine.counters())
     finally:
         opened.engine.close()
+        opened.meeting.close()
 
 
 def check_place(workers: int, index: int, servers: int) -> None:
@@ -167,7 +191,12 @@ def check_place(workers: int, index: int, servers: int) -> None:
 
 @app.command()
 def server(
-    store: Annotated[str, typer.Option(help="host:port of the job's store, or file:///path")] = "",
+    store: Annotated[
+        str,
+        typer.Option(
+            help="host:port of the job's store (an IPv6 host in brackets), or file:///path"
+        ),
+    ] = "",
     workers: Annotated[int, typer.Option(help="number of workers (ranks)")] = 0,
     index: Annotated[int, typer.Option(help="which of the servers this is, from 0")] = 0,
     servers: Annotated[

@@ -1,7 +1,8 @@
 """Settings: keyword arguments first, then GRADWIRE_* variables, then the defaults.
 
-Every value is checked here, before a socket is opened or a peer is met: an unknown name or an
-impossible value raises ConfigError naming the setting, the value and what is allowed.
+Every value but the interface's is checked here, before a socket is opened or a peer is met: an
+unknown name or an impossible value raises ConfigError naming the setting, the value and what is
+allowed.
 """
 
 from __future__ import annotations
@@ -47,9 +48,11 @@ class Settings:
 
     route: "sharded", every rank aggregates its share, or "server", `servers` processes started
         with `gradwire server` do. servers: their number (None: 1 with route="server").
-    interface: the network interface (or one of this host's addresses) gradwire's datagrams
-        leave by; without it, the one that leads to the store's host. port: the UDP port, 0 for
-        any free one. datagram: largest UDP payload, 0 for what the smallest MTU allows.
+    interface: the network interface, by name, or the address of this host, IPv4 or IPv6, that
+        gradwire's datagrams leave by; without it, the one that leads to the store's host. It is
+        checked when the ranks meet (`gradwire.addresses`), beside the host's interfaces. port:
+        the UDP port, 0 for any free one. datagram: largest UDP payload, 0 for what the smallest
+        MTU of interfaces and routes allows.
     rendezvous_timeout: how long to wait for the peers to appear. peer_timeout: how long a peer's
         engine may be silent before it is dead. timeout: how long one transfer may take (peers
         may compute meanwhile); None for the process group's timeout. memory_limit: of the
@@ -121,12 +124,6 @@ class Settings:
                 raise ConfigError.about(
                     "servers=0 with route='server'", "1 or more", setting="servers", value=0
                 )
-        if self.interface is not None and not (isinstance(self.interface, str) and self.interface):
-            raise ConfigError.of(
-                "interface",
-                self.interface,
-                "a network interface's name or an address of this host, or None",
-            )
         _whole("port", self.port, 0, 65535)
         if not (is_whole(self.datagram) and self.datagram == 0):
             _whole("datagram", self.datagram, SMALLEST_DATAGRAM, LARGEST_DATAGRAM)
@@ -187,6 +184,17 @@ class Settings:
     def feedback(self) -> bool:
         """Whether error feedback is on."""
         return self.error_feedback is True
+
+    def origin(self, name: str) -> str:
+        """Where the value of a setting came from, for errors."""
+        variable = PREFIX + name.upper()
+        try:
+            read = from_environment({name: typing.get_type_hints(Settings)[name]})
+        except ConfigError:
+            read = {}
+        if read.get(name) == getattr(self, name):
+            return f"from {variable}"
+        return "as given"
 
     def agreed(self) -> dict[str, object]:
         """The settings that must be the same on all ranks."""

@@ -70,7 +70,8 @@ class _Host:
         critical: NDArray[np.uint32] | None,
         priorities: NDArray[np.uint8] | None = None,
         stats: Sequence[float],
-        timeout_ns: int,
+        timeout_s: float,
+        timeout_from: str,
     ) -> None:
         self.fabric.start(
             self.rank,
