@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -193,6 +194,42 @@ def other_order(rank: int, world: int) -> None:
 
 def test_modules_whose_order_differs_between_ranks(two: Ranks) -> None:
     two.run(other_order)
+
+
+def in_threads(rank: int, world: int) -> None:
+    """Two threads hand buckets over in whatever order, as autograd's threads of two devices do;
+    DDP's own collectives are on a process group for each."""
+    groups = [dist.new_group(range(world)) for _ in range(2)]
+    modules = [
+        wrap(model(width=width), process_group=group)
+        for width, group in zip((700, 150), groups, strict=True)
+    ]
+    failures = []
+
+    def trains(number: int) -> None:
+        module = modules[number]
+        try:
+            stepping([module], range(12), lambda step: squares([module], rank, step).backward())
+        except Exception as error:
+            failures.append(error)
+
+    with attached(modules, "mlt", **RESENDS) as attachments:
+        threads = [threading.Thread(target=trains, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(50)
+        assert not failures
+        counters = [each.counters()["packets_sent"] for each in attachments]
+        assert [each.step for each in attachments] == [12, 12]
+        assert min(counters) > 0
+    alike(modules)
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def test_modules_that_two_threads_train(two: Ranks) -> None:
+    two.run(in_threads)
 
 
 def branches(rank: int, world: int) -> None:

@@ -159,7 +159,7 @@ struct Path {
   bool starved = false;              // backlog without credit, since probe_base
   uint16_t lane = 0;                 // of the last train of chunks
   std::vector<uint64_t> started;     // by lane: ids below it have started at the peer, as heard
-  uint16_t next_told = 0;            // the first lane that the next PING tells of
+  uint16_t next_told = 0;            // the first lane in the next PING
 
   EcnPath ecn;
   bool ecn_told = false;  // its failure is counted
