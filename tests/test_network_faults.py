@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from host_ranks import Builder, HostRanks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import gradwire
 from gradwire.communicator import Communicator
 from gradwire.errors import RendezvousError
 from gradwire.lab.loss_rules import LossRules
+from gradwire.lab.offloads import switch_offloads_off
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 
@@ -121,3 +128,92 @@ def test_a_host_that_hears_none_of_its_peers_names_itself(
         assert f"rank {rank}: UDP 10.0.0.{rank + 1}:" in outcome["logged"][0]
     (summary,) = [line for line in outcomes[0]["logged"] if "3 endpoints have met" in line]
     assert summary.count("UDP 10.0.0.") == 3
+
+
+# ---------------------------------------------------------------------------- shorter datagrams
+
+
+def a_router_between(network: Builder) -> None:
+    """Hosts 0 and 1 reach each other by host 2."""
+    for host in (0, 1):
+        name = f"eth{host}"
+        network.cable(host, 2, name)
+        network.address(host, name, f"10.0.{host}.1", 24)
+        network.address(2, name, f"10.0.{host}.2", 24)
+        network.route(host, name, f"10.0.{1 - host}.0/24", gateway=f"10.0.{host}.2")
+    network.sysctl(2, "ipv4/ip_forward", 1)
+
+
+@pytest.fixture
+def routed() -> Iterator[HostRanks]:
+    with HostRanks(
+        a_router_between, hosts=3, places=(0, 1, 2), names=("a", "b", "router")
+    ) as ranks:
+        yield ranks
+
+
+def shrinks(rank: int, world: int, store: str, how: str) -> dict[str, Any]:
+    """Trains over two hosts, until the path carries 1,400 bytes of IP only, and goes on.
+
+    own: rank 0's interface has a smaller MTU. told: the router's has, and it says so. mute: the
+    router drops what is longer without a word.
+    """
+    there = dist.FileStore(store, world)
+    if rank == 2:
+        while there.add("shorten", 0) < 2:
+            time.sleep(0.01)
+        if how == "told":
+            subprocess.run(["ip", "link", "set", "eth1", "mtu", "1400"], check=True)
+        elif how == "mute":
+            for device in ("eth0", "eth1"):
+                LossRules().set_longest(device, 1400)
+        there.add("shortened", 1)
+        return {}
+    if how == "mute":  # a rule by length would take a whole train for one datagram
+        switch_offloads_off(f"eth{rank}")
+    logged: list[str] = []
+    watch = logging.Handler()
+    watch.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(watch)
+    os.environ["GLOO_SOCKET_IFNAME"] = f"eth{rank}"
+    dist.init_process_group("gloo", store=dist.PrefixStore("group", there), rank=rank, world_size=2)
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(nn.Linear(300, 300))
+    config = {"interface": f"10.0.{rank}.1", "timeout": 20.0}
+    attachment = gradwire.attach(ddp, "reliable", **config)
+    times = []
+    for step in range(12):
+        if step == 5:
+            there.add("shorten", 1)
+            while there.add("shortened", 0) < 1:
+                time.sleep(0.01)
+            if rank == 0 and how == "own":
+                subprocess.run(["ip", "link", "set", "eth0", "mtu", "1400"], check=True)
+        began = time.monotonic()
+        ddp(torch.full((2, 300), rank + 1.0)).sum().backward()
+        times.append(time.monotonic() - began)
+        fragmented = attachment.counters()["fragmented"]
+        if step == 8:
+            settled = fragmented
+    return {
+        "gradient": ddp.module.weight.grad.double().sum().item(),
+        "slowest": max(times),
+        "limit": attachment.counters()["path_limit"],
+        "in parts at first": settled,
+        "in parts later": fragmented - settled,
+        "logged": logged,
+    }
+
+
+@pytest.mark.parametrize("how", ["own", "told", "mute"])
+def test_training_goes_on_where_a_path_comes_to_carry_less(
+    routed: HostRanks, how: str, tmp_path: Path
+) -> None:
+    first, second, _ = routed.run(shrinks, store=str(tmp_path / "store"), how=how)
+    for outcome in (first, second):
+        assert outcome["gradient"] == first["gradient"]
+        assert outcome["slowest"] < 5.0, outcome
+        assert outcome["limit"] == 1372, outcome
+        assert outcome["in parts later"] == 0, outcome
+        assert any("datagrams of 1372 bytes" in line for line in outcome["logged"])
+    assert first["in parts at first"] + second["in parts at first"] > 0

@@ -207,6 +207,8 @@ void add_counters(nb::dict& into, const Counters& counters) {
   into["rtprop_ns"] = counters.rtprop;
   into["queue_delay_ns"] = counters.queue_delay;
   into["btlbw"] = counters.btlbw;
+  into["fragmented"] = counters.fragmented;
+  into["path_limit"] = counters.path_limit;
   into["send_window"] = counters.send_window;
   into["receive_window"] = counters.receive_window;
 }

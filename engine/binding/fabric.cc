@@ -47,6 +47,7 @@ nb::dict link_counters(const sim::LinkCounters& counters) {
   out["reordered"] = counters.reordered;
   out["duplicated"] = counters.duplicated;
   out["garbage"] = counters.garbage;
+  out["dropped_long"] = counters.dropped_long;
   out["cross_packets"] = counters.cross_packets;
   out["cross_dropped"] = counters.cross_dropped;
   out["max_queue_bytes"] = counters.max_queue_bytes;
@@ -81,6 +82,8 @@ const char* kind_name(uint8_t kind) {
       return "bitmap";
     case wire::Kind::ack:
       return "ack";
+    case wire::Kind::fragment:
+      return "fragment";
     case wire::Kind::ping:
       return "ping";
     case wire::Kind::pong:
@@ -127,6 +130,7 @@ struct LinkChange {
   std::optional<double> duplicate, garbage, flip;
   std::optional<uint64_t> ecn_bytes;
   std::optional<bool> bleach, drop_ect;
+  std::optional<uint32_t> longest;
 
   sim::LinkOptions applied_to(sim::LinkOptions options) const {
     options.rate = rate.value_or(options.rate);
@@ -142,6 +146,7 @@ struct LinkChange {
     options.ecn_bytes = ecn_bytes.value_or(options.ecn_bytes);
     options.bleach = bleach.value_or(options.bleach);
     options.drop_ect = drop_ect.value_or(options.drop_ect);
+    options.longest = longest.value_or(options.longest);
     if (const std::string wrong = options.validate(); !wrong.empty()) {
       throw nb::value_error(wrong.c_str());
     }
@@ -156,10 +161,10 @@ void set_link(Fabric& fabric, int64_t host, const std::string& direction,
               std::optional<int64_t> reorder_delay, std::optional<double> duplicate,
               std::optional<double> garbage, std::optional<double> flip,
               std::optional<uint64_t> ecn_bytes, std::optional<bool> bleach,
-              std::optional<bool> drop_ect) {
+              std::optional<bool> drop_ect, std::optional<uint32_t> longest) {
   const LinkChange change{rate,      delay,         queue_bytes, loss,    loss_burst,
                           reorder,   reorder_delay, duplicate,   garbage, flip,
-                          ecn_bytes, bleach,        drop_ect};
+                          ecn_bytes, bleach,        drop_ect,    longest};
   sim::Link& link = fabric.link(known_host(fabric, host), parse_direction(direction));
   link.set_options(change.applied_to(link.options()));
 }
@@ -210,18 +215,18 @@ void bind_fabric(nb::module_& module) {
           [](Fabric* self, uint16_t workers, uint16_t servers, uint64_t seed, double rate,
              int64_t delay, uint64_t queue_bytes, double loss, double loss_burst, double reorder,
              int64_t reorder_delay, double duplicate, double garbage, double flip,
-             uint64_t ecn_bytes, bool bleach, bool drop_ect, bool ecn, uint32_t overhead,
-             bool whole_trains, int64_t host_delay, int64_t host_jitter, uint32_t datagram_bytes,
-             int64_t peer_timeout, int64_t ping_interval, int64_t delay_target,
-             uint32_t receive_buffer, uint64_t memory_limit, bool pacing, uint32_t session,
-             size_t trace_limit) {
+             uint64_t ecn_bytes, bool bleach, bool drop_ect, uint32_t longest, bool ecn,
+             uint32_t overhead, bool whole_trains, int64_t host_delay, int64_t host_jitter,
+             uint32_t datagram_bytes, int64_t peer_timeout, int64_t ping_interval,
+             int64_t delay_target, uint32_t receive_buffer, uint64_t memory_limit, bool pacing,
+             uint32_t session, size_t trace_limit) {
             sim::FabricOptions options;
             options.workers = workers;
             options.servers = servers;
             options.seed = seed;
             options.link = {rate,      delay,         queue_bytes, loss,    loss_burst,
                             reorder,   reorder_delay, duplicate,   garbage, flip,
-                            ecn_bytes, bleach,        drop_ect};
+                            ecn_bytes, bleach,        drop_ect,    longest};
             options.endpoint.ecn = ecn;
             options.overhead = overhead;
             options.whole_trains = whole_trains;
@@ -245,9 +250,9 @@ void bind_fabric(nb::module_& module) {
           "delay_ns"_a = 20 * kMicrosecond, "queue_bytes"_a = 256 << 10, "loss"_a = 0.0,
           "loss_burst"_a = 1.0, "reorder"_a = 0.0, "reorder_delay_ns"_a = 100 * kMicrosecond,
           "duplicate"_a = 0.0, "garbage"_a = 0.0, "flip"_a = 0.0, "ecn_bytes"_a = 0,
-          "bleach"_a = false, "drop_ect"_a = false, "ecn"_a = true, "overhead"_a = 42,
-          "whole_trains"_a = false, "host_delay_ns"_a = 0, "host_jitter_ns"_a = 0,
-          "datagram_bytes"_a = 1472, "peer_timeout_ns"_a = 30 * kSecond,
+          "bleach"_a = false, "drop_ect"_a = false, "longest"_a = 0, "ecn"_a = true,
+          "overhead"_a = 42, "whole_trains"_a = false, "host_delay_ns"_a = 0,
+          "host_jitter_ns"_a = 0, "datagram_bytes"_a = 1472, "peer_timeout_ns"_a = 30 * kSecond,
           "ping_interval_ns"_a = kSecond, "delay_target_ns"_a = kMillisecond,
           "receive_buffer"_a = 1 << 20, "memory_limit"_a = uint64_t{1} << 31, "pacing"_a = true,
           "session"_a = 1, "trace_limit"_a = 0)
@@ -258,7 +263,8 @@ void bind_fabric(nb::module_& module) {
            "delay_ns"_a = nb::none(), "queue_bytes"_a = nb::none(), "loss"_a = nb::none(),
            "loss_burst"_a = nb::none(), "reorder"_a = nb::none(), "reorder_delay_ns"_a = nb::none(),
            "duplicate"_a = nb::none(), "garbage"_a = nb::none(), "flip"_a = nb::none(),
-           "ecn_bytes"_a = nb::none(), "bleach"_a = nb::none(), "drop_ect"_a = nb::none())
+           "ecn_bytes"_a = nb::none(), "bleach"_a = nb::none(), "drop_ect"_a = nb::none(),
+           "longest"_a = nb::none())
       .def(
           "link",
           [](Fabric& fabric, int64_t host, const std::string& direction) {

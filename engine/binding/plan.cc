@@ -26,12 +26,14 @@ Plan make_plan(uint64_t elements, const std::vector<RegionTuple>& regions, const
                const std::vector<ScheduleTuple>& schedule, const std::string& fill,
                const std::string& order, const std::string& pull, double pull_bound, double scale,
                uint64_t seed, const std::string& encoding, double kept,
-               const std::vector<uint8_t>& class_dscp, const std::string& control) {
+               const std::vector<uint8_t>& class_dscp, const std::string& control,
+               uint32_t datagram_bytes) {
   using Words2 = std::array<std::string_view, 2>;
   using Words3 = std::array<std::string_view, 3>;
   using Words4 = std::array<std::string_view, 4>;
   Plan plan;
   plan.elements = elements;
+  plan.datagram_bytes = datagram_bytes;
   plan.regions.reserve(regions.size());
   for (const auto& [offset, length, bound] : regions) {
     plan.regions.push_back({offset, length, bound});
@@ -198,16 +200,17 @@ void bind_plan(nb::module_& module) {
              const std::string& spend, const std::vector<ScheduleTuple>& schedule,
              const std::string& fill, const std::string& order, const std::string& pull,
              double pull_bound, double scale, uint64_t seed, const std::string& encoding,
-             double kept, const std::vector<uint8_t>& class_dscp, const std::string& control) {
+             double kept, const std::vector<uint8_t>& class_dscp, const std::string& control,
+             uint32_t datagram_bytes) {
             new (self)
                 Plan(make_plan(elements, regions, spend, schedule, fill, order, pull, pull_bound,
-                               scale, seed, encoding, kept, class_dscp, control));
+                               scale, seed, encoding, kept, class_dscp, control, datagram_bytes));
           },
           nb::kw_only(), "elements"_a, "regions"_a, "spend"_a = "nothing",
           "schedule"_a = std::vector<ScheduleTuple>{{"open", "all", 0, 1.0}}, "fill"_a = "zero",
           "order"_a = "sequential", "pull"_a = "exact", "pull_bound"_a = 0.0, "scale"_a = 1.0,
           "seed"_a = 0, "encoding"_a = "f32", "kept"_a = 1.0,
-          "class_dscp"_a = std::vector<uint8_t>{}, "control"_a = "stream")
+          "class_dscp"_a = std::vector<uint8_t>{}, "control"_a = "stream", "datagram_bytes"_a = 0)
       .def_prop_ro("elements", [](const Plan& plan) { return plan.elements; })
       .def_prop_ro("hash", &Plan::hash)
       .def("effective_bounds", &effective_bounds, "datagram_bytes"_a, "aggregators"_a);
@@ -226,6 +229,7 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("lane", [](const Report& r) { return lane_of(r.op); })
       .def_prop_ro("step", [](const Report& r) { return r.step; })
       .def_prop_ro("ok", [](const Report& r) { return !r.failure; })
+      .def_prop_ro("datagram_bytes", [](const Report& r) { return r.datagram_bytes; })
       .def_prop_ro("error", [](const Report& r) { return to_text(r.failure.text); })
       .def_prop_ro("error_rank", [](const Report& r) { return r.failure.rank; })
       .def_prop_ro("error_cause", [](const Report& r) { return word_of(r.failure.cause); })

@@ -26,12 +26,7 @@ Address Address::resolve(const std::string& host, uint16_t port, int family) {
   for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
     if (at->ai_family != AF_INET && at->ai_family != AF_INET6) continue;
     std::memcpy(&address.store_, at->ai_addr, at->ai_addrlen);
-    // sin_port and sin6_port lie at the same place, but say what is meant.
-    if (at->ai_family == AF_INET) {
-      address.store_.v4.sin_port = htons(port);
-    } else {
-      address.store_.v6.sin6_port = htons(port);
-    }
+    address.set_port(port);
     return address;
   }
   throw std::system_error(EADDRNOTAVAIL, std::generic_category(),
@@ -57,6 +52,14 @@ std::string Address::host() const {
 
 uint16_t Address::port() const {
   return ntohs(family() == AF_INET6 ? store_.v6.sin6_port : store_.v4.sin_port);
+}
+
+void Address::set_port(uint16_t port) {
+  if (family() == AF_INET6) {
+    store_.v6.sin6_port = htons(port);
+  } else {
+    store_.v4.sin_port = htons(port);
+  }
 }
 
 std::string Address::text() const {

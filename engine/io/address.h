@@ -23,6 +23,7 @@ class Address {
   int family() const { return store_.any.sa_family; }
   std::string host() const;
   uint16_t port() const;
+  void set_port(uint16_t port);
   std::string text() const;  // "10.0.0.1:4711", "[::1]:4711"
 
   const sockaddr* get() const { return &store_.any; }

@@ -19,6 +19,7 @@
 
 #include "io/poller.h"
 #include "io/priority.h"
+#include "proto/path_limit.h"
 #include "wire/packet.h"
 
 #if defined(__x86_64__)
@@ -65,6 +66,7 @@ struct Loop::Impl {
   bool send_trains();
   bool send_held();
   void hand_on_events();
+  void learn_limit(uint16_t peer, uint32_t too_long);
   void publish();
   void finish(const std::string& why);
   void fail(const std::string& why);
@@ -397,7 +399,10 @@ bool Loop::Impl::receive_batch() {
 }
 
 bool Loop::Impl::send_held() {
+  const uint64_t before = socket.counters().too_long;
   held.first = socket.send(addresses[held.train().destination], held.train(), held.first);
+  if (socket.counters().too_long != before)
+    learn_limit(held.train().destination, held.train().segment_bytes);
   if (held.first < held.train().count) return false;
   held.release();
   return true;
@@ -408,7 +413,9 @@ bool Loop::Impl::send_trains() {
   if (held.held() && !send_held()) return false;
   for (int i = 0; i < kTrainsPerTurn; ++i) {
     if (!endpoint->transmit(monotonic_now(), train)) return i > 0;
+    const uint64_t before = socket.counters().too_long;
     const uint32_t taken = socket.send(addresses[train.destination], train, 0);
+    if (socket.counters().too_long != before) learn_limit(train.destination, train.segment_bytes);
     if (taken < train.count) {
       held.hold(train, taken);
       return false;  // nothing goes before the socket is writable
@@ -417,8 +424,20 @@ bool Loop::Impl::send_trains() {
   return true;
 }
 
+// What the kernel knows of a route: MTUs of its own interfaces, and what routers have said.
+// too_long: of a datagram that it has just refused for its length; 0: of none.
+void Loop::Impl::learn_limit(uint16_t peer, uint32_t too_long) {
+  uint32_t bytes = socket.route_limit(addresses[peer]);
+  if (too_long && (bytes == 0 || bytes >= too_long)) bytes = PathLimit::shorter(too_long);
+  if (bytes) endpoint->limit(peer, bytes, monotonic_now());
+}
+
 void Loop::Impl::hand_on_events() {
   while (endpoint->next_event(event)) {
+    if (event.type == Event::Type::suspect) {
+      learn_limit(event.endpoint, 0);
+      continue;
+    }
     const std::lock_guard lock(mutex);
     switch (event.type) {
       case Event::Type::op_done:
@@ -433,6 +452,8 @@ void Loop::Impl::hand_on_events() {
         break;
       case Event::Type::closed:
         said_goodbye = true;
+        break;
+      case Event::Type::suspect:
         break;
     }
     event = Event{};

@@ -283,6 +283,21 @@ uint32_t Socket::send_plain(const Address& to, const Train& train, uint32_t firs
   return first;
 }
 
+uint32_t Socket::route_limit(const Address& to) const {
+  const bool v6 = address_.family() == AF_INET6;
+  const int fd = ::socket(address_.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return 0;
+  Address from = address_;
+  from.set_port(0);
+  int mtu = 0;
+  // Only a connected socket knows its route; connecting sends nothing.
+  if (::bind(fd, from.get(), from.size()) == 0 && ::connect(fd, to.get(), to.size()) == 0)
+    mtu = v6 ? get_option(fd, IPPROTO_IPV6, IPV6_MTU) : get_option(fd, IPPROTO_IP, IP_MTU);
+  ::close(fd);
+  const int overhead = v6 ? 48 : 28;  // of IP and UDP
+  return mtu > overhead ? static_cast<uint32_t>(mtu - overhead) : 0;
+}
+
 std::span<const Socket::Message> Socket::receive(Nanos now) {
   for (size_t i = 0; i < kBatch; ++i) {
     headers_[i].msg_hdr.msg_namelen = Address::kCapacity;

@@ -76,6 +76,9 @@ class Socket {
   // any network, and counted.
   uint32_t send(const Address& to, const Train& train, uint32_t first);
 
+  // The longest datagram in bytes that the route to an address is known to carry; 0: not known.
+  uint32_t route_limit(const Address& to) const;
+
   // Up to kBatch messages; their bytes live until the next call.
   std::span<const Message> receive(Nanos now);
 

@@ -54,9 +54,11 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     path->granted = path->granted_sent = standing_credit(config.endpoint);
     path->last_heard = now;
     path->ping_now = true;
+    path->limit = PathLimit(config.datagram_bytes);
     if (!config.ecn) path->ecn.off();
     paths[e] = std::move(path);
   }
+  counters.path_limit = config.datagram_bytes;
   next_path = static_cast<uint16_t>((config.endpoint + 1) % std::max<int>(1, config.endpoints()));
 }
 
@@ -95,7 +97,8 @@ void Endpoint::Impl::check_life(Nanos now) {
     if (!p) continue;
     if (now - p->last_ping >= ping_interval(*p, now)) {
       p->last_ping = now;
-      p->ping_now = !p->gone;
+      // One on trial has pings enough of its own until it is connected.
+      p->ping_now = !p->gone && (p->connected || !p->limit.on_trial());
     }
     if (!p->connected) continue;
     ++peers;
@@ -244,8 +247,11 @@ void Endpoint::Impl::on_timer(Nanos now) {
   check_life(now);
   if (!failure) {
     check_deadlines(now);
-    for (auto& p : paths)
-      if (p) check_probe(*p, now);
+    for (auto& p : paths) {
+      if (!p) continue;
+      check_limit(*p, now);
+      check_probe(*p, now);
+    }
     for (auto& [id, op] : ops) {
       if (!op->aggregator || op->aggregator->next_timer() > now) continue;
       op->aggregator->on_timer(now);
@@ -262,6 +268,8 @@ Nanos Endpoint::Impl::next_timer() const {
     if (!p) continue;
     if (!p->gone) next = std::min(next, p->last_ping + ping_interval(*p, last_timer));
     next = std::min(next, p->ack_due);
+    if (!failure && !p->gone && (p->connected || p->limit.on_trial()))
+      next = std::min(next, p->limit.next_timer(p->rtt.round()));
     const bool bye = closing && !closed && !farewell_over(*p);
     if (p->errors_left || bye) next = std::min(next, p->next_farewell);
     if (!failure && (p->sent.in_flight() > 0 || p->starved))
@@ -355,6 +363,10 @@ Nanos Endpoint::next_timer() const {
 }
 void Endpoint::on_timer(Nanos now) {
   impl_->on_timer(now);
+}
+void Endpoint::limit(uint16_t peer, uint32_t bytes, Nanos now) {
+  if (peer < impl_->paths.size() && impl_->paths[peer])
+    impl_->limit(*impl_->paths[peer], bytes, now);
 }
 bool Endpoint::next_event(Event& event) {
   if (impl_->events.empty()) return false;

@@ -89,6 +89,9 @@ struct OpReport {
   uint32_t passes = 0;  // of the push: the most that any shard took; 0 under control "stream"
   Nanos rtprop = 0;
   double btlbw = 0;  // bytes/s
+  // The longest datagram that all paths of the job carry, as the workers knew when they started
+  // the op; the same at all of them.
+  uint32_t datagram_bytes = 0;
 };
 
 struct Event {
@@ -96,6 +99,7 @@ struct Event {
     op_done,    // report
     connected,  // endpoint answered for the first time
     failed,     // the endpoint can serve no more: report.failure
+    suspect,    // endpoint: what is the longest datagram that the route to it carries?
     closed,     // close() has finished: all acknowledged, or given up
   };
   Type type = Type::op_done;
@@ -118,7 +122,8 @@ struct Train {
   uint32_t segment_bytes = 0;
   uint32_t total_bytes = 0;
   uint8_t dscp = 0;
-  uint8_t ecn = 0;  // the two bits below it
+  uint8_t ecn = 0;     // the two bits below it
+  bool whole = false;  // a trial of a length: goes in no parts
   std::array<Span, 2 * kMaxSegments> spans;
   alignas(8) std::array<std::array<uint8_t, 32>, kMaxSegments> headers;
   std::vector<uint8_t> control;  // backing store of control payloads
@@ -146,6 +151,8 @@ struct Counters {
   double btlbw = 0;
   double send_window = 0;     // bytes
   double receive_window = 0;  // bytes
+  uint64_t fragmented = 0;    // datagrams that went in parts
+  uint64_t path_limit = 0;    // the longest datagram that all paths carry, bytes
 };
 
 // What an endpoint knows of another one that it talks to.
@@ -178,6 +185,8 @@ class Endpoint {
   bool transmit(Nanos now, Train& train);
   Nanos next_timer() const;
   void on_timer(Nanos now);
+  // Knowledge from outside: the longest datagram that the route to a peer carries.
+  void limit(uint16_t peer, uint32_t bytes, Nanos now);
   bool next_event(Event& event);
   // Says goodbye once what others need from here is acknowledged; Event::closed follows within
   // `linger`.

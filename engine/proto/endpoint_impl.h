@@ -1,6 +1,7 @@
 // The inside of Endpoint. Its parts live in endpoint.cc (life, timers), endpoint_receive.cc,
-// endpoint_transmit.cc, endpoint_ecn.cc, endpoint_repeat.cc, endpoint_priority.cc,
-// endpoint_passes.cc, endpoint_ops.cc, endpoint_messages.cc, endpoint_results.cc and credit.cc.
+// endpoint_transmit.cc, endpoint_limit.cc, endpoint_ecn.cc, endpoint_repeat.cc,
+// endpoint_priority.cc, endpoint_passes.cc, endpoint_ops.cc, endpoint_messages.cc,
+// endpoint_results.cc and credit.cc.
 #pragma once
 
 #include <algorithm>
@@ -49,6 +50,8 @@ struct Endpoint::Impl {
   // endpoint_receive.cc
   void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                uint8_t ecn);
+  void on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram, Nanos now,
+                 Nanos arrival, uint8_t ecn);
   void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                    uint8_t ecn);
   bool accept(Path& path, const wire::Header& header, uint64_t op_id,
@@ -66,8 +69,10 @@ struct Endpoint::Impl {
 
   // endpoint_transmit.cc
   bool transmit(Nanos now, Train& train);
+  bool transmit_next(Nanos now, Train& train);
+  void write_ping(Path& path, Nanos now, bool pong, size_t bytes, Train& train);
   bool transmit_unreliable(Path& path, Nanos now, Train& train);
-  std::vector<uint32_t> next_ids(Path& path) const;
+  uint64_t next_id(Path& path) const;
   bool transmit_farewell(Path& path, Nanos now, Train& train);
   bool transmit_train(Nanos now, Train& train);
   bool transmit_control(Path& path, Nanos now, Train& train);
@@ -94,6 +99,15 @@ struct Endpoint::Impl {
     return {wire::kVersion, kind, config.endpoint, config.session};
   }
   void sent(Path& path, SentPacket& packet, Nanos now);
+
+  // endpoint_limit.cc
+  void limit(Path& path, uint32_t bytes, Nanos now);
+  void lowered(Path& path, Nanos now);
+  void check_limit(Path& path, Nanos now);
+  void on_fragment(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+                   uint8_t ecn);
+  void split(Path& path, Train& train);
+  uint32_t longest_datagram() const;
 
   // endpoint_ecn.cc
   void count_ecn(Path& path, uint8_t ecn, Nanos now);
@@ -172,9 +186,9 @@ struct Endpoint::Impl {
   void maybe_done(Op& op, Nanos now);
   void report(Op& op, Nanos now);
 
-  uint64_t most_ack_words() const {
+  uint64_t most_ack_words(const Path& path) const {
     return std::min<uint64_t>(wire::kAckMaxWords,
-                              (config.datagram_bytes - wire::kAckFixedBytes) / sizeof(uint64_t));
+                              (path.limit.bytes() - wire::kAckFixedBytes) / sizeof(uint64_t));
   }
   uint32_t part_bytes() const {
     return config.datagram_bytes - static_cast<uint32_t>(wire::kHeaderBytes) - kPartPrefix;

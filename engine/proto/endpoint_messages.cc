@@ -21,10 +21,12 @@ struct OpenFixed {
   uint64_t elements;
   Stats stats;
   uint32_t plan_bytes;
-  uint32_t has_critical;
+  uint16_t has_critical;
+  uint16_t longest;  // the longest datagram that the worker's paths carry; 0: as agreed
 };
 
-std::vector<uint8_t> open_body(const OpSpec& spec, const Grid::Shard& shard, bool with_plan) {
+std::vector<uint8_t> open_body(const OpSpec& spec, const Grid::Shard& shard, bool with_plan,
+                               uint16_t longest) {
   Body body;
   const std::vector<uint8_t> plan = with_plan ? spec.plan.serialize() : std::vector<uint8_t>{};
   Bitmap critical(shard.size());
@@ -33,7 +35,7 @@ std::vector<uint8_t> open_body(const OpSpec& spec, const Grid::Shard& shard, boo
     if (c >= shard.begin && c < shard.end) any |= critical.set(c - shard.begin);
   body.put(spec.plan.hash()).put(spec.step).put(spec.plan.elements);
   for (double s : spec.stats) body.put(s);
-  body.put(static_cast<uint32_t>(plan.size())).put(static_cast<uint32_t>(any));
+  body.put(static_cast<uint32_t>(plan.size())).put(static_cast<uint16_t>(any)).put(longest);
   body.put_bytes(plan);
   if (any) body.put_bitmap(critical);
   return body.bytes();
@@ -45,8 +47,9 @@ bool read_open(wire::Reader& reader, OpenFixed& fixed) {
   fixed.elements = reader.get<uint64_t>();
   for (double& s : fixed.stats) s = reader.get<double>();
   fixed.plan_bytes = reader.get<uint32_t>();
-  fixed.has_critical = reader.get<uint32_t>();
-  return reader.ok();
+  fixed.has_critical = reader.get<uint16_t>();
+  fixed.longest = reader.get<uint16_t>();
+  return reader.ok() && (fixed.longest == 0 || fixed.longest >= wire::kMinDatagram);
 }
 
 // The longest message of an op whose shards have this many chunks: OPEN, or CLOSE. Whether
@@ -76,6 +79,9 @@ uint64_t memory_of(const Plan& plan, const EndpointConfig& config) {
 // "" or which message of the op would be longer than any may be.
 std::string Endpoint::Impl::check_messages(const OpSpec& spec) const {
   const uint64_t plan_bytes = config.servers ? spec.plan.serialize().size() : 0;
+  if (spec.plan.datagram_bytes > config.datagram_bytes)
+    return "plan: datagram_bytes is " + std::to_string(spec.plan.datagram_bytes) + "; at most " +
+           std::to_string(config.datagram_bytes) + " are agreed";
   const uint64_t all = Grid::count(spec.plan, config.datagram_bytes);
   if (longest_message(spec.plan, all, plan_bytes) <= kMaxMessage) return "";
   const Grid grid(spec.plan, config.datagram_bytes, config.aggregators());
@@ -91,7 +97,10 @@ std::string Endpoint::Impl::check_messages(const OpSpec& spec) const {
 }
 
 void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard) {
-  send_message(to, op, wire::Kind::open, open_body(op.spec, shard, config.servers != 0));
+  const uint32_t longest = longest_datagram();
+  const auto told = static_cast<uint16_t>(longest < config.datagram_bytes ? longest : 0);
+  op.longest[config.endpoint] = told;
+  send_message(to, op, wire::Kind::open, open_body(op.spec, shard, config.servers != 0, told));
 }
 
 // A worker's OPEN of an op that this server does not have yet: the plan is in it.
@@ -208,6 +217,7 @@ void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
       if (bits.test(i)) critical.push_back(op.own_shard().begin + i);
   }
   op.votes[worker] = fixed.stats;
+  op.longest[worker] = fixed.longest;
   op.aggregator->open(worker, critical, now);
   after_sum(op, now);
   if (op.probes) answer_push(op, worker);
@@ -228,6 +238,8 @@ bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, Messag
   if (kind == wire::Kind::fold) {
     for (double& s : op.stats) s = reader.get<double>();
     if (!reader.ok()) return false;
+    if (!reader.rest().empty()) op.agreed = reader.get<uint16_t>();
+    if (!reader.ok() || (op.agreed && op.agreed < wire::kMinDatagram)) return false;
     op.folded = true;
     maybe_done(op, now);
     return true;

@@ -58,6 +58,7 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
     op.shard =
         static_cast<uint16_t>(config.servers ? config.endpoint - config.workers : config.endpoint);
   set_classes(op);
+  op.longest.resize(config.workers);
   if (worker) {
     op.deadline = op.spec.timeout < kNever - now ? now + op.spec.timeout : kNever;
     op.push.reserve(op.grid.shards.size());

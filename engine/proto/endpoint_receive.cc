@@ -32,11 +32,17 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   counters.bytes_received += datagram.size();
   path.last_heard = now;
   path.heard = true;
-  if (wire::is_reliable(head->kind)) {
+  on_packet(path, head->kind, datagram, now, arrival, ecn);
+}
+
+void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram,
+                               Nanos now, Nanos arrival, uint8_t ecn) {
+  const uint16_t source = path.peer;
+  if (wire::is_reliable(kind)) {
     on_reliable(path, datagram, now, arrival, ecn);
     return;
   }
-  switch (head->kind) {
+  switch (kind) {
     case wire::Kind::ack: {
       const auto ack = wire::read_ack(datagram);
       if (ack) {
@@ -53,23 +59,30 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
         ++counters.malformed;
         return;
       }
-      wire::Reader begun(ping->begun);
-      while (source < config.workers && !begun.rest().empty()) {
-        const auto low = begun.get<uint32_t>();
-        path.note_next(wire::expand(low, path.next_of(low)));
-      }
-      if (head->kind == wire::Kind::ping) {
+      if (source < config.workers)
+        path.note_next(wire::expand(ping->begun, path.next_of(ping->begun), wire::kBegunBits));
+      if (kind == wire::Kind::ping) {
+        wire::Reader more(datagram.subspan(wire::kPingBytes));
+        if (const auto bytes = more.get<uint16_t>(); more.ok() && bytes) {
+          if (bytes < wire::kMinDatagram) {
+            ++counters.malformed;
+            return;
+          }
+          limit(path, bytes, now);
+        }
         path.pong_now = true;
         path.pong_stamp = ping->stamp;
         // Who still asks has not heard why there is no answer to its data.
         if (failure && path.errors_left == 0) path.errors_left = 1;
         return;
       }
-      constexpr uint64_t kStamp = (uint64_t{1} << wire::kStampBits) - 1;
-      const auto round = static_cast<Nanos>((static_cast<uint64_t>(now) - ping->stamp) & kStamp);
+      const auto stamp = static_cast<Nanos>(ping->stamp);
+      const auto round = static_cast<Nanos>(wire::stamp_of(now - stamp));
       if (round < kSecond) {
         path.rtt.sample(round, 0, now);
-        if (!path.connected) {
+        if (path.limit.answered(ping->stamp, now, path.rtt.round())) lowered(path, now);
+        // A ping of the agreed length, or of the one that the path has turned out to carry.
+        if (!path.connected && !path.limit.on_trial()) {
           path.connected = true;
           Event event;
           event.type = Event::Type::connected;
@@ -79,6 +92,9 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
       }
       return;
     }
+    case wire::Kind::fragment:
+      on_fragment(path, datagram, now, arrival, ecn);
+      return;
     case wire::Kind::error: {
       wire::Reader reader(datagram.subspan(wire::kCommonBytes));
       const auto rank = reader.get<int32_t>();
@@ -425,6 +441,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
         if (back == 0) path.rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
       }
       acked_bytes += packet->bytes + 42;
+      path.limit.acked(packet->bytes);
       if (!probed) in_flight_bytes -= packet->bytes;
       path.sent.settle(*packet, SentPacket::State::acked);
       packet_acked(path, *packet, now);

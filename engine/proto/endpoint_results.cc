@@ -21,8 +21,11 @@ void Endpoint::Impl::fold(Op& op, Nanos now) {
     for (size_t i = kStatSlots / 2; i < kStatSlots; ++i)
       if (!(folded[i] >= vote[i]) && folded[i] == folded[i]) folded[i] = vote[i];
   }
+  for (uint16_t longest : op.longest)
+    if (longest && (op.agreed == 0 || longest < op.agreed)) op.agreed = longest;
   Body body;
   for (double s : folded) body.put(s);
+  if (op.agreed) body.put(op.agreed);
   for (uint16_t w = 0; w < config.workers; ++w) {
     if (w == config.endpoint) {
       op.stats = folded;
@@ -213,6 +216,7 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
     r.error_offset = op.grid.offset[op.own_shard().begin];
   }
   r.stats = op.stats;
+  r.datagram_bytes = op.agreed ? op.agreed : config.datagram_bytes;
   r.total = now - op.started;
   r.push = op.push_done ? op.push_done - op.started : r.total;
   r.pull = op.first_result ? now - op.first_result : 0;

@@ -51,6 +51,7 @@ void end_control(Train& train, size_t bytes, uint8_t dscp, uint8_t ecn = kNotEct
 
 void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   packet.time = now;
+  path.limit.sent(packet.bytes, now);
   packet.ect = path.ecn.capable();
   if (packet.ect) path.ecn.sent();
   path.sent.count_bytes(packet);
@@ -62,6 +63,18 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   breaker.sent(packet.bytes, loss_to.share(now));
   ++counters.packets_sent;
   counters.bytes_sent += packet.bytes;
+}
+
+void Endpoint::Impl::write_ping(Path& path, Nanos now, bool pong, size_t bytes, Train& train) {
+  uint8_t* at = begin_control(train, path.peer, bytes);
+  std::fill_n(at, bytes, uint8_t{0});
+  constexpr uint64_t kBegun = (uint64_t{1} << wire::kBegunBits) - 1;
+  wire::write_ping(at, common(pong ? wire::Kind::pong : wire::Kind::ping),
+                   {pong ? path.pong_stamp : wire::stamp_of(now),
+                    static_cast<uint32_t>(next_id(path) & kBegun)});
+  if (path.limit.reduced() && bytes >= wire::kPingBytes + wire::kLimitBytes)
+    wire::put(at + wire::kPingBytes, static_cast<uint16_t>(path.limit.bytes()));
+  end_control(train, bytes, control_dscp);
 }
 
 bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
@@ -93,7 +106,8 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     uint64_t span = std::max<uint64_t>(path.share, path.received.largest() - path.largest_told);
     const double lossy = path.loss_from.share(now);
     if (lossy > kHeavyLoss && long_path(rtprop)) span = path.received.largest();
-    const auto words = static_cast<uint16_t>(std::clamp<uint64_t>(span / 32, 2, most_ack_words()));
+    const auto words =
+        static_cast<uint16_t>(std::clamp<uint64_t>(span / 32, 2, most_ack_words(path)));
     path.largest_told = path.received.largest();
     path.received.fill(ack, words);
     uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
@@ -114,16 +128,19 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     const bool pong = path.pong_now;
     (pong ? path.pong_now : path.ping_now) = false;
     // As long as the longest datagram until one is answered: a path that does not carry them shows
-    // before the first step (RFC 8899, in its plainest form).
-    const std::vector<uint32_t> begun = next_ids(path);
-    const size_t shortest = wire::kPingBytes + begun.size() * wire::kBegunBytes;
-    const size_t bytes = pong || path.connected ? shortest : config.datagram_bytes;
-    uint8_t* at = begin_control(train, path.peer, bytes);
-    std::fill_n(at, bytes, uint8_t{0});
-    wire::write_ping(at, common(pong ? wire::Kind::pong : wire::Kind::ping),
-                     pong ? path.pong_stamp : static_cast<uint64_t>(now), begun);
-    end_control(train, bytes, control_dscp);
+    // before the first step.
+    const size_t plain = wire::kPingBytes + (path.limit.reduced() ? wire::kLimitBytes : 0);
+    const size_t bytes = pong ? wire::kPingBytes : path.connected ? plain : config.datagram_bytes;
+    if (path.first_ping == 0) path.first_ping = now;
+    write_ping(path, now, pong, bytes, train);
     return true;
+  }
+  if (!failure && !path.gone) {
+    if (const uint32_t bytes = path.limit.ping(now, wire::stamp_of(now))) {
+      write_ping(path, now, false, bytes, train);
+      train.whole = true;
+      return true;
+    }
   }
   if (path.errors_left && now >= path.next_farewell) {
     --path.errors_left;
@@ -141,22 +158,14 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
   return transmit_farewell(path, now, train);
 }
 
-// What a PING says of the lanes: of all in which ops have started here, or, where there are more
-// than it holds, of the next ones in turn.
-std::vector<uint32_t> Endpoint::Impl::next_ids(Path& path) const {
-  std::vector<uint32_t> ids;
-  const size_t first = path.next_told;
-  path.next_told = 0;
+// What a PING says of one lane, each in its turn: the op that starts next there.
+uint64_t Endpoint::Impl::next_id(Path& path) const {
   for (size_t i = 0; i < lanes.size(); ++i) {
-    const size_t lane = (first + i) % lanes.size();
-    if (lanes[lane].next == 0) continue;
-    if (ids.size() == wire::kMostBegun) {
-      path.next_told = static_cast<uint16_t>(lane);
-      break;
-    }
-    ids.push_back(static_cast<uint32_t>(id_of(lanes[lane].next, lane)));
+    path.pinged_lane = static_cast<uint16_t>((path.pinged_lane + 1u) % lanes.size());
+    const uint64_t next = lanes[path.pinged_lane].next;
+    if (next > 0) return id_of(next, path.pinged_lane);
   }
-  return ids;
+  return 0;
 }
 
 // BYE: until the peer says that it was heard, and one for each of the peer's that asks for it.
@@ -295,8 +304,9 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
     const codec::Format& format = op->spec.plan.format;
     const auto full =
         static_cast<uint32_t>(wire::kHeaderBytes + format.bytes(op->grid.chunk_elements));
-    // Datagrams of one train are equally long.
-    if (train.count && full != train.segment_bytes) continue;
+    // Datagrams of one train are equally long, and one that goes in parts is a train of its own.
+    const bool in_parts = full > path.limit.bytes();
+    if (train.count && (full != train.segment_bytes || in_parts)) continue;
     const bool is_early = early(path, *op);
     while (train.count < most && !path.sent.full()) {
       const bool fresh = !is_early || room > 0;
@@ -358,7 +368,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
         ++counters.retransmissions;
       }
       // A shorter datagram ends a train.
-      if (packet.bytes < full || encoded >= kMostEncoded) return true;
+      if (packet.bytes < full || encoded >= kMostEncoded || in_parts) return true;
     }
     if (train.count >= most || path.sent.full()) break;
   }
@@ -366,6 +376,15 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
 }
 
 bool Endpoint::Impl::transmit(Nanos now, Train& train) {
+  train.whole = false;
+  if (!transmit_next(now, train)) return false;
+  Path& path = *paths[train.destination];
+  if (train.segment_bytes > path.limit.bytes() && !train.whole && path.connected)
+    split(path, train);
+  return true;
+}
+
+bool Endpoint::Impl::transmit_next(Nanos now, Train& train) {
   for (auto& p : paths)
     if (p && transmit_unreliable(*p, now, train)) return true;
   if (failure) return false;

@@ -8,8 +8,17 @@
 
 namespace gradwire {
 
-Grid::Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
-  chunk_elements = plan.format.chunk_elements(datagram_bytes - wire::kHeaderBytes);
+namespace {
+
+uint32_t elements_of_chunks(const Plan& plan, uint32_t agreed) {
+  const uint32_t bytes = plan.datagram_bytes ? plan.datagram_bytes : agreed;
+  return plan.format.chunk_elements(bytes - wire::kHeaderBytes);
+}
+
+}  // namespace
+
+Grid::Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators) {
+  chunk_elements = elements_of_chunks(plan, agreed);
   for (uint32_t r = 0; r < plan.regions.size(); ++r) {
     const Region& part = plan.regions[r];
     for (uint64_t at = 0; at < part.length; at += chunk_elements) {
@@ -31,9 +40,8 @@ Grid::Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
   }
 }
 
-uint64_t Grid::count(const Plan& plan, uint32_t datagram_bytes) {
-  const size_t payload_bytes = datagram_bytes - wire::kHeaderBytes;
-  const uint64_t each = plan.format.chunk_elements(payload_bytes);
+uint64_t Grid::count(const Plan& plan, uint32_t agreed) {
+  const uint64_t each = elements_of_chunks(plan, agreed);
   uint64_t chunks = 0;
   for (const Region& part : plan.regions) chunks += (part.length + each - 1) / each;
   return chunks;

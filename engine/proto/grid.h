@@ -22,9 +22,9 @@ struct Grid {
   std::vector<Shard> shards;     // per aggregator
 
   Grid() = default;
-  Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators);
+  Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators);
   // How many chunks it would have.
-  static uint64_t count(const Plan& plan, uint32_t datagram_bytes);
+  static uint64_t count(const Plan& plan, uint32_t agreed);
 
   uint32_t chunks() const { return static_cast<uint32_t>(region.size()); }
   uint32_t length(uint32_t chunk) const {

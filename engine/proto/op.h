@@ -46,6 +46,7 @@ struct Op {
   std::vector<MessageReceiver> commits;
   MessageReceiver fold;
   bool folded = false;
+  uint16_t agreed = 0;  // the longest datagram that all workers' paths carry; 0: as at the start
   Stats stats{};
   Nanos push_done = 0;
   Nanos first_result = 0;
@@ -58,6 +59,7 @@ struct Op {
   std::vector<PassReceiver> push_asked;  // per worker
   std::vector<MessageReceiver> opens;
   std::vector<Stats> votes;
+  std::vector<uint16_t> longest;      // per worker, as `agreed`
   std::vector<uint8_t> result_class;  // per chunk of the shard, where the plan's classes have DSCPs
   size_t passed_on = 0;               // finished chunks that the own worker has
   bool fold_sent = false;

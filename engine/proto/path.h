@@ -10,7 +10,9 @@
 #include "proto/ecn.h"
 #include "proto/lanes.h"
 #include "proto/loss_meter.h"
+#include "proto/path_limit.h"
 #include "proto/rate_meter.h"
+#include "proto/reassembly.h"
 #include "proto/received_packets.h"
 #include "proto/rtt.h"
 #include "proto/sent_packets.h"
@@ -159,7 +161,11 @@ struct Path {
   bool starved = false;              // backlog without credit, since probe_base
   uint16_t lane = 0;                 // of the last train of chunks
   std::vector<uint64_t> started;     // by lane: ids below it have started at the peer, as heard
-  uint16_t next_told = 0;            // the first lane in the next PING
+  uint16_t pinged_lane = 0;          // of the last PING or PONG
+
+  PathLimit limit;         // of what is sent, and as far as is known of what comes
+  uint32_t fragments = 0;  // datagrams that went in parts
+  Reassembly parts;        // of what comes
 
   EcnPath ecn;
   bool ecn_told = false;  // its failure is counted
@@ -211,6 +217,7 @@ struct Path {
   Nanos last_heard = 0;
   bool heard = false;
   Nanos last_ping = 0;
+  Nanos first_ping = 0;
   bool connected = false;  // a ping of full length has been answered
   bool gone = false;       // said goodbye
   uint64_t gone_op = 0;    // places below it were complete at the peer

@@ -73,6 +73,10 @@ std::string Plan::validate() const {
            "are "
            "\"sequential\", \"shuffled\"";
   if (!std::isfinite(scale)) return "scale is not finite";
+  if (datagram_bytes != 0 &&
+      (datagram_bytes < wire::kMinDatagram || datagram_bytes > wire::kMaxDatagram))
+    return "datagram_bytes is " + std::to_string(datagram_bytes) +
+           "; allowed are 256 to 8972, and 0 for what was agreed";
   if (!class_dscp.empty() && order != Order::priority)
     return "class_dscp is given without order \"priority\"; it must be empty";
   if (class_dscp.size() > kPriorityClasses)
@@ -109,6 +113,7 @@ std::vector<uint8_t> Plan::serialize() const {
     append(out, r.length);
     append(out, r.bound);
   }
+  if (datagram_bytes != 0) append(out, datagram_bytes);
   return out;
 }
 
@@ -160,6 +165,7 @@ bool Plan::deserialize(std::span<const uint8_t> bytes, Plan& out) {
     at += r.length;
     out.regions.push_back(r);
   }
+  if (reader.ok() && !reader.rest().empty()) out.datagram_bytes = reader.get<uint32_t>();
   return reader.ok() && reader.rest().empty() && out.validate().empty();
 }
 

@@ -57,6 +57,7 @@ struct Plan {
   double scale = 1.0;
   codec::Format format;  // of pushed chunks and of results
   uint64_t seed = 0;
+  uint32_t datagram_bytes = 0;      // what chunks are cut for; 0: what the endpoints agreed on
   std::vector<uint8_t> class_dscp;  // order priority: of each class; empty: the engine's for all
 
   // Of results: those of a push alone go nowhere, so they stay as they are.

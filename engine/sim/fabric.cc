@@ -293,6 +293,7 @@ void Fabric::take_event(uint16_t index, gradwire::Event& event) {
       host.closed = true;
       break;
     case gradwire::Event::Type::connected:
+    case gradwire::Event::Type::suspect:  // nobody here knows routes
       break;
   }
   event = {};

@@ -27,6 +27,7 @@ struct LinkOptions {
   uint64_t ecn_bytes = 0;  // packets that are ECT and find more waiting are marked; 0: none are
   bool bleach = false;     // clears the ECN field of all
   bool drop_ect = false;   // loses all that are ECT
+  uint32_t longest = 0;    // loses longer datagrams without a word; 0: none is too long
 
   // "" or what is wrong.
   std::string validate() const;
@@ -37,6 +38,7 @@ struct LinkCounters {
   uint64_t bytes = 0;    // on the wire
   uint64_t dropped_queue = 0;
   uint64_t dropped_loss = 0;
+  uint64_t dropped_long = 0;
   uint64_t reordered = 0;
   uint64_t duplicated = 0;
   uint64_t garbage = 0;

@@ -87,7 +87,9 @@ void Fabric::cross(uint32_t unit, Link& link, Event::Kind next) {
   }
   Nanos at = left + options.delay;
   if (options.garbage > 0.0 && link.random.chance(options.garbage)) send_garbage(unit, link, at);
-  if (link.lose(packets) || black_hole) {
+  const bool too_long = options.longest && units_[unit].segment > options.longest;
+  if (too_long) link.counters.dropped_long += packets;
+  if (link.lose(packets) || black_hole || too_long) {
     set_fate(units_[unit], TraceEntry::Fate::loss);
     free_unit(unit);
     return;

@@ -304,6 +304,8 @@ def test_features_and_counters_have_their_names() -> None:
             "ecn",
             "rcvbuf",
             "sndbuf",
+            "rcvbuf_asked",
+            "sndbuf_asked",
         }
         assert features["rcvbuf"] >= 100_000
         counters = engines[0].counters()

@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (5, "6cffdcca45f8841e")
+FORMATS = (5, "c81cb9813ae21314")
 """The version, and the fingerprint of the formats that it stands for."""
 
 

@@ -98,21 +98,32 @@ std::optional<Bye> read_bye(std::span<const uint8_t> datagram) {
   return Bye{complete_below, leaves, heard};
 }
 
-void write_ping(uint8_t* at, const Common& common, uint64_t stamp,
-                std::span<const uint32_t> begun) {
+void write_ping(uint8_t* at, const Common& common, const Ping& ping) {
   write_common(at, common);
-  stamp &= (uint64_t{1} << kStampBits) - 1;
-  at = put(at + kCommonBytes, stamp | uint64_t{begun.size()} << kStampBits);
-  for (const uint32_t id : begun) at = put(at, id);
+  put(at + kCommonBytes, ping.stamp | uint64_t{ping.begun} << kStampBits);
 }
 
 std::optional<Ping> read_ping(std::span<const uint8_t> datagram) {
   if (datagram.size() < kPingBytes) return std::nullopt;
   Reader reader(datagram.subspan(kCommonBytes));
   const auto both = reader.get<uint64_t>();
-  const auto begun = reader.take((both >> kStampBits) * kBegunBytes);
-  if (!reader.ok()) return std::nullopt;
-  return Ping{both & ((uint64_t{1} << kStampBits) - 1), begun};
+  return Ping{both & ((uint64_t{1} << kStampBits) - 1), static_cast<uint32_t>(both >> kStampBits)};
+}
+
+void write_fragment(uint8_t* at, const Common& common, const Fragment& fragment) {
+  write_common(at, common);
+  at = put(at + kCommonBytes, fragment.number);
+  at = put(at, fragment.total);
+  put(at, fragment.offset);
+}
+
+std::optional<Fragment> read_fragment(std::span<const uint8_t> datagram) {
+  if (datagram.size() <= kFragmentBytes) return std::nullopt;
+  Reader reader(datagram.subspan(kCommonBytes));
+  const auto number = reader.get<uint32_t>();
+  const auto total = reader.get<uint16_t>();
+  const auto offset = reader.get<uint16_t>();
+  return Fragment{number, total, offset};
 }
 
 void write_pass(uint8_t* at, const Pass& pass) {
@@ -127,11 +138,11 @@ std::optional<Pass> read_pass(std::span<const uint8_t> payload) {
   return Pass{static_cast<Way>(way), number};
 }
 
-uint64_t expand(uint32_t low, uint64_t near) {
-  const uint64_t base = (near & ~uint64_t{0xffffffff}) | low;
-  const uint64_t half = uint64_t{1} << 31;
-  if (base + half < near) return base + (uint64_t{1} << 32);
-  if (base > near + half && base >= (uint64_t{1} << 32)) return base - (uint64_t{1} << 32);
+uint64_t expand(uint32_t low, uint64_t near, int bits) {
+  const uint64_t span = uint64_t{1} << bits;
+  const uint64_t base = (near & ~(span - 1)) | low;
+  if (base + span / 2 < near) return base + span;
+  if (base > near + span / 2 && base >= span) return base - span;
   return base;
 }
 

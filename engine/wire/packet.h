@@ -44,6 +44,7 @@ enum class Kind : uint8_t {
   pong = 18,
   error = 19,
   bye = 20,
+  fragment = 21,  // a part of a datagram that is longer than its path carries
 };
 
 inline bool is_reliable(Kind kind) {
@@ -75,16 +76,27 @@ struct Bye {
   bool heard;               // that the receiver leaves
 };
 
-// PING asks for a PONG, which returns its stamp. Both say what has begun at their sender, lane by
-// lane. Bytes of any number may follow.
+// PING asks for a PONG, which returns its stamp. Bytes of any number may follow, the first two of
+// which are the longest datagram that the path is known to carry, where that is less than was
+// agreed at the start, else 0.
 inline constexpr size_t kPingBytes = kCommonBytes + 8;
-inline constexpr size_t kBegunBytes = 4;  // of each lane
-inline constexpr size_t kMostBegun = (kMinDatagram - kPingBytes) / kBegunBytes;
+inline constexpr size_t kLimitBytes = 2;
 inline constexpr int kStampBits = 40;  // of nanoseconds: they repeat after a quarter of an hour
+inline constexpr int kBegunBits = 64 - kStampBits;
 struct Ping {
-  uint64_t stamp;  // when the PING was sent, by its sender's clock: 40 bits
-  std::span<const uint8_t>
-      begun;  // of each lane the id of the op to start next: u32, as in headers
+  uint64_t stamp;  // when the PING was sent, by its sender's clock: the low 40 bits
+  uint32_t begun;  // ids of its lane below it have started at the sender: the low 24 bits
+};
+inline uint64_t stamp_of(int64_t time) {
+  return static_cast<uint64_t>(time) & ((uint64_t{1} << kStampBits) - 1);
+}
+
+// FRAGMENT: what follows are bytes [offset, …) of a datagram. Its parts have one number.
+inline constexpr size_t kFragmentBytes = kCommonBytes + 8;
+struct Fragment {
+  uint32_t number;
+  uint16_t total;  // bytes of the datagram
+  uint16_t offset;
 };
 
 // Flags of a header.
@@ -172,13 +184,15 @@ std::optional<Header> read_header(std::span<const uint8_t> datagram);
 std::optional<Ack> read_ack(std::span<const uint8_t> datagram);
 void write_bye(uint8_t* at, const Common& common, const Bye& bye);
 std::optional<Bye> read_bye(std::span<const uint8_t> datagram);
-void write_ping(uint8_t* at, const Common& common, uint64_t stamp, std::span<const uint32_t> begun);
+void write_ping(uint8_t* at, const Common& common, const Ping& ping);
 std::optional<Ping> read_ping(std::span<const uint8_t> datagram);
+void write_fragment(uint8_t* at, const Common& common, const Fragment& fragment);
+std::optional<Fragment> read_fragment(std::span<const uint8_t> datagram);
 void write_pass(uint8_t* at, const Pass& pass);
 std::optional<Pass> read_pass(std::span<const uint8_t> payload);
 
-// The 64-bit number nearest to `near` whose low 32 bits are `low` (RFC 9000, appendix A.3).
-uint64_t expand(uint32_t low, uint64_t near);
+// The 64-bit number nearest to `near` whose low `bits` bits are `low` (RFC 9000, appendix A.3).
+uint64_t expand(uint32_t low, uint64_t near, int bits = 32);
 
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 

@@ -30,6 +30,8 @@ class Plan:
     encoding: of pushed chunks and of results: "f32", "f16" (with a power-of-two scale per chunk),
         "bf16", "int8" (with a scale per chunk) or "topk" (the share `kept` of each chunk's
         elements, the largest magnitudes). Under pull="none" results stay f32.
+    datagram_bytes: of the datagrams that chunks are cut for; 0 for the agreed ones, which are the
+        longest that are allowed.
     Raises ValueError naming the field, the value and what is allowed.
     """
 
@@ -50,6 +52,7 @@ class Plan:
         kept: float = 1.0,
         class_dscp: Sequence[int] = (),
         control: str = "stream",
+        datagram_bytes: int = 0,
     ) -> None: ...
     @property
     def elements(self) -> int: ...
@@ -174,6 +177,7 @@ class Completion:
     packets_sent: int
     retransmissions: int
     passes: int  # of the push, the most that a shard took; 0 under control "stream"
+    datagram_bytes: int  # the longest that all paths carry, alike at all workers: for later plans
     rtprop_ns: int  # smallest over peers' paths of the last 10 s
     btlbw: float  # bytes/s, the engine's bottleneck estimate
 
@@ -280,6 +284,7 @@ class Fabric:
         ecn_bytes: int = 0,
         bleach: bool = False,
         drop_ect: bool = False,
+        longest: int = 0,
         ecn: bool = True,
         overhead: int = 42,
         whole_trains: bool = False,
@@ -319,6 +324,7 @@ class Fabric:
         ecn_bytes: int | None = None,
         bleach: bool | None = None,
         drop_ect: bool | None = None,
+        longest: int | None = None,
     ) -> None: ...
     def link(self, host: int, direction: str) -> dict[str, int]: ...
     def cross_traffic(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradwire.errors import ConfigError
 from gradwire.native import load_engine
-from gradwire.settings import LARGEST_DATAGRAM
+from gradwire.plans import LARGEST_DATAGRAM
 
 if TYPE_CHECKING:
     from gradwire import _engine

@@ -140,8 +140,8 @@ class Communicator(Connected):
 
     @property
     def chunk_elements(self) -> int:
-        """How many float32 elements one datagram carries."""
-        return int(load_engine().chunk_elements("f32", 1.0, self.datagram))
+        """How many float32 elements one datagram of the agreed size carries."""
+        return self.elements_per_chunk("f32")
 
     def take_number(self, meeting: rendezvous.Meeting) -> int:
         """The smallest number from 0 on that no user of this engine has taken on any rank.
@@ -254,11 +254,14 @@ class Communicator(Connected):
             return (0.0,) * len(plan.regions)
         return self._described(plan)[1]
 
-    def elements_per_chunk(self, encoding: str, kept: float = 1.0) -> int:
-        """How many elements one datagram carries in an encoding."""
+    def elements_per_chunk(self, encoding: str, kept: float = 1.0, datagram: int = 0) -> int:
+        """How many elements a datagram carries in an encoding.
+
+        datagram: its size in bytes; 0 for the agreed one.
+        """
         if self._host is None:
-            return self.chunk_elements
-        return int(load_engine().chunk_elements(encoding, kept, self.datagram))
+            encoding, kept, datagram = "f32", 1.0, 0
+        return int(load_engine().chunk_elements(encoding, kept, datagram or self.datagram))
 
     def round_trip(self, plan: TransferPlan, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """What the other ranks get of these values under the plan's encoding; a new array."""
@@ -315,13 +318,13 @@ class Communicator(Connected):
 
     def _described(self, plan: TransferPlan) -> tuple[ChunkGrid, tuple[float, ...]]:
         regions = Regions.of(plan.regions)
-        key = (plan.elements, regions, plan.encoding, plan.kept)
+        key = (plan.elements, regions, plan.encoding, plan.kept, plan.datagram)
         known = self._plans.get(key)
         if known is None:
             if len(self._plans) >= REMEMBERED:
                 self._plans.clear()
             native = native_plan(plan)
-            cut = (plan.elements, regions.cuts, plan.encoding, plan.kept)
+            cut = (plan.elements, regions.cuts, plan.encoding, plan.kept, plan.datagram)
             grid = self._grids.get(cut)
             if grid is None:
                 if len(self._grids) >= REMEMBERED // 4:

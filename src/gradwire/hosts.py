@@ -84,6 +84,7 @@ class EngineHost:
         self.settings = settings
         self.session = session
         self.datagram = datagram
+        self._carried = datagram
         self.users = 1
         self._numbers: set[int] = set()
         self.pid = os.getpid()
@@ -245,6 +246,20 @@ class EngineHost:
             f"{self._name}, step {step}: the engine was closed", step=step, cause="closed"
         )
 
+    def _watch_datagram(self, carried: int) -> None:
+        """Logs it, once, when the paths of the job carry shorter datagrams than before."""
+        if not 0 < carried < self._carried:
+            return
+        self._carried = carried
+        log.warning(
+            "%s: a path of the job carries datagrams of %d bytes at the most, not of the %d that "
+            "were agreed: later steps use that size (set datagram=%d, or raise the MTU)",
+            self._name,
+            carried,
+            self.datagram,
+            carried,
+        )
+
     def _fail_pending(self, error: Callable[[int], TransferError]) -> None:
         """Ends what is open with the error of its step."""
         with self._mutex:
@@ -259,6 +274,7 @@ class EngineHost:
             return
         handle, step = known.handle, known.step
         if completion.ok:
+            self._watch_datagram(completion.datagram_bytes)
             handle.finish(transfer_report(completion, known.effective_bounds))
         else:
             rank = self._names.rank_of(completion.error_rank)

@@ -141,6 +141,7 @@ def native_plan(plan: TransferPlan) -> _engine.Plan:
         encoding=plan.encoding,
         kept=plan.kept,
         class_dscp=plan.class_dscp,
+        datagram_bytes=plan.datagram,
     )
     return native
 
@@ -170,6 +171,7 @@ def transfer_report(completion: _engine.Completion, effective: tuple[float, ...]
         result_error=completion.take_result_error(),
         error_offset=completion.error_offset,
         passes=completion.passes,
+        datagram=completion.datagram_bytes,
     )
 
 

@@ -126,6 +126,7 @@ class GradientPipeline:
         self._flush = False
         self._grad_scale = 1.0
         self._failure: Exception | None = None
+        self._datagram = 0  # that plans are cut for; 0: what the ranks agreed on when they met
 
     # ------------------------------------------------------------------ what users set and read
 
@@ -436,7 +437,7 @@ class GradientPipeline:
             phase=step.phase,
             world_size=self.communicator.world_size,
             seed=mix_seed(self.settings.seed, self.number, step.number, index),
-            chunk_elements=self.communicator.chunk_elements,
+            chunk_elements=self.communicator.elements_per_chunk("f32", datagram=self._datagram),
             bucket=index,
         )
 
@@ -449,6 +450,8 @@ class GradientPipeline:
             # Also where the order needs none: ranks that number their ops differently then have
             # different plans, which is an error, and not each other's gradients.
             plan = replace(plan, seed=context.seed)
+        if self._datagram:
+            plan = replace(plan, datagram=self._datagram)
         return plan.exact() if step.exact else plan
 
     def _finish(self, transfer: Transfer, handle: Handle) -> None:
@@ -585,6 +588,7 @@ class GradientPipeline:
         if step.overflowed:
             self._skips.forget()
             self._undo(kept, flushes)
+        self._shorten(step)
         transfers = [(t.plan, t.report) for t in step.transfers if t.report is not None]
         self._ballots.applied_square = sum(t.applied_square for t in step.transfers)
         period_s = 0.0 if self._started is None else step.started - self._started
@@ -603,6 +607,16 @@ class GradientPipeline:
             self._writer.write(report)
         step.transfers.clear()  # they know the step: only a garbage collector would free them
         self._release(step)
+
+    def _shorten(self, step: Step) -> None:
+        """Cuts later plans for datagrams that all paths still carry, if these became shorter.
+
+        All ranks do so after the same step, because a transfer's report says the same on all.
+        """
+        carried = [t.first.datagram for t in step.transfers if t.first is not None]
+        shortest = min((size for size in carried if size), default=0)
+        if 0 < shortest < (self._datagram or self.communicator.datagram):
+            self._datagram = shortest
 
     def _undo(self, kept: list[tuple[tuple[TensorSlot, ...], Before]], flushes: bool) -> None:
         """A scaler skips the step: its gradient is void, and nobody got what was owed."""

@@ -25,12 +25,14 @@ __all__ = [
     "CONTROLS",
     "ENCODINGS",
     "FILLS",
+    "LARGEST_DATAGRAM",
     "ORDERS",
     "PRIORITY_CLASSES",
     "PULLS",
     "REMEMBERED",
     "SCOPES",
     "SMALLEST_BOUND",
+    "SMALLEST_DATAGRAM",
     "SPENDS",
     "TOPK_SHARE",
     "TRANSFORMS",
@@ -56,6 +58,9 @@ FILLS = ("zero", "mean", "momentum")
 ORDERS = ("shuffled", "sequential", "priority")
 PULLS = ("exact", "committed", "none", "lossy")
 CONTROLS = ("stream", "probe")
+LARGEST_DATAGRAM = 8972
+SMALLEST_DATAGRAM = 256
+"""UDP payload in bytes that the engine can be set up for."""
 CLOCKS = ("open", "first_arrival", "tail")
 SCOPES = ("worker", "all")
 TRANSFORMS = ("none", "hadamard")
@@ -257,6 +262,8 @@ class TransferPlan:
     ("hadamard": `gradwire.transforms`); the engine carries coefficients and knows nothing of it.
     pruned: the share of each tensor's elements, those of the smallest weights, that is held back
     before the push ("topk" only; `gradwire.pruning`), unknown to the engine as well.
+    datagram: bytes of the datagrams that chunks are cut for; 0 for what the endpoints agreed on,
+    which is also the most.
 
     Raises ConfigError naming the field, the value and what is allowed.
     """
@@ -277,6 +284,7 @@ class TransferPlan:
     transform: str = "none"
     class_dscp: tuple[int, ...] = ()
     pruned: float = 0.0
+    datagram: int = 0
 
     def __post_init__(self) -> None:
         if self.elements <= 0:
@@ -338,6 +346,9 @@ class TransferPlan:
                 beside=f"with transform={self.transform!r}",
             )
         check_class_dscp("class_dscp", self.class_dscp)
+        if self.datagram and not SMALLEST_DATAGRAM <= self.datagram <= LARGEST_DATAGRAM:
+            allowed = f"bytes, {SMALLEST_DATAGRAM} to {LARGEST_DATAGRAM}, or 0"
+            raise ConfigError.of("datagram", self.datagram, allowed)
         if self.class_dscp and self.order != "priority":
             raise ConfigError.of(
                 "class_dscp",
@@ -418,6 +429,8 @@ class TransferReport:
     regions whose loss exceeded their bound (plans by time only). stats_sum and stats_max: the
     workers' statistics, folded alike everywhere. bytes_sent: UDP payload bytes of this worker.
     passes: that its push took, the most of any aggregator; 0 under control "stream".
+    datagram: bytes of the longest datagram that all paths of the job carry, as known when the
+    transfer began; the same on all workers. 0 where none was needed.
     """
 
     op: int
@@ -442,6 +455,7 @@ class TransferReport:
     result_error: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     error_offset: int = 0
     passes: int = 0
+    datagram: int = 0
 
 
 def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> Regions:

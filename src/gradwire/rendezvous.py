@@ -30,7 +30,7 @@ from gradwire.addresses import (
     scoped,
 )
 from gradwire.errors import ConfigError, RendezvousError
-from gradwire.settings import SMALLEST_DATAGRAM
+from gradwire.plans import SMALLEST_DATAGRAM
 
 __all__ = [
     "Introduction",

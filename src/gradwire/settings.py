@@ -17,7 +17,7 @@ from typing import Literal
 
 from gradwire.errors import ConfigError, suggestion
 from gradwire.loss_runs import runs_possible, shortest_run
-from gradwire.plans import check_choice
+from gradwire.plans import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, check_choice
 from gradwire.scalars import is_number, is_whole, plain
 
 __all__ = ["PREFIX", "Settings", "from_environment", "setting_names"]
@@ -28,8 +28,6 @@ PREFIX = "GRADWIRE_"
 FREE_PREFIXES = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
 """Variables that belong to gradwire's own tools and are not settings."""
 
-LARGEST_DATAGRAM = 8972
-SMALLEST_DATAGRAM = 256
 
 LARGEST_RISE = 1e6
 LONGEST_RUN = 1e9

@@ -44,6 +44,7 @@ class Link:
     datagram that no endpoint may heed. flip: share with flipped bits, as if the UDP checksum had
     not noticed. ecn: bytes in the queue above which ECT packets are marked CE as they come (0: none
     are). bleach: clears the ECN field of all packets. drop_ect: loses all that are ECT.
+    longest: bytes; loses longer datagrams (UDP payload) and says nothing; 0: none is too long.
     """
 
     rate: float = 125e6
@@ -59,6 +60,7 @@ class Link:
     ecn: int = 0
     bleach: bool = False
     drop_ect: bool = False
+    longest: int = 0
 
 
 NETWORK_A = Link(rate=125e6, queue=256 << 10)
@@ -137,6 +139,7 @@ class Fabric:
             ecn_bytes=link.ecn,
             bleach=link.bleach,
             drop_ect=link.drop_ect,
+            longest=link.longest,
             ecn=ecn,
             overhead=overhead,
             whole_trains=whole_trains,

@@ -20,6 +20,7 @@ _NEW_TABLE, _DELETE_TABLE, _NEW_CHAIN, _NEW_RULE = 0, 2, 3, 6
 _NESTED = 0x8000
 _REGISTER = 8
 _ERROR = 2
+_EQUAL, _LESS, _GREATER = 0, 2, 4
 
 SCALE = 1_000_000
 """A chance is a whole number of this."""
@@ -44,13 +45,27 @@ class LossRules:
         Raises:
             OSError: the kernel refuses.
         """
+        self._replace(device, _by_chance(rate) if rate > 0 else None)
+
+    def set_longest(self, device: str, longest: int) -> None:
+        """Drop what is longer than this many bytes, IP header included, without a word.
+
+        A train counts as one packet. 0 takes the rule away, which is also that of `set`.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        self._replace(device, _longer_than(longest) if longest else None)
+
+    def _replace(self, device: str, expressions: bytes | None) -> None:
+        """Drop what matches these expressions; None: nothing."""
         name = f"gradwire-{device}"
         table = _text(1, name)
         messages = [(_NEW_TABLE, _CREATE, table), (_DELETE_TABLE, 0, table)]
-        if rate > 0:
+        if expressions is not None:
             chain = _text(1, name) + _text(3, "loss")
             hook = _nest(4, _number(1, 0) + _number(2, 0) + _text(3, device))
-            rule = _text(1, name) + _text(2, "loss") + _nest(4, _expressions(rate))
+            rule = _text(1, name) + _text(2, "loss") + _nest(4, expressions)
             messages += [
                 (_NEW_TABLE, _CREATE, table),
                 (_NEW_CHAIN, _CREATE, chain + hook + _text(7, "filter")),
@@ -85,24 +100,40 @@ class LossRules:
         self._socket.close()
 
 
-def _expressions(rate: float) -> bytes:
+def _by_chance(rate: float) -> bytes:
     """A random number below the rate is a drop."""
     number = _number(1, _REGISTER) + _number(2, SCALE) + _number(3, 1)
     swap = b"".join(
         _number(kind, value)
         for kind, value in ((1, _REGISTER), (2, _REGISTER), (3, 1), (4, 4), (5, 4))
     )
-    threshold = _nest(3, _attribute(1, struct.pack("!I", round(min(rate, 1.0) * SCALE))))
-    below = _number(1, _REGISTER) + _number(2, 2) + threshold
+    below = _compared(_LESS, struct.pack("!I", round(min(rate, 1.0) * SCALE)))
+    return _dropping(("numgen", number), ("byteorder", swap), ("cmp", below))
+
+
+def _longer_than(longest: int) -> bytes:
+    """A total length in the IPv4 header above the longest is a drop."""
+    return _dropping(
+        ("payload", _header(0, 1)),
+        ("cmp", _compared(_EQUAL, b"\x45")),  # IPv4, and not ARP
+        ("payload", _header(2, 2)),
+        ("cmp", _compared(_GREATER, struct.pack("!H", longest))),
+    )
+
+
+def _header(offset: int, length: int) -> bytes:
+    """Bytes of the network header, into the register."""
+    return _number(1, _REGISTER) + _number(2, 1) + _number(3, offset) + _number(4, length)
+
+
+def _compared(relation: int, value: bytes) -> bytes:
+    return _number(1, _REGISTER) + _number(2, relation) + _nest(3, _attribute(1, value))
+
+
+def _dropping(*matches: tuple[str, bytes]) -> bytes:
     drop = _number(1, 0) + _nest(2, _nest(2, _number(1, 0)))
     return b"".join(
-        _nest(1, _text(1, name) + _nest(2, body))
-        for name, body in (
-            ("numgen", number),
-            ("byteorder", swap),
-            ("cmp", below),
-            ("immediate", drop),
-        )
+        _nest(1, _text(1, name) + _nest(2, body)) for name, body in (*matches, ("immediate", drop))
     )
 
 
