@@ -30,8 +30,8 @@ __all__ = ["OpenEngine", "meet_servers", "open_engine"]
 
 log = logging.getLogger("gradwire")
 
-MOST_PEERS = 16
-"""How many peers a line of the log names at most."""
+MOST_NAMED = 16
+"""How many endpoints a line of the log, or a part of an error, names at most."""
 
 
 class OpenEngine:
@@ -197,14 +197,14 @@ def _setup(
     ]
     switches = (("GSO", "udp_segment"), ("GRO", "udp_gro"), ("ECN", "ecn"))
     words = [f"{name} {'on' if features[key] else 'off'}" for name, key in switches]
-    more = f" and {len(peers) - MOST_PEERS} more" if len(peers) > MOST_PEERS else ""
+    more = f" and {len(peers) - MOST_NAMED} more" if len(peers) > MOST_NAMED else ""
     return (
         f"{meeting.describe([meeting.endpoint])}: UDP {_place(*places[meeting.endpoint])}, "
         f"interface {own.interface or 'unknown'} (MTU {own.mtu or 'of loopback'}), datagrams of "
         f"{datagram} bytes, receive buffer {features['rcvbuf']} bytes (asked for "
         f"{features['rcvbuf_asked']}), send buffer {features['sndbuf']} (asked for "
         f"{features['sndbuf_asked']}), {', '.join(words)}; peers: "
-        f"{', '.join(peers[:MOST_PEERS])}{more}"
+        f"{', '.join(peers[:MOST_NAMED])}{more}"
     )
 
 
@@ -255,27 +255,31 @@ def _unconnected(
     for endpoint, hearing in enumerate(hearings):
         who = meeting.describe([endpoint])
         heard_by = [e for e in hearing.peers if endpoint in hearings[e].heard]
+        unheard = [e for e in hearing.peers if e not in hearing.heard]
         if hearing.failure:
             known.append(f"{who} failed: {hearing.failure}")
         if hearing.refusal:
             refused.append(endpoint)
             known.append(f"the kernel of {who}'s host refused datagrams: {hearing.refusal}")
-        if hearing.heard != hearing.peers:
-            known.append(f"{who} hears {meeting.describe(hearing.heard) or 'nobody'}")
+        if unheard and hearing.heard:
+            known.append(f"{who} does not hear {meeting.describe(unheard[:MOST_NAMED])}")
+        elif unheard:
+            though = f", though {meeting.describe(heard_by[:MOST_NAMED])} hears it"
+            known.append(f"{who} hears nobody{though if heard_by else ''}")
         if not hearing.heard and heard_by:
             deaf.append(endpoint)
         if hearing.heard and not heard_by:
             mute.append(endpoint)
     missing = [e for e, hearing in enumerate(hearings) if hearing.answered != hearing.peers]
+    at_fault = refused or deaf or mute or missing
     where = ", ".join(
-        f"{meeting.describe([e])} at {_place(*places[e])} on {everybody[e].host!r}" for e in missing
-    )
-    hint = (
-        "a firewall, the wrong network, or a path that carries no datagrams; set interface= or "
-        "GRADWIRE_INTERFACE, or port= for a fixed port that a firewall can let pass"
+        f"{meeting.describe([e])} at {_place(*places[e])} on {everybody[e].host!r}"
+        for e in at_fault[:MOST_NAMED]
     )
     return meeting.error(
-        f"not all reach each other over UDP after {timeout_s:g} s: {where}; {'; '.join(known)}: "
-        f"{hint}",
-        refused or deaf or mute or missing,
+        f"not all reach each other over UDP after {timeout_s:g} s: "
+        f"{'; '.join(known[:MOST_NAMED])} ({where}): a firewall, the wrong network, or a path that "
+        "carries no datagrams; set interface= or GRADWIRE_INTERFACE, or port= for a fixed port "
+        "that a firewall can let pass",
+        at_fault,
     )
