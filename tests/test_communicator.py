@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from gradwire import hosts, rendezvous
+from gradwire import communicator, hosts, rendezvous
 from gradwire.communicator import Communicator, Handle
-from gradwire.errors import ConfigError, RendezvousError, TransferError
+from gradwire.errors import ConfigError, GradwireError, RendezvousError, TransferError
 from gradwire.executor import CompletionPool, Stager
 from gradwire.plans import CloseStep, Region, TransferPlan, TransferReport, mix_seed
 from gradwire.settings import Settings
@@ -97,6 +97,35 @@ def three() -> Iterator[Team]:
     team = Team(3)
     yield team
     team.close()
+
+
+class Numbered:
+    """Communicators of one engine, each with a number: [use][rank]."""
+
+    def __init__(self, team: Team, uses: int) -> None:
+        self.team = team
+        self.members: list[list[Communicator]] = []
+        self.numbers: list[list[int]] = []
+        try:
+            for use in range(uses):
+                self.members.append(
+                    team.all(lambda rank: Communicator(team.store, rank, team.world, team.config))
+                )
+                self.numbers.append(team.all(functools.partial(self._take, use)))
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self, use: int, rank: int) -> int:
+        member = self.members[use][rank]
+        return member.take_number(member.meeting("numbers"))
+
+    def close(self) -> None:
+        for use, members in enumerate(self.members):
+            for rank, member in enumerate(members):
+                if use < len(self.numbers):
+                    member.return_number(self.numbers[use][rank])
+                member.close()
 
 
 def random_arrays(world: int, elements: int, seed: int = 0) -> list[Array]:
@@ -998,3 +1027,35 @@ def test_absent_ranks_are_named_as_in_the_job() -> None:
 def test_each_worker_has_one_rank_in_the_job() -> None:
     with pytest.raises(ConfigError, match=r"ranks=\(4,\) with world_size=2: one of each worker"):
         Communicator(dist.HashStore(), 0, 2, ranks=(4,))
+
+
+# ---------------------------------------------------------------------------- several users
+
+
+def test_users_with_numbers_need_no_common_order(three: Team) -> None:
+    numbered = Numbered(three, 3)
+    assert numbered.numbers == [[0] * 3, [1] * 3, [2] * 3]
+    arrays = [random_arrays(3, 5000 * (1 + use), use) for use in range(3)]
+    expected = [rank_order_sum(each) for each in arrays]
+    handles = []
+    for rank in range(3):
+        for n in range(3):
+            use = (rank + n) % 3
+            handles.append(numbered.members[use][rank].all_reduce(arrays[use][rank]))
+    for handle in handles:
+        handle.wait(30)
+    for use in range(3):
+        for rank in range(3):
+            assert np.array_equal(arrays[use][rank], expected[use])
+    numbered.close()
+
+
+def test_more_users_than_numbers_are_refused_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    team = Team(2)
+    monkeypatch.setattr(communicator, "NUMBERS", 2)
+    with pytest.raises(GradwireError, match="2 modules are attached over one engine"):
+        Numbered(team, 3)
+    Numbered(team, 2).close()
+    team.close()

@@ -36,6 +36,8 @@ LAYERS = (
         "moments",
         "magnitudes",
         "buckets",
+        "names",
+        "modules",
         "pruning",
         "staging",
         "steps",

@@ -100,6 +100,33 @@ def test_servers_sum_for_the_workers_and_end_with_them(servers: int, policy: str
             assert last["counters"]["packets_received"] > 0
 
 
+def trains_together(rank: int, world: int) -> list[bytes]:
+    """Two modules share each backward pass, and the guard sends every step again."""
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(64, n), nn.ReLU(), nn.Linear(n, 64)) for n in (600, 100)]
+    ddps = [DistributedDataParallel(net, bucket_cap_mb=0.1) for net in nets]
+    options = {"p": 0.4, "spend": "anything", "floor": 0.9, "rendezvous_timeout": 30}
+    attachments = [gradwire.attach(ddp, "mlt", route="server", **options) for ddp in ddps]
+    optimizer = torch.optim.SGD([p for net in nets for p in net.parameters()], lr=0.05)
+    for step in range(10):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        optimizer.zero_grad()
+        torch.stack([ddp(x).square().mean() for ddp in ddps]).sum().backward()
+        optimizer.step()
+        assert [each.report().guard for each in attachments] == ["resent", "resent"]
+    for each in attachments:
+        each._pipeline.communicator.close()
+    return [p.detach().numpy().tobytes() for net in nets for p in net.parameters()]
+
+
+def test_a_server_sums_for_modules_that_share_a_backward_pass() -> None:
+    with Ranks(2) as ranks, server_processes(ranks.port, 2, 1) as processes:
+        first, second = ranks.run(trains_together)
+        assert first == second
+        out, _ = processes[0].communicate(timeout=20)
+        assert processes[0].returncode == 0, out
+
+
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback here")
 def test_a_server_joins_a_job_over_ipv6() -> None:
     with (

@@ -1,7 +1,8 @@
-"""docs/usage.md: the policy that it shows is one."""
+"""docs/usage.md: the policy that it shows is one, and its recipes are Python."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -12,6 +13,15 @@ from gradwire.plans import TensorSlot
 from gradwire.policies import PlanContext, registry
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "usage.md"
+
+
+def section(title: str) -> str:
+    text = PAGE.read_text(encoding="utf-8").split(f"\n## {title}\n")[1]
+    return text.split("\n## ")[0]
+
+
+def snippets(title: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", section(title), re.DOTALL)
 
 
 def context(step: int) -> PlanContext:
@@ -28,8 +38,7 @@ def context(step: int) -> PlanContext:
 
 
 def test_the_policy_of_the_usage_page_goes_by_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = PAGE.read_text(encoding="utf-8").split("## A policy of your own")[1]
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = snippets("A policy of your own")
     definition, line = code.split("gradwire.attach(")
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))
     program = compile(definition, str(PAGE), "exec", dont_inherit=True)  # no future annotations
@@ -43,3 +52,17 @@ def test_the_policy_of_the_usage_page_goes_by_its_options(monkeypatch: pytest.Mo
     assert not plans[1].lossy
     assert plans[2].lossy
     assert plans[2].scale == 0.25
+
+
+def test_the_recipes_for_frameworks_attach_and_detach() -> None:
+    *recipes, bare = snippets("Frameworks")
+    assert len(recipes) == 4
+    for recipe in recipes:
+        calls = [
+            node.func.attr
+            for node in ast.walk(ast.parse(recipe))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        ]
+        assert calls.count("attach") == calls.count("detach") == 1
+    assert "gradwire.comm_hook" in bare
+    ast.parse(bare)

@@ -77,6 +77,9 @@ bool wait_in_slices(Nanos timeout, Wait&& wait) {
 // Texts may quote what a peer sent, which need not be UTF-8, and must not control a terminal.
 nb::str to_text(const std::string& text);
 
+// The id of an op; raises ValueError for a lane that there is not.
+uint64_t checked_id(uint64_t op, uint64_t lane);
+
 // Up to eight numbers; the rest is 0.
 Stats to_stats(const std::vector<double>& values);
 

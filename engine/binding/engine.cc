@@ -60,8 +60,8 @@ class Engine {
 
   io::Loop& loop() { return *loop_; }
 
-  void all_reduce(uint64_t op, uint64_t step, const Plan& plan, const WritableArray& data,
-                  const std::optional<InputArray<uint32_t>>& critical,
+  void all_reduce(uint64_t op, uint16_t lane, uint64_t step, const Plan& plan,
+                  const WritableArray& data, const std::optional<InputArray<uint32_t>>& critical,
                   const std::optional<InputArray<uint8_t>>& priorities,
                   const std::vector<double>& stats, int64_t timeout,
                   const std::string& timeout_from) {
@@ -72,7 +72,7 @@ class Engine {
     }
     if (timeout <= 0) throw nb::value_error("timeout_ns must be positive");
     OpSpec spec;
-    spec.op = op;
+    spec.op = checked_id(op, lane);
     spec.step = step;
     spec.plan = plan;
     spec.data = data.data();
@@ -81,10 +81,11 @@ class Engine {
       spec.priorities.assign(priorities->data(), priorities->data() + priorities->shape(0));
     spec.stats = to_stats(stats);
     spec.timeout = timeout;
+    const uint64_t id = spec.op;
     spec.timeout_from = timeout_from;
     loop_->start(std::move(spec));
     // The engine writes into it from its own thread, whatever the caller forgets meanwhile.
-    held_.insert_or_assign(op, data);
+    held_.insert_or_assign(id, data);
   }
 
   std::optional<OpReport> next_completion(int64_t timeout) {
@@ -218,7 +219,12 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("answered", [](const PeerState& p) { return p.answered; })
       .def_prop_ro("heard", [](const PeerState& p) { return p.heard; })
       .def_prop_ro("silence_ns", [](const PeerState& p) { return p.silence; })
-      .def_prop_ro("begun", [](const PeerState& p) { return p.begun; });
+      .def(
+          "has_begun",
+          [](const PeerState& p, uint64_t op, uint16_t lane) {
+            return p.has_begun(checked_id(op, lane));
+          },
+          "op"_a, "lane"_a = 0);
 
   nb::class_<Failure>(module, "Failure", "Why an engine has failed.")
       .def_prop_ro("text", [](const Failure& f) { return to_text(f.text); })
@@ -265,8 +271,8 @@ void bind_engine(nb::module_& module) {
             return missing;
           },
           "timeout_ns"_a)
-      .def("all_reduce", &Engine::all_reduce, nb::kw_only(), "op"_a, "step"_a, "plan"_a,
-           "data"_a.noconvert(), "critical"_a = nb::none(), "priorities"_a = nb::none(),
+      .def("all_reduce", &Engine::all_reduce, nb::kw_only(), "op"_a, "lane"_a = 0, "step"_a,
+           "plan"_a, "data"_a.noconvert(), "critical"_a = nb::none(), "priorities"_a = nb::none(),
            "stats"_a = std::vector<double>{}, "timeout_ns"_a = 1800 * kSecond,
            "timeout_from"_a = "")
       .def("next_completion", &Engine::next_completion, "timeout_ns"_a)

@@ -35,8 +35,7 @@ const OpReport& finished_report(const Fabric& fabric, uint16_t worker, uint64_t 
   const OpReport* const report = fabric.report(worker, op);
   if (report != nullptr) return *report;
   throw nb::value_error(
-      ("op " + std::to_string(op) + " of worker " + std::to_string(worker) + " is not finished")
-          .c_str());
+      (op_name(op) + " of worker " + std::to_string(worker) + " is not finished").c_str());
 }
 
 nb::dict link_counters(const sim::LinkCounters& counters) {
@@ -115,8 +114,8 @@ nb::list trace_list(const Fabric& fabric) {
   nb::list out;
   for (const sim::TraceEntry& entry : fabric.trace()) {
     out.append(nb::make_tuple(entry.time, entry.source, entry.destination, kind_name(entry.kind),
-                              entry.packet_number, entry.op, entry.chunk, entry.bytes,
-                              fate_name(entry.fate), entry.dscp));
+                              entry.packet_number, number_of(entry.op), entry.chunk, entry.bytes,
+                              fate_name(entry.fate), entry.dscp, lane_of(entry.op)));
   }
   return out;
 }
@@ -170,8 +169,9 @@ void set_link(Fabric& fabric, int64_t host, const std::string& direction,
   link.set_options(change.applied_to(link.options()));
 }
 
-void start(Fabric& fabric, uint16_t worker, uint64_t op, uint64_t step, const Plan& plan,
-           const InputArray<float>& data, const std::optional<InputArray<uint32_t>>& critical,
+void start(Fabric& fabric, uint16_t worker, uint64_t op, uint16_t lane, uint64_t step,
+           const Plan& plan, const InputArray<float>& data,
+           const std::optional<InputArray<uint32_t>>& critical,
            const std::optional<InputArray<uint8_t>>& priorities, const std::vector<double>& stats,
            int64_t timeout, int64_t at) {
   if (data.shape(0) != plan.elements) {
@@ -180,7 +180,7 @@ void start(Fabric& fabric, uint16_t worker, uint64_t op, uint64_t step, const Pl
                               .c_str());
   }
   OpSpec spec;
-  spec.op = op;
+  spec.op = checked_id(op, lane);
   spec.step = step;
   spec.plan = plan;
   if (critical) spec.critical.assign(critical->data(), critical->data() + critical->shape(0));
@@ -300,8 +300,8 @@ void bind_fabric(nb::module_& module) {
                      {reinterpret_cast<const uint8_t*>(data.c_str()), data.size()});
           },
           "source"_a, "destination"_a, "data"_a)
-      .def("start", &start, nb::kw_only(), "worker"_a, "op"_a, "step"_a, "plan"_a, "data"_a,
-           "critical"_a = nb::none(), "priorities"_a = nb::none(),
+      .def("start", &start, nb::kw_only(), "worker"_a, "op"_a, "lane"_a = 0, "step"_a, "plan"_a,
+           "data"_a, "critical"_a = nb::none(), "priorities"_a = nb::none(),
            "stats"_a = std::vector<double>{}, "timeout_ns"_a = 1800 * kSecond, "at_ns"_a = 0)
       .def(
           "close",
@@ -311,26 +311,29 @@ void bind_fabric(nb::module_& module) {
       .def("run", &run, "until_ns"_a, "until_done"_a = true)
       .def(
           "completion",
-          [](const Fabric& f, uint16_t worker, uint64_t op) -> std::optional<OpReport> {
-            const OpReport* const report = f.report(worker, op);
+          [](const Fabric& f, uint16_t worker, uint64_t op,
+             uint16_t lane) -> std::optional<OpReport> {
+            const OpReport* const report = f.report(worker, checked_id(op, lane));
             if (report == nullptr) return std::nullopt;
             return *report;
           },
-          "worker"_a, "op"_a)
+          "worker"_a, "op"_a, "lane"_a = 0)
       .def(
           "result",
-          [](const Fabric& f, uint16_t worker, uint64_t op) {
-            finished_report(f, worker, op);
-            return to_array(*f.data(worker, op));
+          [](const Fabric& f, uint16_t worker, uint64_t op, uint16_t lane) {
+            const uint64_t id = checked_id(op, lane);
+            finished_report(f, worker, id);
+            return to_array(*f.data(worker, id));
           },
-          "worker"_a, "op"_a)
+          "worker"_a, "op"_a, "lane"_a = 0)
       .def(
           "finished_at_ns",
-          [](const Fabric& f, uint16_t worker, uint64_t op) {
-            finished_report(f, worker, op);
-            return f.finished_at(worker, op);
+          [](const Fabric& f, uint16_t worker, uint64_t op, uint16_t lane) {
+            const uint64_t id = checked_id(op, lane);
+            finished_report(f, worker, id);
+            return f.finished_at(worker, id);
           },
-          "worker"_a, "op"_a)
+          "worker"_a, "op"_a, "lane"_a = 0)
       .def(
           "failure",
           [](const Fabric& f, int64_t host) { return to_text(f.failure(known_host(f, host))); },

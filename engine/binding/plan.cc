@@ -178,6 +178,13 @@ nb::str to_text(const std::string& text) {
   return nb::str(whole.attr("translate")(controls));
 }
 
+uint64_t checked_id(uint64_t op, uint64_t lane) {
+  if (lane < kLanes && op < UINT64_MAX / kLanes) return id_of(op, lane);
+  const std::string text = "op " + std::to_string(op) + " of lane " + std::to_string(lane) +
+                           ": lanes are 0 to " + std::to_string(kLanes - 1) + ", ops below 2^52";
+  throw nb::value_error(text.c_str());
+}
+
 Stats to_stats(const std::vector<double>& values) {
   if (values.size() > kStatSlots) throw nb::value_error("stats: at most 8 numbers are carried");
   Stats stats{};
@@ -218,7 +225,8 @@ void bind_plan(nb::module_& module) {
              "Leaves of what was sent and counted only what its encoding took from it.");
   using Report = OpReport;
   nb::class_<Report>(module, "Completion", "What became of one all-reduce.")
-      .def_prop_ro("op", [](const Report& r) { return r.op; })
+      .def_prop_ro("op", [](const Report& r) { return number_of(r.op); })
+      .def_prop_ro("lane", [](const Report& r) { return lane_of(r.op); })
       .def_prop_ro("step", [](const Report& r) { return r.step; })
       .def_prop_ro("ok", [](const Report& r) { return !r.failure; })
       .def_prop_ro("datagram_bytes", [](const Report& r) { return r.datagram_bytes; })

@@ -200,7 +200,7 @@ void Loop::start(OpSpec spec) {
           "sendmsg); leave it out");
     }
     if (!impl.open_ops.emplace(spec.op, spec.step).second) {
-      throw std::runtime_error("op " + std::to_string(spec.op) + " runs already");
+      throw std::runtime_error(op_name(spec.op) + " runs already");
     }
     impl.to_start.push_back(std::move(spec));
   });

@@ -151,7 +151,7 @@ Nanos Endpoint::Impl::together() const {
 std::string Endpoint::Impl::not_begun(const Op& op, int32_t& rank, Nanos now) const {
   std::string text;
   for (uint16_t w = 0; w < config.workers; ++w) {
-    if (!paths[w] || paths[w]->started > op.id) continue;
+    if (!paths[w] || paths[w]->has_started(op.id)) continue;
     if (rank < 0) rank = w;
     text += (text.empty() ? "" : ", ") + name(w) + " has not begun it and was last heard " +
             seconds(now - paths[w]->last_heard) + " ago";
@@ -162,7 +162,7 @@ std::string Endpoint::Impl::not_begun(const Op& op, int32_t& rank, Nanos now) co
 void Endpoint::Impl::check_deadlines(Nanos now) {
   for (auto& [id, op] : ops) {
     if (!op->worker || op->done || now < op->deadline) continue;
-    std::string text = "step " + std::to_string(op->spec.step) + ", op " + std::to_string(id) +
+    std::string text = "step " + std::to_string(op->spec.step) + ", " + op_name(id) +
                        ": not complete after " + seconds(now - op->started) + " (" +
                        setting("timeout", op->spec.timeout);
     if (!op->spec.timeout_from.empty()) text += ", " + op->spec.timeout_from;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "proto/failure.h"
+#include "proto/lanes.h"
 #include "proto/plan.h"
 #include "proto/time.h"
 
@@ -54,7 +55,7 @@ inline constexpr size_t kStatSlots = 8;  // the first four are summed, the last 
 using Stats = std::array<double, kStatSlots>;
 
 struct OpSpec {
-  uint64_t op = 0;  // 0, 1, 2, … alike on all workers
+  uint64_t op = 0;  // its id (proto/lanes.h)
   uint64_t step = 0;
   Plan plan;
   float* data = nullptr;            // plan.elements values, replaced by the result
@@ -157,10 +158,14 @@ struct Counters {
 // What an endpoint knows of another one that it talks to.
 struct PeerState {
   uint16_t endpoint = 0;
-  bool answered = false;  // a ping of full length has been answered
-  bool heard = false;     // something has come from it
-  Nanos silence = 0;      // since then
-  uint64_t begun = 0;     // ops below it have started there, as far as heard (workers)
+  bool answered = false;        // a ping of full length has been answered
+  bool heard = false;           // something has come from it
+  Nanos silence = 0;            // since then
+  std::vector<uint64_t> begun;  // by lane: ids below it have started there, as far as heard
+
+  bool has_begun(uint64_t op) const {
+    return lane_of(op) < begun.size() && op < begun[lane_of(op)];
+  }
 };
 
 class Endpoint {

@@ -8,7 +8,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +23,8 @@ namespace gradwire {
 // Packets of ops that have not started here: kept of a path in any case, and of all together.
 inline constexpr size_t kStashMost = 512;
 inline constexpr size_t kStashInAll = 8192;
+// A peer's op may be this far ahead in its lane.
+inline constexpr uint64_t kOpsAhead = 1024;
 // A peer that was heard so lately is there, whatever it said.
 inline constexpr Nanos kHeardOf = 1 * kSecond;
 
@@ -69,13 +70,16 @@ struct Endpoint::Impl {
   // endpoint_transmit.cc
   bool transmit(Nanos now, Train& train);
   bool transmit_next(Nanos now, Train& train);
-  void write_ping(const Path& path, Nanos now, bool pong, size_t bytes, Train& train);
+  void write_ping(Path& path, Nanos now, bool pong, size_t bytes, Train& train);
   bool transmit_unreliable(Path& path, Nanos now, Train& train);
+  uint64_t next_id(Path& path) const;
   bool transmit_farewell(Path& path, Nanos now, Train& train);
   bool transmit_train(Nanos now, Train& train);
   bool transmit_control(Path& path, Nanos now, Train& train);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
   uint64_t backlog(const Path& path) const;
+  uint64_t backlog(const Path& path, const Op& op, bool room) const;
+  uint16_t next_lane(const Path& path) const;
   bool early(const Path& path, const Op& op) const;
   size_t most_early(const Path& path) const;
   uint64_t early_room(const Path& path) const;
@@ -147,9 +151,12 @@ struct Endpoint::Impl {
   void void_backlog(const Op& op, uint16_t worker);
 
   // endpoint_ops.cc
+  const Lane& lane(uint64_t op) const;
+  Lane& lane(uint64_t op);
   Failure start(OpSpec spec, Nanos now);
   Op& make_op(OpSpec spec, bool worker, Nanos now);
   Op* find(uint64_t op);
+  uint64_t expected(uint64_t op) const;
   bool finished(uint64_t op) const;
   void fail_op(Op& op, const Failure& why);
   bool still_possible(const Op& op, Nanos now);
@@ -191,10 +198,9 @@ struct Endpoint::Impl {
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
   WaitingRoom waiting_room;                  // of the ops below
   std::map<uint64_t, std::unique_ptr<Op>> ops;
-  uint64_t next_op = 0;             // workers: the next to start
-  uint64_t abandoned = UINT64_MAX;  // workers: the first op that failed
-  uint64_t done_below = 0;          // all ops below are finished here
-  std::set<uint64_t> done_ahead;    // finished ones at or above done_below
+  std::vector<Lane> lanes;          // those that ops have been made in
+  uint64_t made = 0;                // ops so far, of all lanes
+  uint64_t abandoned = UINT64_MAX;  // workers: the first place whose op failed
   // Servers: OPENs of ops that have not been admitted yet.
   std::map<uint64_t, std::map<uint16_t, MessageReceiver>> waiting_opens;
   std::deque<Event> events;

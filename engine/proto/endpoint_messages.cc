@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <set>
 
 #include "codec/codec.h"
 #include "proto/endpoint_impl.h"
@@ -87,7 +88,7 @@ std::string Endpoint::Impl::check_messages(const OpSpec& spec) const {
   for (const Grid::Shard& shard : grid.shards) {
     const uint64_t longest = longest_message(spec.plan, shard.size(), plan_bytes);
     if (longest <= kMaxMessage) continue;
-    return "op " + std::to_string(spec.op) + ": a shard of " + std::to_string(shard.size()) +
+    return op_name(spec.op) + ": a shard of " + std::to_string(shard.size()) +
            " chunks has control messages of up to " + std::to_string(longest) + " bytes; at most " +
            std::to_string(kMaxMessage) +
            " are allowed: use longer datagrams, smaller buckets or more servers";
@@ -105,7 +106,7 @@ void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard) {
 // A worker's OPEN of an op that this server does not have yet: the plan is in it.
 bool Endpoint::Impl::serve_open(Path& path, const wire::Header& header, uint64_t op_id,
                                 std::span<const uint8_t> payload, Nanos now) {
-  if (path.peer >= config.workers || op_id >= done_below + 1024) return false;
+  if (path.peer >= config.workers || number_of(op_id) >= expected(op_id) + kOpsAhead) return false;
   auto& waiting = waiting_opens[op_id];
   MessageReceiver& message = waiting[path.peer];
   const auto result = message.part(header.chunk, payload, part_bytes());
@@ -117,16 +118,24 @@ bool Endpoint::Impl::serve_open(Path& path, const wire::Header& header, uint64_t
   return true;
 }
 
-// Starts the ops whose OPENs wait, as far as memory allows: always at least one.
+// Starts the ops whose OPENs wait, as far as memory allows: always at least one of each lane, as
+// workers may wait for the lanes' ops in different orders.
 void Endpoint::Impl::admit(Nanos now) {
   uint64_t used = 0;
-  for (const auto& [id, op] : ops) used += memory_of(op->spec.plan, config);
-  // In order: the pushes of an earlier op come first, and would never be taken if a later one held
-  // the memory.
-  uint64_t expected = done_below;
-  for (auto it = waiting_opens.begin(); it != waiting_opens.end();) {
-    while (finished(expected) || ops.contains(expected)) ++expected;
-    if (it->first != expected) break;
+  bool full = false;
+  std::set<uint16_t> busy;  // lanes
+  for (const auto& [id, op] : ops) {
+    used += memory_of(op->spec.plan, config);
+    busy.insert(lane_of(id));
+  }
+  // In order within a lane: the pushes of an earlier op come first, and would never be taken if a
+  // later one held the memory.
+  for (auto it = waiting_opens.begin(), next = it; it != waiting_opens.end(); it = next) {
+    next = std::next(it);
+    const uint64_t id = it->first;
+    uint64_t due = id_of(expected(id), lane_of(id));
+    while (due < id && (finished(due) || ops.contains(due))) due += kLanes;
+    if (due != id) continue;
     const MessageReceiver* ready = nullptr;
     uint16_t sender = 0;
     for (const auto& [worker, message] : it->second) {
@@ -134,35 +143,37 @@ void Endpoint::Impl::admit(Nanos now) {
       ready = &message;
       sender = worker;
     }
-    if (!ready) break;
+    if (!ready) continue;
     const std::span<const uint8_t> bytes(ready->bytes());
     wire::Reader reader(bytes);
     OpenFixed fixed{};
     OpSpec spec;
     if (!read_open(reader, fixed) || !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan)) {
-      fail({name(sender) + " sent an OPEN of op " + std::to_string(it->first) +
-                " that holds no valid plan",
-            sender, Cause::plan},
+      fail({name(sender) + " sent an OPEN of " + op_name(id) + " that holds no valid plan", sender,
+            Cause::plan},
            now);
       return;
     }
     const uint64_t more = memory_of(spec.plan, config);
     if (more / kLargestShare > config.memory_limit) {
-      fail({name(sender) + " asks for " + std::to_string(more) + " bytes in op " +
-                std::to_string(it->first) + "; the memory limit here is " +
-                std::to_string(config.memory_limit) + ": raise it, or use more servers",
+      fail({name(sender) + " asks for " + std::to_string(more) + " bytes in " + op_name(id) +
+                "; the memory limit here is " + std::to_string(config.memory_limit) +
+                ": raise it, or use more servers",
             sender, Cause::memory},
            now);
       return;
     }
-    if (!ops.empty() && used + more > config.memory_limit) break;
+    if (busy.contains(lane_of(id)) && (full || used + more > config.memory_limit)) {
+      full = true;
+      continue;
+    }
     used += more;
-    spec.op = it->first;
+    busy.insert(lane_of(id));
+    spec.op = id;
     spec.step = fixed.step;
     auto opens = std::move(it->second);
-    it = waiting_opens.erase(it);
+    waiting_opens.erase(it);
     Op& op = make_op(std::move(spec), false, now);
-    const uint64_t id = op.id;
     if (!still_possible(op, now)) return;
     for (auto& [worker, message] : opens) {
       op.opens[worker] = std::move(message);
@@ -183,9 +194,9 @@ void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
   }
   const uint64_t here = op.spec.plan.hash();
   if (fixed.hash != here || fixed.step != op.spec.step) {
-    fail({"op " + std::to_string(op.id) + ": " + name(worker) + " has plan " + hex(fixed.hash) +
-              " for step " + std::to_string(fixed.step) + " (" + std::to_string(fixed.elements) +
-              " elements), " + name(config.endpoint) + " has plan " + hex(here) + " for step " +
+    fail({op_name(op.id) + ": " + name(worker) + " has plan " + hex(fixed.hash) + " for step " +
+              std::to_string(fixed.step) + " (" + std::to_string(fixed.elements) + " elements), " +
+              name(config.endpoint) + " has plan " + hex(here) + " for step " +
               std::to_string(op.spec.step) + " (" + std::to_string(op.spec.plan.elements) +
               " elements); all ranks must use the same policy, options and model",
           worker, Cause::plan},

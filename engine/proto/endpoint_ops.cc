@@ -1,4 +1,6 @@
 // The life of an op: made, started, failed, drained, freed.
+#include <utility>
+
 #include "proto/endpoint_impl.h"
 #include "proto/priority.h"
 
@@ -15,14 +17,31 @@ Op* Endpoint::Impl::find(uint64_t op) {
   return it == ops.end() ? nullptr : it->second.get();
 }
 
+// The op's lane; a new one where none of its ops has been made.
+const Lane& Endpoint::Impl::lane(uint64_t op) const {
+  static const Lane kNew;
+  return lane_of(op) < lanes.size() ? lanes[lane_of(op)] : kNew;
+}
+
+Lane& Endpoint::Impl::lane(uint64_t op) {
+  if (lane_of(op) >= lanes.size()) lanes.resize(lane_of(op) + size_t{1});
+  return lanes[lane_of(op)];
+}
+
+// The number in the op's lane that the next packets are most likely of.
+uint64_t Endpoint::Impl::expected(uint64_t op) const {
+  return config.endpoint < config.workers ? lane(op).next : lane(op).done_below;
+}
+
 bool Endpoint::Impl::finished(uint64_t op) const {
-  return op < done_below || done_ahead.contains(op);
+  return lane(op).finished(number_of(op));
 }
 
 Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   auto owned = std::make_unique<Op>();
   Op& op = *owned;
   op.id = spec.op;
+  op.place = made++;
   op.spec = std::move(spec);
   const Plan& plan = op.spec.plan;
   op.grid = Grid(plan, config.datagram_bytes, config.aggregators());
@@ -78,9 +97,8 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
   if (failure) return failure;
   if (closing) return {"the engine is closed", -1, Cause::closed};
   if (config.endpoint >= config.workers) return {"a server starts no ops of its own"};
-  if (spec.op != next_op)
-    return {"op " + std::to_string(spec.op) + " is out of order; next is " +
-            std::to_string(next_op)};
+  if (const uint64_t next = std::as_const(*this).lane(spec.op).next; number_of(spec.op) != next)
+    return {op_name(spec.op) + " is out of order; next is " + std::to_string(next)};
   if (std::string wrong = spec.plan.validate(); !wrong.empty())
     return {"plan: " + wrong, -1, Cause::plan};
   if (!spec.data) return {"data is null"};
@@ -92,13 +110,13 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
       return {wrong};
   }
   for (const auto& p : paths) {
-    if (!p || !p->gone || p->gone_op > spec.op) continue;
+    if (!p || !p->gone || p->gone_op > made) continue;
     fail({name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",
           p->peer, Cause::left},
          now);
     return failure;
   }
-  ++next_op;
+  ++lane(spec.op).next;
   Op& op = make_op(std::move(spec), true, now);
   for (uint16_t a = 0; a < config.aggregators(); ++a) {
     const uint16_t to = config.aggregator_endpoint(a);
@@ -127,7 +145,7 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
 
 void Endpoint::Impl::fail_op(Op& op, const Failure& why) {
   if (!op.worker || op.done) return;
-  abandoned = std::min(abandoned, op.id);
+  abandoned = std::min(abandoned, op.place);
   op.done = true;
   op.deadline = kNever;
   Event event;
@@ -141,9 +159,9 @@ void Endpoint::Impl::fail_op(Op& op, const Failure& why) {
 // False, and failed, when a peer left before this op was complete there.
 bool Endpoint::Impl::still_possible(const Op& op, Nanos now) {
   for (const auto& p : paths) {
-    if (!p || !p->gone || op.id < p->gone_op) continue;
-    fail({name(p->peer) + " left the job in step " + std::to_string(op.spec.step) + " (op " +
-              std::to_string(op.id) + " is not complete)",
+    if (!p || !p->gone || op.place < p->gone_op) continue;
+    fail({name(p->peer) + " left the job in step " + std::to_string(op.spec.step) + " (" +
+              op_name(op.id) + " is not complete)",
           p->peer, Cause::left},
          now);
     return false;
@@ -156,7 +174,7 @@ bool Endpoint::Impl::drained(const Op& op) const {
   if (op.worker && !op.done) return false;
   bool others_left = true;
   for (const auto& p : paths)
-    if (p && !(p->gone && p->gone_op > op.id)) others_left = false;
+    if (p && !(p->gone && p->gone_op > op.place)) others_left = false;
   if (others_left) return true;
   if (op.control_open) return false;
   if (!op.aggregator) return true;
@@ -168,7 +186,7 @@ bool Endpoint::Impl::drained(const Op& op) const {
   for (uint16_t w = 0; w < config.workers; ++w) {
     if (w == config.endpoint) continue;
     const Path& path = *paths[w];
-    if (path.gone && path.gone_op > op.id) continue;
+    if (path.gone && path.gone_op > op.place) continue;
     if (op.lossy_pull ? !op.back[w].settled()
                       : op.back[w].acked_count() + op.withheld_count < results)
       return false;
@@ -184,12 +202,8 @@ void Endpoint::Impl::retire(Nanos now) {
       ++it;
       continue;
     }
-    done_ahead.insert(it->first);
+    lane(it->first).finish(number_of(it->first));
     it = ops.erase(it);
-  }
-  while (!done_ahead.empty() && *done_ahead.begin() == done_below) {
-    done_ahead.erase(done_ahead.begin());
-    ++done_below;
   }
   if (config.endpoint >= config.workers) admit(now);
 }

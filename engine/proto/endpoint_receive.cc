@@ -9,7 +9,6 @@ namespace gradwire {
 namespace {
 constexpr Nanos kAckDelay = 800 * kMicrosecond;  // Rtt::kMaxAckDelay is above it
 constexpr uint64_t kMostPacketThreshold = 512;
-constexpr uint64_t kOpsAhead = 1024;  // a peer's op may be this far ahead
 constexpr size_t kLongestError = 1024;
 }  // namespace
 
@@ -61,7 +60,7 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
         return;
       }
       if (source < config.workers)
-        path.started = std::max(path.started, wire::expand(ping->begun, path.started, 24));
+        path.note_next(wire::expand(ping->begun, path.next_of(ping->begun), wire::kBegunBits));
       if (kind == wire::Kind::ping) {
         wire::Reader more(datagram.subspan(wire::kPingBytes));
         if (const auto bytes = more.get<uint16_t>(); more.ok() && bytes) {
@@ -152,10 +151,9 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     return;
   }
   if (number > path.received.largest()) path.demand = header->backlog;
-  const uint64_t near = config.endpoint < config.workers ? next_op : done_below;
-  const uint64_t op_id = wire::expand(header->op, near);
+  const uint64_t op_id = wire::expand(header->op, id_of(expected(header->op), lane_of(header->op)));
   if (!accept(path, *header, op_id, datagram, now)) return;
-  path.started = std::max(path.started, op_id + 1);
+  path.note_next(op_id + kLanes);
   if (number > path.received.largest()) path.largest_arrival = arrival;
   const uint64_t before = path.received.largest();
   if (number < before) {
@@ -188,7 +186,7 @@ bool Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_
   const bool server = config.endpoint >= config.workers;
   if (server && header.common.kind == wire::Kind::open)
     return serve_open(path, header, op_id, payload, now);
-  if (op_id >= (server ? done_below : next_op) + kOpsAhead) {
+  if (number_of(op_id) >= expected(op_id) + kOpsAhead) {
     ++counters.malformed;
     return false;
   }

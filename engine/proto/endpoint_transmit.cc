@@ -65,13 +65,13 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   counters.bytes_sent += packet.bytes;
 }
 
-void Endpoint::Impl::write_ping(const Path& path, Nanos now, bool pong, size_t bytes,
-                                Train& train) {
+void Endpoint::Impl::write_ping(Path& path, Nanos now, bool pong, size_t bytes, Train& train) {
   uint8_t* at = begin_control(train, path.peer, bytes);
   std::fill_n(at, bytes, uint8_t{0});
-  wire::write_ping(
-      at, common(pong ? wire::Kind::pong : wire::Kind::ping),
-      {pong ? path.pong_stamp : wire::stamp_of(now), static_cast<uint32_t>(next_op & 0xffffff)});
+  constexpr uint64_t kBegun = (uint64_t{1} << wire::kBegunBits) - 1;
+  wire::write_ping(at, common(pong ? wire::Kind::pong : wire::Kind::ping),
+                   {pong ? path.pong_stamp : wire::stamp_of(now),
+                    static_cast<uint32_t>(next_id(path) & kBegun)});
   if (path.limit.reduced() && bytes >= wire::kPingBytes + wire::kLimitBytes)
     wire::put(at + wire::kPingBytes, static_cast<uint16_t>(path.limit.bytes()));
   end_control(train, bytes, control_dscp);
@@ -158,6 +158,16 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
   return transmit_farewell(path, now, train);
 }
 
+// What a PING says of one lane, each in its turn: the op that starts next there.
+uint64_t Endpoint::Impl::next_id(Path& path) const {
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    path.pinged_lane = static_cast<uint16_t>((path.pinged_lane + 1u) % lanes.size());
+    const uint64_t next = lanes[path.pinged_lane].next;
+    if (next > 0) return id_of(next, path.pinged_lane);
+  }
+  return 0;
+}
+
 // BYE: until the peer says that it was heard, and one for each of the peer's that asks for it.
 bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
   const bool due = closing && !closed && !farewell_over(path) && now >= path.next_farewell;
@@ -168,9 +178,10 @@ bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
     const uint32_t doublings = path.byes_sent - std::min(path.byes_sent, kQuickFarewells);
     path.next_farewell = now + (kFarewellInterval << std::min(doublings, kFarewellDoublings));
   }
-  wire::Bye bye{std::min(next_op, abandoned), closing, path.gone};
+  const bool worker = config.endpoint < config.workers;
+  wire::Bye bye{worker ? std::min(made, abandoned) : 0, closing, path.gone};
   for (const auto& [id, op] : ops)
-    if (op->worker && !op->done) bye.complete_below = std::min(bye.complete_below, id);
+    if (op->worker && !op->done) bye.complete_below = std::min(bye.complete_below, op->place);
   uint8_t* at = begin_control(train, path.peer, wire::kByeBytes);
   wire::write_bye(at, common(wire::Kind::bye), bye);
   end_control(train, wire::kByeBytes, control_dscp);
@@ -210,7 +221,7 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
 // A push of an op that the peer may not have started: nothing of it, or of a later one, has come. A
 // server has an op from the first OPEN on.
 bool Endpoint::Impl::early(const Path& path, const Op& op) const {
-  return config.servers == 0 && op.id >= path.started;
+  return config.servers == 0 && !path.has_started(op.id);
 }
 
 // How many chunks may go early on a path, in either direction.
@@ -225,8 +236,8 @@ uint64_t Endpoint::Impl::early_room(const Path& path) const {
   if (config.servers) return UINT64_MAX;
   const size_t most = most_early(path);
   size_t gone = 0;
-  for (auto it = ops.lower_bound(path.started); it != ops.end(); ++it)
-    gone += it->second->early[path.peer];
+  for (const auto& [id, op] : ops)
+    if (early(path, *op)) gone += op->early[path.peer];
   return most - std::min(most, gone);
 }
 
@@ -234,14 +245,31 @@ uint64_t Endpoint::Impl::early_room(const Path& path) const {
 uint64_t Endpoint::Impl::backlog(const Path& path) const {
   const bool room = early_room(path) > 0;
   uint64_t total = 0;
-  for (const auto& [id, op] : ops) {
-    if (op->aggregator && path.peer < config.workers) total += op->back[path.peer].backlog();
-    if (op->worker && !op->done)
-      for (uint16_t a = 0; a < config.aggregators(); ++a)
-        if (config.aggregator_endpoint(a) == path.peer)
-          total += op->push[a].backlog(room || !early(path, *op));
-  }
+  for (const auto& [id, op] : ops) total += backlog(path, *op, room);
   return total;
+}
+
+// Of one op. room: for what goes before the peer has started it.
+uint64_t Endpoint::Impl::backlog(const Path& path, const Op& op, bool room) const {
+  uint64_t total = 0;
+  if (op.aggregator && path.peer < config.workers) total += op.back[path.peer].backlog();
+  if (op.worker && !op.done)
+    for (uint16_t a = 0; a < config.aggregators(); ++a)
+      if (config.aggregator_endpoint(a) == path.peer)
+        total += op.push[a].backlog(room || !early(path, op));
+  return total;
+}
+
+// Whose ops the next train to a peer is of: lanes take turns, so that what a peer cannot take yet
+// of one of them keeps none of the others waiting.
+uint16_t Endpoint::Impl::next_lane(const Path& path) const {
+  const bool room = early_room(path) > 0;
+  uint64_t best = UINT64_MAX;
+  for (const auto& [id, op] : ops) {
+    const uint64_t turn = (lane_of(id) + kLanes - path.lane - 1) % kLanes;
+    if (turn < best && backlog(path, *op, room) > 0) best = turn;
+  }
+  return static_cast<uint16_t>((path.lane + 1 + best) % kLanes);
 }
 
 // A worker's chunk as its plan has it on the wire, in the train's own place in the scratch memory.
@@ -266,7 +294,9 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   uint32_t encoded = 0;
   uint64_t room = early_room(path);
   const bool by_share = paced_by == &path || path.held;
+  path.lane = next_lane(path);
   for (auto& [id, op] : ops) {
+    if (lane_of(id) != path.lane) continue;
     uint16_t aggregator = UINT16_MAX;
     if (op->worker && !op->done)
       for (uint16_t a = 0; a < config.aggregators(); ++a)

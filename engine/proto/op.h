@@ -22,6 +22,7 @@ inline bool ends_with_close(const Plan& plan) {
 
 struct Op {
   uint64_t id = 0;
+  uint64_t place = 0;  // how many ops, of all lanes, were made here before it
   OpSpec spec;
   Grid grid;
   bool exact = true;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "proto/ecn.h"
+#include "proto/lanes.h"
 #include "proto/loss_meter.h"
 #include "proto/path_limit.h"
 #include "proto/rate_meter.h"
@@ -158,7 +159,9 @@ struct Path {
   uint32_t probe_count = 0;          // consecutive time-outs
   uint32_t probes = 0;               // packets that may go without credit and window
   bool starved = false;              // backlog without credit, since probe_base
-  uint64_t started = 0;              // ops below it have started at the peer, as far as heard
+  uint16_t lane = 0;                 // of the last train of chunks
+  std::vector<uint64_t> started;     // by lane: ids below it have started at the peer, as heard
+  uint16_t pinged_lane = 0;          // of the last PING or PONG
 
   PathLimit limit;         // of what is sent, and as far as is known of what comes
   uint32_t fragments = 0;  // datagrams that went in parts
@@ -166,6 +169,17 @@ struct Path {
 
   EcnPath ecn;
   bool ecn_told = false;  // its failure is counted
+
+  // Whether it has been heard that the peer has started this op, or a later one of its lane.
+  bool has_started(uint64_t op) const { return op < next_of(op); }
+  uint64_t next_of(uint64_t id) const {
+    return lane_of(id) < started.size() ? started[lane_of(id)] : 0;
+  }
+  // That all ids of this one's lane below it have started there.
+  void note_next(uint64_t id) {
+    if (lane_of(id) >= started.size()) started.resize(lane_of(id) + size_t{1});
+    started[lane_of(id)] = std::max(started[lane_of(id)], id);
+  }
 
   double loss_to(Nanos now) const {
     return now - loss_told_time > LossMeter::kMemory ? 0.0 : loss_told;
@@ -206,7 +220,7 @@ struct Path {
   Nanos first_ping = 0;
   bool connected = false;  // a ping of full length has been answered
   bool gone = false;       // said goodbye
-  uint64_t gone_op = 0;    // ops below it were complete at the peer
+  uint64_t gone_op = 0;    // places below it were complete at the peer
   bool ping_now = false;
   bool pong_now = false;
   uint64_t pong_stamp = 0;

@@ -109,7 +109,7 @@ void Fabric::check_payload(uint16_t host, const wire::Header& header,
   const auto [known, fresh] = payloads_.emplace(sent, bytes);
   if (!fresh && known->second != bytes) {
     violate("endpoint " + std::to_string(host) + " sent chunk " + std::to_string(header.chunk) +
-            " of op " + std::to_string(header.op) + " with other bytes than before");
+            " of " + op_name(header.op) + " with other bytes than before");
   }
 }
 
@@ -128,19 +128,19 @@ void Fabric::check_op(uint64_t op) {
     if (run.finished_at != now_) continue;
     const std::string wrong = check_worker(outcomes.back(), options_.endpoint);
     if (!wrong.empty()) {
-      violate("rank " + std::to_string(run.worker) + ", op " + std::to_string(op) + ": " + wrong);
+      violate("rank " + std::to_string(run.worker) + ", " + op_name(op) + ": " + wrong);
     }
   }
   if (outcomes.size() != options_.workers || !violations_.empty()) return;
   const std::string wrong = sim::check_op(outcomes, options_.endpoint);
-  if (!wrong.empty()) violate("op " + std::to_string(op) + ": " + wrong);
+  if (!wrong.empty()) violate(op_name(op) + ": " + wrong);
 }
 
 std::vector<std::string> Fabric::violations() {
   for (const Run& run : runs_) {
     if (!run.done || run.data.empty()) continue;
     if (std::memcmp(run.data.data(), run.final.data(), run.data.size() * sizeof(float)) != 0) {
-      violate("rank " + std::to_string(run.worker) + ", op " + std::to_string(run.spec.op) +
+      violate("rank " + std::to_string(run.worker) + ", " + op_name(run.spec.op) +
               ": the result was touched after it had been reported");
     }
   }

@@ -276,10 +276,10 @@ void Fabric::take_event(uint16_t index, gradwire::Event& event) {
       const uint32_t slot =
           found == by_op_.end() || index >= options_.workers ? kNoRun : found->second[index];
       if (slot == kNoRun || !runs_[slot].begun) {
-        violate("endpoint " + std::to_string(index) + " reports op " +
-                std::to_string(event.report.op) + ", which it never started");
+        violate("endpoint " + std::to_string(index) + " reports " + op_name(event.report.op) +
+                ", which it never started");
       } else if (runs_[slot].done) {
-        violate("rank " + std::to_string(index) + " reports op " + std::to_string(event.report.op) +
+        violate("rank " + std::to_string(index) + " reports " + op_name(event.report.op) +
                 " twice");
       } else {
         finish(runs_[slot], std::move(event.report));

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "proto/lanes.h"
+
 namespace gradwire::sim {
 
 std::string PassCheck::sent(const Plan& plan, uint16_t source, uint16_t destination,
@@ -19,9 +21,8 @@ std::string PassCheck::sent(const Plan& plan, uint16_t source, uint16_t destinat
   if (!push && !(kind == wire::Kind::pull && plan.pull == Pull::lossy)) return "";
   Progress& progress =
       flows_[{header.op, source, destination, push ? wire::Way::push : wire::Way::pull}];
-  const std::string chunk = "chunk " + std::to_string(header.chunk) + " of op " +
-                            std::to_string(header.op) + " to endpoint " +
-                            std::to_string(destination);
+  const std::string chunk = "chunk " + std::to_string(header.chunk) + " of " + op_name(header.op) +
+                            " to endpoint " + std::to_string(destination);
   if (progress.probed > progress.answered) return chunk + " after a PROBE without an answer";
   uint32_t& last = progress.last[header.chunk];
   if (last == progress.probed + 1)

@@ -4,7 +4,8 @@
 //   u8 version | u8 kind | u16 source endpoint | u32 session
 // Reliable packets (kind < ack) carry 20 bytes more and have a packet number of their own:
 //   u32 packet number | u32 send time, us | u32 op | u32 chunk or part | u16 backlog | u16 flags
-// Packet numbers and ops are 64-bit inside and travel as their low 32 bits (RFC 9000, appendix A).
+// Packet numbers and ids of ops are 64-bit inside and travel as their low 32 bits (RFC 9000,
+// appendix A).
 #pragma once
 
 #include <bit>
@@ -19,8 +20,8 @@ namespace gradwire::wire {
 
 // Raised with every change of what travels. 2: the ACK's fields, `share`, the width
 // of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause, PING and
-// PONG what has begun.
-inline constexpr uint8_t kVersion = 4;
+// PONG what has begun. 5: ops have lanes.
+inline constexpr uint8_t kVersion = 5;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
 inline constexpr size_t kMinDatagram = 256;
@@ -70,7 +71,7 @@ struct Pass {
 // receiver has been heard is an answer itself and has none.
 inline constexpr size_t kByeBytes = kCommonBytes + 10;
 struct Bye {
-  uint64_t complete_below;  // ops below it are complete at the sender
+  uint64_t complete_below;  // of its ops, in the order they were made, those that are complete
   bool leaves;              // else it only answers
   bool heard;               // that the receiver leaves
 };
@@ -81,9 +82,10 @@ struct Bye {
 inline constexpr size_t kPingBytes = kCommonBytes + 8;
 inline constexpr size_t kLimitBytes = 2;
 inline constexpr int kStampBits = 40;  // of nanoseconds: they repeat after a quarter of an hour
+inline constexpr int kBegunBits = 64 - kStampBits;
 struct Ping {
   uint64_t stamp;  // when the PING was sent, by its sender's clock: the low 40 bits
-  uint32_t begun;  // ops below it have started at the sender of this packet: the low 24 bits
+  uint32_t begun;  // ids of its lane below it have started at the sender: the low 24 bits
 };
 inline uint64_t stamp_of(int64_t time) {
   return static_cast<uint64_t>(time) & ((uint64_t{1} << kStampBits) - 1);

@@ -146,12 +146,14 @@ class Peer:
     answered: bool  # a ping of full length has been answered
     heard: bool  # something has come from it
     silence_ns: int  # since then, or since the engines met
-    begun: int  # ops below it have started there, as far as is known; 0 of servers
+    def has_begun(self, op: int, lane: int = 0) -> bool:
+        """Whether it has started this op, as far as is known; False of servers."""
 
 class Completion:
     """What became of one all-reduce (one op)."""
 
-    op: int
+    op: int  # in its lane
+    lane: int
     step: int
     ok: bool
     error: str  # "" when ok; names rank, step and cause
@@ -220,6 +222,7 @@ class Engine:
         self,
         *,
         op: int,
+        lane: int = 0,
         step: int,
         plan: Plan,
         data: NDArray[np.float32],
@@ -230,8 +233,9 @@ class Engine:
         timeout_from: str = "",  # whose setting that is, for the text of an error
     ) -> None:
         """Starts one all-reduce in place; the caller keeps `data` alive and untouched until the
-        Completion. Ops are numbered 0, 1, 2, … alike on all workers. Thread-safe, never blocks.
-        Raises RuntimeError when the engine has failed or is closed."""
+        Completion. The ops of a lane are numbered 0, 1, 2, … alike on all workers; those of
+        different lanes may start in any order. Thread-safe, never blocks. Raises RuntimeError
+        when the engine has failed or is closed."""
     def next_completion(self, timeout_ns: int) -> Completion | None:
         """Blocks without the GIL for the next Completion; None at the time-out or once closed."""
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
@@ -345,6 +349,7 @@ class Fabric:
         *,
         worker: int,
         op: int,
+        lane: int = 0,
         step: int,
         plan: Plan,
         data: NDArray[np.float32],
@@ -357,14 +362,14 @@ class Fabric:
     def close(self, host: int, linger_ns: int = 2_000_000_000) -> None: ...
     def forget(self) -> None: ...
     def run(self, until_ns: int, until_done: bool = True) -> bool: ...
-    def completion(self, worker: int, op: int) -> Completion | None: ...
-    def result(self, worker: int, op: int) -> NDArray[np.float32]: ...
-    def finished_at_ns(self, worker: int, op: int) -> int: ...
+    def completion(self, worker: int, op: int, lane: int = 0) -> Completion | None: ...
+    def result(self, worker: int, op: int, lane: int = 0) -> NDArray[np.float32]: ...
+    def finished_at_ns(self, worker: int, op: int, lane: int = 0) -> int: ...
     def failure(self, host: int) -> str: ...
     def closed(self, host: int) -> bool: ...
     def counters(self, host: int) -> dict[str, float]: ...
     def violations(self) -> list[str]: ...
-    def trace(self) -> list[tuple[int, int, int, str, int, int, int, int, str, int]]: ...
+    def trace(self) -> list[tuple[int, int, int, str, int, int, int, int, str, int, int]]: ...
 
 class Interface:
     """A network interface of this host.

@@ -81,7 +81,7 @@ class BallotBox:
             )
 
     def cast(
-        self, step: int, last: StepReport | None, elapsed_s: float = 0.0, scale: float = 1.0
+        self, step: int, last: StepReport | None, elapsed_s: float = 0.0, scale: float | None = 1.0
     ) -> Ballot:
         """The ballot of a step that begins; last: the report of the step before it, which began
         elapsed_s before this one. scale: of the gradients."""

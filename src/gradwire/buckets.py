@@ -10,6 +10,7 @@ import torch
 
 from gradwire.errors import ConfigError
 from gradwire.hashed import HashedTuple
+from gradwire.names import named_parameters
 from gradwire.plans import TensorSlot
 
 if TYPE_CHECKING:  # torch.distributed offers it without saying so to type checkers
@@ -21,15 +22,16 @@ __all__ = ["GradBucket", "Layouts", "ParameterNames", "in_bucket_order", "slots_
 
 
 class ParameterNames:
-    """Names parameters: as the model does, or in the order they are first seen."""
+    """Names parameters: as the model does (`gradwire.names`), or in the order they are seen."""
 
     def __init__(self, model: torch.nn.Module | None = None) -> None:
         self._known: dict[int, tuple[torch.Tensor, str]] = {}  # keeps them: ids stay valid
         self.trained: dict[str, int] | None = None
         """The elements of the model's trained parameters by name; None without a model."""
         if model is not None:
-            self.trained = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad}
-            for name, parameter in model.named_parameters():
+            named = named_parameters(model)
+            self.trained = {n: p.numel() for n, p in named.items() if p.requires_grad}
+            for name, parameter in named.items():
                 self._known[id(parameter)] = (parameter, name)
 
     def knows(self, parameter: torch.Tensor) -> bool:

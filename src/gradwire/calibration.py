@@ -20,6 +20,7 @@ import typer
 
 from gradwire.errors import ConfigError
 from gradwire.layer_search import LayerSearch, LossFunction
+from gradwire.names import named_parameters
 from gradwire.policies.plot import EPS, LR, Calibration, check_eps, check_lr
 from gradwire.scalars import is_whole, plain
 
@@ -60,7 +61,7 @@ def calibrate(
         raise ConfigError.about(
             f"steps={steps}", f"only {len(few)} batches were given", setting="steps", value=steps
         )
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trained = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
     search = LayerSearch(trained, eps=eps, lr=lr, chunk_elements=chunk_elements)
     chance = torch.Generator().manual_seed(seed)
     while not search.done:

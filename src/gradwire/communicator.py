@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from gradwire import addresses, rendezvous
 from gradwire.arrays import as_float32
-from gradwire.errors import ConfigError, TransferError
+from gradwire.errors import ConfigError, GradwireError, TransferError
 from gradwire.executor import Stager
-from gradwire.handles import Handle
+from gradwire.handles import Connected, Handle
 from gradwire.hosts import (
     EngineHost,
     collect_forgotten,
@@ -44,7 +44,11 @@ DEFAULT_TIMEOUT_S = 1800.0
 """How long one all-reduce may take where neither a setting nor a process group says."""
 
 
-class Communicator:
+NUMBERS = 4095
+"""How many numbers there are: an engine has 4,096 lanes, the first one for those without."""
+
+
+class Communicator(Connected):
     """All-reduces float32 arrays among `world_size` processes over UDP.
 
     store: a torch.distributed Store that all processes share. config: Settings, or a mapping of
@@ -54,8 +58,10 @@ class Communicator:
     None for one of their own. ranks: the workers' ranks in the job, which errors name, where these
     are some of them; None for 0, 1, 2, ….
 
-    Every rank calls `all_reduce` in the same order with the same plans. Needs no sockets when
-    there is one worker and no server.
+    Every rank calls `all_reduce` in the same order with the same plans. That order is one for all
+    communicators of an engine that have taken no number; each that has (`take_number`) has an
+    order of its own, so that its calls may come before or after the others', on each rank
+    otherwise. Needs no sockets when there is one worker and no server.
 
     Raises ConfigError for impossible settings (a port in use among them) and RendezvousError
     naming the ranks that are absent, of another version or configured otherwise.
@@ -98,6 +104,7 @@ class Communicator:
         self._group = group
         self._plans: dict[object, tuple[ChunkGrid, tuple[float, ...]]] = {}
         self._grids: dict[object, ChunkGrid] = {}  # of whatever bounds
+        self._lane = 0  # of all who have no number
         self._closed = False
         self._host: EngineHost | None = None
         if world_size > 1 or settings.server_count > 0:
@@ -139,14 +146,22 @@ class Communicator:
     def take_number(self, meeting: rendezvous.Meeting) -> int:
         """The smallest number from 0 on that no user of this engine has taken on any rank.
 
-        Collective, in a meeting of the workers.
+        From now on the all-reduces of this communicator are in order among themselves alone.
+        Collective, in a meeting of the workers. Raises GradwireError, on all ranks alike, when
+        there is none left.
         """
         if self._host is None:
             return 0
         texts = meeting.exchange(json.dumps(self._host.numbers()))
         taken = set(itertools.chain(*map(json.loads, texts)))
         number = next(n for n in itertools.count() if n not in taken)
+        if number >= NUMBERS:
+            raise GradwireError(
+                f"{NUMBERS} modules are attached over one engine, and no more can be: detach some, "
+                "or attach one module that holds several"
+            )
         self._host.take_number(number)
+        self._lane = 1 + number
         return number
 
     def return_number(self, number: int) -> None:
@@ -213,6 +228,7 @@ class Communicator:
             _check_priorities(plan, len(grid), priorities)
         self._host.start(
             handle,
+            lane=self._lane,
             engine_plan=native_plan(plan),
             effective_bounds=effective,
             data=flat,

@@ -2,9 +2,10 @@
 than the buckets' ballots carry.
 
 Three things ask for it: a phase per layer, in the steps that look; the guard, in every step that it
-may have to send again; and scales of gradients that differ, which end the job. Transfers are
-numbered as they start, alike on all ranks only while one attachment at a time runs a backward pass:
-where two modules share one, use neither of the first two.
+may have to send again; and scales of gradients that differ, which end the job. It starts when the
+last bucket of its step is done, before DDP has that result, so it comes between the same two steps
+of its attachment on all ranks. Where other modules share the backward pass, their buckets may start
+before or after it: attachments have no common order (`Communicator.take_number`).
 """
 
 from __future__ import annotations
@@ -88,11 +89,13 @@ class Consultation:
         place = len(step.transfers)
         return self._exact(self._sums, step.number, place, (0.0, 0.0, 0.0, 0.0, step.lost))
 
-    def compare_scales(self, step: int, scale: float) -> Handle:
-        """Starts the transfer that tells everybody's scale, where some have been seen to differ;
-        `refuse_scales` reads it."""
+    def compare_scales(self, step: int, scale: float | None) -> Handle:
+        """Starts the transfer of everybody's scale, where some have been seen to differ.
+
+        scale: None for a rank that has none. `refuse_scales` reads the transfer.
+        """
         self._sums = np.zeros(self._communicator.world_size, np.float32)
-        self._sums[self._communicator.rank] = scale
+        self._sums[self._communicator.rank] = scale or 0.0
         return self._exact(self._sums, step, BETWEEN + 1, ())
 
     def refuse_scales(self, compared: Handle) -> None:
@@ -100,7 +103,8 @@ class Consultation:
         step = compared.report.step
         ranks: dict[float, list[int]] = {}
         for rank, scale in zip(self._communicator.ranks, self._sums.tolist(), strict=True):
-            ranks.setdefault(scale, []).append(rank)
+            if scale:
+                ranks.setdefault(scale, []).append(rank)
         first, *others = ranks.items()
         verb = "multiplies its" if len(first[1]) == 1 else "multiply their"
         named = [f"{_describe(first[1])} {verb} gradients by {first[0]:.9g}"]
@@ -131,7 +135,6 @@ class Consultation:
     def _exact(
         self, values: NDArray[np.float32], step: int, place: int, stats: tuple[float, ...]
     ) -> Handle:
-        # As for buckets: another attachment's transfer under the same number is a plan error.
         seed = mix_seed(self._settings.seed, self._number, step, place)
         plan = replace(TransferPlan.whole(values.size), seed=seed)
         return self._communicator.all_reduce(values, plan, step=step, stats=stats)

@@ -11,9 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.calibration_roll import CalibrationRoll
 from gradwire.errors import ConfigError, GradwireError
 from gradwire.groups import Group
+from gradwire.handles import Connected
 from gradwire.hook import HookState, comm_hook
 from gradwire.job_calibration import JobCalibration
 from gradwire.layer_search import LossFunction
+from gradwire.modules import check_hands_over, ddp_of
 from gradwire.phases import Phase
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import PLOT, Calibration, Policy
@@ -25,7 +27,7 @@ __all__ = ["Attachment", "attach"]
 
 
 def attach(
-    model: DistributedDataParallel,
+    model: torch.nn.Module,
     policy: str | Policy | None = None,
     *,
     optimizer: torch.optim.Optimizer | None = None,
@@ -46,33 +48,31 @@ def attach(
     `gradwire.settings.Settings` (route=…, interface=…, report="steps.jsonl", …); what is not given
     is read from GRADWIRE_* variables.
 
-    Several modules may be attached, alike on all ranks. Those that share a backward pass should lie
-    on one device: autograd runs a thread per device, and if their buckets come in another order on
-    another rank, that is an error that names both ranks. With the guard on (a policy with a floor,
-    or floor=…) or detector="layers", the default of "adaptive", a module must not share its
-    backward pass: those end a step with a transfer that takes its turn only when the step is done.
+    Several modules may be attached, alike on all ranks, and may share backward passes, on one
+    device or on several: their buckets and the ends of their steps need not come in the same order
+    on all ranks.
 
-    Raises ConfigError for a module that is not DDP, that already has a communication hook, or
+    model may have been compiled (`torch.compile(ddp)`), and may be a copy of one that is attached,
+    made by copy.deepcopy or torch.save: it averages over its process group until it is attached.
+
+    Raises ConfigError for a module that is not DDP, that already has a communication hook, whose
+    gradients reach no hook (torch._dynamo.config.optimize_ddp = "python_reducer"), or
     for impossible options, a report file that cannot be opened among them; RendezvousError naming
     ranks that are absent, configured otherwise, or failed in their part.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise ConfigError.about(
-            f"attach(model) with a {type(model).__name__}",
-            "wrap it first, as in model = DistributedDataParallel(model)",
-            setting="model",
-            value=type(model).__name__,
-        )
-    state = _configured(model, policy, optimizer, scaler, options)
-    return _open(state, model)
+    ddp = ddp_of(model)
+    state = _configured(ddp, policy, optimizer, scaler, options)
+    return _open(state, ddp)
 
 
-class Attachment:
+class Attachment(Connected):
     """A DDP module whose gradients travel over gradwire. Made by `attach`.
 
     After `detach` it still tells its last report, state and counters; all that would change
     something raises GradwireError.
     """
+
+    _instead = ": save its state_dict(), and attach the copy of the module"
 
     def __init__(
         self, state: HookState, pipeline: GradientPipeline, module: torch.nn.Module
@@ -213,15 +213,15 @@ class Attachment:
             communicator.failure,
         )
 
-        def begins(module: torch.nn.Module, _: object) -> None:
+        def begins() -> None:
             if policy.calibration is not None:
                 self._unwatch()
                 roll.close()
-            elif module.training and torch.is_grad_enabled():
+            else:
                 made = self._calibration
                 roll.begin(self.step, 0 if made is None else made.calls)
 
-        self._unwatch = ddp.register_forward_pre_hook(begins).remove
+        self._unwatch = ddp.register_forward_pre_hook(_TrainingWatch(begins)).remove
 
     def report(self) -> StepReport:
         """The report of the last completed step; raises GradwireError before the first."""
@@ -292,6 +292,20 @@ class Attachment:
             raise GradwireError("this attachment is detached: attach the module again")
 
 
+class _TrainingWatch:
+    """A hook that calls `begins` before each forward pass that trains; its copies call nothing."""
+
+    def __init__(self, begins: Callable[[], None]) -> None:
+        self._begins = begins
+
+    def __call__(self, module: torch.nn.Module, _: object) -> None:
+        if module.training and torch.is_grad_enabled():
+            self._begins()
+
+    def __reduce__(self) -> tuple[type["_TrainingWatch"], tuple[Callable[[], None]]]:
+        return _TrainingWatch, (_nothing,)
+
+
 def _nothing() -> None:
     """No forward pass is watched."""
 
@@ -308,6 +322,7 @@ def _configured(
     What makes this rank fail is told to the others, who would wait for it where they meet.
     """
     try:
+        check_hands_over(model)
         found = _found(model)
         if found is not None:
             found.activate(policy, options, optimizer, model.module, scaler)
@@ -331,7 +346,8 @@ def _configured(
 
 
 def _found(model: DistributedDataParallel) -> HookState | None:
-    """The state of gradwire's hook, where the module was attached before and is detached."""
+    """The state of gradwire's hook, where the module was attached before and is detached; None for
+    a copy of such a module, which has the list of hooks but no hook."""
     if not model._comm_hooks:
         return None
     hook, found = model._comm_hooks[0]
@@ -343,6 +359,8 @@ def _found(model: DistributedDataParallel) -> HookState | None:
             setting="model",
             value=name,
         )
+    if not found.serves(model):
+        return None
     if found.active:
         raise ConfigError.about(
             "gradwire is already attached to this module",
@@ -353,15 +371,18 @@ def _found(model: DistributedDataParallel) -> HookState | None:
 
 
 def _register(model: DistributedDataParallel, state: HookState) -> None:
+    listed, model._comm_hooks = model._comm_hooks, []  # those of the module that this is a copy of
     try:
         model.register_comm_hook(state, comm_hook)
     except RuntimeError as error:
-        model._comm_hooks[:] = [pair for pair in model._comm_hooks if pair[1] is not state]
+        model._comm_hooks = listed
         raise ConfigError.about(
             "the module does not take gradwire's communication hook",
-            f"{error} (DDP takes one hook for its whole life, built-in ones included)",
+            f"{error} (DDP takes one hook for its whole life, built-in ones and gradwire's own, "
+            "registered by hand, included)",
             setting="model",
         ) from error
+    state.serve(model)
 
 
 def _open(state: HookState, model: DistributedDataParallel) -> Attachment:

@@ -5,16 +5,29 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import ClassVar, NoReturn, SupportsIndex
 
 from gradwire.errors import TransferError
 from gradwire.plans import TransferPlan, TransferReport
 
-__all__ = ["Handle"]
+__all__ = ["Connected", "Handle"]
 
 log = logging.getLogger(__name__)
 
 
-class Handle:
+class Connected:
+    """What is connected to this process's engine, and so is neither copied nor pickled."""
+
+    _instead: ClassVar[str] = ""  # what to copy or save
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} objects are connected to the engine of their process and can "
+            f"be neither copied nor pickled{self._instead}"
+        )
+
+
+class Handle(Connected):
     """One all-reduce on its way. The array belongs to the engine until it is done."""
 
     def __init__(self, plan: TransferPlan | None, keep: object) -> None:

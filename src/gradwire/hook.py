@@ -1,4 +1,4 @@
-"""The bare DDP communication hook, for those who register hooks themselves (Lightning, …).
+"""The bare DDP communication hook, for frameworks that take nothing but a hook.
 
 ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwire.comm_hook)
 """
@@ -8,17 +8,21 @@ ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwir
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.buckets import GradBucket, ParameterNames
 from gradwire.communicator import Communicator
 from gradwire.configure import agreed_configuration, configure
 from gradwire.errors import ConfigError
 from gradwire.groups import Group
+from gradwire.modules import python_reducer
+from gradwire.names import named_parameters, plain_name
 from gradwire.native import load_engine
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import PLOT, Policy
@@ -69,6 +73,7 @@ class HookState:
             )
         self.process_group = process_group
         self._finds_unused = find_unused_parameters
+        self._ddp: Callable[[], DistributedDataParallel | None] = _nothing
         self.active = True
         self.attached = False  # whether an attachment feeds it
         self.delayed = False  # whether DDP calls it next when the backward pass is over
@@ -138,6 +143,27 @@ class HookState:
         except ConfigError as error:
             return None, error
 
+    def serve(self, ddp: DistributedDataParallel) -> None:
+        """Notes which module's hook has this state."""
+        self._ddp = weakref.ref(ddp)
+
+    def serves(self, ddp: DistributedDataParallel) -> bool:
+        """Whether this module's hook has this state, as noted: a copy's has not, for DDP keeps no
+        hook in a copy, though its list does."""
+        return self._ddp() is ddp
+
+    def check_join(self) -> None:
+        """Raises ConfigError within `join` of the module with another division than by all."""
+        ddp = self._ddp()
+        if ddp is None or not ddp._join_config.enable or ddp._divide_by_initial_world_size:
+            return
+        raise ConfigError.of(
+            "divide_by_initial_world_size",
+            False,
+            "gradwire divides by all workers, those that have joined included; leave it out",
+            beside="in join()",
+        )
+
     def activate(
         self,
         policy: str | Policy | None,
@@ -197,6 +223,14 @@ class HookState:
                 setting="optimizer",
                 value=type(optimizer).__name__,
             )
+        if getattr(optimizer, "_overlap_with_ddp", False):
+            raise ConfigError.about(
+                f"optimizer={type(optimizer).__name__}",
+                "with overlap_with_ddp=True it steps in a communication hook of its own and its "
+                "step() does nothing; make it with overlap_with_ddp=False",
+                setting="optimizer",
+                value=type(optimizer).__name__,
+            )
         if optimizer is not None and self._names.trained is not None:
             held = (p for group in optimizer.param_groups for p in group["params"])
             if not any(map(self._names.knows, held)):
@@ -226,6 +260,7 @@ class HookState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
+        self._ddp = _nothing
         self.active = state["active"]
         self.attached = False
         self.delayed = False
@@ -254,10 +289,15 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
             setting="state",
             value=type(state).__name__,
         )
+    handed: object = bucket
+    if isinstance(handed, tuple):
+        raise python_reducer()
     if not state.active:
         return _forward_to_host(state, bucket)
+    state.check_join()
     pipeline = state.pipeline
-    future = pipeline.reduce(bucket)
+    # Outside of a backward pass DDP asks for the part of a rank that has joined.
+    future = pipeline.reduce(bucket, joined=torch._C._current_graph_task_id() == -1)
     if bucket.is_last() and threading.current_thread() is threading.main_thread():
         _heed_signals(state, pipeline)
     return future
@@ -290,7 +330,7 @@ def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_:
 
 
 def _nothing() -> None:
-    """There is no optimizer to let go of."""
+    """There is no optimizer to let go of, and no module that is known."""
 
 
 def _check_alone(policy: Policy, settings: Settings) -> None:
@@ -318,17 +358,18 @@ def _check_devices(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         here = parameter.device.type in DEVICES
         if parameter.requires_grad and not here and name not in ignored:
+            plain = plain_name(name)
             raise ConfigError.about(
-                f"parameter {name!r} lies on device {parameter.device}",
+                f"parameter {plain!r} lies on device {parameter.device}",
                 f"allowed are {' and '.join(DEVICES)}",
-                setting=name,
+                setting=plain,
                 value=str(parameter.device),
             )
 
 
 def _check_real(model: torch.nn.Module) -> None:
     """Raises ConfigError for a trained parameter that is complex."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model).items():
         if parameter.requires_grad and parameter.is_complex():
             raise ConfigError.about(
                 f"parameter {name!r} has dtype {parameter.dtype}",
@@ -348,10 +389,11 @@ def _check_dense(model: torch.nn.Module) -> None:
             continue
         path = f"{name}.weight" if name else "weight"
         if weight.requires_grad and path not in ignored:
+            plain = plain_name(path)
             raise ConfigError.about(
-                f"parameter {path!r} of {type(module).__name__}(sparse=True)",
+                f"parameter {plain!r} of {type(module).__name__}(sparse=True)",
                 "dense gradients are carried only; make it with sparse=False",
-                setting=path,
+                setting=plain,
                 value=True,
             )
 
@@ -364,12 +406,13 @@ def _ignored(model: torch.nn.Module) -> Collection[str]:
 
 def sizes(model: torch.nn.Module) -> dict[str, int]:
     """The elements of each parameter that is trained, by name."""
-    return {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    return {n: p.numel() for n, p in named_parameters(model).items() if p.requires_grad}
 
 
 def vectors(model: torch.nn.Module) -> frozenset[str]:
     """The names of the trained parameters of fewer than two dimensions."""
-    return frozenset(n for n, p in model.named_parameters() if p.requires_grad and p.dim() < 2)
+    trained = {n: p for n, p in named_parameters(model).items() if p.requires_grad}
+    return frozenset(name for name, parameter in trained.items() if parameter.dim() < 2)
 
 
 def _forward_to_host(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

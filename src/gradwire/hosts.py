@@ -10,6 +10,7 @@ rank to rank, and a peer may still be in a transfer.
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import ctypes
 import functools
@@ -96,8 +97,8 @@ class EngineHost:
         self._names = meeting.names
         self._name = meeting.describe([rank])
         self._mutex = threading.Lock()
-        self._next_op = 0
-        self._pending: dict[int, Pending] = {}
+        self._next_ops: collections.Counter[int] = collections.Counter()  # by lane
+        self._pending: dict[tuple[int, int], Pending] = {}
         self._failed_at: float | None = None
         self._broken: Exception | None = None  # why no completion can be read any more
         self.stager = Stager(f"gradwire-stage-{rank}")
@@ -109,6 +110,7 @@ class EngineHost:
         self,
         handle: Handle,
         *,
+        lane: int,
         engine_plan: _engine.Plan,
         effective_bounds: tuple[float, ...],
         data: NDArray[np.float32],
@@ -119,9 +121,10 @@ class EngineHost:
         timeout_s: float,
         timeout_from: str,
     ) -> None:
-        """Gives one all-reduce to the engine, numbered in the order of these calls.
+        """Gives one all-reduce to the engine, numbered in the order of these calls in its lane.
 
-        timeout_from: whose setting the time-out is, for errors.
+        lane: alike on all ranks, which start the all-reduces of a lane in one order, and those of
+        different lanes in any. timeout_from: whose setting the time-out is, for errors.
         """
         if os.getpid() != self.pid:
             raise TransferError(
@@ -136,11 +139,12 @@ class EngineHost:
             engine = self.engine
             if engine is None:
                 raise self._closed(step)
-            op = self._next_op
-            self._pending[op] = Pending(handle, step, effective_bounds, timeout_s)
+            op = self._next_ops[lane]
+            self._pending[lane, op] = Pending(handle, step, effective_bounds, timeout_s)
             try:
                 engine.all_reduce(
                     op=op,
+                    lane=lane,
                     step=step,
                     plan=engine_plan,
                     data=data,
@@ -151,16 +155,16 @@ class EngineHost:
                     timeout_from=timeout_from,
                 )
             except RuntimeError as error:
-                del self._pending[op]
+                del self._pending[lane, op]
                 failure = engine.failure()
                 if failure is None:
                     text = f"{self._name}, step {step}: {error}"
                     raise TransferError(text, step=step) from error
                 raise self._error(failure, step) from error
             except BaseException:  # the engine has not taken the array: nobody waits for it
-                del self._pending[op]
+                del self._pending[lane, op]
                 raise
-            self._next_op += 1
+            self._next_ops[lane] += 1
 
     def numbers(self) -> list[int]:
         """The numbers that users of this engine have taken."""
@@ -231,17 +235,18 @@ class EngineHost:
     def _watch_patience(self, engine: _engine.Engine) -> None:
         """Logs, while the oldest transfer waits for long, who has not begun it."""
         with self._mutex:
-            op = min(self._pending, default=-1)
-            waits = self._pending.get(op)
+            key = next(iter(self._pending), None)
+            waits = None if key is None else self._pending[key]
         now = time.monotonic()
-        if waits is None or now < waits.warn_at:
+        if key is None or waits is None or now < waits.warn_at:
             return
+        lane, op = key
         waits.warn_at = now + NEXT_WARNING_S
         absent = [
             f"{self._names.describe([peer.endpoint])} has not begun it and was last heard "
             f"{peer.silence_ns / 1e9:.1f} s ago"
             for peer in engine.peers()
-            if peer.endpoint < self.world_size and peer.begun <= op
+            if peer.endpoint < self.world_size and not peer.has_begun(op, lane)
         ]
         log.warning(
             "%s, step %d: waits since %.0f s (timeout=%g); %s",
@@ -321,7 +326,7 @@ class EngineHost:
 
     def _complete(self, completion: _engine.Completion) -> None:
         with self._mutex:
-            known = self._pending.pop(completion.op, None)
+            known = self._pending.pop((completion.lane, completion.op), None)
         if known is None:
             return
         handle, step = known.handle, known.step

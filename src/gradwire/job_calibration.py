@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.layer_search import LayerSearch, LossFunction
+from gradwire.names import named_parameters
 from gradwire.plans import mix_seed
 from gradwire.policies import PLOT, Calibration
 
@@ -33,7 +34,7 @@ class JobCalibration:
         self._model = model
         self._rank = rank
         self._seed = seed
-        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._parameters = {n: p for n, p in named_parameters(model).items() if p.requires_grad}
         self._search = LayerSearch(
             self._parameters, eps=policy.eps, lr=policy.lr, chunk_elements=chunk_elements
         )

@@ -108,7 +108,8 @@ class Ballot:
     share of a step lost since last told, `Policy.rest`, RTprop in seconds, or seconds per byte at
     BtlBw (0 not known); applied_square, the squared norm of the last step's applied gradient (None
     before there is one); epoch, the newest epoch begun. With the last two goes a mark of scale, by
-    which the worker's gradients are multiplied (`scales_differ`).
+    which the worker's gradients are multiplied (`scales_differ`); None for a worker that has joined
+    (`DistributedDataParallel.join`): it has no gradient, and leaves these two slots to the others.
     """
 
     fresh_square: float = 0.0
@@ -122,12 +123,18 @@ class Ballot:
     congested: bool = False
     push_s: float = 0.0
     gauge: float = 0.0
-    scale: float = 1.0
+    scale: float | None = 1.0
 
     def slots(self) -> tuple[float, ...]:
         """The eight slots: four summed, then four maximised. All are finite."""
-        mark = _mark(self.scale)
         loss = 0.0 if self.loss is None else self.loss
+        marked = 0.0, 0.0
+        if self.scale is not None:
+            mark = _mark(self.scale)
+            marked = (
+                float(_count_square(self.applied_square) * _MARKS + _MARKS - 1 - mark),
+                float((self.epoch + 1) * _MARKS + mark),
+            )
         return (
             self.fresh_square,
             _pack(self.nonfinite, self.falling, self.congested),
@@ -135,8 +142,7 @@ class Ballot:
             _pack(self.critical, self.tolerant, self.loss is not None),
             self.push_s if math.isfinite(self.push_s) else PARTIAL_S,
             self.gauge,
-            float(_count_square(self.applied_square) * _MARKS + _MARKS - 1 - mark),
-            float((self.epoch + 1) * _MARKS + mark),
+            *marked,
         )
 
 

@@ -310,7 +310,9 @@ class GradientPipeline:
 
     # ------------------------------------------------------------------ a bucket's way
 
-    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def reduce(
+        self, bucket: GradBucket, *, joined: bool = False
+    ) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket over the workers; the future's value is the bucket's buffer. What
         fails is the future."""
         if self._failure is not None:
@@ -322,7 +324,7 @@ class GradientPipeline:
         if not bucket.buffer().numel():
             return self._answer_empty(bucket)
         try:
-            transfer = self._begin(bucket)
+            transfer = self._begin(bucket, joined)
             result = transfer.stage.future()
             stager = self.communicator.stager
             if transfer.stage.waits or stager.started:  # then nobody overtakes those that wait
@@ -369,14 +371,14 @@ class GradientPipeline:
         self._end(answer, last=True)
         return result.then(answer.value)
 
-    def _begin(self, bucket: GradBucket) -> Transfer:
+    def _begin(self, bucket: GradBucket, joined: bool) -> Transfer:
         slots = self._layouts.of(bucket)
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
                 self._guard.take_skipped()  # a loss scaler may have kept the optimizer from asking
                 self._skips.look()
                 self._skips.forget()
-                if self._scaler is not None:
+                if self._scaler is not None and not joined:
                     self.set_grad_scale(self._scaler.get_scale())
                 strict = self._loss_watch is not None and self._loss_watch.strict
                 started = self._clock()
@@ -384,7 +386,9 @@ class GradientPipeline:
                 self._running = Step(
                     self._step,
                     self.policy.phase,
-                    self._ballots.cast(self._step, self._last, elapsed, self._grad_scale),
+                    self._ballots.cast(
+                        self._step, self._last, elapsed, None if joined else self._grad_scale
+                    ),
                     exact=self._flush or strict,
                     strict=strict,
                     floor=self._guard.floor,
@@ -604,7 +608,7 @@ class GradientPipeline:
         """All buckets are done: consults the other ranks if there is something to agree on."""
         firsts = [each.first for each in step.transfers if each.first is not None]
         if scales_differ(first.stats_max for first in firsts):
-            self._consultation.compare_scales(step.number, self._grad_scale).add_done_callback(
+            self._consultation.compare_scales(step.number, step.ballot.scale).add_done_callback(
                 lambda done: self._attempt(step, lambda: self._consultation.refuse_scales(done))
             )
             return

@@ -80,6 +80,7 @@ class Sent(NamedTuple):
     bytes: int
     fate: str  # "delivered", "queue", "loss" or "unreachable"
     dscp: int
+    lane: int
 
 
 def _ns(seconds: float) -> int:
@@ -260,6 +261,7 @@ class Fabric:
         plan: _engine.Plan,
         data: NDArray[np.float32],
         *,
+        lane: int = 0,
         step: int | None = None,
         critical: Sequence[int] | NDArray[np.uint32] | None = None,
         priorities: NDArray[np.uint8] | None = None,
@@ -267,10 +269,14 @@ class Fabric:
         timeout: float = 1800.0,
         at: float = 0.0,
     ) -> None:
-        """One worker's part of one all-reduce, from `at` (seconds since the start) on."""
+        """One worker's part of one all-reduce, from `at` (seconds since the start) on.
+
+        lane: ops of a lane are numbered 0, 1, 2, … in the order they start, alike on all workers.
+        """
         self._core.start(
             worker=worker,
             op=op,
+            lane=lane,
             step=op if step is None else step,
             plan=plan,
             data=np.ascontiguousarray(data, dtype=np.float32),
@@ -287,6 +293,7 @@ class Fabric:
         plan: _engine.Plan,
         data: Sequence[NDArray[np.float32]],
         *,
+        lane: int = 0,
         step: int | None = None,
         critical: Sequence[Sequence[int] | NDArray[np.uint32] | None] | None = None,
         priorities: Sequence[NDArray[np.uint8] | None] | None = None,
@@ -301,6 +308,7 @@ class Fabric:
                 op,
                 plan,
                 values,
+                lane=lane,
                 step=step,
                 critical=None if critical is None else critical[worker],
                 priorities=None if priorities is None else priorities[worker],
@@ -320,13 +328,13 @@ class Fabric:
 
     # ------------------------------------------------------------------ what came of it
 
-    def completion(self, worker: int, op: int) -> _engine.Completion | None:
+    def completion(self, worker: int, op: int, *, lane: int = 0) -> _engine.Completion | None:
         """None while the op runs."""
-        return self._core.completion(worker, op)
+        return self._core.completion(worker, op, lane)
 
-    def result(self, worker: int, op: int) -> NDArray[np.float32]:
+    def result(self, worker: int, op: int, *, lane: int = 0) -> NDArray[np.float32]:
         """The worker's buffer after the op; ValueError while it runs."""
-        return self._core.result(worker, op)
+        return self._core.result(worker, op, lane)
 
     def round_trip(self, plan: _engine.Plan, data: NDArray[np.float32]) -> NDArray[np.float32]:
         """What the others get of a worker's values under the plan's encoding."""
@@ -335,9 +343,9 @@ class Fabric:
         )
         return values
 
-    def finished_at(self, worker: int, op: int) -> float:
+    def finished_at(self, worker: int, op: int, *, lane: int = 0) -> float:
         """When the worker's op was done, in seconds since the start."""
-        return self._core.finished_at_ns(worker, op) * 1e-9
+        return self._core.finished_at_ns(worker, op, lane) * 1e-9
 
     def failure(self, host: int) -> str:
         """ "" or why the endpoint can serve no more."""

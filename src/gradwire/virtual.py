@@ -56,12 +56,13 @@ class _Host:
         self.rank = rank
         self.datagram = fabric.datagram_bytes
         self.pending: list[tuple[int, Handle, Flat, tuple[float, ...]]] = []
-        self._next = 0
+        self._next = 0  # all that start are of one lane
 
     def start(
         self,
         handle: Handle,
         *,
+        lane: int,
         engine_plan: Any,
         effective_bounds: tuple[float, ...],
         data: Flat,

@@ -1,0 +1,209 @@
+"""Lanes: ops that start in different orders on different workers, and that wait for none of
+another lane."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scenarios import EAGER, gradients, plan, random_job, rank_order_sum, same_bits
+
+from gradwire.sim import Fabric, Link
+
+LANES = (0, 1, 5, 4095)
+
+
+def all_done(fabric: Fabric, ops: dict[int, int]) -> None:
+    """Raises unless every worker has finished these many ops of these lanes."""
+    for lane, count in ops.items():
+        for op, worker in itertools.product(range(count), range(fabric.workers)):
+            done = fabric.completion(worker, op, lane=lane)
+            assert done is not None, f"rank {worker}, op {op} of lane {lane}: not done"
+            assert done.ok, done.error
+            assert (done.op, done.lane) == (op, lane)
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_each_worker_may_start_the_lanes_in_an_order_of_its_own(servers: int, seed: int) -> None:
+    workers, count = 4, 3
+    fabric = Fabric(workers, servers=servers, seed=seed, link=Link(loss=0.05, reorder=0.1))
+    random = np.random.default_rng(seed)
+    values = {
+        (lane, op): gradients(workers, 3000 * (1 + n), 10 * n + op)
+        for n, lane in enumerate(LANES)
+        for op in range(count)
+    }
+    for worker in range(workers):
+        turns = random.permutation([lane for lane in LANES for _ in range(count)])
+        ops = dict.fromkeys(LANES, 0)
+        for n, lane in enumerate(map(int, turns)):
+            data = values[lane, ops[lane]][worker]
+            fabric.start(worker, ops[lane], plan(data.size), data, lane=lane, at=n * 1e-4)
+            ops[lane] += 1
+    assert fabric.run(20)
+    all_done(fabric, dict.fromkeys(LANES, count))
+    for (lane, op), data in values.items():
+        for worker in range(workers):
+            assert same_bits(fabric.result(worker, op, lane=lane), rank_order_sum(data))
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_random_jobs_may_cross(servers: int) -> None:
+    """Plans, networks and memory of all kinds; each worker begins with another lane."""
+    for seed in range(60):
+        job = random_job(seed)
+        job.servers = servers
+        fabric = job.fabric()
+        lanes = (3, 7)
+        for worker in range(job.workers):
+            for lane in lanes if worker % 2 else lanes[::-1]:
+                for number, op in enumerate(job.ops):
+                    fabric.start(
+                        worker,
+                        number,
+                        job.plan,
+                        op["data"][worker],
+                        lane=lane,
+                        critical=op["critical"][worker],
+                        priorities=op["priorities"] and op["priorities"][worker],
+                        stats=op["stats"][worker],
+                        at=op["at"][worker] + (0.0 if lane == lanes[worker % 2 - 1] else 1e-3),
+                    )
+        assert fabric.run(300), f"seed {seed}"
+        all_done(fabric, dict.fromkeys(lanes, len(job.ops)))
+
+
+def crossed(fabric: Fabric, elements: int, second_op: float | None = None) -> None:
+    """Two workers: each starts its own lane's two ops first, and then the other's."""
+    made, values = plan(elements), gradients(2, elements)
+    for worker in range(2):
+        for lane in (1, 2) if worker == 0 else (2, 1):
+            for op in range(2):
+                fabric.start(worker, op, made, values[worker], lane=lane, at=0.01)
+
+
+def test_lanes_that_cross_at_a_server_without_memory_for_two_ops() -> None:
+    """Each worker's second op is refused for as long as the first op of that lane lacks the other
+    worker's part, which is to go behind a refused op there: lanes take turns."""
+    elements = 361 * 3000
+    fabric = Fabric(2, servers=1, seed=1, memory_limit=8 * elements + 1000)
+    crossed(fabric, elements)
+    assert fabric.run(30)
+    all_done(fabric, {1: 2, 2: 2})
+
+
+def test_lanes_that_cross_where_sums_find_no_room_to_wait() -> None:
+    elements = 361 * 3000
+    fabric = Fabric(2, seed=1, memory_limit=100_000)
+    crossed(fabric, elements)
+    assert fabric.run(30)
+    all_done(fabric, {1: 2, 2: 2})
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_lane_that_one_worker_has_not_started_keeps_no_other_waiting(servers: int) -> None:
+    """Rank 1 starts two large ops of lane 1 only when the one of lane 2 is done, rank 0 before it;
+    the second one is more than a server with memory for one op can take."""
+    elements = 361 * 6000
+    fabric = Fabric(2, servers=servers, seed=1, memory_limit=8 * elements + 1000)
+    for op in range(4):
+        fabric.all_reduce(op, plan(100), gradients(2, 100), lane=2)
+    assert fabric.run(1)
+    made, values = plan(elements, 0.2, spend="lost", order="shuffled"), gradients(2, elements)
+    for op in range(2):
+        fabric.start(0, op, made, values[0], lane=1, at=1.0)
+    fabric.all_reduce(4, made, values, lane=2, at=1.001)
+    fabric.run(10, until_done=False)
+    assert fabric.completion(0, 0, lane=1) is None
+    all_done(fabric, {2: 5})
+    for op in range(2):
+        fabric.start(1, op, made, values[1], lane=1, at=fabric.now)
+    assert fabric.run(fabric.now + 10)
+    all_done(fabric, {1: 2, 2: 5})
+
+
+def test_an_eager_close_waits_for_no_other_lane() -> None:
+    elements = 361 * 1000
+    fabric = Fabric(3, seed=2, link=Link(loss=0.1))
+    made = plan(elements, 0.4, spend="anything", schedule=EAGER, order="shuffled")
+    values = gradients(3, elements)
+    for worker in range(3):
+        for n in range(3):
+            lane = (worker + n) % 3
+            fabric.start(worker, 0, made, values[worker], lane=lane, at=n * 1e-4)
+    assert fabric.run(20)
+    all_done(fabric, {0: 1, 1: 1, 2: 1})
+
+
+def test_the_ops_of_a_lane_are_in_order() -> None:
+    fabric = Fabric(2, seed=1)
+    made, values = plan(100), gradients(2, 100)
+    fabric.start(0, 0, made, values[0], lane=2)
+    fabric.start(0, 2, made, values[0], lane=2)
+    fabric.start(0, 1, made, values[0], lane=3)
+    fabric.run(1)
+    for op, lane in ((2, 2), (1, 3)):
+        refused = fabric.completion(0, op, lane=lane)
+        assert refused is not None
+        assert not refused.ok
+        assert f"op {op} of lane {lane} is out of order" in refused.error
+
+
+def test_there_are_so_many_lanes() -> None:
+    fabric = Fabric(2, seed=1)
+    with pytest.raises(ValueError, match="lanes are 0 to 4095"):
+        fabric.start(0, 0, plan(100), gradients(1, 100)[0], lane=4096)
+
+
+def test_who_leaves_has_finished_the_ops_of_all_lanes() -> None:
+    """Others may still fetch what they lack of them, whichever order they have started them in; an
+    op that starts later fails at once."""
+    elements = 361 * 200
+    fabric = Fabric(3, seed=4, link=Link(loss=0.2))
+    made, values = plan(elements), gradients(3, elements)
+    for worker in range(3):
+        for lane in (1, 2) if worker == 0 else (2, 1):
+            fabric.start(worker, 0, made, values[worker], lane=lane)
+    while any(fabric.completion(0, 0, lane=lane) is None for lane in (1, 2)):
+        fabric.run(fabric.now + 1e-4, until_done=False)
+    fabric.close(0)
+    assert fabric.run(20)
+    all_done(fabric, {1: 1, 2: 1})
+    fabric.start(1, 1, made, values[1], lane=1, at=fabric.now)
+    assert fabric.run(fabric.now + 5)
+    late = fabric.completion(1, 1, lane=1)
+    assert late is not None
+    assert (late.error_cause, late.error_rank) == ("left", 0)
+
+
+def test_another_plan_in_a_lane_is_told_by_number_and_lane() -> None:
+    fabric = Fabric(2, seed=1)
+    for worker in range(2):
+        fabric.start(worker, 0, plan(100, seed=worker), gradients(1, 100)[0], lane=9)
+    assert fabric.run(5)
+    done = fabric.completion(0, 0, lane=9)
+    assert done is not None
+    assert done.error_cause == "plan"
+    assert "op 0 of lane 9" in done.error
+
+
+@pytest.mark.parametrize("elements", [10, 50_000])
+def test_a_rank_that_has_not_begun_an_op_of_one_lane_is_named(elements: int) -> None:
+    """Also by those that hear of it by its pings alone, which tell of each lane; what it has begun
+    in other lanes is no excuse."""
+    fabric = Fabric(4, ping_interval=0.2)
+    made, values = plan(elements), gradients(4, elements)
+    for op in range(5):
+        fabric.all_reduce(op, made, values, lane=1)
+    for worker in range(4):
+        if worker != 2:
+            fabric.start(worker, 0, made, values[worker], lane=2, step=7, timeout=3.0)
+    fabric.run(10)
+    all_done(fabric, {1: 5})
+    for worker in (0, 1, 3):
+        done = fabric.completion(worker, 0, lane=2)
+        assert done is not None
+        assert (done.error_rank, done.error_cause, done.step) == (2, "timeout", 7)
+        assert "rank 2 has not begun it" in done.error
