@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire._engine import PROTOCOL_VERSION
-from gradwire.addresses import LocalAddress
+from gradwire.addresses import LocalAddress, host_identity
 from gradwire.communicator import Communicator
 from gradwire.errors import ConfigError, GradwireError, RendezvousError
 from gradwire.opening import meet_servers
@@ -399,7 +399,16 @@ def test_a_server_that_met_workers_which_died_meets_those_that_are_started_again
     )
     server.start()
     died = meet_servers(store, "world", settings, endpoint=0, workers=1)
-    died.introduce(Introduction(0, PROTOCOL_VERSION, (LocalAddress("127.0.0.1"),)))
+    died.introduce(
+        Introduction(
+            0,
+            PROTOCOL_VERSION,
+            (LocalAddress("127.0.0.1"),),
+            identity=host_identity(),
+            configuration={"route": "server", "servers": 1, "workers": 1},
+            session=1,
+        )
+    )
     worker = Communicator(store, 0, 1, settings)
     array = np.ones(1000, np.float32)
     worker.all_reduce(array).wait(10)
