@@ -23,6 +23,11 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   }
   Path& path = *paths[source];
   if (head->version != wire::kVersion) {
+    // A peer does not change its version, so this comes from somebody else, or was damaged.
+    if (path.met) {
+      ++counters.malformed;
+      return;
+    }
     fail({name(source) + " speaks protocol version " + std::to_string(head->version) + ", " +
               name(config.endpoint) + " speaks " + std::to_string(wire::kVersion),
           source, Cause::version},
@@ -32,6 +37,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   ++counters.packets_received;
   counters.bytes_received += datagram.size();
   path.last_heard = now;
+  path.met = true;
   if (wire::is_reliable(head->kind)) {
     on_reliable(path, datagram, now, arrival, ecn);
     return;

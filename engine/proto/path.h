@@ -196,6 +196,7 @@ struct Path {
   // Signs of life.
   Nanos last_heard = 0;
   Nanos last_ping = 0;
+  bool met = false;        // a datagram of this version of the protocol has come
   bool connected = false;  // a ping of full length has been answered
   bool gone = false;       // said goodbye
   uint64_t gone_op = 0;    // ops below it were complete at the peer
