@@ -77,17 +77,12 @@ PushSender::PushSender(const Plan& plan, const Grid& grid, const Grid::Shard& sh
 }
 
 bool PushSender::pop_lost(uint32_t& chunk) {
-  while (lost_head_ < lost_.size()) {
-    const uint32_t c = lost_[lost_head_++];
-    if (lost_head_ == lost_.size()) {
-      lost_.clear();
-      lost_head_ = 0;
-    }
-    if (state(c) == State::queued) {
-      chunk = c;
-      --queued_;
-      return true;
-    }
+  while (!lost_.empty()) {
+    chunk = lost_.front();
+    lost_.pop();
+    if (state(chunk) != State::queued) continue;
+    --queued_;
+    return true;
   }
   return false;
 }
@@ -122,8 +117,8 @@ bool PushSender::peek(uint32_t& chunk, bool fresh) {
   while (cursor_ < list_.size() && state(list_[cursor_]) != State::idle) ++cursor_;
   fresh = fresh && cursor_ < list_.size();
   if (queued_ && (holes_first() || !fresh)) {
-    while (state(lost_[lost_head_]) != State::queued) ++lost_head_;
-    chunk = lost_[lost_head_];
+    while (state(lost_.front()) != State::queued) lost_.pop();
+    chunk = lost_.front();
     return true;
   }
   if (fresh) chunk = list_[cursor_];
@@ -159,21 +154,17 @@ bool PushSender::room(uint32_t chunk) const {
 }
 
 void PushSender::forgive_queued() {
-  while (lost_head_ < lost_.size()) {
-    const uint32_t c = lost_[lost_head_];
+  while (!lost_.empty()) {
+    const uint32_t c = lost_.front();
     if (state(c) != State::queued) {
-      ++lost_head_;
+      lost_.pop();
       continue;
     }
     if (!room(c)) break;
-    ++lost_head_;
+    lost_.pop();
     ledger_[grid_.region[c]].forgiven += grid_.length(c);
     settle(c, State::done);
     forgiven_.push_back(c);
-  }
-  if (lost_head_ == lost_.size()) {
-    lost_.clear();
-    lost_head_ = 0;
   }
 }
 
@@ -189,7 +180,7 @@ void PushSender::lost(uint32_t chunk, Again why) {
 void PushSender::queue(uint32_t chunk) {
   state(chunk) = State::queued;
   ++queued_;
-  lost_.push_back(chunk);
+  lost_.push(chunk);
 }
 
 void PushSender::keep_in_reserve(uint32_t chunk) {

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "proto/fifo.h"
 #include "proto/grid.h"
 #include "proto/passes.h"
 #include "proto/plan.h"
@@ -101,8 +102,7 @@ class PushSender {
   size_t cursor_ = 0;
   std::vector<State> state_;
   std::vector<uint8_t> critical_;  // per chunk of the shard
-  std::vector<uint32_t> lost_;     // FIFO from lost_head_
-  size_t lost_head_ = 0;
+  ChunkFifo lost_;                 // to be sent again
   uint32_t queued_ = 0;
   uint32_t open_ = 0;
   std::vector<Ledger> ledger_;    // per region

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -67,6 +68,23 @@ def own_drops(fabric: Fabric) -> int:
         for direction in ("up", "down")
     )
     return queues + int(sum(fabric.counters(host)["dropped_by_socket"] for host in hosts))
+
+
+class Heap(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
+    ]
+
+
+def heap_bytes() -> int:
+    """What this process has allocated from C and C++, touched or not."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Heap
+    heap = libc.mallinfo2()
+    return int(heap.uordblks + heap.hblkhd)
 
 
 # ---------------------------------------------------------------------------- random jobs
