@@ -170,3 +170,23 @@ def test_a_peer_that_stalls_is_not_taken_for_a_path_that_drops_ect() -> None:
     must_be_ok(fabric, 2)
     assert total(fabric, "ecn_failed") == 0
     assert fabric.link_counters(1, "down")["ect"] > before + 100
+
+
+def test_any_number_of_packets_may_come_between_two_acks_that_arrive() -> None:
+    """A path that holds 67,000 of them, whose way back loses everything for most of a round."""
+    link = Link(rate=500e6, delay=10e-3, queue=1 << 24)
+    options = {"datagram_bytes": 256, "receive_buffer": 1 << 25, **HOSTS}
+    fabric = Fabric(1, servers=1, link=link, **options)
+    elements = 57 * 100_000
+    of, values = plan(elements, pull="none"), gradients(1, elements)
+    fabric.all_reduce(0, of, values)
+    assert fabric.run()
+    before = fabric.counters(1)["packets_received"]
+    fabric.set_link(0, "down", replace(link, loss=1 - 1e-9))
+    fabric.all_reduce(1, of, values, at=fabric.now)
+    fabric.run(fabric.now + 0.05)
+    assert fabric.counters(1)["packets_received"] - before > 40_000
+    fabric.set_link(0, "down", link)
+    assert fabric.run()
+    must_be_ok(fabric, 2)
+    assert total(fabric, "ecn_failed") == 0

@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (4, "52b61dde9a06156f")
+FORMATS = (5, "1c82a91c8b63aca1")
 """The version, and the fingerprint of the formats that it stands for."""
 
 
@@ -22,7 +22,7 @@ def fingerprint() -> str:
     return hashlib.sha256("".join(text.split()).encode()).hexdigest()[:16]
 
 
-CONTENTS = (4, "56d954234216e833")
+CONTENTS = (5, "56d954234216e833")
 """The version, and the fingerprint of encoded chunks and of plans."""
 
 

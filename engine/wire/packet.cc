@@ -73,8 +73,8 @@ std::optional<Ack> read_ack(std::span<const uint8_t> datagram) {
   ack.share = reader.get<uint32_t>();
   ack.words = reader.get<uint16_t>();
   ack.loss = reader.get<uint16_t>();
-  ack.ect0 = reader.get<uint16_t>();
-  ack.ce = reader.get<uint16_t>();
+  ack.ect0 = reader.get<uint32_t>();
+  ack.ce = reader.get<uint32_t>();
   if (ack.words > kAckMaxWords) return std::nullopt;
   auto bits = reader.take(ack.words * sizeof(uint64_t));
   if (!reader.ok()) return std::nullopt;
