@@ -176,12 +176,13 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   path.probe_base = now;
   if (path.connected) path.ecn.timed_out(path.probe_count);
   // Silence on a long path: what would be a round's first window is worth trying. So it is, for
-  // some time-outs, where the peer talks but does not acknowledge: most likely the way loses. It
-  // may also be late with its word, or refuse what it has no memory for.
+  // some time-outs, where the peer talks but does not acknowledge: most likely the way loses, or
+  // the peer is late with its word. Where the peer has no room nothing is lost.
+  const bool full = path.refused_there >= path.sent.lowest();
   const bool talks = path.probe_count > 1 && path.last_heard > answer_due;
   const bool loud = path.probe_count <= kLoudProbes || path.probe_count % kLoudProbes == 0;
   const bool worth_trying =
-      long_path(path.rtt.minimum()) || (talks && loud && breaker.factor() == 1);
+      !full && (long_path(path.rtt.minimum()) || (talks && loud && breaker.factor() == 1));
   path.probes = worth_trying ? kMostProbes : 2;
   const bool more = backlog(path) > 0;
   uint32_t again = 0;

@@ -134,6 +134,7 @@ struct Counters {
   uint64_t acks_sent = 0;
   uint64_t duplicates = 0;
   uint64_t malformed = 0;
+  uint64_t refused = 0;  // packets that came and found no room
   uint64_t credit_stalls = 0;
   uint64_t window_stalls = 0;
   uint64_t marked = 0;      // packets that came with CE

@@ -47,9 +47,11 @@ struct Endpoint::Impl {
                uint8_t ecn);
   void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                    uint8_t ecn);
-  bool accept(Path& path, const wire::Header& header, uint64_t op_id,
+  // What became of a packet that had not come before.
+  enum class Fate : uint8_t { taken, refused, malformed };
+  Fate accept(Path& path, const wire::Header& header, uint64_t op_id,
               std::span<const uint8_t> datagram, Nanos now);
-  bool dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
+  Fate dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                 Nanos now, bool stashed = false);
   void on_ack(Path& path, const wire::Ack& ack, Nanos now);
   void packet_acked(Path& path, const SentPacket& packet, Nanos now);
@@ -143,7 +145,7 @@ struct Endpoint::Impl {
   std::string check_messages(const OpSpec& spec) const;
   void send_open(uint16_t to, Op& op, const Grid::Shard& shard);
   void admit(Nanos now);
-  bool serve_open(Path& path, const wire::Header& header, uint64_t op,
+  Fate serve_open(Path& path, const wire::Header& header, uint64_t op,
                   std::span<const uint8_t> payload, Nanos now);
   void on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   bool on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,

@@ -94,18 +94,18 @@ void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard) {
 }
 
 // A worker's OPEN of an op that this server does not have yet: the plan is in it.
-bool Endpoint::Impl::serve_open(Path& path, const wire::Header& header, uint64_t op_id,
-                                std::span<const uint8_t> payload, Nanos now) {
-  if (path.peer >= config.workers || op_id >= done_below + 1024) return false;
+Endpoint::Impl::Fate Endpoint::Impl::serve_open(Path& path, const wire::Header& header,
+                                                uint64_t op_id, std::span<const uint8_t> payload,
+                                                Nanos now) {
   auto& waiting = waiting_opens[op_id];
   MessageReceiver& message = waiting[path.peer];
   const auto result = message.part(header.chunk, payload, part_bytes());
   if (result == MessageReceiver::Result::malformed) {
     ++counters.malformed;
-    return false;
+    return Fate::malformed;
   }
   if (result == MessageReceiver::Result::complete) retire(now);  // admits what fits
-  return true;
+  return Fate::taken;
 }
 
 // Starts the ops whose OPENs wait, as far as memory allows: always at least one.

@@ -78,6 +78,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     path.last_ack = now;
     wire::Ack ack{};
     ack.largest = static_cast<uint32_t>(path.received.largest());
+    ack.refused = static_cast<uint32_t>(path.refused);
     ack.credit = static_cast<uint32_t>(path.granted);
     ack.loss = static_cast<uint16_t>(path.loss_from.share(now) * 65'536.0);
     ack.share = path.part * (config.datagram_bytes + 42);

@@ -150,6 +150,7 @@ struct Path {
   bool held = false;  // a train waited for them
   uint64_t largest_acked = 0;
   Nanos largest_acked_sent = 0;
+  uint64_t refused_there = 0;        // the peer refused this one, and maybe some before it
   uint64_t lost_floor = UINT64_MAX;  // lowest number declared lost whose ACK would be news
   uint64_t packet_threshold = 3;     // RFC 9002 §6.1.1; grows when it proves hasty
   Nanos probe_base = 0;              // when the probe timer started
@@ -169,6 +170,7 @@ struct Path {
   ReceivedPackets received;
   QueueDelay delay;
   EcnSeen ecn_seen;
+  uint64_t refused = 0;       // the highest packet number that found no room
   uint64_t granted = 0;       // credit given: highest packet number
   uint64_t granted_sent = 0;  // as last told
   uint64_t largest_told = 0;  // the largest number of the last ACK

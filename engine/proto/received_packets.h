@@ -21,8 +21,9 @@ class ReceivedPackets {
     return test(number);
   }
 
-  // True when a gap has opened (number is beyond the next one expected).
-  bool insert(uint64_t number) {
+  // True when a gap has opened (number is beyond the next one expected). One that was refused is
+  // no gap, is not acknowledged, and counts as new should it come again.
+  bool insert(uint64_t number, bool refused = false) {
     bool gap = false;
     if (number > largest_) {
       gap = number > largest_ + 1;
@@ -30,11 +31,11 @@ class ReceivedPackets {
       if (number - first >= kWindow) {
         words_.fill(0);
       } else {
-        for (uint64_t n = first; n < number; ++n) clear(n);
+        for (uint64_t n = first; n <= number; ++n) clear(n);
       }
       largest_ = number;
     }
-    words_[(number % kWindow) / 64] |= uint64_t{1} << (number % 64);
+    if (!refused) words_[(number % kWindow) / 64] |= uint64_t{1} << (number % 64);
     return gap;
   }
 

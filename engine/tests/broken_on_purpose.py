@@ -121,6 +121,22 @@ BREAKS = (
         SIM + "lossy_pull.py",
     ),
     Break(
+        1,
+        "what finds no room at its receiver is given up as lost",
+        PROTO + "endpoint_receive.cc",
+        "n <= path.refused_there ? Again::refused : Again::lost",
+        "Again::lost",
+        SIM + "late_rank.py",
+    ),
+    Break(
+        1,
+        "what a tail probe sends again may be given up before it goes",
+        PROTO + "push_sender.cc",
+        "(forgivable ? lost_ : again_).push(chunk);",
+        "lost_.push(chunk);",
+        SIM + "late_rank.py",
+    ),
+    Break(
         2,
         "a worker keeps what a committed pull withheld from others",
         PROTO + "endpoint_results.cc",

@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (5, "1c82a91c8b63aca1")
+FORMATS = (5, "2e91d5bda581e52f")
 """The version, and the fingerprint of the formats that it stands for."""
 
 

@@ -18,8 +18,8 @@
 namespace gradwire::wire {
 
 // Raised with every change of what travels. 2: the ACK's fields, `share`, the width
-// of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause. 5: the width
-// of the counts of ECN marks.
+// of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause. 5: the ACK's
+// `refused` and the width of its counts of ECN marks.
 inline constexpr uint8_t kVersion = 5;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
@@ -94,10 +94,11 @@ struct Header {
 };
 
 // Acknowledges packets largest, largest - 1, … by a bitmap (bit 0 = largest).
-inline constexpr size_t kAckFixedBytes = kCommonBytes + 32;
+inline constexpr size_t kAckFixedBytes = kCommonBytes + 36;
 inline constexpr size_t kAckMaxWords = 128;
 struct Ack {
   uint32_t largest;
+  uint32_t refused;   // the highest that came and found no room; 0: none did
   uint32_t credit;    // the highest packet number that may be sent
   uint32_t delay_us;  // since `largest` arrived
   uint32_t queue_us;  // queueing delay seen on this path, above its minimum
