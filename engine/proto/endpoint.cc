@@ -34,7 +34,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
                      std::max<double>(24, c.workers) * (c.datagram_bytes + 42),
                      std::max(0.5 * c.receive_buffer, 8.0 * c.datagram_bytes), c.delay_target),
       last_timer(now) {
-  waiting_room.limit = config.memory_limit / 2;
+  memory.limit = config.memory_limit;
   control_dscp = config.dscp;
   paths.resize(config.endpoints());
   for (uint16_t e = 0; e < config.endpoints(); ++e) {
@@ -68,6 +68,8 @@ void Endpoint::Impl::fail(Failure why, Nanos now) {
   failure = std::move(why);
   for (auto& [id, op] : ops) fail_op(*op, failure);
   ops.clear();
+  for (const Waiting& waiting : waiting_ops) report_failed(waiting.spec, failure);
+  waiting_ops.clear();
   Event event;
   event.type = Event::Type::failed;
   event.report.failure = failure;
@@ -250,14 +252,19 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
   close_deadline = now + linger;
   last_close_deadline = now + std::max(linger, config.peer_timeout);
   // What fails now gives its memory back to the caller, so nothing may read it any more.
-  std::erase_if(ops, [this](auto& entry) {
+  const auto why = [this](const OpSpec& spec) -> Failure {
+    return {name(config.endpoint) + ", step " + std::to_string(spec.step) +
+                ": the engine was closed in mid-step",
+            -1, Cause::closed};
+  };
+  std::erase_if(ops, [&](auto& entry) {
     Op& op = *entry.second;
     if (!op.worker || op.done) return false;
-    fail_op(op, {name(config.endpoint) + ", step " + std::to_string(op.spec.step) +
-                     ": the engine was closed in mid-step",
-                 -1, Cause::closed});
+    fail_op(op, why(op.spec));
     return true;
   });
+  for (const Waiting& waiting : waiting_ops) report_failed(waiting.spec, why(waiting.spec));
+  waiting_ops.clear();
   for (auto& p : paths) {
     if (!p) continue;
     p->told = false;
@@ -332,6 +339,7 @@ void Endpoint::close(Nanos now, Nanos linger) {
   impl_->close(now, linger);
 }
 const Counters& Endpoint::counters() const {
+  impl_->counters.memory = impl_->memory.held();
   return impl_->counters;
 }
 const Failure& Endpoint::failure() const {

@@ -20,7 +20,8 @@
 
 namespace gradwire {
 
-// Packets of ops that have not started here: kept of a path in any case, and of all together.
+// Packets of ops that have not started here, within the memory for them: kept of a path in any
+// case, and of all together.
 inline constexpr size_t kStashMost = 512;
 inline constexpr size_t kStashInAll = 8192;
 // A peer that was heard so lately is there, whatever it said.
@@ -136,17 +137,24 @@ struct Endpoint::Impl {
   Op& make_op(OpSpec spec, bool worker, Nanos now);
   Op* find(uint64_t op);
   bool finished(uint64_t op) const;
+  void begin(OpSpec spec, Nanos since, Nanos now);
+  void begin_waiting(Nanos now);
   void fail_op(Op& op, const Failure& why);
+  void report_failed(const OpSpec& spec, const Failure& why);
+  Failure too_large(uint64_t op, uint64_t step, uint64_t need) const;
   bool still_possible(const Op& op, Nanos now);
   bool drained(const Op& op) const;
+  void free_drained();
   void retire(Nanos now);
 
   // endpoint_messages.cc
   std::string check_messages(const OpSpec& spec) const;
   void send_open(uint16_t to, Op& op, const Grid::Shard& shard);
+  uint64_t next_admitted() const;
   void admit(Nanos now);
   Fate serve_open(Path& path, const wire::Header& header, uint64_t op,
                   std::span<const uint8_t> payload, Nanos now);
+  bool same_plan(const Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   void on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   bool on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
                   const wire::Header& header, std::span<const uint8_t> payload, Nanos now);
@@ -174,14 +182,26 @@ struct Endpoint::Impl {
 
   EndpointConfig config;
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
-  WaitingRoom waiting_room;                  // of the ops below
+  Memory memory;                             // of the ops below
   std::map<uint64_t, std::unique_ptr<Op>> ops;
   uint64_t next_op = 0;             // workers: the next to start
   uint64_t abandoned = UINT64_MAX;  // workers: the first op that failed
   uint64_t done_below = 0;          // all ops below are finished here
   std::set<uint64_t> done_ahead;    // finished ones at or above done_below
+  // Workers: own ops that wait for memory, from next_op on. Their time-outs run, and those of the
+  // ops before them end the wait.
+  struct Waiting {
+    OpSpec spec;
+    uint64_t need;  // bytes
+    Nanos since;
+  };
+  std::deque<Waiting> waiting_ops;
   // Servers: OPENs of ops that have not been admitted yet.
-  std::map<uint64_t, std::map<uint16_t, MessageReceiver>> waiting_opens;
+  struct Opens {
+    uint64_t need = 0;  // bytes of the op, once it is known
+    std::map<uint16_t, MessageReceiver> messages;
+  };
+  std::map<uint64_t, Opens> waiting_opens;
   std::deque<Event> events;
   Counters counters;
   DelayWindow send_window;

@@ -22,6 +22,7 @@ bool Endpoint::Impl::finished(uint64_t op) const {
 Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   auto owned = std::make_unique<Op>();
   Op& op = *owned;
+  op.reserved.emplace(memory, memory_of(spec.plan, config));
   op.id = spec.op;
   op.spec = std::move(spec);
   const Plan& plan = op.spec.plan;
@@ -34,10 +35,11 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   op.has_close = ends_with_close(plan);
   op.started = now;
   op.worker = worker;
-  op.aggregates = config.servers == 0 || config.endpoint >= config.workers;
-  if (op.aggregates)
-    op.shard =
-        static_cast<uint16_t>(config.servers ? config.endpoint - config.workers : config.endpoint);
+  op.aggregates = config.aggregates();
+  if (op.aggregates) op.shard = config.shard();
+  uint64_t chunks = 0;
+  for (const Grid::Shard& shard : op.grid.shards) chunks = std::max<uint64_t>(chunks, shard.size());
+  op.longest = longest_message(plan, chunks, config.servers ? plan.serialize().size() : 0);
   set_classes(op);
   if (worker) {
     op.deadline = op.spec.timeout < kNever - now ? now + op.spec.timeout : kNever;
@@ -57,9 +59,8 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   }
   if (op.aggregates) {
     const int self = worker ? config.endpoint : Aggregator::kNoSelf;
-    op.aggregator =
-        std::make_unique<Aggregator>(plan, op.grid, op.own_shard(), config.workers, self,
-                                     op.spec.data, waiting_room, op.spec.priorities);
+    op.aggregator = std::make_unique<Aggregator>(plan, op.grid, op.own_shard(), config.workers,
+                                                 self, op.spec.data, memory, op.spec.priorities);
     op.back.reserve(config.workers);
     for (uint16_t w = 0; w < config.workers; ++w)
       op.back.emplace_back(plan, op.grid, op.own_shard(),
@@ -77,9 +78,8 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
   if (failure) return failure;
   if (closing) return {"the engine is closed", -1, Cause::closed};
   if (config.endpoint >= config.workers) return {"a server starts no ops of its own"};
-  if (spec.op != next_op)
-    return {"op " + std::to_string(spec.op) + " is out of order; next is " +
-            std::to_string(next_op)};
+  if (const uint64_t next = next_op + waiting_ops.size(); spec.op != next)
+    return {"op " + std::to_string(spec.op) + " is out of order; next is " + std::to_string(next)};
   if (std::string wrong = spec.plan.validate(); !wrong.empty())
     return {"plan: " + wrong, -1, Cause::plan};
   if (!spec.data) return {"data is null"};
@@ -90,15 +90,38 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
         !wrong.empty())
       return {wrong};
   }
-  for (const auto& p : paths) {
-    if (!p || !p->gone || p->gone_op > spec.op) continue;
-    fail({name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",
-          p->peer, Cause::left},
-         now);
+  const uint64_t need = memory_of(spec.plan, config);
+  if (need > memory.most_of_ops()) {
+    fail(too_large(spec.op, spec.step, need), now);
     return failure;
   }
+  waiting_ops.push_back({std::move(spec), need, now});
+  retire(now);
+  return {};
+}
+
+// Starts the own ops that wait, in order, as far as memory allows: always at least one.
+void Endpoint::Impl::begin_waiting(Nanos now) {
+  while (!waiting_ops.empty() && memory.has_op(waiting_ops.front().need)) {
+    const OpSpec& spec = waiting_ops.front().spec;
+    for (const auto& p : paths) {
+      if (!p || !p->gone || p->gone_op > spec.op) continue;
+      fail(
+          {name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",
+           p->peer, Cause::left},
+          now);
+      return;
+    }
+    Waiting next = std::move(waiting_ops.front());
+    waiting_ops.pop_front();
+    begin(std::move(next.spec), next.since, now);
+    free_drained();
+  }
+}
+
+void Endpoint::Impl::begin(OpSpec spec, Nanos since, Nanos now) {
   ++next_op;
-  Op& op = make_op(std::move(spec), true, now);
+  Op& op = make_op(std::move(spec), true, since);
   for (uint16_t a = 0; a < config.aggregators(); ++a) {
     const uint16_t to = config.aggregator_endpoint(a);
     if (to == config.endpoint) {
@@ -117,24 +140,34 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
     after_sum(op, now);
   }
   if (find(id)) replay(id, now);
-  if (Op* alive = find(id)) {
-    maybe_done(*alive, now);
-    retire(now);
-  }
-  return {};
+  if (Op* alive = find(id)) maybe_done(*alive, now);
 }
 
 void Endpoint::Impl::fail_op(Op& op, const Failure& why) {
   if (!op.worker || op.done) return;
-  abandoned = std::min(abandoned, op.id);
   op.done = true;
   op.deadline = kNever;
+  report_failed(op.spec, why);
+}
+
+void Endpoint::Impl::report_failed(const OpSpec& spec, const Failure& why) {
+  abandoned = std::min(abandoned, spec.op);
   Event event;
   event.type = Event::Type::op_done;
-  event.report.op = op.id;
-  event.report.step = op.spec.step;
+  event.report.op = spec.op;
+  event.report.step = spec.step;
   event.report.failure = why;
   events.push_back(std::move(event));
+}
+
+// An op that would not fit even if nothing else were held.
+Failure Endpoint::Impl::too_large(uint64_t op, uint64_t step, uint64_t need) const {
+  return {"memory_limit=" + std::to_string(config.memory_limit) + " at " + name(config.endpoint) +
+              ": step " + std::to_string(step) + ", op " + std::to_string(op) + " needs at least " +
+              std::to_string(Memory::least_limit(need)) +
+              " bytes; raise it, or use smaller buckets" +
+              (config.servers ? " or more servers" : ""),
+          config.endpoint, Cause::memory};
 }
 
 // False, and failed, when a peer left before this op was complete there.
@@ -175,9 +208,8 @@ bool Endpoint::Impl::drained(const Op& op) const {
   return true;
 }
 
-// Frees what is drained, in any order, and lets a server admit what waits.
-void Endpoint::Impl::retire(Nanos now) {
-  retire_due = false;
+// Frees what is drained, in any order.
+void Endpoint::Impl::free_drained() {
   for (auto it = ops.begin(); it != ops.end();) {
     if (!drained(*it->second)) {
       ++it;
@@ -190,7 +222,13 @@ void Endpoint::Impl::retire(Nanos now) {
     done_ahead.erase(done_ahead.begin());
     ++done_below;
   }
-  if (config.endpoint >= config.workers) admit(now);
+}
+
+// Frees what is drained, and starts what waits for memory.
+void Endpoint::Impl::retire(Nanos now) {
+  retire_due = false;
+  free_drained();
+  config.endpoint < config.workers ? begin_waiting(now) : admit(now);
 }
 
 }  // namespace gradwire

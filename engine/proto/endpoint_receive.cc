@@ -11,6 +11,7 @@ constexpr Nanos kAckDelay = 800 * kMicrosecond;  // Rtt::kMaxAckDelay is above i
 constexpr uint64_t kMostPacketThreshold = 512;
 constexpr uint64_t kOpsAhead = 1024;  // a peer's op may be this far ahead
 constexpr size_t kLongestError = 1024;
+constexpr size_t kMostFrames = 1024;  // of control to a peer, with which no more is answered
 }  // namespace
 
 void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now,
@@ -185,9 +186,14 @@ Endpoint::Impl::Fate Endpoint::Impl::accept(Path& path, const wire::Header& head
     size_t all = 0;
     for (const auto& p : paths)
       if (p) all += p->stash.size();
-    if (all >= kStashInAll) return Fate::refused;
+    path.no_room = all >= kStashInAll;
+    if (path.no_room) return Fate::refused;
   }
-  path.stash.push_back({op_id, {datagram.begin(), datagram.end()}});
+  Path::Stashed kept{op_id, {datagram.begin(), datagram.end()}};
+  path.no_room = !memory.has_early(kept.cost());
+  if (path.no_room) return Fate::refused;
+  memory.early += kept.cost();
+  path.stash.push_back(std::move(kept));
   // No more of its backlog comes before this op starts; unused credit would then come at once.
   const size_t most = server ? SIZE_MAX : most_early(path);
   const size_t room = most - std::min(most, path.stash.size());
@@ -202,6 +208,8 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
     std::vector<Path::Stashed> mine;
     for (Path::Stashed& s : p->stash) (s.op == op_id ? mine : kept).push_back(std::move(s));
     p->stash = std::move(kept);
+    p->no_room = false;
+    for (const Path::Stashed& s : mine) memory.early -= s.cost();
     size_t told = 0;
     for (const Path::Stashed& s : mine) {
       const std::span<const uint8_t> datagram(s.datagram);
@@ -277,6 +285,9 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
       return Fate::taken;
     }
     case wire::Kind::probe:
+      // Each has an answer, and an honest peer asks again only when it has taken the last one.
+      if (path.control.open() >= kMostFrames) return Fate::refused;
+      [[fallthrough]];
     case wire::Kind::bitmap:
       good = op.probes && on_pass(source, aggregator, op, header, payload, now);
       break;
@@ -399,7 +410,10 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     return;
   }
   const uint64_t refused = wire::expand(ack.refused, largest);
-  if (refused < path.sent.next()) path.refused_there = std::max(path.refused_there, refused);
+  if (refused > path.refused_there && refused < path.sent.next()) {
+    path.refused_there = refused;
+    path.refused_time = now;
+  }
   const uint64_t credit = wire::expand(ack.credit, path.sent.next());
   if (credit > path.credit && credit < path.sent.next() + SentPackets::kMost) {
     path.credit = credit;

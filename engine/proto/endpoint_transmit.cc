@@ -56,7 +56,8 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   path.sent.count_bytes(packet);
   in_flight_bytes += packet.bytes;
   path.probe_base = now;
-  if (path.probes) --path.probes;
+  const bool data = packet.kind == wire::Kind::push || packet.kind == wire::Kind::pull;
+  if (path.probes && data) --path.probes;  // control goes without credit in any case
   repeats = std::max(repeats - 1, -kRepeatsAtOnce);
   path.starved = false;
   breaker.sent(packet.bytes, loss_to.share(now));

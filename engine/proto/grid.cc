@@ -10,6 +10,9 @@ namespace gradwire {
 
 Grid::Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
   chunk_elements = plan.format.chunk_elements(datagram_bytes - wire::kHeaderBytes);
+  const uint64_t count = Grid::count(plan, datagram_bytes);
+  offset.reserve(count + 1);
+  region.reserve(count);
   for (uint32_t r = 0; r < plan.regions.size(); ++r) {
     const Region& part = plan.regions[r];
     for (uint64_t at = 0; at < part.length; at += chunk_elements) {
@@ -22,8 +25,7 @@ Grid::Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
   shards.resize(aggregators);
   uint32_t chunk = 0;
   for (uint16_t a = 0; a < aggregators; ++a) {
-    const uint64_t until =
-        plan.elements / aggregators * (a + 1) + plan.elements % aggregators * (a + 1) / aggregators;
+    const uint64_t until = share_end(plan.elements, aggregators, a);
     shards[a].begin = chunk;
     while (chunk < chunks() && offset[chunk] + length(chunk) / 2 < until) ++chunk;
     if (a + 1 == aggregators) chunk = chunks();
@@ -31,11 +33,14 @@ Grid::Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
   }
 }
 
-uint64_t Grid::count(const Plan& plan, uint32_t datagram_bytes) {
+uint64_t Grid::count(const Plan& plan, uint32_t datagram_bytes, uint64_t until) {
   const size_t payload_bytes = datagram_bytes - wire::kHeaderBytes;
   const uint64_t each = plan.format.chunk_elements(payload_bytes);
   uint64_t chunks = 0;
-  for (const Region& part : plan.regions) chunks += (part.length + each - 1) / each;
+  for (const Region& part : plan.regions) {
+    if (part.offset >= until) break;
+    chunks += (std::min(part.length, until - part.offset) + each - 1) / each;
+  }
   return chunks;
 }
 

@@ -23,8 +23,13 @@ struct Grid {
 
   Grid() = default;
   Grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators);
-  // How many chunks it would have.
-  static uint64_t count(const Plan& plan, uint32_t datagram_bytes);
+  // How many chunks it would have, or how many begin before element `until`.
+  static uint64_t count(const Plan& plan, uint32_t datagram_bytes, uint64_t until = UINT64_MAX);
+  // Where an aggregator's share of the elements ends; its shard ends with a chunk nearby.
+  static uint64_t share_end(uint64_t elements, uint16_t aggregators, uint16_t aggregator) {
+    return elements / aggregators * (aggregator + 1) +
+           elements % aggregators * (aggregator + 1) / aggregators;
+  }
 
   uint32_t chunks() const { return static_cast<uint32_t>(region.size()); }
   uint32_t length(uint32_t chunk) const {

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "proto/aggregator.h"
 #include "proto/endpoint.h"
 #include "proto/grid.h"
+#include "proto/memory.h"
 #include "proto/message.h"
 #include "proto/passes.h"
 #include "proto/pull.h"
@@ -21,6 +23,7 @@ inline bool ends_with_close(const Plan& plan) {
 }
 
 struct Op {
+  std::optional<Reserved> reserved;  // where it is aggregated
   uint64_t id = 0;
   OpSpec spec;
   Grid grid;
@@ -30,6 +33,7 @@ struct Op {
   bool lossy_pull = false;
   bool probes = false;     // control "probe"
   bool has_close = false;  // it ends with CLOSE
+  uint64_t longest = 0;    // bytes of its longest message
   Nanos started = 0;
   Nanos deadline = kNever;
 

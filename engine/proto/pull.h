@@ -12,6 +12,7 @@
 #include "proto/grid.h"
 #include "proto/passes.h"
 #include "proto/plan.h"
+#include "proto/zeroed.h"
 
 namespace gradwire {
 
@@ -55,7 +56,7 @@ class PullSender {
   const Grid* grid_;
   bool lossy_;
   const std::vector<uint32_t>* finished_;
-  std::vector<State> state_;
+  Zeroed<State> state_;
   size_t cursor_ = 0;
   ChunkFifo lost_;  // to be sent again
   uint32_t acked_ = 0;

@@ -31,7 +31,7 @@ class ReceivedPackets {
       if (number - first >= kWindow) {
         words_.fill(0);
       } else {
-        for (uint64_t n = first; n <= number; ++n) clear(n);
+        clear(first, number);
       }
       largest_ = number;
     }
@@ -55,7 +55,18 @@ class ReceivedPackets {
 
  private:
   bool test(uint64_t n) const { return (words_[(n % kWindow) / 64] >> (n % 64)) & 1; }
-  void clear(uint64_t n) { words_[(n % kWindow) / 64] &= ~(uint64_t{1} << (n % 64)); }
+  void clear(uint64_t first, uint64_t last) {
+    for (uint64_t n = first; n <= last;) {
+      uint64_t& word = words_[(n % kWindow) / 64];
+      if (n % 64 == 0 && n + 63 <= last) {
+        word = 0;
+        n += 64;
+      } else {
+        word &= ~(uint64_t{1} << (n % 64));
+        ++n;
+      }
+    }
+  }
 
   uint64_t largest_ = 0;  // packet numbers start at 1
   std::array<uint64_t, kWindow / 64> words_{};

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +88,12 @@ def heap_bytes() -> int:
     libc.mallinfo2.restype = Heap
     heap = libc.mallinfo2()
     return int(heap.uordblks + heap.hblkhd)
+
+
+def resident_bytes() -> int:
+    """What of this process's memory has been touched."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
 
 
 # ---------------------------------------------------------------------------- random jobs
@@ -225,6 +233,7 @@ def random_job(seed: int) -> Job:
     options |= random_control(seed, options)
     made = _engine.Plan(elements=elements, **options)
     chunks = len(_engine.chunk_grid(made, datagram, servers or workers)[0])
+    least = _engine.least_memory_limit(made, datagram, workers, servers)
     ops = []
     starts = np.zeros(workers)
     for _ in range(int(random.integers(1, 5))):
@@ -260,7 +269,7 @@ def random_job(seed: int) -> Job:
             "host_delay": float(random.choice([0.0, 20e-6])),
             "host_jitter": float(random.choice([0.0, 50e-6, 1e-3])),
             "datagram_bytes": datagram,
-            "memory_limit": int(random.choice([20_000, 2**31])),
+            "memory_limit": int(random.choice([least, 2**31])),
             "receive_buffer": int(random.choice([65_536, 2**20])),
         },
         ops=ops,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scenarios import chunks_of, gradients, must_be_ok, own_drops, plan
 
+from gradwire import _engine
 from gradwire.sim import NETWORK_A, Fabric, Link
 
 
@@ -41,8 +42,9 @@ def test_nothing_is_given_up_because_a_server_has_no_memory_yet(
 ) -> None:
     """Nor does it look lost: the network loses nothing."""
     elements = 361 * chunks
-    fabric = Fabric(workers, servers=1, seed=1, memory_limit=8 * elements + 1000)
     made = plan(elements, 0.3, spend="lost", order="shuffled")
+    limit = int(1.5 * _engine.least_memory_limit(made, 1472, workers, 1))
+    fabric = Fabric(workers, servers=1, seed=1, memory_limit=limit)
     for op in range(ops):
         values = gradients(workers, elements)
         fabric.all_reduce(op, made, values, at=[2.0] + [0.1] * (workers - 1))

@@ -62,6 +62,9 @@ def chunk_grid(
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
     """The chunk grid: element offsets, lengths, region index and aggregator of each chunk."""
 
+def least_memory_limit(plan: Plan, datagram_bytes: int, workers: int, servers: int = 0) -> int:
+    """The memory limit of an engine, in bytes, below which a job cannot take an op of this plan."""
+
 def round_trip(
     plan: Plan, values: NDArray[np.float32], datagram_bytes: int, aggregators: int
 ) -> NDArray[np.float32]:
