@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from gradwire.errors import Cause
 
 PROTOCOL_VERSION: int
+DEFAULT_MEMORY_LIMIT: int
 HEADER_BYTES: int
 CAUSES: list[Cause]
 
