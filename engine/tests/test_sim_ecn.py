@@ -61,7 +61,7 @@ def test_marks_keep_queues_short(servers: int, slower: float, whole_trains: bool
 
 
 def test_a_queue_too_short_for_the_delay_target_overflows_no_more() -> None:
-    """1 ms of queue is 125 KB here."""
+    """1.3 ms of queue is 162 KB here."""
     short = replace(NETWORK_A, queue=64 << 10)
     drops = []
     for link in (short, replace(short, ecn=16 << 10)):
@@ -136,7 +136,9 @@ def test_marks_come_to_rest_beside_traffic_that_does_not_heed_them() -> None:
     assert total(fabric, "marked") > 0
     assert own_drops(fabric) == 0
     assert max(times) < 4  # half of one port is another's, whose queue is never short
-    assert median(times[-3:]) < 1.35
+    # Marks begin at 0.5 ms of queue, delay tells of it from 1.3 ms on: windows that marks have cut
+    # grow back for some rounds.
+    assert median(times[-3:]) < 1.6
 
 
 @pytest.mark.parametrize("seed", range(12))
