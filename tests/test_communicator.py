@@ -30,7 +30,7 @@ Array = NDArray[np.float32]
 
 
 class Team:
-    """`world` communicators of one store, one per thread."""
+    """`world` communicators of one store, one per thread. own: settings of some of the ranks."""
 
     def __init__(
         self,
@@ -38,18 +38,26 @@ class Team:
         *,
         ranks: tuple[int, ...] | None = None,
         store: Any = None,
+        own: dict[int, dict[str, Any]] | None = None,
         **settings: Any,
     ) -> None:
         self.world = world
         self.store = dist.HashStore() if store is None else store
         self.config = {"rendezvous_timeout": 20, "peer_timeout": 10, "timeout": 20, **settings}
+        self.own = own or {}
         self.ranks = ranks
         self.members: list[Communicator] = self.join()
 
     def join(self) -> list[Communicator]:
         """A further communicator of each rank."""
         return self.all(
-            lambda rank: Communicator(self.store, rank, self.world, self.config, ranks=self.ranks)
+            lambda rank: Communicator(
+                self.store,
+                rank,
+                self.world,
+                {**self.config, **self.own.get(rank, {})},
+                ranks=self.ranks,
+            )
         )
 
     def all(self, call: Callable[[int], Any]) -> list[Any]:
@@ -911,6 +919,25 @@ def test_another_plan_is_an_error_that_names_the_rank() -> None:
             handle.wait(15)
         messages.append(str(raised.value))
     assert any("plan" in message and "rank" in message for message in messages)
+    team.close()
+
+
+def test_a_transfer_that_one_rank_has_no_memory_for_ends_on_all_ranks_and_names_it() -> None:
+    team = Team(3, own={1: {"memory_limit": 1 << 20}})
+    small = [np.ones(100_000, np.float32) for _ in range(3)]
+    team.reduce(small)
+    assert all((values == 3).all() for values in small)
+
+    def attempt(rank: int) -> TransferError:
+        with pytest.raises(TransferError) as raised:
+            team.members[rank].all_reduce(np.ones(3_000_000, np.float32), step=9).wait(30)
+        return raised.value
+
+    started = time.monotonic()
+    for error in team.all(lambda rank: [attempt(rank)]):
+        assert (error[0].rank, error[0].step, error[0].cause) == (1, 9, "memory")
+        assert "memory_limit=1048576 at rank 1" in str(error[0])
+    assert time.monotonic() - started < 5
     team.close()
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from ddp_jobs import (
 )
 from numpy.typing import NDArray
 from ranks import Failed, Ranks, free_port
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -395,6 +398,28 @@ def test_a_report_that_one_rank_cannot_open_fails_on_all_before_the_first_step(t
                 assert (kind, message[:13]) == ("RendezvousError", "rank 0 failed")
 
 
+def too_large(rank: int, world: int) -> list[Any]:
+    """A weight of 16 MB, of which each of two ranks sums half, and a limit of 4 MiB on rank 1."""
+    ddp = wrap(nn.Sequential(nn.Linear(4, 4), nn.Linear(2000, 2000)))
+    with pytest.raises((gradwire.ConfigError, gradwire.RendezvousError)) as raised:
+        gradwire.attach(ddp, "reliable", memory_limit=1 << (22 if rank == 1 else 30))
+    found = [type(raised.value).__name__, str(raised.value)]
+    if isinstance(raised.value, gradwire.ConfigError):
+        found += [raised.value.setting, raised.value.value]
+    return found
+
+
+def test_a_parameter_that_exceeds_the_memory_limit_is_an_error_where_it_is_attached(
+    two: Ranks,
+) -> None:
+    other, own = two.run(too_large)
+    assert own[0] == "ConfigError"
+    assert own[2:] == ["memory_limit", 4194304]
+    assert "'1.weight'" in own[1]
+    assert re.search(r"needs [89]\d{6} bytes", own[1])
+    assert other == ["RendezvousError", f"rank 1 failed: {own[1]}"]
+
+
 def wrong_on_one(rank: int, world: int, options: dict[str, object]) -> tuple[str, str]:
     ddp = wrap(model())
     with pytest.raises((gradwire.ConfigError, gradwire.RendezvousError)) as raised:
@@ -412,6 +437,7 @@ def wrong_on_one(rank: int, world: int, options: dict[str, object]) -> tuple[str
         ({"policy": "plot", "table": {"nothing.*": 0.1}}, "'nothing.*'"),
         ({"policy": "mlt", "p": 1.5}, "p=1.5"),
         ({"policy": "mlt", "timeout": -1.0}, "timeout=-1.0"),
+        ({"policy": "mlt", "memory_limit": 1000}, "memory_limit=1000"),
     ],
 )
 def test_what_is_wrong_on_one_rank_is_told_to_all_at_once(

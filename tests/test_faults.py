@@ -238,3 +238,26 @@ def test_a_time_out_says_where_its_setting_came_from() -> None:
     with Ranks(2, **ENVIRONMENT, GRADWIRE_TIMEOUT="1.5") as ranks:
         text = ranks.run(takes_the_environment)[0]
     assert "timeout=1.5, from GRADWIRE_TIMEOUT" in text
+
+
+# ---------------------------------------------------------------------------- memory
+
+
+def needs_too_much(rank: int, world: int) -> dict[str, Any]:
+    """Each parameter fits within the limit of rank 1, but the largest bucket does not."""
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(nn.Sequential(*(nn.Linear(512, 512) for _ in range(12))))
+    gradwire.attach(ddp, "reliable", memory_limit=2 << 20 if rank == 1 else 0)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError) as raised:
+        ddp(torch.ones(4, 512)).square().mean().backward()
+    return {"message": str(raised.value), "elapsed": time.monotonic() - started}
+
+
+def test_a_bucket_that_exceeds_one_rank_s_memory_limit_is_an_error_on_all() -> None:
+    with Ranks(3) as ranks:
+        outcomes = ranks.run(needs_too_much)
+    for outcome in outcomes:
+        assert "memory_limit=2097152 at rank 1: step 0" in outcome["message"]
+        assert "needs at least" in outcome["message"]
+        assert outcome["elapsed"] < 5

@@ -50,8 +50,8 @@ def test_a_link_that_is_busy_all_the_time_is_compressed_until_it_is_not() -> Non
     job = Job(2, TENSORS, "netsenseml", link=SLOW, share=0.6, start=1.0)
     dense = 4 * ELEMENTS
     encodings(job, range(40), compute=0.002)
-    assert job.policies[0].ratio < 0.6
-    assert job.report.bytes < 0.6 * dense
+    assert job.policies[0].ratio < 0.75
+    assert job.report.bytes < 0.6 * dense  # float16 brings it below the share
     before = job.policies[0].ratio
     encodings(job, range(40, 50), compute=1.0)  # now it hides behind computation
     assert job.policies[0].ratio > before

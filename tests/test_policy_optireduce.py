@@ -100,17 +100,22 @@ def test_limits_follow_the_warm_up_and_are_alike_on_all_ranks() -> None:
 
 
 def test_a_burst_ends_in_time_and_replicas_stay_alike() -> None:
-    job = Job(4, TENSORS, "optireduce", warmup=4, floor=0.0)
-    for step in range(8):
-        job.step(gradients(step))
-    job.uplinks(Link(loss=0.5))
-    results = job.step(gradients(8))
-    assert job.report.delivered < 0.9
-    assert job.report.exceeded
-    assert all(np.array_equal(results[0], other) for other in results)
-    true = np.mean(gradients(8), axis=0)
-    error = np.linalg.norm(results[0] - true) / np.linalg.norm(true)
-    assert error < 1.0
+    """How much of it arrives in time goes by where the losses fall."""
+    delivered, exceeded = [], 0
+    for seed in range(5):
+        job = Job(4, TENSORS, "optireduce", warmup=4, floor=0.0, seed=seed)
+        for step in range(8):
+            job.step(gradients(step))
+        job.uplinks(Link(loss=0.5))
+        results = job.step(gradients(8))
+        delivered.append(job.report.delivered)
+        exceeded += bool(job.report.exceeded)
+        assert all(np.array_equal(results[0], other) for other in results)
+        true = np.mean(gradients(8), axis=0)
+        error = np.linalg.norm(results[0] - true) / np.linalg.norm(true)
+        assert error < 1.0
+    assert np.median(delivered) < 0.9
+    assert exceeded > 2
 
 
 def test_a_bucket_without_a_push_in_the_warm_up_gets_its_limit_later() -> None:

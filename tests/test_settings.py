@@ -117,6 +117,8 @@ def test_configure_names_what_is_wrong(
         ({"rendezvous_timeout": 1e-9}, "rendezvous_timeout=1e-09: seconds, a number from 0.01 to"),
         ({"peer_timeout": 1e-12}, "peer_timeout=1e-12: seconds, a number from 1 to 3.1536e+08"),
         ({"peer_timeout": "30"}, "peer_timeout='30'"),
+        ({"memory_limit": 1000}, "memory_limit=1000: bytes, a whole number from 1048576 to"),
+        ({"memory_limit": -1}, "memory_limit=-1: bytes"),
         ({"timeout": 1e-12}, "timeout=1e-12: seconds, a number from 0.01"),
         ({"timeout": 10**400}, "timeout=1000"),
         ({"loss_rise": 10**400}, "loss_rise=1000"),

@@ -28,13 +28,13 @@ using InputArray = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::c
 using WritableArray = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Hands a vector's memory to NumPy without a copy.
-template <class T>
-Array<T> to_array(std::vector<T> values) {
-  auto owner = std::make_unique<std::vector<T>>(std::move(values));
+template <class T, class Allocator>
+Array<T> to_array(std::vector<T, Allocator> values) {
+  using Vector = std::vector<T, Allocator>;
+  auto owner = std::make_unique<Vector>(std::move(values));
   T* const data = owner->data();
   const size_t size = owner->size();
-  nb::capsule capsule(owner.get(),
-                      [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  nb::capsule capsule(owner.get(), [](void* p) noexcept { delete static_cast<Vector*>(p); });
   static_cast<void>(owner.release());
   return Array<T>(data, {size}, capsule);
 }

@@ -199,6 +199,8 @@ void add_counters(nb::dict& into, const Counters& counters) {
   into["acks_sent"] = counters.acks_sent;
   into["duplicates"] = counters.duplicates;
   into["malformed"] = counters.malformed;
+  into["refused"] = counters.refused;
+  into["memory"] = counters.memory;
   into["credit_stalls"] = counters.credit_stalls;
   into["window_stalls"] = counters.window_stalls;
   into["marked"] = counters.marked;

@@ -253,7 +253,7 @@ void bind_fabric(nb::module_& module) {
           "bleach"_a = false, "drop_ect"_a = false, "longest"_a = 0, "ecn"_a = true,
           "overhead"_a = 42, "whole_trains"_a = false, "host_delay_ns"_a = 0,
           "host_jitter_ns"_a = 0, "datagram_bytes"_a = 1472, "peer_timeout_ns"_a = 30 * kSecond,
-          "ping_interval_ns"_a = kSecond, "delay_target_ns"_a = kMillisecond,
+          "ping_interval_ns"_a = kSecond, "delay_target_ns"_a = EndpointConfig{}.delay_target,
           "receive_buffer"_a = 1 << 20, "memory_limit"_a = uint64_t{1} << 31, "pacing"_a = true,
           "session"_a = 1, "trace_limit"_a = 0)
       .def_prop_ro("now_ns", &Fabric::now)

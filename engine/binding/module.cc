@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "binding/binding.h"
+#include "proto/endpoint.h"
 #include "wire/packet.h"
 
 namespace nb = nanobind;
@@ -38,6 +39,7 @@ NB_MODULE(_engine, module) {
   module.attr("CAUSES") =
       nb::cast(std::vector<std::string>(gradwire::kCauses.begin(), gradwire::kCauses.end()));
   module.attr("PROTOCOL_VERSION") = static_cast<int>(gradwire::wire::kVersion);
+  module.attr("DEFAULT_MEMORY_LIMIT") = gradwire::EndpointConfig{}.memory_limit;
   module.attr("HEADER_BYTES") = static_cast<int>(gradwire::wire::kHeaderBytes);
   module.def("version", [] { return GRADWIRE_VERSION; });
   gradwire::binding::bind_plan(module);

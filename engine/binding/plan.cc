@@ -12,6 +12,7 @@
 #include "binding/binding.h"
 #include "codec/codec.h"
 #include "proto/grid.h"
+#include "proto/memory.h"
 #include "reduce/accumulate.h"
 
 namespace gradwire::binding {
@@ -107,6 +108,23 @@ auto chunk_grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators)
   grid.offset.pop_back();  // where the last chunk ends
   return nb::make_tuple(to_array(std::move(grid.offset)), to_array(std::move(lengths)),
                         to_array(std::move(grid.region)), to_array(std::move(owners)));
+}
+
+// Under which every endpoint of a job of this size can take an op of this plan.
+uint64_t least_memory_limit(const Plan& plan, uint32_t datagram_bytes, uint16_t workers,
+                            uint16_t servers) {
+  check_datagram(datagram_bytes);
+  if (workers < 1) throw nb::value_error("workers: at least 1 is needed");
+  EndpointConfig config;
+  config.datagram_bytes = datagram_bytes;
+  config.workers = workers;
+  config.servers = servers;
+  uint64_t most = 0;
+  for (uint16_t a = 0; a < config.aggregators(); ++a) {
+    config.endpoint = config.aggregator_endpoint(a);
+    most = std::max(most, memory_of(plan, config));
+  }
+  return Memory::least_limit(most);
 }
 
 void check_elements(const Plan& plan, size_t count) {
@@ -218,6 +236,9 @@ void bind_plan(nb::module_& module) {
   module.def("chunk_grid", &chunk_grid, "plan"_a, "datagram_bytes"_a, "aggregators"_a,
              "Element offsets, lengths, region index and aggregator of each chunk.");
 
+  module.def("least_memory_limit", &least_memory_limit, "plan"_a, "datagram_bytes"_a, "workers"_a,
+             "servers"_a = 0,
+             "The memory limit, in bytes, below which a job cannot take this plan.");
   module.def("round_trip", &round_trip, "plan"_a, "values"_a, "datagram_bytes"_a, "aggregators"_a,
              "What the other ranks get of these values.");
   module.def("keep_encoding_error", &keep_encoding_error, "plan"_a, "values"_a.noconvert(),

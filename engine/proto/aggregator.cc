@@ -10,8 +10,17 @@
 
 namespace gradwire {
 
+namespace {
+
+// What a contribution ahead of its turn takes, its place in the books and its allocation included.
+constexpr uint64_t waiting_cost(uint64_t bytes) {
+  return bytes + 64;
+}
+
+}  // namespace
+
 Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
-                       uint16_t workers, int self, const float* own, WaitingRoom& room,
+                       uint16_t workers, int self, const float* own, Memory& memory,
                        std::span<const uint8_t> priorities)
     : plan_(plan),
       grid_(grid),
@@ -20,7 +29,7 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
       self_(self),
       own_(own),
       own_priorities_(priorities),
-      room_(room),
+      memory_(memory),
       exact_(plan.exact()),
       scheduled_(plan.spend == Spend::late || plan.spend == Spend::anything),
       encodes_(!plan.result_format().plain()),
@@ -29,7 +38,8 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
       decided_(shard.size()),
       turn_(exact_ ? shard.size() : 0),
       own_left_(shard.size()),
-      waiting_head_(exact_ ? shard.size() : 0, kNone),
+      waiting_head_(exact_ ? shard.size() : 0),
+      waiting_(1),
       regions_(shard_regions(plan, grid, shard)),
       region_chunks_(plan.regions.size()),
       worker_(workers),
@@ -44,7 +54,7 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
     w.counted = Bitmap(shard.size());
     w.decided = Bitmap(shard.size());
     w.critical = Bitmap(shard.size());
-    w.regions.resize(plan.regions.size());
+    w.regions = Zeroed<RegionLedger>(plan.regions.size());
   }
   finished_.reserve(shard.size());
   if (!plan.format.plain()) {
@@ -54,12 +64,14 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
   }
   if (encodes_) {
     uint64_t at = 0;
+    result_at_.reserve(shard.size());
     for (uint32_t c = shard.begin; c < shard.end; ++c) {
       result_at_.push_back(at);
       at += plan.format.bytes(grid.length(c));
     }
-    results_.resize(at);
+    results_ = Zeroed<uint8_t>(at);
   }
+  least_need_.reserve(regions_.size());
   for (uint32_t r = 0; r < regions_.size(); ++r) {
     uint64_t least = regions_[r].elements;
     for (const ScheduleStep& step : plan.schedule) least = std::min(least, need(r, step.fraction));
@@ -136,7 +148,7 @@ Aggregator::Added Aggregator::take(uint16_t worker, uint32_t local,
   const Worker& w = worker_[worker];
   if (w.decided.test(local)) return Added::ignored;
   if (exact_) {
-    if (!stashed && turn_[local] != worker && room_.taken + payload.size() > room_.limit)
+    if (!stashed && turn_[local] != worker && !memory_.has_waiting(waiting_cost(payload.size())))
       return Added::no_memory;
     count(worker, local);
     add_in_order(worker, local, payload);
@@ -168,8 +180,8 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
     waiting_[slot].bytes.assign(payload.begin(), payload.end());
     waiting_[slot].next = waiting_head_[local];
     waiting_head_[local] = slot;
-    waiting_bytes_ += payload.size();
-    room_.taken += payload.size();
+    waiting_bytes_ += waiting_cost(payload.size());
+    memory_.waiting += waiting_cost(payload.size());
     return;
   }
   for (;;) {
@@ -196,8 +208,8 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
     waiting_[slot].next = waiting_free_;
     waiting_free_ = slot;
     waited = std::move(waiting_[slot].bytes);  // a free slot keeps no memory from other ops
-    waiting_bytes_ -= waited.size();
-    room_.taken -= waited.size();
+    waiting_bytes_ -= waiting_cost(waited.size());
+    memory_.waiting -= waiting_cost(waited.size());
     values = waited.data();
     mine = false;
   }

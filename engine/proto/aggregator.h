@@ -10,15 +10,11 @@
 
 #include "proto/bitmap.h"
 #include "proto/grid.h"
+#include "proto/memory.h"
 #include "proto/plan.h"
+#include "proto/zeroed.h"
 
 namespace gradwire {
-
-// What the contributions of all of an endpoint's ops that wait for their turn in rank order hold.
-struct WaitingRoom {
-  uint64_t limit = 0;  // bytes
-  uint64_t taken = 0;
-};
 
 class Aggregator {
  public:
@@ -27,11 +23,10 @@ class Aggregator {
 
   // `self`: the worker in this process, whose values are read from `own` (the whole op's elements).
   // `priorities`: of its chunks, where the plan's order is priority; they live as long as `own`.
-  // `room`: lives longer.
+  // `memory`: lives longer.
   Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard, uint16_t workers,
-             int self, const float* own, WaitingRoom& room,
-             std::span<const uint8_t> priorities = {});
-  ~Aggregator() { room_.taken -= waiting_bytes_; }
+             int self, const float* own, Memory& memory, std::span<const uint8_t> priorities = {});
+  ~Aggregator() { memory_.waiting -= waiting_bytes_; }
   Aggregator(const Aggregator&) = delete;
   Aggregator& operator=(const Aggregator&) = delete;
 
@@ -59,7 +54,7 @@ class Aggregator {
   std::vector<float> result(uint32_t chunk) const;
   // What the encoding took from the results, per element of the shard; empty where it takes
   // nothing. Once all is final, and once only.
-  std::vector<float> take_error() { return encodes_ ? std::move(sum_) : std::vector<float>{}; }
+  Zeroed<float> take_error() { return encodes_ ? std::move(sum_) : Zeroed<float>{}; }
   // Some worker's contribution must count, hence its result must be applied.
   bool critical(uint32_t chunk) const;
   uint64_t region_elements(uint32_t region) const { return regions_[region].elements; }
@@ -100,14 +95,14 @@ class Aggregator {
     Bitmap counted;
     Bitmap decided;
     Bitmap critical;
-    std::vector<RegionLedger> regions;
+    Zeroed<RegionLedger> regions;
   };
   struct Waiting {  // a contribution that is ahead of its turn
     uint32_t next;
     uint16_t rank;
     std::vector<uint8_t> bytes;
   };
-  static constexpr uint32_t kNone = 0xffffffff;
+  static constexpr uint32_t kNone = 0;  // of waiting_
 
   Added take(uint16_t worker, uint32_t local, std::span<const uint8_t> payload, bool stashed);
   void add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload);
@@ -142,25 +137,25 @@ class Aggregator {
   int self_;
   const float* own_;
   std::span<const uint8_t> own_priorities_;
-  WaitingRoom& room_;
+  Memory& memory_;
   bool exact_;
   bool scheduled_;  // regions close by count and clock
   bool encodes_;    // results are encoded
   // Per element of the shard: the sum; of an encoded result what the encoding took from it.
-  std::vector<float> sum_;
-  std::vector<uint8_t> results_;     // encoded ones
+  Zeroed<float> sum_;
+  Zeroed<uint8_t> results_;          // encoded ones
   std::vector<uint64_t> result_at_;  // per chunk, where it lies in results_
   std::vector<float> decoded_;       // scratch: one chunk
   std::vector<float> own_values_;    // scratch: one chunk
   std::vector<uint8_t> payload_;     // scratch: one chunk
-  std::vector<uint16_t> contributors_;
-  std::vector<uint16_t> decided_;
-  std::vector<uint16_t> turn_;     // next rank in order, exact plans
-  std::vector<uint8_t> own_left_;  // own contribution not yet in the sum, lossy plans
-  std::vector<uint32_t> waiting_head_;
-  std::vector<Waiting> waiting_;
+  Zeroed<uint16_t> contributors_;
+  Zeroed<uint16_t> decided_;
+  Zeroed<uint16_t> turn_;     // next rank in order, exact plans
+  Zeroed<uint8_t> own_left_;  // own contribution not yet in the sum, lossy plans
+  Zeroed<uint32_t> waiting_head_;
+  std::vector<Waiting> waiting_;  // the first stands for none
   uint32_t waiting_free_ = kNone;
-  uint64_t waiting_bytes_ = 0;  // of room_
+  uint64_t waiting_bytes_ = 0;  // of memory_
   std::vector<ShardRegion> regions_;
   std::vector<uint64_t> least_need_;  // per region: elements below which no schedule step closes
   std::vector<Grid::Shard> region_chunks_;  // chunk ids of each region inside the shard

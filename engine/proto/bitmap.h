@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "proto/zeroed.h"
+
 namespace gradwire {
 
 class Bitmap {
@@ -43,7 +45,7 @@ class Bitmap {
 
  private:
   size_t size_ = 0;
-  std::vector<uint64_t> words_;
+  Zeroed<uint64_t> words_;
 };
 
 }  // namespace gradwire

@@ -71,7 +71,8 @@ void Endpoint::Impl::share_credit(Nanos now) {
     // What a worker has not started, its peers hold back by themselves. Without credit they would
     // hold back results of the ops before, too.
     if (config.endpoint >= config.workers &&
-        p->stash.size() >= (long_path(p->rtt.minimum()) ? kLongStashLimit : kStashLimit))
+        (p->no_room ||
+         p->stash.size() >= (long_path(p->rtt.minimum()) ? kLongStashLimit : kStashLimit)))
       continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
     // A peer that waits is told at once; one that is served hears with its next ACK.
@@ -86,7 +87,7 @@ void Endpoint::Impl::share_credit(Nanos now) {
 uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
   if (!path.stash.empty()) return UINT64_MAX;
   for (const auto& [id, opens] : waiting_opens)
-    if (opens.contains(path.peer)) return UINT64_MAX;
+    if (opens.messages.contains(path.peer)) return UINT64_MAX;
   uint64_t total = 0;
   for (const auto& [id, op] : ops) {
     if (op->aggregator && path.peer < config.workers) total += op->aggregator->undecided(path.peer);

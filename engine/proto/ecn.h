@@ -12,10 +12,11 @@ inline constexpr uint8_t kNotEct = 0;
 inline constexpr uint8_t kEct0 = 2;
 inline constexpr uint8_t kCe = 3;
 
-// Of the packets of a path that came here, each once: what its ACKs say. The counts wrap.
+// Of the packets of a path that came here, each once: what its ACKs say. The counts wrap, but
+// not between two ACKs: no window holds so many packets.
 struct EcnSeen {
-  uint16_t ect0 = 0;
-  uint16_t ce = 0;
+  uint32_t ect0 = 0;
+  uint32_t ce = 0;
   bool marked = false;  // the last one
 
   // True when the peer should hear at once: marks have begun, or ended.
@@ -54,11 +55,11 @@ class EcnPath {
   // The counts of an ACK, after `acked` for all that it acknowledges. True when marks have come.
   // Totals are compared and not, as in the RFC, what one ACK adds: an ACK here says nothing of
   // packets long before its largest, so that what it counts may be acknowledged by a later one.
-  bool told(uint16_t ect0, uint16_t ce) {
+  bool told(uint32_t ect0, uint32_t ce) {
     if (failed_) return false;
     // An ACK that was overtaken has lower counts.
-    const auto more = static_cast<int16_t>(ect0 - ect0_);
-    const auto more_marked = static_cast<int16_t>(ce - ce_);
+    const auto more = static_cast<int32_t>(ect0 - ect0_);
+    const auto more_marked = static_cast<int32_t>(ce - ce_);
     if (more >= 0 && more_marked >= 0) {
       ect0_ = ect0;
       ce_ = ce;
@@ -73,8 +74,8 @@ class EcnPath {
   uint64_t sent_ = 0;
   uint64_t acked_ = 0;
   uint64_t counted_ = 0;
-  uint16_t ect0_ = 0;
-  uint16_t ce_ = 0;
+  uint32_t ect0_ = 0;
+  uint32_t ce_ = 0;
   bool doubted_ = false;
   bool not_ect_acked_ = false;
   bool failed_ = false;

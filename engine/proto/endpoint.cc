@@ -15,6 +15,7 @@ constexpr uint32_t kMostFarewells = 6;
 constexpr uint32_t kQuickProbes = 40;  // time-outs in a row before the backoff grows for good
 constexpr uint32_t kQuickBackoff = 1;  // doublings until then
 constexpr int kSilentPings = 5;
+constexpr Nanos kMoment = kSecond / 4;
 constexpr int kUrgentPings = 50;  // in place of one: most get lost, and so do the answers
 constexpr uint32_t kMostProbes = 24;
 constexpr uint32_t kLoudProbes = 8;      // time-outs in a row; then every eighth
@@ -35,7 +36,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
                      std::max<double>(24, c.workers) * (c.datagram_bytes + 42),
                      std::max(0.5 * c.receive_buffer, 8.0 * c.datagram_bytes), c.delay_target),
       last_timer(now) {
-  waiting_room.limit = config.memory_limit / 2;
+  memory.limit = config.memory_limit;
   control_dscp = config.dscp;
   paths.resize(config.endpoints());
   for (uint16_t e = 0; e < config.endpoints(); ++e) {
@@ -71,6 +72,7 @@ void Endpoint::Impl::fail(Failure why, Nanos now) {
   failure = std::move(why);
   for (auto& [id, op] : ops) fail_op(*op, failure);
   ops.clear();
+  fail_waiting([this](const OpSpec&) { return failure; });
   Event event;
   event.type = Event::Type::failed;
   event.report.failure = failure;
@@ -102,24 +104,31 @@ void Endpoint::Impl::check_life(Nanos now) {
     }
     if (!p->connected) continue;
     ++peers;
-    if (now - p->last_heard > config.peer_timeout && (!p->gone || waits_for(p->peer)))
-      silent.push_back(p.get());
+    if (!p->gone || waits_for(p->peer)) silent.push_back(p.get());
   }
-  if (!silent.empty() && !failure) fail(silence_of(std::move(silent), peers, now), now);
+  if (failure || silent.empty()) return;
+  const Nanos last = (*std::ranges::min_element(silent, {}, &Path::last_heard))->last_heard;
+  if (now - last <= config.peer_timeout) return;
+  // Those that died in the same moment were not all last heard in the same one.
+  const Nanos moment = std::min(kMoment, config.peer_timeout / 8);
+  std::erase_if(silent, [=](const Path* path) { return path->last_heard > last + moment; });
+  fail(silence_of(std::move(silent), peers, now), now);
 }
 
 // Why nothing is heard of these peers. Where all of several fall silent together, the cause is
 // this host's or its switch's; with a single peer nobody can tell whose it is.
 Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const {
   const Path& first = *silent.front();
+  const Nanos silence =
+      now - (*std::ranges::min_element(silent, {}, &Path::last_heard))->last_heard;
   std::string step;
   if (!ops.empty()) step = "step " + std::to_string(ops.begin()->second->spec.step) + ": ";
   const std::string setting_text = " (" + setting("peer_timeout", config.peer_timeout) + ")";
   if (first.gone) {
     const Op* op = waits_for(first.peer);
-    return {name(first.peer) + " left the job and has sent nothing for " +
-                seconds(now - first.last_heard) + setting_text + ", but step " +
-                std::to_string(op->spec.step) + " still needs results of it",
+    return {name(first.peer) + " left the job and has sent nothing for " + seconds(silence) +
+                setting_text + ", but step " + std::to_string(op->spec.step) +
+                " still needs results of it",
             first.peer, Cause::left};
   }
   size_t quiet = 0;
@@ -127,12 +136,12 @@ Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers
     if (p && p->connected && now - p->last_heard > config.peer_timeout - together()) ++quiet;
   if (peers > 1 && quiet == peers)
     return {step + name(config.endpoint) + " hears none of its " + std::to_string(peers) +
-                " peers since " + seconds(now - first.last_heard) + setting_text +
+                " peers since " + seconds(silence) + setting_text +
                 ": its host, or the switch that it is at, is cut off",
             config.endpoint, Cause::silence};
   std::string text = step + name(config.endpoint) + " has heard nothing of ";
   for (size_t i = 0; i < silent.size(); ++i) text += (i == 0 ? "" : ", ") + name(silent[i]->peer);
-  text += " for " + seconds(now - first.last_heard) + setting_text;
+  text += " for " + seconds(silence) + setting_text;
   if (peers == 1)
     return {text + ": that process is dead or frozen, or the network between the two is cut", -1,
             Cause::silence};
@@ -214,12 +223,13 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   path.probe_base = now;
   if (path.connected) path.ecn.timed_out(path.probe_count);
   // Silence on a long path: what would be a round's first window is worth trying. So it is, for
-  // some time-outs, where the peer talks but does not acknowledge: most likely the way loses. It
-  // may also be late with its word, or refuse what it has no memory for.
+  // some time-outs, where the peer talks but does not acknowledge: most likely the way loses, or
+  // the peer is late with its word. Where the peer has no room nothing is lost.
+  const bool full = path.refused_there >= path.sent.lowest();
   const bool talks = path.probe_count > 1 && path.last_heard > answer_due;
   const bool loud = path.probe_count <= kLoudProbes || path.probe_count % kLoudProbes == 0;
   const bool worth_trying =
-      long_path(path.rtt.minimum()) || (talks && loud && breaker.factor() == 1);
+      !full && (long_path(path.rtt.minimum()) || (talks && loud && breaker.factor() == 1));
   path.probes = worth_trying ? kMostProbes : 2;
   const bool more = backlog(path) > 0;
   uint32_t again = 0;
@@ -292,14 +302,18 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
   close_deadline = now + linger;
   last_close_deadline = now + std::max(linger, config.peer_timeout);
   // What fails now gives its memory back to the caller, so nothing may read it any more.
-  std::erase_if(ops, [this](auto& entry) {
+  const auto why = [this](const OpSpec& spec) -> Failure {
+    return {name(config.endpoint) + ", step " + std::to_string(spec.step) +
+                ": the engine was closed in mid-step",
+            -1, Cause::closed};
+  };
+  std::erase_if(ops, [&](auto& entry) {
     Op& op = *entry.second;
     if (!op.worker || op.done) return false;
-    fail_op(op, {name(config.endpoint) + ", step " + std::to_string(op.spec.step) +
-                     ": the engine was closed in mid-step",
-                 -1, Cause::closed});
+    fail_op(op, why(op.spec));
     return true;
   });
+  fail_waiting(why);
   for (auto& p : paths) {
     if (!p) continue;
     p->told = false;
@@ -378,6 +392,7 @@ void Endpoint::close(Nanos now, Nanos linger) {
   impl_->close(now, linger);
 }
 const Counters& Endpoint::counters() const {
+  impl_->counters.memory = impl_->memory.held();
   return impl_->counters;
 }
 std::vector<PeerState> Endpoint::peers(Nanos now) const {

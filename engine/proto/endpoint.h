@@ -20,6 +20,7 @@
 #include "proto/lanes.h"
 #include "proto/plan.h"
 #include "proto/time.h"
+#include "proto/zeroed.h"
 
 namespace gradwire {
 
@@ -33,7 +34,7 @@ struct EndpointConfig {
   Nanos ping_interval = 1 * kSecond;
   Nanos delay_target = 1300 * kMicrosecond;   // standing queue that congestion control aims at
   uint32_t receive_buffer = 1u << 20;         // usable bytes of the socket's receive buffer
-  uint64_t memory_limit = uint64_t{1} << 31;  // of sums and reordering at the aggregator
+  uint64_t memory_limit = uint64_t{1} << 31;  // of what is held for peers: proto/memory.h
   bool pacing = true;
   uint8_t dscp = 0;  // of all datagrams to which no plan gives another
   bool ecn = true;   // packets that are acknowledged go as ECT(0), where the path carries that
@@ -41,6 +42,9 @@ struct EndpointConfig {
 
   uint16_t endpoints() const { return static_cast<uint16_t>(workers + servers); }
   uint16_t aggregators() const { return servers ? servers : workers; }
+  bool aggregates() const { return servers == 0 || endpoint >= workers; }
+  // The part of each op that is aggregated here.
+  uint16_t shard() const { return static_cast<uint16_t>(servers ? endpoint - workers : endpoint); }
   std::string name(uint16_t number) const;  // "rank 3", "server 0"
   // Workers talk to aggregators and back: to each other, or only to the servers.
   bool talks_to(uint16_t other) const {
@@ -75,7 +79,7 @@ struct OpReport {
   std::vector<uint32_t> withheld_chunks;
   std::vector<float> withheld_values;
   // What the encoding took from this endpoint's own results: of elements [error_offset, …).
-  std::vector<float> result_error;
+  Zeroed<float> result_error;
   uint64_t error_offset = 0;
   std::vector<double> delivered;  // per region
   std::vector<uint32_t> exceeded;
@@ -141,6 +145,8 @@ struct Counters {
   uint64_t acks_sent = 0;
   uint64_t duplicates = 0;
   uint64_t malformed = 0;
+  uint64_t refused = 0;  // packets that came and found no room
+  uint64_t memory = 0;   // bytes held for peers now, reservations among them
   uint64_t credit_stalls = 0;
   uint64_t window_stalls = 0;
   uint64_t marked = 0;      // packets that came with CE
@@ -175,7 +181,8 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // None, or why the op cannot start (then nothing has changed).
+  // None, or why the op cannot start: then it is not reported, and nothing has changed unless the
+  // endpoint has failed.
   Failure start(OpSpec spec, Nanos now);
   // One datagram from `source` (the endpoint whose address it came from). `arrival` is when the
   // kernel got it, at most `now`; `ecn` the two bits that it came with (RFC 3168).

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,7 +21,8 @@
 
 namespace gradwire {
 
-// Packets of ops that have not started here: kept of a path in any case, and of all together.
+// Packets of ops that have not started here, within the memory for them: kept of a path in any
+// case, and of all together.
 inline constexpr size_t kStashMost = 512;
 inline constexpr size_t kStashInAll = 8192;
 // A peer's op may be this far ahead in its lane.
@@ -54,9 +56,11 @@ struct Endpoint::Impl {
                  Nanos arrival, uint8_t ecn);
   void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                    uint8_t ecn);
-  bool accept(Path& path, const wire::Header& header, uint64_t op_id,
+  // What became of a packet that had not come before.
+  enum class Fate : uint8_t { taken, refused, malformed };
+  Fate accept(Path& path, const wire::Header& header, uint64_t op_id,
               std::span<const uint8_t> datagram, Nanos now);
-  bool dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
+  Fate dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                 Nanos now, bool stashed = false);
   void on_ack(Path& path, const wire::Ack& ack, Nanos now);
   void packet_acked(Path& path, const SentPacket& packet, Nanos now);
@@ -158,17 +162,28 @@ struct Endpoint::Impl {
   Op* find(uint64_t op);
   uint64_t expected(uint64_t op) const;
   bool finished(uint64_t op) const;
+  void begin(OpSpec spec, Nanos since, Nanos now);
+  enum class Room : uint8_t { now, later, never };
+  Room room_for(uint64_t op, uint64_t need, uint64_t early = 0) const;
+  bool stuck(uint64_t op) const;
+  void begin_waiting(Nanos now);
+  void fail_waiting(const std::function<Failure(const OpSpec&)>& why);
   void fail_op(Op& op, const Failure& why);
+  void report_failed(const OpSpec& spec, const Failure& why);
+  Failure too_large(uint64_t op, uint64_t step, uint64_t need) const;
   bool still_possible(const Op& op, Nanos now);
   bool drained(const Op& op) const;
+  void free_drained();
   void retire(Nanos now);
 
   // endpoint_messages.cc
   std::string check_messages(const OpSpec& spec) const;
   void send_open(uint16_t to, Op& op, const Grid::Shard& shard);
+  uint64_t next_admitted(uint64_t op) const;
   void admit(Nanos now);
-  bool serve_open(Path& path, const wire::Header& header, uint64_t op,
+  Fate serve_open(Path& path, const wire::Header& header, uint64_t op,
                   std::span<const uint8_t> payload, Nanos now);
+  bool same_plan(const Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   void on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   bool on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
                   const wire::Header& header, std::span<const uint8_t> payload, Nanos now);
@@ -196,13 +211,25 @@ struct Endpoint::Impl {
 
   EndpointConfig config;
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
-  WaitingRoom waiting_room;                  // of the ops below
+  Memory memory;                             // of the ops below
   std::map<uint64_t, std::unique_ptr<Op>> ops;
   std::vector<Lane> lanes;          // those that ops have been made in
   uint64_t made = 0;                // ops so far, of all lanes
   uint64_t abandoned = UINT64_MAX;  // workers: the first place whose op failed
+  // Workers: own ops that wait for memory, in the order they came. Their time-outs run, and those
+  // of the ops before them end the wait.
+  struct Waiting {
+    OpSpec spec;
+    uint64_t need;  // bytes
+    Nanos since;
+  };
+  std::deque<Waiting> waiting_ops;
   // Servers: OPENs of ops that have not been admitted yet.
-  std::map<uint64_t, std::map<uint16_t, MessageReceiver>> waiting_opens;
+  struct Opens {
+    uint64_t need = 0;  // bytes of the op, once it is known
+    std::map<uint16_t, MessageReceiver> messages;
+  };
+  std::map<uint64_t, Opens> waiting_opens;
   std::deque<Event> events;
   Counters counters;
   DelayWindow send_window;

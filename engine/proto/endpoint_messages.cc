@@ -12,9 +12,6 @@ namespace gradwire {
 
 namespace {
 
-// One op at a time may be larger than the memory limit, but not by more than this factor.
-constexpr uint64_t kLargestShare = 64;
-
 struct OpenFixed {
   uint64_t hash;
   uint64_t step;
@@ -52,29 +49,21 @@ bool read_open(wire::Reader& reader, OpenFixed& fixed) {
   return reader.ok() && (fixed.longest == 0 || fixed.longest >= wire::kMinDatagram);
 }
 
-// The longest message of an op whose shards have this many chunks: OPEN, or CLOSE. Whether
-// something is critical differs between workers, and counts for all: they refuse alike.
-uint64_t longest_message(const Plan& plan, uint64_t chunks, uint64_t plan_bytes) {
-  const uint64_t bitmap = (chunks + 7) / 8;
-  const uint64_t open = sizeof(OpenFixed) + plan_bytes + bitmap;
-  const uint64_t close = (plan.pull == Pull::lossy ? 3 : 2) * bitmap;
-  return ends_with_close(plan) ? std::max(open, close) : open;
-}
-
 std::string hex(uint64_t value) {
   char text[20];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
   return text;
 }
 
-uint64_t memory_of(const Plan& plan, const EndpointConfig& config) {
-  const uint64_t elements = plan.elements / config.aggregators();
-  const codec::Format format = plan.result_format();
-  const uint64_t encoded = format.plain() ? 0 : elements * format.bytes(1000) / 1000;
-  return elements * 4 * 2 + encoded;
-}
-
 }  // namespace
+
+// Whether something is critical differs between workers, and counts for all: they refuse alike.
+uint64_t longest_message(const Plan& plan, uint64_t chunks, uint64_t plan_bytes) {
+  const uint64_t bitmap = (chunks + 7) / 8;
+  const uint64_t open = sizeof(OpenFixed) + plan_bytes + bitmap;
+  const uint64_t close = (plan.pull == Pull::lossy ? 3 : 2) * bitmap;
+  return ends_with_close(plan) ? std::max(open, close) : open;
+}
 
 // "" or which message of the op would be longer than any may be.
 std::string Endpoint::Impl::check_messages(const OpSpec& spec) const {
@@ -104,80 +93,94 @@ void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard) {
 }
 
 // A worker's OPEN of an op that this server does not have yet: the plan is in it.
-bool Endpoint::Impl::serve_open(Path& path, const wire::Header& header, uint64_t op_id,
-                                std::span<const uint8_t> payload, Nanos now) {
-  if (path.peer >= config.workers || number_of(op_id) >= expected(op_id) + kOpsAhead) return false;
-  auto& waiting = waiting_opens[op_id];
-  MessageReceiver& message = waiting[path.peer];
+Endpoint::Impl::Fate Endpoint::Impl::serve_open(Path& path, const wire::Header& header,
+                                                uint64_t op_id, std::span<const uint8_t> payload,
+                                                Nanos now) {
+  if (path.peer >= config.workers) {
+    ++counters.malformed;
+    return Fate::malformed;
+  }
+  const uint64_t cost = MessageReceiver::cost(payload.size());
+  if (!memory.has_early(cost)) {
+    // What a lane's next op needs to be admitted may take all that is free, or nothing would go on.
+    const bool next = op_id == next_admitted(op_id);
+    if (!next || memory.held() + cost > memory.limit) {
+      if (next && stuck(op_id))
+        fail({"memory_limit=" + std::to_string(memory.limit) + " at " + name(config.endpoint) +
+                  ": it does not hold the OPENs of " + op_name(op_id) +
+                  "; raise it, or use fewer regions",
+              config.endpoint, Cause::memory},
+             now);
+      return Fate::refused;
+    }
+  }
+  auto& messages = waiting_opens[op_id].messages;
+  MessageReceiver& message = messages[path.peer];
+  const size_t before = message.held();
   const auto result = message.part(header.chunk, payload, part_bytes());
+  memory.early += message.held() - before;
   if (result == MessageReceiver::Result::malformed) {
     ++counters.malformed;
-    return false;
+    if (message.held() == 0) messages.erase(path.peer);
+    if (messages.empty()) waiting_opens.erase(op_id);
+    return Fate::malformed;
   }
   if (result == MessageReceiver::Result::complete) retire(now);  // admits what fits
-  return true;
+  return Fate::taken;
 }
 
-// Starts the ops whose OPENs wait, as far as memory allows: always at least one of each lane, as
-// workers may wait for the lanes' ops in different orders.
+// Servers: the op of this op's lane that is to be admitted next.
+uint64_t Endpoint::Impl::next_admitted(uint64_t op) const {
+  uint64_t next = id_of(lane(op).done_below, lane_of(op));
+  while (finished(next) || ops.contains(next)) next += kLanes;
+  return next;
+}
+
+// Starts the ops whose OPENs wait, as far as memory allows. In order within a lane: the pushes of
+// an earlier op come first, and would never be taken if a later one held the memory.
 void Endpoint::Impl::admit(Nanos now) {
-  uint64_t used = 0;
-  bool full = false;
-  std::set<uint16_t> busy;  // lanes
-  for (const auto& [id, op] : ops) {
-    used += memory_of(op->spec.plan, config);
-    busy.insert(lane_of(id));
-  }
-  // In order within a lane: the pushes of an earlier op come first, and would never be taken if a
-  // later one held the memory.
   for (auto it = waiting_opens.begin(), next = it; it != waiting_opens.end(); it = next) {
     next = std::next(it);
     const uint64_t id = it->first;
-    uint64_t due = id_of(expected(id), lane_of(id));
-    while (due < id && (finished(due) || ops.contains(due))) due += kLanes;
-    if (due != id) continue;
-    const MessageReceiver* ready = nullptr;
-    uint16_t sender = 0;
-    for (const auto& [worker, message] : it->second) {
-      if (!message.done()) continue;
-      ready = &message;
-      sender = worker;
-    }
-    if (!ready) continue;
-    const std::span<const uint8_t> bytes(ready->bytes());
-    wire::Reader reader(bytes);
+    if (id != next_admitted(id)) continue;
+    auto& [need, opens] = it->second;
+    const auto ready =
+        std::ranges::find_if(opens, [](const auto& entry) { return entry.second.done(); });
+    if (ready == opens.end()) continue;
+    const uint16_t sender = ready->first;
+    uint64_t early = 0;
+    for (const auto& [worker, message] : opens) early += message.held();
+    if (need && room_for(id, need, early) == Room::later) continue;
+    wire::Reader reader(ready->second.beginning());
     OpenFixed fixed{};
     OpSpec spec;
-    if (!read_open(reader, fixed) || !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan)) {
+    if (!read_open(reader, fixed) || !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan) ||
+        spec.plan.datagram_bytes > config.datagram_bytes) {
       fail({name(sender) + " sent an OPEN of " + op_name(id) + " that holds no valid plan", sender,
             Cause::plan},
            now);
       return;
     }
-    const uint64_t more = memory_of(spec.plan, config);
-    if (more / kLargestShare > config.memory_limit) {
-      fail({name(sender) + " asks for " + std::to_string(more) + " bytes in " + op_name(id) +
-                "; the memory limit here is " + std::to_string(config.memory_limit) +
-                ": raise it, or use more servers",
-            sender, Cause::memory},
-           now);
-      return;
-    }
-    if (busy.contains(lane_of(id)) && (full || used + more > config.memory_limit)) {
-      full = true;
-      continue;
-    }
-    used += more;
-    busy.insert(lane_of(id));
     spec.op = id;
     spec.step = fixed.step;
-    auto opens = std::move(it->second);
+    need = memory_of(spec.plan, config);
+    const Room room = room_for(id, need, early);
+    if (room == Room::later) continue;
+    if (room == Room::never) {
+      fail(too_large(id, spec.step, need), now);
+      return;
+    }
+    auto messages = std::move(opens);
     waiting_opens.erase(it);
+    memory.early -= early;
     Op& op = make_op(std::move(spec), false, now);
     if (!still_possible(op, now)) return;
-    for (auto& [worker, message] : opens) {
+    for (auto& [worker, message] : messages) {
+      if (!same_plan(op, worker, message.beginning(), now)) return;
+      const bool done = message.done();
+      const std::vector<uint8_t> bytes = message.take();
       op.opens[worker] = std::move(message);
-      if (op.opens[worker].done()) on_open(op, worker, op.opens[worker].bytes(), now);
+      if (done) on_open(op, worker, bytes, now);
       if (failure) return;
     }
     replay(id, now);
@@ -185,13 +188,13 @@ void Endpoint::Impl::admit(Nanos now) {
   }
 }
 
-void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now) {
+// False, and failed, when an OPEN that begins with `bytes` tells of another plan. Its first part
+// says so: another plan's OPEN may be longer than any that is kept here.
+bool Endpoint::Impl::same_plan(const Op& op, uint16_t worker, std::span<const uint8_t> bytes,
+                               Nanos now) {
   wire::Reader reader(bytes);
   OpenFixed fixed{};
-  if (!read_open(reader, fixed)) {
-    ++counters.malformed;
-    return;
-  }
+  if (!read_open(reader, fixed)) return true;
   const uint64_t here = op.spec.plan.hash();
   if (fixed.hash != here || fixed.step != op.spec.step) {
     fail({op_name(op.id) + ": " + name(worker) + " has plan " + hex(fixed.hash) + " for step " +
@@ -201,6 +204,16 @@ void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
               " elements); all ranks must use the same policy, options and model",
           worker, Cause::plan},
          now);
+    return false;
+  }
+  return true;
+}
+
+void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now) {
+  wire::Reader reader(bytes);
+  OpenFixed fixed{};
+  if (!read_open(reader, fixed)) {
+    ++counters.malformed;
     return;
   }
   reader.take(fixed.plan_bytes);
@@ -226,10 +239,14 @@ void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
 bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
                                 const wire::Header& header, std::span<const uint8_t> payload,
                                 Nanos now) {
-  const auto result = message.part(header.chunk, payload, part_bytes());
+  const bool first_part = header.chunk == 0 && payload.size() >= kPartPrefix;
+  if (kind == wire::Kind::open && first_part &&
+      !same_plan(op, source, payload.subspan(kPartPrefix), now))
+    return false;
+  const auto result = message.part(header.chunk, payload, part_bytes(), op.longest_message);
   if (result == MessageReceiver::Result::malformed) return false;
   if (result == MessageReceiver::Result::incomplete) return true;
-  const std::span<const uint8_t> bytes(message.bytes());
+  const std::vector<uint8_t> bytes = message.take();
   if (kind == wire::Kind::open) {
     on_open(op, source, bytes, now);
     return true;

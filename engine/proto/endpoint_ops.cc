@@ -40,6 +40,7 @@ bool Endpoint::Impl::finished(uint64_t op) const {
 Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   auto owned = std::make_unique<Op>();
   Op& op = *owned;
+  op.reserved.emplace(memory, memory_of(spec.plan, config));
   op.id = spec.op;
   op.place = made++;
   op.spec = std::move(spec);
@@ -53,10 +54,11 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   op.has_close = ends_with_close(plan);
   op.started = now;
   op.worker = worker;
-  op.aggregates = config.servers == 0 || config.endpoint >= config.workers;
-  if (op.aggregates)
-    op.shard =
-        static_cast<uint16_t>(config.servers ? config.endpoint - config.workers : config.endpoint);
+  op.aggregates = config.aggregates();
+  if (op.aggregates) op.shard = config.shard();
+  uint64_t chunks = 0;
+  for (const Grid::Shard& shard : op.grid.shards) chunks = std::max<uint64_t>(chunks, shard.size());
+  op.longest_message = longest_message(plan, chunks, config.servers ? plan.serialize().size() : 0);
   set_classes(op);
   op.longest.resize(config.workers);
   if (worker) {
@@ -77,9 +79,8 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   }
   if (op.aggregates) {
     const int self = worker ? config.endpoint : Aggregator::kNoSelf;
-    op.aggregator =
-        std::make_unique<Aggregator>(plan, op.grid, op.own_shard(), config.workers, self,
-                                     op.spec.data, waiting_room, op.spec.priorities);
+    op.aggregator = std::make_unique<Aggregator>(plan, op.grid, op.own_shard(), config.workers,
+                                                 self, op.spec.data, memory, op.spec.priorities);
     op.back.reserve(config.workers);
     for (uint16_t w = 0; w < config.workers; ++w)
       op.back.emplace_back(plan, op.grid, op.own_shard(),
@@ -97,7 +98,12 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
   if (failure) return failure;
   if (closing) return {"the engine is closed", -1, Cause::closed};
   if (config.endpoint >= config.workers) return {"a server starts no ops of its own"};
-  if (const uint64_t next = std::as_const(*this).lane(spec.op).next; number_of(spec.op) != next)
+  const uint64_t next = std::as_const(*this).lane(spec.op).next +
+                        static_cast<uint64_t>(std::ranges::count_if(
+                            waiting_ops, [lane = lane_of(spec.op)](const Waiting& waiting) {
+                              return lane_of(waiting.spec.op) == lane;
+                            }));
+  if (number_of(spec.op) != next)
     return {op_name(spec.op) + " is out of order; next is " + std::to_string(next)};
   if (std::string wrong = spec.plan.validate(); !wrong.empty())
     return {"plan: " + wrong, -1, Cause::plan};
@@ -109,15 +115,66 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
         !wrong.empty())
       return {wrong};
   }
-  for (const auto& p : paths) {
-    if (!p || !p->gone || p->gone_op > made) continue;
-    fail({name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",
-          p->peer, Cause::left},
-         now);
-    return failure;
+  const uint64_t need = memory_of(spec.plan, config);
+  waiting_ops.push_back({std::move(spec), need, now});
+  retire(now);
+  return {};
+}
+
+// Whether memory lets an op start that is its lane's next, of which messages hold `early` bytes.
+Endpoint::Impl::Room Endpoint::Impl::room_for(uint64_t op, uint64_t need, uint64_t early) const {
+  const bool first = std::ranges::none_of(
+      ops, [op](const auto& other) { return lane_of(other.first) == lane_of(op); });
+  if (memory.has_op(need, first, early)) return Room::now;
+  return need > memory.most_of_ops() || stuck(op) ? Room::never : Room::later;
+}
+
+// Nothing gives memory to this op: none of its lane is under way, and none of other lanes is sure
+// to end. Some worker has not begun those, and may wait for this one first.
+bool Endpoint::Impl::stuck(uint64_t op) const {
+  return std::ranges::none_of(ops, [this, op](const auto& entry) {
+    const Op& other = *entry.second;
+    return lane_of(other.id) == lane_of(op) || (other.worker && other.done) ||
+           (other.aggregator && all_opened(other));
+  });
+}
+
+// Starts the own ops that wait, as far as memory allows, and in order within a lane.
+void Endpoint::Impl::begin_waiting(Nanos now) {
+  std::set<uint16_t> behind;  // lanes with an op that waits on
+  for (auto it = waiting_ops.begin(); it != waiting_ops.end();) {
+    const OpSpec& spec = it->spec;
+    const bool next = !behind.contains(lane_of(spec.op));
+    const Room room = next ? room_for(spec.op, it->need) : Room::later;
+    if (room == Room::later) {
+      behind.insert(lane_of(spec.op));
+      ++it;
+      continue;
+    }
+    if (room == Room::never) {
+      fail(too_large(spec.op, spec.step, it->need), now);
+      return;
+    }
+    for (const auto& p : paths) {
+      if (!p || !p->gone || p->gone_op > made) continue;
+      fail(
+          {name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",
+           p->peer, Cause::left},
+          now);
+      return;
+    }
+    Waiting ready = std::move(*it);
+    waiting_ops.erase(it);
+    begin(std::move(ready.spec), ready.since, now);
+    free_drained();
+    behind.clear();
+    it = waiting_ops.begin();
   }
+}
+
+void Endpoint::Impl::begin(OpSpec spec, Nanos since, Nanos now) {
   ++lane(spec.op).next;
-  Op& op = make_op(std::move(spec), true, now);
+  Op& op = make_op(std::move(spec), true, since);
   for (uint16_t a = 0; a < config.aggregators(); ++a) {
     const uint16_t to = config.aggregator_endpoint(a);
     if (to == config.endpoint) {
@@ -136,11 +193,7 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
     after_sum(op, now);
   }
   if (find(id)) replay(id, now);
-  if (Op* alive = find(id)) {
-    maybe_done(*alive, now);
-    retire(now);
-  }
-  return {};
+  if (Op* alive = find(id)) maybe_done(*alive, now);
 }
 
 void Endpoint::Impl::fail_op(Op& op, const Failure& why) {
@@ -148,12 +201,36 @@ void Endpoint::Impl::fail_op(Op& op, const Failure& why) {
   abandoned = std::min(abandoned, op.place);
   op.done = true;
   op.deadline = kNever;
+  report_failed(op.spec, why);
+}
+
+void Endpoint::Impl::report_failed(const OpSpec& spec, const Failure& why) {
   Event event;
   event.type = Event::Type::op_done;
-  event.report.op = op.id;
-  event.report.step = op.spec.step;
+  event.report.op = spec.op;
+  event.report.step = spec.step;
   event.report.failure = why;
   events.push_back(std::move(event));
+}
+
+// Ends the ops that wait for memory.
+void Endpoint::Impl::fail_waiting(const std::function<Failure(const OpSpec&)>& why) {
+  if (!waiting_ops.empty()) abandoned = std::min(abandoned, made);
+  for (const Waiting& waiting : waiting_ops) report_failed(waiting.spec, why(waiting.spec));
+  waiting_ops.clear();
+}
+
+// An op for which memory never comes: more than the limit by itself, or beside those of other
+// lanes.
+Failure Endpoint::Impl::too_large(uint64_t op, uint64_t step, uint64_t need) const {
+  const bool alone = need > memory.most_of_ops();
+  const uint64_t held = alone ? 0 : memory.ops + memory.waiting;
+  return {"memory_limit=" + std::to_string(config.memory_limit) + " at " + name(config.endpoint) +
+              ": step " + std::to_string(step) + ", " + op_name(op) + " needs at least " +
+              std::to_string(Memory::least_limit(held + need)) + " bytes" +
+              (alone ? "" : ", with what runs beside it") + "; raise it, or use smaller buckets" +
+              (config.servers ? " or more servers" : ""),
+          config.endpoint, Cause::memory};
 }
 
 // False, and failed, when a peer left before this op was complete there.
@@ -194,9 +271,8 @@ bool Endpoint::Impl::drained(const Op& op) const {
   return true;
 }
 
-// Frees what is drained, in any order, and lets a server admit what waits.
-void Endpoint::Impl::retire(Nanos now) {
-  retire_due = false;
+// Frees what is drained, in any order.
+void Endpoint::Impl::free_drained() {
   for (auto it = ops.begin(); it != ops.end();) {
     if (!drained(*it->second)) {
       ++it;
@@ -205,7 +281,13 @@ void Endpoint::Impl::retire(Nanos now) {
     lane(it->first).finish(number_of(it->first));
     it = ops.erase(it);
   }
-  if (config.endpoint >= config.workers) admit(now);
+}
+
+// Frees what is drained, and starts what waits for memory.
+void Endpoint::Impl::retire(Nanos now) {
+  retire_due = false;
+  free_drained();
+  config.endpoint < config.workers ? begin_waiting(now) : admit(now);
 }
 
 }  // namespace gradwire

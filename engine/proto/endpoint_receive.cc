@@ -10,6 +10,7 @@ namespace {
 constexpr Nanos kAckDelay = 800 * kMicrosecond;  // Rtt::kMaxAckDelay is above it
 constexpr uint64_t kMostPacketThreshold = 512;
 constexpr size_t kLongestError = 1024;
+constexpr size_t kMostFrames = 1024;  // of control to a peer, with which no more is answered
 }  // namespace
 
 void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now,
@@ -22,6 +23,11 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   }
   Path& path = *paths[source];
   if (head->version != wire::kVersion) {
+    // A peer does not change its version, so this comes from somebody else, or was damaged.
+    if (path.heard) {
+      ++counters.malformed;
+      return;
+    }
     fail({name(source) + " speaks protocol version " + std::to_string(head->version) + ", " +
               name(config.endpoint) + " speaks " + std::to_string(wire::kVersion),
           source, Cause::version},
@@ -144,7 +150,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   path.batch_bytes += bytes;
   if (header->flags & wire::kOutOfCredit) receive_window.limited();
   if (path.unacked++ == 0) path.ack_due = now + kAckDelay;
-  // However far ahead a number is: a peer whose packets were refused for long has used up many.
+  // However far ahead a number is: a peer whose packets got lost for long has used up many.
   if (number == 0 || path.received.seen(number)) {
     ++counters.duplicates;
     path.ack_now = true;
@@ -152,8 +158,17 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   }
   if (number > path.received.largest()) path.demand = header->backlog;
   const uint64_t op_id = wire::expand(header->op, id_of(expected(header->op), lane_of(header->op)));
-  if (!accept(path, *header, op_id, datagram, now)) return;
-  path.note_next(op_id + kLanes);
+  const Fate fate = accept(path, *header, op_id, datagram, now);
+  // What is refused was not looked into, and a number far ahead makes all before it old.
+  const bool far_ahead = number >= path.received.largest() + ReceivedPackets::kWindow;
+  if (fate == Fate::malformed || (fate == Fate::refused && far_ahead)) return;
+  const bool refused = fate == Fate::refused;
+  if (refused) {
+    ++counters.refused;
+    path.refused = std::max(path.refused, number);
+  } else {
+    path.note_next(op_id + kLanes);
+  }
   if (number > path.received.largest()) path.largest_arrival = arrival;
   const uint64_t before = path.received.largest();
   if (number < before) {
@@ -162,7 +177,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     path.loss_from.add(static_cast<double>(number - before - 1), 1, now);
     path.sent_meter.add((number - before) * bytes, now);
   }
-  if (path.received.insert(number)) {
+  if (path.received.insert(number, refused)) {
     path.ack_now = true;
     receive_window.lost();
   }
@@ -175,33 +190,36 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   if (path.unacked >= std::clamp<uint32_t>(each, 1, 32)) path.ack_now = true;
 }
 
-// True when the packet has been dealt with, so that it may be acknowledged.
-bool Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
-                            std::span<const uint8_t> datagram, Nanos now) {
-  if (failure) return false;
-  if (finished(op_id)) return true;
+// Only what has been taken is acknowledged. What is refused has crossed the network all the same,
+// and will come again; what is malformed is not the peer's, and leaves no trace.
+Endpoint::Impl::Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
+                                            std::span<const uint8_t> datagram, Nanos now) {
+  if (failure) return Fate::malformed;
+  if (finished(op_id)) return Fate::taken;
   const auto payload = datagram.subspan(wire::kHeaderBytes);
   Op* op = find(op_id);
   if (op) return dispatch(path, *op, header, payload, now);
   const bool server = config.endpoint >= config.workers;
+  if (number_of(op_id) >= expected(op_id) + kOpsAhead) return Fate::refused;
   if (server && header.common.kind == wire::Kind::open)
     return serve_open(path, header, op_id, payload, now);
-  if (number_of(op_id) >= expected(op_id) + kOpsAhead) {
-    ++counters.malformed;
-    return false;
-  }
   if (path.stash.size() >= kStashMost) {
     size_t all = 0;
     for (const auto& p : paths)
       if (p) all += p->stash.size();
-    if (all >= kStashInAll) return false;
+    path.no_room = all >= kStashInAll;
+    if (path.no_room) return Fate::refused;
   }
-  path.stash.push_back({op_id, {datagram.begin(), datagram.end()}});
+  Path::Stashed kept{op_id, {datagram.begin(), datagram.end()}};
+  path.no_room = !memory.has_early(kept.cost());
+  if (path.no_room) return Fate::refused;
+  memory.early += kept.cost();
+  path.stash.push_back(std::move(kept));
   // No more of its backlog comes before this op starts; unused credit would then come at once.
   const size_t most = server ? SIZE_MAX : most_early(path);
   const size_t room = most - std::min(most, path.stash.size());
   path.demand = static_cast<uint16_t>(std::min<size_t>(path.demand, room));
-  return true;
+  return Fate::taken;
 }
 
 void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
@@ -211,6 +229,8 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
     std::vector<Path::Stashed> mine;
     for (Path::Stashed& s : p->stash) (s.op == op_id ? mine : kept).push_back(std::move(s));
     p->stash = std::move(kept);
+    p->no_room = false;
+    for (const Path::Stashed& s : mine) memory.early -= s.cost();
     size_t told = 0;
     for (const Path::Stashed& s : mine) {
       const std::span<const uint8_t> datagram(s.datagram);
@@ -227,8 +247,9 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
   share_credit(now);
 }
 
-bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
-                              std::span<const uint8_t> payload, Nanos now, bool stashed) {
+Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
+                                              std::span<const uint8_t> payload, Nanos now,
+                                              bool stashed) {
   const uint16_t source = path.peer;
   const bool from_worker = source < config.workers;
   uint16_t aggregator = UINT16_MAX;  // which aggregator the source is
@@ -241,15 +262,15 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
       if (!op.aggregator || !from_worker) break;
       const auto added = op.aggregator->add(source, header.chunk, payload,
                                             header.flags & wire::kTail, now, stashed);
-      if (added == Aggregator::Added::no_memory) return false;
+      if (added == Aggregator::Added::no_memory) return Fate::refused;
       if (added == Aggregator::Added::malformed) break;
       note_class(op, header);
       after_sum(op, now);
       op.probes ? answer_push(op, source) : void_backlog(op, source);
-      return true;
+      return Fate::taken;
     }
     case wire::Kind::pull: {
-      if (op.done) return true;
+      if (op.done) return Fate::taken;
       if (aggregator == UINT16_MAX || !op.worker || !op.pulls || header.chunk >= op.grid.chunks() ||
           op.grid.aggregator_of(header.chunk) != aggregator ||
           !codec::valid(op.spec.plan.format, payload, op.grid.length(header.chunk)))
@@ -263,7 +284,7 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
         }
         maybe_done(op, now);
       }
-      return true;
+      return Fate::taken;
     }
     case wire::Kind::open:
       if (!op.aggregator || !from_worker) break;
@@ -279,12 +300,15 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
                   std::to_string(op.spec.step) + ", which its bound does not allow",
               source, Cause::bound},
              now);
-        return false;
+        return Fate::malformed;
       }
       after_sum(op, now);
-      return true;
+      return Fate::taken;
     }
     case wire::Kind::probe:
+      // Each has an answer, and an honest peer asks again only when it has taken the last one.
+      if (path.control.open() >= kMostFrames) return Fate::refused;
+      [[fallthrough]];
     case wire::Kind::bitmap:
       good = op.probes && on_pass(source, aggregator, op, header, payload, now);
       break;
@@ -296,7 +320,7 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
         good = on_pass(source, aggregator, op, header, payload, now);
         break;
       }
-      if (op.done) return true;
+      if (op.done) return Fate::taken;
       if (aggregator == UINT16_MAX || !op.worker || payload.size() % 4) break;
       wire::Reader reader(payload);
       good = true;
@@ -311,24 +335,25 @@ bool Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
     case wire::Kind::close:
       // An exact plan with an exact pull has nothing to say here.
       if (aggregator == UINT16_MAX || !op.worker || !op.has_close) break;
-      if (op.done) return true;
+      if (op.done) return Fate::taken;
       good = on_message(op, aggregator, kind, op.closes[aggregator], header, payload, now);
       break;
     case wire::Kind::commit:
       if (aggregator == UINT16_MAX || !op.worker || !op.committed) break;
-      if (op.done) return true;
+      if (op.done) return Fate::taken;
       good = on_message(op, aggregator, kind, op.commits[aggregator], header, payload, now);
       break;
     case wire::Kind::fold:
       if (aggregator != 0 || !op.worker) break;
-      if (op.done) return true;
+      if (op.done) return Fate::taken;
       good = on_message(op, aggregator, kind, op.fold, header, payload, now);
       break;
     default:
       break;
   }
-  if (!good) ++counters.malformed;
-  return good;
+  if (good) return Fate::taken;
+  ++counters.malformed;
+  return Fate::malformed;
 }
 
 void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos now) {
@@ -393,7 +418,9 @@ void Endpoint::Impl::detect_loss(Path& path, Nanos now) {
     if (n + path.packet_threshold > path.largest_acked &&
         (packet->time + window > path.largest_acked_sent || path.packet_threshold > 3))
       break;
-    packet_lost(path, *packet, Again::lost, now);
+    // What the peer refused in between is known by its highest number alone, so nothing below that
+    // is taken for lost.
+    packet_lost(path, *packet, n <= path.refused_there ? Again::refused : Again::lost, now);
   }
 }
 
@@ -402,6 +429,11 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   if (largest >= path.sent.next()) {
     ++counters.malformed;
     return;
+  }
+  const uint64_t refused = wire::expand(ack.refused, largest);
+  if (refused > path.refused_there && refused < path.sent.next()) {
+    path.refused_there = refused;
+    path.refused_time = now;
   }
   const uint64_t credit = wire::expand(ack.credit, path.sent.next());
   if (credit > path.credit && credit < path.sent.next() + SentPackets::kMost) {

@@ -74,7 +74,9 @@ void Endpoint::Impl::repeat(Nanos now) {
   for (auto& p : paths) {
     if (!p || p->gone || p->sent.in_flight() == 0) continue;
     Nanos after = repeat_after(*p, now);
-    if (after == kNever) {
+    // Copies would find no room either.
+    const bool refused = now - p->refused_time < p->rtt.probe_timeout();
+    if (after == kNever || refused) {
       p->control_sent.clear();
       continue;
     }

@@ -57,7 +57,8 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   path.sent.count_bytes(packet);
   in_flight_bytes += packet.bytes;
   path.probe_base = now;
-  if (path.probes) --path.probes;
+  const bool data = packet.kind == wire::Kind::push || packet.kind == wire::Kind::pull;
+  if (path.probes && data) --path.probes;  // control goes without credit in any case
   repeats = std::max(repeats - 1, -kRepeatsAtOnce);
   path.starved = false;
   breaker.sent(packet.bytes, loss_to.share(now));
@@ -91,6 +92,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     path.last_ack = now;
     wire::Ack ack{};
     ack.largest = static_cast<uint32_t>(path.received.largest());
+    ack.refused = static_cast<uint32_t>(path.refused);
     ack.credit = static_cast<uint32_t>(path.granted);
     ack.loss = static_cast<uint16_t>(path.loss_from.share(now) * 65'536.0);
     ack.share = path.part * (config.datagram_bytes + 42);

@@ -8,17 +8,16 @@
 
 namespace gradwire {
 
-namespace {
-
-uint32_t elements_of_chunks(const Plan& plan, uint32_t agreed) {
+uint32_t Grid::elements_of_chunks(const Plan& plan, uint32_t agreed) {
   const uint32_t bytes = plan.datagram_bytes ? plan.datagram_bytes : agreed;
   return plan.format.chunk_elements(bytes - wire::kHeaderBytes);
 }
 
-}  // namespace
-
 Grid::Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators) {
   chunk_elements = elements_of_chunks(plan, agreed);
+  const uint64_t count = Grid::count(plan, agreed);
+  offset.reserve(count + 1);
+  region.reserve(count);
   for (uint32_t r = 0; r < plan.regions.size(); ++r) {
     const Region& part = plan.regions[r];
     for (uint64_t at = 0; at < part.length; at += chunk_elements) {
@@ -31,8 +30,7 @@ Grid::Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators) {
   shards.resize(aggregators);
   uint32_t chunk = 0;
   for (uint16_t a = 0; a < aggregators; ++a) {
-    const uint64_t until =
-        plan.elements / aggregators * (a + 1) + plan.elements % aggregators * (a + 1) / aggregators;
+    const uint64_t until = share_end(plan.elements, aggregators, a);
     shards[a].begin = chunk;
     while (chunk < chunks() && offset[chunk] + length(chunk) / 2 < until) ++chunk;
     if (a + 1 == aggregators) chunk = chunks();
@@ -40,10 +38,13 @@ Grid::Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators) {
   }
 }
 
-uint64_t Grid::count(const Plan& plan, uint32_t agreed) {
+uint64_t Grid::count(const Plan& plan, uint32_t agreed, uint64_t until) {
   const uint64_t each = elements_of_chunks(plan, agreed);
   uint64_t chunks = 0;
-  for (const Region& part : plan.regions) chunks += (part.length + each - 1) / each;
+  for (const Region& part : plan.regions) {
+    if (part.offset >= until) break;
+    chunks += (std::min(part.length, until - part.offset) + each - 1) / each;
+  }
   return chunks;
 }
 

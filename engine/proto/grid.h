@@ -23,8 +23,15 @@ struct Grid {
 
   Grid() = default;
   Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators);
-  // How many chunks it would have.
-  static uint64_t count(const Plan& plan, uint32_t agreed);
+  // Elements of the longest chunk. `agreed`: the datagram size of plans that name none.
+  static uint32_t elements_of_chunks(const Plan& plan, uint32_t agreed);
+  // How many chunks it would have, or how many begin before element `until`.
+  static uint64_t count(const Plan& plan, uint32_t agreed, uint64_t until = UINT64_MAX);
+  // Where an aggregator's share of the elements ends; its shard ends with a chunk nearby.
+  static uint64_t share_end(uint64_t elements, uint16_t aggregators, uint16_t aggregator) {
+    return elements / aggregators * (aggregator + 1) +
+           elements % aggregators * (aggregator + 1) / aggregators;
+  }
 
   uint32_t chunks() const { return static_cast<uint32_t>(region.size()); }
   uint32_t length(uint32_t chunk) const {

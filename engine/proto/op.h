@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "proto/aggregator.h"
 #include "proto/endpoint.h"
 #include "proto/grid.h"
+#include "proto/memory.h"
 #include "proto/message.h"
 #include "proto/passes.h"
 #include "proto/pull.h"
@@ -21,6 +23,7 @@ inline bool ends_with_close(const Plan& plan) {
 }
 
 struct Op {
+  std::optional<Reserved> reserved;  // where it is aggregated
   uint64_t id = 0;
   uint64_t place = 0;  // how many ops, of all lanes, were made here before it
   OpSpec spec;
@@ -29,8 +32,9 @@ struct Op {
   bool committed = false;
   bool pulls = true;
   bool lossy_pull = false;
-  bool probes = false;     // control "probe"
-  bool has_close = false;  // it ends with CLOSE
+  bool probes = false;           // control "probe"
+  bool has_close = false;        // it ends with CLOSE
+  uint64_t longest_message = 0;  // bytes
   Nanos started = 0;
   Nanos deadline = kNever;
 

@@ -36,15 +36,15 @@ bool PassSender::bitmap_part(uint32_t pass, uint32_t index, std::span<const uint
                              uint32_t part_bytes) {
   if (pass < pass_ || stopped_) return pass != 0;
   if (pass > pass_ || !probed_) return false;
-  Bitmap missing(state_.size());
   uint32_t total = 0;
   if (part.size() < kPartPrefix) return false;
   std::memcpy(&total, part.data(), sizeof total);
-  if (total != missing.byte_size()) return false;
+  if (total != (state_.size() + 7) / 8) return false;
   const auto result = bitmap_.part(index, part, part_bytes);
   if (result != MessageReceiver::Result::complete)
     return result == MessageReceiver::Result::incomplete;
-  missing.assign_bytes(bitmap_.bytes().data());
+  Bitmap missing(state_.size());
+  missing.assign_bytes(bitmap_.take().data());
   bitmap_ = MessageReceiver();
   return begin_pass(missing);
 }

@@ -49,6 +49,8 @@ class ControlFrames {
     slots_[slot].live = true;
     queue_.push_back(handle(slot));
   }
+  // Frames that are not acknowledged.
+  size_t open() const { return slots_.size() - free_.size() + without_slot_.size(); }
   bool waiting() {
     while (!queue_.empty() && !live(queue_.front())) queue_.pop_front();
     return !queue_.empty();
@@ -153,6 +155,8 @@ struct Path {
   bool held = false;  // a train waited for them
   uint64_t largest_acked = 0;
   Nanos largest_acked_sent = 0;
+  uint64_t refused_there = 0;        // the peer refused this one, and maybe some before it
+  Nanos refused_time = -kSecond;     // when that was heard
   uint64_t lost_floor = UINT64_MAX;  // lowest number declared lost whose ACK would be news
   uint64_t packet_threshold = 3;     // RFC 9002 §6.1.1; grows when it proves hasty
   Nanos probe_base = 0;              // when the probe timer started
@@ -189,6 +193,7 @@ struct Path {
   ReceivedPackets received;
   QueueDelay delay;
   EcnSeen ecn_seen;
+  uint64_t refused = 0;       // the highest packet number that found no room
   uint64_t granted = 0;       // credit given: highest packet number
   uint64_t granted_sent = 0;  // as last told
   uint64_t largest_told = 0;  // the largest number of the last ACK
@@ -210,8 +215,11 @@ struct Path {
   struct Stashed {
     uint64_t op;
     std::vector<uint8_t> datagram;
+    // Its allocation included.
+    size_t cost() const { return datagram.size() + 64; }
   };
   std::vector<Stashed> stash;  // packets of ops that have not started here
+  bool no_room = false;        // such a packet was refused, and none of its ops has started since
 
   // Signs of life.
   Nanos last_heard = 0;

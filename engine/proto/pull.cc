@@ -27,15 +27,10 @@ void PullSender::join() {
 }
 
 bool PullSender::pop_lost(uint32_t& chunk) {
-  while (lost_head_ < lost_.size()) {
-    const uint32_t c = lost_[lost_head_++];
-    if (lost_head_ == lost_.size()) {
-      lost_.clear();
-      lost_head_ = 0;
-    }
-    if (state_[c - begin_] != State::queued) continue;
-    chunk = c;
-    return true;
+  while (!lost_.empty()) {
+    chunk = lost_.front();
+    lost_.pop();
+    if (state_[chunk - begin_] == State::queued) return true;
   }
   return false;
 }
@@ -52,9 +47,9 @@ bool PullSender::pop_fresh(uint32_t& chunk) {
 
 bool PullSender::peek(uint32_t& chunk) {
   const auto lost = [&] {
-    for (size_t i = lost_head_; i < lost_.size(); ++i) {
-      if (state_[lost_[i] - begin_] != State::queued) continue;
-      chunk = lost_[i];
+    for (const uint32_t c : lost_.items()) {
+      if (state_[c - begin_] != State::queued) continue;
+      chunk = c;
       return true;
     }
     return false;
@@ -111,20 +106,13 @@ void PullSender::lost(uint32_t chunk) {
   State& s = state_[chunk - begin_];
   if (s != State::flight) return;
   s = State::queued;
-  lost_.push_back(chunk);
+  lost_.push(chunk);
 }
 
 void PullSender::forget(uint32_t chunk) {
   State& s = state_[chunk - begin_];
   if (s == State::acked) --acked_;
   s = State::forgotten;
-}
-
-std::vector<uint32_t> PullSender::lost_chunks() const {
-  std::vector<uint32_t> out;
-  for (size_t i = lost_head_; i < lost_.size(); ++i)
-    if (state_[lost_[i] - begin_] == State::queued) out.push_back(lost_[i]);
-  return out;
 }
 
 bool PullReceiver::insert(uint32_t chunk) {

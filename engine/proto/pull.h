@@ -8,9 +8,11 @@
 
 #include "proto/aggregator.h"
 #include "proto/bitmap.h"
+#include "proto/fifo.h"
 #include "proto/grid.h"
 #include "proto/passes.h"
 #include "proto/plan.h"
+#include "proto/zeroed.h"
 
 namespace gradwire {
 
@@ -22,7 +24,7 @@ class PullSender {
   uint32_t backlog() const {
     const size_t fresh = finished_->size() - cursor_;
     if (passes_) return passes_->settled() ? 0 : static_cast<uint32_t>(fresh) + passes_->backlog();
-    return static_cast<uint32_t>(fresh + (lost_.size() - lost_head_));
+    return static_cast<uint32_t>(fresh + lost_.size());
   }
   bool next(uint32_t& chunk, bool& again);
   // The chunk that next() would give.
@@ -30,13 +32,9 @@ class PullSender {
   void acked(uint32_t chunk);
   void lost(uint32_t chunk);
   void forget(uint32_t chunk);  // nobody needs it any more
-  bool holds(uint32_t chunk) const { return state_[chunk - begin_] == State::acked; }
   // Nobody knows yet whether it has arrived: of a chunk that went twice a copy may have.
   bool in_flight(uint32_t chunk) const { return state_[chunk - begin_] == State::flight; }
   uint32_t acked_count() const { return acked_; }
-  // Chunks declared lost and not sent again yet.
-  std::vector<uint32_t> lost_chunks() const;
-  bool fresh_left() const { return cursor_ < finished_->size(); }
 
   // ---- a lossy pull
   // Under control "probe", else null.
@@ -58,10 +56,9 @@ class PullSender {
   const Grid* grid_;
   bool lossy_;
   const std::vector<uint32_t>* finished_;
-  std::vector<State> state_;
+  Zeroed<State> state_;
   size_t cursor_ = 0;
-  std::vector<uint32_t> lost_;
-  size_t lost_head_ = 0;
+  ChunkFifo lost_;  // to be sent again
   uint32_t acked_ = 0;
   std::vector<uint8_t> region_open_;  // of a lossy pull
   uint32_t regions_left_ = 0;

@@ -76,20 +76,21 @@ PushSender::PushSender(const Plan& plan, const Grid& grid, const Grid::Shard& sh
   }
 }
 
-bool PushSender::pop_lost(uint32_t& chunk) {
-  while (lost_head_ < lost_.size()) {
-    const uint32_t c = lost_[lost_head_++];
-    if (lost_head_ == lost_.size()) {
-      lost_.clear();
-      lost_head_ = 0;
-    }
-    if (state(c) == State::queued) {
-      chunk = c;
-      --queued_;
-      return true;
+bool PushSender::peek_lost(uint32_t& chunk) {
+  for (ChunkFifo* fifo : {&again_, &lost_}) {
+    for (; !fifo->empty(); fifo->pop()) {
+      chunk = fifo->front();
+      if (state(chunk) == State::queued) return true;
     }
   }
   return false;
+}
+
+bool PushSender::pop_lost(uint32_t& chunk) {
+  if (!peek_lost(chunk)) return false;
+  (again_.empty() ? lost_ : again_).pop();
+  --queued_;
+  return true;
 }
 
 bool PushSender::next(uint32_t& chunk, bool& again, bool fresh) {
@@ -121,11 +122,7 @@ bool PushSender::peek(uint32_t& chunk, bool fresh) {
   if (open_ == 0) return false;
   while (cursor_ < list_.size() && state(list_[cursor_]) != State::idle) ++cursor_;
   fresh = fresh && cursor_ < list_.size();
-  if (queued_ && (holes_first() || !fresh)) {
-    while (state(lost_[lost_head_]) != State::queued) ++lost_head_;
-    chunk = lost_[lost_head_];
-    return true;
-  }
+  if (queued_ && (holes_first() || !fresh)) return peek_lost(chunk);
   if (fresh) chunk = list_[cursor_];
   return fresh;
 }
@@ -159,21 +156,17 @@ bool PushSender::room(uint32_t chunk) const {
 }
 
 void PushSender::forgive_queued() {
-  while (lost_head_ < lost_.size()) {
-    const uint32_t c = lost_[lost_head_];
+  while (!lost_.empty()) {
+    const uint32_t c = lost_.front();
     if (state(c) != State::queued) {
-      ++lost_head_;
+      lost_.pop();
       continue;
     }
     if (!room(c)) break;
-    ++lost_head_;
+    lost_.pop();
     ledger_[grid_.region[c]].forgiven += grid_.length(c);
     settle(c, State::done);
     forgiven_.push_back(c);
-  }
-  if (lost_head_ == lost_.size()) {
-    lost_.clear();
-    lost_head_ = 0;
   }
 }
 
@@ -182,14 +175,15 @@ void PushSender::lost(uint32_t chunk, Again why) {
   if (why == Again::lost) losing_ = true;
   if (why == Again::repeat && losing_ && !reserve_.empty() && !critical_[chunk - begin_])
     return doubt(chunk);
-  queue(chunk);
-  if (why == Again::lost && plan_.spend == Spend::lost) forgive_queued();
+  const bool forgivable = why == Again::lost && plan_.spend == Spend::lost;
+  queue(chunk, forgivable);
+  if (forgivable) forgive_queued();
 }
 
-void PushSender::queue(uint32_t chunk) {
+void PushSender::queue(uint32_t chunk, bool forgivable) {
   state(chunk) = State::queued;
   ++queued_;
-  lost_.push_back(chunk);
+  (forgivable ? lost_ : again_).push(chunk);
 }
 
 void PushSender::keep_in_reserve(uint32_t chunk) {
@@ -213,7 +207,7 @@ void PushSender::doubt(uint32_t chunk) {
     if (s != State::spare && s != State::doubted) continue;  // settled meanwhile
     if (s == State::spare) ++open_;
     reserve.underway += grid_.length(c);
-    queue(c);
+    queue(c, false);
   }
 }
 

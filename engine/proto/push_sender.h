@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "proto/fifo.h"
 #include "proto/grid.h"
 #include "proto/passes.h"
 #include "proto/plan.h"
@@ -24,8 +25,9 @@ std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::
                                 std::span<const uint8_t> priorities = {},
                                 std::vector<uint32_t>* spares = nullptr);
 
-// Why a chunk goes again: it was declared lost; silence; under heavy loss, before word can come.
-enum class Again : uint8_t { lost, probe, repeat };
+// Why a chunk goes again: it was declared lost; it came and found no room; silence; under heavy
+// loss, before word can come.
+enum class Again : uint8_t { lost, refused, probe, repeat };
 
 class PushSender {
  public:
@@ -89,8 +91,9 @@ class PushSender {
   bool holes_first() const {
     return plan_.spend == Spend::nothing || plan_.spend == Spend::anything;
   }
+  bool peek_lost(uint32_t& chunk);
   bool pop_lost(uint32_t& chunk);
-  void queue(uint32_t chunk);
+  void queue(uint32_t chunk, bool forgivable);
   void keep_in_reserve(uint32_t chunk);
   void doubt(uint32_t chunk);
 
@@ -101,8 +104,8 @@ class PushSender {
   size_t cursor_ = 0;
   std::vector<State> state_;
   std::vector<uint8_t> critical_;  // per chunk of the shard
-  std::vector<uint32_t> lost_;     // FIFO from lost_head_
-  size_t lost_head_ = 0;
+  ChunkFifo again_;                // to be sent again, whatever the ledger says
+  ChunkFifo lost_;                 // to be sent again, or forgiven
   uint32_t queued_ = 0;
   uint32_t open_ = 0;
   std::vector<Ledger> ledger_;    // per region

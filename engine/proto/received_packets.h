@@ -21,8 +21,9 @@ class ReceivedPackets {
     return test(number);
   }
 
-  // True when a gap has opened (number is beyond the next one expected).
-  bool insert(uint64_t number) {
+  // True when a gap has opened (number is beyond the next one expected). One that was refused is
+  // no gap, is not acknowledged, and counts as new should it come again.
+  bool insert(uint64_t number, bool refused = false) {
     bool gap = false;
     if (number > largest_) {
       gap = number > largest_ + 1;
@@ -30,11 +31,11 @@ class ReceivedPackets {
       if (number - first >= kWindow) {
         words_.fill(0);
       } else {
-        for (uint64_t n = first; n < number; ++n) clear(n);
+        clear(first, number);
       }
       largest_ = number;
     }
-    words_[(number % kWindow) / 64] |= uint64_t{1} << (number % 64);
+    if (!refused) words_[(number % kWindow) / 64] |= uint64_t{1} << (number % 64);
     return gap;
   }
 
@@ -54,7 +55,18 @@ class ReceivedPackets {
 
  private:
   bool test(uint64_t n) const { return (words_[(n % kWindow) / 64] >> (n % 64)) & 1; }
-  void clear(uint64_t n) { words_[(n % kWindow) / 64] &= ~(uint64_t{1} << (n % 64)); }
+  void clear(uint64_t first, uint64_t last) {
+    for (uint64_t n = first; n <= last;) {
+      uint64_t& word = words_[(n % kWindow) / 64];
+      if (n % 64 == 0 && n + 63 <= last) {
+        word = 0;
+        n += 64;
+      } else {
+        word &= ~(uint64_t{1} << (n % 64));
+        ++n;
+      }
+    }
+  }
 
   uint64_t largest_ = 0;  // packet numbers start at 1
   std::array<uint64_t, kWindow / 64> words_{};

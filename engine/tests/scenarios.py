@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,6 +70,30 @@ def own_drops(fabric: Fabric) -> int:
         for direction in ("up", "down")
     )
     return queues + int(sum(fabric.counters(host)["dropped_by_socket"] for host in hosts))
+
+
+class Heap(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks")),
+        ("keepcost", ctypes.c_size_t),
+    ]
+
+
+def heap_bytes() -> int:
+    """What this process has allocated from C and C++, touched or not."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Heap
+    heap = libc.mallinfo2()
+    return int(heap.uordblks + heap.hblkhd)
+
+
+def resident_bytes() -> int:
+    """What of this process's memory has been touched."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
 
 
 # ---------------------------------------------------------------------------- random jobs
@@ -206,6 +233,7 @@ def random_job(seed: int) -> Job:
     options |= random_control(seed, options)
     made = _engine.Plan(elements=elements, **options)
     chunks = len(_engine.chunk_grid(made, datagram, servers or workers)[0])
+    least = _engine.least_memory_limit(made, datagram, workers, servers)
     ops = []
     starts = np.zeros(workers)
     for _ in range(int(random.integers(1, 5))):
@@ -241,7 +269,7 @@ def random_job(seed: int) -> Job:
             "host_delay": float(random.choice([0.0, 20e-6])),
             "host_jitter": float(random.choice([0.0, 50e-6, 1e-3])),
             "datagram_bytes": datagram,
-            "memory_limit": int(random.choice([20_000, 2**31])),
+            "memory_limit": int(random.choice([least, 2**31])),
             "receive_buffer": int(random.choice([65_536, 2**20])),
         },
         ops=ops,

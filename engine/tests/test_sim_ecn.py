@@ -61,7 +61,7 @@ def test_marks_keep_queues_short(servers: int, slower: float, whole_trains: bool
 
 
 def test_a_queue_too_short_for_the_delay_target_overflows_no_more() -> None:
-    """1 ms of queue is 125 KB here."""
+    """1.3 ms of queue is 162 KB here."""
     short = replace(NETWORK_A, queue=64 << 10)
     drops = []
     for link in (short, replace(short, ecn=16 << 10)):
@@ -136,7 +136,9 @@ def test_marks_come_to_rest_beside_traffic_that_does_not_heed_them() -> None:
     assert total(fabric, "marked") > 0
     assert own_drops(fabric) == 0
     assert max(times) < 4  # half of one port is another's, whose queue is never short
-    assert median(times[-3:]) < 1.35
+    # Marks begin at 0.5 ms of queue, delay tells of it from 1.3 ms on: windows that marks have cut
+    # grow back for some rounds.
+    assert median(times[-3:]) < 1.6
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -170,3 +172,23 @@ def test_a_peer_that_stalls_is_not_taken_for_a_path_that_drops_ect() -> None:
     must_be_ok(fabric, 2)
     assert total(fabric, "ecn_failed") == 0
     assert fabric.link_counters(1, "down")["ect"] > before + 100
+
+
+def test_any_number_of_packets_may_come_between_two_acks_that_arrive() -> None:
+    """A path that holds 67,000 of them, whose way back loses everything for most of a round."""
+    link = Link(rate=500e6, delay=10e-3, queue=1 << 24)
+    options = {"datagram_bytes": 256, "receive_buffer": 1 << 25, **HOSTS}
+    fabric = Fabric(1, servers=1, link=link, **options)
+    elements = 57 * 100_000
+    of, values = plan(elements, pull="none"), gradients(1, elements)
+    fabric.all_reduce(0, of, values)
+    assert fabric.run()
+    before = fabric.counters(1)["packets_received"]
+    fabric.set_link(0, "down", replace(link, loss=1 - 1e-9))
+    fabric.all_reduce(1, of, values, at=fabric.now)
+    fabric.run(fabric.now + 0.05)
+    assert fabric.counters(1)["packets_received"] - before > 40_000
+    fabric.set_link(0, "down", link)
+    assert fabric.run()
+    must_be_ok(fabric, 2)
+    assert total(fabric, "ecn_failed") == 0

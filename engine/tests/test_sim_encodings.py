@@ -98,13 +98,17 @@ def test_random_jobs_keep_replicas_alike_and_books_in_balance(encoding: str, fir
         elements = int(10 ** random.uniform(0, 4.7))
         options = random_options(random, elements, workers)
         made = _engine.Plan(elements=elements, **options, **ENCODINGS[encoding])
+        link = random_link(random)
+        datagram = int(random.choice([256, 601, 1472]))
+        whole_trains = bool(random.random() < 0.3)
+        least = _engine.least_memory_limit(made, datagram, workers)
         fabric = Fabric(
             workers,
             seed=seed,
-            link=random_link(random),
-            datagram_bytes=int(random.choice([256, 601, 1472])),
-            whole_trains=bool(random.random() < 0.3),
-            memory_limit=int(random.choice([20_000, 2**31])),
+            link=link,
+            datagram_bytes=datagram,
+            whole_trains=whole_trains,
+            memory_limit=int(random.choice([least, 2**31])),
         )
         jobs = [tame(workers, elements, seed + op) for op in range(2)]
         for op, values in enumerate(jobs):
@@ -313,7 +317,7 @@ def test_flipped_bits_can_do_no_harm_to_the_job() -> None:
     """A payload that became invalid on the way is sent again."""
     for encoding, options in ENCODINGS.items():
         fabric = Fabric(3, link=Link(flip=0.2), seed=5)
-        fabric.all_reduce(0, plan(60_000, **options), tame(3, 60_000))
+        fabric.all_reduce(0, plan(60_000, **options), tame(3, 60_000), timeout=30.0)
         fabric.run(60.0)
         for worker in range(3):
             done = fabric.completion(worker, 0)

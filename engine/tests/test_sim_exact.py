@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from scenarios import chunks_of, gradients, must_be_ok, plan, rank_order_sum, same_bits
+from scenarios import gradients, must_be_ok, plan, rank_order_sum, same_bits
 
+from gradwire import _engine
 from gradwire.sim import Fabric, Link
 
 LOSSY = Link(loss=0.02, reorder=0.1, duplicate=0.05)
@@ -95,39 +96,36 @@ def test_many_ops_at_once_and_skewed_workers(servers: int) -> None:
         assert same_bits(fabric.result(0, op), rank_order_sum(values))
 
 
-def test_memory_for_contributions_out_of_turn_is_bounded_and_cannot_deadlock() -> None:
-    """The highest ranks are first by far; what may wait for rank 0 is a fifth of a shard."""
-    fabric = Fabric(6, memory_limit=40_000, link=Link(loss=0.01), seed=1)
+@pytest.mark.parametrize("more", [1.0, 1.2])
+def test_memory_for_contributions_out_of_turn_is_bounded_and_cannot_deadlock(more: float) -> None:
+    """The highest ranks are first by far; what may wait for rank 0 is nothing, or a fifth."""
+    of = plan(60_000)
+    limit = int(more * _engine.least_memory_limit(of, 1472, 6))
+    fabric = Fabric(6, memory_limit=limit, link=Link(loss=0.01), seed=1)
     for op in range(3):
         values = gradients(6, 60_000, op)
-        fabric.all_reduce(op, plan(60_000), values, at=[0.05 * (5 - w) for w in range(6)])
+        fabric.all_reduce(op, of, values, at=[0.05 * (5 - w) for w in range(6)])
     assert fabric.run()
     must_be_ok(fabric, 3)
 
 
-@pytest.mark.parametrize("limit", [200_000, 1_000_000])
+@pytest.mark.parametrize("limit", [200_000, 400_000])
 def test_what_waits_for_a_late_rank_is_bounded_in_all_ops_together(limit: int) -> None:
     """What the others had no room for, and did not acknowledge, comes again when it starts."""
     workers, ops, elements, late = 4, 8, 90_000, 2.0
-    fabric = Fabric(workers, memory_limit=limit, trace=1_000_000)
+    fabric = Fabric(workers, memory_limit=limit)
     jobs = [gradients(workers, elements, op) for op in range(ops)]
     for op, values in enumerate(jobs):
         fabric.all_reduce(op, plan(elements), values, at=[late, 0.1, 0.1, 0.1])
-    assert fabric.run()
+    assert not fabric.run(1.0)
+    for aggregator in range(1, workers):
+        assert 0.5 * limit < fabric.counters(aggregator)["memory"] <= limit
+        assert fabric.counters(aggregator)["refused"] > 0
+    while not fabric.run(fabric.now + 1e-3):
+        assert all(fabric.counters(rank)["memory"] <= limit for rank in range(workers))
     must_be_ok(fabric, ops)
     for op, values in enumerate(jobs):
         assert same_bits(fabric.result(3, op), rank_order_sum(values))
-    _, lengths, _, _ = chunks_of(fabric, plan(elements))
-    for aggregator in range(1, workers):
-        came, again = set(), set()
-        for packet in fabric.trace():
-            to_here = packet.kind == "push" and packet.destination == aggregator
-            if to_here and packet.source != 0:
-                chunk = (packet.source, packet.op, packet.chunk)
-                (came if packet.time_ns < 1e9 else again).add(chunk)
-        waited = 4 * sum(int(lengths[chunk]) for _, _, chunk in came - again)
-        assert 0.4 * limit < waited <= 0.5 * limit
-        assert len(came & again) > 0
 
 
 def test_statistics_are_folded_in_rank_order() -> None:

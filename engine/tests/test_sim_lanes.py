@@ -7,8 +7,10 @@ import itertools
 
 import numpy as np
 import pytest
-from scenarios import EAGER, gradients, plan, random_job, rank_order_sum, same_bits
+from packets import OPEN, in_parts, open_to_server, packet, part
+from scenarios import EAGER, gradients, heap_bytes, plan, random_job, rank_order_sum, same_bits
 
+from gradwire import _engine
 from gradwire.sim import Fabric, Link
 
 LANES = (0, 1, 5, 4095)
@@ -49,12 +51,23 @@ def test_each_worker_may_start_the_lanes_in_an_order_of_its_own(servers: int, se
             assert same_bits(fabric.result(worker, op, lane=lane), rank_order_sum(data))
 
 
+def room_for_both(
+    of: _engine.Plan, servers: int, workers: int = 2, datagram_bytes: int = 1472
+) -> int:
+    """The memory limit for one op of each of two lanes, beside contributions that wait."""
+    return 36 * _engine.least_memory_limit(of, datagram_bytes, workers, servers) // 10
+
+
 @pytest.mark.parametrize("servers", [0, 1])
 def test_random_jobs_may_cross(servers: int) -> None:
     """Plans, networks and memory of all kinds; each worker begins with another lane."""
     for seed in range(60):
         job = random_job(seed)
         job.servers = servers
+        if job.fabric_options["memory_limit"] < 1 << 31:
+            job.fabric_options["memory_limit"] = room_for_both(
+                job.plan, servers, job.workers, job.fabric_options["datagram_bytes"]
+            )
         fabric = job.fabric()
         lanes = (3, 7)
         for worker in range(job.workers):
@@ -75,7 +88,7 @@ def test_random_jobs_may_cross(servers: int) -> None:
         all_done(fabric, dict.fromkeys(lanes, len(job.ops)))
 
 
-def crossed(fabric: Fabric, elements: int, second_op: float | None = None) -> None:
+def crossed(fabric: Fabric, elements: int) -> None:
     """Two workers: each starts its own lane's two ops first, and then the other's."""
     made, values = plan(elements), gradients(2, elements)
     for worker in range(2):
@@ -84,30 +97,75 @@ def crossed(fabric: Fabric, elements: int, second_op: float | None = None) -> No
                 fabric.start(worker, op, made, values[worker], lane=lane, at=0.01)
 
 
-def test_lanes_that_cross_at_a_server_without_memory_for_two_ops() -> None:
+@pytest.mark.parametrize("servers", [0, 1])
+def test_lanes_that_cross_without_memory_for_two_ops_of_a_lane(servers: int) -> None:
     """Each worker's second op is refused for as long as the first op of that lane lacks the other
     worker's part, which is to go behind a refused op there: lanes take turns."""
     elements = 361 * 3000
-    fabric = Fabric(2, servers=1, seed=1, memory_limit=8 * elements + 1000)
-    crossed(fabric, elements)
-    assert fabric.run(30)
-    all_done(fabric, {1: 2, 2: 2})
-
-
-def test_lanes_that_cross_where_sums_find_no_room_to_wait() -> None:
-    elements = 361 * 3000
-    fabric = Fabric(2, seed=1, memory_limit=100_000)
+    limit = room_for_both(plan(elements), servers)
+    fabric = Fabric(2, servers=servers, seed=1, memory_limit=limit)
     crossed(fabric, elements)
     assert fabric.run(30)
     all_done(fabric, {1: 2, 2: 2})
 
 
 @pytest.mark.parametrize("servers", [0, 1])
+def test_lanes_that_cross_without_memory_for_one_op_of_each_are_an_error_at_once(
+    servers: int,
+) -> None:
+    """Each worker would wait for the other to begin what that has no memory for."""
+    elements = 361 * 3000
+    limit = 15 * _engine.least_memory_limit(plan(elements), 1472, 2, servers) // 10
+    fabric = Fabric(2, servers=servers, seed=1, memory_limit=limit)
+    crossed(fabric, elements)
+    assert fabric.run(2)
+    for worker, lane in itertools.product(range(2), (1, 2)):
+        done = fabric.completion(worker, 0, lane=lane)
+        assert done is not None
+        assert done.error_cause == "memory"
+        assert f"memory_limit={limit} " in done.error
+        assert "with what runs beside it" in done.error
+
+
+def test_lanes_without_memory_for_one_op_of_each_take_turns_where_all_have_begun() -> None:
+    """What all have begun ends by itself, so the next may wait for it."""
+    elements = 361 * 3000
+    limit = 15 * _engine.least_memory_limit(plan(elements), 1472, 2) // 10
+    fabric = Fabric(2, seed=1, memory_limit=limit)
+    for turn in range(6):
+        values = gradients(2, elements, turn)
+        fabric.all_reduce(turn // 2, plan(elements), values, lane=turn % 2, at=fabric.now)
+        while fabric.completion(0, turn // 2, lane=turn % 2) is None:
+            fabric.run(fabric.now + 1e-4, until_done=False)
+    assert fabric.run(5)
+    all_done(fabric, {0: 3, 1: 3})
+
+
+def test_no_number_of_lanes_takes_more_than_the_memory_limit() -> None:
+    """A peer opens an op in each of 2,000 lanes at a server, some of them by halves."""
+    limit, elements = 16 << 20, 1 << 18
+    message = open_to_server(elements, [(0, elements, 0.0)])
+    fabric = Fabric(2, servers=1, memory_limit=limit)
+    fabric.run(0.1, until_done=False)
+    before = heap_bytes()
+    for lane in range(1, 2001):
+        whole = in_parts(message, source=0, op=0, number=2 * lane, lane=lane)
+        half = packet(OPEN, 0, 2 * lane + 1, 1, 0, part(4 << 20), lane=lane)
+        for each in [*whole, half]:
+            fabric.inject(0, 2, each)
+        fabric.run(fabric.now + 1e-5, until_done=False)
+        assert fabric.counters(2)["memory"] <= limit
+        assert heap_bytes() - before < limit + (4 << 20)
+    assert "memory_limit=16777216 " in fabric.failure(2)
+
+
+@pytest.mark.parametrize("servers", [0, 1])
 def test_a_lane_that_one_worker_has_not_started_keeps_no_other_waiting(servers: int) -> None:
     """Rank 1 starts two large ops of lane 1 only when the one of lane 2 is done, rank 0 before it;
-    the second one is more than a server with memory for one op can take."""
+    the second one is more than there is memory for."""
     elements = 361 * 6000
-    fabric = Fabric(2, servers=servers, seed=1, memory_limit=8 * elements + 1000)
+    limit = room_for_both(plan(elements), servers)
+    fabric = Fabric(2, servers=servers, seed=1, memory_limit=limit)
     for op in range(4):
         fabric.all_reduce(op, plan(100), gradients(2, 100), lane=2)
     assert fabric.run(1)

@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (5, "c81cb9813ae21314")
+FORMATS = (6, "55bec38edbfaa8e9")
 """The version, and the fingerprint of the formats that it stands for."""
 
 
@@ -22,7 +22,7 @@ def fingerprint() -> str:
     return hashlib.sha256("".join(text.split()).encode()).hexdigest()[:16]
 
 
-CONTENTS = (5, "56d954234216e833")
+CONTENTS = (6, "56d954234216e833")
 """The version, and the fingerprint of encoded chunks and of plans."""
 
 

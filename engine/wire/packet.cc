@@ -25,6 +25,7 @@ size_t write_ack(uint8_t* at, const Common& common, const Ack& ack) {
   write_common(at, common);
   at += kCommonBytes;
   at = put(at, ack.largest);
+  at = put(at, ack.refused);
   at = put(at, ack.credit);
   at = put(at, ack.delay_us);
   at = put(at, ack.queue_us);
@@ -67,14 +68,15 @@ std::optional<Ack> read_ack(std::span<const uint8_t> datagram) {
   Reader reader(datagram.subspan(kCommonBytes));
   Ack ack{};
   ack.largest = reader.get<uint32_t>();
+  ack.refused = reader.get<uint32_t>();
   ack.credit = reader.get<uint32_t>();
   ack.delay_us = reader.get<uint32_t>();
   ack.queue_us = reader.get<uint32_t>();
   ack.share = reader.get<uint32_t>();
   ack.words = reader.get<uint16_t>();
   ack.loss = reader.get<uint16_t>();
-  ack.ect0 = reader.get<uint16_t>();
-  ack.ce = reader.get<uint16_t>();
+  ack.ect0 = reader.get<uint32_t>();
+  ack.ce = reader.get<uint32_t>();
   if (ack.words > kAckMaxWords) return std::nullopt;
   auto bits = reader.take(ack.words * sizeof(uint64_t));
   if (!reader.ok()) return std::nullopt;

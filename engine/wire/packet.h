@@ -20,8 +20,9 @@ namespace gradwire::wire {
 
 // Raised with every change of what travels. 2: the ACK's fields, `share`, the width
 // of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause, PING and
-// PONG what has begun. 5: ops have lanes.
-inline constexpr uint8_t kVersion = 5;
+// PONG what has begun. 5: ops have lanes. 6: the ACK's `refused` and the width of its counts of ECN
+// marks.
+inline constexpr uint8_t kVersion = 6;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
 inline constexpr size_t kMinDatagram = 256;
@@ -119,18 +120,19 @@ struct Header {
 };
 
 // Acknowledges packets largest, largest - 1, … by a bitmap (bit 0 = largest).
-inline constexpr size_t kAckFixedBytes = kCommonBytes + 28;
+inline constexpr size_t kAckFixedBytes = kCommonBytes + 36;
 inline constexpr size_t kAckMaxWords = 128;
 struct Ack {
   uint32_t largest;
+  uint32_t refused;   // the highest that came and found no room; 0: none did
   uint32_t credit;    // the highest packet number that may be sent
   uint32_t delay_us;  // since `largest` arrived
   uint32_t queue_us;  // queueing delay seen on this path, above its minimum
   uint32_t share;     // bytes of the receiver's window that are this path's
   uint16_t words;     // of the bitmap
   uint16_t loss;      // share of packets lost on the way here, of 65,536
-  uint16_t ect0;      // packets that came with ECT(0), and with CE: their numbers' low 16 bits
-  uint16_t ce;
+  uint32_t ect0;      // packets that came with ECT(0), and with CE: their numbers' low 32 bits
+  uint32_t ce;
   uint64_t bitmap[kAckMaxWords];
 };
 

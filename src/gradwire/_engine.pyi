@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from gradwire.errors import Cause
 
 PROTOCOL_VERSION: int
+DEFAULT_MEMORY_LIMIT: int
 HEADER_BYTES: int
 CAUSES: list[Cause]
 
@@ -64,6 +65,9 @@ def chunk_grid(
     plan: Plan, datagram_bytes: int, aggregators: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
     """The chunk grid: element offsets, lengths, region index and aggregator of each chunk."""
+
+def least_memory_limit(plan: Plan, datagram_bytes: int, workers: int, servers: int = 0) -> int:
+    """The memory limit of an engine, in bytes, below which a job cannot take an op of this plan."""
 
 def round_trip(
     plan: Plan, values: NDArray[np.float32], datagram_bytes: int, aggregators: int
@@ -293,7 +297,7 @@ class Fabric:
         datagram_bytes: int = 1472,
         peer_timeout_ns: int = 30_000_000_000,
         ping_interval_ns: int = 1_000_000_000,
-        delay_target_ns: int = 1_000_000,
+        delay_target_ns: int = 1_300_000,
         receive_buffer: int = 1_048_576,
         memory_limit: int = 2_147_483_648,
         pacing: bool = True,

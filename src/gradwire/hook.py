@@ -27,7 +27,7 @@ from gradwire.native import load_engine
 from gradwire.pipeline import GradientPipeline
 from gradwire.policies import PLOT, Policy
 from gradwire.rendezvous import agree
-from gradwire.settings import Settings
+from gradwire.settings import LARGEST_DATAGRAM, Settings
 from gradwire.staging import DEVICES
 from gradwire.telemetry import ReportWriter
 
@@ -137,6 +137,7 @@ class HookState:
                     "servers serve the whole job; use route='sharded'",
                     beside=f"with a process group of {group.world_size} of the job's ranks",
                 )
+            _check_memory(self._settings, self._largest, group.world_size)
             self._policy.prepare(self._tensors)  # a copy knows no names
             report = self._settings.report
             return ReportWriter.open(report, group.job_rank, group.rank == 0), None
@@ -203,6 +204,7 @@ class HookState:
         self._names = ParameterNames(model)
         self._tensors = None if model is None else sizes(model)
         self._vectors = frozenset() if model is None else vectors(model)
+        self._largest = ("", 0) if model is None else _largest(model)
 
     def _configure(
         self,
@@ -396,6 +398,37 @@ def _check_dense(model: torch.nn.Module) -> None:
                 setting=plain,
                 value=True,
             )
+
+
+def _largest(model: torch.nn.Module) -> tuple[str, int]:
+    """The name and the elements of the largest parameter that DDP averages; "" and 0 for none."""
+    ignored = _ignored(model)
+    averaged = [each for each in sizes(model).items() if each[0] not in ignored]
+    return max(averaged, key=lambda each: each[1], default=("", 0))
+
+
+def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int) -> None:
+    """Raises ConfigError where a parameter needs more memory than this rank's engine may hold.
+
+    A parameter travels in one transfer, and every rank sums its share of it. What else DDP puts
+    into the same bucket is known only when it comes.
+    """
+    name, elements = largest
+    if settings.server_count or world_size == 1 or elements == 0:
+        return
+    native = load_engine()
+    plan = native.Plan(elements=elements, regions=[(0, elements, 0.0)])
+    least = native.least_memory_limit(plan, settings.datagram or LARGEST_DATAGRAM, world_size)
+    if (settings.memory_limit or native.DEFAULT_MEMORY_LIMIT) >= least:
+        return
+    default = "" if settings.memory_limit else f"(the default, {native.DEFAULT_MEMORY_LIMIT})"
+    raise ConfigError.of(
+        "memory_limit",
+        settings.memory_limit,
+        f"parameter {name!r} travels in one transfer, which needs {least} bytes or more on each "
+        "rank; raise it, or use more ranks",
+        beside=default,
+    )
 
 
 def _ignored(model: torch.nn.Module) -> Collection[str]:

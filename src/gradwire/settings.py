@@ -36,6 +36,8 @@ LONGEST_S = 10 * 365 * 86_400.0
 """The longest time a setting may name: ten years, which still fit 64 bits of nanoseconds."""
 SHORTEST_S = 0.01
 """The shortest time-out of a rendezvous or a transfer: no store answers and no path is faster."""
+SMALLEST_MEMORY = 1 << 20
+"""The least memory that an engine may hold for its peers: enough for the first packets of some."""
 SHORTEST_PEER_S = 1.0
 """The shortest silence that may mean death: five pings go in it, and a busy machine delays some."""
 
@@ -53,8 +55,12 @@ class Settings:
         MTU of interfaces and routes allows.
     rendezvous_timeout: how long to wait for the peers to appear. peer_timeout: how long a peer's
         engine may be silent before it is dead. timeout: how long one transfer may take (peers
-        may compute meanwhile); None for the process group's timeout. memory_limit: of the
-        aggregator's buffers, 0 for the engine's default.
+        may compute meanwhile); None for the process group's timeout. memory_limit: bytes that
+        this process's engine may hold for its peers, 0 for 2 GiB: sums, results and books of the
+        transfers that it aggregates, contributions that wait for their turn, packets and messages
+        of transfers that have not started here. Transfers that do not fit together take turns;
+        one that does not fit alone, with seven eighths of the limit, is an error. A server's own
+        is GRADWIRE_MEMORY_LIMIT where it runs.
     error_feedback: give back later what did not count. "auto" goes by the optimizer given to
         attach (`gradwire.feedback.AUTO`), and is off without one. max_age: how many steps running
         an element may go uncounted.
@@ -129,7 +135,15 @@ class Settings:
         _seconds("peer_timeout", self.peer_timeout, SHORTEST_PEER_S)
         if self.timeout is not None:
             _seconds("timeout", self.timeout, SHORTEST_S)
-        _whole("memory_limit", self.memory_limit, 0, 1 << 62)
+        if not (is_whole(self.memory_limit) and self.memory_limit == 0):
+            limit = self.memory_limit
+            if not is_whole(limit) or not SMALLEST_MEMORY <= limit <= 1 << 62:
+                raise ConfigError.of(
+                    "memory_limit",
+                    limit,
+                    f"bytes, a whole number from {SMALLEST_MEMORY} to {1 << 62}, or 0 for the "
+                    "engine's default",
+                )
         named = isinstance(self.error_feedback, str) and self.error_feedback == "auto"
         if not named and not isinstance(self.error_feedback, bool):
             raise ConfigError.of(

@@ -111,7 +111,7 @@ class Fabric:
         datagram_bytes: int = 1472,
         peer_timeout: float = 30.0,
         ping_interval: float = 1.0,
-        delay_target: float = 1e-3,
+        delay_target: float = 1.3e-3,
         receive_buffer: int = 1 << 20,
         memory_limit: int = 1 << 31,
         pacing: bool = True,

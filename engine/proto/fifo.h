@@ -1,0 +1,31 @@
+// A queue of chunks. It holds memory for what waits in it, not for all that ever did.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace gradwire {
+
+class ChunkFifo {
+ public:
+  bool empty() const { return head_ == items_.size(); }
+  size_t size() const { return items_.size() - head_; }
+  uint32_t front() const { return items_[head_]; }
+  std::span<const uint32_t> items() const { return std::span(items_).subspan(head_); }
+  void push(uint32_t chunk) { items_.push_back(chunk); }
+  void pop() {
+    ++head_;
+    // As many have gone as are left, so that each is moved once at the most, on average.
+    if (2 * head_ < items_.size()) return;
+    items_.erase(items_.begin(), items_.begin() + static_cast<ptrdiff_t>(head_));
+    head_ = 0;
+  }
+
+ private:
+  std::vector<uint32_t> items_;
+  size_t head_ = 0;
+};
+
+}  // namespace gradwire
