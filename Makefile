@@ -4,13 +4,16 @@ SHELL := bash
 BIN := .venv/bin
 ENGINE_FILES = find engine -name '*.cc' -o -name '*.h'
 
-.PHONY: demo test lint format bench venv engine clean help
+.PHONY: demo test traces lint format bench venv engine clean help
 
 demo: venv  ## train over a bursting network, beside TCP
 	@$(BIN)/gradwire demo $(ARGS)
 
 test: venv  ## run all tests (limit: 40 minutes)
 	@timeout -k 20 2460 $(BIN)/python -m pytest --session-timeout=2400 $(ARGS)
+
+traces: venv  ## compare the traces of 99 scenarios in virtual time with the known ones
+	@$(BIN)/python engine/tests/traces.py $(ARGS)
 
 lint: venv  ## ruff, mypy --strict, clang-format
 	@$(BIN)/ruff check .
