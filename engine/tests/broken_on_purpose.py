@@ -240,8 +240,8 @@ BREAKS = (
         6,
         "a silent engine is waited for",
         PROTO + "endpoint.cc",
-        "now - p->last_heard <= config.peer_timeout",
-        "now - p->last_heard <= 1000 * config.peer_timeout",
+        "now - last <= config.peer_timeout",
+        "now - last <= 1000 * config.peer_timeout",
         SIM + "faults.py",
     ),
     Break(
