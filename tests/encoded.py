@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from gradwire.plans import TransferPlan
+from gradwire.core.plan import TransferPlan
 from gradwire.policies import MLT, PlanContext
 
 

@@ -21,7 +21,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["torch", "torch._dynamo", "pytest", "gradwire.ddp"])
+context.set_forkserver_preload(["torch", "torch._dynamo", "pytest", "gradwire.training.attach"])
 
 
 class Failed:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from gradwire import rendezvous
-from gradwire.addresses import (
+from gradwire.core.errors import ConfigError, RendezvousError
+from gradwire.transport import rendezvous
+from gradwire.transport.addresses import (
     LocalAddress,
     describe_interfaces,
     host_identity,
@@ -22,9 +23,8 @@ from gradwire.addresses import (
     reachable_interfaces,
     route_mtu,
 )
-from gradwire.communicator import Communicator
-from gradwire.errors import ConfigError, RendezvousError
-from gradwire.rendezvous import Introduction, Meeting
+from gradwire.transport.communicator import Communicator
+from gradwire.transport.rendezvous import Introduction, Meeting
 
 
 def addresses_of(interface: object, towards: str | None) -> list[str]:

@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 from host_ranks import Builder, HostRanks
 
-from gradwire.communicator import Communicator
-from gradwire.errors import ConfigError, RendezvousError
+from gradwire.core.errors import ConfigError, RendezvousError
+from gradwire.transport.communicator import Communicator
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 

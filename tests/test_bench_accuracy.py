@@ -35,12 +35,12 @@ from gradwire.bench.accuracy.tasks import TASKS
 from gradwire.bench.accuracy.text import TextLesson
 from gradwire.bench.accuracy.trainer import train
 from gradwire.bench.accuracy.weather import UNLUCKY, Weather
-from gradwire.errors import ConfigError, GradwireError
+from gradwire.core.agreed import Phase
+from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.lab import network
 from gradwire.lab.intervals import t_quantile
-from gradwire.phases import Phase
 from gradwire.policies import names
-from gradwire.virtual import Job
+from gradwire.sim.job import Job
 
 SHORT = Cell("digits", "sgd", "mixed", LOSSLESS, "quiet", seed=0, rounds=12, parts=1)
 TRAINING = Training("digits", "sgd", 12, 1)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from encoded import Encoded
 
-from gradwire.configure import configure
-from gradwire.errors import ConfigError
-from gradwire.feedback import auto_feedback
-from gradwire.plans import TransferPlan
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TransferPlan
 from gradwire.policies import OptiReduce, PlanContext
-from gradwire.sim import Link
-from gradwire.virtual import Job
+from gradwire.sim.fabric import Link
+from gradwire.sim.job import Job
+from gradwire.training.configure import configure
+from gradwire.training.feedback.residuals import auto_feedback
 
 STEPS = 200
 TENSORS = {"a.weight": 9 * 358, "a.bias": 30, "b.weight": 11 * 358}

@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from gradwire import communicator, hosts, rendezvous
-from gradwire.communicator import Communicator, Handle
-from gradwire.errors import ConfigError, GradwireError, RendezvousError, TransferError
-from gradwire.executor import CompletionPool, Stager
-from gradwire.plans import CloseStep, Region, TransferPlan, TransferReport, mix_seed
-from gradwire.settings import Settings
+from gradwire.core.errors import ConfigError, GradwireError, RendezvousError, TransferError
+from gradwire.core.plan import CloseStep, Region, TransferPlan, TransferReport, mix_seed
+from gradwire.core.settings import Settings
+from gradwire.transport import communicator, engines, rendezvous
+from gradwire.transport.communicator import Communicator, Handle
+from gradwire.transport.threads import CompletionPool, Stager
 
 Array = NDArray[np.float32]
 
@@ -660,7 +660,7 @@ def test_a_transfer_whose_report_cannot_be_made_fails(monkeypatch: pytest.Monkey
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(hosts, "transfer_report", full)
+        patch.setattr(engines, "transfer_report", full)
         with pytest.raises(TransferError) as raised:
             team.reduce([np.ones(10, np.float32)] * 2, step=3)
     assert (raised.value.step, raised.value.cause) == (3, "engine")
@@ -810,25 +810,25 @@ def test_an_engine_closed_before_it_is_joined_is_not_joined(
     closed: Any = FakeHost(1, settings)
     fresh: Any = FakeHost(2, settings)
     opened: list[Any] = []
-    monkeypatch.setattr(hosts, "_hosts", opened)
-    monkeypatch.setattr(hosts, "_find", lambda *_: closed)
-    monkeypatch.setattr(hosts, "_open", lambda *_: fresh)
+    monkeypatch.setattr(engines, "_hosts", opened)
+    monkeypatch.setattr(engines, "_find", lambda *_: closed)
+    monkeypatch.setattr(engines, "_open", lambda *_: fresh)
     store = dist.HashStore()
     alone = rendezvous.Meeting(store, "t", endpoint=0, workers=1, servers=0, timeout_s=1)
-    assert hosts.join_host(alone, store, "world", settings) is fresh
+    assert engines.join_host(alone, store, "world", settings) is fresh
     assert opened == [fresh]
 
 
 def test_an_engine_in_use_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     host: Any = FakeHost(1, Settings.build({}, environment={}))
     opened: list[Any] = [host]
-    monkeypatch.setattr(hosts, "_hosts", opened)
+    monkeypatch.setattr(engines, "_hosts", opened)
     host.users = 1
-    assert not hosts._drop_unused(host)
+    assert not engines._drop_unused(host)
     assert opened == [host]
     host.users = 0
-    assert hosts._drop_unused(host)
-    assert hosts._drop_unused(host)  # gone already
+    assert engines._drop_unused(host)
+    assert engines._drop_unused(host)  # gone already
     assert host.closed
     assert opened == []
 

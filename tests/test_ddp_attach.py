@@ -31,9 +31,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire import hosts
-from gradwire.communicator import Communicator
-from gradwire.staging import _DirectStage
+from gradwire.training.staging import _DirectStage
+from gradwire.transport import engines
+from gradwire.transport.communicator import Communicator
 
 # ---------------------------------------------------------------------------- attaching
 
@@ -504,7 +504,7 @@ def lost_on_one(rank: int, world: int) -> str:
     if rank == 1:
         host = first._pipeline.communicator._host
         assert host is not None
-        hosts._drop(host)
+        engines._drop(host)
     ddp = wrap(model())
     with pytest.raises(gradwire.RendezvousError) as raised:
         gradwire.attach(ddp, "reliable")
@@ -552,7 +552,7 @@ def starts_over(rank: int, world: int, store_ports: list[int]) -> int:
         dist.destroy_process_group()
         os.environ["MASTER_PORT"] = str(store_port)
         dist.init_process_group("gloo", rank=rank, world_size=world)
-    return len(hosts._hosts)
+    return len(engines._hosts)
 
 
 def test_an_engine_of_a_store_that_is_gone_does_not_keep_its_port() -> None:

@@ -17,9 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.communicator import ChunkGrid
-from gradwire.device_books import DeviceBook
-from gradwire.device_codec import (
+from gradwire.core.plan import Region, TensorSlot, TransferPlan
+from gradwire.policies import NetSenseML
+from gradwire.sim.fabric import Link
+from gradwire.sim.job import Job
+from gradwire.training.cuda_codec import (
     ENCODABLE,
     Payload,
     decode,
@@ -27,11 +29,9 @@ from gradwire.device_codec import (
     encode,
     finite_chunks,
 )
-from gradwire.native import load_engine, native_plan
-from gradwire.plans import Region, TensorSlot, TransferPlan
-from gradwire.policies import NetSenseML
-from gradwire.sim import Link
-from gradwire.virtual import Job
+from gradwire.training.feedback.device import DeviceBook
+from gradwire.transport.communicator import ChunkGrid
+from gradwire.transport.native import load_engine, native_plan
 
 DATAGRAM = 256
 ODD = np.array(

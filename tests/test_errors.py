@@ -9,7 +9,7 @@ import pytest
 
 import gradwire
 from gradwire import _engine
-from gradwire.errors import Cause, ConfigError, RendezvousError, TransferError
+from gradwire.core.errors import Cause, ConfigError, RendezvousError, TransferError
 
 
 def test_a_config_error_carries_the_setting_the_value_and_what_is_allowed() -> None:

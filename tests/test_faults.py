@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire import hosts
+from gradwire.transport import engines
 
 PEER_TIMEOUT = 2.0
 ENVIRONMENT = {
@@ -198,7 +198,7 @@ def waits_long(rank: int, world: int) -> tuple[list[str], dict[str, Any]]:
     watch = logging.Handler()
     watch.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("gradwire").addHandler(watch)
-    hosts.FIRST_WARNING_S, hosts.NEXT_WARNING_S = 0.5, 0.5
+    engines.FIRST_WARNING_S, engines.NEXT_WARNING_S = 0.5, 0.5
     ddp = module()
     gradwire.attach(ddp, "reliable", timeout=3.0)
     warm_up(ddp)

@@ -11,11 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gradwire.communicator import ChunkGrid
-from gradwire.errors import ConfigError
-from gradwire.feedback import AgeBook, ResidualBook, join_chunks, nonfinite_chunks
-from gradwire.hashed import HashedTuple
-from gradwire.plans import TensorSlot, TransferReport
+from gradwire.core.errors import ConfigError
+from gradwire.core.hashed import HashedTuple
+from gradwire.core.plan import TensorSlot, TransferReport
+from gradwire.training.feedback.residuals import (
+    AgeBook,
+    ResidualBook,
+    join_chunks,
+    nonfinite_chunks,
+)
+from gradwire.transport.communicator import ChunkGrid
 
 A = (TensorSlot("a", 0, 30), TensorSlot("b", 30, 70))
 REBUILT = ((TensorSlot("b", 0, 70),), (TensorSlot("a", 0, 30), TensorSlot("c", 30, 5)))

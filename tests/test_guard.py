@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.configure import configure
-from gradwire.errors import ConfigError, TransferError
-from gradwire.guard import LossWatch
-from gradwire.phases import Summary
-from gradwire.plans import TransferPlan
-from gradwire.sim import NETWORK_A, Link
-from gradwire.virtual import Job
+from gradwire.core.agreed import Summary
+from gradwire.core.errors import ConfigError, TransferError
+from gradwire.core.plan import TransferPlan
+from gradwire.sim.fabric import NETWORK_A, Link
+from gradwire.sim.job import Job
+from gradwire.training.configure import configure
+from gradwire.training.loss_watch import LossWatch
 
 TENSORS = {"a.weight": 60 * 358, "b.weight": 60 * 358}
 ELEMENTS = sum(TENSORS.values())
@@ -281,7 +281,7 @@ def test_losses_that_pile_up_between_two_steps_change_no_vote() -> None:
 
 def test_losses_that_never_come_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a run that goes on from a state; not once a loss has come, however long ago."""
-    monkeypatch.setattr("gradwire.guard.PATIENCE", 3)
+    monkeypatch.setattr("gradwire.training.loss_watch.PATIENCE", 3)
     heard, silent = LossWatch(0.2, 5), LossWatch(0.2, 5)
     heard.observe(Summary(0, loss=1.0))
     silent.load_state_dict(heard.state_dict())

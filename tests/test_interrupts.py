@@ -20,7 +20,7 @@ from gradwire_calls import until
 from ranks import Ranks, free_port
 
 import gradwire
-from gradwire.communicator import Communicator
+from gradwire.transport.communicator import Communicator
 
 PROMPT_S = 2.0
 

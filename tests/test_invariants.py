@@ -15,10 +15,10 @@ import pytest
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from gradwire import rendezvous
-from gradwire.communicator import Communicator
-from gradwire.errors import RendezvousError
-from gradwire.plans import CloseStep, Region, TransferPlan, TransferReport
+from gradwire.core.errors import RendezvousError
+from gradwire.core.plan import CloseStep, Region, TransferPlan, TransferReport
+from gradwire.transport import rendezvous
+from gradwire.transport.communicator import Communicator
 
 RANKS = 3
 ELEMENTS = 40_000

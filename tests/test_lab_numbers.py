@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gradwire.core.report import finite
 from gradwire.lab.race import Round
 from gradwire.lab.report.compare import compare
 from gradwire.lab.report.markdown import as_markdown
@@ -29,7 +30,6 @@ from gradwire.lab.scenario import Cell, Contestant, Mark, Scenario, Work
 from gradwire.lab.scenario.network import Bursts, Loss, Topology
 from gradwire.lab.scenario.schema import Tail
 from gradwire.lab.scenario.work import Model, turn_length
-from gradwire.telemetry import finite
 
 OURS = Contestant("ours", "gradwire", bound=0.408)
 THEIRS = Contestant("theirs", "gradwire", bound=0.008)
@@ -56,7 +56,7 @@ def test_times_and_rates_are_written_without_exponents() -> None:
 
 
 def test_a_value_may_be_infinite_though_its_interval_is_not() -> None:
-    """As JSON holds it; see `gradwire.telemetry.finite`."""
+    """As JSON holds it; see `gradwire.core.report.finite`."""
     assert reached({"value": None, "interval": [0.5, 2.0]}) == "–"
     assert reached({"value": 1.0, "interval": [0.5, 2.0]}) == "1 (0.5 … 2)"
 

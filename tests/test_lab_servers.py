@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from gradwire_calls import Lab
 
-from gradwire.communicator import Communicator
-from gradwire.configure import configure
-from gradwire.errors import ConfigError, GradwireError
+from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.core.settings import Settings
 from gradwire.lab import serving
 from gradwire.lab.addresses import ADDRESS_VARIABLE
 from gradwire.lab.run.endpoints import PolicyAllReduce
@@ -24,7 +23,8 @@ from gradwire.lab.run.wires import wires_of
 from gradwire.lab.scenario.load import load
 from gradwire.lab.scenario.reader import ScenarioError
 from gradwire.lab.serving import ServerThread, route_settings
-from gradwire.settings import Settings
+from gradwire.training.configure import configure
+from gradwire.transport.communicator import Communicator
 
 SERVED = """
 name = "served"

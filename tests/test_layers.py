@@ -236,7 +236,7 @@ def test_engine_includes_point_downwards() -> None:
     ("module", "source", "fault"),
     [
         ("communicator", "from gradwire import telemetry", "imports telemetry, which stands above"),
-        ("communicator", "import gradwire.ddp", "imports ddp, which stands above"),
+        ("communicator", "import gradwire.training.attach", "imports ddp, which stands above"),
         ("phases", "def f():\n    from .policies.dblp import DBLP", "imports policies"),
         ("feedback", "import importlib\nimportlib.import_module('gradwire.cli')", "imports cli"),
         ("telemetry", "from gradwire import attach", "imports __init__"),

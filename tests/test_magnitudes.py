@@ -7,14 +7,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from gradwire.communicator import ChunkGrid
-from gradwire.errors import ConfigError
-from gradwire.magnitudes import MagnitudeBook
-from gradwire.plans import TensorSlot, TransferReport
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TensorSlot, TransferReport
 from gradwire.policies import DBLP, MLT
-from gradwire.policies.priorities import by_region
-from gradwire.sim import Link
-from gradwire.virtual import Job
+from gradwire.policies.parts.priorities import by_region
+from gradwire.sim.fabric import Link
+from gradwire.sim.job import Job
+from gradwire.training.feedback.result_sizes import MagnitudeBook
+from gradwire.transport.communicator import ChunkGrid
 
 CHUNK = 361
 TENSORS = {f"layer{i}.weight": 40 * CHUNK for i in range(6)}

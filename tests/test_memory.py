@@ -15,9 +15,9 @@ from ranks import Ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.flat_copies import FlatCopies
-from gradwire.steps import Transfer
-from gradwire.virtual import Job
+from gradwire.sim.job import Job
+from gradwire.training.feedback.flat_copies import FlatCopies
+from gradwire.training.step import Transfer
 
 
 def most_memory(rank: int, world: int, policy: str | Encoded, options: dict[str, Any]) -> float:

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.buckets import in_bucket_order
-from gradwire.communicator import ChunkGrid
-from gradwire.configure import configure
-from gradwire.errors import ConfigError
-from gradwire.hook import HookState
-from gradwire.moments import FirstMoments, keeps_first_moment
-from gradwire.plans import TensorSlot, TransferPlan
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TensorSlot, TransferPlan
 from gradwire.policies import DBLP, MLT
-from gradwire.sim import Link
-from gradwire.virtual import Job
+from gradwire.sim.fabric import Link
+from gradwire.sim.job import Job
+from gradwire.training.bucket import in_bucket_order
+from gradwire.training.configure import configure
+from gradwire.training.feedback.optimizer_moments import FirstMoments, keeps_first_moment
+from gradwire.training.hook import HookState
+from gradwire.transport.communicator import ChunkGrid
 
 WORLD = 3
 EAGER = {"p": 0.4, "fill": "momentum"}

@@ -14,9 +14,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 import gradwire
-from gradwire.buckets import ParameterNames
-from gradwire.names import named_parameters
+from gradwire.core.names import named_parameters
 from gradwire.policies import Calibration
+from gradwire.training.bucket import ParameterNames
 
 
 def plain() -> nn.Sequential:

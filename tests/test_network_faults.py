@@ -20,10 +20,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.communicator import Communicator
-from gradwire.errors import RendezvousError
+from gradwire.core.errors import RendezvousError
 from gradwire.lab.loss_rules import LossRules
 from gradwire.lab.offloads import switch_offloads_off
+from gradwire.transport.communicator import Communicator
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 

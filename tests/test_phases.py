@@ -9,17 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.errors import ConfigError
-from gradwire.phases import (
-    LAST_EPOCH,
-    Ballot,
-    Every,
-    LayerDetector,
-    PhaseDetector,
-    RateWatch,
-    Summary,
-    scales_differ,
-)
+from gradwire.core.agreed import LAST_EPOCH, Ballot, Summary, scales_differ
+from gradwire.core.errors import ConfigError
+from gradwire.policies.parts.phases import Every, LayerDetector, PhaseDetector, RateWatch
 
 
 def feed(detector: PhaseDetector, norms: list[float], **fields: object) -> list[str]:

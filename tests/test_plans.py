@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
-from gradwire.errors import ConfigError
-from gradwire.hashed import HashedTuple
-from gradwire.plans import Region, Regions, TensorSlot, TransferPlan, pool
-from gradwire.policies.regions import regions_by_tensor
+from gradwire.core.errors import ConfigError
+from gradwire.core.hashed import HashedTuple
+from gradwire.core.plan import Region, Regions, TensorSlot, TransferPlan, pool
+from gradwire.policies.parts.regions import regions_by_tensor
 
 HALVES = (Region(0, 4, 0.5, "a"), Region(4, 6, 0.0, "b"))
 

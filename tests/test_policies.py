@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.errors import ConfigError
-from gradwire.plans import (
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import (
     CloseStep,
     Region,
     TensorSlot,

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.errors import ConfigError
-from gradwire.hook import HookState
-from gradwire.phases import Summary
-from gradwire.plans import encoded_share
+from gradwire.core.agreed import Summary
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import encoded_share
 from gradwire.policies import Adaptive
-from gradwire.policies.lateness import PushHistory
-from gradwire.sim import NETWORK_B, Link
-from gradwire.virtual import Job
+from gradwire.policies.parts.lateness import PushHistory
+from gradwire.sim.fabric import NETWORK_B, Link
+from gradwire.sim.job import Job
+from gradwire.training.hook import HookState
 
 TENSORS = {
     "stem.weight": 30 * 361,

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.ballots import BallotBox
-from gradwire.errors import ConfigError
-from gradwire.plans import TensorSlot
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TensorSlot
 from gradwire.policies import DBLP, PlanContext
-from gradwire.policies.regions import regions_by_tensor
-from gradwire.sim import NETWORK_A, Link
-from gradwire.virtual import Job
+from gradwire.policies.parts.regions import regions_by_tensor
+from gradwire.sim.fabric import NETWORK_A, Link
+from gradwire.sim.job import Job
+from gradwire.training.ballots import BallotBox
 
 CHUNK = 358
 TENSORS = {"body.weight": 40 * CHUNK, "body.bias": 64, "head.weight": 40 * CHUNK}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradwire.errors import ConfigError
-from gradwire.phases import Summary
-from gradwire.plans import TransferPlan
+from gradwire.core.agreed import Summary
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TransferPlan
 from gradwire.policies import LTP
-from gradwire.policies.timing import EpochClock
-from gradwire.sim import NETWORK_A, Link
-from gradwire.virtual import Job
+from gradwire.policies.parts.timing import EpochClock
+from gradwire.sim.fabric import NETWORK_A, Link
+from gradwire.sim.job import Job
 
 CHUNK = 358
 TENSORS = {"a.weight": 120 * CHUNK, "a.bias": 64, "b.weight": 120 * CHUNK}
@@ -30,7 +30,7 @@ def run(job: Job, steps: range) -> list[list[np.ndarray]]:
 
 def last_plans(job: Job) -> list[TransferPlan]:
     """The plans that the ranks would write next."""
-    from gradwire.plans import TensorSlot
+    from gradwire.core.plan import TensorSlot
     from gradwire.policies import PlanContext
 
     elements = sum(TENSORS.values())

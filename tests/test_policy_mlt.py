@@ -10,15 +10,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from gradwire.communicator import ChunkGrid
-from gradwire.errors import ConfigError
-from gradwire.hook import HookState
-from gradwire.plans import TensorSlot
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TensorSlot
 from gradwire.policies import MLT, PlanContext
 from gradwire.policies.mlt import CLASS_DSCP
-from gradwire.policies.priorities import LayerOrder, by_size, lowest
-from gradwire.sim import Link
-from gradwire.virtual import Job
+from gradwire.policies.parts.priorities import LayerOrder, by_size, lowest
+from gradwire.sim.fabric import Link
+from gradwire.sim.job import Job
+from gradwire.training.hook import HookState
+from gradwire.transport.communicator import ChunkGrid
 
 CHUNK = 361
 TENSORS = {f"layer{i}.weight": 40 * CHUNK for i in range(8)}

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.configure import configure
-from gradwire.errors import ConfigError
-from gradwire.phases import Summary
-from gradwire.plans import TensorSlot
+from gradwire.core.agreed import Summary
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TensorSlot
 from gradwire.policies import NetSenseML
-from gradwire.policies.congestion import FLOOR, INT8, Ladder, congested, stage
-from gradwire.pruning import smallest_weights
-from gradwire.sim import Link
-from gradwire.virtual import Job
+from gradwire.policies.parts.ladder import FLOOR, INT8, Ladder, congested, stage
+from gradwire.sim.fabric import Link
+from gradwire.sim.job import Job
+from gradwire.training.configure import configure
+from gradwire.training.feedback.pruning import smallest_weights
 
 TENSORS = {"a.weight": 200 * 361, "b.weight": 200 * 361}
 ELEMENTS = sum(TENSORS.values())

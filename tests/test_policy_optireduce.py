@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire import _engine, transforms
-from gradwire.errors import ConfigError
-from gradwire.phases import Summary
+from gradwire import _engine
+from gradwire.core.agreed import Summary
+from gradwire.core.errors import ConfigError
 from gradwire.policies import OptiReduce
-from gradwire.policies.timing import MovingAverages, quantile
-from gradwire.sim import NETWORK_A, Link
-from gradwire.virtual import Job
+from gradwire.policies.parts.timing import MovingAverages, quantile
+from gradwire.sim.fabric import NETWORK_A, Link
+from gradwire.sim.job import Job
+from gradwire.transport import transforms
 
 TENSORS = {"a.weight": 60 * 358, "a.bias": 64, "b.weight": 60 * 358}
 ELEMENTS = sum(TENSORS.values())

@@ -26,15 +26,15 @@ from torch.nn.parallel import DistributedDataParallel
 from typer.testing import CliRunner
 
 import gradwire
-from gradwire.calibration_roll import CalibrationRoll
+from gradwire.calibration.in_job import JobCalibration
+from gradwire.calibration.roll import CalibrationRoll
+from gradwire.calibration.search import CANDIDATES, HALVINGS, LayerSearch
 from gradwire.cli import app
-from gradwire.errors import ConfigError, TransferError
-from gradwire.job_calibration import JobCalibration
-from gradwire.layer_search import CANDIDATES, HALVINGS, LayerSearch
+from gradwire.core.errors import ConfigError, TransferError
 from gradwire.policies import PLOT, Adaptive, Calibration
-from gradwire.rendezvous import Names
-from gradwire.sim import Link
-from gradwire.virtual import Job
+from gradwire.sim.fabric import Link
+from gradwire.sim.job import Job
+from gradwire.transport.rendezvous import Names
 
 CHUNK = 358
 TENSORS = {

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from gradwire import rendezvous
-from gradwire.addresses import LocalAddress
-from gradwire.errors import ConfigError, RendezvousError
-from gradwire.rendezvous import Introduction, Meeting
+from gradwire.core.errors import ConfigError, RendezvousError
+from gradwire.transport import rendezvous
+from gradwire.transport.addresses import LocalAddress
+from gradwire.transport.rendezvous import Introduction, Meeting
 
 
 def together(count: int, call: Callable[[int], Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ranks import Ranks
 
 import gradwire
-from gradwire.virtual import Job
+from gradwire.sim.job import Job
 
 TENSORS = {"front.weight": 9000, "front.bias": 50, "back.weight": 6000}
 KINDS: list[tuple[str, dict[str, Any]]] = [

@@ -9,7 +9,7 @@ from ddp_jobs import batch, model, wrap
 from ranks import Failed, Ranks
 
 import gradwire
-from gradwire.virtual import Job
+from gradwire.sim.job import Job
 
 TENSORS = {"a.weight": 600, "b.weight": 600}
 

@@ -25,13 +25,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire._engine import PROTOCOL_VERSION
-from gradwire.addresses import LocalAddress, host_identity
-from gradwire.communicator import Communicator
-from gradwire.errors import ConfigError, GradwireError, RendezvousError
-from gradwire.opening import meet_servers
-from gradwire.rendezvous import Introduction
+from gradwire.core.errors import ConfigError, GradwireError, RendezvousError
+from gradwire.core.settings import Settings
 from gradwire.server import open_store, serve
-from gradwire.settings import Settings
+from gradwire.transport.addresses import LocalAddress, host_identity
+from gradwire.transport.communicator import Communicator
+from gradwire.transport.open_engine import meet_servers
+from gradwire.transport.rendezvous import Introduction
 
 
 def has_ipv6() -> bool:
@@ -329,8 +329,8 @@ def test_a_store_that_goes_away_hides_no_failure(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = LostStore(failure)
-    monkeypatch.setattr("gradwire.opening.open_engine", lambda *_: opened)
-    monkeypatch.setattr("gradwire.opening.meet_servers", lambda *_, **__: None)
+    monkeypatch.setattr("gradwire.transport.open_engine.open_engine", lambda *_: opened)
+    monkeypatch.setattr("gradwire.transport.open_engine.meet_servers", lambda *_, **__: None)
     settings = Settings.build({"route": "server"}, environment={})
     if failure:
         with pytest.raises(GradwireError, match="server 0: rank 1 has sent nothing"):

@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.configure import agreed_configuration, configure
-from gradwire.errors import ConfigError
-from gradwire.hook import HookState
+from gradwire.core.errors import ConfigError
+from gradwire.core.settings import Settings
 from gradwire.lab.scenario.network import Loss as ScenarioLoss
 from gradwire.lab.wire import Wire
 from gradwire.policies import DBLP, MLT, Adaptive
-from gradwire.settings import Settings
-from gradwire.sim import Fabric, Link
+from gradwire.sim.fabric import Fabric, Link
+from gradwire.training.configure import agreed_configuration, configure
+from gradwire.training.hook import HookState
 
 
 def test_keywords_come_before_variables_and_variables_before_defaults() -> None:
@@ -187,8 +187,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import gradwire, gradwire.cli, gradwire.sim, gradwire.virtual
-from gradwire.errors import EngineMissingError
+import gradwire, gradwire.cli, gradwire.sim.fabric, gradwire.sim.job
+from gradwire.core.errors import EngineMissingError
 
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 try:

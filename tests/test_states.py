@@ -13,11 +13,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from gradwire.errors import ConfigError
+from gradwire.core.errors import ConfigError
+from gradwire.core.saved_state import State
 from gradwire.policies import PLOT, Calibration
-from gradwire.sim import Link
-from gradwire.states import State
-from gradwire.virtual import Job
+from gradwire.sim.fabric import Link
+from gradwire.sim.job import Job
 
 TENSORS = {"front.weight": 9000, "front.bias": 50, "back.weight": 600}
 POLICIES: dict[str, dict[str, Any]] = {

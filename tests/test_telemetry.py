@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradwire.phases import Summary
-from gradwire.plans import Region, TransferPlan, TransferReport
-from gradwire.telemetry import ReportWriter, StepReport, build_report
+from gradwire.core.agreed import Summary
+from gradwire.core.plan import Region, TransferPlan, TransferReport
+from gradwire.core.report import ReportWriter, StepReport, build_report
 
 
 def transfer(

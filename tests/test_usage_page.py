@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.configure import configure
-from gradwire.plans import TensorSlot
+from gradwire.core.plan import TensorSlot
 from gradwire.policies import PlanContext, registry
+from gradwire.training.configure import configure
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "usage.md"
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradwire.phases import GAUGES, Ballot, Summary
-from gradwire.policies.waiting import (
+from gradwire.core.agreed import GAUGES, Ballot, Summary
+from gradwire.core.report import StepReport
+from gradwire.policies.parts.waiting import (
     EASE,
     HOLD,
     LONGEST_HOLD,
@@ -17,8 +18,7 @@ from gradwire.policies.waiting import (
     Choice,
     Waiting,
 )
-from gradwire.telemetry import StepReport
-from gradwire.virtual import Job
+from gradwire.sim.job import Job
 
 
 @pytest.fixture(scope="module")

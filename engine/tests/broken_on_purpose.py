@@ -174,16 +174,16 @@ BREAKS = (
     Break(
         3,
         "a plain all-reduce may lose a fifth",
-        PYTHON + "communicator.py",
+        PYTHON + "transport/communicator.py",
         "plan = plan or TransferPlan.whole(flat.size)",
-        "from gradwire.plans import Region; plan = plan or"
+        "from gradwire.core.plan import Region; plan = plan or"
         ' TransferPlan(flat.size, (Region(0, flat.size, 0.2, "all"),), spend="lost")',
         "tests/test_invariants.py",
     ),
     Break(
         3,
         "an exact step keeps the bounds of the lossy one",
-        PYTHON + "plans.py",
+        PYTHON + "core/plan.py",
         "regions=Regions.of(self.regions).strict, spend='nothing',",
         "",
         "tests/test_invariants.py tests/test_policies.py",
@@ -343,7 +343,7 @@ BREAKS = (
     Break(
         8,
         "what an encoding took from the pushes is forgotten",
-        PYTHON + "feedback.py",
+        PYTHON + "training/feedback/residuals.py",
         "if keep_error is not None:",
         "if False:",
         "tests/test_feedback.py",
@@ -359,7 +359,7 @@ BREAKS = (
     Break(
         8,
         "what did not count is forgotten",
-        PYTHON + "feedback.py",
+        PYTHON + "training/feedback/residuals.py",
         "counted = report.counted.astype(bool)",
         "counted = np.ones(len(report.counted), bool)",
         "tests/test_feedback.py",
@@ -367,7 +367,7 @@ BREAKS = (
     Break(
         8,
         "an element may go uncounted for a step longer than max_age",
-        PYTHON + "feedback.py",
+        PYTHON + "training/feedback/residuals.py",
         ">= self.max_age",
         "> self.max_age",
         "tests/test_feedback.py",
@@ -375,7 +375,7 @@ BREAKS = (
     Break(
         8,
         "non-finite values are like any others",
-        PYTHON + "feedback.py",
+        PYTHON + "training/feedback/residuals.py",
         "bad = ~np.isfinite(bucket)",
         "bad = np.zeros(bucket.shape, bool)",
         "tests/test_feedback.py",
@@ -488,7 +488,7 @@ BREAKS = (
     Break(
         10,
         "ranks with another configuration may take part",
-        PYTHON + "rendezvous.py",
+        PYTHON + "transport/rendezvous.py",
         "check_alike(meeting, [json.loads(text) for text in texts])",
         "pass",
         "tests/test_invariants.py",

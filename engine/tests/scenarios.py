@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import _engine
-from gradwire.sim import Fabric, Link
+from gradwire.sim.fabric import Fabric, Link
 
 EAGER = (("open", "all", 0, -1.0),)
 

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradwire import _engine
-from gradwire.native import ChunkGrid
+from gradwire.transport.native import ChunkGrid
 
 
 def grid(lengths: list[int]) -> ChunkGrid:

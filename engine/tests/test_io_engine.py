@@ -82,7 +82,7 @@ def test_exact_sums_over_loopback(workers: int, servers: int) -> None:
 
 def test_the_bytes_are_those_of_the_fabric() -> None:
     """What is simulated is what ships: one exact op, the same result on both."""
-    from gradwire.sim import Fabric
+    from gradwire.sim.fabric import Fabric
 
     values = gradients(3, 50_000)
     fabric = Fabric(3)

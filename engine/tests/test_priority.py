@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scenarios import EAGER, chunks_of, expand, gradients, must_be_ok, plan, same_bits
 
 from gradwire import _engine
-from gradwire.sim import Fabric, Link, Sent
+from gradwire.sim.fabric import Fabric, Link, Sent
 
 BY_CLASS: dict[str, Any] = {"spend": "anything", "schedule": EAGER, "order": "priority"}
 TABLE = [40, 32, 24, 16, 8]

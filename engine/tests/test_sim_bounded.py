@@ -13,7 +13,7 @@ from scenarios import (
 )
 
 from gradwire import _engine
-from gradwire.sim import Fabric, Link
+from gradwire.sim.fabric import Fabric, Link
 
 BY_TIME = (
     ("first_arrival", "all", 0, 1.0),

@@ -18,7 +18,7 @@ from scenarios import (
 )
 
 from gradwire import _engine
-from gradwire.sim import NETWORK_A, Fabric, Link
+from gradwire.sim.fabric import NETWORK_A, Fabric, Link
 
 ENCODINGS: dict[str, dict[str, Any]] = {
     "f16": {"encoding": "f16"},

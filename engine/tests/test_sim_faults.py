@@ -9,7 +9,7 @@ import pytest
 from scenarios import gradients, must_be_ok, plan, random_job, rank_order_sum, same_bits
 
 from gradwire import _engine
-from gradwire.sim import Direction, Fabric, Link
+from gradwire.sim.fabric import Direction, Fabric, Link
 
 VERSION = _engine.PROTOCOL_VERSION
 TIMEOUT = 2.0

@@ -5,7 +5,7 @@ import pytest
 from scenarios import chunks_of, gradients, must_be_ok, own_drops, plan
 
 from gradwire import _engine
-from gradwire.sim import NETWORK_A, Fabric, Link
+from gradwire.sim.fabric import NETWORK_A, Fabric, Link
 
 
 def after_a_first_op(workers: int, elements: int) -> Fabric:

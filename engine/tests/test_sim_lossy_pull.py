@@ -17,7 +17,7 @@ from scenarios import (
 )
 
 from gradwire import _engine
-from gradwire.sim import Fabric, Link
+from gradwire.sim.fabric import Fabric, Link
 
 VERSION = _engine.PROTOCOL_VERSION
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from scenarios import gradients, must_be_ok, plan
 
-from gradwire.sim import NETWORK_A, Fabric
+from gradwire.sim.fabric import NETWORK_A, Fabric
 
 ELEMENTS = 31_000
 SEEDS = range(8)

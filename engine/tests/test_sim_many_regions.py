@@ -4,7 +4,7 @@ import pytest
 from scenarios import gradients, must_be_ok
 
 from gradwire import _engine
-from gradwire.sim import Fabric, Link
+from gradwire.sim.fabric import Fabric, Link
 
 REGIONS = 65_536
 PLAN_BYTES = 16  # a region's, in an OPEN to a server

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from scenarios import gradients, must_be_ok, plan, rank_order_sum, same_bits
 
-from gradwire.sim import NETWORK_A, Direction, Fabric, Link
+from gradwire.sim.fabric import NETWORK_A, Direction, Fabric, Link
 
 ELEMENTS = 400_000
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from scenarios import gradients, must_be_ok, plan
 
-from gradwire.sim import NETWORK_A, Fabric
+from gradwire.sim.fabric import NETWORK_A, Fabric
 
 
 def seconds_after_a_pause(drift: float) -> float:

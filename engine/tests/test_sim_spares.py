@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scenarios import EAGER, chunks_of, gradients, must_be_ok, random_job
 
 from gradwire import _engine
-from gradwire.sim import Fabric, Link
+from gradwire.sim.fabric import Fabric, Link
 
 BOUND, ELEMENTS, ROUND_TRIP = 0.4, 400_000, 20e-3
 REGIONS = [(0, 150_000, BOUND), (150_000, 20_000, 0.0), (170_000, 230_000, BOUND)]

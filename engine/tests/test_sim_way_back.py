@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from scenarios import EAGER, gradients, must_be_ok, plan
 
-from gradwire.sim import NETWORK_B, Fabric
+from gradwire.sim.fabric import NETWORK_B, Fabric
 
 WORKERS, ELEMENTS, LOSS, BOUND = 3, 1_000_000, 0.8, 0.408
 

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from scenarios import EAGER, gradients, plan, random_job
 
-from gradwire.sim import NETWORK_A, NETWORK_B, Fabric, Link
-from gradwire.virtual import Job
+from gradwire.sim.fabric import NETWORK_A, NETWORK_B, Fabric, Link
+from gradwire.sim.job import Job
 
 TABLE = Path(__file__).with_name("traces.json")
 ELEMENTS = 60_000

@@ -7,33 +7,33 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gradwire import policies
-    from gradwire.calibration import calibrate
-    from gradwire.communicator import Communicator, Handle
-    from gradwire.ddp import Attachment, attach
-    from gradwire.errors import ConfigError, GradwireError, RendezvousError, TransferError
-    from gradwire.hook import HookState, comm_hook
-    from gradwire.plans import TransferPlan, TransferReport
-    from gradwire.settings import Settings
-    from gradwire.telemetry import StepReport
+    from gradwire.calibration.command import calibrate
+    from gradwire.core.errors import ConfigError, GradwireError, RendezvousError, TransferError
+    from gradwire.core.plan import TransferPlan, TransferReport
+    from gradwire.core.report import StepReport
+    from gradwire.core.settings import Settings
+    from gradwire.training.attach import Attachment, attach
+    from gradwire.training.hook import HookState, comm_hook
+    from gradwire.transport.communicator import Communicator, Handle
 
 # Public names and the modules they live in. They load on first use, so that `gradwire --version`
 # and the other light commands do not wait for torch.
 _PUBLIC = {
-    "Attachment": "gradwire.ddp",
-    "Communicator": "gradwire.communicator",
-    "ConfigError": "gradwire.errors",
-    "GradwireError": "gradwire.errors",
-    "Handle": "gradwire.communicator",
-    "HookState": "gradwire.hook",
-    "RendezvousError": "gradwire.errors",
-    "Settings": "gradwire.settings",
-    "StepReport": "gradwire.telemetry",
-    "TransferError": "gradwire.errors",
-    "TransferPlan": "gradwire.plans",
-    "TransferReport": "gradwire.plans",
-    "attach": "gradwire.ddp",
-    "calibrate": "gradwire.calibration",
-    "comm_hook": "gradwire.hook",
+    "Attachment": "gradwire.training.attach",
+    "Communicator": "gradwire.transport.communicator",
+    "ConfigError": "gradwire.core.errors",
+    "GradwireError": "gradwire.core.errors",
+    "Handle": "gradwire.transport.communicator",
+    "HookState": "gradwire.training.hook",
+    "RendezvousError": "gradwire.core.errors",
+    "Settings": "gradwire.core.settings",
+    "StepReport": "gradwire.core.report",
+    "TransferError": "gradwire.core.errors",
+    "TransferPlan": "gradwire.core.plan",
+    "TransferReport": "gradwire.core.plan",
+    "attach": "gradwire.training.attach",
+    "calibrate": "gradwire.calibration.command",
+    "comm_hook": "gradwire.training.hook",
 }
 
 __all__ = [

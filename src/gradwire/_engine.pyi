@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.errors import Cause
+from gradwire.core.errors import Cause
 
 PROTOCOL_VERSION: int
 DEFAULT_MEMORY_LIMIT: int
@@ -263,7 +263,7 @@ class Engine:
 def version() -> str: ...
 
 class Fabric:
-    """Endpoints in virtual time on one switch; `gradwire.sim` wraps it with seconds.
+    """Endpoints in virtual time on one switch; `gradwire.sim.fabric` wraps it with seconds.
 
     A direction is "up" (host to switch) or "down" (switch to host, the port that incast fills).
     Rates are bytes per second of wire bytes. Raises ValueError.

@@ -10,9 +10,9 @@ from typer.core import TyperGroup
 from gradwire import __version__
 
 # In the order of the help. A module loads only when its command runs or is listed.
-COMMANDS = ("demo", "bench", "server", "calibrate", "lab", "sim", "report")
+COMMANDS = ("demo", "bench", "server", "calibrate", "lab", "report")
 MODULES = {
-    "calibrate": "calibration",
+    "calibrate": "calibration.command",
     "lab": "lab.command",
     "report": "lab.report.command",
 }  # where a command's module has another name

@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.errors import ConfigError, GradwireError, TransferError
-from gradwire.settings import Settings, check_environment
+from gradwire.core.errors import ConfigError, GradwireError, TransferError
+from gradwire.core.settings import Settings, check_environment
 
 __all__ = ["app", "serve"]
 
@@ -148,8 +148,8 @@ def serve(
     Raises ConfigError, RendezvousError naming the ranks at fault, and GradwireError when the
     engine fails (a dead peer, another plan).
     """
-    from gradwire.opening import meet_servers, open_engine
-    from gradwire.rendezvous import SupersededError
+    from gradwire.transport.open_engine import meet_servers, open_engine
+    from gradwire.transport.rendezvous import SupersededError
 
     check_place(workers, index, settings.server_count)
     stop = stop or threading.Event()
@@ -228,7 +228,7 @@ def server(
     WORLD_SIZE, as torchrun sets them. Ends with 0 when the workers have left or it is told to stop,
     with 2 for an impossible option, with 1 when the job fails.
     """
-    from gradwire.configure import all_names
+    from gradwire.training.configure import all_names
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gradwire.core.report import finite
 from gradwire.demo.course import Block, Outcome
 from gradwire.demo.scenario import TAIL_STEPS, Entry
 from gradwire.demo.words import headline, notes
 from gradwire.lab.measure import all_reduce_payload, environment, header_ideal, percentile
-from gradwire.telemetry import finite
 
 FORMAT = 1
 _FLOAT_BYTES = 4

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.buckets import GradBucket
 from gradwire.demo.startline import StartLine
+from gradwire.training.bucket import GradBucket
 
 ONE_BUCKET_MB = 1 << 20
 """All gradients are handed over together, when the last of them is ready: what is timed then is

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gradwire.communicator import Communicator
+from gradwire.core.plan import BY_BOUND, CloseStep, Region, TransferPlan, TransferReport
+from gradwire.core.settings import Settings
 from gradwire.lab.serving import ServerThread
-from gradwire.plans import BY_BOUND, CloseStep, Region, TransferPlan, TransferReport
-from gradwire.settings import Settings
+from gradwire.transport.communicator import Communicator
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -7,9 +7,9 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gradwire.errors import GradwireError
+from gradwire.core.errors import GradwireError
+from gradwire.core.settings import Settings
 from gradwire.server import serve
-from gradwire.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gradwire.core.loss_runs import runs_possible, shortest_run
 from gradwire.lab.presets import KIB
-from gradwire.loss_runs import runs_possible, shortest_run
 
 LONGEST_SECONDS = 60.0
 

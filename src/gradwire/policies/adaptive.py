@@ -2,7 +2,7 @@
 
 From DBLP the phases, from PLOT that layers differ, from Accordion a phase per layer, from the
 follow-up of DBLP the vesting, from NetSenseML that compression comes only where the network holds
-training up (`gradwire.policies.waiting` says when). A tensor's bound is p_low in its layer's
+training up (`gradwire.policies.parts.waiting` says when). A tensor's bound is p_low in its layer's
 critical phases and p_high elsewhere, times its tolerance:
 
 - with a calibration (`table`, made by `gradwire calibrate`) p_high is the tensor's own bound there
@@ -10,10 +10,10 @@ critical phases and p_high elsewhere, times its tolerance:
 - without one, by shape, name and place: tensors of one dimension (norm layers and biases,
   whatever they are called) and those named like them 0, the front tenth of the model half.
 
-No time-out is guessed. The schedule is learned (`gradwire.policies.lateness`): until a push takes
-longer than pushes do here, all of it is waited for, and what the network loses is sent again; from
-then on a region closes as soon as it is within its bound, whatever the rest waits for: a loss, a
-stalled worker, a link cut for a moment. While the times are not known, a chunk is given up when
+No time-out is guessed. The schedule is learned (`gradwire.policies.parts.lateness`): until a push
+takes longer than pushes do here, all of it is waited for, and what the network loses is sent again;
+from then on a region closes as soon as it is within its bound, whatever the rest waits for: a loss,
+a stalled worker, a link cut for a moment. While the times are not known, a chunk is given up when
 loss detection, whose times follow the measured round trips, declares it lost.
 """
 
@@ -24,9 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gradwire.errors import ConfigError
-from gradwire.phases import Every, make_detector
-from gradwire.plans import (
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import (
     BY_BOUND,
     CloseStep,
     TransferPlan,
@@ -34,14 +33,15 @@ from gradwire.plans import (
     check_choice,
     encoded_share,
 )
+from gradwire.core.report import StepReport
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
-from gradwire.policies.congestion import INT8, stage, wider
-from gradwire.policies.fragile import is_fragile
-from gradwire.policies.lateness import PushHistory
+from gradwire.policies.parts.fragile import is_fragile
+from gradwire.policies.parts.ladder import INT8, stage, wider
+from gradwire.policies.parts.lateness import PushHistory
+from gradwire.policies.parts.phases import Every, make_detector
+from gradwire.policies.parts.regions import regions_by_tensor
+from gradwire.policies.parts.waiting import Choice, Waiting
 from gradwire.policies.plot import PLOT
-from gradwire.policies.regions import regions_by_tensor
-from gradwire.policies.waiting import Choice, Waiting
-from gradwire.telemetry import StepReport
 
 __all__ = ["Adaptive"]
 
@@ -59,10 +59,10 @@ class Adaptive(Policy):
 
     p_low, p_high: bounds of critical and of tolerant phases before a tensor's tolerance. table: a
     file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"), in place of
-    p_high. eta, every, detector: `gradwire.phases`. compress: "auto" takes f16 or int8 while steps
-    wait for their transfer, "topk" goes on to top-k, 3/16 of the bytes (which needs error feedback,
-    and where there are servers stops at int8), "never" stays dense. fill, order, pull:
-    docs/design.md.
+    p_high. eta, every, detector: `gradwire.policies.parts.phases`. compress: "auto" takes f16 or
+    int8 while steps wait for their transfer, "topk" goes on to top-k, 3/16 of the bytes (which
+    needs error feedback, and where there are servers stops at int8), "never" stays dense. fill,
+    order, pull: docs/design.md.
     """
 
     name: ClassVar[str] = "adaptive"

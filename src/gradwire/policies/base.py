@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.phases import Phase, PhaseDetector
-from gradwire.plans import FILLS, SPENDS, Region, TensorSlot, TransferPlan, check_choice
-from gradwire.policies.priorities import Chunks, Priorities
-from gradwire.scalars import plain
-from gradwire.states import State
-from gradwire.telemetry import StepReport
+from gradwire.core.agreed import Phase
+from gradwire.core.checks import plain
+from gradwire.core.plan import FILLS, SPENDS, Region, TensorSlot, TransferPlan, check_choice
+from gradwire.core.report import StepReport
+from gradwire.core.saved_state import State
+from gradwire.policies.parts.phases import PhaseDetector
+from gradwire.policies.parts.priorities import Chunks, Priorities
 
 __all__ = ["PlanContext", "Policy", "check_transfer_options", "option_names"]
 
@@ -85,14 +86,15 @@ class Policy(ABC):
     """After so many guarded steps running training halts; 0 for never."""
 
     fill: str | None = "zero"
-    """What becomes of missing contributions: one of `gradwire.plans.FILLS`, or None, which leaves
-    it to the optimizer (`gradwire.configure` decides it then)."""
+    """What becomes of missing contributions: one of `gradwire.core.plan.FILLS`, or None, which
+    leaves it to the optimizer (`gradwire.training.configure` decides it then)."""
 
     fill_was_open: bool = False
     """Whether it was None and has been decided."""
 
     momentum: float = 0.0
-    """Of the momentum memory that each worker keeps (`gradwire.momentum`); 0 for none."""
+    """Of the momentum memory that each worker keeps (`gradwire.training.feedback.velocity`); 0 for
+    none."""
 
     vectors: frozenset[str] = frozenset()
     """The model's tensors of fewer than two dimensions; set before `prepare`."""
@@ -149,7 +151,7 @@ class Policy(ABC):
     @property
     def ranks_results(self) -> bool:
         """Whether plans of order "priority" go by how large each chunk's last result was, the same
-        on all replicas (`gradwire.magnitudes`)."""
+        on all replicas (`gradwire.training.feedback.result_sizes`)."""
         return False
 
     @property

@@ -4,11 +4,11 @@ The paper's: p_low in critical phases and p_low + 40 points elsewhere; a region 
 1 - p of it has arrived (the receiver's "stop" in mid-pass); zero fill; the detector's rule and η.
 The authors' code looks every 10 rounds, the paper once an epoch. Ours: one bound per tensor
 instead of one for the whole gradient, small tensors pooled; the shuffled order; the exact way
-down; the detector's default input (`gradwire.phases`); leaving out what had the smallest results;
-the options spend, fill and a table for p_low. Vesting (spend="lost") is the authors' later idea.
-control="probe" is the paper's own: passes with probe, bitmap and stop, sequential order and a way
-down that loses as the way up does, so that replicas drift apart; with p_high = p_low it is the
-baseline of the paper's tables.
+down; the detector's default input (`gradwire.policies.parts.phases`); leaving out what had the
+smallest results; the options spend, fill and a table for p_low. Vesting (spend="lost") is the
+authors' later idea. control="probe" is the paper's own: passes with probe, bitmap and stop,
+sequential order and a way down that loses as the way up does, so that replicas drift apart; with
+p_high = p_low it is the baseline of the paper's tables.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gradwire.errors import ConfigError
-from gradwire.phases import Every, Phase, make_detector
-from gradwire.plans import TensorSlot, TransferPlan, check_bound
+from gradwire.core.agreed import Phase
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TensorSlot, TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy
-from gradwire.policies.control import settle_options
-from gradwire.policies.priorities import check_priority
-from gradwire.policies.regions import (
+from gradwire.policies.parts.phases import Every, make_detector
+from gradwire.policies.parts.priorities import check_priority
+from gradwire.policies.parts.probe_control import settle_options
+from gradwire.policies.parts.regions import (
     BoundTable,
     check_patterns,
     check_table,
@@ -48,14 +49,14 @@ class DBLP(Policy):
 
     p_low: one bound, or a table of bounds by tensor-name pattern ({"head.*": 0.0, "*": 0.02}; the
     first that matches rules, 0.008 where none does; a pattern that matches nothing is an error).
-    p_high: each tensor's p_low + 0.40 unless given. eta, every, detector: see `gradwire.phases`;
-    every=10 is the cadence of the authors' code, every="epoch" the paper's; detector="layers" gives
-    each layer a phase of its own. spend: "anything" as
+    p_high: each tensor's p_low + 0.40 unless given. eta, every, detector: see
+    `gradwire.policies.parts.phases`; every=10 is the cadence of the authors' code, every="epoch"
+    the paper's; detector="layers" gives each layer a phase of its own. spend: "anything" as
     in the paper, "lost" gives up only what the network lost (vesting). fill: "zero" as in the
     paper, "mean" divides by the contributors that arrived, "momentum" does that and takes what
-    nobody delivered from the optimizer (`gradwire.moments`); None means "momentum" where
-    attach(optimizer=…) has one of Adam's family, regions close on the smallest results and there
-    is no error feedback, else "zero". control: "stream", or "probe" for the
+    nobody delivered from the optimizer (`gradwire.training.feedback.optimizer_moments`); None means
+    "momentum" where attach(optimizer=…) has one of Adam's family, regions close on the smallest
+    results and there is no error feedback, else "zero". control: "stream", or "probe" for the
     paper's passes of probe, bitmap and stop. order, pull: None means what control says, "shuffled"
     and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
     priority: "results" sends first, and so does not leave out, chunks whose last result was large,

@@ -19,13 +19,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from gradwire.errors import ConfigError
-from gradwire.phases import Every, Phase, check_every
-from gradwire.plans import SMALLEST_BOUND, CloseStep, TransferPlan, check_choice, pool
+from gradwire.core.agreed import Phase
+from gradwire.core.checks import is_number
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import SMALLEST_BOUND, CloseStep, TransferPlan, check_choice, pool
+from gradwire.core.report import StepReport
 from gradwire.policies.base import REPLICATED_PULLS, SHARED_ORDERS, PlanContext, Policy
-from gradwire.policies.timing import BestPushes, EpochClock, PathEstimate
-from gradwire.scalars import is_number
-from gradwire.telemetry import StepReport
+from gradwire.policies.parts.phases import Every, check_every
+from gradwire.policies.parts.timing import BestPushes, EpochClock, PathEstimate
 
 __all__ = ["LTP"]
 

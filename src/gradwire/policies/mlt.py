@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.errors import ConfigError
-from gradwire.phases import Phase
-from gradwire.plans import (
+from gradwire.core.agreed import Phase
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import (
     PRIORITY_CLASSES,
     TransferPlan,
     check_bound,
@@ -28,8 +28,7 @@ from gradwire.plans import (
     pool,
 )
 from gradwire.policies.base import PlanContext, Policy
-from gradwire.policies.control import settle_options
-from gradwire.policies.priorities import (
+from gradwire.policies.parts.priorities import (
     Chunks,
     LayerOrder,
     Priorities,
@@ -37,6 +36,7 @@ from gradwire.policies.priorities import (
     check_priority,
     lowest,
 )
+from gradwire.policies.parts.probe_control import settle_options
 
 __all__ = ["CLASS_DSCP", "MLT"]
 

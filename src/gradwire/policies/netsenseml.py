@@ -3,15 +3,16 @@
 arXiv 2506.16235. The paper's: the network is watched and quantisation and compression follow it,
 by the bandwidth-delay product; all ranks agree on the smallest ratio; the ratio's constants are
 those of its code. Nothing is lost on the way: the bound is 0. Where we differ, and why, is in
-`gradwire.policies.congestion`: the signal, the stages, the ramp. Error feedback, which theirs
+`gradwire.policies.parts.ladder`: the signal, the stages, the ramp. Error feedback, which theirs
 lacks, is on: top-k is biased without it. Dense steps (ratio 1) are plain exact sums.
 
 Their code prunes weights before it selects, and keeps a momentum memory. Both are options here,
 off by default, and what they mean is ours: `prune` holds back the gradient elements of each
-tensor's smallest weights from top-k (`gradwire.pruning`). It saves no bytes, as top-k's share is
-given by the ratio, and what is held back waits in the residual until the network is free again; so
-it is for those who compare. `momentum` moves the optimizer's momentum to the workers, before the
-selection (`gradwire.momentum`), and only makes sense with an optimizer that has none.
+tensor's smallest weights from top-k (`gradwire.training.feedback.pruning`). It saves no bytes, as
+top-k's share is given by the ratio, and what is held back waits in the residual until the network
+is free again; so it is for those who compare. `momentum` moves the optimizer's momentum to the
+workers, before the selection (`gradwire.training.feedback.velocity`), and only makes sense with an
+optimizer that has none.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from gradwire.errors import ConfigError
-from gradwire.plans import TransferPlan, check_choice, check_share
+from gradwire.core.checks import is_number
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TransferPlan, check_choice, check_share
+from gradwire.core.report import StepReport
 from gradwire.policies.base import PlanContext, Policy
-from gradwire.policies.congestion import FLOOR, INT8, Ladder, congested, stage
-from gradwire.scalars import is_number
-from gradwire.telemetry import StepReport
+from gradwire.policies.parts.ladder import FLOOR, INT8, Ladder, congested, stage
 
 __all__ = ["NetSenseML"]
 

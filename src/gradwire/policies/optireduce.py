@@ -20,13 +20,13 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from gradwire.errors import ConfigError
-from gradwire.phases import Phase
-from gradwire.plans import SMALLEST_BOUND, CloseStep, TransferPlan, check_choice, pool
+from gradwire.core.agreed import Phase
+from gradwire.core.checks import is_number, is_whole
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import SMALLEST_BOUND, CloseStep, TransferPlan, check_choice, pool
+from gradwire.core.report import StepReport
 from gradwire.policies.base import REPLICATED_PULLS, SHARED_ORDERS, PlanContext, Policy
-from gradwire.policies.timing import MovingAverages, quantile
-from gradwire.scalars import is_number, is_whole
-from gradwire.telemetry import StepReport
+from gradwire.policies.parts.timing import MovingAverages, quantile
 
 __all__ = ["OptiReduce"]
 

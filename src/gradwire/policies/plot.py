@@ -18,14 +18,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gradwire.errors import ConfigError, suggestion
-from gradwire.phases import Phase
-from gradwire.plans import TransferPlan, check_bound
+from gradwire.core.agreed import Phase
+from gradwire.core.checks import is_number, is_whole, plain
+from gradwire.core.errors import ConfigError, suggestion
+from gradwire.core.plan import TransferPlan, check_bound
+from gradwire.core.report import StepReport
+from gradwire.core.saved_state import State
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
-from gradwire.policies.regions import BoundTable, check_patterns, check_table, regions_by_tensor
-from gradwire.scalars import is_number, is_whole, plain
-from gradwire.states import State
-from gradwire.telemetry import StepReport
+from gradwire.policies.parts.regions import (
+    BoundTable,
+    check_patterns,
+    check_table,
+    regions_by_tensor,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gradwire.errors import ConfigError, suggestion
+from gradwire.core.errors import ConfigError, suggestion
+from gradwire.core.settings import setting_names
 from gradwire.policies.adaptive import Adaptive
 from gradwire.policies.base import Policy, option_names
 from gradwire.policies.dblp import DBLP
@@ -12,7 +13,6 @@ from gradwire.policies.netsenseml import NetSenseML
 from gradwire.policies.optireduce import OptiReduce
 from gradwire.policies.plot import PLOT
 from gradwire.policies.reliable import Reliable
-from gradwire.settings import setting_names
 
 __all__ = ["create", "names", "policy_class", "register"]
 

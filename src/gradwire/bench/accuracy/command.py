@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from gradwire.errors import suggestion
+from gradwire.core.errors import suggestion
 
 if TYPE_CHECKING:
     from gradwire.bench.accuracy.results import Result

@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.plans import PRIORITY_CLASSES
+from gradwire.core.plan import PRIORITY_CLASSES
 from gradwire.policies import MLT
 from gradwire.policies.base import PlanContext
-from gradwire.policies.priorities import Chunks, Priorities
+from gradwire.policies.parts.priorities import Chunks, Priorities
 
 __all__ = ["OwnOrder"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.sim import NETWORK_A, Link
+from gradwire.sim.fabric import NETWORK_A, Link
 
 __all__ = ["BURSTS", "BY_LEVEL", "QUIET", "SCENARIOS", "Scenario"]
 

@@ -11,7 +11,7 @@ from gradwire.bench.accuracy.arms import ARMS, BAD, LOSSLESS, POLICIES, THIRDS
 from gradwire.bench.accuracy.cell import Cell
 from gradwire.bench.accuracy.scenarios import BURSTS, BY_LEVEL, QUIET
 from gradwire.bench.accuracy.tasks import TASKS
-from gradwire.moments import keeps_first_moment
+from gradwire.training.feedback.optimizer_moments import keeps_first_moment
 
 __all__ = [
     "QUICK",

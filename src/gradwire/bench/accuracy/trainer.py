@@ -23,12 +23,12 @@ from gradwire.bench.accuracy.replica import Replica, exact_mean
 from gradwire.bench.accuracy.scenarios import SCENARIOS
 from gradwire.bench.accuracy.tasks import TASKS
 from gradwire.bench.accuracy.weather import PhaseWatch, Weather
-from gradwire.calibration import calibrate
-from gradwire.hook import sizes
-from gradwire.native import load_engine
+from gradwire.calibration.command import calibrate
 from gradwire.policies import Policy
 from gradwire.policies.base import option_names
-from gradwire.virtual import Job
+from gradwire.sim.job import Job
+from gradwire.training.hook import sizes
+from gradwire.transport.native import load_engine
 
 __all__ = ["DATAGRAM", "shuffle_of", "train"]
 

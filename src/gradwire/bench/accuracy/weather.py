@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.bench.accuracy.scenarios import Scenario
-from gradwire.phases import Phase, PhaseDetector, RateWatch, Summary
-from gradwire.virtual import Job
+from gradwire.core.agreed import Phase, Summary
+from gradwire.policies.parts.phases import PhaseDetector, RateWatch
+from gradwire.sim.job import Job
 
 __all__ = ["PhaseWatch", "Weather"]
 

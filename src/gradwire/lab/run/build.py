@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gradwire import __version__
+from gradwire.core.settings import FREE_PREFIXES, PREFIX
 from gradwire.lab.measure import environment
-from gradwire.settings import FREE_PREFIXES, PREFIX
 
 __all__ = ["READERS", "build", "commit", "machine", "settings_outside"]
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from gradwire.buckets import GradBucket, ParameterNames
-from gradwire.communicator import Communicator
-from gradwire.configure import configure
+from gradwire.core.report import ReportWriter, StepReport
 from gradwire.lab.contestants import GlooAllReduce
 from gradwire.lab.scenario.work import layer_sizes
 from gradwire.lab.serving import ServerThread
-from gradwire.pipeline import GradientPipeline
-from gradwire.telemetry import ReportWriter, StepReport
-from gradwire.virtual import FlatBucket, model_of
+from gradwire.sim.job import FlatBucket, model_of
+from gradwire.training.bucket import GradBucket, ParameterNames
+from gradwire.training.configure import configure
+from gradwire.training.pipeline import GradientPipeline
+from gradwire.transport.communicator import Communicator
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 )
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from gradwire.buckets import GradBucket
+from gradwire.training.bucket import GradBucket
 
 __all__ = ["POWERSGD_RANK", "TOPK_SHARE", "hook_of", "topk_hook"]
 

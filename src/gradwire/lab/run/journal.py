@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gradwire.configure import configure
 from gradwire.lab.run.build import build, machine, settings_outside
 from gradwire.lab.run.checks import Calibration
 from gradwire.lab.run.samples import CellRun, cell_run_of, cell_run_table
 from gradwire.lab.scenario.load import Cell
 from gradwire.lab.scenario.reader import ScenarioError
+from gradwire.training.configure import configure
 
 __all__ = ["NAME", "Journal", "Record", "fingerprint"]
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gradwire.core.report import finite
 from gradwire.lab.measure import environment
 from gradwire.lab.run.build import build, machine
 from gradwire.lab.run.course import Outcome
@@ -16,7 +17,6 @@ from gradwire.lab.run.summary import summarize
 from gradwire.lab.run.wires import losers
 from gradwire.lab.scenario.load import Cell
 from gradwire.lab.scenario.network import Topology
-from gradwire.telemetry import finite
 
 __all__ = ["FORMAT", "KIND", "document"]
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
 
+from gradwire.core.checks import is_number
+from gradwire.core.report import finite
 from gradwire.lab.bursts import BurstRecord
 from gradwire.lab.run.faults import Event
-from gradwire.scalars import is_number
-from gradwire.telemetry import finite
 
 __all__ = ["CellRun", "Track", "cell_run_of", "cell_run_table"]
 

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 import gradwire
-from gradwire.buckets import GradBucket
 from gradwire.demo.scenario import Entry
 from gradwire.demo.scenario import Scenario as DemoScenario
 from gradwire.demo.startline import StartLine
@@ -21,6 +20,7 @@ from gradwire.lab.run.endpoints import choose_congestion_control, open_sockets
 from gradwire.lab.run.hooks import hook_of
 from gradwire.lab.scenario.contestant import Contestant
 from gradwire.lab.scenario.work import THIRDS, Model
+from gradwire.training.bucket import GradBucket
 
 __all__ = ["LabTrainee"]
 

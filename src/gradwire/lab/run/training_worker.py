@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gradwire.configure import configure
 from gradwire.demo.rank import TrainingRank
 from gradwire.demo.scenario import Scenario as DemoScenario
 from gradwire.demo.text import load
@@ -20,6 +19,7 @@ from gradwire.lab.scenario.contestant import contestant_of
 from gradwire.lab.scenario.work import Model
 from gradwire.lab.serving import ServerThread
 from gradwire.server import open_store
+from gradwire.training.configure import configure
 
 _GROUP_SECONDS = 300.0
 

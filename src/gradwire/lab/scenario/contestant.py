@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradwire.errors import ConfigError
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import SPENDS, check_control
 from gradwire.lab.scenario.mark import LIMIT
 from gradwire.lab.scenario.network import CONGESTION_CONTROLS
 from gradwire.lab.scenario.options import Lacking, bound_of_policy, check_policy, check_push
 from gradwire.lab.scenario.reader import MISSING, ScenarioError, default_of, key
 from gradwire.lab.scenario.work import THIRDS, Model, Work
-from gradwire.plans import SPENDS, check_control
 
 __all__ = ["HOOKS", "Contestant", "contestant_of"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.core.loss_runs import runs_possible, shortest_run
 from gradwire.lab.addresses import MAX_HOSTS
 from gradwire.lab.leaves import Leaves
 from gradwire.lab.presets import MAX_FRAME, NETWORKS, Burst, Preset
 from gradwire.lab.scenario.reader import MISSING, ScenarioError, key
-from gradwire.loss_runs import runs_possible, shortest_run
 
 __all__ = [
     "Bandwidth",

@@ -7,16 +7,16 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from gradwire.configure import configure
-from gradwire.errors import ConfigError
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TransferPlan
+from gradwire.core.settings import Settings, setting_names
 from gradwire.lab.scenario.reader import ScenarioError
 from gradwire.lab.scenario.work import Model, Work
 from gradwire.lab.serving import route_settings
-from gradwire.plans import TransferPlan
 from gradwire.policies import Policy, names, policy_class
 from gradwire.policies.base import option_names
 from gradwire.policies.dblp import WIDENING
-from gradwire.settings import Settings, setting_names
+from gradwire.training.configure import configure
 
 __all__ = ["Lacking", "bound_of_policy", "check_one_engine", "check_policy", "check_push"]
 

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from gradwire.errors import suggestion
+from gradwire.core.errors import suggestion
 
 __all__ = ["MISSING", "ScenarioError", "build", "default_of", "is_line", "key"]
 

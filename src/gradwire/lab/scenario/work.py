@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradwire.core.settings import SHORTEST_S
 from gradwire.lab.scenario.reader import MISSING, ScenarioError, default_of, key
-from gradwire.settings import SHORTEST_S
 
 __all__ = ["KINDS", "LARGEST_SEED", "THIRDS", "Model", "Work", "layer_sizes", "turn_length"]
 

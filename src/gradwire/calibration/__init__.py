@@ -1,0 +1,1 @@
+"""How much loss each layer of a model bears."""

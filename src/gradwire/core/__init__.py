@@ -1,0 +1,1 @@
+"""Plain values that every room uses: plans, reports, settings, errors."""

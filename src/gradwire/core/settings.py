@@ -1,0 +1,387 @@
+"""Settings: keyword arguments first, then GRADWIRE_* variables, then the defaults.
+
+Every value but the interface's is checked here, before a socket is opened or a peer is met: an
+unknown name or an impossible value raises ConfigError naming the setting, the value and what is
+allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gradwire.core.checks import is_number, is_whole, plain
+from gradwire.core.errors import ConfigError, suggestion
+from gradwire.core.loss_runs import runs_possible, shortest_run
+from gradwire.core.plan import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, check_choice
+
+__all__ = ["PREFIX", "Settings", "from_environment", "setting_names"]
+
+PREFIX = "GRADWIRE_"
+"""What the names of the environment variables begin with."""
+
+FREE_PREFIXES = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
+"""Variables that belong to gradwire's own tools and are not settings."""
+
+
+LARGEST_RISE = 1e6
+LONGEST_RUN = 1e9
+
+LONGEST_S = 10 * 365 * 86_400.0
+"""The longest time a setting may name: ten years, which still fit 64 bits of nanoseconds."""
+SHORTEST_S = 0.01
+"""The shortest time-out of a rendezvous or a transfer: no store answers and no path is faster."""
+SMALLEST_MEMORY = 1 << 20
+"""The least memory that an engine may hold for its peers: enough for the first packets of some."""
+SHORTEST_PEER_S = 1.0
+"""The shortest silence that may mean death: five pings go in it, and a busy machine delays some."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings common to all policies. Times in seconds, sizes in bytes.
+
+    route: "sharded", every rank aggregates its share, or "server", `servers` processes started
+        with `gradwire server` do. servers: their number (None: 1 with route="server").
+    interface: the network interface, by name, or the address of this host, IPv4 or IPv6, that
+        gradwire's datagrams leave by; without it, the one that leads to the store's host. It is
+        checked when the ranks meet (`gradwire.transport.addresses`), beside the host's interfaces.
+        port: the UDP port, 0 for any free one. datagram: largest UDP payload, 0 for what the
+        smallest MTU of interfaces and routes allows.
+    rendezvous_timeout: how long to wait for the peers to appear. peer_timeout: how long a peer's
+        engine may be silent before it is dead. timeout: how long one transfer may take (peers
+        may compute meanwhile); None for the process group's timeout. memory_limit: bytes that
+        this process's engine may hold for its peers, 0 for 2 GiB: sums, results and books of the
+        transfers that it aggregates, contributions that wait for their turn, packets and messages
+        of transfers that have not started here. Transfers that do not fit together take turns;
+        one that does not fit alone, with seven eighths of the limit, is an error. A server's own
+        is GRADWIRE_MEMORY_LIMIT where it runs.
+    error_feedback: give back later what did not count. "auto" goes by the optimizer given to
+        attach (`gradwire.training.feedback.residuals.AUTO`), and is off without one. max_age: how
+        many steps running an element may go uncounted.
+    floor: the share of a step that every worker must deliver, else the guard acts; None for the
+        policy's own, 0 for never. guard: what it does, "resend" the step exactly, "skip" it on
+        all ranks (needs attach(optimizer=…) and error feedback, which gives it back) or "off".
+    loss_rise: by how much the agreed loss may exceed its running mean (0.2: a fifth) before the
+        next `strict_steps` steps are exact; None for never. Losses come by `attachment.loss(x)`;
+        one that is not finite counts as a rise.
+    dscp: the DSCP (RFC 2474) of gradwire's datagrams, 0 to 63, where the plan gives no other.
+    ecn: whether what is acknowledged goes as ECT(0) (RFC 3168) and marks are heeded; a path that
+        does not carry ECT is found out and goes without in any case.
+    seed: of the shuffled orders, alike on all ranks. report: file for one JSON line per step
+        (rank 0; a "{rank}" in the name makes every rank write). on_failure: "raise".
+    drop_rate, drop_burst, drop_seed: loss injected in the receive path, for tests and
+        demonstrations (drop_burst: mean length of a loss run in packets, 1 for independent losses,
+        else at least drop_rate / (1 - drop_rate)).
+    """
+
+    route: str = "sharded"
+    servers: int | None = None
+    interface: str | None = None
+    port: int = 0
+    datagram: int = 0
+    rendezvous_timeout: float = 60.0
+    peer_timeout: float = 30.0
+    timeout: float | None = None
+    memory_limit: int = 0
+    error_feedback: Literal["auto"] | bool = "auto"
+    max_age: int = 4
+    floor: float | None = None
+    guard: str = "resend"
+    loss_rise: float | None = None
+    strict_steps: int = 10
+    seed: int = 0
+    report: str | os.PathLike[str] | None = None
+    on_failure: str = "raise"
+    drop_rate: float = 0.0
+    drop_burst: float = 1.0
+    drop_seed: int = 0
+    dscp: int = 0
+    ecn: bool = True
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
+        check_choice("route", self.route, ("sharded", "server"))
+        if self.servers is not None:
+            if not is_whole(self.servers):
+                raise ConfigError.of(
+                    "servers",
+                    self.servers,
+                    "the number of `gradwire server` processes, which join through the job's "
+                    "store (addresses outside the store are not supported)",
+                )
+            _whole("servers", self.servers, 0, 1024)
+            if self.route == "sharded" and self.servers > 0:
+                raise ConfigError.about(
+                    f"servers={self.servers} with route='sharded'",
+                    "servers need route='server'",
+                    setting="servers",
+                    value=self.servers,
+                )
+            if self.route == "server" and self.servers == 0:
+                raise ConfigError.about(
+                    "servers=0 with route='server'", "1 or more", setting="servers", value=0
+                )
+        _whole("port", self.port, 0, 65535)
+        if not (is_whole(self.datagram) and self.datagram == 0):
+            _whole("datagram", self.datagram, SMALLEST_DATAGRAM, LARGEST_DATAGRAM)
+        _seconds("rendezvous_timeout", self.rendezvous_timeout, SHORTEST_S)
+        _seconds("peer_timeout", self.peer_timeout, SHORTEST_PEER_S)
+        if self.timeout is not None:
+            _seconds("timeout", self.timeout, SHORTEST_S)
+        if not (is_whole(self.memory_limit) and self.memory_limit == 0):
+            limit = self.memory_limit
+            if not is_whole(limit) or not SMALLEST_MEMORY <= limit <= 1 << 62:
+                raise ConfigError.of(
+                    "memory_limit",
+                    limit,
+                    f"bytes, a whole number from {SMALLEST_MEMORY} to {1 << 62}, or 0 for the "
+                    "engine's default",
+                )
+        named = isinstance(self.error_feedback, str) and self.error_feedback == "auto"
+        if not named and not isinstance(self.error_feedback, bool):
+            raise ConfigError.of(
+                "error_feedback", self.error_feedback, "allowed are 'auto', True, False"
+            )
+        _whole("max_age", self.max_age, 1, 254)
+        if self.floor is not None and not (is_number(self.floor) and 0.0 <= self.floor <= 1.0):
+            raise ConfigError.of("floor", self.floor, "a share of a step in [0, 1], or None")
+        check_choice("guard", self.guard, ("resend", "skip", "off"))
+        if self.loss_rise is not None:
+            rise = self.loss_rise
+            if not (is_number(rise) and 0.0 < rise <= LARGEST_RISE):
+                raise ConfigError.of(
+                    "loss_rise",
+                    rise,
+                    f"a share, a number above 0 and at most {LARGEST_RISE:g}, or None",
+                )
+        _whole("strict_steps", self.strict_steps, 1, 1 << 31)
+        _whole("seed", self.seed, 0, (1 << 64) - 1)
+        check_choice("on_failure", self.on_failure, ("raise",))
+        if not is_number(self.drop_rate) or not 0.0 <= self.drop_rate < 1.0:
+            raise ConfigError.of("drop_rate", self.drop_rate, "a share of packets in [0, 1)")
+        if not is_number(self.drop_burst) or not 1.0 <= self.drop_burst <= LONGEST_RUN:
+            raise ConfigError.of("drop_burst", self.drop_burst, f"packets, 1 to {LONGEST_RUN:g}")
+        if self.drop_burst > 1.0 and not runs_possible(self.drop_rate, self.drop_burst):
+            raise ConfigError.of(
+                "drop_burst",
+                self.drop_burst,
+                f"runs of {shortest_run(self.drop_rate):.3g} packets (drop_rate / (1 - "
+                "drop_rate)) and more are allowed; 1 for independent losses",
+                beside=f"with drop_rate={self.drop_rate!r}",
+            )
+        if isinstance(self.report, os.PathLike):
+            object.__setattr__(self, "report", os.fspath(self.report))
+        if self.report is not None and not (isinstance(self.report, str) and self.report):
+            raise ConfigError.of("report", self.report, "the name of a file, or None")
+        _whole("drop_seed", self.drop_seed, 0, (1 << 64) - 1)
+        _whole("dscp", self.dscp, 0, 63)
+        if not isinstance(self.ecn, bool):
+            raise ConfigError.of("ecn", self.ecn, "allowed are True, False")
+
+    @property
+    def server_count(self) -> int:
+        """How many servers take part: 0 on the sharded route."""
+        if self.route == "sharded":
+            return 0
+        return 1 if self.servers is None else self.servers
+
+    @property
+    def feedback(self) -> bool:
+        """Whether error feedback is on."""
+        return self.error_feedback is True
+
+    def origin(self, name: str) -> str:
+        """Where the value of a setting came from, for errors."""
+        variable = PREFIX + name.upper()
+        try:
+            read = from_environment({name: typing.get_type_hints(Settings)[name]})
+        except ConfigError:
+            read = {}
+        if read.get(name) == getattr(self, name):
+            return f"from {variable}"
+        return "as given"
+
+    def agreed(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks."""
+        return {
+            "route": self.route,
+            "servers": self.server_count,
+            "error_feedback": self.feedback,
+            "max_age": self.max_age,
+            "floor": self.floor,
+            "guard": self.guard,
+            "loss_rise": self.loss_rise,
+            "strict_steps": self.strict_steps,
+            "seed": self.seed,
+        }
+
+    def transport(self) -> dict[str, object]:
+        """The settings an engine is built from; two users of one engine must agree on them."""
+        names = (
+            "route",
+            "interface",
+            "port",
+            "datagram",
+            "peer_timeout",
+            "memory_limit",
+            "drop_rate",
+            "drop_burst",
+            "drop_seed",
+            "dscp",
+            "ecn",
+        )
+        return {"servers": self.server_count, **{name: getattr(self, name) for name in names}}
+
+    @staticmethod
+    def build(
+        options: Mapping[str, object] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        also_known: Iterable[str] = (),
+    ) -> Settings:
+        """Settings from keyword options, then the environment (os.environ when None).
+
+        also_known: further names for the did-you-mean (the policy's options).
+        """
+        given = dict(options or {})
+        known = setting_names()
+        words = list(dict.fromkeys([*known, *also_known]))
+        for name, value in given.items():
+            if name not in known:
+                allowed = f"known are {', '.join(words)}"
+                raise ConfigError(
+                    f"unknown setting {name}={value!r}{suggestion(name, words)}; {allowed}",
+                    setting=name,
+                    value=value,
+                    allowed=allowed,
+                )
+        hints = typing.get_type_hints(Settings)
+        read = from_environment(
+            {name: hints[name] for name in known if name not in given}, environment
+        )
+        return Settings(**{**read, **given})  # type: ignore[arg-type]
+
+
+def setting_names() -> tuple[str, ...]:
+    """The names of the common settings."""
+    return tuple(field.name for field in dataclasses.fields(Settings))
+
+
+def from_environment(
+    hints: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> dict[str, object]:
+    """Reads GRADWIRE_<NAME> for each name in `hints` and converts it to the type hinted.
+
+    An empty variable counts as unset. Raises ConfigError for a value that does not convert.
+    """
+    variables = os.environ if environment is None else environment
+    found: dict[str, object] = {}
+    for name, hint in hints.items():
+        variable = PREFIX + name.upper()
+        text = variables.get(variable, "").strip()
+        if text:
+            found[name] = _convert(variable, text, hint)
+    return found
+
+
+def check_environment(known: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
+    """Raises ConfigError for a GRADWIRE_* variable that names no setting (a misspelt one)."""
+    variables = os.environ if environment is None else environment
+    allowed = [PREFIX + name.upper() for name in known]
+    for variable in variables:
+        if not variable.startswith(PREFIX) or variable.startswith(FREE_PREFIXES):
+            continue
+        if variable not in allowed:
+            near = suggestion(variable, allowed)
+            raise ConfigError(
+                f"environment variable {variable}={variables[variable]!r} names no setting{near}",
+                setting=variable,
+                value=variables[variable],
+                allowed=near.strip(" ()"),
+            )
+
+
+def _convert(variable: str, text: str, hint: object) -> object:
+    lowered = text.lower()
+    for parse in _parsers(hint):
+        try:
+            return parse(lowered if parse is _truth else text)
+        except ValueError:
+            continue
+    raise ConfigError.about(
+        f"environment variable {variable}={text!r}",
+        f"expected {_describe(hint)}",
+        setting=variable,
+        value=text,
+    )
+
+
+def _alternatives(hint: object) -> list[object]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [inner for part in typing.get_args(hint) for inner in _alternatives(part)]
+    return [hint]
+
+
+def _parsers(hint: object) -> list[Callable[[str], object]]:
+    parsers: list[Callable[[str], object]] = []
+    for part in _alternatives(hint):
+        if typing.get_origin(part) is Literal:
+            parsers.append(_one_of(typing.get_args(part)))
+        elif part is bool:
+            parsers.append(_truth)
+        elif part is int:
+            parsers.append(_integer)
+        elif part is float:
+            parsers.append(float)
+        elif part is str:
+            parsers.append(str)
+    return parsers
+
+
+def _describe(hint: object) -> str:
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    described: list[str] = []
+    for part in _alternatives(hint):
+        if typing.get_origin(part) is Literal:
+            described.extend(repr(word) for word in typing.get_args(part))
+        elif part in words:
+            described.append(words[part])
+    return " or ".join(described)
+
+
+def _one_of(words: tuple[object, ...]) -> Callable[[str], object]:
+    def parse(text: str) -> object:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _truth(text: str) -> bool:
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(text)
+
+
+def _integer(text: str) -> int:
+    return int(text, 0)
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if not is_whole(value) or not low <= value <= high:
+        raise ConfigError.of(name, value, f"a whole number from {low} to {high}")
+
+
+def _seconds(name: str, value: object, low: float) -> None:
+    if not is_number(value) or not low <= value <= LONGEST_S:
+        raise ConfigError.of(name, value, f"seconds, a number from {low:g} to {LONGEST_S:g}")

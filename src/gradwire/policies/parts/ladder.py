@@ -1,0 +1,107 @@
+"""The BDP rule of NetSenseML with a congestion signal that works, and the ladder of encodings.
+
+The rule (arXiv 2506.16235 and its code): while the data in flight exceed 0.9 of the
+bandwidth-delay product, the ratio shrinks by the factor 0.95, down to 0.005; else it grows by
+0.001, up to 1, which is dense. All ranks use the smallest of their ratios.
+
+Theirs takes a transfer's own duration for the round-trip time, so a transfer that fills the link
+always looks congested and the ratio decays on an idle link. Here RTprop comes from acknowledgements
+and BtlBw from the delivery rate, and the data in flight are the mean over the step, by Little's
+law: bytes sent per step time (computation included) times RTprop. A step that would keep a free
+link busy for more than 0.9 of its time is congested, one that hides behind computation is not.
+
+Ours, too: the stages (dense, f16, int8, top-k) are chosen by what they leave of the bytes, indices
+counted; and a start-up ramp doubles the ratio each step until the first congestion, which takes it
+back to half of what congested the network. Without that a job whose dense steps take seconds would
+need a hundred of them to come down by twentieths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire.core.agreed import Summary
+from gradwire.core.plan import TOPK_SHARE, encoded_share
+from gradwire.core.report import StepReport
+from gradwire.core.saved_state import State
+
+__all__ = ["FLOOR", "INT8", "Ladder", "congested", "stage"]
+
+SHRINK, GROW, FLOOR = 0.95, 0.001, 0.005
+
+INT8 = 0.25
+"""The smallest ratio that needs no top-k."""
+RAMP = 2.0
+
+
+def congested(report: StepReport, share: float) -> bool:
+    """Whether the mean of this worker's data in flight exceeds `share` of its path's BDP.
+
+    Both sides hold RTprop as a factor, so it is left out. Not known: not congested.
+    """
+    if report.period_s <= 0.0 or report.btlbw <= 0.0:
+        return False
+    return report.bytes / report.period_s > share * report.btlbw
+
+
+@dataclass
+class Ladder:
+    """The agreed ratio: the share of the dense bytes that a step may send; never below `floor`."""
+
+    ratio: float = 0.1
+    ramping: bool = True
+    floor: float = FLOOR
+
+    def __post_init__(self) -> None:
+        self._judged = self.ratio
+
+    def stop_at(self, floor: float) -> None:
+        """The ratio goes no lower than `floor`: what is below it could not be sent."""
+        self.floor = max(self.floor, floor)
+        self.ratio = max(self.ratio, self.floor)
+
+    def observe(self, summary: Summary) -> None:
+        """Takes the agreed flag: one congested rank is enough, so all keep the smallest ratio.
+
+        The flag is of the step before the one that has just ended.
+        """
+        judged, self._judged = self._judged, self.ratio
+        if summary.congested:
+            lower = judged / RAMP if self.ramping else self.ratio * SHRINK
+            self.ratio = max(self.floor, lower)
+            self.ramping = False
+        elif self.ramping:
+            self.ratio = min(1.0, self.ratio * RAMP)
+            self.ramping = judged < 1.0
+        else:
+            self.ratio = min(1.0, self.ratio + GROW)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ratio, whether it still ramps up, and the ratio that the next flag is of."""
+        return {"ratio": self.ratio, "ramping": self.ramping, "judged": self._judged}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned; raises ConfigError."""
+        read = State(state, "state['phases']['ladder']")
+        read.keys(("ratio", "ramping", "judged"))
+        ratio = max(self.floor, read.number("ratio", FLOOR, 1.0))
+        judged = read.number("judged", FLOOR, 1.0)
+        self.ratio, self.ramping, self._judged = ratio, read.flag("ramping"), judged
+
+
+def stage(ratio: float) -> tuple[str, float]:
+    """(encoding, kept) that sends at most `ratio` of the dense bytes, the mildest that does."""
+    if ratio >= 1.0:
+        return "f32", 1.0
+    if ratio >= 0.5:
+        return "f16", 1.0
+    if ratio >= INT8:
+        return "int8", 1.0
+    return "topk", max(ratio, FLOOR) / TOPK_SHARE
+
+
+def wider(chunk_elements: int, encoding: str, kept: float) -> int:
+    """About how many elements a datagram carries; for pooling small tensors."""
+    return max(1, int(chunk_elements / encoded_share(encoding, kept)))

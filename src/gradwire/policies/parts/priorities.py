@@ -1,0 +1,155 @@
+"""Priority classes of chunks, 0 first: by a layer's place, by the gradient, by the last result.
+
+Everything here is a pass or two of vectorised arithmetic over a bucket. A gradient's magnitudes are
+each worker's own; so are the classes, and no other rank needs to know them. Those of the last
+results all replicas know alike, and so leave out the same chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import PRIORITY_CLASSES, TensorSlot, check_choice
+
+__all__ = [
+    "Chunks",
+    "LayerOrder",
+    "Priorities",
+    "by_region",
+    "by_size",
+    "check_priority",
+    "lowest",
+]
+
+Priorities = NDArray[np.uint8]
+
+
+class Chunks(Protocol):
+    """The chunk grid of a plan, as far as a policy needs it: arrays of one entry per chunk.
+
+    offsets: uint64, rising, lengths: uint32, in elements. regions, aggregators: uint32, rising:
+    which region a chunk is of, and who sums it.
+    """
+
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint32]
+    regions: NDArray[np.uint32]
+    aggregators: NDArray[np.uint32]
+
+    @property
+    def groups(
+        self,
+    ) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.intp], NDArray[np.intp]]:
+        """Of each chunk: which of the groups it is in, where that begins, how many are in it. A
+        group is the chunks of one region at one aggregator."""
+        ...
+
+    def mean_magnitudes(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The mean magnitude of each chunk's elements; infinite where their sum is not finite."""
+        ...
+
+
+class LayerOrder:
+    """Where each layer of a model stands, front to back.
+
+    tensors: names of the parameters in the order of `model.named_parameters()`. A layer is the
+    module that owns a parameter.
+    """
+
+    def __init__(self, tensors: Iterable[str]) -> None:
+        self._place: dict[str, int] = {}
+        for name in tensors:
+            self._place.setdefault(TensorSlot(name, 0, 1).layer, len(self._place))
+
+    def classes(self, slots: tuple[TensorSlot, ...], chunks: Chunks, count: int) -> Priorities:
+        """`count` classes of equally many layers; a chunk has that of its first element's layer."""
+        layers = len(self._place)
+        of_slot = [self._place[slot.layer] * count // layers for slot in slots]
+        starts = np.array([slot.offset for slot in slots], np.uint64)
+        at = np.searchsorted(starts, chunks.offsets, side="right") - 1
+        return np.array(of_slot, np.uint8)[at]
+
+
+def by_size(order: NDArray[np.intp], count: int) -> Priorities:
+    """`count` classes of equally many chunks, the largest first.
+
+    order: the chunks from the smallest to the largest (argsort).
+    """
+    classes = np.empty(len(order), np.uint8)
+    classes[order[::-1]] = np.arange(len(order)) * count // max(1, len(order))
+    return classes
+
+
+def by_region(values: NDArray[np.float32], chunks: Chunks, seed: int) -> Priorities:
+    """All classes, of equally many of each region's chunks at each aggregator, the largest first.
+
+    values: one per chunk, none below 0; those that are equal (an embedding's rows without a
+    gradient) go in an order that the seed draws. An eager close leaves out a share of each region,
+    hence the last classes of each: what the share is need not be known.
+    """
+    groups, starts, sizes = chunks.groups
+    drawn = np.random.default_rng(seed).permutation(len(values))
+    # Sorted by one number of 64 bits: group, value (a float's bits rise with it), place in the
+    # draw. Values lose their last bits where the other two leave no room for 31.
+    low = len(values).bit_length()
+    bits = min(31, 64 - low - int(groups.max(initial=0)).bit_length())
+    keys = (values[drawn].view(np.uint32) & np.uint32(0x7FFFFFFF)).astype(np.uint64)
+    keys >>= np.uint64(31 - bits)
+    keys |= groups[drawn].astype(np.uint64) << np.uint64(bits)
+    keys <<= np.uint64(low)
+    keys |= np.arange(len(values), dtype=np.uint64)
+    keys.sort()
+    order = drawn[(keys & np.uint64((1 << low) - 1)).astype(np.intp)]
+    classes = np.empty(len(values), np.uint8)
+    place = np.arange(len(values)) - starts
+    classes[order] = PRIORITY_CLASSES - 1 - place * PRIORITY_CLASSES // sizes
+    return classes
+
+
+def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.bool_]:
+    """Marks the smallest chunks: `share` of each region's, at each aggregator.
+
+    Rounded up; an eager close of bound `share` leaves out none but these. order: as in `by_size`.
+    """
+    groups, starts, sizes = chunks.groups
+    within = order[np.argsort(groups[order], kind="stable")]
+    marked = np.empty(len(order), np.bool_)
+    marked[within] = np.arange(len(order)) - starts < np.ceil(share * sizes - 1e-9)
+    return marked
+
+
+def check_priority(
+    priority: object, allowed: tuple[str, ...], control: str, order: str | None, pull: str | None
+) -> None:
+    """Raises ConfigError for a priority that is not allowed, or not beside the other three."""
+    check_choice("priority", priority, allowed)
+    if priority == "none":
+        return
+    if control != "stream":
+        raise ConfigError.of(
+            "control",
+            control,
+            "passes go through all chunks alike; set control='stream' or priority='none'",
+            beside=f"with priority={priority!r}",
+        )
+    if order not in (None, "shuffled"):
+        raise ConfigError.of(
+            "order",
+            order,
+            "chunks go by priority, shuffled within a class; leave order out, or set "
+            "priority='none'",
+            beside=f"with priority={priority!r}",
+        )
+    if priority == "results" and pull == "lossy":
+        raise ConfigError.of(
+            "pull",
+            "lossy",
+            "replicas get different results then, by which they cannot rank alike; set "
+            "pull='exact' or 'committed', or priority='none'",
+            beside="with priority='results'",
+        )

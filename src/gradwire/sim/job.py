@@ -1,0 +1,270 @@
+"""A job in virtual time: the real pipelines of all ranks in one process, over
+`gradwire.sim.fabric`.
+
+What runs is what ships: policies, books, guard and phases in `GradientPipeline`, and the engine's
+own protocol. Only the process group, DDP and the network are replaced.
+
+    job = Job(4, {"layer.weight": 4096, "layer.bias": 64}, "dblp", p_low=0.1)
+    applied = job.step([gradient of rank 0, …])[0]     # the same on every rank
+    print(job.report.delivered)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwire.core.errors import TransferError
+from gradwire.core.report import ReportWriter, StepReport
+from gradwire.policies import Policy
+from gradwire.sim.fabric import NETWORK_A, Fabric, Link
+from gradwire.training.bucket import GradBucket, ParameterNames
+from gradwire.training.configure import configure
+from gradwire.training.hook import sizes, vectors
+from gradwire.training.pipeline import GradientPipeline
+from gradwire.transport.communicator import Communicator, Handle
+from gradwire.transport.native import transfer_report
+
+__all__ = ["FlatBucket", "Job", "model_of"]
+
+Flat = NDArray[np.float32]
+PATIENCE_S = 3600.0
+"""Virtual seconds that a step may take."""
+
+
+def model_of(tensors: Mapping[str, int]) -> torch.nn.Module:
+    """A module with flat parameters of these names ("layer.weight") and sizes, in this order."""
+    root = torch.nn.Module()
+    for name, elements in tensors.items():
+        module, *path = root, *name.split(".")
+        for part in path[:-1]:
+            if part not in dict(module.named_children()):
+                module.add_module(part, torch.nn.Module())
+            module = cast(torch.nn.Module, getattr(module, part))
+        module.register_parameter(path[-1], torch.nn.Parameter(torch.zeros(elements)))
+    return root
+
+
+class _Host:
+    """What a communicator needs of an engine, in virtual time."""
+
+    def __init__(self, fabric: Fabric, rank: int) -> None:
+        self.fabric = fabric
+        self.rank = rank
+        self.datagram = fabric.datagram_bytes
+        self.pending: list[tuple[int, Handle, Flat, tuple[float, ...]]] = []
+        self._next = 0  # all that start are of one lane
+
+    def start(
+        self,
+        handle: Handle,
+        *,
+        lane: int,
+        engine_plan: Any,
+        effective_bounds: tuple[float, ...],
+        data: Flat,
+        step: int,
+        critical: NDArray[np.uint32] | None,
+        priorities: NDArray[np.uint8] | None = None,
+        stats: Sequence[float],
+        timeout_s: float,
+        timeout_from: str,
+    ) -> None:
+        self.fabric.start(
+            self.rank,
+            self._next,
+            engine_plan,
+            data,
+            step=step,
+            critical=critical,
+            priorities=priorities,
+            stats=stats,
+            at=self.fabric.now,
+        )
+        self.pending.append((self._next, handle, data, effective_bounds))
+        self._next += 1
+
+    def collect(self) -> None:
+        """Finishes the handles of what is done; their callbacks may start more."""
+        pending, self.pending = self.pending, []
+        for entry in pending:
+            self.finish(*entry)
+
+    def finish(self, op: int, handle: Handle, data: Flat, effective: tuple[float, ...]) -> None:
+        """Finishes one handle."""
+        completion = self.fabric.completion(self.rank, op)
+        assert completion is not None
+        if not completion.ok:
+            raise TransferError(
+                completion.error,
+                rank=completion.error_rank,
+                step=completion.step,
+                cause=completion.error_cause,
+            )
+        if not handle.done():
+            data[:] = self.fabric.result(self.rank, op)
+            handle.finish(transfer_report(completion, effective))
+
+
+class FlatBucket:
+    """A GradBucket: the gradients of some parameters, one after another."""
+
+    def __init__(
+        self, index: int, last: bool, parameters: list[torch.nn.Parameter], values: Flat
+    ) -> None:
+        self._index, self._last = index, last
+        self._parameters = parameters
+        self._buffer = torch.from_numpy(values)
+
+    def index(self) -> int:
+        return self._index
+
+    def is_last(self) -> bool:
+        return self._last
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return self._parameters
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+
+class Job:
+    """`world` ranks that train `tensors` (elements by name, or a model) over one network.
+
+    buckets: how many tensors each bucket holds, in order (None: all in one). backwards: the
+    buckets take the tensors from the last to the first, as DDP's do; gradients and results lie in
+    that order then. datagram: the largest UDP payload. seed: of the network's chances; shuffle:
+    the `seed` of gradwire's settings. optimizer,
+    and all other options: as for `gradwire.attach`.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        tensors: Mapping[str, int] | torch.nn.Module,
+        policy: str | Policy = "reliable",
+        *,
+        buckets: Sequence[int] | None = None,
+        backwards: bool = False,
+        link: Link = NETWORK_A,
+        datagram: int = 1472,
+        servers: int = 0,
+        seed: int = 1,
+        shuffle: int = 0,
+        optimizer: torch.optim.Optimizer | None = None,
+        **options: Any,
+    ) -> None:
+        self.world = world
+        self.fabric = Fabric(world, servers=servers, link=link, seed=seed, datagram_bytes=datagram)
+        self.hosts = [_Host(self.fabric, rank) for rank in range(world)]
+        model = tensors if isinstance(tensors, torch.nn.Module) else model_of(tensors)
+        known = dict(model.named_parameters())
+        elements = sizes(model)
+        order = list(reversed(list(elements))) if backwards else list(elements)
+        self.groups: list[list[torch.nn.Parameter]] = []
+        for count in buckets if buckets is not None else [len(order)]:
+            self.groups.append([known[name] for name in order[:count]])
+            del order[:count]
+        self.elements = sum(elements.values())
+        if servers:
+            options.update(route="server", servers=servers)
+        options["seed"] = shuffle
+        self._names = ParameterNames(model)
+        self.pipelines = []
+        for rank in range(world):
+            chosen, settings = configure(policy, options, {}, optimizer)
+            if isinstance(tensors, torch.nn.Module):
+                chosen.vectors = vectors(model)
+            chosen.prepare(elements)
+            face = Communicator(cast(Any, None), 0, 1)  # meets nobody: its host is ours
+            face.rank, face.world_size, face.settings = rank, world, settings
+            face.ranks = tuple(range(world))
+            face._host = cast(Any, self.hosts[rank])
+            self.pipelines.append(
+                GradientPipeline(
+                    face,
+                    chosen,
+                    settings,
+                    self._names,
+                    0,
+                    optimizer,
+                    ReportWriter.open(settings.report, face.rank),
+                    self._now,
+                )
+            )
+
+    def _now(self) -> float:
+        return self.fabric.now
+
+    def compute(self, seconds: float) -> None:
+        """Lets virtual time pass before the next step."""
+        self.fabric.run(self.fabric.now + seconds, until_done=False)
+
+    @property
+    def policies(self) -> list[Policy]:
+        """The policy of each rank."""
+        return [pipeline.policy for pipeline in self.pipelines]
+
+    @property
+    def report(self) -> StepReport:
+        """Rank 0's report of the last step."""
+        return self.pipelines[0].report()
+
+    def uplinks(self, link: Link) -> None:
+        """Gives every port's way to the switch these properties from now on."""
+        for host in range(self.world + self.fabric.servers):
+            self.fabric.set_link(host, "up", link)
+
+    def step(self, gradients: Sequence[Flat]) -> list[Flat]:
+        """One step; gradients of each rank over all tensors. Returns what each rank applies.
+
+        Raises TransferError when it fails, or hangs.
+        """
+        results, futures = self.start(gradients)
+        while any(host.pending for host in self.hosts):
+            if not self.fabric.run(self.fabric.now + PATIENCE_S):
+                raise TransferError(f"the job hangs: {PATIENCE_S:g} virtual seconds are over")
+            for host in self.hosts:
+                host.collect()
+        for future in futures:
+            future.wait()
+        self.fabric.forget()
+        return results
+
+    def start(
+        self, gradients: Sequence[Flat]
+    ) -> tuple[list[Flat], list[torch.futures.Future[torch.Tensor]]]:
+        """Begins a step: where its results will be, and the futures by rank and bucket."""
+        results = [np.array(gradient, np.float32) for gradient in gradients]
+        futures = []
+        for rank, pipeline in enumerate(self.pipelines):
+            at = 0
+            for index, group in enumerate(self.groups):
+                length = sum(parameter.numel() for parameter in group)
+                bucket = FlatBucket(
+                    index, index == len(self.groups) - 1, group, results[rank][at : at + length]
+                )
+                futures.append(pipeline.reduce(cast(GradBucket, bucket)))
+                at += length
+        return results, futures
+
+    def residual(self, rank: int) -> Flat:
+        """The rank's residual over all tensors; zeros without error feedback."""
+        return self._kept(rank, "residuals")
+
+    def velocity(self, rank: int) -> Flat:
+        """The rank's velocity over all tensors; zeros without a momentum memory."""
+        return self._kept(rank, "velocities")
+
+    def _kept(self, rank: int, what: str) -> Flat:
+        state = self.pipelines[rank].state_dict()[what]
+        assert isinstance(state, dict)
+        if not state:
+            return np.zeros(self.elements, np.float32)
+        parts = [p for group in self.groups for p in group if p.numel()]
+        return np.concatenate([state[self._names(p)].numpy() for p in parts])

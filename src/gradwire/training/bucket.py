@@ -1,0 +1,97 @@
+"""Bucket layouts: which parameters lie where in the bucket that DDP hands over.
+
+DDP rebuilds its buckets after the first iteration, so nothing may hang on a bucket's index; a
+parameter is known by identity and named as in the model.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradwire.core.errors import ConfigError
+from gradwire.core.hashed import HashedTuple
+from gradwire.core.names import named_parameters
+from gradwire.core.plan import TensorSlot
+
+if TYPE_CHECKING:  # torch.distributed offers it without saying so to type checkers
+    from torch._C._distributed_c10d import GradBucket
+else:
+    from torch.distributed import GradBucket
+
+__all__ = ["GradBucket", "Layouts", "ParameterNames", "in_bucket_order", "slots_of"]
+
+
+class ParameterNames:
+    """Names parameters: as the model does (`gradwire.core.names`), or in the order they are
+    seen."""
+
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
+        self._known: dict[int, tuple[torch.Tensor, str]] = {}  # keeps them: ids stay valid
+        self.trained: dict[str, int] | None = None
+        """The elements of the model's trained parameters by name; None without a model."""
+        if model is not None:
+            named = named_parameters(model)
+            self.trained = {n: p.numel() for n, p in named.items() if p.requires_grad}
+            for name, parameter in named.items():
+                self._known[id(parameter)] = (parameter, name)
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        """Whether it has a name already; all that belong to the model have."""
+        return id(parameter) in self._known
+
+    def __call__(self, parameter: torch.Tensor) -> str:
+        """The parameter's name; "p0", "p1", … for those that no model named."""
+        known = self._known.get(id(parameter))
+        if known is None:
+            known = (parameter, f"p{len(self._known)}")
+            self._known[id(parameter)] = known
+        return known[1]
+
+
+class Layouts:
+    """The slots of each bucket seen so far."""
+
+    def __init__(self, names: ParameterNames) -> None:
+        self._names = names
+        self._known: dict[tuple[int, ...], HashedTuple[TensorSlot]] = {}
+
+    def of(self, bucket: GradBucket) -> HashedTuple[TensorSlot]:
+        """The bucket's slots, in order; the same object for the same layout."""
+        parameters = bucket.parameters()
+        key = tuple(map(id, parameters))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = slots_of(
+                [(self._names(p), p.numel()) for p in parameters], bucket.buffer().numel()
+            )
+        return known
+
+
+def in_bucket_order(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Values of a parameter's shape as DDP lays the parameter's gradient into a bucket, 1-D.
+
+    That is the order of its memory where it is dense (channels_last too), else that of its indices.
+    """
+    dims = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+    if parameter.permute(dims).is_contiguous():
+        values = values.permute(dims)
+    return values.flatten()
+
+
+def slots_of(tensors: list[tuple[str, int]], elements: int) -> HashedTuple[TensorSlot]:
+    """Lays (name, elements) pairs out one after another; they must fill `elements` exactly."""
+    slots: list[TensorSlot] = []
+    at = 0
+    for name, length in tensors:
+        if length:
+            slots.append(TensorSlot(name, at, length))
+        at += length
+    if at != elements:
+        raise ConfigError.about(
+            f"bucket of {elements} elements holds parameters of {at} elements",
+            "an unknown layout (gradwire reads buckets whose parameters follow each "
+            "other without gaps)",
+            setting="bucket",
+            value=elements,
+        )
+    return HashedTuple(slots)

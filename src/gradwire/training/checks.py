@@ -1,0 +1,102 @@
+"""Which DDP module `attach` is meant for, and whether DDP hands its gradients to a hook at all."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.core.errors import ConfigError
+
+__all__ = ["check_hands_over", "ddp_of", "python_reducer"]
+
+_SHARDED = (
+    "gradwire carries the gradients that DistributedDataParallel averages; where the model fits "
+    "one device, wrap it so in place of {}"
+)
+_ADVICE = (
+    (
+        "torch.nn",
+        "DataParallel",
+        "use DistributedDataParallel, with a process for each device, in place of DataParallel",
+    ),
+    ("torch.distributed", "FullyShardedDataParallel", _SHARDED.format("FSDP")),
+    ("torch.distributed", "ReplicateModule", _SHARDED.format("replicate")),
+    ("torch.distributed", "FSDPModule", _SHARDED.format("fully_shard")),
+    ("torch.distributed._composable.replicate", "DDP", _SHARDED.format("replicate")),
+    (
+        "deepspeed",
+        "DeepSpeedEngine",
+        "DeepSpeed averages gradients itself and hands none over; train with "
+        "DistributedDataParallel in place of it",
+    ),
+    (
+        "lightning",
+        "LightningModule",
+        "Lightning's strategy wraps it: give trainer.strategy.model, in on_train_start of a "
+        "callback",
+    ),
+)
+"""By package (a part of its name) and class: what to do instead. Subclasses come first."""
+
+
+def ddp_of(model: object) -> DistributedDataParallel:
+    """The DDP module: `model`, or the one that `torch.compile` has wrapped.
+
+    Raises ConfigError that says, for each kind of other object, what to give or use instead.
+    """
+    found = model
+    while not isinstance(found, DistributedDataParallel) and isinstance(found, torch.nn.Module):
+        inner = found._modules.get("_orig_mod")
+        if inner is None:
+            break
+        found = inner
+    if isinstance(found, DistributedDataParallel):
+        return found
+    kind = type(found).__name__
+    raise ConfigError.about(
+        f"attach(model) with a {kind}", _advice(found), setting="model", value=kind
+    )
+
+
+def check_hands_over(model: DistributedDataParallel) -> None:
+    """Raises ConfigError for a DDP module some of whose gradients reach no communication hook."""
+    if getattr(model, "_use_python_reducer", False):
+        raise python_reducer()
+    if getattr(model, "_delay_all_reduce_params", None):
+        raise ConfigError.about(
+            "delay_all_reduce_named_params of DistributedDataParallel",
+            "DDP averages those gradients apart and hands them to no communication hook; leave it "
+            "out",
+            setting="delay_all_reduce_named_params",
+        )
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
+        raise ConfigError.about(
+            "optimizers that step in the backward pass (_apply_optimizer_in_backward)",
+            "DDP gives them its own communication hook; call optimizer.step() after the backward "
+            "pass instead",
+            setting="optimizer",
+        )
+
+
+def python_reducer() -> ConfigError:
+    """What is raised where a DDP module was made under that setting of torch's."""
+    return ConfigError.of(
+        "torch._dynamo.config.optimize_ddp",
+        "python_reducer",
+        "DDP then averages each gradient by itself and hands no buckets over; set 'ddp_optimizer', "
+        "torch's default, before the module is wrapped in DistributedDataParallel",
+    )
+
+
+def _advice(found: object) -> str:
+    """What to do with an object that is no DDP module."""
+    if not isinstance(found, torch.nn.Module):
+        return "give the module that DistributedDataParallel returned"
+    for name, module in found.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            return f"it holds a DDP module, which is the one to give: attach(model.{name})"
+    classes = [(kind.__module__, kind.__name__) for kind in type(found).__mro__]
+    for package, name, advice in _ADVICE:
+        if any(package in home and name == own for home, own in classes):
+            return advice
+    return "wrap it first, as in model = DistributedDataParallel(model)"

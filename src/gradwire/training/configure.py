@@ -1,0 +1,228 @@
+"""From what a user writes to a checked policy and checked settings."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import typing
+import warnings
+from collections.abc import Iterable, Mapping
+
+from gradwire.core.errors import ConfigError
+from gradwire.core.settings import (
+    PREFIX,
+    Settings,
+    check_environment,
+    from_environment,
+    setting_names,
+)
+from gradwire.policies import Policy, create, names, policy_class
+from gradwire.policies.base import option_names
+from gradwire.training.feedback.optimizer_moments import is_of_adams_family, keeps_first_moment
+from gradwire.training.feedback.residuals import auto_feedback
+
+__all__ = ["agreed_configuration", "all_names", "configure"]
+
+DEFAULT_POLICY = "adaptive"
+
+
+def configure(
+    policy: str | Policy | None,
+    options: Mapping[str, object],
+    environment: Mapping[str, str] | None = None,
+    optimizer: object | None = None,
+) -> tuple[Policy, Settings]:
+    """Splits `options` into the policy's and the common settings, fills in GRADWIRE_* variables.
+
+    policy: a name, a policy object (it is copied), or None for GRADWIRE_POLICY, else
+        "adaptive".
+    optimizer: decides error_feedback="auto", and a fill that is left to it; what is returned has
+        an answer to both.
+    Raises ConfigError naming the setting, the value and what is allowed.
+    """
+    check_environment(all_names(), environment)
+    common = {name: value for name, value in options.items() if name in setting_names()}
+    others = {name: value for name, value in options.items() if name not in common}
+    if isinstance(policy, Policy):
+        for name, value in others.items():
+            if name in option_names(type(policy)):
+                raise ConfigError.of(
+                    name,
+                    value,
+                    f"give it to the object, as in {type(policy).__name__}({name}={value!r})",
+                    beside="beside a policy object",
+                )
+        chosen = copy.deepcopy(policy)  # its state belongs to one attachment
+    else:
+        if policy is None:
+            read = from_environment({"policy": str}, environment)
+            policy = str(read.get("policy", DEFAULT_POLICY))
+        if not isinstance(policy, str):
+            raise ConfigError.of("policy", policy, "a name or a policy object")
+        chosen = _create(policy, others, environment)
+        others = {
+            name: value for name, value in others.items() if name not in option_names(type(chosen))
+        }
+    if others:
+        _explain(chosen, others)
+    own = () if isinstance(policy, Policy) else option_names(type(chosen))
+    _tell_unread(chosen, own, os.environ if environment is None else environment)
+    settings = Settings.build(
+        common, environment=environment, also_known=option_names(type(chosen))
+    )
+    chosen.servers = settings.server_count
+    if settings.error_feedback == "auto":
+        feedback = auto_feedback(optimizer) if chosen.feedback is None else chosen.feedback
+        if chosen.fill in _STANDS_IN:
+            feedback = False
+        settings = dataclasses.replace(settings, error_feedback=feedback)
+    _settle_fill(chosen, settings, optimizer)
+    _check_feedback(chosen, settings, optimizer)
+    if settings.guard == "skip" and (optimizer is None or not settings.feedback):
+        raise ConfigError.of(
+            "guard",
+            "skip",
+            "needs attach(optimizer=…), which it keeps from stepping, and "
+            "error_feedback=True, which gives the skipped gradient back; or "
+            "guard='resend'",
+        )
+    floor = chosen.floor if settings.floor is None else settings.floor
+    if settings.guard == "skip" and floor == 0.0:
+        raise ConfigError.of(
+            "guard",
+            "skip",
+            "no step would ever be skipped; give floor=, a share of a step above 0 and "
+            "at most 1, or leave the guard out",
+            beside=f"with floor={settings.floor!r} and policy {chosen.name!r}, which sets "
+            f"{chosen.floor:g} itself",
+        )
+    return chosen, settings
+
+
+def agreed_configuration(policy: Policy, settings: Settings) -> dict[str, object]:
+    """What must be the same on all ranks, as plain values by name."""
+    return {
+        "policy": policy.name,
+        **{f"{policy.name}.{name}": value for name, value in policy.options().items()},
+        **settings.agreed(),
+    }
+
+
+_STANDS_IN = {"mean": "the mean of the arrivals", "momentum": "the optimizer's momentum"}
+"""Fills that put something else in the place of what did not arrive, and what."""
+
+
+def _settle_fill(policy: Policy, settings: Settings, optimizer: object | None) -> None:
+    """Decides a fill that is left to the optimizer; raises ConfigError for one that cannot be."""
+    if policy.fill is None:
+        suits = is_of_adams_family(optimizer) and not settings.feedback
+        policy.fill = policy.fill_beside_adam if suits else "zero"
+        policy.fill_was_open = True
+    if policy.fill == "momentum" and not keeps_first_moment(optimizer):
+        kind = "None" if optimizer is None else type(optimizer).__name__
+        raise ConfigError.of(
+            "fill",
+            "momentum",
+            "takes what is missing from the running mean of gradients that Adam, "
+            "AdamW, NAdam, RAdam and Adamax keep on every rank (without "
+            "maximize=True); give such a one as attach(optimizer=…), or use "
+            "fill='zero' or 'mean'",
+            beside=f"with optimizer={kind}",
+        )
+    if settings.feedback and policy.fill in _STANDS_IN:
+        raise ConfigError.of(
+            "fill",
+            policy.fill,
+            f"{_STANDS_IN[policy.fill]} already stands in for what did not arrive, and "
+            "feedback would give it a second time; use fill='zero' or "
+            "error_feedback=False",
+            beside="with error_feedback=True",
+        )
+
+
+_ADAPTIVE = ("betas", "beta2_decay", "centered", "lr_decay", "rho", "etas")
+"""Settings of optimizers with a memory of their own: Adam's family, Adafactor, RMSprop, Adagrad,
+Adadelta, Rprop."""
+
+
+def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None) -> None:
+    """Raises ConfigError for what a policy cannot do without error feedback, or twice."""
+    if getattr(policy, "compress", None) == "topk" and not settings.feedback:
+        words: tuple[str, ...] = getattr(policy, "compressions", ())
+        milder = " or ".join(repr(word) for word in words if word != "topk")
+        raise ConfigError.of(
+            "compress",
+            "topk",
+            "top-k leaves most elements out and only feedback gives them back; set "
+            f"error_feedback=True, or compress={milder}",
+            beside="with error_feedback off",
+        )
+    if not policy.momentum:
+        return
+    if not settings.feedback:
+        raise ConfigError.of(
+            "momentum",
+            policy.momentum,
+            "velocities wait in the residuals; set error_feedback=True, or momentum=0",
+            beside="with error_feedback off",
+        )
+    groups = getattr(optimizer, "param_groups", [])
+    own = next((g["momentum"] for g in groups if g.get("momentum")), None)
+    if own is not None or any(key in group for group in groups for key in _ADAPTIVE):
+        kind = type(optimizer).__name__ + ("" if own is None else f"(momentum={own!r})")
+        raise ConfigError.of(
+            "momentum",
+            policy.momentum,
+            "the workers' momentum takes the place of the optimizer's, and both would "
+            "count it twice; use an optimizer without, such as SGD(momentum=0)",
+            beside=f"with optimizer={kind}",
+        )
+
+
+def _create(
+    name: str, others: Mapping[str, object], environment: Mapping[str, str] | None
+) -> Policy:
+    known = option_names(policy_class(name))
+    hints = typing.get_type_hints(policy_class(name))
+    given = {option: value for option, value in others.items() if option in known}
+    read = from_environment(
+        {option: hints[option] for option in known if option not in given}, environment
+    )
+    return create(name, **{**read, **given})
+
+
+def _explain(policy: Policy, unknown: Mapping[str, object]) -> None:
+    """Raises the ConfigError for options that belong to nobody, or to another policy."""
+    for option, value in unknown.items():
+        owners = [name for name in names() if option in option_names(policy_class(name))]
+        if owners:
+            own = ", ".join(option_names(type(policy))) or "none"
+            raise ConfigError.of(
+                option,
+                value,
+                f"it is an option of {', '.join(map(repr, owners))}",
+                beside=f"does not go with policy={policy.name!r} (its options: {own})",
+            )
+    Settings.build(unknown, environment={}, also_known=all_names())
+
+
+def _tell_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, str]) -> None:
+    """Warns of variables that are options of other policies, or of a policy that came as an object.
+
+    No error: they may be meant for other jobs of the same environment.
+    """
+    read = {"policy", *setting_names(), *own}
+    unread = {PREFIX + name.upper() for name in all_names() if name not in read}
+    for variable in sorted(unread & environment.keys()):
+        warnings.warn(
+            f"{variable}={environment[variable]!r} is not read: policy {policy.name!r} takes no "
+            "such option from the environment",
+            stacklevel=4,
+        )
+
+
+def all_names() -> list[str]:
+    """Of all settings and of all policies' options; no other variable may begin with GRADWIRE_."""
+    policies = [option for name in names() for option in option_names(policy_class(name))]
+    return ["policy", *setting_names(), *dict.fromkeys(policies)]

@@ -1,0 +1,155 @@
+"""The consultation: one small exact transfer at a step's end, where the ranks must agree on more
+than the buckets' ballots carry.
+
+Three things ask for it: a phase per layer, in the steps that look; the guard, in every step that it
+may have to send again; and scales of gradients that differ, which end the job. It starts when the
+last bucket of its step is done, before DDP has that result, so it comes between the same two steps
+of its attachment on all ranks. Where other modules share the backward pass, their buckets may start
+before or after it: attachments have no common order (`Communicator.take_number`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.core.agreed import Summary
+from gradwire.core.errors import TransferError
+from gradwire.core.plan import TransferPlan, mix_seed
+from gradwire.core.saved_state import State
+from gradwire.core.settings import Settings
+from gradwire.policies import Policy
+from gradwire.training.step import Step, layer_norms
+from gradwire.transport.communicator import Communicator, Handle
+
+__all__ = ["Consultation"]
+
+MOST_NAMED = 8
+"""Ranks that an error lists."""
+
+BETWEEN = 1 << 32
+"""The place of what is added up between two steps: behind every bucket's."""
+
+
+class Consultation:
+    """Agrees on the layers' norms and on the share that the unluckiest worker lost.
+
+    number: the attachment's.
+    """
+
+    def __init__(
+        self, communicator: Communicator, policy: Policy, settings: Settings, number: int
+    ) -> None:
+        self._communicator = communicator
+        self._policy = policy
+        self._settings = settings
+        self._number = number
+        self._layer_squares: dict[str, float] = {}  # since the last look
+        self._layer_steps = 0
+        self._names: list[str] = []  # of the layers asked for
+        self._sums: NDArray[np.float32] = np.zeros(0, np.float32)
+
+    def note(self, step: Step, grad_scale: float) -> None:
+        """Adds the norms of a step's layers, where it has any, to those since the last look."""
+        if not step.layer_squares:
+            return
+        for name, square in step.layer_squares.items():
+            known = self._layer_squares.get(name, 0.0)
+            self._layer_squares[name] = known + square / grad_scale**2
+        self._layer_steps += 1
+
+    def state_dict(self) -> dict[str, object]:
+        """The sums since the last look."""
+        return {"layer_steps": self._layer_steps, "layer_squares": dict(self._layer_squares)}
+
+    def read(self, state: State) -> Callable[[], None]:
+        """Checks a state that holds what `state_dict` returned; what is returned takes it over.
+        One that has none, as of an earlier version, begins anew."""
+        steps = state.whole("layer_steps") if "layer_steps" in state.values else 0
+        squares = {}
+        if "layer_squares" in state.values:
+            squares = state.part("layer_squares").by_name()
+
+        def take() -> None:
+            self._layer_steps, self._layer_squares = steps, squares
+
+        return take
+
+    def due(self, step: Step, summary: Summary) -> bool:
+        """Whether there is something to agree on at the end of this step."""
+        return step.guarded or bool(self._layers_due(summary))
+
+    def start(self, step: Step, summary: Summary) -> Handle:
+        """Starts the transfer; `agreed` reads what came of it."""
+        self._names = self._layers_due(summary)
+        self._sums = np.array([self._layer_squares[n] for n in self._names] or [0.0], np.float32)
+        place = len(step.transfers)
+        return self._exact(self._sums, step.number, place, (0.0, 0.0, 0.0, 0.0, step.lost))
+
+    def compare_scales(self, step: int, scale: float | None) -> Handle:
+        """Starts the transfer of everybody's scale, where some have been seen to differ.
+
+        scale: None for a rank that has none. `refuse_scales` reads the transfer.
+        """
+        self._sums = np.zeros(self._communicator.world_size, np.float32)
+        self._sums[self._communicator.rank] = scale or 0.0
+        return self._exact(self._sums, step, BETWEEN + 1, ())
+
+    def refuse_scales(self, compared: Handle) -> None:
+        """Raises TransferError naming each scale and its ranks; the same on all ranks."""
+        step = compared.report.step
+        ranks: dict[float, list[int]] = {}
+        for rank, scale in zip(self._communicator.ranks, self._sums.tolist(), strict=True):
+            if scale:
+                ranks.setdefault(scale, []).append(rank)
+        first, *others = ranks.items()
+        verb = "multiplies its" if len(first[1]) == 1 else "multiply their"
+        named = [f"{_describe(first[1])} {verb} gradients by {first[0]:.9g}"]
+        named += [f"{_describe(theirs)} by {scale:.9g}" for scale, theirs in others]
+        odd = min(reversed(ranks.values()), key=len)
+        raise TransferError(
+            f"step {step}: {', '.join(named)}: the loss scale must be the same on all ranks; start "
+            "their scalers alike (init_scale, saved state), and give attach(scaler=…) on each rank",
+            rank=odd[0],
+            step=step,
+            cause="plan",
+        )
+
+    def add_up(self, values: NDArray[np.float32], step: int) -> Handle:
+        """Starts an exact sum in place, before the step of this number."""
+        return self._exact(values, step, BETWEEN, ())
+
+    def agreed(self, summary: Summary, consulted: Handle) -> tuple[Summary, float]:
+        """The completed summary, and the largest share that a worker lost; raises what went wrong
+        with the transfer."""
+        lost = consulted.report.stats_max[0]
+        if not self._names:
+            return summary, lost
+        samples = self._layer_steps * self._communicator.world_size
+        self._layer_squares, self._layer_steps = {}, 0
+        return replace(summary, layers=layer_norms(self._sums, self._names, samples)), lost
+
+    def _exact(
+        self, values: NDArray[np.float32], step: int, place: int, stats: tuple[float, ...]
+    ) -> Handle:
+        seed = mix_seed(self._settings.seed, self._number, step, place)
+        plan = replace(TransferPlan.whole(values.size), seed=seed)
+        return self._communicator.all_reduce(values, plan, step=step, stats=stats)
+
+    def _layers_due(self, summary: Summary) -> list[str]:
+        """The layers whose norms the ranks agree on at the end of this step."""
+        phases = self._policy.phases
+        if phases is None or phases.source != "layers" or not phases.due(summary):
+            return []
+        return sorted(self._layer_squares)  # alike on all ranks
+
+
+def _describe(ranks: list[int]) -> str:
+    """ "rank 1", "ranks 0, 2", "ranks 0, 1, … (60)"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f", … ({len(ranks)})" if len(ranks) > MOST_NAMED else ""
+    return f"ranks {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"

@@ -1,0 +1,159 @@
+"""The encodings f16, bf16 and int8 of a bucket on its device, so that half or a quarter of its
+bytes cross to the host instead of all.
+
+The engine encodes what the host gets once more, chunk by chunk. Its codec (engine/codec/codec.h)
+returns the values that are decoded here to the bit, so nothing is taken twice: the payload on the
+wire is the one made here. For that the chunks are those of the plan's grid, and two corners of the
+engine's codec are met halfway, because it does not return its own values to the bit there:
+
+int8  The scale is the largest magnitude / 126, rounded; 126 times it, divided again, may be the
+      neighbouring float (1.5 % of all scales). That neighbour is taken at once: it is its own.
+f16   A largest magnitude that rounds up to a power of two is shifted one less at once.
+
+Only whole-tensor operations of torch, alike on every device; rounding is to nearest even. On the
+host the engine's own codec decodes, in one pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwire.transport.native import load_engine
+
+__all__ = ["ENCODABLE", "Payload", "decode", "decode_on_host", "encode", "finite_chunks"]
+
+ENCODABLE = ("f16", "bf16", "int8")
+
+MAGNITUDE = 0x7FFFFFFF
+INFINITY = 0x7F800000
+TOP_EXPONENT, LEAST_SHIFT, MOST_SHIFT = 14, -113, 126
+MOST_HALF, MOST_AT_THE_TOP = 65_504.0, 32_752.0
+MOST_CODE = 126.0
+SMALLEST = torch.finfo(torch.float32).tiny
+LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True)
+class Payload:
+    """codes: one per element, int16 or int8. heads: one per chunk, f16's shift (int32) or int8's
+    scale (float32); empty for bf16."""
+
+    codes: torch.Tensor
+    heads: torch.Tensor
+
+    def to_host(self, *, pinned: bool) -> Payload:
+        """A copy in host memory; from pinned memory on it is made on the current stream."""
+        return Payload(_to_host(self.codes, pinned), _to_host(self.heads, pinned))
+
+
+def encode(values: torch.Tensor, lengths: torch.Tensor, encoding: str) -> Payload:
+    """Encodes float32 values, 1-D; lengths: int64, of the chunks in the order of the elements, on
+    the same device. encoding: one of ENCODABLE."""
+    if encoding == "bf16":
+        return Payload(_bf16(values), lengths.new_zeros(0))
+    magnitude = torch.where(torch.isfinite(values), values.abs(), 0.0)
+    largest = torch.segment_reduce(magnitude, "max", lengths=lengths, unsafe=True)
+    if encoding == "f16":
+        return _encode_f16(values, lengths, largest)
+    return _encode_int8(values, lengths, largest)
+
+
+def decode(payload: Payload, lengths: torch.Tensor, encoding: str) -> torch.Tensor:
+    """The float32 values of a payload, on its device."""
+    codes = payload.codes
+    if encoding == "bf16":
+        return codes.view(torch.bfloat16).to(torch.float32)
+    if encoding == "f16":
+        factor = _spread(_power_of_two(-payload.heads), lengths, codes)
+        return codes.view(torch.float16).to(torch.float32) * factor
+    values = codes.to(torch.float32) * _spread(payload.heads, lengths, codes)
+    values = torch.where(codes == 127, torch.inf, values)
+    values = torch.where(codes == -127, -torch.inf, values)
+    return torch.where(codes == -128, torch.nan, values)
+
+
+def decode_on_host(
+    payload: Payload, lengths: torch.Tensor, encoding: str, out: torch.Tensor
+) -> None:
+    """Writes the values of `decode` into `out` (float32, 1-D), all of them in host memory; without
+    its many tensors in between, and without the interpreter's lock."""
+    heads = payload.heads.to(torch.int16) if encoding == "f16" else payload.heads
+    load_engine().decode_chunks(
+        out.numpy(), lengths.numpy(), _bytes(heads), _bytes(payload.codes), encoding
+    )
+
+
+def finite_chunks(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Per element, whether all values of its chunk are finite."""
+    each = torch.isfinite(values).to(torch.float32)
+    whole = torch.segment_reduce(each, "min", lengths=lengths, unsafe=True) > 0.5
+    return _spread(whole, lengths, values)
+
+
+def _encode_f16(values: torch.Tensor, lengths: torch.Tensor, largest: torch.Tensor) -> Payload:
+    rounded = largest.view(torch.int32) + 0x1000  # carries where 11 bits round up to 2^n
+    exponent = (rounded >> 23) - 127
+    shift = torch.clamp(TOP_EXPONENT - exponent, LEAST_SHIFT, MOST_SHIFT)
+    limit = torch.where(shift == LEAST_SHIFT, MOST_AT_THE_TOP, MOST_HALF)
+    scaled = values * _spread(_power_of_two(shift), lengths, values)
+    most = _spread(limit, lengths, values)
+    codes = torch.minimum(torch.maximum(scaled, -most), most).to(torch.float16).view(torch.int16)
+    return Payload(_with_specials(values, codes, 0x7C00, 0x7E00), shift)
+
+
+def _encode_int8(values: torch.Tensor, lengths: torch.Tensor, largest: torch.Tensor) -> Payload:
+    scale = largest / MOST_CODE
+    none = scale < SMALLEST
+    # Beyond it 126 codes would read infinity.
+    over = torch.nextafter(scale, torch.zeros_like(scale))
+    scale = torch.where(scale * MOST_CODE > LARGEST, over, scale)
+    scale = scale * MOST_CODE / MOST_CODE
+    scale = torch.where(none | (scale < SMALLEST), 0.0, scale)
+    inverse = torch.where(scale > 0.0, 1.0 / scale, 0.0)
+    scaled = values * _spread(inverse, lengths, values)
+    codes = torch.clamp(torch.nan_to_num(torch.round(scaled)), -MOST_CODE, MOST_CODE)
+    codes = torch.where(torch.isposinf(values), 127.0, codes)
+    codes = torch.where(torch.isneginf(values), -127.0, codes)
+    codes = torch.where(torch.isnan(values), -128.0, codes)
+    return Payload(codes.to(torch.int8), scale)
+
+
+def _bf16(values: torch.Tensor) -> torch.Tensor:
+    magnitude = values.view(torch.int32) & MAGNITUDE
+    rounded = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) >> 16
+    codes = torch.clamp(rounded, max=0x7F7F).to(torch.int16)
+    signed = torch.where(torch.signbit(values), codes | -0x8000, codes)
+    return _with_specials(values, signed, 0x7F80, 0x7FC0)
+
+
+def _with_specials(
+    values: torch.Tensor, codes: torch.Tensor, infinity: int, nan: int
+) -> torch.Tensor:
+    """The 16-bit codes with those of what is not finite in their places, sign kept."""
+    magnitude = values.view(torch.int32) & MAGNITUDE
+    special = torch.where(magnitude > INFINITY, nan, infinity).to(torch.int16)
+    special = torch.where(torch.signbit(values), special | -0x8000, special)
+    return torch.where(magnitude < INFINITY, codes, special)
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """2^exponent as float32, for exponents of normal numbers (int32)."""
+    return ((exponent + 127) << 23).to(torch.int32).view(torch.float32)
+
+
+def _spread(each: torch.Tensor, lengths: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """One value per chunk, spread over the chunk's elements."""
+    return torch.repeat_interleave(each, lengths, output_size=like.numel())
+
+
+def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    return tensor.numpy().view(np.uint8)
+
+
+def _to_host(tensor: torch.Tensor, pinned: bool) -> torch.Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+    return host.copy_(tensor, non_blocking=pinned)

@@ -1,0 +1,1 @@
+"""What is owed to the gradients: residuals, velocities, and what fills gaps."""

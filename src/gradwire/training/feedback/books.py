@@ -1,0 +1,359 @@
+"""Books: residuals, ages and magnitudes of one attachment's buckets, before and after each
+transfer."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwire.core.errors import ConfigError, suggestion
+from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport
+from gradwire.core.saved_state import State
+from gradwire.core.settings import Settings
+from gradwire.policies import Policy
+from gradwire.training.cuda_codec import ENCODABLE
+from gradwire.training.feedback.chunked import ChunkBook
+from gradwire.training.feedback.device import DeviceBook, Encoded
+from gradwire.training.feedback.flat import FlatBook
+from gradwire.training.feedback.flat_copies import FlatCopies
+from gradwire.training.feedback.pruning import smallest_weights
+from gradwire.training.feedback.residuals import (
+    AgeBook,
+    ResidualBook,
+    join_chunks,
+    nonfinite_chunks,
+)
+from gradwire.training.feedback.result_sizes import MagnitudeBook
+from gradwire.training.feedback.velocity import VelocityBook
+from gradwire.training.step import Before, Step, Transfer, is_finite
+from gradwire.transport import transforms
+from gradwire.transport.communicator import Communicator
+
+__all__ = ["Books"]
+
+
+@dataclass
+class Books:
+    """What did not count, kept for later (`gradwire.training.feedback.residuals`), momentum kept at
+    the worker (`gradwire.training.feedback.velocity`), and how large results were
+    (`gradwire.training.feedback.result_sizes`)."""
+
+    communicator: Communicator
+    policy: Policy
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        momentum = self.policy.momentum
+        self._velocities = VelocityBook(momentum) if momentum else None
+        self._residuals = ResidualBook() if self.settings.feedback else None
+        self._device = DeviceBook(feedback=self.settings.feedback)
+        self._ages = AgeBook(self.settings.max_age)
+        self._magnitudes = MagnitudeBook() if self.policy.ranks_results else None
+        self._copies = FlatCopies()
+        self.finds_unused = False  # DDP looks for parameters that a step does not use
+        self._selects = self.communicator.world_size > 1  # one worker alone keeps everything
+
+    def encoder(
+        self, step: Step, slots: tuple[TensorSlot, ...], plan: TransferPlan
+    ) -> Callable[[torch.Tensor], Encoded] | None:
+        """What encodes a bucket on its device; None where the host needs the gradient itself: for
+        the momentum memory, for what the guard may have to send again exactly, and to see which
+        tensors were not used."""
+        if plan.encoding not in ENCODABLE or plan.transform != "none":
+            return None
+        if self._velocities is not None or step.guarded or not self._selects:
+            return None
+        if self.finds_unused and self._residuals is not None:
+            return None
+        grid = self.communicator.chunk_grid(plan)
+        return lambda gradient: self._device.encode(slots, gradient, grid, plan.encoding)
+
+    def open(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
+        """Adds what is owed to a bucket about to be sent, and keeps aside what is sent where the
+        guard may have to send it again; takes out what the plan prunes."""
+        unused = self._unused(transfer, host)
+        if self._residuals is not None:
+            for slots, values in self._device.recall(transfer.slots, but=transfer.stage.encoded):
+                self._residuals.add(slots, values)
+            transfer.bypasses = self._bypasses(transfer)
+        if transfer.step.scaled:
+            self._remember(transfer, host.size)
+        if self._velocities is not None:
+            self._velocities.advance(transfer.slots, host)
+        if transfer.bypasses:
+            return
+        if self._residuals is not None:
+            self._residuals.add_to(transfer.slots, host)
+            sent = self.sent(transfer)
+            for part in unused:
+                transfer.unused.append((part, sent[part].copy()))
+                sent[part] = host[part] = 0.0
+            if transfer.plan.pruned and self._selects:
+                self._prune(transfer, host)
+        elif transfer.step.guarded:
+            transfer.kept = self._copies.of((transfer.index, "sent"), host)
+
+    def _bypasses(self, transfer: Transfer) -> bool:
+        """Whether a bucket has nothing to do with the residuals: nothing is owed, and nothing of
+        it can stay behind."""
+        assert self._residuals is not None
+        plan = transfer.plan
+        exact = not plan.lossy and plan.encoding == "f32" and not transfer.step.guarded
+        return exact and self._residuals.clean(transfer.slots)
+
+    def _remember(self, transfer: Transfer, elements: int) -> None:
+        """Keeps copies of a bucket's books, for a step that a loss scaler may skip."""
+        residuals = None if transfer.bypasses else self._residuals
+        for book in (residuals, self._velocities):
+            if book is not None:
+                values = book.open(transfer.slots, elements)
+                before = self._copies.of((transfer.index, book.kind), values)
+                transfer.before.append((values, before))
+
+    def undo(self, slots: tuple[TensorSlot, ...], before: Before) -> None:
+        """Brings a bucket's books back to where they were: its step's gradient is void."""
+        for values, kept in before:
+            np.copyto(values, kept)
+        if self._residuals is not None:
+            self._residuals.soil(slots)
+
+    def critical(
+        self, transfer: Transfer, host: NDArray[np.float32], finite: bool
+    ) -> NDArray[np.uint32] | None:
+        """The chunks that have to count: those of full age, and those with a value that is not
+        finite. finite: whether the fresh gradient is."""
+        grid = self.communicator.chunk_grid(transfer.plan)
+        parts = [self._ages.due(transfer.slots, grid)]
+        if not finite or (self._residuals is not None and not is_finite(host)):
+            parts.append(nonfinite_chunks(grid, host))
+        return join_chunks(parts)
+
+    def settle(self, transfer: Transfer, report: TransferReport) -> None:
+        """Leaves in the residuals what did not count, and ages the chunks."""
+        plan = transfer.resent or transfer.plan
+        grid = self.communicator.chunk_grid(plan)
+        if self._residuals is not None and not transfer.bypasses:
+            keep_error = None
+            if plan.encoding != "f32":
+                keep_error = functools.partial(self._keep_error, transfer, plan)
+            owed = bool(len(report.withheld_chunks) or len(report.result_error))
+            changed = keep_error is not None or owed or not report.counted.all()
+            turn = plan.transform != "none" and changed
+            sent = self._residuals.sent(transfer.slots)
+            if turn:  # what is owed is known by coefficient
+                transforms.forward(sent, plan.seed)
+            self._residuals.settle(transfer.slots, grid, report, plan.scale, keep_error)
+            if turn:
+                transforms.inverse(sent, plan.seed)
+            self._put_back(transfer)
+        self._ages.settle(transfer.slots, grid, report)
+
+    def close(self) -> None:
+        """Lets go of what lasts for one step only."""
+        self._copies.clear()
+
+    def last_magnitudes(self, transfer: Transfer) -> NDArray[np.float32] | None:
+        """The mean magnitude of each chunk's last result, if the policy wants it and any is
+        known."""
+        if self._magnitudes is None or not self._selects:
+            return None
+        grid = self.communicator.chunk_grid(transfer.plan)
+        return self._magnitudes.of(transfer.slots, grid)
+
+    def note_result(
+        self,
+        transfer: Transfer,
+        report: TransferReport,
+        result: NDArray[np.float32],
+        grad_scale: float,
+    ) -> None:
+        """Keeps how large a bucket's result is, if the policy wants it."""
+        if self._magnitudes is not None and self._selects:
+            grid = self.communicator.chunk_grid(transfer.resent or transfer.plan)
+            self._magnitudes.note(transfer.slots, grid, report, result, grad_scale)
+
+    def _prune(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
+        """Takes the elements of the smallest weights out of what is sent."""
+        where = smallest_weights(
+            transfer.slots, transfer.parameters, transfer.plan.pruned, self.policy.vectors
+        )
+        where = where[np.isfinite(host[where])]  # what is not finite passes, as everywhere
+        transfer.pruned = where, host[where]
+        self.sent(transfer)[where] = 0.0
+        host[where] = 0.0
+
+    def restore_pruned(self, transfer: Transfer) -> None:
+        """Puts what was pruned back into what is sent, which all of it is now."""
+        if transfer.pruned is not None:
+            where, values = transfer.pruned
+            self.sent(transfer)[where] += values
+            transfer.pruned = None
+
+    def _unused(self, transfer: Transfer, host: NDArray[np.float32]) -> list[slice]:
+        """Where this worker's fresh gradient has nothing, because the step did not use a tensor.
+
+        DDP ignores the results of tensors that no worker used; what is owed for one is not sent
+        with them. Nobody needs to be asked: a worker that used it makes the result count, and one
+        that did not waits until it does.
+        """
+        if not self.finds_unused or self._residuals is None:
+            return []
+        parts = [slice(slot.offset, slot.offset + slot.length) for slot in transfer.slots]
+        return [part for part in parts if not host[part].any()]
+
+    def _put_back(self, transfer: Transfer) -> None:
+        """Puts back into the residuals what was not sent with the others."""
+        self.restore_pruned(transfer)
+        if transfer.unused and self._residuals is not None:
+            self._residuals.soil(transfer.slots)
+        for part, values in transfer.unused:
+            self.sent(transfer)[part] += values
+        transfer.unused = []
+
+    def _keep_error(
+        self,
+        transfer: Transfer,
+        plan: TransferPlan,
+        sent: NDArray[np.float32],
+        counted: NDArray[np.uint8],
+    ) -> None:
+        self.communicator.keep_encoding_error(plan, sent, counted)
+        if plan.transform != "none":
+            return  # these are coefficients, of no element
+        self._put_back(transfer)
+        if self._velocities is not None and plan.encoding == "topk" and self._selects:
+            self._velocities.mask(transfer.slots, sent)
+
+    def sent(self, transfer: Transfer) -> NDArray[np.float32]:
+        """What this worker sent: the residual as it is before it is settled, or the copy."""
+        if self._residuals is not None:
+            return self._residuals.sent(transfer.slots)
+        assert transfer.kept is not None
+        return transfer.kept
+
+    def rescale(self, factor: float) -> None:
+        """Multiplies all residuals (a gradient scaler has changed its scale)."""
+        self._device.rescale(factor)
+        for book in (self._residuals, self._velocities):
+            if book is not None:
+                book.rescale(factor)
+
+    def state_dict(self) -> dict[str, object]:
+        """Residuals, velocities, ages and magnitudes by parameter name, as tensors (this rank's
+        own)."""
+        if self._residuals is not None:
+            for slots, values in self._device.recall_all():
+                self._residuals.add(slots, values)
+        return {
+            "residuals": _tensors(self._residuals),
+            "velocities": _tensors(self._velocities),
+            "ages": _tensors(self._ages),
+            "magnitudes": _tensors(self._magnitudes),
+        }
+
+    def read(
+        self, state: State, trained: Mapping[str, int] | None, *, strict: bool
+    ) -> Callable[[], None]:
+        """Checks a state that holds what `state_dict` returned; what is returned takes it over.
+
+        trained: the model's parameters, elements by name; None where no model is known. strict:
+        whether values of other parameters are an error, else they are dropped with a warning.
+        Raises ConfigError.
+        """
+        books: dict[str, FlatBook | ChunkBook] = {
+            "residuals": self._residuals or ResidualBook(),
+            "velocities": self._velocities or VelocityBook(0.0),
+            "ages": self._ages,
+            "magnitudes": self._magnitudes or MagnitudeBook(),
+        }
+        takes: list[Callable[[], None]] = [self._device.clear]
+        dropped: set[str] = set()
+        for key, book in books.items():
+            if key != "residuals" and key not in state.values:
+                continue
+            arrays = _arrays(state.part(key))
+            filled = any(values.any() for values in arrays.values())
+            if filled and key == "residuals" and self._residuals is None:
+                raise ConfigError.about(
+                    f"{state.at(key)}",
+                    "residuals loaded with error_feedback off: their gradient would be lost; "
+                    "set error_feedback=True, or flush() before saving",
+                    setting=state.at(key),
+                    value=None,
+                )
+            if filled and key == "velocities" and self._velocities is None:
+                raise ConfigError.about(
+                    f"{state.at(key)}",
+                    "velocities loaded without a momentum memory: they would be lost; attach "
+                    "with the momentum= of the state, or load it without them",
+                    setting=state.at(key),
+                    value=None,
+                )
+            if trained is not None:
+                unknown = [name for name in arrays if name not in trained]
+                if unknown and strict:
+                    raise ConfigError.about(
+                        f"{state.at(key)}[{unknown[0]!r}]",
+                        f"the model trains no such parameter{suggestion(unknown[0], trained)}; "
+                        "load_state_dict(state, strict=False) drops what other parameters are owed",
+                        setting=f"{state.at(key)}[{unknown[0]!r}]",
+                        value=None,
+                    )
+                dropped.update(unknown)
+                arrays = {name: values for name, values in arrays.items() if name in trained}
+            takes.append(book.read(arrays))
+            if trained is not None:
+                _check_sizes(state.at(key), key, arrays, trained)
+        if dropped:
+            warnings.warn(
+                f"gradwire state: dropped what is kept of {', '.join(sorted(set(dropped)))}, which "
+                "the model does not train",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+        def take() -> None:
+            for each in takes:
+                each()
+
+        return take
+
+
+def _tensors(book: FlatBook | ChunkBook | None) -> dict[str, torch.Tensor]:
+    state: Mapping[str, NDArray[Any]] = {} if book is None else book.state_dict()
+    return {name: torch.from_numpy(values) for name, values in state.items()}
+
+
+def _check_sizes(
+    where: str, key: str, arrays: Mapping[str, NDArray[Any]], trained: Mapping[str, int]
+) -> None:
+    """Raises ConfigError for values of a parameter that has another size."""
+    for name, values in arrays.items():
+        elements = int(values[:, 0].sum()) if key in ("ages", "magnitudes") else values.size
+        if elements != trained[name]:
+            raise ConfigError.about(
+                f"{where}[{name!r}] is of {elements} elements, the parameter has {trained[name]}",
+                "the state is of another model",
+                setting=f"{where}[{name!r}]",
+                value=elements,
+            )
+
+
+def _arrays(part: State) -> dict[str, NDArray[Any]]:
+    """Arrays by name from a state's tensors, wherever the loader mapped them to."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, values in part.values.items():
+        if not isinstance(name, str) or not isinstance(values, (torch.Tensor, np.ndarray)):
+            raise part.wrong(name, "a tensor by a parameter's name")
+        tensor = torch.as_tensor(values).detach().cpu()
+        if tensor.dtype == torch.bfloat16:
+            tensor = tensor.float()
+        arrays[name] = tensor.numpy()
+    return arrays

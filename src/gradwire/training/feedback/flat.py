@@ -1,0 +1,116 @@
+"""FlatBook: one float32 value per gradient element, kept by parameter from step to step.
+
+DDP rebuilds its buckets, so the values belong to parameters; each bucket's lie in one flat array,
+so that adding and clearing are single passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import TensorSlot
+
+__all__ = ["FlatArray", "FlatBook", "blocks"]
+
+FlatArray = NDArray[np.float32]
+
+BLOCK = 1 << 16
+"""Elements that are worked on at once where NumPy needs memory in between."""
+
+
+def blocks(values: FlatArray) -> Iterator[FlatArray]:
+    """Views of the values (1-D), one after another."""
+    return (values[at : at + BLOCK] for at in range(0, len(values), BLOCK))
+
+
+class FlatBook:
+    """Values of one rank, by parameter name; 0 where there are none."""
+
+    kind: ClassVar[str]
+    """What a value is, in one word."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, FlatArray] = {}
+        self._flat: dict[tuple[TensorSlot, ...], FlatArray] = {}
+
+    def values(self, slots: tuple[TensorSlot, ...]) -> FlatArray:
+        """The flat array of a bucket that is open."""
+        return self._flat[slots]
+
+    def rescale(self, factor: float) -> None:
+        """Multiplies all values (a gradient scaler has changed its scale)."""
+        for values in self._by_name.values():
+            values *= np.float32(factor)
+
+    def clear(self) -> None:
+        """Forgets all values."""
+        self._by_name.clear()
+        self._flat.clear()
+
+    def state_dict(self) -> dict[str, FlatArray]:
+        """A copy of the values, by parameter name."""
+        return {name: values.copy() for name, values in self._by_name.items()}
+
+    def load_state_dict(self, state: Mapping[str, FlatArray]) -> None:
+        """Replaces the values by those of `state`; raises ConfigError, and changes nothing then."""
+        self.read(state)()
+
+    def read(self, state: Mapping[str, FlatArray]) -> Callable[[], None]:
+        """Checks values (finite floats, 1-D, by name); what is returned takes them over."""
+        read: dict[str, FlatArray] = {}
+        for name, values in state.items():
+            array = np.asarray(values)
+            if array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
+                raise ConfigError.about(
+                    f"{self.kind} of parameter {name!r} of shape {array.shape} and type "
+                    f"{array.dtype}",
+                    "one float for each element, in one dimension",
+                    setting=f"{self.kind} of parameter {name!r}",
+                    value=array.shape,
+                )
+            with np.errstate(over="ignore"):
+                read[name] = np.array(array, dtype=np.float32)
+            if not np.isfinite(read[name]).all():
+                raise ConfigError.about(
+                    f"{self.kind} of parameter {name!r} holds values that are not finite",
+                    "only finite ones are ever kept, so the state is damaged",
+                    setting=f"{self.kind} of parameter {name!r}",
+                    value=array.shape,
+                )
+
+        def take() -> None:
+            self.clear()
+            self._by_name.update(read)
+
+        return take
+
+    def open(self, slots: tuple[TensorSlot, ...], elements: int) -> FlatArray:
+        """The flat array of a bucket; gathers it from its parameters when it is new."""
+        flat = self._flat.get(slots)
+        if flat is not None:
+            return flat
+        flat = np.zeros(elements, np.float32)
+        names = {slot.name for slot in slots}
+        for slot in slots:
+            view = flat[slot.offset : slot.offset + slot.length]
+            known = self._by_name.get(slot.name)
+            if known is not None:
+                if known.size != slot.length:
+                    raise ConfigError.about(
+                        f"{self.kind} of parameter {slot.name!r} has {known.size} elements, the "
+                        f"parameter has {slot.length}",
+                        "the state is of another model",
+                        setting=f"{self.kind} of parameter {slot.name!r}",
+                        value=known.size,
+                    )
+                view[:] = known
+            self._by_name[slot.name] = view
+        for old in [key for key in self._flat if any(slot.name in names for slot in key)]:
+            del self._flat[old]
+        self._flat[slots] = flat
+        return flat

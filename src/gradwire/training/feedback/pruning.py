@@ -1,0 +1,43 @@
+"""Weight pruning in a gradient transport: which elements of a bucket are held back.
+
+What NetSenseML's authors mean by it is to leave small weights out. A transport cannot change
+weights, so this is our interpretation: the gradient elements of each tensor's smallest weights do
+not compete for top-k's places and wait in the residual. Replicas are identical, so all workers
+hold back the same elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwire.core.plan import TensorSlot
+from gradwire.training.bucket import in_bucket_order
+
+__all__ = ["smallest_weights"]
+
+
+def smallest_weights(
+    slots: Sequence[TensorSlot],
+    parameters: Sequence[torch.Tensor],
+    share: float,
+    spared: frozenset[str],
+) -> NDArray[np.intp]:
+    """Where in the bucket the `share` of each tensor's weights of smallest magnitude lies.
+
+    parameters: the bucket's, in order, empty ones included. share: in [0, 1), rounded down to
+    whole elements. spared: tensors of which nothing is held back.
+    """
+    found = [np.zeros(0, np.intp)]
+    filled = [parameter for parameter in parameters if parameter.numel()]
+    for slot, parameter in zip(slots, filled, strict=True):
+        count = int(share * slot.length)
+        if slot.name in spared or count == 0:
+            continue
+        flat = in_bucket_order(parameter.detach(), parameter)
+        sizes = flat.abs().to("cpu", torch.float32).numpy()
+        found.append(slot.offset + np.argpartition(sizes, count - 1)[:count])
+    return np.concatenate(found)

@@ -1,0 +1,459 @@
+"""The bare DDP communication hook, for frameworks that take nothing but a hook.
+
+ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwire.comm_hook)
+"""
+
+# No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.core.errors import ConfigError
+from gradwire.core.names import named_parameters, plain_name
+from gradwire.core.report import ReportWriter
+from gradwire.core.settings import Settings
+from gradwire.policies import PLOT, Policy
+from gradwire.training.bucket import GradBucket, ParameterNames
+from gradwire.training.checks import python_reducer
+from gradwire.training.configure import agreed_configuration, configure
+from gradwire.training.groups import Group
+from gradwire.training.pipeline import GradientPipeline
+from gradwire.training.staging import DEVICES
+from gradwire.transport.communicator import Communicator
+from gradwire.transport.native import load_engine
+from gradwire.transport.rendezvous import agree
+
+__all__ = ["HookState", "comm_hook"]
+
+
+class HookState:
+    """What `comm_hook` needs: a policy, settings, and the pipeline that it opens when first used.
+
+    policy: a name or a policy object; None for GRADWIRE_POLICY, else "adaptive". model: names
+    the parameters, which "adaptive" needs; without it they are named in the order they appear.
+    optimizer, scaler: the ones that step with these gradients and scale the loss (see
+    `gradwire.attach`). process_group: the group the gradients are averaged over, None for the
+    default one. find_unused_parameters: as given to DDP, which then ignores the results of
+    parameters that no worker used: what is owed to one waits until it is used. options: policy
+    options and common settings (`gradwire.core.settings.Settings`). Raises ConfigError;
+    EngineMissingError where the engine was not built.
+
+    What only an attachment can be told (epochs, losses, a calibration's batches) is refused when
+    the hook is first used without one. Copies and pickles keep the configuration and drop the
+    connection: they open their own.
+    """
+
+    _optimizer: torch.optim.Optimizer | None
+    _scaler: torch.amp.GradScaler | None
+
+    def __init__(
+        self,
+        policy: str | Policy | None = None,
+        *,
+        model: torch.nn.Module | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        find_unused_parameters: bool = False,
+        **options: object,
+    ) -> None:
+        if not isinstance(find_unused_parameters, bool):
+            raise ConfigError.of(
+                "find_unused_parameters",
+                find_unused_parameters,
+                "allowed are True, False, as given to DDP",
+            )
+        self.process_group = process_group
+        self._finds_unused = find_unused_parameters
+        self._ddp: Callable[[], DistributedDataParallel | None] = _nothing
+        self.active = True
+        self.attached = False  # whether an attachment feeds it
+        self.delayed = False  # whether DDP calls it next when the backward pass is over
+        self._know(model)
+        self._unhook: Callable[[], None] = _nothing
+        self._configure(policy, options, optimizer, scaler)
+        self._pipeline: GradientPipeline | None = None
+        self.prefix = ""  # of keys in the store that belong to this attachment alone
+
+    @property
+    def pipeline(self) -> GradientPipeline:
+        """The open pipeline. Opening it is collective: every rank of the group takes part."""
+        if self._pipeline is None:
+            group = Group.of(self.process_group)
+            meeting = group.meeting("attach", self._settings.rendezvous_timeout)
+            writer, failure = self._ready(group)
+            number: int | None = None
+            communicator: Communicator | None = None
+            try:
+                agree(meeting, agreed_configuration(self._policy, self._settings), failure)
+                communicator = group.communicator(self._settings, meeting)
+                number = communicator.take_number(meeting)
+                self._pipeline = GradientPipeline(
+                    communicator,
+                    self._policy,
+                    self._settings,
+                    self._names,
+                    number,
+                    self._optimizer,
+                    writer,
+                    scaler=self._scaler,
+                )
+                if self._finds_unused:
+                    self._pipeline.find_unused()
+            except BaseException as error:
+                meeting.tell_failure(error)
+                if writer is not None:
+                    writer.close()
+                if communicator is not None:
+                    if number is not None:
+                        communicator.return_number(number)
+                    communicator.let_go()  # also while somebody holds the error
+                raise
+            self.prefix = meeting.prefix
+            meeting.close()
+            if self._optimizer is not None:
+                self._unhook = self._optimizer.register_step_pre_hook(
+                    functools.partial(_skip_step, self._pipeline)
+                ).remove
+        return self._pipeline
+
+    def _ready(self, group: Group) -> tuple[ReportWriter | None, ConfigError | None]:
+        """The open report file, or why this rank cannot take part: the others have to be told."""
+        try:
+            if not self.attached:
+                _check_alone(self._policy, self._settings)
+            if self._settings.server_count and not group.whole:
+                raise ConfigError.of(
+                    "route",
+                    self._settings.route,
+                    "servers serve the whole job; use route='sharded'",
+                    beside=f"with a process group of {group.world_size} of the job's ranks",
+                )
+            _check_memory(self._settings, self._largest, group.world_size)
+            self._policy.prepare(self._tensors)  # a copy knows no names
+            report = self._settings.report
+            return ReportWriter.open(report, group.job_rank, group.rank == 0), None
+        except ConfigError as error:
+            return None, error
+
+    def serve(self, ddp: DistributedDataParallel) -> None:
+        """Notes which module's hook has this state."""
+        self._ddp = weakref.ref(ddp)
+
+    def serves(self, ddp: DistributedDataParallel) -> bool:
+        """Whether this module's hook has this state, as noted: a copy's has not, for DDP keeps no
+        hook in a copy, though its list does."""
+        return self._ddp() is ddp
+
+    def check_join(self) -> None:
+        """Raises ConfigError within `join` of the module with another division than by all."""
+        ddp = self._ddp()
+        if ddp is None or not ddp._join_config.enable or ddp._divide_by_initial_world_size:
+            return
+        raise ConfigError.of(
+            "divide_by_initial_world_size",
+            False,
+            "gradwire divides by all workers, those that have joined included; leave it out",
+            beside="in join()",
+        )
+
+    def activate(
+        self,
+        policy: str | Policy | None,
+        options: dict[str, object],
+        optimizer: torch.optim.Optimizer | None = None,
+        model: torch.nn.Module | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        """Takes up a new policy after `deactivate`.
+
+        model: names the parameters anew; None keeps the names known.
+        """
+        if model is not None:
+            self._know(model)
+        self._configure(policy, options, optimizer, scaler)
+        self._pipeline = None
+        self.active = True
+
+    def deactivate(self) -> None:
+        """From now on the hook forwards to the host group. All that it needed before is let go:
+        DDP holds the state for as long as the module lives, and so does every graph of its."""
+        self.active = self.attached = False
+        self._unhook()
+        self._unhook = _nothing
+        pipeline, self._pipeline = self._pipeline, None
+        self._optimizer, self._scaler = None, None
+        if pipeline is not None:
+            pipeline.close()
+
+    def _know(self, model: torch.nn.Module | None) -> None:
+        """Takes the names of a model's parameters, and what policies ask of them; raises
+        ConfigError for one whose gradients cannot be carried."""
+        if model is not None:
+            _check_devices(model)
+            _check_real(model)
+            _check_dense(model)
+        self._names = ParameterNames(model)
+        self._tensors = None if model is None else sizes(model)
+        self._vectors = frozenset() if model is None else vectors(model)
+        self._largest = ("", 0) if model is None else _largest(model)
+
+    def _configure(
+        self,
+        policy: str | Policy | None,
+        options: dict[str, object],
+        optimizer: torch.optim.Optimizer | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        load_engine()  # one that is missing should be told of before the ranks meet
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError.of("optimizer", optimizer, "a torch.optim.Optimizer, or None")
+        if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            raise ConfigError.about(
+                f"optimizer={type(optimizer).__name__}",
+                "a wrapper that takes no step hooks (it is not initialised as a "
+                "torch.optim.Optimizer); give the optimizer inside it, often "
+                "optimizer=optimizer.optimizer",
+                setting="optimizer",
+                value=type(optimizer).__name__,
+            )
+        if getattr(optimizer, "_overlap_with_ddp", False):
+            raise ConfigError.about(
+                f"optimizer={type(optimizer).__name__}",
+                "with overlap_with_ddp=True it steps in a communication hook of its own and its "
+                "step() does nothing; make it with overlap_with_ddp=False",
+                setting="optimizer",
+                value=type(optimizer).__name__,
+            )
+        if optimizer is not None and self._names.trained is not None:
+            held = (p for group in optimizer.param_groups for p in group["params"])
+            if not any(map(self._names.knows, held)):
+                raise ConfigError.about(
+                    f"optimizer={type(optimizer).__name__}",
+                    "it holds none of the module's parameters; give the one that steps with "
+                    "their gradients, or None",
+                    setting="optimizer",
+                    value=type(optimizer).__name__,
+                )
+        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+            raise ConfigError.of("scaler", scaler, "a torch.amp.GradScaler, or None")
+        self._policy, self._settings = configure(policy, options, optimizer=optimizer)
+        self._policy.vectors = self._vectors
+        self._policy.prepare(self._tensors)
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._unhook = _nothing
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "policy": self._policy,
+            "settings": self._settings,
+            "active": self.active,
+            "finds_unused": self._finds_unused,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.process_group = None
+        self._ddp = _nothing
+        self.active = state["active"]
+        self.attached = False
+        self.delayed = False
+        self._finds_unused = state.get("finds_unused", False)
+        self._know(None)
+        self._optimizer = None
+        self._scaler = None
+        self._unhook = _nothing
+        self._policy, self._settings = state["policy"], state["settings"]
+        if self._policy.fill_was_open:  # what decided it is not copied
+            self._policy.fill = "zero"
+        self._pipeline = None
+        self.prefix = ""
+
+
+def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages a DDP bucket over the workers by gradwire, within the policy's bounds.
+
+    The future's value is the bucket's buffer (its own dtype, 1-D). A failure names rank, step
+    and cause and surfaces in backward() as a RuntimeError.
+    """
+    if not isinstance(state, HookState):
+        raise ConfigError.about(
+            f"gradwire.comm_hook registered with state {type(state).__name__}",
+            "it needs a gradwire.HookState",
+            setting="state",
+            value=type(state).__name__,
+        )
+    handed: object = bucket
+    if isinstance(handed, tuple):
+        raise python_reducer()
+    if not state.active:
+        return _forward_to_host(state, bucket)
+    state.check_join()
+    pipeline = state.pipeline
+    # Outside of a backward pass DDP asks for the part of a rank that has joined.
+    future = pipeline.reduce(bucket, joined=torch._C._current_graph_task_id() == -1)
+    if bucket.is_last() and threading.current_thread() is threading.main_thread():
+        _heed_signals(state, pipeline)
+    return future
+
+
+def _heed_signals(state: HookState, pipeline: GradientPipeline) -> None:
+    """Lets Ctrl-C, and any other signal, act while this thread waits for the step's results.
+
+    DDP waits in C++, which looks at no signal, in a callback that autograd runs when all gradients
+    are there. It adds that after this bucket's hook, so the one that is added here runs before it.
+    In the first step of a static graph that callback itself calls the hooks.
+    """
+    if state.delayed:
+        state.delayed = False
+        pipeline.wait()
+        return
+    with contextlib.suppress(RuntimeError):  # no backward pass: DDP.join's share in the others'
+        torch.autograd.Variable._execution_engine.queue_callback(pipeline.wait)
+
+
+def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before the optimizer steps: without gradients, nothing of a skipped step is applied, and
+    neither momentum nor weight decay moves. What it holds of other modules is none of ours."""
+    pipeline.stepped(optimizer)
+    skipped = set(map(id, pipeline.take_skipped()))
+    for group in optimizer.param_groups if skipped else ():
+        for parameter in group["params"]:
+            if id(parameter) in skipped:
+                parameter.grad = None
+
+
+def _nothing() -> None:
+    """There is no optimizer to let go of, and no module that is known."""
+
+
+def _check_alone(policy: Policy, settings: Settings) -> None:
+    """Raises ConfigError for what waits for calls that only an attachment has."""
+    waits: tuple[str, object, str, str] | None = None
+    if isinstance(policy, PLOT) and policy.calibrate and policy.calibration is None:
+        waits = "calibrate", policy.calibrate, "calibrate", "give a table="
+    elif getattr(policy, "every", None) == "epoch":
+        waits = "every", "epoch", "epoch", "give every= as a number of steps"
+    elif settings.loss_rise is not None:
+        waits = "loss_rise", settings.loss_rise, "loss", "leave it out"
+    if waits is not None:
+        option, value, call, instead = waits
+        raise ConfigError.of(
+            option,
+            value,
+            f"use gradwire.attach, or {instead}",
+            beside=f"with the bare hook, which has no attachment.{call}() to call",
+        )
+
+
+def _check_devices(model: torch.nn.Module) -> None:
+    """Raises ConfigError for a trained parameter on a device that gradients cannot be taken off."""
+    ignored = _ignored(model)
+    for name, parameter in model.named_parameters():
+        here = parameter.device.type in DEVICES
+        if parameter.requires_grad and not here and name not in ignored:
+            plain = plain_name(name)
+            raise ConfigError.about(
+                f"parameter {plain!r} lies on device {parameter.device}",
+                f"allowed are {' and '.join(DEVICES)}",
+                setting=plain,
+                value=str(parameter.device),
+            )
+
+
+def _check_real(model: torch.nn.Module) -> None:
+    """Raises ConfigError for a trained parameter that is complex."""
+    for name, parameter in named_parameters(model).items():
+        if parameter.requires_grad and parameter.is_complex():
+            raise ConfigError.about(
+                f"parameter {name!r} has dtype {parameter.dtype}",
+                "gradients of real numbers are carried only; keep it as a real tensor "
+                "(torch.view_as_real)",
+                setting=name,
+                value=parameter.dtype,
+            )
+
+
+def _check_dense(model: torch.nn.Module) -> None:
+    """Raises ConfigError for a trained weight whose gradient is sparse: an embedding's."""
+    ignored = _ignored(model)
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if getattr(module, "sparse", False) is not True or not isinstance(weight, torch.Tensor):
+            continue
+        path = f"{name}.weight" if name else "weight"
+        if weight.requires_grad and path not in ignored:
+            plain = plain_name(path)
+            raise ConfigError.about(
+                f"parameter {plain!r} of {type(module).__name__}(sparse=True)",
+                "dense gradients are carried only; make it with sparse=False",
+                setting=plain,
+                value=True,
+            )
+
+
+def _largest(model: torch.nn.Module) -> tuple[str, int]:
+    """The name and the elements of the largest parameter that DDP averages; "" and 0 for none."""
+    ignored = _ignored(model)
+    averaged = [each for each in sizes(model).items() if each[0] not in ignored]
+    return max(averaged, key=lambda each: each[1], default=("", 0))
+
+
+def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int) -> None:
+    """Raises ConfigError where a parameter needs more memory than this rank's engine may hold.
+
+    A parameter travels in one transfer, and every rank sums its share of it. What else DDP puts
+    into the same bucket is known only when it comes.
+    """
+    name, elements = largest
+    if settings.server_count or world_size == 1 or elements == 0:
+        return
+    native = load_engine()
+    plan = native.Plan(elements=elements, regions=[(0, elements, 0.0)])
+    least = native.least_memory_limit(plan, settings.datagram or world_size)
+    if (settings.memory_limit or native.DEFAULT_MEMORY_LIMIT) >= least:
+        return
+    default = "" if settings.memory_limit else f"(the default, {native.DEFAULT_MEMORY_LIMIT})"
+    raise ConfigError.of(
+        "memory_limit",
+        settings.memory_limit,
+        f"parameter {name!r} travels in one transfer, which needs {least} bytes or more on each "
+        "rank; raise it, or use more ranks",
+        beside=default,
+    )
+
+
+def _ignored(model: torch.nn.Module) -> Collection[str]:
+    """The names of the parameters that DDP is told to leave alone: it averages none of those."""
+    names: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    return names
+
+
+def sizes(model: torch.nn.Module) -> dict[str, int]:
+    """The elements of each parameter that is trained, by name."""
+    return {n: p.numel() for n, p in named_parameters(model).items() if p.requires_grad}
+
+
+def vectors(model: torch.nn.Module) -> frozenset[str]:
+    """The names of the trained parameters of fewer than two dimensions."""
+    trained = {n: p for n, p in named_parameters(model).items() if p.requires_grad}
+    return frozenset(name for name, parameter in trained.items() if parameter.dim() < 2)
+
+
+def _forward_to_host(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does without a hook: the process group's own all-reduce, averaged."""
+    group = state.process_group if state.process_group is not None else dist.group.WORLD
+    buffer = bucket.buffer()
+    buffer.div_(dist.get_world_size(group))
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    assert work is not None
+    future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
+    return future.then(lambda done: done.value()[0])

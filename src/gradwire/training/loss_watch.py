@@ -1,0 +1,96 @@
+"""The guard: what happens to a step that lost too much, and when a rising loss makes steps strict.
+
+Both decide by agreed values only, so all ranks do the same in the same step.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Literal
+
+from gradwire.core.agreed import Summary
+from gradwire.core.saved_state import State
+
+__all__ = ["ACTIONS", "Action", "LossWatch"]
+
+PATIENCE = 1000
+"""Steps without any loss before a warning."""
+
+ACTIONS = ("resend", "skip", "off")
+Action = Literal["", "resent", "skipped", "strict"]
+"""What the guard did in a step."""
+
+
+class LossWatch:
+    """Asks for strict steps after the training loss rose.
+
+    rise: the share by which the agreed loss must exceed its running mean, > 0. strict_steps: how
+    many steps are then exact. The mean is exponential over about ten losses and is not judged
+    against before it has seen ten. A loss that is not finite counts as a rise from the first step
+    on, and never enters the mean. Warns, once, where losses are waited for and none comes.
+    """
+
+    WEIGHT = 0.1
+    ENOUGH = 10
+
+    def __init__(self, rise: float, strict_steps: int) -> None:
+        self.rise = rise
+        self.strict_steps = strict_steps
+        self.mean = 0.0
+        self.losses = 0
+        self.left = 0
+        self._waited: int | None = 0  # steps without a loss; None once there was one
+
+    @property
+    def strict(self) -> bool:
+        """Whether the next step has to be exact."""
+        return self.left > 0
+
+    def observe(self, summary: Summary) -> None:
+        """Takes the summary of the step just completed."""
+        self.left = max(0, self.left - 1)
+        loss = summary.loss
+        if loss is None:
+            self._wait()
+            return
+        self._waited = None
+        if not math.isfinite(loss):
+            self.left = self.strict_steps
+            return
+        if self.losses >= self.ENOUGH and loss - self.mean > self.rise * abs(self.mean):
+            self.left = self.strict_steps
+        self.losses += 1
+        weight = max(self.WEIGHT, 1.0 / self.losses)
+        self.mean += weight * (loss - self.mean)
+
+    def _wait(self) -> None:
+        if self._waited is None:
+            return
+        self._waited += 1
+        if self._waited == PATIENCE:
+            warnings.warn(
+                f"loss_rise={self.rise:g}: {PATIENCE} steps have passed without any loss to watch: "
+                "call attachment.loss(loss) with each step's training loss, or leave loss_rise out",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def state_dict(self) -> dict[str, float]:
+        """What the next decision depends on."""
+        return {"mean": self.mean, "losses": self.losses, "left": self.left}
+
+    def load_state_dict(self, state: object) -> None:
+        """Restores what `state_dict` returned; raises ConfigError, and changes nothing then."""
+        self.read(State(state, "state['losses']"))()
+
+    def read(self, state: State) -> Callable[[], None]:
+        """Checks a state; what is returned takes it over."""
+        state.keys(("mean", "losses", "left"))
+        read = state.number("mean"), state.whole("losses"), state.whole("left")
+
+        def take() -> None:
+            self.mean, self.losses, self.left = read
+
+        return take

@@ -1,0 +1,714 @@
+"""GradientPipeline: what one attachment does with each bucket, and how a step ends.
+
+Before the push: the bucket comes to host memory, the fresh gradient's norm is taken, the plan is
+written, residuals are added, due and non-finite chunks are marked critical. After the pull: the
+books are settled and the result goes back to the bucket. When the last bucket of a step is done,
+the agreed summary is folded, the policy reads the report and decides the next step's phase: all
+before DDP sees the last future, so every rank enters the next step with the same decision.
+
+Its rooms: `gradwire.training.ballots` (what travels with the buckets),
+`gradwire.training.feedback.books` (residuals and ages), `gradwire.training.consultation` (what else
+is agreed on at a step's end), `gradwire.training.guard` (a step that delivered too little).
+"""
+
+import copy
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwire.core.agreed import Phase, Summary, scales_differ
+from gradwire.core.checks import is_number, is_whole, plain
+from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport, mix_seed
+from gradwire.core.report import ReportWriter, StepReport, build_report
+from gradwire.core.saved_state import State
+from gradwire.core.settings import Settings
+from gradwire.policies import PlanContext, Policy
+from gradwire.policies.parts.priorities import by_region
+from gradwire.training.ballots import BallotBox
+from gradwire.training.bucket import GradBucket, Layouts, ParameterNames
+from gradwire.training.consultation import Consultation
+from gradwire.training.feedback.books import Books
+from gradwire.training.feedback.optimizer_moments import FirstMoments
+from gradwire.training.guard import StepGuard
+from gradwire.training.loss_watch import LossWatch
+from gradwire.training.scaler import SkipWatch
+from gradwire.training.staging import StagePool, failed
+from gradwire.training.step import (
+    Answer,
+    Before,
+    Step,
+    Transfer,
+    is_finite,
+    square_norm,
+    tensor_squares,
+)
+from gradwire.transport import transforms
+from gradwire.transport.communicator import Communicator, Handle
+
+__all__ = ["GradientPipeline"]
+
+STATE_VERSION = 2
+PRIVATE_KEYS = 1
+"""The version whose keys of a detector begin with an underscore."""
+LAST_STEP = 1 << 52
+SMALLEST_SCALE = float(np.finfo(np.float32).smallest_subnormal)
+LARGEST_SCALE = float(np.finfo(np.float32).max)
+"""That gradients may be multiplied by: their type takes no more, and the square is a float64."""
+
+_STATE_KEYS = (
+    *("version", "policy", "step", "grad_scale"),
+    *("phases", "epoch", "applied_square", "residuals"),
+)
+_LATER_KEYS = (
+    *("losses", "rates", "velocities", "ages", "magnitudes", "vote"),
+    *("flush", "layer_steps", "layer_squares", "guarded"),
+)
+"""That older states do not have."""
+
+
+class GradientPipeline:
+    """Carries the buckets of one DDP module; thread-safe against its own completions.
+
+    number: which of the communicator's numbers it has taken; `close` returns it. writer: of the
+    reports, open; `close` closes it. scaler: tells, at each step's start, what gradients are
+    multiplied by, and skips steps that are not finite; None where `set_grad_scale` tells.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        policy: Policy,
+        settings: Settings,
+        names: ParameterNames,
+        number: int,
+        optimizer: torch.optim.Optimizer | None = None,
+        writer: ReportWriter | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self.communicator = communicator
+        self.policy = policy
+        self.settings = settings
+        self._ballots = BallotBox(policy, optimizer, watched=settings.loss_rise is not None)
+        if policy.fill == "momentum" and optimizer is None:
+            raise ConfigError.of(
+                "fill",
+                "momentum",
+                "make a new HookState, or attach, with optimizer=…",
+                beside=f"of policy {policy.name!r} without its optimizer (a copied HookState has "
+                "none)",
+            )
+        self._moments = None if optimizer is None else FirstMoments(optimizer)
+        self._clock = clock
+        self._scaler = scaler
+        self._skips = SkipWatch(scaler, watched=optimizer is not None)
+        self._started: float | None = None  # the last step
+        self._books = Books(communicator, policy, settings)
+        self._consultation = Consultation(communicator, policy, settings, number)
+        self._guard = StepGuard(
+            communicator,
+            policy,
+            settings,
+            self._books,
+            settle=self._settle,
+            attempt=self._attempt,
+        )
+        self._loss_watch = (
+            None
+            if settings.loss_rise is None
+            else LossWatch(settings.loss_rise, settings.strict_steps)
+        )
+        self.number = number
+        self._closed = False
+        self._names = names
+        self._layouts = Layouts(names)
+        self._stages = StagePool()
+        self._writer = writer
+        self._mutex = threading.Lock()
+        self._step = 0
+        self._running: Step | None = None
+        self._last: StepReport | None = None
+        self._flush = False
+        self._grad_scale = 1.0
+        self._failure: BaseException | None = None
+        self._awaited: list[threading.Event] = []  # that DDP has the results of the last step begun
+        self._datagram = 0  # that plans are cut for; 0: what the ranks agreed on when they met
+
+    # ------------------------------------------------------------------ what users set and read
+
+    @property
+    def step(self) -> int:
+        """The number of the next step."""
+        return self._step
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the next step."""
+        return self.policy.phase
+
+    def set_phase(self, phase: Phase | None) -> None:
+        """Votes for a phase from now on; None leaves it to the detector again."""
+        self._ballots.set_phase(phase)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Notes that an epoch begins."""
+        self._ballots.begin_epoch(epoch)
+
+    def add_loss(self, loss: float) -> None:
+        """Stores a training loss, to travel with the next step."""
+        self._ballots.add_loss(loss)
+
+    def flush(self) -> None:
+        """Makes the next step exact, which also empties the residuals; the one after it, too, if a
+        scaler skips it."""
+        self._flush = True
+
+    @property
+    def flush_pending(self) -> bool:
+        """Whether a flush is still to come."""
+        self._skips.look()
+        return self._flush
+
+    def set_grad_scale(self, scale: object) -> None:
+        """Tells the scale that gradients are multiplied by from now on."""
+        scale = plain(scale)
+        if not (is_number(scale) and SMALLEST_SCALE <= scale <= LARGEST_SCALE):
+            raise ConfigError.of(
+                "grad_scale",
+                scale,
+                f"a finite number above 0, from {SMALLEST_SCALE:g} to {LARGEST_SCALE:g}",
+            )
+        scale = float(scale)
+        if scale != self._grad_scale:
+            self._books.rescale(scale / self._grad_scale)
+        self._grad_scale = scale
+
+    @property
+    def grad_scale(self) -> float:
+        """The scale that gradients are multiplied by."""
+        return self._grad_scale
+
+    @property
+    def _scaled(self) -> bool:
+        """Whether somebody skips steps that are not finite: a scaler does at a scale of 1, too."""
+        return self._grad_scale != 1.0 or (self._scaler is not None and self._scaler.is_enabled())
+
+    def report(self) -> StepReport:
+        """The report of the last completed step; raises GradwireError before the first."""
+        if self._last is None:
+            raise GradwireError("no step has been completed yet: there is no report")
+        return self._last
+
+    def find_unused(self) -> None:
+        """Says that DDP looks for unused parameters, whose results it may ignore."""
+        self._books.finds_unused = True
+
+    def add_up(self, values: NDArray[np.float32]) -> Handle:
+        """Starts an exact sum of a few values over all workers, in place; between two steps, on all
+        ranks between the same ones."""
+        return self._consultation.add_up(values, self._step)
+
+    def state_dict(self) -> dict[str, object]:
+        """What a resumed run needs: step, phase, votes, a flush that is to come, norms since the
+        last look; residuals, velocities, ages and magnitudes (this rank's own)."""
+        self._skips.look()
+        return {
+            "version": STATE_VERSION,
+            "policy": self.policy.name,
+            "step": self._step,
+            "grad_scale": self._grad_scale,
+            "phases": self.policy.state_dict(),
+            "losses": {} if self._loss_watch is None else self._loss_watch.state_dict(),
+            "flush": self._flush,
+            **self._ballots.state_dict(),
+            **self._consultation.state_dict(),
+            **self._guard.state_dict(),
+            **self._books.state_dict(),
+        }
+
+    def load_state_dict(self, state: object, *, strict: bool = True) -> None:
+        """Restores what `state_dict` returned; raises ConfigError for anything else, and changes
+        nothing then. strict: whether values of parameters that the model lacks are an error. The
+        scale of gradients is not restored, for nobody may scale them any more: what is owed is
+        taken over at the present one."""
+        read = State(state)
+        version = read.values.get("version")
+        if not is_whole(version) or version not in (PRIVATE_KEYS, STATE_VERSION):
+            raise ConfigError.about(
+                f"state['version']={version!r}",
+                f"this gradwire reads versions {PRIVATE_KEYS} and {STATE_VERSION} of what "
+                "attachment.state_dict() returns",
+                setting="state['version']",
+                value=version,
+            )
+        read.keys(_STATE_KEYS, _LATER_KEYS)
+        policy = read.values["policy"]
+        if not isinstance(policy, str) or policy != self.policy.name:
+            raise ConfigError.about(
+                f"state['policy']={policy!r}",
+                f"loaded into policy {self.policy.name!r}; attach with the policy of the state",
+                setting="state['policy']",
+                value=policy,
+            )
+        step = read.whole("step", 0, LAST_STEP)
+        scale = read.number("grad_scale", SMALLEST_SCALE, LARGEST_SCALE)
+        takes = [
+            self._books.read(read, self._names.trained, strict=strict),
+            self._ballots.read(read),
+            self._consultation.read(read),
+            self._guard.read(read),
+        ]
+        flush = "flush" in read.values and read.flag("flush")
+        losses = read.part("losses") if "losses" in read.values else State({})
+        if self._loss_watch is not None and losses.values:
+            takes.append(self._loss_watch.read(losses))
+        phases = dict(read.part("phases").values)
+        detector = phases.get("phases")
+        if version == PRIVATE_KEYS and isinstance(detector, Mapping):
+            phases["phases"] = {str(key).removeprefix("_"): detector[key] for key in detector}
+        self._try_phases(phases)
+        self.policy.load_state_dict(phases)
+        for take in takes:
+            take()
+        if scale != self._grad_scale:
+            self._books.rescale(self._grad_scale / scale)
+        self._flush = self._flush or flush
+        self._step = step
+
+    def _try_phases(self, phases: dict[str, Any]) -> None:
+        """Loads the policy's state into a copy: a policy may notice late what is wrong with it."""
+        try:
+            copy.deepcopy(self.policy).load_state_dict(copy.deepcopy(phases))
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError.about(
+                f"state['phases'] does not fit policy {self.policy.name!r}",
+                f"{error!r}",
+                setting="state['phases']",
+                value=phases,
+            ) from error
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hears that the optimizer steps."""
+        self._skips.stepped(optimizer)
+
+    def take_skipped(self) -> list[torch.Tensor]:
+        """The parameters that the optimizer must not step with, because the step just reduced is
+        skipped; asking resets it."""
+        return self._guard.take_skipped()
+
+    def close(self) -> None:
+        """Closes the report file, and the engine unless others use it. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.communicator.return_number(self.number)
+            self.communicator.let_go()
+            self._books.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    # ------------------------------------------------------------------ a bucket's way
+
+    def reduce(
+        self, bucket: GradBucket, *, joined: bool = False
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Averages one bucket over the workers; the future's value is the bucket's buffer. What
+        fails is the future."""
+        if self._failure is not None:
+            self._awaited = []
+            told = str(self._failure) or repr(self._failure)
+            return failed(
+                bucket.buffer(), GradwireError(f"gradwire stopped at an earlier failure: {told}")
+            )
+        if not bucket.buffer().numel():
+            return self._answer_empty(bucket)
+        try:
+            transfer = self._begin(bucket, joined)
+            result = transfer.stage.future()
+            stager = self.communicator.stager
+            if transfer.stage.waits or stager.started:  # then nobody overtakes those that wait
+                stager.submit(lambda: self._guarded_start(transfer, result))
+            else:
+                self._start(transfer, result)
+        except GradwireError as error:  # this rank has fallen out of step with the others
+            self._fail(self._running, error.with_traceback(None))
+            return failed(bucket.buffer(), error)
+        except BaseException as error:  # Ctrl-C, too
+            self._fail(self._running, error)
+            raise
+        self._awaited.append(transfer.delivered)
+        return result.then(transfer.value)
+
+    def wait(self) -> None:
+        """Waits until DDP has all results of the step whose last bucket has begun.
+
+        On the main thread signals are heeded meanwhile: what their handlers raise is raised here,
+        and stops the pipeline, for this rank has left the step.
+        """
+        try:
+            for delivered in self._awaited:
+                delivered.wait()
+        except BaseException as error:
+            self._fail(self._running, error)
+            raise
+
+    def _answer_empty(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Answers a bucket without elements, which does not travel; as the last one of a step it
+        may end that."""
+        stage = self._stages.stage(bucket.index(), bucket.buffer())
+        result = stage.future()
+        with self._mutex:
+            if bucket.index() == 0:
+                self._running = None  # the first one with elements begins the step
+            step = self._running
+        if step is None or not bucket.is_last():
+            stage.deliver(result)
+            return result
+        answer = Answer(step, stage)
+        answer.result = result
+        self._awaited.append(answer.delivered)
+        self._end(answer, last=True)
+        return result.then(answer.value)
+
+    def _begin(self, bucket: GradBucket, joined: bool) -> Transfer:
+        slots = self._layouts.of(bucket)
+        with self._mutex:
+            if bucket.index() == 0 or self._running is None:
+                self._guard.take_skipped()  # a loss scaler may have kept the optimizer from asking
+                self._skips.look()
+                self._skips.forget()
+                if self._scaler is not None and not joined:
+                    self.set_grad_scale(self._scaler.get_scale())
+                strict = self._loss_watch is not None and self._loss_watch.strict
+                started = self._clock()
+                elapsed = 0.0 if self._started is None else started - self._started
+                self._running = Step(
+                    self._step,
+                    self.policy.phase,
+                    self._ballots.cast(
+                        self._step, self._last, elapsed, None if joined else self._grad_scale
+                    ),
+                    exact=self._flush or strict,
+                    strict=strict,
+                    floor=self._guard.floor,
+                    started=started,
+                    scaled=self._scaled,
+                    flushes=self._flush,
+                )
+                self._flush = False
+                self._awaited = []
+            step = self._running
+            index = len(step.transfers)  # the bucket's own counts those without elements
+        buffer = bucket.buffer()
+        plan = self._plan(step, self._context(step, index, slots, buffer.numel()))
+        stage = self._stages.stage(index, buffer, self._books.encoder(step, slots, plan))
+        transfer = Transfer(step, index, slots, bucket.parameters(), stage, plan)
+        with self._mutex:
+            step.transfers.append(transfer)
+            step.complete = bucket.is_last()
+        return transfer
+
+    def _guarded_start(
+        self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]
+    ) -> None:
+        try:
+            self._start(transfer, result)
+        except Exception as error:
+            transfer.error = error
+            result.set_result(transfer.stage.buffer)
+            transfer.delivered.set()
+            self._fail(transfer.step, error)
+
+    def _start(self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]) -> None:
+        step = transfer.step
+        transfer.result = result
+        host = transfer.stage.host()
+        step.exposed = self._clock()
+        first = transfer.index == 0
+        plan = transfer.plan
+        phases = self.policy.phases
+        by_layer = phases is not None and phases.source == "layers"
+        squares = transfer.stage.squares  # of the fresh gradient's tensors
+        if squares is None and by_layer:
+            squares = tensor_squares(transfer.slots, host)
+        square, finite = 0.0, True
+        if plan.lossy or phases is not None:
+            square = square_norm(host) if squares is None else float(squares.sum())
+            finite = math.isfinite(square)
+        if by_layer:
+            assert squares is not None
+            step.add_layers(transfer.slots, squares.tolist())
+        self._books.open(transfer, host)
+        if plan.transform != "none":
+            transforms.forward(host, plan.seed)
+        critical: NDArray[np.uint32] | None = None
+        if plan.lossy:
+            critical = self._books.critical(transfer, host, finite)
+        fresh_square = square / self._grad_scale**2 if finite else None
+        ballot = self._ballots.of_bucket(step.ballot, transfer.slots, fresh_square, first=first)
+        priorities = None
+        if plan.order == "priority":
+            priorities = self._priorities(transfer, host)
+        handle = self.communicator.all_reduce(
+            host,
+            plan,
+            step=step.number,
+            critical=critical,
+            priorities=priorities,
+            stats=ballot.slots(),
+        )
+        handle.add_done_callback(lambda done: self._finish(transfer, done))
+
+    def _priorities(
+        self, transfer: Transfer, host: NDArray[np.float32]
+    ) -> NDArray[np.uint8] | None:
+        grid = self.communicator.chunk_grid(transfer.plan)
+        if self.policy.ranks_results:
+            known = self._books.last_magnitudes(transfer)
+            return None if known is None else by_region(known, grid, transfer.plan.seed)
+        context = self._context(transfer.step, transfer.index, transfer.slots, host.size)
+        return self.policy.priorities(context, host, grid)
+
+    def _context(
+        self, step: Step, index: int, slots: tuple[TensorSlot, ...], elements: int
+    ) -> PlanContext:
+        return PlanContext(
+            tensors=slots,
+            elements=elements,
+            step=step.number,
+            phase=step.phase,
+            world_size=self.communicator.world_size,
+            seed=mix_seed(self.settings.seed, self.number, step.number, index),
+            chunk_elements=self.communicator.elements_per_chunk("f32", datagram=self._datagram),
+            bucket=index,
+        )
+
+    def _plan(self, step: Step, context: PlanContext) -> TransferPlan:
+        plan = self.policy.plan(context)
+        if plan.encoding == "topk" and self.settings.server_count:
+            # A server keeps no residuals, so what top-k left out of its results would be gone.
+            plan = replace(plan, encoding="int8", kept=1.0, pruned=0.0)
+        if plan.seed != context.seed:
+            # Also where the order needs none: ranks that number their ops differently then have
+            # different plans, which is an error, and not each other's gradients.
+            plan = replace(plan, seed=context.seed)
+        if self._datagram:
+            plan = replace(plan, datagram=self._datagram)
+        return plan.exact() if step.exact else plan
+
+    def _finish(self, transfer: Transfer, handle: Handle) -> None:
+        try:
+            transfer.first = transfer.report = handle.report
+            self._ballots.pushed(transfer.slots, handle.report)
+            if not transfer.step.guarded:
+                self._settle(transfer, handle.report)
+        except Exception as error:
+            transfer.error = error
+        self._end(transfer)
+
+    def _settle(self, transfer: Transfer, report: TransferReport) -> None:
+        self._books.settle(transfer, report)
+        plan = transfer.resent or transfer.plan
+        if plan.transform != "none" and transfer.step.action != "skipped":
+            transforms.inverse(transfer.stage.host(), plan.seed)
+        if transfer.step.action != "skipped":
+            self._books.note_result(transfer, report, transfer.stage.host(), self._grad_scale)
+        if plan.fill == "momentum" and transfer.step.action != "skipped":
+            self._fill(transfer, plan, report)
+        if transfer.step.scaled and not is_finite(transfer.stage.host()):
+            transfer.step.overflowed = True
+        phases = self.policy.phases
+        if phases is not None and phases.source == "paper":
+            transfer.applied_square = square_norm(transfer.stage.host()) / self._grad_scale**2
+
+    def _fill(self, transfer: Transfer, plan: TransferPlan, report: TransferReport) -> None:
+        """Takes what nobody's contribution reached from the optimizer."""
+        missing = report.applied == 0
+        if self._moments is None or not missing.any():
+            return
+        self._moments.fill(
+            transfer.slots,
+            transfer.parameters,
+            transfer.stage.host(),
+            self.communicator.chunk_grid(plan),
+            missing,
+            self._grad_scale,
+        )
+
+    # ------------------------------------------------------------------ a step's end
+
+    def _end(self, answer: Answer, *, last: bool = False) -> None:
+        """Notes that a bucket is done; the last one of a step waits for the step's end. last: no
+        other one begins after it."""
+        step = answer.step
+        over = hold = False
+        with self._mutex:
+            answer.done = True
+            step.complete = step.complete or last
+            failure = self._failure or answer.error
+            if failure is None:
+                over = (
+                    step.complete
+                    and self._running is step
+                    and all(each.done for each in step.transfers)
+                )
+                if over:
+                    self._running = None
+                hold = over or step.guarded
+                if hold:
+                    step.held.append(answer)
+        if failure is not None:
+            self._fail(step, failure)
+            answer.error = answer.error or failure
+        if not hold:
+            self._deliver(answer)
+        if over:
+            self._attempt(step, lambda: self._close(step))
+
+    def _release(self, step: Step) -> None:
+        """Gives the results that were held back to DDP."""
+        with self._mutex:
+            held, step.held = step.held, []
+        for answer in held:
+            self._deliver(answer)
+
+    @staticmethod
+    def _deliver(answer: Answer) -> None:
+        assert answer.result is not None
+        try:
+            answer.stage.deliver(answer.result)
+        except Exception as error:
+            answer.error = answer.error or error
+            if not answer.result.done():
+                answer.result.set_result(answer.stage.buffer)
+        finally:
+            answer.delivered.set()
+
+    def _fail(self, step: Step | None, error: BaseException) -> None:
+        """Stops this pipeline: what a step holds back goes to DDP as failed, and nothing is held
+        back any more."""
+        with self._mutex:
+            self._failure = self._failure or error
+            held: list[Answer] = []
+            if step is not None:
+                held, step.held = step.held, []
+        for answer in held:
+            answer.error = answer.error or error
+            self._deliver(answer)
+
+    def _attempt(self, step: Step, work: Callable[[], None]) -> None:
+        """Does a part of a step's end; a failure is every waiting bucket's."""
+        try:
+            work()
+        except Exception as error:
+            self._fail(step, error)
+
+    def _close(self, step: Step) -> None:
+        """All buckets are done: consults the other ranks if there is something to agree on."""
+        firsts = [each.first for each in step.transfers if each.first is not None]
+        if scales_differ(first.stats_max for first in firsts):
+            self._consultation.compare_scales(step.number, step.ballot.scale).add_done_callback(
+                lambda done: self._attempt(step, lambda: self._consultation.refuse_scales(done))
+            )
+            return
+        summary = Summary.fold(
+            step.number,
+            self.communicator.world_size,
+            [(first.stats_sum, first.stats_max) for first in firsts],
+        )
+        self._consultation.note(step, self._grad_scale)
+        if not self._consultation.due(step, summary):
+            self._conclude(step, summary)
+            return
+        self._consultation.start(step, summary).add_done_callback(
+            lambda done: self._attempt(step, lambda: self._judge(step, summary, done))
+        )
+
+    def _judge(self, step: Step, summary: Summary, consulted: Handle) -> None:
+        """The ranks have agreed: a guarded step is judged before it is concluded."""
+        agreed, lost = self._consultation.agreed(summary, consulted)
+        if step.guarded:
+            self._guard.judge(step, agreed, lost, lambda: self._conclude(step, agreed))
+        else:
+            self._conclude(step, agreed)
+
+    # ------------------------------------------------------------------ the report
+
+    def _conclude(self, step: Step, agreed: Summary) -> None:
+        """The step is decided: the policy reads the report, and DDP gets its results."""
+        if step.scaled:
+            kept = [(t.slots, t.before) for t in step.transfers]
+            flushes = step.flushes
+            self._skips.keep(self._grad_scale, lambda: self._undo(kept, flushes))
+        if step.overflowed:
+            self._skips.forget()
+            self._undo(kept, flushes)
+        self._shorten(step)
+        transfers = [(t.plan, t.report) for t in step.transfers if t.report is not None]
+        self._ballots.applied_square = sum(t.applied_square for t in step.transfers)
+        period_s = 0.0 if self._started is None else step.started - self._started
+        self._started = step.started
+        report = self._report(step, transfers, agreed, period_s)
+        self.policy.observe(report)
+        if self._loss_watch is not None:
+            self._loss_watch.observe(agreed)
+        phases = self.policy.phases
+        if phases is not None:
+            report = report.with_phases(phases.critical_share, phases.verdict)
+        self._last = report
+        self._ballots.lost(step.lost)
+        self._step = step.number + 1
+        if self._writer is not None:
+            self._writer.write(report)
+        step.transfers.clear()  # they know the step: only a garbage collector would free them
+        self._release(step)
+
+    def _shorten(self, step: Step) -> None:
+        """Cuts later plans for datagrams that all paths still carry, if these became shorter.
+
+        All ranks do so after the same step, because a transfer's report says the same on all.
+        """
+        carried = [t.first.datagram for t in step.transfers if t.first is not None]
+        shortest = min((size for size in carried if size), default=0)
+        if 0 < shortest < (self._datagram or self.communicator.datagram):
+            self._datagram = shortest
+
+    def _undo(self, kept: list[tuple[tuple[TensorSlot, ...], Before]], flushes: bool) -> None:
+        """A scaler skips the step: its gradient is void, and nobody got what was owed."""
+        for slots, before in kept:
+            self._books.undo(slots, before)
+        self._flush = self._flush or flushes
+
+    def _report(
+        self,
+        step: Step,
+        transfers: list[tuple[TransferPlan, TransferReport]],
+        agreed: Summary,
+        period_s: float,
+    ) -> StepReport:
+        now = self._clock()
+        return build_report(
+            step=step.number,
+            rank=self.communicator.job_rank,
+            policy=self.policy.name,
+            phase=step.phase,
+            transfers=transfers,
+            comm_s=now - step.started,
+            exposed_s=now - step.exposed,
+            agreed=agreed,
+            critical_share=1.0 if step.phase == "critical" else 0.0,
+            verdict="fixed bound",
+            guard=step.action,
+            period_s=period_s,
+            resent=[each.resent for each in step.transfers if each.resent is not None],
+            attachment=self.number,
+        )

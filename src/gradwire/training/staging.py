@@ -1,0 +1,240 @@
+"""Stages: a bucket's gradients as flat float32 in host memory, whatever and wherever they are.
+
+float32 on the CPU is used in place. float16 and bfloat16 pass through a float32 copy without
+loss on the way in; the average is rounded to their type once, on the way out. float64 is rounded
+to float32 on the way in (relative error 6e-8; magnitudes beyond 3.4e38 become infinite): the wire
+carries float32 and so do the sums.
+
+A bucket on a CUDA device is copied through pinned memory on a stream of its own: the autograd
+thread only queues the copy, and the engine's stager (`gradwire.transport.threads`) waits for it.
+Where the plan has an encoding, the bucket may be encoded on the device first
+(`gradwire.training.feedback.device`), so that half or a quarter of the bytes cross.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.training.feedback.device import Encoded
+
+__all__ = ["DEVICES", "Stage", "StagePool", "failed"]
+
+Encode = Callable[[torch.Tensor], Encoded]
+
+DEVICES = ("cpu", "cuda")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def failed(buffer: torch.Tensor, error: GradwireError) -> torch.futures.Future[torch.Tensor]:
+    """A future of a bucket that fails with the error, as a transfer's would. A hook that raises
+    leaves a DDP module half way through its step: it is of no use any more then."""
+    future = _future(buffer)
+    future.set_result(buffer)
+
+    def fail(_: object) -> torch.Tensor:
+        raise copy.copy(error)  # its traceback holds whoever runs the backward pass
+
+    return future.then(fail)
+
+
+def _future(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """A future for what lies where this buffer does."""
+    on_host = buffer.device.type == "cpu"
+    return torch.futures.Future(devices=None if on_host else [buffer.device])
+
+
+class Stage(ABC):
+    """One bucket's way to host memory and back."""
+
+    waits = False
+    """Whether `host` waits for a copy, so that the thread that stages is not the one to call it."""
+
+    squares: NDArray[np.float64] | None = None
+    """The squared norm of each tensor's gradient, where `host` brings something else; after it."""
+
+    encoded = False
+    """Whether `host` brings what an encoding on the device left of the gradients."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self.buffer = buffer
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """A new future for `deliver`."""
+        return torch.futures.Future()
+
+    @abstractmethod
+    def host(self) -> NDArray[np.float32]:
+        """The gradients in host memory; waits until they are there."""
+
+    @abstractmethod
+    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        """Brings the host values back into the bucket and completes the future with it."""
+
+
+class StagePool:
+    """Makes stages, and keeps their host copies and streams for the next step."""
+
+    encodes: tuple[str, ...] = ("cuda",)
+    """The types of device whose buckets are encoded before they cross to the host."""
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self._streams: dict[torch.device, Any] = {}
+        self._warned = False
+
+    def stage(self, index: int, buffer: torch.Tensor, encode: Encode | None = None) -> Stage:
+        """The stage of the bucket with this index; queues the copy of a CUDA bucket at once.
+
+        encode: what may be done to float32 gradients on their device, None for nothing. Raises
+        ConfigError for an element type or device that cannot be carried.
+        """
+        if not buffer.numel():
+            return _EmptyStage(buffer)
+        if buffer.dtype not in DTYPES:
+            allowed = ", ".join(str(dtype) for dtype in DTYPES)
+            raise ConfigError.about(
+                f"bucket {index} has dtype {buffer.dtype}",
+                f"allowed are {allowed}",
+                setting="dtype",
+                value=buffer.dtype,
+            )
+        if buffer.dtype == torch.float64 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "gradwire carries float64 gradients rounded to float32", UserWarning, stacklevel=2
+            )
+        if buffer.device.type not in self.encodes:
+            encode = None
+        if buffer.device.type == "cpu":
+            if encode is not None:
+                return _EncodedStage(buffer, self._copy(index, buffer), encode)
+            if buffer.dtype == torch.float32:
+                return _DirectStage(buffer)
+            return _CastStage(buffer, self._copy(index, buffer))
+        if buffer.device.type == "cuda":
+            stream = self._streams.get(buffer.device)
+            if stream is None:
+                stream = self._streams[buffer.device] = torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
+            return _CudaStage(buffer, self._copy(index, buffer), stream, encode)
+        raise ConfigError.about(
+            f"bucket {index} lies on device {buffer.device}",
+            f"allowed are {' and '.join(DEVICES)}",
+            setting="device",
+            value=str(buffer.device),
+        )
+
+    def _copy(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
+        """The float32 host copy of a bucket. By device, because only one device's own stream keeps
+        the next copy into it behind the last copy out of it."""
+        key = (index, buffer.device)
+        copy = self._copies.get(key)
+        if copy is None or copy.numel() != buffer.numel():
+            pinned = buffer.device.type == "cuda"
+            copy = torch.empty(buffer.numel(), dtype=torch.float32, pin_memory=pinned)
+            self._copies[key] = copy
+        return copy
+
+
+class _DirectStage(Stage):
+    """float32 on the CPU: the bucket itself."""
+
+    def host(self) -> NDArray[np.float32]:
+        memory: NDArray[np.float32] = self.buffer.detach().numpy()
+        return memory
+
+    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        future.set_result(self.buffer)
+
+
+class _EmptyStage(_DirectStage):
+    """Nothing, wherever it is."""
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        return _future(self.buffer)
+
+
+class _CopyStage(Stage):
+    """On the CPU: what travels is a float32 copy."""
+
+    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor) -> None:
+        super().__init__(buffer)
+        self._copy = copy
+
+    def host(self) -> NDArray[np.float32]:
+        memory: NDArray[np.float32] = self._copy.numpy()
+        return memory
+
+    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        self.buffer.copy_(self._copy)
+        future.set_result(self.buffer)
+
+
+class _CastStage(_CopyStage):
+    """Another floating type."""
+
+    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor) -> None:
+        super().__init__(buffer, copy)
+        copy.copy_(buffer.detach())
+
+
+class _EncodedStage(_CopyStage):
+    """Encoded there as on a device."""
+
+    encoded = True
+
+    def __init__(self, buffer: torch.Tensor, copy: torch.Tensor, encode: Encode) -> None:
+        super().__init__(buffer, copy)
+        encoded = encode(buffer.detach().to(torch.float32)).to_host(pinned=False)
+        encoded.decode_into(copy)
+        self.squares = encoded.squares()
+
+
+class _CudaStage(Stage):
+    """On a CUDA device: a float32 copy in pinned memory, made on a side stream."""
+
+    waits = True
+
+    def __init__(
+        self, buffer: torch.Tensor, copy: torch.Tensor, stream: Any, encode: Encode | None
+    ) -> None:
+        super().__init__(buffer)
+        self._copy = copy
+        self._encoded: Encoded | None = None
+        self.encoded = encode is not None
+        self._stream = stream
+        stream.wait_stream(torch.cuda.current_stream(buffer.device))
+        with torch.cuda.stream(stream):
+            gradient = buffer.detach().to(torch.float32)
+            if encode is None:
+                self._copy.copy_(gradient, non_blocking=True)
+            else:
+                self._encoded = encode(gradient).to_host(pinned=True)
+            buffer.record_stream(stream)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(stream)
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        return torch.futures.Future(devices=[self.buffer.device])
+
+    def host(self) -> NDArray[np.float32]:
+        self._arrived.synchronize()
+        if self._encoded is not None:
+            self._encoded.decode_into(self._copy)
+            self.squares = self._encoded.squares()
+            self._encoded = None
+        memory: NDArray[np.float32] = self._copy.numpy()
+        return memory
+
+    def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
+        with torch.cuda.stream(self._stream):
+            self.buffer.copy_(self._copy, non_blocking=True)
+            future.set_result(self.buffer)  # consumers wait for this stream's events

@@ -1,0 +1,401 @@
+"""Addresses: which of this host's gradwire's datagrams leave by, and how long they may be there.
+
+Addresses are texts, IPv4 or IPv6. A host is what shares a loopback: one network namespace of one
+running kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradwire.core.errors import ConfigError
+from gradwire.core.plan import LARGEST_DATAGRAM
+from gradwire.transport.native import load_engine
+
+if TYPE_CHECKING:
+    from gradwire import _engine
+
+__all__ = [
+    "ETHERNET_DATAGRAM",
+    "LocalAddress",
+    "describe_interfaces",
+    "host_identity",
+    "is_link_local",
+    "is_loopback",
+    "local_addresses",
+    "reachable_interfaces",
+    "route_mtu",
+    "scoped",
+]
+
+UDP_OVERHEAD = {4: 28, 6: 48}
+"""Bytes of the IP and UDP headers by IP version."""
+ETHERNET_MTU = 1500
+"""Taken where no interface and no route knows better, and between ranks over loopback."""
+ETHERNET_DATAGRAM = ETHERNET_MTU - UDP_OVERHEAD[4]
+
+NEITHER = "neither an interface nor an address of this host"
+
+MOST_LISTED = 24
+"""How many interfaces an error lists at most."""
+
+# Of <linux/in.h> and <linux/in6.h>; Python does not name them.
+IP_MTU = 14
+IPV6_MTU = 24
+IPV6_ADDR_PREFERENCES = 72
+IPV6_PREFER_SRC_PUBLIC = 2
+
+ANYWHERE = ("192.0.2.1", "2001:db8::1")
+"""Addresses of nobody (RFC 5737, RFC 3849): the route towards them is the default one."""
+
+
+@dataclass(frozen=True)
+class LocalAddress:
+    """An address of this host that can be bound.
+
+    address: without the scope of a link-local one, which is `interface`. interface: the name of
+    the one that has it, "" where none lists it. mtu: that interface's, in bytes; 0 where it limits
+    nothing: on loopback, and without an interface.
+    """
+
+    address: str
+    interface: str = ""
+    mtu: int = 0
+
+    @property
+    def version(self) -> int:
+        """The version of IP: 4 or 6."""
+        return _parsed(self.address).version
+
+    @property
+    def bound(self) -> str:
+        """What a socket is bound to."""
+        return scoped(self.address, self.interface)
+
+    def datagram(self, route_mtu: int = 0) -> int:
+        """The largest UDP payload in bytes that goes unfragmented by this interface.
+
+        route_mtu: that of the routes to the peers, 0 where it is not known.
+        """
+        mtu = min((mtu for mtu in (self.mtu, route_mtu) if mtu), default=ETHERNET_MTU)
+        return min(LARGEST_DATAGRAM, mtu - UDP_OVERHEAD[self.version])
+
+
+def local_addresses(interface: object, towards: str | None) -> tuple[LocalAddress, ...]:
+    """The addresses that this process can announce, at most one of each IP version.
+
+    The preferred one is first: that from which the kernel would send to `towards`, the host of
+    the job's store, or without it to the world. The other version's is of the same interface.
+
+    interface: the setting: an interface's name, or one of this host's addresses, which is then
+    the only one. Raises ConfigError, with the interfaces and their addresses, for anything else.
+    """
+    known = _interfaces()
+    if interface is None:
+        first = _preferred(towards)
+        owner = _owner(known, first)
+        return tuple(_one_of_each(known, [first, *([] if owner is None else owner.addresses)]))
+    if not isinstance(interface, str) or set(interface) & set(",^="):
+        raise _no_interface(interface, known, "lists and patterns are not supported")
+    named = _named(known, interface)
+    if named is not None:
+        return tuple(_of_interface(known, interface, named, towards))
+    return (_of_address(known, interface),)
+
+
+def route_mtu(source: str, destination: str) -> int:
+    """The MTU in bytes of the route from a local address to another; both with their scopes.
+
+    Raises OSError where there is no route.
+    """
+    with _probe(source) as probe:
+        probe.bind(_place(source))
+        probe.connect(_place(destination))  # sends nothing
+        if probe.family == socket.AF_INET6:
+            return probe.getsockopt(socket.IPPROTO_IPV6, IPV6_MTU)
+        return probe.getsockopt(socket.IPPROTO_IP, IP_MTU)
+
+
+def host_identity() -> str:
+    """What tells this host from others: the same in all processes that share its loopback.
+
+    It is the kernel's boot id with the number of the network namespace, for host names may be
+    equal on several hosts and differ within one.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = socket.gethostname()
+    try:
+        # The thread's own: that is where its sockets are.
+        namespace = os.stat("/proc/thread-self/ns/net").st_ino
+    except OSError:
+        namespace = 0
+    return f"{boot}/{namespace}"
+
+
+def reachable_interfaces() -> dict[str, list[str]]:
+    """The interfaces that are up, by name, with those addresses that other hosts may reach."""
+    listed = {
+        each.name: [
+            address
+            for address in each.addresses
+            if not is_loopback(address) and not is_link_local(address)
+        ]
+        for each in _interfaces()
+        if each.up
+    }
+    found = {name: addresses for name, addresses in listed.items() if addresses}
+    return dict(list(found.items())[:MOST_LISTED])
+
+
+def describe_interfaces(interfaces: Mapping[str, Sequence[str]]) -> str:
+    """Lists interfaces: "eth0 (10.0.0.1, fd00::1), eth1 (10.1.0.1)"."""
+    return _listing(f"{name} ({', '.join(each)})" for name, each in interfaces.items()) or "none"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only processes of one host reach each other by this address."""
+    return _parsed(address).is_loopback
+
+
+def is_link_local(address: str) -> bool:
+    """Whether the address is one of IPv6 that needs an interface with it."""
+    parsed = _parsed(address)
+    return parsed.version == 6 and parsed.is_link_local
+
+
+def scoped(address: str, interface: str) -> str:
+    """The address with the scope that a link-local one needs: the interface it is reached by."""
+    return f"{address}%{interface}" if is_link_local(address) else address
+
+
+# ------------------------------------------------------------------- without interface=
+
+
+def _preferred(towards: str | None) -> str:
+    """The address from which the kernel would send to a host.
+
+    Without one, or where no route leads there: the address that this host's name has, unless it
+    is of loopback, else that of the default route, else loopback's.
+    """
+    sources = _sources(towards) if towards else []
+    if not sources:
+        sources = [each for each in _sources(socket.gethostname()) if not is_loopback(each)]
+    if not sources:
+        sources = [source for host in ANYWHERE for source in _sources(host)]
+    if not sources:
+        sources = [each for each in ("127.0.0.1", "::1") if _can_be_bound(each)]
+    return sources[0] if sources else "127.0.0.1"
+
+
+def _sources(host: str) -> list[str]:
+    """The addresses from which the kernel would send to a host's addresses, preferred ones first:
+    those that reach furthest, and of these IPv4, so that all ranks choose alike."""
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):  # UnicodeError: a name that cannot be one
+        return []
+    sources = []
+    for family, _, _, _, place in found:
+        if family not in (socket.AF_INET, socket.AF_INET6) or _parsed(str(place[0])).is_unspecified:
+            continue
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            if family == socket.AF_INET6:
+                with contextlib.suppress(OSError):  # an address that does not change every day
+                    probe.setsockopt(
+                        socket.IPPROTO_IPV6, IPV6_ADDR_PREFERENCES, IPV6_PREFER_SRC_PUBLIC
+                    )
+            probe.connect(place)  # sends nothing: only asks for the route
+            sources.append(_text(probe.getsockname()))
+    return sorted(dict.fromkeys(sources), key=_reach)
+
+
+# ---------------------------------------------------------------------- with interface=
+
+
+def _named(known: Sequence[_engine.Interface], name: str) -> _engine.Interface | None:
+    """The interface of this name, or alternative name; None if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        name = socket.if_indextoname(socket.if_nametoindex(name))
+    return next((each for each in known if each.name == name), None)
+
+
+def _of_interface(
+    known: Sequence[_engine.Interface],
+    interface: str,
+    named: _engine.Interface,
+    towards: str | None,
+) -> list[LocalAddress]:
+    if not named.up:
+        raise _no_interface(interface, known, "it is down")
+    preferred = [each for each in _sources(towards) if each in named.addresses] if towards else []
+    found = _one_of_each(known, [*preferred, *sorted(named.addresses, key=_reach)])
+    if not found:
+        raise _no_interface(interface, known, "it has no address")
+    return found
+
+
+def _of_address(known: Sequence[_engine.Interface], interface: str) -> LocalAddress:
+    try:
+        wanted = _unmapped(interface)
+        parsed = _parsed(wanted)
+    except ValueError:
+        raise _no_interface(interface, known, NEITHER) from None
+    if is_link_local(wanted) and "%" not in wanted:
+        having = [each for each in known if f"{wanted}%{each.name}" in each.addresses]
+        if len(having) != 1:
+            allowed = f"an IPv6 link-local address needs its interface, as in {interface}%eth0"
+            raise _no_interface(interface, known, allowed)
+        wanted = f"{wanted}%{having[0].name}"
+    owner = _owner(known, wanted)
+    if owner is not None and not owner.up:
+        raise _no_interface(interface, known, f"its interface {owner.name} is down")
+    if owner is not None and not _can_be_bound(wanted):
+        raise _no_interface(interface, known, f"{owner.name} has it, but it cannot be bound now")
+    alone = not (parsed.is_unspecified or parsed.is_multicast)
+    if alone and (owner is not None or _reaches_itself(wanted)):
+        return _local(known, wanted)
+    raise _no_interface(interface, known, NEITHER)
+
+
+def _no_interface(interface: object, known: Sequence[_engine.Interface], why: str) -> ConfigError:
+    """The error of a setting `interface` that cannot be, with what it could be."""
+    listed = []
+    # Those with an address to choose first.
+    for each in sorted(known, key=lambda each: not (each.up and any(each.addresses))):
+        wide = [address for address in each.addresses if not is_link_local(address)]
+        words = wide or list(each.addresses) or ["no address"]
+        if not each.carrier:
+            words.append("no carrier" if each.up else "down")
+        listed.append(f"{each.name} ({', '.join(words)})")
+    return ConfigError.of(
+        "interface",
+        interface,
+        f"{why}; give the name or an address of one of this host's interfaces, which are "
+        f"{_listing(listed) or 'not known'}",
+    )
+
+
+# ------------------------------------------------------------------------- small parts
+
+
+def _interfaces() -> list[_engine.Interface]:
+    """This host's interfaces; none where the kernel does not list them."""
+    found: list[_engine.Interface] = []
+    with contextlib.suppress(OSError):
+        found = load_engine().interfaces()
+    return found
+
+
+def _one_of_each(
+    known: Sequence[_engine.Interface], addresses: Iterable[str]
+) -> list[LocalAddress]:
+    """The first address of each IP version that can be bound.
+
+    Link-local ones of IPv6 count only where they are asked for or there is nothing else: every
+    interface has one, and it leads no further than the next router.
+    """
+    addresses = [each for each in addresses if _can_be_bound(each)]
+    wide = [each for each in addresses if not is_link_local(each)]
+    if addresses and (not wide or is_link_local(addresses[0])):
+        wide = addresses
+    found: dict[int, LocalAddress] = {}
+    for each in wide:
+        found.setdefault(_parsed(each).version, _local(known, each))
+    return list(found.values())
+
+
+def _local(known: Sequence[_engine.Interface], address: str) -> LocalAddress:
+    owner = _owner(known, address)
+    plain, _, _ = address.partition("%")
+    if owner is None:
+        return LocalAddress(plain)
+    return LocalAddress(plain, owner.name, 0 if owner.loopback else owner.mtu)
+
+
+def _owner(known: Sequence[_engine.Interface], address: str) -> _engine.Interface | None:
+    """The interface that has an address; None where none lists it."""
+    for each in known:
+        if address in each.addresses:
+            return each
+    if is_loopback(address):  # all of 127.0.0.0/8 is of that interface, which lists one
+        return next((each for each in known if each.loopback), None)
+    return None
+
+
+def _can_be_bound(address: str) -> bool:
+    with contextlib.suppress(OSError), _probe(address) as probe:
+        probe.bind(_place(address))
+        return True
+    return False
+
+
+def _reaches_itself(address: str) -> bool:
+    """Whether a datagram to this address comes to this host: the kernel may let others be bound
+    as well, those of a broadcast for instance."""
+    with contextlib.suppress(OSError), _probe(address) as probe:
+        probe.bind(_place(address))
+        probe.settimeout(1.0)
+        probe.sendto(b"", probe.getsockname())
+        probe.recv(1)
+        return True
+    return False
+
+
+def _probe(address: str) -> socket.socket:
+    family = socket.AF_INET if _parsed(address).version == 4 else socket.AF_INET6
+    return socket.socket(family, socket.SOCK_DGRAM)
+
+
+def _place(address: str) -> Any:
+    """The address as a socket takes it, with its scope."""
+    found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
+    return found[0][4]
+
+
+def _text(place: tuple[Any, ...]) -> str:
+    """The address of what getsockname returns."""
+    address = str(place[0]).partition("%")[0]
+    if len(place) == 4 and place[3] and is_link_local(address):
+        address += "%" + socket.if_indextoname(place[3])
+    return _unmapped(address)
+
+
+def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(address)
+
+
+def _unmapped(address: str) -> str:
+    """In its usual form: IPv4 without IPv6 around it, a scope by name and only where it counts."""
+    parsed = _parsed(address)
+    if parsed.version == 4:
+        return str(parsed)
+    assert isinstance(parsed, ipaddress.IPv6Address)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    plain = str(parsed).partition("%")[0]
+    scope = parsed.scope_id
+    if scope is None or not is_link_local(plain):
+        return plain
+    with contextlib.suppress(OSError, ValueError):
+        scope = socket.if_indextoname(int(scope))
+    return f"{plain}%{scope}"
+
+
+def _reach(address: str) -> tuple[bool, bool, int]:
+    """A key that sorts addresses: first those that reach further, then by the version of IP."""
+    return is_loopback(address), is_link_local(address), _parsed(address).version
+
+
+def _listing(words: Iterable[str]) -> str:
+    words = list(words)
+    more = len(words) - MOST_LISTED
+    return ", ".join(words[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,567 @@
+"""Engine hosts: the open engines of this process, each shared by all users of one group.
+
+An engine is opened by the first communicator of its group and closed with the last one that is
+closed. Ranks close in their own time, so whether those that join next reuse an engine or open one
+is agreed on: where one rank has none, or another one than the others, all open a new one. A
+communicator that is merely forgotten closes nothing, because when garbage is collected differs from
+rank to rank, and a peer may still be in a transfer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import ctypes
+import functools
+import gc
+import json
+import logging
+import multiprocessing.util
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.core.errors import ConfigError, TransferError
+from gradwire.core.plan import TransferReport
+from gradwire.core.settings import Settings
+from gradwire.transport import rendezvous
+from gradwire.transport.native import transfer_report
+from gradwire.transport.open_engine import meet_servers, open_engine
+from gradwire.transport.operation import Handle
+from gradwire.transport.threads import CompletionPool, Stager
+
+if TYPE_CHECKING:
+    from gradwire import _engine
+
+__all__ = ["EngineHost", "collect_forgotten", "forget_host", "join_host", "release_host"]
+
+log = logging.getLogger("gradwire")
+
+FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
+"""After how long a transfer that waits is logged, and how much later again."""
+
+POLL_NS = 500_000_000
+"""How long a thread waits in the engine before it looks whether the engine has failed."""
+
+
+@dataclass
+class Pending:
+    """A transfer that the engine has not completed."""
+
+    handle: Handle
+    step: int
+    effective_bounds: tuple[float, ...]
+    timeout_s: float
+    begun: float = field(default_factory=time.monotonic)
+    warn_at: float = field(default_factory=lambda: time.monotonic() + FIRST_WARNING_S)
+
+
+class EngineHost:
+    """An open engine with its completion threads, shared by communicators of one group."""
+
+    def __init__(
+        self,
+        engine: _engine.Engine,
+        *,
+        store: str,
+        group: str,
+        rank: int,
+        world_size: int,
+        settings: Settings,
+        session: int,
+        datagram: int,
+        meeting: rendezvous.Meeting,
+    ) -> None:
+        self.engine: _engine.Engine | None = engine  # None once it is closed
+        self._totals: dict[str, float] = {}  # the counters of one that is closed
+        self.store = store
+        self.group = group
+        self.rank = rank
+        self.world_size = world_size
+        self.settings = settings
+        self.session = session
+        self.datagram = datagram
+        self._carried = datagram
+        self.users = 1
+        self._numbers: set[int] = set()
+        self.pid = os.getpid()
+        # An open engine does not keep a store that it needs no more.
+        self._meeting = meeting if settings.server_count else None
+        self._names = meeting.names
+        self._name = meeting.describe([rank])
+        self._mutex = threading.Lock()
+        self._next_ops: collections.Counter[int] = collections.Counter()  # by lane
+        self._pending: dict[tuple[int, int], Pending] = {}
+        self._failed_at: float | None = None
+        self._broken: Exception | None = None  # why no completion can be read any more
+        self.stager = Stager(f"gradwire-stage-{rank}")
+        self._pool: CompletionPool[_engine.Completion] = CompletionPool(
+            self._poll, self._complete, f"gradwire-{rank}", self._break
+        )
+
+    def start(
+        self,
+        handle: Handle,
+        *,
+        lane: int,
+        engine_plan: _engine.Plan,
+        effective_bounds: tuple[float, ...],
+        data: NDArray[np.float32],
+        step: int,
+        critical: NDArray[np.uint32] | None,
+        priorities: NDArray[np.uint8] | None = None,
+        stats: tuple[float, ...],
+        timeout_s: float,
+        timeout_from: str,
+    ) -> None:
+        """Gives one all-reduce to the engine, numbered in the order of these calls in its lane.
+
+        lane: alike on all ranks, which start the all-reduces of a lane in one order, and those of
+        different lanes in any. timeout_from: whose setting the time-out is, for errors.
+        """
+        if os.getpid() != self.pid:
+            raise TransferError(
+                f"{self._name}: the engine belongs to process {self.pid}, not to its fork "
+                f"{os.getpid()}: gradwire cannot be used in a forked child",
+                rank=self._names.rank_of(self.rank),
+                step=step,
+            )
+        with self._mutex:
+            if self._broken is not None:
+                raise self._unread(self._broken, step)
+            engine = self.engine
+            if engine is None:
+                raise self._closed(step)
+            op = self._next_ops[lane]
+            self._pending[lane, op] = Pending(handle, step, effective_bounds, timeout_s)
+            try:
+                engine.all_reduce(
+                    op=op,
+                    lane=lane,
+                    step=step,
+                    plan=engine_plan,
+                    data=data,
+                    critical=critical,
+                    priorities=priorities,
+                    stats=stats,
+                    timeout_ns=int(timeout_s * 1e9),
+                    timeout_from=timeout_from,
+                )
+            except RuntimeError as error:
+                del self._pending[lane, op]
+                failure = engine.failure()
+                if failure is None:
+                    text = f"{self._name}, step {step}: {error}"
+                    raise TransferError(text, step=step) from error
+                raise self._error(failure, step) from error
+            except BaseException:  # the engine has not taken the array: nobody waits for it
+                del self._pending[lane, op]
+                raise
+            self._next_ops[lane] += 1
+
+    def numbers(self) -> list[int]:
+        """The numbers that users of this engine have taken."""
+        with _hosts_lock:
+            return sorted(self._numbers)
+
+    def take_number(self, number: int) -> None:
+        """Takes a number that is free here."""
+        with _hosts_lock:
+            self._numbers.add(number)
+
+    def return_number(self, number: int) -> None:
+        """Gives back what `take_number` took."""
+        with _hosts_lock:
+            self._numbers.discard(number)
+
+    def counters(self) -> dict[str, float]:
+        """The engine's counters; of a closed one the last."""
+        engine = self.engine
+        return dict(self._totals if engine is None else engine.counters())
+
+    def failure(self) -> _engine.Failure | None:
+        """Why the engine has failed; None while it has not, and once it is closed."""
+        engine = self.engine
+        return None if engine is None else engine.failure()
+
+    def set_drop(self, rate: float, burst: float, seed: int) -> None:
+        """Injects loss of DATA packets in the receive path."""
+        if self.engine is not None:
+            self.engine.set_drop(rate, burst, seed)
+
+    def close(self) -> None:
+        """Closes the engine and ends the threads; open transfers fail.
+
+        It lets go of the engine, too: whoever still holds the host, as a graph of autograd does to
+        the interpreter's end, holds no object of the engine's then.
+        """
+        engine = self.engine
+        if engine is None or os.getpid() != self.pid:
+            return
+        if self._meeting is not None:
+            self._meeting.finish()
+        engine.close()
+        self._totals = dict(engine.counters())
+        self._pool.stop()
+        self.stager.stop()
+        self._fail_pending(self._closed)
+        with self._mutex:
+            self.engine = None
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: never uses, nor destroys, what is the parent's."""
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
+            engine.leave_to_parent()
+
+    def _poll(self) -> _engine.Completion | None:
+        engine = self.engine
+        if engine is None:
+            return None
+        completion = engine.next_completion(POLL_NS)
+        if completion is None and self._pending:
+            self._watch_failure(engine)
+            self._watch_patience(engine)
+        return completion
+
+    def _watch_patience(self, engine: _engine.Engine) -> None:
+        """Logs, while the oldest transfer waits for long, who has not begun it."""
+        with self._mutex:
+            key = next(iter(self._pending), None)
+            waits = None if key is None else self._pending[key]
+        now = time.monotonic()
+        if key is None or waits is None or now < waits.warn_at:
+            return
+        lane, op = key
+        waits.warn_at = now + NEXT_WARNING_S
+        absent = [
+            f"{self._names.describe([peer.endpoint])} has not begun it and was last heard "
+            f"{peer.silence_ns / 1e9:.1f} s ago"
+            for peer in engine.peers()
+            if peer.endpoint < self.world_size and not peer.has_begun(op, lane)
+        ]
+        log.warning(
+            "%s, step %d: waits since %.0f s (timeout=%g); %s",
+            self._name,
+            waits.step,
+            now - waits.begun,
+            waits.timeout_s,
+            ", ".join(absent) or "all ranks that it talks to have begun it",
+        )
+
+    def _watch_failure(self, engine: _engine.Engine) -> None:
+        """Fails what is open when the engine has failed without saying so per transfer."""
+        failure = engine.failure()
+        if failure is None:
+            return
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+        elif time.monotonic() - self._failed_at > 1.0:
+            error = functools.partial(self._error, failure)
+            threading.Thread(target=self._fail_pending, args=(error,), daemon=True).start()
+
+    def _break(self, error: Exception) -> None:
+        """No completion can be read any more: what is open fails, and whatever starts later."""
+        with self._mutex:
+            self._broken = error
+        self._fail_pending(functools.partial(self._unread, error))
+
+    def _unread(self, error: Exception, step: int) -> TransferError:
+        return TransferError(
+            f"{self._name}, step {step}: the results of transfers cannot be read: {error!r}",
+            step=step,
+        )
+
+    def _error(self, failure: _engine.Failure, step: int) -> TransferError:
+        """What a transfer of this step raises once the engine has failed."""
+        return TransferError(
+            f"{self._name}, step {step}: {failure.text}{self._refusal()}",
+            rank=self._names.rank_of(failure.rank),
+            step=step,
+            cause=failure.cause,
+        )
+
+    def _refusal(self) -> str:
+        """What this host's own kernel has to do with a failure, as the end of its text."""
+        engine = self.engine
+        refusal = "" if engine is None else engine.refusal()
+        return (
+            f"; the kernel of {self._name}'s host refused datagrams: {refusal}" if refusal else ""
+        )
+
+    def _closed(self, step: int) -> TransferError:
+        return TransferError(
+            f"{self._name}, step {step}: the engine was closed", step=step, cause="closed"
+        )
+
+    def _watch_datagram(self, carried: int) -> None:
+        """Logs it, once, when the paths of the job carry shorter datagrams than before."""
+        if not 0 < carried < self._carried:
+            return
+        self._carried = carried
+        log.warning(
+            "%s: a path of the job carries datagrams of %d bytes at the most, not of the %d that "
+            "were agreed: later steps use that size (set datagram=%d, or raise the MTU)",
+            self._name,
+            carried,
+            self.datagram,
+            carried,
+        )
+
+    def _fail_pending(self, error: Callable[[int], TransferError]) -> None:
+        """Ends what is open with the error of its step."""
+        with self._mutex:
+            pending, self._pending = self._pending, {}
+        ended = [each.handle.end(error(each.step)) for each in pending.values()]
+        for run_callbacks in ended:
+            run_callbacks()
+
+    def _complete(self, completion: _engine.Completion) -> None:
+        with self._mutex:
+            known = self._pending.pop((completion.lane, completion.op), None)
+        if known is None:
+            return
+        handle, step = known.handle, known.step
+        outcome: TransferReport | TransferError
+        if completion.ok:
+            self._watch_datagram(completion.datagram_bytes)
+            try:
+                outcome = transfer_report(completion, known.effective_bounds)
+            except Exception as error:  # of memory, say: whoever waits has to know
+                outcome = self._unread(error, step)
+        else:
+            rank = self._names.rank_of(completion.error_rank)
+            outcome = TransferError(
+                completion.error + self._refusal(),
+                rank=rank,
+                step=step,
+                cause=completion.error_cause,
+            )
+        handle.finish(outcome)
+
+
+def join_host(
+    meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
+) -> EngineHost:
+    """The open engine of this group in this store, or a new one; whoever joins releases it.
+
+    Collective: in the meeting, which is the workers', all agree whether they reuse theirs or open.
+    Raises ConfigError if the open one runs with other transport settings and is in use,
+    RendezvousError where that is so on another rank, or where one is in use that others have
+    closed or lost, and what `open_engine` raises.
+    """
+    identity = rendezvous.identity_of(store)
+    try:
+        host = _take(meeting, identity, group, settings)
+    except ConfigError as error:
+        meeting.tell_failure(error)
+        raise
+    try:
+        alike = _all_alike(meeting, host)
+    except BaseException:
+        _give_back(host)
+        raise
+    if host is not None:
+        if alike:
+            return host
+        _give_back(host)
+        _drop_unused(host)
+    host = _open(meeting, store, identity, group, settings)
+    with _hosts_lock:
+        _hosts.append(host)
+        _close_at_exit()
+    return host
+
+
+def _take(
+    meeting: rendezvous.Meeting, identity: str, group: str, settings: Settings
+) -> EngineHost | None:
+    """The engine that this rank could reuse, with one more user; None if there is none."""
+    with _hosts_lock:
+        host = _find(identity, group, meeting.endpoint, meeting.workers)
+    if host is not None and host.settings.transport() != settings.transport():
+        collect_forgotten()
+        if _drop_unused(host):
+            host = None
+    if host is not None and host.failure():
+        _drop(host)
+        host = None
+    if host is None:
+        return None
+    _check_same_transport(host.settings, settings)
+    with _hosts_lock:
+        host.users += 1  # first, so that nobody closes it after the look
+        return host if host in _hosts else None
+
+
+def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
+    """Whether all ranks would reuse the same engine, or all have none."""
+    if host is not None and host.users > 1:
+        collect_forgotten()
+    own = [0, False] if host is None else [host.session, host.users > 1]
+    theirs = [json.loads(text) for text in meeting.exchange(json.dumps(own))]
+    if all(session == own[0] for session, _ in theirs):
+        return True
+    users = [rank for rank, (_, used) in enumerate(theirs) if used]
+    if users:
+        raise meeting.error(
+            f"{meeting.describe(users)} still has an attachment over an engine that was closed, or "
+            "failed, on another rank: detach it there first",
+            users,
+        )
+    return False
+
+
+def _give_back(host: EngineHost | None) -> None:
+    if host is not None:
+        with _hosts_lock:
+            host.users -= 1
+
+
+def _find(identity: str, group: str, rank: int, world_size: int) -> EngineHost | None:
+    wanted = (identity, group, rank, world_size)
+    for host in _hosts:
+        if (host.store, host.group, host.rank, host.world_size) == wanted:
+            return host
+    return None
+
+
+def _open(
+    meeting: rendezvous.Meeting,
+    store: rendezvous.Store,
+    identity: str,
+    group: str,
+    settings: Settings,
+) -> EngineHost:
+    rank, world_size = meeting.endpoint, meeting.workers
+    for old in list(_hosts):  # of a store that is gone: they would keep port and threads
+        if (old.group, old.rank, old.world_size) == (group, rank, world_size):
+            _drop_unused(old)
+    if settings.server_count:
+        meeting = meet_servers(
+            store,
+            group,
+            settings,
+            endpoint=rank,
+            workers=world_size,
+            ranks=meeting.names.ranks,
+        )
+    opened = open_engine(store, meeting, settings)
+    return EngineHost(
+        opened.engine,
+        store=identity,
+        group=group,
+        rank=rank,
+        world_size=world_size,
+        settings=settings,
+        session=opened.session,
+        datagram=opened.datagram,
+        meeting=opened.meeting,
+    )
+
+
+def _check_same_transport(open_: Settings, wanted: Settings) -> None:
+    for name, value in wanted.transport().items():
+        have = open_.transport()[name]
+        if value != have:
+            raise ConfigError.of(
+                name,
+                value,
+                f"this process's engine already runs with {name}={have!r}, and one engine "
+                "serves all attachments of a group; use the same value",
+            )
+
+
+_hosts: list[EngineHost] = []
+_hosts_lock = threading.RLock()
+"""Finalizers take it, on whatever thread collects garbage, also on one that holds it already: so
+nothing waits while it is held, for a store least of all."""
+
+
+def collect_forgotten() -> None:
+    """Collects communicators that are only forgotten, which are no use of an engine. Twice: a DDP
+    module is garbage in a circle, and what its reducer held, in C++, only once that is gone."""
+    gc.collect()
+    gc.collect()
+
+
+def forget_host(host: EngineHost | None, stager: Stager) -> None:
+    """A communicator is used no more; its engine stays open for the next one."""
+    if host is None:
+        stager.stop()
+    elif os.getpid() == host.pid:
+        with _hosts_lock:
+            host.users -= 1
+
+
+def release_host(host: EngineHost | None) -> None:
+    """A communicator was closed: with the last one its engine is, too."""
+    if host is None or os.getpid() != host.pid:
+        return
+    with _hosts_lock:
+        host.users -= 1
+    _drop_unused(host)
+
+
+def _drop_unused(host: EngineHost) -> bool:
+    """Closes the host unless somebody uses it; whether nobody did."""
+    with _hosts_lock:
+        unused = host.users <= 0
+        known = unused and host in _hosts
+        if known:
+            _hosts.remove(host)
+    if known:
+        host.close()
+    return unused
+
+
+def _drop(host: EngineHost) -> None:
+    with _hosts_lock:
+        known = host in _hosts
+        if known:
+            _hosts.remove(host)
+    if known:
+        host.close()
+
+
+def _close_all() -> None:
+    with _hosts_lock:
+        hosts = list(_hosts)
+        _hosts.clear()
+    for host in hosts:
+        with contextlib.suppress(Exception):
+            host.close()
+
+
+def _after_fork_in_child() -> None:
+    """The engines' threads exist only in the parent: the child keeps its hands off them, and does
+    not hold their ports when the parent has closed them."""
+    global _hosts_lock
+    _hosts_lock = threading.RLock()
+    for host in _hosts:
+        host.leave_to_parent()
+    _hosts.clear()
+
+
+def _close_at_exit() -> None:
+    """Once in each process: one that multiprocessing has forked ends without `atexit`.
+
+    What still has to be sent again, for the others' last step, is sent while the engines close.
+    """
+    global _closes_at_exit
+    if _closes_at_exit != os.getpid():
+        _closes_at_exit = os.getpid()
+        multiprocessing.util.Finalize(None, _close_all, exitpriority=10)
+
+
+_closes_at_exit = 0
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

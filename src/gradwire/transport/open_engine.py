@@ -1,0 +1,285 @@
+"""Opening an engine: the endpoints meet in the store, then over UDP."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from gradwire.core.errors import ConfigError, RendezvousError
+from gradwire.core.settings import Settings
+from gradwire.transport import rendezvous
+from gradwire.transport.addresses import (
+    LocalAddress,
+    host_identity,
+    local_addresses,
+    reachable_interfaces,
+    scoped,
+)
+from gradwire.transport.native import load_engine
+
+if TYPE_CHECKING:
+    from gradwire import _engine
+
+__all__ = ["OpenEngine", "meet_servers", "open_engine"]
+
+log = logging.getLogger("gradwire")
+
+MOST_NAMED = 16
+"""How many endpoints a line of the log, or a part of an error, names at most."""
+
+
+class OpenEngine:
+    """An engine that has met all its peers. For communicators and `gradwire server`."""
+
+    def __init__(
+        self, engine: _engine.Engine, session: int, datagram: int, meeting: rendezvous.Meeting
+    ) -> None:
+        self.engine = engine
+        self.session = session
+        self.datagram = datagram
+        self.meeting = meeting
+
+
+def meet_servers(
+    store: rendezvous.Store,
+    group: str,
+    settings: Settings,
+    *,
+    endpoint: int,
+    workers: int,
+    ranks: Sequence[int] | None = None,
+) -> rendezvous.Meeting:
+    """The meeting of workers and servers, for either of them.
+
+    It is in the store under all prefixes, because servers know no process group.
+    """
+    return rendezvous.Meeting(
+        rendezvous.base_store(store),
+        group,
+        endpoint=endpoint,
+        workers=workers,
+        servers=settings.server_count,
+        timeout_s=settings.rendezvous_timeout,
+        ranks=ranks,
+    )
+
+
+def open_engine(
+    store: rendezvous.Store, meeting: rendezvous.Meeting, settings: Settings
+) -> OpenEngine:
+    """Meets the other endpoints of the meeting, opens the engine and connects it; collective.
+
+    Raises ConfigError for an address or port that cannot be had, and RendezvousError naming the
+    endpoints that are absent, differ or do not answer.
+    """
+    native = load_engine()
+    endpoint, workers, servers = meeting.endpoint, meeting.workers, meeting.servers
+    try:
+        offered = local_addresses(settings.interface, rendezvous.store_host(store))
+    except ConfigError as error:
+        meeting.tell_failure(error)
+        raise
+    everybody = meeting.introduce(
+        rendezvous.Introduction(
+            endpoint=endpoint,
+            protocol=int(native.PROTOCOL_VERSION),
+            addresses=offered,
+            port=settings.port,
+            datagram=settings.datagram,
+            host=socket.gethostname(),
+            identity=host_identity(),
+            interfaces=reachable_interfaces(),
+            configuration={"route": settings.route, "servers": servers, "workers": workers},
+            session=rendezvous.new_session() if endpoint == 0 else 0,
+        )
+    )
+    chosen = rendezvous.check_introductions(meeting, everybody)
+    datagram = rendezvous.agree_datagram(meeting, everybody, chosen)
+    own = chosen[endpoint]
+    session = everybody[0].session
+    try:
+        engine = native.Engine(
+            endpoint=endpoint,
+            workers=workers,
+            servers=servers,
+            session=session,
+            address=own.bound,
+            port=settings.port,
+            datagram_bytes=datagram,
+            peer_timeout_ns=int(settings.peer_timeout * 1e9),
+            memory_limit=settings.memory_limit,
+            drop_rate=settings.drop_rate,
+            drop_burst=settings.drop_burst,
+            drop_seed=settings.drop_seed,
+            dscp=settings.dscp,
+            ecn=settings.ecn,
+            ranks=meeting.names.ranks,
+        )
+    except (OSError, ValueError) as error:
+        who = meeting.describe([endpoint])
+        what = f"cannot open UDP {own.bound} port={settings.port}: {error}"
+        meeting.tell_failure(ConfigError(what))
+        if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
+            allowed = "choose another port= or 0 for any free one"
+            raise ConfigError(
+                f"{who} {what}; {allowed}", setting="port", value=settings.port, allowed=allowed
+            ) from error
+        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"{who} {what}", setting="interface", value=own.bound) from error
+        raise ConfigError(f"{who} {what}") from error
+    try:
+        ports = meeting.exchange(str(engine.address[1]))
+        places = [
+            (scoped(place.address, own.interface), int(port))
+            for place, port in zip(chosen, ports, strict=True)
+        ]
+        engine.connect(places)
+        setup = _setup(engine, meeting, own, places, datagram)
+        _connect(engine, meeting, everybody, places, settings.rendezvous_timeout, setup)
+    except BaseException as error:
+        engine.close()
+        meeting.tell_failure(error)
+        raise
+    return OpenEngine(engine, session, datagram, meeting)
+
+
+def _connect(
+    engine: _engine.Engine,
+    meeting: rendezvous.Meeting,
+    everybody: list[rendezvous.Introduction],
+    places: list[tuple[str, int]],
+    timeout_s: float,
+    setup: str,
+) -> None:
+    """Waits until all endpoints have answered each other over UDP.
+
+    setup: how this endpoint is set up, for the log, where endpoint 0 notes everybody's. The first
+    that waits too long makes all publish whom they hear, so that all raise the same
+    RendezvousError, which names the directions that carry nothing.
+    """
+    deadline = time.monotonic() + timeout_s
+    while engine.wait_connected(200_000_000) and engine.failure() is None:
+        meeting.check_failures()
+        if time.monotonic() >= deadline:
+            meeting.hurry()
+        if meeting.hurried():
+            break
+    # Whoever is connected waits here for those who are not, hence for longer than they do.
+    own = json.dumps(asdict(_hearing(engine, setup)))
+    texts = meeting.exchange(own, 1.5 * timeout_s + 1.0)
+    hearings = [Hearing(**json.loads(text)) for text in texts]
+    if any(each.answered != each.peers for each in hearings):
+        raise _unconnected(meeting, everybody, places, hearings, timeout_s)
+    log.info("%s", setup)
+    if meeting.endpoint == 0:
+        setups = [each.setup for each in hearings]
+        log.info("%d endpoints have met:\n%s", len(setups), "\n".join(setups))
+
+
+def _setup(
+    engine: _engine.Engine,
+    meeting: rendezvous.Meeting,
+    own: LocalAddress,
+    places: list[tuple[str, int]],
+    datagram: int,
+) -> str:
+    """One line that says how an endpoint is set up."""
+    features = engine.features()
+    peers = [
+        f"{meeting.describe([peer.endpoint])} at {_place(*places[peer.endpoint])}"
+        for peer in engine.peers()
+    ]
+    switches = (("GSO", "udp_segment"), ("GRO", "udp_gro"), ("ECN", "ecn"))
+    words = [f"{name} {'on' if features[key] else 'off'}" for name, key in switches]
+    more = f" and {len(peers) - MOST_NAMED} more" if len(peers) > MOST_NAMED else ""
+    return (
+        f"{meeting.describe([meeting.endpoint])}: UDP {_place(*places[meeting.endpoint])}, "
+        f"interface {own.interface or 'unknown'} (MTU {own.mtu or 'of loopback'}), datagrams of "
+        f"{datagram} bytes, receive buffer {features['rcvbuf']} bytes (asked for "
+        f"{features['rcvbuf_asked']}), send buffer {features['sndbuf']} (asked for "
+        f"{features['sndbuf_asked']}), {', '.join(words)}; peers: "
+        f"{', '.join(peers[:MOST_NAMED])}{more}"
+    )
+
+
+def _place(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+@dataclass
+class Hearing:
+    """Whom an endpoint has reached over UDP when it had reached all, or gave up.
+
+    peers: whom it has to reach. answered: who has answered it. heard: of whom anything has come.
+    refusal: why the kernel refused its datagrams; "" where it took them. failure: why its engine
+    failed; "" where it has not. setup: how it is set up, in one line.
+    """
+
+    peers: list[int]
+    answered: list[int]
+    heard: list[int]
+    refusal: str
+    failure: str
+    setup: str
+
+
+def _hearing(engine: _engine.Engine, setup: str) -> Hearing:
+    peers = engine.peers()
+    failure = engine.failure()
+    return Hearing(
+        [peer.endpoint for peer in peers],
+        [peer.endpoint for peer in peers if peer.answered],
+        [peer.endpoint for peer in peers if peer.heard],
+        engine.refusal(),
+        "" if failure is None else failure.text,
+        setup,
+    )
+
+
+def _unconnected(
+    meeting: rendezvous.Meeting,
+    everybody: list[rendezvous.Introduction],
+    places: list[tuple[str, int]],
+    hearings: list[Hearing],
+    timeout_s: float,
+) -> RendezvousError:
+    """The error of endpoints that do not all reach each other; the same on all of them."""
+    known = []
+    refused, deaf, mute = [], [], []
+    for endpoint, hearing in enumerate(hearings):
+        who = meeting.describe([endpoint])
+        heard_by = [e for e in hearing.peers if endpoint in hearings[e].heard]
+        unheard = [e for e in hearing.peers if e not in hearing.heard]
+        if hearing.failure:
+            known.append(f"{who} failed: {hearing.failure}")
+        if hearing.refusal:
+            refused.append(endpoint)
+            known.append(f"the kernel of {who}'s host refused datagrams: {hearing.refusal}")
+        if unheard and hearing.heard:
+            known.append(f"{who} does not hear {meeting.describe(unheard[:MOST_NAMED])}")
+        elif unheard:
+            though = f", though {meeting.describe(heard_by[:MOST_NAMED])} hears it"
+            known.append(f"{who} hears nobody{though if heard_by else ''}")
+        if not hearing.heard and heard_by:
+            deaf.append(endpoint)
+        if hearing.heard and not heard_by:
+            mute.append(endpoint)
+    missing = [e for e, hearing in enumerate(hearings) if hearing.answered != hearing.peers]
+    at_fault = refused or deaf or mute or missing
+    where = ", ".join(
+        f"{meeting.describe([e])} at {_place(*places[e])} on {everybody[e].host!r}"
+        for e in at_fault[:MOST_NAMED]
+    )
+    return meeting.error(
+        f"not all reach each other over UDP after {timeout_s:g} s: "
+        f"{'; '.join(known[:MOST_NAMED])} ({where}): a firewall, the wrong network, or a path that "
+        "carries no datagrams; set interface= or GRADWIRE_INTERFACE, or port= for a fixed port "
+        "that a firewall can let pass",
+        at_fault,
+    )

@@ -1,0 +1,107 @@
+"""Handle: one all-reduce on its way, and whoever waits for its end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import ClassVar, NoReturn, SupportsIndex
+
+from gradwire.core.errors import TransferError
+from gradwire.core.plan import TransferPlan, TransferReport
+
+__all__ = ["Connected", "Handle"]
+
+log = logging.getLogger(__name__)
+
+
+class Connected:
+    """What is connected to this process's engine, and so is neither copied nor pickled."""
+
+    _instead: ClassVar[str] = ""  # what to copy or save
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} objects are connected to the engine of their process and can "
+            f"be neither copied nor pickled{self._instead}"
+        )
+
+
+class Handle(Connected):
+    """One all-reduce on its way. The array belongs to the engine until it is done."""
+
+    def __init__(self, plan: TransferPlan | None, keep: object) -> None:
+        self.plan = plan
+        self._keep: object | None = keep
+        self._mutex = threading.Lock()
+        self._done = threading.Event()
+        self._callbacks: list[Callable[[Handle], None]] = []
+        self._report: TransferReport | None = None
+        self._error: TransferError | None = None
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._done.is_set()
+
+    def wait(self, timeout: float | None = None) -> TransferReport:
+        """Waits (seconds; None: as long as it takes) for the result, which is then in the array.
+
+        Raises TransferError when the transfer failed, TimeoutError when the wait did.
+        """
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the all-reduce is not done after {timeout:g} s")
+        return self.report
+
+    @property
+    def report(self) -> TransferReport:
+        """The report of a transfer that is done; raises its TransferError if it failed."""
+        if self._error is not None:
+            raise self._error
+        if self._report is None:
+            raise TransferError("the all-reduce is not done yet: wait() first")
+        return self._report
+
+    @property
+    def error(self) -> TransferError | None:
+        """Why the transfer failed; None while it runs and when it went well."""
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
+        """Calls `callback(handle)` once done, on a completion thread; at once if already done.
+
+        The callback may wait for other handles. What it raises is logged and dropped.
+        """
+        with self._mutex:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def finish(self, outcome: TransferReport | TransferError) -> None:
+        """Ends the handle and runs its callbacks on this thread. For the communicator."""
+        self.end(outcome)()
+
+    def end(self, outcome: TransferReport | TransferError) -> Callable[[], None]:
+        """Ends the handle, and returns what runs its callbacks; of handles that end together all
+        are to be ended first, for a callback may wait for another handle."""
+        with self._mutex:
+            callbacks, self._callbacks = self._callbacks, []
+            if not self._done.is_set():
+                if isinstance(outcome, TransferError):
+                    self._error = outcome
+                else:
+                    self._report = outcome
+                self._keep = None
+                self._done.set()
+
+        def run() -> None:
+            for callback in callbacks:
+                self._call(callback)
+
+        return run
+
+    def _call(self, callback: Callable[[Handle], None]) -> None:
+        try:
+            callback(self)
+        except Exception:  # its own fault: others wait for the same end
+            log.exception("a callback of an all-reduce raised")
