@@ -18,7 +18,7 @@ traces: venv  ## compare the traces of 99 scenarios in virtual time with the kno
 lint: venv  ## ruff, mypy --strict, clang-format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy --strict src/gradwire
+	@$(BIN)/mypy --strict
 	@$(ENGINE_FILES) | xargs -r $(BIN)/clang-format --dry-run -Werror
 
 format: venv  ## put everything in form

@@ -16,16 +16,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ranks import Ranks, _load, _serve, context
-
-from gradwire.lab.keeper import make_namespace
-from gradwire.lab.kernel import (
+from gradwire_lab.network.keeper import make_namespace
+from gradwire_lab.network.kernel import (
     CLONE_NEWNET,
     die_with_parent,
     open_network_namespace,
     setns,
     unshare,
 )
+from ranks import Ranks, _load, _serve, context
 
 CLONE_NEWUTS = 0x04000000
 PERMANENT = 0x80  # NUD_PERMANENT

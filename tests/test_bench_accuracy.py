@@ -14,31 +14,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gradwire_lab.bench import app
+from gradwire_lab.contest.intervals import t_quantile
+from gradwire_lab.network import network
+from gradwire_lab.study import digits, trainer, tuning
+from gradwire_lab.study.arms import ARMS, BAD, LOSSLESS, POLICIES
+from gradwire_lab.study.cell import Cell, Outcome
+from gradwire_lab.study.digits import DigitsLesson
+from gradwire_lab.study.kernel import train_on_kernel
+from gradwire_lab.study.ledger import Ledger, LedgerError
+from gradwire_lab.study.lesson import WORKERS
+from gradwire_lab.study.replica import Replica
+from gradwire_lab.study.results import notes, results
+from gradwire_lab.study.runner import run
+from gradwire_lab.study.scenarios import SCENARIOS
+from gradwire_lab.study.statistics import Paired, compare
+from gradwire_lab.study.study import Row, Training, cells, left_out, rows
+from gradwire_lab.study.table import markdown
+from gradwire_lab.study.tasks import TASKS
+from gradwire_lab.study.text import TextLesson
+from gradwire_lab.study.trainer import train
+from gradwire_lab.study.weather import UNLUCKY, Weather
 from typer.testing import CliRunner
 
-from gradwire.bench import app
-from gradwire.bench.accuracy import digits, trainer, tuning
-from gradwire.bench.accuracy.arms import ARMS, BAD, LOSSLESS, POLICIES
-from gradwire.bench.accuracy.cell import Cell, Outcome
-from gradwire.bench.accuracy.digits import DigitsLesson
-from gradwire.bench.accuracy.kernel import train_on_kernel
-from gradwire.bench.accuracy.ledger import Ledger, LedgerError
-from gradwire.bench.accuracy.lesson import WORKERS
-from gradwire.bench.accuracy.replica import Replica
-from gradwire.bench.accuracy.results import notes, results
-from gradwire.bench.accuracy.runner import run
-from gradwire.bench.accuracy.scenarios import SCENARIOS
-from gradwire.bench.accuracy.statistics import Paired, compare
-from gradwire.bench.accuracy.study import Row, Training, cells, left_out, rows
-from gradwire.bench.accuracy.table import markdown
-from gradwire.bench.accuracy.tasks import TASKS
-from gradwire.bench.accuracy.text import TextLesson
-from gradwire.bench.accuracy.trainer import train
-from gradwire.bench.accuracy.weather import UNLUCKY, Weather
 from gradwire.core.agreed import Phase
 from gradwire.core.errors import ConfigError, GradwireError
-from gradwire.lab import network
-from gradwire.lab.intervals import t_quantile
 from gradwire.policies import names
 from gradwire.sim.job import Job
 

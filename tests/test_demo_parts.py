@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 import torch
+from gradwire_lab.demo import command, course
+from gradwire_lab.demo.course import Outcome
+from gradwire_lab.demo.page import render
+from gradwire_lab.demo.results import document, summarize
+from gradwire_lab.demo.table import COLUMNS, rows, terminal_table
+from gradwire_lab.demo.words import headline, milliseconds, notes, percent
+from gradwire_lab.network import BURSTS, NETWORKS, BurstRecord
+from gradwire_lab.training.block import Block, Step, join
+from gradwire_lab.training.model import CharacterModel, Shape
+from gradwire_lab.training.scenario import ENTRIES, Scenario, quick
+from gradwire_lab.training.startline import StartLine, memory
+from gradwire_lab.training.text import SYMBOLS, NoText, Text, load
 from rich.console import Console
-
-from gradwire.demo import command, course
-from gradwire.demo.course import Block, Outcome
-from gradwire.demo.model import CharacterModel, Shape
-from gradwire.demo.page import render
-from gradwire.demo.results import Step, document, join, summarize
-from gradwire.demo.scenario import ENTRIES, Scenario, quick
-from gradwire.demo.startline import StartLine, memory
-from gradwire.demo.table import COLUMNS, rows, terminal_table
-from gradwire.demo.text import SYMBOLS, NoText, Text, load
-from gradwire.demo.words import headline, milliseconds, notes, percent
-from gradwire.lab import BURSTS, NETWORKS, BurstRecord
 
 # ---------------------------------------------------------------------------- text
 
@@ -398,7 +398,7 @@ def test_what_an_error_says_is_no_markup(
 def test_without_the_extra_for_pages_the_rest_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "gradwire.demo.page", None)
+    monkeypatch.setitem(sys.modules, "gradwire_lab.demo.page", None)
     command._show(_document(), tmp_path, False, Console(stderr=True, width=300))
     assert json.loads((tmp_path / "demo.json").read_text())["headline"]
     assert not (tmp_path / "demo.html").exists()

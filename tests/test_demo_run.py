@@ -160,7 +160,7 @@ def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--quick", "--only", "gloo", GRADWIRE_DEMO_LOOPBACK="1")
     demo.wait_until_it_says("training in turn")
-    victim = max(demo.processes("gradwire.demo.worker"))
+    victim = max(demo.processes("gradwire_lab.demo.worker"))
     os.kill(victim, signal.SIGKILL)
     assert demo.wait(20.0) == 1
     document = json.loads((demo.out / "demo.json").read_text())

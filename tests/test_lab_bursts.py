@@ -6,11 +6,10 @@ import socket
 from typing import cast
 
 import pytest
-
-from gradwire.lab import burst_sender
-from gradwire.lab.burst_sender import FRAME, PAYLOAD, send_burst
-from gradwire.lab.bursts import phase_of
-from gradwire.lab.presets import BURSTS_A
+from gradwire_lab.network import burst_sender
+from gradwire_lab.network.burst_sender import FRAME, PAYLOAD, send_burst
+from gradwire_lab.network.bursts import phase_of
+from gradwire_lab.network.presets import BURSTS_A
 
 RATE = 4e9
 

@@ -6,11 +6,10 @@ import threading
 from typing import Any
 
 import pytest
-
-from gradwire.lab.network import LabUnavailable
-from gradwire.lab.run.faults import Event, Faults
-from gradwire.lab.run.training import segments
-from gradwire.lab.scenario.network import Fault
+from gradwire_lab.network.network import LabUnavailable
+from gradwire_lab.run.faults import Event, Faults
+from gradwire_lab.run.training import segments
+from gradwire_lab.scenario.network import Fault
 
 
 class Ground:

@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
+from gradwire_lab.run.endpoints import choose_congestion_control, open_sockets
 from ranks import Ranks
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-
-from gradwire.lab.run.endpoints import choose_congestion_control, open_sockets
 
 WORLD = 2
 SIZE = 1000
@@ -40,7 +39,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 def top_k(rank: int, world: int, steps: int) -> dict[str, Any]:
-    from gradwire.lab.run.hooks import TopK, topk_hook
+    from gradwire_lab.run.hooks import TopK, topk_hook
 
     state = TopK(dist.group.WORLD)
     generator = torch.Generator().manual_seed(rank)
@@ -73,7 +72,7 @@ def test_top_k_sends_a_tenth_and_loses_nothing(ranks: Ranks) -> None:
 
 def hooked(rank: int, world: int, name: str, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A large matrix' gradient by a hook, and what it should be, in the last of some steps."""
-    from gradwire.lab.run.hooks import hook_of
+    from gradwire_lab.run.hooks import hook_of
 
     torch.manual_seed(0)
     module = torch.nn.Linear(64, 64, bias=False)
@@ -104,8 +103,8 @@ def test_the_rivals_hooks_are_those_that_scenarios_name(ranks: Ranks) -> None:
 
 def paced(rank: int, world: int, overlap: bool) -> tuple[list[list[float]], bool]:
     """The shares of its computation that a step waits for before its buckets set out."""
-    from gradwire.demo.startline import StartLine, memory
-    from gradwire.lab.run.trainee import OverlappingDDP, Pace, PacedDDP
+    from gradwire_lab.run.trainee import OverlappingDDP, Pace, PacedDDP
+    from gradwire_lab.training.startline import StartLine, memory
 
     class Noting(Pace):
         shares: ClassVar[list[float]] = []
@@ -143,12 +142,12 @@ def test_with_overlap_buckets_set_out_while_the_rest_is_computed(ranks: Ranks) -
 
 def trained(rank: int, world: int, gamma: float, trials: int = 0) -> list[float]:
     """The learning rates of a training of six steps, and of those before it."""
-    from gradwire.demo.scenario import Scenario
-    from gradwire.demo.startline import StartLine, memory
-    from gradwire.demo.text import SYMBOLS, Text
-    from gradwire.lab.run.trainee import LabTrainee
-    from gradwire.lab.scenario.contestant import Contestant
-    from gradwire.lab.scenario.work import Model
+    from gradwire_lab.run.trainee import LabTrainee
+    from gradwire_lab.scenario.contestant import Contestant
+    from gradwire_lab.scenario.work import Model
+    from gradwire_lab.training.scenario import Scenario
+    from gradwire_lab.training.startline import StartLine, memory
+    from gradwire_lab.training.text import SYMBOLS, Text
 
     sizes = {"width": 8, "layers": 1, "heads": 1, "context": 8, "batch": 1}
     text = Text(torch.arange(400) % SYMBOLS, torch.arange(400) % SYMBOLS, 1)

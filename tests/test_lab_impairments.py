@@ -7,9 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from gradwire_lab.command import app
 from typer.testing import CliRunner
-
-from gradwire.lab.command import app
 
 pytestmark = [
     pytest.mark.slow,

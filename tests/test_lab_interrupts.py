@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gradwire_lab.contest.interrupts import end_as_ctrl_c_does
+from gradwire_lab.contest.ranks import RankError
+from gradwire_lab.network import channel as channel_module
+from gradwire_lab.network.channel import KeeperChannel, LabUnavailable
+from gradwire_lab.run import course
+from gradwire_lab.run.course import Audience
+from gradwire_lab.run.ground import Ground
 from test_lab_journal import small
-
-from gradwire.lab import channel as channel_module
-from gradwire.lab.channel import KeeperChannel, LabUnavailable
-from gradwire.lab.interrupts import end_as_ctrl_c_does
-from gradwire.lab.ranks import RankError
-from gradwire.lab.run import course
-from gradwire.lab.run.course import Audience
-from gradwire.lab.run.ground import Ground
 
 KEEPER = """
 import json, os, signal, socket, sys, time

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-
-from gradwire.lab.report.words import row, verdict
-from gradwire.lab.run.limits import limit
-from gradwire.lab.run.marks import Measured, judge
-from gradwire.lab.run.samples import CellRun, Track
-from gradwire.lab.run.summary import summarize
-from gradwire.lab.scenario import Cell, Contestant, Mark, Scenario, Work
-from gradwire.lab.scenario.network import Bandwidth, Topology
+from gradwire_lab.report.words import row, verdict
+from gradwire_lab.run.limits import limit
+from gradwire_lab.run.marks import Measured, judge
+from gradwire_lab.run.samples import CellRun, Track
+from gradwire_lab.run.summary import summarize
+from gradwire_lab.scenario import Cell, Contestant, Mark, Scenario, Work
+from gradwire_lab.scenario.network import Bandwidth, Topology
 
 OURS = Contestant("ours", "gradwire")
 WHOLE, PART = True, False

@@ -8,11 +8,10 @@ import time
 from dataclasses import replace
 
 import pytest
-
-from gradwire.lab import NETWORK_B, LabUnavailable, Leaves, Network, Preset, Wire
-from gradwire.lab.bursts import BurstTraffic
-from gradwire.lab.presets import MAX_FRAME, Burst
-from gradwire.lab.rivals import RivalStreams
+from gradwire_lab.contest.rivals import RivalStreams
+from gradwire_lab.network import NETWORK_B, LabUnavailable, Leaves, Network, Preset, Wire
+from gradwire_lab.network.bursts import BurstTraffic
+from gradwire_lab.network.presets import MAX_FRAME, Burst
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 

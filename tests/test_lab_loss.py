@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gradwire_lab.contest.rivals import RivalStreams, goodput
+from gradwire_lab.network import NETWORK_A, NETWORK_B, Network
+from gradwire_lab.run.ground import open_ground
 from test_lab_journal import small
-
-from gradwire.lab import NETWORK_A, NETWORK_B, Network
-from gradwire.lab.rivals import RivalStreams, goodput
-from gradwire.lab.run.ground import open_ground
 
 pytestmark = pytest.mark.netns
 

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from gradwire.lab import NETWORK_B, Leaves, Network, Wire
-from gradwire.lab.presets import MAX_FRAME
+from gradwire_lab.network import NETWORK_B, Leaves, Network, Wire
+from gradwire_lab.network.presets import MAX_FRAME
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("wires")]
 

@@ -6,9 +6,7 @@ import json
 from dataclasses import asdict
 
 import pytest
-
-from gradwire.lab import NETWORK_A, NETWORK_B
-from gradwire.lab.measure import (
+from gradwire_lab.contest.measure import (
     all_reduce_payload,
     environment,
     header_ideal,
@@ -18,6 +16,7 @@ from gradwire.lab.measure import (
     softnet_drops,
     summarize,
 )
+from gradwire_lab.network import NETWORK_A, NETWORK_B
 
 
 def test_the_header_ideal_is_that_of_the_busiest_port() -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from gradwire.lab import (
+from gradwire_lab.network import (
     BURSTS_A,
     NETWORK_A,
     NETWORK_B,
@@ -289,7 +288,7 @@ def test_nothing_is_left_when_the_network_is_closed() -> None:
 # Prints the process ids of everything it started, then waits to be killed.
 OWNER = f"""
 import subprocess, sys, threading, time
-from gradwire.lab import BURSTS_A, BurstTraffic, Network
+from gradwire_lab.network import BURSTS_A, BurstTraffic, Network
 network = Network(2, extra_hosts=1)
 bursts = BurstTraffic(network, BURSTS_A)
 pids = [network._keeper.pid, bursts._process.pid]
@@ -348,7 +347,7 @@ def _drop(user: int, capabilities: str) -> list[str]:
 def test_an_ordinary_user_can_do_it_too(user: int, capabilities: str) -> None:
     drop = _drop(user, capabilities)
     asked = subprocess.run(
-        [*drop, sys.executable, "-c", "from gradwire.lab import probe; print(probe())"],
+        [*drop, sys.executable, "-c", "from gradwire_lab.network import probe; print(probe())"],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"},

@@ -9,27 +9,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from gradwire_lab.contest.race import Round
+from gradwire_lab.contest.rivals import goodput
+from gradwire_lab.report.compare import compare
+from gradwire_lab.report.markdown import as_markdown
+from gradwire_lab.report.words import mark_rows, rate, reached, rows, seconds, verdict
+from gradwire_lab.run.checks import fastest
+from gradwire_lab.run.limits import limit, probe_cap, probe_passes, push_ideal
+from gradwire_lab.run.marks import Measured, judge
+from gradwire_lab.run.samples import CellRun, Track
+from gradwire_lab.run.shares import carried, crossing_flows, route
+from gradwire_lab.run.summary import interval, summarize, times
+from gradwire_lab.run.tail import next_length
+from gradwire_lab.run.training import segments
+from gradwire_lab.run.transfers import track_of
+from gradwire_lab.run.wires import lossy, wires_of
+from gradwire_lab.scenario import Cell, Contestant, Mark, Scenario, Work
+from gradwire_lab.scenario.network import Bursts, Loss, Topology
+from gradwire_lab.scenario.schema import Tail
+from gradwire_lab.scenario.work import Model, turn_length
 
 from gradwire.core.report import finite
-from gradwire.lab.race import Round
-from gradwire.lab.report.compare import compare
-from gradwire.lab.report.markdown import as_markdown
-from gradwire.lab.report.words import mark_rows, rate, reached, rows, seconds, verdict
-from gradwire.lab.rivals import goodput
-from gradwire.lab.run.checks import fastest
-from gradwire.lab.run.limits import limit, probe_cap, probe_passes, push_ideal
-from gradwire.lab.run.marks import Measured, judge
-from gradwire.lab.run.samples import CellRun, Track
-from gradwire.lab.run.shares import carried, crossing_flows, route
-from gradwire.lab.run.summary import interval, summarize, times
-from gradwire.lab.run.tail import next_length
-from gradwire.lab.run.training import segments
-from gradwire.lab.run.transfers import track_of
-from gradwire.lab.run.wires import lossy, wires_of
-from gradwire.lab.scenario import Cell, Contestant, Mark, Scenario, Work
-from gradwire.lab.scenario.network import Bursts, Loss, Topology
-from gradwire.lab.scenario.schema import Tail
-from gradwire.lab.scenario.work import Model, turn_length
 
 OURS = Contestant("ours", "gradwire", bound=0.408)
 THEIRS = Contestant("theirs", "gradwire", bound=0.008)

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from gradwire.lab import BURSTS_A, NETWORK_A, BurstTraffic, Network
-from gradwire.lab import race as race_module
-from gradwire.lab.race import GLOO, Entry, Race, tcp_push
-from gradwire.lab.ranks import RankError
+from gradwire_lab.contest import race as race_module
+from gradwire_lab.contest.race import GLOO, Entry, Race, tcp_push
+from gradwire_lab.contest.ranks import RankError
+from gradwire_lab.network import BURSTS_A, NETWORK_A, BurstTraffic, Network
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 
@@ -160,7 +159,7 @@ def test_a_rank_that_dies_when_it_has_answered_is_noticed_at_once(env: dict[str,
 
 
 def test_a_contestant_that_is_not_there_is_named() -> None:
-    missing = Entry("missing", "gradwire.lab.contestants:Missing")
+    missing = Entry("missing", "gradwire_lab.contest.contestants:Missing")
     with Network(1) as network, pytest.raises(RankError, match=r"(?s)rank 0: .*Missing"):
         Race(network, [missing], 400)
 

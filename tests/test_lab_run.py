@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 from gradwire_calls import Lab
+from gradwire_lab.report.command import app
+from gradwire_lab.run import checks
 from typer.testing import CliRunner
-
-from gradwire.lab.report.command import app
-from gradwire.lab.run import checks
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 

@@ -13,11 +13,10 @@ from random import Random
 from typing import Any
 
 import pytest
-
-from gradwire.lab.scenario import Experiment, ScenarioError, load
-from gradwire.lab.scenario.contestant import contestant_of
-from gradwire.lab.scenario.keys import key_rows
-from gradwire.lab.scenario.network import Topology
+from gradwire_lab.scenario import Experiment, ScenarioError, load
+from gradwire_lab.scenario.contestant import contestant_of
+from gradwire_lab.scenario.keys import key_rows
+from gradwire_lab.scenario.network import Topology
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -717,7 +716,7 @@ def mutate(tables: Any, random: Random) -> None:
 def test_whatever_a_file_says_is_read_or_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["gradwire.lab.scenario.load"]
+    module = sys.modules["gradwire_lab.scenario.load"]
     tables = tomllib.loads(path.read_text())
     for axis, values in tables.get("grid", {}).items():
         tables["grid"][axis] = values[:2]

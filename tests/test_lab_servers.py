@@ -12,17 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire_calls import Lab
+from gradwire_lab.contest import serving
+from gradwire_lab.contest.serving import ServerThread, route_settings
+from gradwire_lab.network.addresses import ADDRESS_VARIABLE
+from gradwire_lab.run.endpoints import PolicyAllReduce
+from gradwire_lab.run.tcp_servers import TcpOverServers
+from gradwire_lab.run.wires import wires_of
+from gradwire_lab.scenario.load import load
+from gradwire_lab.scenario.reader import ScenarioError
 
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.settings import Settings
-from gradwire.lab import serving
-from gradwire.lab.addresses import ADDRESS_VARIABLE
-from gradwire.lab.run.endpoints import PolicyAllReduce
-from gradwire.lab.run.tcp_servers import TcpOverServers
-from gradwire.lab.run.wires import wires_of
-from gradwire.lab.scenario.load import load
-from gradwire.lab.scenario.reader import ScenarioError
-from gradwire.lab.serving import ServerThread, route_settings
 from gradwire.training.configure import configure
 from gradwire.transport.communicator import Communicator
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from gradwire.demo.trainee import RankStep
-from gradwire.lab.presets import Burst
-from gradwire.lab.run import training
-from gradwire.lab.run.faults import Faults
-from gradwire.lab.run.samples import CellRun
-from gradwire.lab.scenario import load
+from gradwire_lab.network.presets import Burst
+from gradwire_lab.run import training
+from gradwire_lab.run.faults import Faults
+from gradwire_lab.run.samples import CellRun
+from gradwire_lab.scenario import load
+from gradwire_lab.training.trainee import RankStep
 
 TRAINING = """
 name = "small"

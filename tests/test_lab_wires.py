@@ -13,9 +13,8 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-
-from gradwire.lab import NETWORK_A, NETWORK_B, LabUnavailable, Network, Preset, Wire
-from gradwire.lab.wire_trial import round_trips, wire_load
+from gradwire_lab.bench.wire_trial import round_trips, wire_load
+from gradwire_lab.network import NETWORK_A, NETWORK_B, LabUnavailable, Network, Preset, Wire
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("wires")]
 
@@ -206,7 +205,7 @@ def test_what_cannot_be_is_refused() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide a device")
 def test_without_tap_devices_the_lab_says_so() -> None:
     program = (
-        "from gradwire.lab import *\n"
+        "from gradwire_lab import *\n"
         "try: Network(1, wires={0: Wire()})\n"
         "except LabUnavailable as error: print(error)\n"
         "Network(1).close()"
@@ -226,7 +225,7 @@ def test_without_tap_devices_the_lab_says_so() -> None:
 OWNER = """
 import os, time
 from pathlib import Path
-from gradwire.lab import Network, Wire
+from gradwire_lab.network import Network, Wire
 network = Network(2, wires={0: Wire(delay_s=0.001)})
 keeper = network._keeper.pid
 helpers = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()

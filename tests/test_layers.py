@@ -9,87 +9,38 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "gradwire"
+LAB = ROOT / "lab" / "src" / "gradwire_lab"
 ENGINE = ROOT / "engine"
 
-# Top layer first. A module may import its own layer and those below.
-LAYERS = (
-    (
-        "cli",
-        "lab",
-        "sim",
-        "virtual",
-        "bench",
-        "demo",
-        "server",
-    ),
-    (
-        "ddp",
-        "hook",
-        "groups",
-        "pipeline",
-        "ballots",
-        "books",
-        "consultation",
-        "guarding",
-        "skips",
-        "configure",
-        "moments",
-        "magnitudes",
-        "buckets",
-        "names",
-        "modules",
-        "pruning",
-        "staging",
-        "steps",
-        "calibration",
-        "layer_search",
-        "device_books",
-        "device_codec",
-        "job_calibration",
-        "calibration_roll",
-    ),
-    ("policies",),
-    (
-        "phases",
-        "feedback",
-        "flat_book",
-        "flat_copies",
-        "chunk_book",
-        "momentum",
-        "telemetry",
-        "guard",
-    ),
-    (
-        "addresses",
-        "communicator",
-        "hosts",
-        "opening",
-        "handles",
-        "arrays",
-        "native",
-        "executor",
-        "rendezvous",
-        "transforms",
-    ),
-    ("_engine",),
-    # plain data and words that any layer may use
-    ("plans", "errors", "settings", "loss_runs", "scalars", "states", "hashed"),
-)
-RANK = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names}
-# Policies write plans and read reports; they never reach for what carries them out. The lab serves
-# bench, which it does not know.
-FORBIDDEN = {
-    "policies": {"_engine", "communicator", "hosts", "opening", "native", "transforms"},
-    "lab": {"bench", "cli", "sim"},
+# What each room may import beside itself: a folder of a package, or a module at its top. "" is the
+# package's own __init__, its public face. Nothing points upwards, so nothing goes in circles.
+ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "gradwire": {
+        "core": (),
+        "policies": ("core",),
+        "transport": ("core", "_engine"),
+        "calibration": ("core", "policies", "transport"),
+        "training": ("core", "policies", "transport", "calibration"),
+        "sim": ("core", "policies", "transport", "training", "_engine"),
+        "": ("core", "policies", "transport", "calibration", "training"),
+        "server": ("core", "policies", "transport", "training"),
+        "cli": (),  # finds the commands by name
+    },
+    "gradwire_lab": {
+        "_link": (),
+        "network": ("_link",),
+        "contest": ("network",),
+        "training": ("contest", "network"),
+        "scenario": ("training", "contest", "network"),
+        "run": ("scenario", "training", "contest", "network"),
+        "report": ("scenario",),
+        "command": ("run", "report", "scenario", "contest", "network"),
+        "demo": ("report", "training", "contest", "network"),
+        "study": ("run", "training", "contest", "network"),
+        "bench": ("study", "contest", "network"),
+        "": (),
+    },
 }
-
-# Inside the lab: what people run, then doing and telling, which do not know each other, then what a
-# scenario says; all else, 0, is what a network is made of and serves demo and bench as well.
-LAB_RANK = {"command": 3, "run": 2, "report": 2, "scenario": 1}
-
-# The package's own __init__ is the public face: what it offers comes from the faces to torch.
-INIT = "__init__"
-RANK[INIT] = RANK["ddp"]
 
 ENGINE_LAYERS = {"binding": 7, "lab": 6, "io": 5, "sim": 5, "proto": 4}
 ENGINE_LAYERS |= {"reduce": 3, "codec": 2, "wire": 1}
@@ -105,13 +56,9 @@ PAPERS = {"dblp", "ltp", "plot", "mlt", "optireduce", "netsense", "netsenseml"}
 # ---------------------------------------------------------------------------- Python
 
 
-def top_level(path: Path, package: Path) -> str:
-    return path.relative_to(package).parts[0].removesuffix(".py")
-
-
 def imported(path: Path, package: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line, dotted name in parts) for each import of gradwire's, wherever it stands in a file."""
-    base = ["gradwire", *path.relative_to(package).parent.parts]
+    """(line, dotted name in parts) for each import of ours, wherever it stands in a file."""
+    base = [package.name, *path.relative_to(package).parent.parts]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         targets: list[list[str]] = []
         if isinstance(node, ast.Import):
@@ -127,49 +74,29 @@ def imported(path: Path, package: Path) -> Iterator[tuple[int, list[str]]]:
             if name in ("import_module", "__import__") and isinstance(first, ast.Constant):
                 targets = [str(first.value).split(".")]
         for target in targets:
-            if target[0] == "gradwire" and target[1:] != ["__version__"]:
+            if target[0] in ROOMS and target[1:] != ["__version__"]:
                 yield node.lineno, target
 
 
-def imports(path: Path, package: Path) -> Iterator[tuple[int, str]]:
-    """(line, top-level gradwire module) for each import in a file."""
-    for line, target in imported(path, package):
-        inner = target[1] if len(target) > 1 else INIT
-        is_module = (package / inner).is_dir() or any(package.glob(f"{inner}.py*"))
-        yield line, inner if is_module or inner in RANK else INIT
-
-
-def lab_faults(path: Path, package: Path) -> list[str]:
-    here = path.relative_to(package).parts[1].removesuffix(".py")
-    rank = LAB_RANK.get(here, 0)
-    return [
-        f"gradwire/{path.relative_to(package)}:{line}: the lab's {here} imports its {target[2]}, "
-        "which does not stand below it"
-        for line, target in imported(path, package)
-        if target[1:2] == ["lab"]
-        and len(target) > 2
-        and target[2] != here
-        and LAB_RANK.get(target[2], 0) >= max(rank, 1)
-    ]
-
-
 def python_faults(package: Path) -> list[str]:
+    rooms = ROOMS[package.name]
     faults = []
     for path in sorted(package.rglob("*.py")):
-        here = top_level(path, package)
-        where = f"gradwire/{path.relative_to(package)}"
-        if here not in RANK:
-            faults.append(f"{where}: say which layer it belongs to (LAYERS in {__file__})")
+        where = path.relative_to(package)
+        here = where.parts[0].removesuffix(".py").removeprefix("__init__")
+        if here not in rooms:
+            faults.append(f"{package.name}/{where}: {here} is no room (ROOMS in {__file__})")
             continue
-        for line, there in imports(path, package):
-            if there not in RANK:
-                continue  # named by its own file's fault
-            if RANK[there] > RANK[here]:
-                faults.append(f"{where}:{line}: {here} imports {there}, which stands above it")
-            elif there in FORBIDDEN.get(here, ()):
-                faults.append(f"{where}:{line}: {here} must not import {there}")
-        if here == "lab":
-            faults += lab_faults(path, package)
+        for line, target in imported(path, package):
+            at = f"{package.name}/{where}:{line}: {here or '__init__'}"
+            there = target[1] if len(target) > 1 and target[1] in rooms else ""
+            if len(target) > 1 and target[1].startswith("_"):
+                there = target[1]
+            if target[0] != package.name:
+                if package.name == "gradwire":
+                    faults.append(f"{at} imports {'.'.join(target)}: the product knows no lab")
+            elif there != here and there not in rooms[here]:
+                faults.append(f"{at} must not import {there or '__init__'}")
     return faults
 
 
@@ -222,9 +149,17 @@ def engine_faults(engine: Path) -> list[str]:
 # ---------------------------------------------------------------------------- tests
 
 
-def test_python_imports_point_downwards() -> None:
-    assert any(PACKAGE.rglob("*.py"))
-    assert python_faults(PACKAGE) == []
+@pytest.mark.parametrize("package", [PACKAGE, LAB], ids=lambda package: package.name)
+def test_imports_follow_the_rooms(package: Path) -> None:
+    assert any(package.rglob("*.py"))
+    assert python_faults(package) == []
+
+
+@pytest.mark.parametrize("package", list(ROOMS))
+def test_rooms_have_one_direction(package: str) -> None:
+    for room, below in ROOMS[package].items():
+        for other in below:
+            assert room not in ROOMS[package].get(other, ()), f"{room} and {other}"
 
 
 def test_engine_includes_point_downwards() -> None:
@@ -235,42 +170,55 @@ def test_engine_includes_point_downwards() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "fault"),
     [
-        ("communicator", "from gradwire import telemetry", "imports telemetry, which stands above"),
-        ("communicator", "import gradwire.training.attach", "imports ddp, which stands above"),
-        ("phases", "def f():\n    from .policies.dblp import DBLP", "imports policies"),
-        ("feedback", "import importlib\nimportlib.import_module('gradwire.cli')", "imports cli"),
-        ("telemetry", "from gradwire import attach", "imports __init__"),
-        ("ddp", "from gradwire.cli import main", "imports cli"),
+        ("core/plan", "from gradwire import policies", "core must not import policies"),
+        ("transport/engines", "import gradwire.training.attach", "must not import training"),
+        ("transport/engines", "from gradwire.policies.base import Policy", "import policies"),
+        ("policies/mlt", "def f():\n    from ..training.hook import HookState", "import training"),
+        ("core/names", "import importlib\nimportlib.import_module('gradwire.cli')", "import cli"),
+        ("training/hook", "from gradwire import attach", "must not import __init__"),
         ("policies/dblp", "from gradwire._engine import Plan", "must not import _engine"),
-        ("policies/dblp", "from ..communicator import Communicator", "must not import commun"),
-        ("helpers", "", "say which layer it belongs to"),
-        ("lab/measure", "from gradwire.lab.run.build import build", "measure imports its run"),
-        ("lab/network", "from .scenario import load", "network imports its scenario"),
-        ("lab/race", "from gradwire.bench.net import sweep", "must not import bench"),
-        ("lab/scenario/work", "from gradwire.lab import report", "scenario imports its report"),
-        ("lab/run/marks", "from ..report.words import row", "run imports its report"),
+        ("policies/dblp", "from ..transport.native import load_engine", "import transport"),
+        ("training/attach", "from gradwire_lab.network import Network", "knows no lab"),
+        ("helpers", "", "is no room"),
+        ("lab/helpers", "", "is no room"),
     ],
 )
 def test_a_planted_python_fault_is_found(
     tmp_path: Path, module: str, source: str, fault: str
 ) -> None:
-    path = tmp_path / f"{module}.py"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = tmp_path / "gradwire" / f"{module}.py"
+    path.parent.mkdir(parents=True)
     path.write_text(source)
-    faults = python_faults(tmp_path)
+    faults = python_faults(tmp_path / "gradwire")
     assert len(faults) == 1
     assert fault in faults[0]
 
 
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("network/topology", "from gradwire_lab.scenario import load"),
+        ("contest/race", "from gradwire_lab.bench.net import sweep"),
+        ("scenario/work", "from gradwire_lab import report"),
+        ("run/marks", "from ..report.words import row"),
+    ],
+)
+def test_a_planted_fault_of_the_lab_is_found(tmp_path: Path, module: str, source: str) -> None:
+    path = tmp_path / "gradwire_lab" / f"{module}.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    assert len(python_faults(tmp_path / "gradwire_lab")) == 1
+
+
 def test_downward_python_imports_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "policies").mkdir()
-    (tmp_path / "policies" / "dblp.py").write_text(
-        "import torch\nfrom . import base\nfrom ..phases import Detector\n"
-        "from gradwire import __version__, telemetry\n"
+    package = tmp_path / "gradwire"
+    (package / "policies").mkdir(parents=True)
+    (package / "policies" / "dblp.py").write_text(
+        "import torch\nfrom . import base\nfrom ..core.plan import TransferPlan\n"
+        "from gradwire import __version__\n"
     )
-    (tmp_path / "telemetry.py").write_text("")
-    (tmp_path / "cli.py").write_text("import gradwire\nfrom gradwire import demo\n")
-    assert python_faults(tmp_path) == []
+    (package / "cli.py").write_text("import typer\nfrom gradwire import __version__\n")
+    assert python_faults(package) == []
 
 
 @pytest.mark.parametrize(

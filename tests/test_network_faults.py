@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from gradwire_lab.network.loss_rules import LossRules
+from gradwire_lab.network.offloads import switch_offloads_off
 from host_ranks import Builder, HostRanks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.core.errors import RendezvousError
-from gradwire.lab.loss_rules import LossRules
-from gradwire.lab.offloads import switch_offloads_off
 from gradwire.transport.communicator import Communicator
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]

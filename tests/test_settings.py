@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gradwire_lab.network.wire import Wire
+from gradwire_lab.scenario.network import Loss as ScenarioLoss
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.settings import Settings
-from gradwire.lab.scenario.network import Loss as ScenarioLoss
-from gradwire.lab.wire import Wire
 from gradwire.policies import DBLP, MLT, Adaptive
 from gradwire.sim.fabric import Fabric, Link
 from gradwire.training.configure import agreed_configuration, configure

@@ -74,8 +74,6 @@ bool wait_in_slices(Nanos timeout, Wait&& wait) {
   }
 }
 
-// Texts may quote what a peer sent, which need not be UTF-8, and must not control a terminal.
-nb::str to_text(const std::string& text);
 
 // The id of an op; raises ValueError for a lane that there is not.
 uint64_t checked_id(uint64_t op, uint64_t lane);
@@ -91,6 +89,5 @@ void bind_chunks(nb::module_& module);
 void bind_engine(nb::module_& module);
 void bind_fabric(nb::module_& module);
 void bind_interfaces(nb::module_& module);
-void bind_lab(nb::module_& module);
 
 }  // namespace gradwire::binding

@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "binding/binding.h"
+#include "binding/errors.h"
 #include "io/loop.h"
 #include "wire/packet.h"
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "binding/binding.h"
+#include "binding/errors.h"
 #include "sim/fabric.h"
 #include "wire/packet.h"
 

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "binding/binding.h"
+#include "binding/errors.h"
 #include "codec/codec.h"
 #include "proto/grid.h"
 #include "proto/memory.h"
@@ -184,17 +185,6 @@ std::vector<double> half_of_stats(const OpReport& report, size_t half) {
 }
 
 }  // namespace
-
-nb::str to_text(const std::string& text) {
-  PyObject* const decoded =
-      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
-  if (decoded == nullptr) throw nb::python_error();
-  const nb::object whole = nb::steal<nb::object>(decoded);
-  nb::dict controls;
-  for (int code = 0; code < 0xa0; ++code)
-    if (code < 0x20 || code >= 0x7f) controls[nb::int_(code)] = nb::none();
-  return nb::str(whole.attr("translate")(controls));
-}
 
 uint64_t checked_id(uint64_t op, uint64_t lane) {
   if (lane < kLanes && op < UINT64_MAX / kLanes) return id_of(op, lane);

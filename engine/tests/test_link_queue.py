@@ -6,10 +6,9 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
+from gradwire_lab._link import LinkQueue
 from hypothesis import given
 from hypothesis import strategies as st
-
-from gradwire._engine import LinkQueue
 
 US = 1_000
 MS = 1_000_000

@@ -1,7 +1,11 @@
-"""The `gradwire` command. Each subcommand is a module with a typer app named `app`."""
+"""The `gradwire` command. Each subcommand is a typer app in a module of its own.
+
+A module loads only when its command runs or is listed. The commands of the lab (`demo`, `bench`,
+`lab`, `report`) belong to the distribution gradwire-lab, which announces them by entry points.
+"""
 
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.metadata import entry_points
 from typing import Any
 
 import typer
@@ -9,32 +13,36 @@ from typer.core import TyperGroup
 
 from gradwire import __version__
 
-# In the order of the help. A module loads only when its command runs or is listed.
-COMMANDS = ("demo", "bench", "server", "calibrate", "lab", "report")
-MODULES = {
-    "calibrate": "calibration.command",
-    "lab": "lab.command",
-    "report": "lab.report.command",
-}  # where a command's module has another name
+OWN = {"server": "gradwire.server", "calibrate": "gradwire.calibration.command"}
+LAB = ("demo", "lab", "bench", "report")
+ENTRY_POINTS = "gradwire.commands"
 
 
 class LazyCommands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name in COMMANDS if find_spec(_module(name))]
+        return [*(name for name in LAB if name in entry_points(group=ENTRY_POINTS).names), *OWN]
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        if name not in self.list_commands(ctx):
+        if name in OWN:
+            found = import_module(OWN[name]).app
+        elif name in LAB:
+            found = _of_the_lab(name)
+        else:
             return None
-        module = import_module(_module(name))
-        if not hasattr(module, "app"):
-            return None
-        command = typer.main.get_command(module.app)
+        command = typer.main.get_command(found)
         command.name = name
         return command
 
 
-def _module(command: str) -> str:
-    return f"gradwire.{MODULES.get(command, command)}"
+def _of_the_lab(name: str) -> Any:
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        return entry.load()
+    typer.echo(
+        f"gradwire {name} is part of the lab, which is not installed: in a checkout of gradwire "
+        f"type `make venv`, then `.venv/bin/gradwire {name}`",
+        err=True,
+    )
+    raise typer.Exit(2)
 
 
 app = typer.Typer(cls=LazyCommands, no_args_is_help=True, add_completion=False)

@@ -1,0 +1,136 @@
+"""`gradwire bench`: measurements as ratios to a physical limit, beside a peer in the same run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gradwire_lab.bench.cases import Case, cases
+from gradwire_lab.bench.net import run_case
+from gradwire_lab.bench.replicas import run_replicas
+from gradwire_lab.bench.wires import wires
+from gradwire_lab.study.command import accuracy
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+app.command()(accuracy)
+app.command()(wires)
+
+
+@app.callback()
+def _root() -> None:
+    """Measure gradwire beside its peers."""
+
+
+@app.command()
+def net(
+    network: Annotated[str, typer.Option(help="standard network: A or B")] = "A",
+    case: Annotated[str, typer.Option(help="exact, bursts, push, or all")] = "all",
+    rounds: Annotated[int, typer.Option(help="rounds of each contestant (0: the case's own)")] = 0,
+    out: Annotated[Path | None, typer.Option(help="write all rounds as JSON there")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Race gradwire against TCP on a network of namespaces; times are over the header ideal."""
+    if network not in ("A", "B"):
+        raise typer.BadParameter(f"--network {network}: A or B")
+    known = cases(network)
+    if case != "all" and case not in known:
+        raise typer.BadParameter(f"--case {case}: {', '.join(known)} or all")
+    _need_network()
+    if out is not None:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.touch()
+        except OSError as error:
+            why = f"{out}: cannot be written: {error.strerror}"
+            raise typer.BadParameter(why, param_hint="--out") from error
+    results = []
+    for row in known.values() if case == "all" else [known[case]]:
+        console = Console(stderr=True)
+        with console.status(f"{row.name} on network {network}") as status:
+
+            def show(name: str, done: int, row: Case = row) -> None:
+                status.update(f"{row.name} on network {network}: {name} {done} rounds")
+
+            results.append(run_case(row, rounds or None, progress=show))
+        if out is not None:
+            out.write_text(json.dumps(results))
+        if not as_json:
+            _print(results[-1])
+    if as_json:
+        for result in results:
+            for contestant in result["contestants"].values():
+                del contestant["seconds"], contestant["starts"]
+        print(json.dumps(results))
+
+
+@app.command()
+def replicas(
+    network: Annotated[str, typer.Option(help="standard network: A or B")] = "A",
+    steps: Annotated[int, typer.Option(help="of training, with each pull mode")] = 500,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+) -> None:
+    """Train through loss with both pull modes and compare all ranks' parameters bit by bit."""
+    if network not in ("A", "B"):
+        raise typer.BadParameter(f"--network {network}: A or B")
+    _need_network()
+    results = [run_replicas(network, steps, pull) for pull in ("exact", "committed")]
+    if as_json:
+        print(json.dumps(results))
+    else:
+        for result in results:
+            first = result["ranks"][0]
+            lossy = min(rank["lossy_steps"] for rank in result["ranks"])
+            delivered = min(rank["delivered_mean"] for rank in result["ranks"])
+            print(
+                f"pull {result['pull']}: {first['steps']} steps, at least {lossy} of them lossy on "
+                f"each rank, delivered {delivered:.4f} at least, "
+                f"replicas {'identical' if result['identical'] else 'DIFFER'} "
+                f"({first['hash'][:16]})"
+            )
+    if not all(result["identical"] for result in results):
+        raise typer.Exit(1)
+
+
+def _need_network() -> None:
+    """Ends the program where this machine cannot make namespaces."""
+    from gradwire_lab.network.network import probe
+
+    if (reason := probe()) is not None:
+        line = f"gradwire bench: no lab network on this machine: {reason}"
+        Console(stderr=True).print(line, markup=False)
+        raise typer.Exit(2)
+
+
+def _print(result: dict[str, object]) -> None:
+    preset, contestants, env = result["network"], result["contestants"], result["environment"]
+    assert isinstance(preset, dict)
+    assert isinstance(contestants, dict)
+    assert isinstance(result["bytes"], int)
+    assert isinstance(result["ideal_seconds"], float)
+    table = Table(
+        title=f"{result['case']}, network {preset['name']}, {result['hosts']} hosts, "
+        f"{result['bytes'] / 1e6:g} MB, header ideal {result['ideal_seconds'] * 1e3:.1f} ms",
+        caption=f"times over the header ideal; packets lost at the ports in all: "
+        f"{result['packets_lost_at_ports']}\n{env}",
+    )
+    for column in ("contestant", "rounds", "median", "p90", "p99", "max", "sent again"):
+        table.add_column(column, justify="left" if column == "contestant" else "right")
+    for name, summary in contestants.items():
+        reports = summary["reports"]
+        sent = sum(report.get("packets_sent", 0) for report in reports)
+        again = sum(report.get("retransmissions", 0) for report in reports)
+        table.add_row(
+            name,
+            str(summary["rounds"]),
+            f"{summary['median']:.3f}",
+            f"{summary['p90']:.3f}",
+            "–" if summary["p99"] is None else f"{summary['p99']:.3f}",
+            f"{summary['max']:.3f}",
+            f"{again / sent:.3%}" if sent else "–",
+        )
+    Console().print(table)

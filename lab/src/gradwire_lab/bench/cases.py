@@ -1,0 +1,87 @@
+"""The rows of the benchmark table: what is moved over which network, and against whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire_lab.contest.race import GLOO, Entry, tcp_push
+from gradwire_lab.network.presets import BURSTS, NETWORKS, Burst, Preset
+
+_FACTORY = "gradwire_lab.contest.gradwire_contestants"
+MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row.
+
+    Attributes:
+        name: on the command line.
+        network: the standard network.
+        hosts: that take part.
+        size: bytes of each rank's buffer.
+        entries: the contestants.
+        push: only the way to one server is measured, not an all-reduce.
+        bursts: cross traffic into one port, or None.
+        rounds: of each contestant, when the command line names none.
+    """
+
+    name: str
+    network: Preset
+    hosts: int
+    size: int
+    entries: tuple[Entry, ...]
+    push: bool = False
+    bursts: Burst | None = None
+    rounds: int = 100
+
+
+def gradwire_all_reduce(name: str, **options: object) -> Entry:
+    """An all-reduce entry with the options of `GradwireAllReduce`."""
+    return Entry(name, f"{_FACTORY}:GradwireAllReduce", options)
+
+
+def cases(network: str) -> dict[str, Case]:
+    """The cases of a standard network, by name."""
+    preset = NETWORKS[network]
+    bound = {"A": 0.10, "B": 0.40}[network]
+    exact = gradwire_all_reduce("gradwire reliable")
+    rows = [
+        Case(
+            "exact",
+            preset,
+            4,
+            {"A": 25, "B": 2}[network] * MEGABYTE,
+            (GLOO, exact),
+        ),
+        Case(
+            "bursts",
+            preset,
+            4,
+            {"A": 10, "B": 2}[network] * MEGABYTE,
+            (
+                GLOO,
+                exact,
+                gradwire_all_reduce(f"gradwire lost {bound:.0%}", bound=bound, spend="lost"),
+                gradwire_all_reduce(f"gradwire eager {bound:.0%}", bound=bound, spend="anything"),
+            ),
+            bursts=BURSTS[network],
+            rounds=1000,
+        ),
+    ]
+    if network == "A":
+        rows.append(
+            Case(
+                "push",
+                preset,
+                9,
+                4 * MEGABYTE,
+                (
+                    tcp_push("cubic"),
+                    tcp_push("bbr"),
+                    Entry("gradwire reliable", f"{_FACTORY}:GradwirePush"),
+                ),
+                push=True,
+            )
+        )
+    return {row.name: row for row in rows}

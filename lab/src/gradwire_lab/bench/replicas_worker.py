@@ -1,0 +1,87 @@
+"""One rank of the replicas benchmark, a program on a lab host: argument DESCRIPTOR, of a socket.
+
+Trains by DDP over gradwire and obeys as `gradwire_lab.contest.rank_program` says.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire_lab.contest.fingerprint import fingerprint
+from gradwire_lab.contest.rank_program import Commands, obey
+from gradwire_lab.contest.ranks import Message
+
+
+class Worker:
+    """One replica."""
+
+    def __init__(self, config: Message) -> None:
+        """Meet the other ranks.
+
+        Args:
+            config: rank, world, store (host and port), bound, pull.
+        """
+        self._rank: int = config["rank"]
+        world: int = config["world"]
+        store = TCPStore(
+            config["store_host"], config["store_port"], world, is_master=self._rank == 0
+        )
+        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=world)
+        torch.manual_seed(0)
+        self._model = DistributedDataParallel(
+            torch.nn.Sequential(
+                torch.nn.Linear(64, 512),
+                torch.nn.ReLU(),
+                torch.nn.Linear(512, 512),
+                torch.nn.ReLU(),
+                torch.nn.Linear(512, 10),
+            )
+        )
+        self._attachment = gradwire.attach(
+            self._model, policy="mlt", p=config["bound"], spend="anything", pull=config["pull"]
+        )
+
+    def train(self, steps: int) -> Message:
+        """Train, and tell of the model and of what was lost."""
+        optimizer = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=0.9)
+        torch.manual_seed(1000 + self._rank)  # every rank has data of its own
+        delivered = []
+        for _ in range(steps):
+            inputs = torch.randn(16, 64)
+            targets = inputs[:, :10].argmax(dim=1)
+            loss = torch.nn.functional.cross_entropy(self._model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            delivered.append(self._attachment.report().delivered)
+        return {
+            "hash": fingerprint(self._model.module),
+            "steps": steps,
+            "lossy_steps": sum(each < 1.0 for each in delivered),
+            "delivered_mean": sum(delivered) / len(delivered),
+            "loss": float(loss.detach()),
+            "parameters": sum(p.numel() for p in self._model.parameters()),
+        }
+
+    def close(self) -> Message:
+        """Let go of everything, together with the other ranks."""
+        self._attachment.detach()
+        dist.destroy_process_group()
+        return {}
+
+
+def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
+    """Set the rank up; nobody waits for news of single steps."""
+    worker = Worker(config)
+    return {}, {"train": worker.train, "close": worker.close}
+
+
+if __name__ == "__main__":
+    obey(int(sys.argv[1]), set_up)

@@ -1,0 +1,204 @@
+"""gradwire's contestants in races on a lab network (see `gradwire_lab.contest.contestants`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gradwire.core.plan import BY_BOUND, CloseStep, Region, TransferPlan, TransferReport
+from gradwire.core.settings import Settings
+from gradwire.transport.communicator import Communicator
+from gradwire_lab.contest.serving import ServerThread
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_ROUND_TIMEOUT = 60.0
+"""Seconds of a round where no setting says otherwise."""
+
+_GRACE = 5.0
+
+
+def make_plan(elements: int, bound: float, spend: str, pull: str, seed: int) -> TransferPlan:
+    """One region with one bound; spend "anything" closes eagerly, "lost" only what was lost."""
+    return TransferPlan(
+        elements,
+        (Region(0, elements, bound, "all"),),
+        spend=spend if bound else "nothing",
+        schedule=(CloseStep(fraction=BY_BOUND),) if bound else (CloseStep(),),
+        order="shuffled" if bound else "sequential",
+        pull=pull,
+        pull_bound=bound if pull == "committed" else 0.0,
+        seed=seed,
+    )
+
+
+class _Rounds:
+    """The rounds of one contestant on a communicator, counted.
+
+    The engine is shared by this process's contestants: its counters are everybody's.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self.step = 0
+        self._sent = 0
+        self._retransmissions = 0
+
+    def run(self, buffer: torch.Tensor, plan: TransferPlan) -> TransferReport:
+        allowed = self._communicator.timeout_s + _GRACE  # by then the engine has said why
+        report = self._communicator.all_reduce(buffer, plan, step=self.step).wait(allowed)
+        self.step += 1
+        self._sent += report.packets_sent
+        self._retransmissions += report.retransmissions
+        return report
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "engine": self._communicator.counters(),
+            "packets_sent": self._sent,
+            "retransmissions": self._retransmissions,
+        }
+
+    def close(self) -> None:
+        self._communicator.close()
+
+
+class GradwireAllReduce:
+    """All-reduce over the sharded route; bound 0 is exact."""
+
+    def __init__(self, bound: float = 0.0, spend: str = "nothing", pull: str = "exact") -> None:
+        """Choose the plan: see `make_plan`."""
+        self._bound, self._spend, self._pull = bound, spend, pull
+        self._delivered: list[float] = []
+        self._rounds: _Rounds | None = None
+
+    def setup(self, rank: int, world: int, store: Store) -> None:
+        """Open the engine and meet the other ranks."""
+        self._rounds = _Rounds(
+            Communicator(store, rank, world, Settings.build({}), timeout_s=_ROUND_TIMEOUT)
+        )
+
+    def run_round(self, buffer: torch.Tensor) -> None:
+        """Sum the buffer over all ranks."""
+        assert self._rounds is not None
+        plan = make_plan(buffer.numel(), self._bound, self._spend, self._pull, self._rounds.step)
+        self._delivered.append(min(self._rounds.run(buffer, plan).delivered))
+
+    def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
+        """Check the exact sum, or that each element is the sum of some contributions."""
+        total = sum(inputs.values())
+        values = np.unique(buffer.numpy())
+        sums = {0.0}
+        for value in inputs.values():
+            sums |= {each + value for each in sums}
+        allowed = sums if self._bound else {total}
+        if not set(values.tolist()) <= allowed:
+            raise ValueError(f"gradwire: values {values[:8]} where the sum is {total}")
+
+    def report(self) -> dict[str, Any]:
+        """Counters of the engine and what was delivered."""
+        assert self._rounds is not None
+        delivered = self._delivered or [1.0]
+        return {
+            **self._rounds.report(),
+            "delivered_mean": sum(delivered) / len(delivered),
+            "delivered_min": min(delivered),
+        }
+
+    def close(self) -> None:
+        """Close the engine."""
+        if self._rounds is not None:
+            self._rounds.close()
+
+
+class GradwirePush:
+    """All ranks but the last push to a server on the last; nothing is pulled."""
+
+    def __init__(
+        self,
+        bound: float = 0.0,
+        spend: str = "nothing",
+        schedule: Sequence[Sequence[float]] = (),
+        control: str = "stream",
+        options: Mapping[str, object] | None = None,
+        group: str = "world",
+    ) -> None:
+        """Choose the plan: see `make_plan`.
+
+        Args:
+            bound: of the whole buffer.
+            spend: what may be given up.
+            schedule: seconds after a worker's first arrival, and the share that is enough then: so
+                the bound is spent. Without a bound nothing is given up at any time.
+            control: "stream", or "probe" for the papers' passes.
+            options: settings besides the route.
+            group: of endpoints; contestants of different groups share no engine.
+        """
+        self._control, self._group = control, group
+        self._bound, self._spend = bound, spend
+        self._schedule = tuple(
+            CloseStep("first_arrival", "worker", seconds, share) for seconds, share in schedule
+        )
+        self._settings = Settings.build({**(options or {}), "route": "server", "servers": 1})
+        self._rounds: _Rounds | None = None
+        self._server: ServerThread | None = None
+
+    def setup(self, rank: int, world: int, store: Store) -> None:
+        """Open the engine: the server's on the last rank."""
+        settings = self._settings
+        if rank == world - 1:
+            self._server = ServerThread(
+                store, workers=world - 1, index=0, settings=settings, group=self._group
+            )
+            return
+        self._rounds = _Rounds(
+            Communicator(
+                store, rank, world - 1, settings, group=self._group, timeout_s=_ROUND_TIMEOUT
+            )
+        )
+
+    def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any] | None:
+        """Push the buffer; done when the server has summed all of it from everybody."""
+        if self._rounds is None:
+            assert self._server is not None
+            self._server.check()
+            return None
+        plan = make_plan(buffer.numel(), self._bound, self._spend, "none", self._rounds.step)
+        if self._schedule:
+            plan = replace(plan, spend="late", schedule=self._schedule, order="shuffled")
+        if self._control == "probe":  # no two workers leave out the same chunks: nobody waits
+            passes: dict[str, Any] = {"control": "probe", "order": "sequential"}
+            plan = replace(plan, schedule=(CloseStep(scope="worker"),), **passes)
+        return said(self._rounds.run(buffer, plan))
+
+    def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
+        """Nothing comes back that could be checked; the sums are, where they are pulled."""
+
+    def report(self) -> dict[str, Any]:
+        """Counters of the worker's engine."""
+        return {} if self._rounds is None else self._rounds.report()
+
+    def close(self) -> None:
+        """Close the engine or stop the server."""
+        if self._rounds is not None:
+            self._rounds.close()
+        if self._server is not None:
+            self._server.close()
+
+
+def said(report: TransferReport) -> dict[str, Any]:
+    """What a transfer has to say about its round."""
+    passes = getattr(report, "passes", 0)
+    return {
+        **({"passes": passes} if passes else {}),
+        "delivered": list(report.delivered),
+        "bytes": report.bytes_sent,
+        "packets": report.packets_sent,
+        "retransmissions": report.retransmissions,
+        "push_s": report.push_s,
+    }

@@ -1,0 +1,243 @@
+"""Run contestants in turn on the same hosts, and time their rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradwire_lab.contest.interrupts import uninterrupted
+from gradwire_lab.contest.ranks import Message, Ranks
+from gradwire_lab.network.addresses import STORE_PORT
+from gradwire_lab.network.bursts import BurstTraffic, phase_of
+from gradwire_lab.network.clock import sleep_until
+from gradwire_lab.network.network import Network
+
+_SETUP_SECONDS = 120.0
+_ROUND_SECONDS = 60.0
+_LEAD_SECONDS = 0.003
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant that takes part.
+
+    Attributes:
+        name: what tables call it.
+        factory: ``module:class`` of a `gradwire_lab.contest.contestants.Contestant`.
+        options: keyword arguments of that class, as JSON.
+    """
+
+    name: str
+    factory: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+GLOO = Entry("gloo", "gradwire_lab.contest.contestants:GlooAllReduce")
+
+
+def tcp_push(congestion_control: str) -> Entry:
+    """The entry of a raw-TCP push with a given congestion control."""
+    return Entry(
+        f"tcp-{congestion_control}",
+        "gradwire_lab.contest.contestants:TcpPush",
+        {"congestion_control": congestion_control},
+    )
+
+
+@dataclass(frozen=True)
+class Round:
+    """One timed round.
+
+    Attributes:
+        start: the moment that all ranks started, in seconds of ``time.monotonic()``.
+        ranks: each rank's time from then until it was done, in seconds.
+        details: what each rank's contestant had to say about the round.
+    """
+
+    start: float
+    ranks: tuple[float, ...]
+    details: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """From the common start until the last rank was done."""
+        return max(self.ranks)
+
+
+class Race:
+    """One process per host, each with every contestant, taking turns in blocks of rounds.
+
+    Blocks are interleaved so that whatever disturbs the machine disturbs all alike. All ranks
+    start a round at the same moment of the clock that the hosts share, so no barrier crosses the
+    network, and only one round is under way at a time.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        entries: Sequence[Entry],
+        size: int,
+        *,
+        env: Mapping[str, str] | None = None,
+        round_seconds: float = _ROUND_SECONDS,
+        pause: float = 0.0,
+    ) -> None:
+        """Start a rank on every host (not on the extra ones) and set all contestants up.
+
+        Args:
+            network: the hosts; rank k runs on host k.
+            entries: the contestants, with different names.
+            size: bytes of each rank's buffer, a multiple of 4.
+            env: additions to the ranks' environment.
+            round_seconds: how long a round may take.
+            pause: seconds before each round, in which a job would compute.
+
+        Raises:
+            ValueError: a size or a set of names that makes no sense.
+            RankError: a rank failed.
+        """
+        if size <= 0 or size % 4:
+            raise ValueError("the buffer must have a positive number of float32 elements")
+        if not entries or len({entry.name for entry in entries}) != len(entries):
+            raise ValueError("a race needs contestants with different names")
+        self.network = network
+        self.size = size
+        self._entries = list(entries)
+        self._round_seconds = round_seconds
+        self._pause = pause
+        self._verified: set[str] = set()
+        configs = [self._config(rank) for rank in range(network.hosts)]
+        with uninterrupted():
+            self._ranks = Ranks(network.spawn, "gradwire_lab.contest.race_worker", configs, env=env)
+        try:
+            self._ranks.gather(time.monotonic() + _SETUP_SECONDS)
+        except BaseException:
+            self._ranks.kill()
+            raise
+
+    def _config(self, rank: int) -> Message:
+        return {
+            "rank": rank,
+            "world": self.network.hosts,
+            "bytes": self.size,
+            "store_host": self.network.address(0),
+            "store_port": STORE_PORT,
+            "entries": [
+                {"name": entry.name, "factory": entry.factory, "options": dict(entry.options)}
+                for entry in self._entries
+            ],
+        }
+
+    def run(
+        self,
+        rounds: int,
+        *,
+        block: int = 20,
+        warm_up: int = 2,
+        bursts: BurstTraffic | None = None,
+        progress: Callable[[str, int], None] | None = None,
+        around: Callable[[str], AbstractContextManager[Any]] | None = None,
+        around_turn: Callable[[str, int], AbstractContextManager[Any]] | None = None,
+        only: str | None = None,
+        rotate: bool = False,
+        turns: Callable[[], None] | None = None,
+    ) -> dict[str, list[Round]]:
+        """Time rounds of every contestant.
+
+        Args:
+            rounds: of each contestant.
+            block: rounds of one contestant before the next has its turn.
+            warm_up: rounds at the start of each block that are not counted.
+            bursts: cross traffic; each block then starts at the same phase of it.
+            progress: called with a contestant's name and the number of its rounds so far.
+            around: a context for each counted round, made from the contestant's name.
+            around_turn: a context for each block's counted rounds together, made from the
+                contestant's name and their number.
+            only: the one contestant that runs; all if not given.
+            rotate: from turn to turn, begin at another phase of the bursts.
+            turns: called before each contestant has its next turn.
+
+        Returns:
+            The counted rounds by contestant, in order.
+
+        Raises:
+            RankError: a rank failed, gave a wrong result, or did not come back.
+        """
+        names = [entry.name for entry in self._entries if only in (None, entry.name)]
+        results: dict[str, list[Round]] = {name: [] for name in names}
+        alone = around or contextlib.nullcontext
+        together = around_turn or (lambda name, count: contextlib.nullcontext())
+        for turn in itertools.count():
+            if len(results[names[-1]]) >= rounds:
+                return results
+            if turns is not None:
+                turns()
+            for name, done in results.items():
+                if bursts is not None:
+                    offset = phase_of(turn, bursts.burst) if rotate else 0.0
+                    sleep_until(bursts.next_phase(offset) - _LEAD_SECONDS)
+                for _ in range(warm_up):
+                    self._rest()
+                    self._round(name)
+                count = min(block, rounds - len(done))
+                with together(name, count):
+                    for _ in range(count):
+                        self._rest()
+                        with alone(name):
+                            done.append(self._round(name))
+                if progress is not None:
+                    progress(name, len(done))
+        raise AssertionError("turns do not end")
+
+    def _rest(self) -> None:
+        """Before a round and outside of what surrounds it: its loss does not pass meanwhile."""
+        time.sleep(self._pause)
+
+    def _round(self, name: str) -> Round:
+        start = time.monotonic() + _LEAD_SECONDS
+        verify = name not in self._verified
+        self._verified.add(name)
+        command = {"command": "round", "contestant": name, "start": start, "verify": verify}
+        answers = self._ask(command)
+        return Round(
+            start,
+            tuple(float(answer["seconds"]) for answer in answers),
+            tuple(answer["details"] for answer in answers),
+        )
+
+    def reports(self) -> dict[str, list[dict[str, Any]]]:
+        """What each contestant's ranks have to say, by contestant and in rank order.
+
+        Raises:
+            RankError: a rank failed.
+        """
+        answers = self._ask({"command": "report"})
+        return {entry.name: [answer[entry.name] for answer in answers] for entry in self._entries}
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to one rank's process."""
+        self._ranks.signal(rank, number)
+
+    def close(self) -> None:
+        """Let the contestants close, then end all ranks. May be called again."""
+        try:
+            self._ask({"command": "close"})
+        finally:
+            self._ranks.kill()
+
+    def _ask(self, command: Message) -> list[Message]:
+        return self._ranks.ask(command, time.monotonic() + self._round_seconds)
+
+    def __enter__(self) -> Race:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._ranks.kill()

@@ -1,0 +1,86 @@
+"""One rank of a race, a program on a host: argument DESCRIPTOR, of a socket to the parent.
+
+Obeys as `gradwire_lab.contest.rank_program` says.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from gradwire_lab.contest.contestants import Contestant
+from gradwire_lab.contest.rank_program import Commands, obey
+from gradwire_lab.contest.ranks import Message
+from gradwire_lab.network.clock import sleep_until
+
+
+def load(entry: dict[str, Any]) -> Contestant:
+    """Make the contestant that an entry names as ``module:class`` with options."""
+    module, _, name = entry["factory"].partition(":")
+    contestant: Contestant = getattr(importlib.import_module(module), name)(**entry["options"])
+    return contestant
+
+
+class Worker:
+    """One rank's contestants and buffer."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Set all contestants up.
+
+        Args:
+            config: rank, world, bytes of the buffer, store (host and port), entries.
+        """
+        self._rank: int = config["rank"]
+        self._world: int = config["world"]
+        self._buffer = torch.empty(config["bytes"] // 4)
+        store = TCPStore(
+            config["store_host"], config["store_port"], self._world, is_master=self._rank == 0
+        )
+        self._contestants: dict[str, Contestant] = {}
+        for entry in config["entries"]:
+            contestant = load(entry)
+            contestant.setup(self._rank, self._world, PrefixStore(entry["name"], store))
+            self._contestants[entry["name"]] = contestant
+        self._store = store
+        self._fill()
+
+    def _fill(self) -> None:
+        self._buffer.fill_(float(self._rank + 1))
+
+    def round(self, contestant: str, start: float, verify: bool) -> dict[str, Any]:
+        """Run one round at a moment of ``time.monotonic()``; answers the seconds since then, and
+        what the contestant has to say about the round."""
+        runner = self._contestants[contestant]
+        sleep_until(start)
+        details = runner.run_round(self._buffer)
+        seconds = time.monotonic() - start
+        if verify:
+            runner.verify(self._buffer, {rank: float(rank + 1) for rank in range(self._world)})
+        self._fill()
+        return {"seconds": seconds, "details": details or {}}
+
+    def report(self) -> dict[str, Any]:
+        """What each contestant has to say."""
+        return {name: contestant.report() for name, contestant in self._contestants.items()}
+
+    def close(self) -> dict[str, Any]:
+        """Close all contestants."""
+        for contestant in self._contestants.values():
+            contestant.close()
+        return {}
+
+
+def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
+    """Set the rank up; its rounds are too short for news of them."""
+    worker = Worker(config)
+    return {}, {"round": worker.round, "report": worker.report, "close": worker.close}
+
+
+if __name__ == "__main__":
+    obey(int(sys.argv[1]), set_up)

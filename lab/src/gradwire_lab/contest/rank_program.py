@@ -1,0 +1,47 @@
+"""What the programs of ranks have in common: the rank's end of `gradwire_lab.contest.ranks`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Mapping
+
+import torch
+
+from gradwire_lab.contest.ranks import Message
+
+Commands = Mapping[str, Callable[..., Message]]
+"""What the parent may ask for: answered with what is returned, given the arguments by name."""
+
+
+def obey(
+    descriptor: int,
+    set_up: Callable[[Message, Callable[[Message], None]], tuple[Message, Commands]],
+) -> None:
+    """Set the program up, then obey the parent until it hangs up; an error is the last answer.
+
+    Args:
+        descriptor: of the socket to the parent.
+        set_up: given the configuration, and something to call with news between a command and
+            its answer; returns the answer to the configuration, and the commands.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
+    torch.set_num_threads(1)
+    with socket.socket(fileno=descriptor) as endpoint, endpoint.makefile("rw") as channel:
+
+        def write(message: Message) -> None:
+            channel.write(json.dumps(message) + "\n")
+            channel.flush()
+
+        try:
+            config = json.loads(channel.readline())
+            answer, commands = set_up(config, lambda news: write({"tick": news}))
+            write(answer)
+            for line in channel:
+                command = json.loads(line)
+                write(commands[command.pop("command")](**command))
+        except Exception as error:
+            summary = "".join(traceback.format_exception_only(error)).strip()
+            write({"error": summary, "traceback": traceback.format_exc()})

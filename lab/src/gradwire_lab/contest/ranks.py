@@ -1,0 +1,234 @@
+"""The parent's end of ranks: starts one on each host, gives commands, notices when one fails.
+
+Parent and rank write lines of JSON to each other: the parent the configuration, then commands;
+the rank an answer to each (its end is `gradwire_lab.contest.rank_program`).
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+# The second keeps torch's store from complaining that the hosts have no names; the third, a folder
+# that exists, keeps torch from leaving an empty one there.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(),
+}
+_READ_BYTES = 1 << 16
+
+Message = dict[str, Any]
+
+
+class RankError(RuntimeError):
+    """A rank failed or did not answer; the message names it and the cause.
+
+    Attributes:
+        details: the rank's traceback, if there is one.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class _RemoteTraceback(Exception):
+    """A rank's traceback, as the cause of what is raised here: so that it is printed with it."""
+
+    def __str__(self) -> str:
+        return f"in the rank:\n{self.args[0]}"
+
+
+class Spawn(Protocol):
+    """Starts a program on a host, as `gradwire_lab.network.network.Network.spawn` does."""
+
+    def __call__(
+        self,
+        host: int,
+        command: Sequence[str],
+        /,
+        *,
+        env: Mapping[str, str],
+        pass_fds: Sequence[int],
+        stdin: int,
+    ) -> subprocess.Popen[Any]:
+        """Start it; ``env`` is added to this process's environment."""
+
+
+class Ranks:
+    """One process for each rank, rank k on host k; a ``with`` block kills them at its end."""
+
+    def __init__(
+        self,
+        spawn: Spawn,
+        module: str,
+        configs: Sequence[Message],
+        *,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """Start the ranks and tell them what to do; the first `gather` waits for them.
+
+        Args:
+            spawn: starts a program on a host.
+            module: the ranks' program, which runs `gradwire_lab.contest.rank_program.obey`.
+            configs: what each rank is told first, in rank order.
+            env: additions to the ranks' environment.
+            pass_fds: descriptors that they inherit under the same numbers.
+
+        Raises:
+            RankError: a rank ended at once.
+        """
+        self._ranks: list[_Rank] = []
+        try:
+            for number in range(len(configs)):
+                self._ranks.append(_Rank(spawn, number, module, env or {}, pass_fds))
+            for rank, config in zip(self._ranks, configs, strict=True):
+                rank.send(config)
+        except BaseException:
+            self.kill()
+            raise
+
+    def ask(
+        self,
+        command: Message,
+        deadline: float,
+        progress: Callable[[Message], None] | None = None,
+    ) -> list[Message]:
+        """Give all ranks a command; see `gather`.
+
+        Args:
+            command: its name as ``command``, and its arguments.
+            deadline: in seconds of ``time.monotonic()``.
+            progress: called with each tick that a rank sends before it answers.
+        """
+        for rank in self._ranks:
+            rank.send(command)
+        return self.gather(deadline, progress)
+
+    def gather(
+        self, deadline: float, progress: Callable[[Message], None] | None = None
+    ) -> list[Message]:
+        """Wait for an answer of every rank.
+
+        Args:
+            deadline: in seconds of ``time.monotonic()``.
+            progress: called with each tick that a rank sends before it answers.
+
+        Returns:
+            The answers, in rank order.
+
+        Raises:
+            RankError: a rank failed or is late.
+        """
+        answers: dict[int, Message] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank in self._ranks:
+                selector.register(rank.channel, selectors.EVENT_READ, rank)
+            while len(answers) < len(self._ranks):
+                for rank in self._wait(selector, deadline, answers):
+                    for message in rank.receive():
+                        if "tick" in message:
+                            if progress is not None:
+                                progress(message["tick"])
+                        else:
+                            answers[rank.number] = message  # and is watched on: it may die
+        return [answers[rank.number] for rank in self._ranks]
+
+    def _wait(
+        self, selector: selectors.BaseSelector, deadline: float, answers: dict[int, Message]
+    ) -> list[_Rank]:
+        while (left := deadline - time.monotonic()) > 0:
+            if ready := selector.select(left):
+                return [key.data for key, _ in ready]
+        late = [str(rank.number) for rank in self._ranks if rank.number not in answers]
+        raise RankError(f"rank {', '.join(late)} did not answer in time")
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to one rank's process.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        self._ranks[rank].signal(number)
+
+    def kill(self) -> None:
+        """End all ranks at once. May be called again."""
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            rank.kill()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class _Rank:
+    """The parent's end of one rank."""
+
+    def __init__(
+        self,
+        spawn: Spawn,
+        number: int,
+        module: str,
+        env: Mapping[str, str],
+        pass_fds: Sequence[int],
+    ) -> None:
+        self.number = number
+        self.channel, theirs = socket.socketpair()
+        with theirs:
+            self._process = spawn(
+                number,
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                env={**_ENVIRONMENT, **env},
+                pass_fds=[theirs.fileno(), *pass_fds],
+                stdin=subprocess.DEVNULL,
+            )
+        self._buffer = b""
+
+    def send(self, message: Message) -> None:
+        try:
+            self.channel.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise RankError(f"rank {self.number}: {self._fate()}") from error
+
+    def receive(self) -> list[Message]:
+        """The messages that are complete; reading does not block when there is something."""
+        try:
+            data = self.channel.recv(_READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            raise RankError(f"rank {self.number}: {self._fate()}")
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        messages: list[Message] = [json.loads(line) for line in lines]
+        for message in messages:
+            if "error" in message:
+                details = message["traceback"]
+                cause = _RemoteTraceback(details)
+                raise RankError(f"rank {self.number}: {message['error']}", details) from cause
+        return messages
+
+    def _fate(self) -> str:
+        try:
+            return f"ended with status {self._process.wait(1.0)}"
+        except subprocess.TimeoutExpired:
+            return "closed its channel"
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self.channel.close()
+        self._process.kill()  # which leaves alone what has ended
+        self._process.wait()

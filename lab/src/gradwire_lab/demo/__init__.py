@@ -1,0 +1,5 @@
+"""`gradwire demo`: a model trains over a bursting network, on TCP and on gradwire in turn."""
+
+from gradwire_lab.demo.command import app
+
+__all__ = ["app"]

@@ -1,0 +1,138 @@
+"""The command line of `gradwire demo`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gradwire_lab.contest.interrupts import end_as_ctrl_c_does
+from gradwire_lab.training.scenario import ENTRIES, Scenario, quick, standard
+
+app = typer.Typer(add_completion=False)
+
+OUT = Path("out/demo")
+_INTERRUPTED = 130
+
+
+class NetworkName(str, enum.Enum):
+    """The standard networks."""
+
+    A = "A"
+    B = "B"
+
+
+ContestantName = enum.Enum(  # type: ignore[misc]
+    "ContestantName", {entry.name: entry.name for entry in ENTRIES}, type=str
+)
+
+
+@app.command()
+def demo(
+    network: Annotated[
+        NetworkName,
+        typer.Option(help="A: 1 Gbit/s, 256 KiB queues. B: 200 Mbit/s, 64 KiB, no offloads."),
+    ] = NetworkName.A,
+    quick_run: Annotated[
+        bool, typer.Option("--quick", help="A few steps only, to see that everything works.")
+    ] = False,
+    only: Annotated[
+        list[ContestantName] | None,
+        typer.Option(help="Take only this contestant; may be given several times."),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1.0, help="End about so long after the start [150].")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of each contestant, at most [400].")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.html.")] = OUT,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the JSON instead of the table.")
+    ] = False,
+) -> None:
+    """Train a small model over a bursting network: on TCP and on gradwire, in turn.
+
+    Four hosts on one switch are made on this machine. The same four processes train the same
+    model over Gloo on TCP, over gradwire without loss, and over gradwire with bounded loss, while
+    cross traffic bursts into one port. Takes less than three minutes.
+    """
+    end_as_ctrl_c_does()
+    progress = Console(stderr=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot be made: {error}", param_hint="--out") from error
+    try:
+        scenario = _scenario(network.value, quick_run, only or [], seconds, steps)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        document = _run(scenario, progress)
+    except KeyboardInterrupt:
+        progress.print("interrupted: nothing is left behind")
+        raise typer.Exit(_INTERRUPTED) from None
+    _show(document, out, as_json, progress)
+    if document["error"] is not None:
+        raise typer.Exit(1)
+
+
+def _scenario(
+    network: str,
+    quick_run: bool,
+    only: Iterable[enum.Enum],
+    seconds: float | None,
+    steps: int | None,
+) -> Scenario:
+    wanted = {name.value for name in only}
+    entries = tuple(entry for entry in ENTRIES if not wanted or entry.name in wanted)
+    scenario = (quick if quick_run else standard)(network, entries)
+    given = {"seconds": seconds, "steps": steps}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(scenario, **changes)
+
+
+def _run(scenario: Scenario, console: Console) -> dict[str, Any]:
+    from gradwire_lab.demo.audience import Bars
+    from gradwire_lab.demo.course import run
+    from gradwire_lab.demo.results import document
+
+    with Bars(console, scenario) as bars:
+        outcome = run(scenario, bars)
+    return document(outcome, shlex.join(["gradwire", *sys.argv[1:]]))
+
+
+def _show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) -> None:
+    from gradwire_lab.demo.table import terminal_table
+
+    written = out / "demo.json"
+    written.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    files = [str(written)]
+    page = out / "demo.html"
+    try:
+        from gradwire_lab.demo.page import write_page  # needs what the extra "lab" has
+
+        write_page(document, page)
+        files.append(str(page))
+    except ImportError as error:
+        progress.print(f"no page: {error}: install gradwire[lab]", markup=False)
+    if as_json:
+        typer.echo(json.dumps(document, allow_nan=False))
+    else:
+        console = Console()
+        if document["contestants"]:
+            console.print(terminal_table(document))
+            for note in document["notes"]:
+                console.print(f"· {note}", style="dim", highlight=False, markup=False)
+        console.print(document["headline"], style="bold", highlight=False, markup=False)
+    if document["error_details"]:
+        progress.print(document["error_details"], highlight=False, markup=False)
+    progress.print(f"wrote {' and '.join(files)}", highlight=False, markup=False)

@@ -1,0 +1,160 @@
+"""The course of the demo: blocks of steps in turn, until time or steps are used up."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradwire_lab.contest.measure import softnet_drops
+from gradwire_lab.contest.ranks import RankError, Ranks
+from gradwire_lab.demo import crew
+from gradwire_lab.demo.ground import Ground, open_ground
+from gradwire_lab.network.bursts import BurstRecord
+from gradwire_lab.training.block import Block
+from gradwire_lab.training.scenario import Entry, Scenario
+
+READY_SECONDS = 60.0
+BLOCK_SECONDS = 90.0
+CLOSE_SECONDS = 10.0
+_LEAD_SECONDS = 0.02
+_CAUTION = 0.9
+_WORTH_WHILE = 3
+"""A last, shorter turn has at least so many timed steps."""
+_PHASE = 0.6
+"""Blocks begin at this part of the bursts' period, behind a burst."""
+
+
+@dataclass
+class Outcome:
+    """What came of the demo.
+
+    Attributes:
+        scenario: what was to be done.
+        ground: where; None if there was none yet.
+        origin: when it began, in seconds of ``time.monotonic()``.
+        facts: about model and text.
+        blocks: in the order in which they were run.
+        bursts: as they were sent.
+        fingerprints: of each contestant's weights, in rank order.
+        network_drops: packets lost in the network, cross traffic included.
+        softnet_drops: packets that this machine's processors dropped outside of any queue.
+        error: why the demo ended early; None if it did not.
+        details: what else is known about the error.
+    """
+
+    scenario: Scenario
+    origin: float
+    ground: Ground | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
+    bursts: list[BurstRecord] = field(default_factory=list)
+    fingerprints: dict[str, list[str]] = field(default_factory=dict)
+    network_drops: int = 0
+    softnet_drops: int = 0
+    error: str | None = None
+    details: str = ""
+
+
+class Audience:
+    """Hears how the demo gets on; this one does nothing with it."""
+
+    def stage(self, text: str) -> None:
+        """A new stage has begun."""
+
+    def grounded(self, ground: Ground) -> None:
+        """It is known where the demo runs."""
+
+    def plan(self, steps: int) -> None:
+        """Each contestant will do about so many steps."""
+
+    def tick(self, entry: Entry, step: dict[str, Any]) -> None:
+        """A contestant's rank 0 has done a step."""
+
+
+def run(scenario: Scenario, audience: Audience) -> Outcome:
+    """Run the demo; what fails ends it, and is told in the outcome.
+
+    Args:
+        scenario: what to do.
+        audience: told while it runs.
+    """
+    outcome = Outcome(scenario, time.monotonic())
+    try:
+        with open_ground(scenario.network, scenario.ranks) as ground:
+            outcome.ground = ground
+            audience.grounded(ground)
+            audience.stage("starting the ranks")
+            with crew.start(ground, scenario) as ranks:
+                outcome.facts = ranks.gather(time.monotonic() + READY_SECONDS)[0]
+                ground.start_bursts()
+                audience.stage("training in turn")
+                before = softnet_drops()
+                try:
+                    _train(scenario, ranks, ground, outcome, audience)
+                finally:
+                    outcome.softnet_drops = softnet_drops() - before
+                    if ground.traffic is not None:
+                        outcome.bursts = ground.traffic.records()
+                audience.stage("comparing the replicas")
+                _close(ranks, ground, outcome)
+    except (RankError, OSError) as error:
+        outcome.error = str(error)
+        outcome.details = getattr(error, "details", "")
+    return outcome
+
+
+def _train(
+    scenario: Scenario, ranks: Ranks, ground: Ground, outcome: Outcome, audience: Audience
+) -> None:
+    done, slowest = 0, 0.0
+    while done < scenario.steps:
+        began = time.monotonic()
+        left = outcome.origin + scenario.seconds - began
+        room = int(left / slowest * _CAUTION) if slowest else scenario.block
+        if done:
+            audience.plan(min(scenario.steps, done + max(0, room)))
+            if room < scenario.warm_up + _WORTH_WHILE:
+                return
+        steps = min(scenario.block, scenario.steps - done, room)
+        for entry in scenario.entries:
+            outcome.blocks.append(_block(scenario, ranks, ground, entry, steps, audience))
+        done += steps
+        slowest = max(slowest, (time.monotonic() - began) / steps)
+
+
+def _block(
+    scenario: Scenario,
+    ranks: Ranks,
+    ground: Ground,
+    entry: Entry,
+    steps: int,
+    audience: Audience,
+) -> Block:
+    start = time.monotonic() + _LEAD_SECONDS
+    if ground.traffic is not None:
+        start = ground.traffic.next_phase(_PHASE * ground.traffic.burst.period, after=start)
+    try:
+        answers = ranks.ask(
+            {"command": "block", "contestant": entry.name, "steps": steps, "start": start},
+            start + BLOCK_SECONDS,
+            lambda step: audience.tick(entry, step),
+        )
+    except RankError as error:
+        raise RankError(f"{entry.label}: {error}", error.details) from error
+    return Block(
+        contestant=entry.name,
+        start=start,
+        warm_up=min(scenario.warm_up, steps - 1),
+        ranks=[answer["steps"] for answer in answers],
+        validation=sum(answer["validation"] for answer in answers) / len(answers),
+        verdict=answers[0]["verdict"],
+    )
+
+
+def _close(ranks: Ranks, ground: Ground, outcome: Outcome) -> None:
+    answers = ranks.ask({"command": "fingerprints"}, time.monotonic() + CLOSE_SECONDS)
+    for entry in outcome.scenario.entries:
+        outcome.fingerprints[entry.name] = [answer[entry.name] for answer in answers]
+    outcome.network_drops = ground.dropped()
+    ranks.ask({"command": "close"}, time.monotonic() + CLOSE_SECONDS)

@@ -1,0 +1,67 @@
+"""The demo's table, the same columns on the terminal and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from gradwire_lab.demo.words import Document, milliseconds, number, percent
+
+IDEAL = "header ideal"
+
+COLUMNS = (
+    "",
+    "steps/s",
+    "comm median",
+    "p90",
+    "p99",
+    "max",
+    "× ideal",
+    "comm share",
+    "delivered",
+    "critical",
+    "final loss",
+)
+
+
+def rows(document: Document) -> list[list[str]]:
+    """The cells: a row for each contestant, and one for the header ideal where there is one."""
+    ideal = document["header_ideal_s"]
+    cells = [_row(entry, ideal) for entry in document["contestants"]]
+    if ideal is not None:
+        blank = ["–"] * (len(COLUMNS) - 3)
+        blank[3] = "1.00"
+        cells.append([IDEAL, "–", milliseconds(ideal), *blank])
+    return cells
+
+
+def _row(entry: Mapping[str, Any], ideal: float | None) -> list[str]:
+    median = entry["comm_median_s"]
+    return [
+        entry["label"],
+        f"{entry['steps_per_s']:.2f}",
+        milliseconds(median),
+        milliseconds(entry["comm_p90_s"]),
+        milliseconds(entry["comm_p99_s"]),
+        milliseconds(entry["comm_max_s"]),
+        "–" if ideal is None else f"{median / ideal:.2f}",
+        percent(entry["comm_share"]),
+        percent(entry["delivered"]),
+        percent(entry["critical_share"]),
+        number(entry["final_loss"]),
+    ]
+
+
+def terminal_table(document: Document) -> Table:
+    """The table for the terminal, turned so that it fits into 80 columns."""
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD)
+    cells = rows(document)
+    table.add_column("")
+    for row in cells:
+        table.add_column(row[0], justify="right", style="dim" if row[0] == IDEAL else None)
+    for place, column in enumerate(COLUMNS[1:], 1):
+        table.add_row(column, *(row[place] for row in cells))
+    return table

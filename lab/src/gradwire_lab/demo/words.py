@@ -1,0 +1,197 @@
+"""The demo's result in words: the headline and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gradwire_lab.training.scenario import TAIL_STEPS
+
+Document = Mapping[str, Any]
+
+_ENOUGH_STEPS = 50
+_OURS = ("adaptive", "dblp", "reliable")
+"""Of gradwire's contestants, the one in the headline is the first that takes part."""
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A time as people read it; a dash where there is none."""
+    return "–" if seconds is None else f"{seconds * 1000:.0f} ms"
+
+
+def percent(share: float | None) -> str:
+    """A share as people read it; what is not all never reads as 100 %."""
+    if share is None:
+        return "–"
+    text = f"{share * 100:.1f}"
+    if text == "100.0" and share < 1:
+        return "> 99.9 %"
+    return f"{text} %"
+
+
+def number(value: float | None) -> str:
+    """A loss as people read it; a word where it is none."""
+    return "diverged" if value is None else f"{value:.3f}"
+
+
+def contestant(document: Document, name: str) -> Mapping[str, Any] | None:
+    """A contestant's part of the document; None if it took no part or failed before its turn."""
+    for entry in document["contestants"]:
+        if entry["name"] == name:
+            found: Mapping[str, Any] = entry
+            return found
+    return None
+
+
+def headline(document: Document) -> str:
+    """One or two sentences with the numbers that matter most."""
+    if document["error"]:
+        return f"The demo ended early: {document['error']}"
+    tcp = contestant(document, "gloo")
+    ours = next(filter(None, (contestant(document, name) for name in _OURS)), None)
+    if tcp is None or ours is None:
+        return "; ".join(_alone(entry) for entry in document["contestants"])
+    if document["mode"] == "loopback":
+        return f"{_lossy(document, ours)} {_losses(tcp, ours)}"
+    return f"{_times(document, tcp, ours)} {_losses(tcp, ours)}"
+
+
+def _alone(entry: Mapping[str, Any]) -> str:
+    return (
+        f"{entry['label']}: median {milliseconds(entry['comm_median_s'])} of communication a "
+        f"step, longest {milliseconds(entry['comm_max_s'])}, {entry['steps_per_s']:.2f} steps/s"
+    )
+
+
+def _lossy(document: Document, ours: Mapping[str, Any]) -> str:
+    return (
+        f"On loopback {ours['label']} trains with {percent(document['scenario']['drop_rate'])} of "
+        "its packets dropped, and TCP with none."
+    )
+
+
+def _times(document: Document, tcp: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    tail, name = ("comm_p99_s", "99th percentile")
+    if tcp[tail] is None or ours[tail] is None:
+        tail, name = "comm_max_s", "longest"
+    speed = _faster(ours["steps_per_s"] / tcp["steps_per_s"])
+    return (
+        f"Over {ours['label']} the model trains {speed} as over {tcp['label']} while the network "
+        "bursts: "
+        f"a step's gradients take {milliseconds(ours['comm_median_s'])} and "
+        f"{milliseconds(tcp['comm_median_s'])} (median; {name} {milliseconds(ours[tail])} and "
+        f"{milliseconds(tcp[tail])})."
+    )
+
+
+def _faster(ratio: float) -> str:
+    if 0.98 <= ratio <= 1.02:
+        return "as fast"
+    return f"{ratio:.2f} times as fast"
+
+
+def _losses(tcp: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    return (
+        f"After {ours['steps']} steps the held-out loss is {number(ours['final_loss'])} "
+        f"against {number(tcp['final_loss'])}, with {percent(ours['delivered'])} of the gradients "
+        "delivered."
+    )
+
+
+def notes(document: Document) -> list[str]:
+    """What a reader must know to judge the numbers."""
+    if not document["contestants"]:
+        return []
+    lines = []
+    if document["mode"] == "loopback":
+        scenario = document["scenario"]
+        lines.append(
+            f"{document['reason']}. So this ran on loopback, which has no rate, no queue and no "
+            f"bursts; {percent(scenario['drop_rate'])} of gradwire's packets were dropped on "
+            f"arrival, in runs of {scenario['drop_burst']:g} on average. TCP cannot be treated so: "
+            "it lost nothing, and its times are those of copies in memory. Compare the losses and "
+            "the delivered share, not the times."
+        )
+    else:
+        lines.append(_network_note(document))
+    lines.append(_turns_note(document))
+    lines.append(
+        "Communication time runs from the moment when all ranks have their gradients until the "
+        "last rank has the averaged ones; all gradients travel as one bucket after the backward "
+        "pass, so nothing hides behind computation."
+    )
+    lines.append(
+        "One seed and a short run: the losses show what was learnt so far, neither the spread over "
+        "seeds nor where a long run ends."
+    )
+    fewest = min(entry["timed_steps"] for entry in document["contestants"])
+    if fewest < _ENOUGH_STEPS:
+        lines.append(f"Only {fewest} timed steps each: too few to compare times by.")
+    if any(entry["comm_p99_s"] is None for entry in document["contestants"]):
+        lines.append(f"A 99th percentile is given from {TAIL_STEPS} timed steps on.")
+    if document["softnet_drops"]:
+        lines.append(
+            f"The machine was too slow for the network: it dropped {document['softnet_drops']} "
+            "packets or trains of them outside of any queue."
+        )
+    lines.extend(_phase_note(entry) for entry in document["contestants"] if entry["verdict"])
+    lines.extend(_encoding_note(document))
+    lines.extend(_replica_notes(document))
+    return lines
+
+
+def _phase_note(entry: Mapping[str, Any]) -> str:
+    if entry["critical_share"] == 1.0:
+        return f"{entry['label']}: every step was critical; the run was too short for more."
+    share = f"{entry['label']}: {percent(entry['critical_share'])} of the steps were critical"
+    if entry["verdict"] == "phases":
+        return f"{share}; the detector fired again after the start."
+    return f"{share}; after the start the detector did not fire: a fixed bound."
+
+
+def _encoding_note(document: Document) -> list[str]:
+    ours, exact = contestant(document, "adaptive"), contestant(document, "reliable")
+    if ours is None or exact is None or not exact["bytes_sent"]:
+        return []
+    return [
+        f"{ours['label']} sends half precision while steps wait for their gradients, or int8 where "
+        f"that is not enough: {percent(ours['bytes_sent'] / exact['bytes_sent'])} of the bytes of "
+        f"{exact['label']} here."
+    ]
+
+
+def _turns_note(document: Document) -> str:
+    scenario = document["scenario"]
+    phase = "" if document["mode"] == "loopback" else " at the same phase of the bursts"
+    return (
+        f"The same {scenario['ranks']} processes train the contestants in turns of "
+        f"{scenario['block']} steps{phase}, from the same weights on the same data. The first "
+        f"{scenario['warm_up']} of a turn's steps train, but are not timed."
+    )
+
+
+def _network_note(document: Document) -> str:
+    network, bursts = document["network"], document["bursts"]
+    text = (
+        f"Network {network['name']}: {document['scenario']['ranks']} hosts on one switch, "
+        f"{network['rate'] / 1e6:g} Mbit/s and a drop-tail queue of {network['queue'] // 1024} KiB "
+        f"in each direction of each port; bursts of {bursts['rate'] / 1e6:g} Mbit/s for "
+        f"{bursts['on'] * 1000:g} ms every {bursts['period'] * 1000:g} ms into one port."
+    )
+    if document["header_ideal_s"] is not None:
+        text += (
+            f" A step's all-reduce moves {document['payload_bytes'] / 1e6:.1f} MB through each "
+            "port in each direction, which takes the bare port "
+            f"{milliseconds(document['header_ideal_s'])} (the header ideal)."
+        )
+    return text
+
+
+def _replica_notes(document: Document) -> list[str]:
+    verdicts = {entry["label"]: entry["replicas_identical"] for entry in document["contestants"]}
+    broken = [label for label, same in verdicts.items() if same is False]
+    if broken:
+        return [f"The replicas differ between ranks: {', '.join(broken)}."]
+    if verdicts and all(verdicts.values()):
+        return ["All ranks ended with bit-identical weights, for every contestant."]
+    return []

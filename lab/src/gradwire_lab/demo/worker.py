@@ -1,0 +1,71 @@
+"""One rank of the demo, a program: argument DESCRIPTOR, of a socket to the parent.
+
+Obeys as `gradwire_lab.contest.rank_program` says; a block also tells of each of its steps as it
+ends.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gradwire_lab.contest.rank_program import Commands, obey
+from gradwire_lab.contest.ranks import Message
+from gradwire_lab.network.kernel import die_with_parent
+from gradwire_lab.training.rank import TrainingRank
+from gradwire_lab.training.scenario import Scenario
+from gradwire_lab.training.text import load
+from gradwire_lab.training.trainee import Trainee
+
+_GROUP_SECONDS = 60.0
+
+
+class Worker(TrainingRank[Trainee]):
+    """One rank with all contestants."""
+
+    def __init__(self, config: Message, tell: Callable[[Message], None]) -> None:
+        """Meet the other ranks and set all contestants up.
+
+        Args:
+            config: scenario, rank, store (host and port), lossy, line (descriptor of the start
+                line's memory).
+            tell: called with each step.
+        """
+        scenario = Scenario.from_json(config["scenario"])
+        super().__init__(config, scenario.ranks, _GROUP_SECONDS, tell)
+        text = load()
+        for entry in scenario.entries:
+            try:
+                self.trainees[entry.name] = Trainee(
+                    entry, scenario, text, self.rank, self.start_line, config["lossy"]
+                )
+            except Exception as error:
+                raise RuntimeError(f"{entry.label}: {error}") from error
+        self.facts = {
+            "parameters": next(iter(self.trainees.values())).model.parameter_count,
+            "characters": len(text.train),
+            "files": text.files,
+        }
+
+    def block(self, contestant: str, steps: int, start: float) -> dict[str, Any]:
+        """Train one contestant for some steps, then look at the held-out text."""
+        trainee = self.trainees[contestant]
+        done = trainee.block(steps, start, self.stepped)
+        return {"steps": done, "validation": trainee.validate(), "verdict": trainee.verdict}
+
+
+def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
+    """Set the rank up; the configuration names the process to die with, 0 if that is seen to."""
+    if config["parent"]:
+        die_with_parent(config["parent"])
+    worker = Worker(config, tell)
+    return worker.facts, {
+        "block": worker.block,
+        "fingerprints": worker.fingerprints,
+        "close": worker.close,
+    }
+
+
+if __name__ == "__main__":
+    obey(int(sys.argv[1]), set_up)

@@ -1,0 +1,40 @@
+"""Leaf switches under one spine: which hosts share which, and what their uplinks carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire_lab.network.presets import Preset
+
+__all__ = ["Leaves"]
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """Two tiers of switches in the place of one.
+
+    Attributes:
+        count: leaves, each with an uplink to the one spine.
+        uplink: of every uplink, in both directions.
+    """
+
+    count: int
+    uplink: Preset
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise ValueError(f"leaves={self.count}: 2 and more are allowed; one is a single switch")
+
+    def of(self, host: int, hosts: int) -> int:
+        """The leaf that a host is on: in rank order, as many on each as can be.
+
+        Args:
+            host: number of the host.
+            hosts: how many there are, those for cross traffic left out, which are on the spine.
+        """
+        return host * self.count // hosts
+
+    def sizes(self, hosts: int) -> list[int]:
+        """How many hosts are on each leaf."""
+        places = [self.of(host, hosts) for host in range(hosts)]
+        return [places.count(leaf) for leaf in range(self.count)]

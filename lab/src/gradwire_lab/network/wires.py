@@ -1,0 +1,176 @@
+"""The links that are more than a veth pair, wires of hosts and ports that mark: what a topology
+keeps of them.
+
+Runs in the keeper, as the topology does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gradwire_lab.network.presets import Preset
+from gradwire_lab.network.tap_links import TapLinks, make_pair
+from gradwire_lab.network.wire import Wire
+
+_RING = 4096
+"""Frames that a TAP device holds until the link's thread comes for them."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """One device of a wire: a socket inside its namespace, and its index there."""
+
+    netlink: Any
+    index: int
+
+    def unsent(self) -> int:
+        """Frames that the device dropped after its queue had let them go."""
+        (link,) = self.netlink.get_links(self.index)
+        return int(link.get_attr("IFLA_STATS64")["tx_dropped"])
+
+
+@dataclass(frozen=True)
+class Near:
+    """Where the first device of a link is.
+
+    Attributes:
+        namespace: descriptor of its network namespace.
+        netlink: a socket inside that.
+        name: of the device.
+    """
+
+    namespace: int
+    netlink: Any
+    name: str
+
+
+class Wires:
+    """Pairs of TAP devices with a thread between them, in the place of veth pairs."""
+
+    def __init__(self, switch: Any, switch_namespace: int, *, offloads: bool) -> None:
+        """Make none yet.
+
+        Args:
+            switch: a socket inside the switch's namespace.
+            switch_namespace: descriptor of that.
+            offloads: whether trains pass whole.
+        """
+        self._switch = switch
+        self._switch_namespace = switch_namespace
+        self._offloads = offloads
+        self._links = TapLinks()
+        self._ends: dict[int, dict[str, _End]] = {}
+        self._carriers: set[str] = set()
+        self._wires: dict[tuple[int, str], Wire] = {}
+        self._queues: dict[tuple[int, str], tuple[int, int, int]] = {}
+
+    @property
+    def carrier(self) -> str | None:
+        """What carries packets over the wires, as results shall name it; None without wires."""
+        return ", ".join(sorted(self._carriers)) or None
+
+    def add(self, number: int, near: Near, port: str, seed: int) -> None:
+        """Make a link's devices and start what is between them, which does nothing yet.
+
+        Args:
+            number: of the host, or another that is nobody's.
+            near: the first device: where it is and what it is called.
+            port: name of the second, at the switch.
+            seed: of losses and jitter; links differ all the same.
+
+        Raises:
+            TapUnavailable: the machine lets the caller make none.
+            OSError: the thread does not start.
+        """
+        pair = make_pair(
+            near.namespace, near.name, self._switch_namespace, port, offloads=self._offloads
+        )
+        self._links.add(number, pair, seed << 8 | number)
+        self._carriers.add(pair.carrier)
+        (uplink,) = near.netlink.link_lookup(ifname=near.name)
+        (downlink,) = self._switch.link_lookup(ifname=port)
+        near.netlink.link("set", index=uplink, txqlen=_RING)
+        self._switch.link("set", index=downlink, txqlen=_RING)
+        self._ends[number] = {
+            "uplink": _End(near.netlink, uplink),
+            "downlink": _End(self._switch, downlink),
+        }
+
+    def set(self, number: int, wire: Wire, directions: Iterable[str]) -> None:
+        """Change what directions of a link do; a queue that `mark` gave them stays.
+
+        Raises:
+            OSError: the wire has failed.
+        """
+        for direction in directions:
+            self._wires[number, direction] = wire
+            if queue := self._queues.get((number, direction)):
+                rate, size, ecn = queue
+                self._links.set(number, replace(wire, rate=rate, queue=size, ecn=ecn), direction)
+            else:
+                self._links.set(number, wire, direction)
+
+    def mark(self, number: int, direction: str, preset: Preset, ecn: int) -> None:
+        """Have a direction of a link be a port's queue, which marks: the kernel's cannot.
+
+        Args:
+            number: of the link.
+            direction: which.
+            preset: rate and queue of the port.
+            ecn: occupancy above which packets are marked, in bytes.
+
+        Raises:
+            OSError: the wire has failed.
+        """
+        self._queues[number, direction] = preset.rate, preset.queue, ecn
+        self.set(number, self._wires.get((number, direction), Wire()), [direction])
+
+    def queue_stats(self, number: int, direction: str) -> dict[str, int] | None:
+        """What the queue that `mark` gave a direction has seen, as `network.QueueStats` names it;
+        None where it gave none.
+
+        Raises:
+            OSError: the wire has failed.
+        """
+        if (number, direction) not in self._queues:
+            return None
+        seen = self.stats(number)[direction]
+        waiting = seen["queue_bytes"]
+        return {
+            "bytes": seen["bytes"] - seen["dropped_queue_bytes"] - waiting,
+            "packets": seen["packets"] - seen["dropped_queue"],
+            "drops": seen["dropped_queue"],
+            "backlog": waiting,
+            "marked": seen["marked"],
+        }
+
+    def stats(self, number: int) -> dict[str, dict[str, int]]:
+        """What both directions of a link have seen: as the engine counts, and `overrun`.
+
+        Raises:
+            OSError: the wire has failed.
+        """
+        stats = self._links.counters(number)
+        for direction, end in self._ends[number].items():
+            stats[direction]["overrun"] = end.unsent()
+        return stats
+
+    def arrived(self, number: int) -> int | None:
+        """Packets that have left the switch's queue for a host; None where it has no wire.
+
+        The kernel counts a train from a TAP device as no packet at all, so where trains came over
+        somebody's wire its own count is of no use.
+
+        Raises:
+            OSError: the wire has failed.
+        """
+        if number not in self._ends:
+            return None
+        downlink = self.stats(number)["downlink"]
+        return downlink["packets"] + downlink["overrun"]
+
+    def close(self) -> None:
+        """End all threads. May be called again."""
+        self._links.close()

@@ -1,0 +1,79 @@
+"""The page of a run: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from gradwire_lab.report.maps import map_plot
+from gradwire_lab.report.plots import cell_plots, colours
+from gradwire_lab.report.words import dates, mark_rows, notes, number, reached, rows, share
+
+__all__ = ["fill", "render", "write_page"]
+
+
+def fill(name: str, **values: Any) -> str:
+    """A template of this folder with its values.
+
+    Raises:
+        LookupError: one that it wants is missing.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    try:
+        return environment.get_template(name).render(**values)
+    except jinja2.UndefinedError as error:
+        raise LookupError(error.message) from None
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The page of a run's JSON as text."""
+    palette = colours(document)
+    cells = [
+        (cell, *rows(cell), *(list(map(Markup, plots)) for plots in cell_plots(cell, palette)))
+        for cell in document["cells"]
+        if cell["runs"]
+    ]
+    drawn = map_plot(document) if document["map"]["rows"] else ""
+    return fill(
+        "run.html.j2",
+        title=document["title"],
+        dates=dates(document),
+        document=document,
+        marks=mark_rows(document),
+        mark_cells=_mark_cells,
+        map=Markup(drawn) if drawn else None,
+        cells=cells,
+        notes=notes(document),
+        shares=_shares,
+        layer_shares=_layer_shares,
+    )
+
+
+def write_page(document: Mapping[str, Any], path: Path) -> None:
+    """Write the page to a file."""
+    path.write_text(render(document), encoding="utf-8")
+
+
+def _mark_cells(mark: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        [row["cell"], reached(row), number(row["wanted"]), number(row.get("cap"))]
+        for row in mark["cells"]
+    ]
+
+
+def _shares(values: Sequence[float]) -> str:
+    return ", ".join(map(share, values))
+
+
+def _layer_shares(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share(value)}" for name, value in values.items())

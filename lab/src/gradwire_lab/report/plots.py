@@ -1,0 +1,165 @@
+"""The plots of a run's page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from gradwire_lab.report.drawing import BURST, IDEAL, STYLE, figure_of, legend, plain, svg
+
+__all__ = ["cell_plots", "colours", "literal"]
+
+_PALETTE = (
+    "#2a9d76",
+    "#d1603d",
+    "#3b78b5",
+    "#7a5195",
+    "#b08a1e",
+    "#5f6b6d",
+    "#c2538a",
+    "#4fa3c7",
+    "#1c4f3f",
+    "#8fbf5a",
+    "#e39aa8",
+    "#23355e",
+    "#c9b3de",
+    "#7a3b12",
+    "#9aa39f",
+    "#e0b84c",
+)
+_LOSS = "#8c1d40"
+_FAR = 8
+_MOST_WORDS = 20
+"""Events beyond so many are drawn without their words."""
+
+Entry = Mapping[str, Any]
+Cell = Mapping[str, Any]
+
+
+def colours(document: Mapping[str, Any]) -> dict[str, str]:
+    """A colour for each contestant, the same in all cells."""
+    names = dict.fromkeys(
+        entry["name"] for cell in document["cells"] for entry in cell["contestants"]
+    )
+    return {name: _PALETTE[place % len(_PALETTE)] for place, name in enumerate(names)}
+
+
+def literal(text: str) -> str:
+    """A text as matplotlib draws it to the letter: no formulas between dollars."""
+    return text.replace("$", r"\$")
+
+
+def cell_plots(cell: Cell, palette: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """A cell's plots: wide ones (the time line), and narrow ones (the distribution, and learning
+    where there is any)."""
+    if not cell["contestants"]:
+        return [], []
+    with matplotlib.rc_context(STYLE):
+        narrow = [distribution(cell, palette)]
+        if any(track["losses"] for entry in cell["contestants"] for track in entry["tracks"]):
+            narrow += [learning(cell, palette, over) for over in ("seconds", "step")]
+        return [time_line(cell, palette)], narrow
+
+
+def distribution(cell: Cell, palette: Mapping[str, str]) -> str:
+    """What share of samples took no longer than a time."""
+    figure, axes = figure_of(4.9, 3.4)
+    for entry in cell["contestants"]:
+        times = sorted(1000 * each for track in entry["tracks"] for each in track["seconds"])
+        shares = [(number + 1) / len(times) * 100 for number in range(len(times))]
+        colour = palette[entry["name"]]
+        axes.step([times[0], *times], [0.0, *shares], where="post", color=colour, linewidth=1.7)
+        if entry["limit_s"] is not None:
+            axes.axvline(entry["limit_s"] * 1000, color=colour, linestyle=":", linewidth=0.9)
+    _time_axis(axes, cell, "x")
+    axes.set(xlabel="ms", ylabel="no longer than that, %")
+    axes.set_ylim(0, 102)
+    dotted = Line2D([], [], color=IDEAL, linestyle=":", label="limit")
+    legend(axes, [*_lines(cell, palette), dotted], 2)
+    return svg(figure)
+
+
+def time_line(cell: Cell, palette: Mapping[str, str]) -> str:
+    """Every sample over the time of the first seed that counts, bursts and events drawn in."""
+    figure, axes = figure_of(9.6, 3.3)
+    counted = {track["seed"] for entry in cell["contestants"] for track in entry["tracks"]}
+    run = next((each for each in cell["runs"] if each["seed"] in counted), cell["runs"][0])
+    for burst in run["bursts"]:
+        axes.axvspan(burst["start"], burst["stop"], color=BURST, alpha=0.35, linewidth=0)
+    for span in run["lossy"]:
+        axes.axvspan(span["start"], span["stop"], color=_LOSS, alpha=0.18, linewidth=0)
+    for event in run["events"]:
+        axes.axvline(event["at"], color="#555555", linewidth=0.8, alpha=0.5)
+        if len(run["events"]) > _MOST_WORDS:
+            continue
+        axes.annotate(
+            event["what"],
+            (event["at"], 0.98),
+            xycoords=("data", "axes fraction"),
+            fontsize=7,
+            rotation=90,
+            va="top",
+            ha="right",
+        )
+    for entry in cell["contestants"]:
+        for track in entry["tracks"]:
+            if track["seed"] == run["seed"]:
+                axes.scatter(
+                    track["starts"],
+                    [1000 * each for each in track["seconds"]],
+                    s=9,
+                    color=palette[entry["name"]],
+                    linewidths=0,
+                    zorder=2,
+                )
+    _time_axis(axes, cell, "y")
+    axes.set(xlabel="seconds since the cell began", ylabel="ms")
+    axes.margins(x=0.01)
+    bursts = [Patch(color=BURST, alpha=0.5, label="burst")] if run["bursts"] else []
+    lossy = [Patch(color=_LOSS, alpha=0.3, label="links lose")] if run["lossy"] else []
+    legend(axes, [*_lines(cell, palette), *bursts, *lossy])
+    return svg(figure)
+
+
+def learning(cell: Cell, palette: Mapping[str, str], over: str) -> str:
+    """Held-out loss after each turn, over the seconds that a contestant trained or its steps."""
+    figure, axes = figure_of(4.9, 3.4)
+    place = {"step": 0, "seconds": 1}[over]
+    for entry in cell["contestants"]:
+        for track in entry["tracks"]:
+            axes.plot(
+                [point[place] for point in track["losses"]],
+                [point[2] for point in track["losses"]],
+                color=palette[entry["name"]],
+                marker="o",
+                markersize=3,
+                linewidth=1.2,
+            )
+    axes.set(xlabel={"step": "step", "seconds": "s of training"}[over], ylabel="held-out loss")
+    legend(axes, _lines(cell, palette), 2)
+    return svg(figure)
+
+
+def _lines(cell: Cell, palette: Mapping[str, str]) -> list[Any]:
+    return [
+        Line2D([], [], color=palette[entry["name"]], linewidth=1.7, label=literal(entry["name"]))
+        for entry in cell["contestants"]
+    ]
+
+
+def _time_axis(axes: Axes, cell: Cell, which: Literal["x", "y"]) -> None:
+    """Logarithmic where the longest would press all others together."""
+    medians: Sequence[float] = [entry["median_s"] for entry in cell["contestants"]]
+    if max(entry["max_s"] for entry in cell["contestants"]) <= _FAR * min(medians):
+        return
+    if which == "x":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(plain)
+    else:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(plain)

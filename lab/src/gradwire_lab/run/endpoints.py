@@ -1,0 +1,211 @@
+"""What lab scenarios add to the contestants of races: any policy, and Gloo on a chosen TCP."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from gradwire.core.report import ReportWriter, StepReport
+from gradwire.sim.job import FlatBucket, model_of
+from gradwire.training.bucket import GradBucket, ParameterNames
+from gradwire.training.configure import configure
+from gradwire.training.pipeline import GradientPipeline
+from gradwire.transport.communicator import Communicator
+from gradwire_lab.contest.contestants import GlooAllReduce
+from gradwire_lab.contest.serving import ServerThread
+from gradwire_lab.scenario.work import layer_sizes
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["GlooOver", "PolicyAllReduce", "choose_congestion_control", "open_sockets", "told"]
+
+_TIMEOUT = 60.0
+_ROUNDING = 0.01
+"""What the coarsest encoding may make of a value."""
+
+
+def open_sockets() -> set[int]:
+    """The descriptors of this process' sockets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.add(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def choose_congestion_control(descriptors: set[int], name: str) -> int:
+    """Set TCP's congestion control on those of the sockets that are TCP; returns how many.
+
+    Raises:
+        OSError: the machine does not have it, or not for this user.
+    """
+    chosen = 0
+    for descriptor in descriptors:
+        with socket.socket(fileno=os.dup(descriptor)) as endpoint:
+            if endpoint.family != socket.AF_INET or endpoint.type != socket.SOCK_STREAM:
+                continue
+            now = endpoint.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            if now.split(b"\0")[0].decode() != name:
+                try:
+                    endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+                except OSError as error:
+                    raise OSError(
+                        error.errno,
+                        f"TCP congestion control {name!r} is not to be had: {error.strerror}",
+                    ) from error
+            chosen += 1
+    return chosen
+
+
+class GlooOver(GlooAllReduce):
+    """All-reduce by Gloo with a chosen congestion control; servers take no part."""
+
+    def __init__(self, congestion_control: str, workers: int, timeout_s: float) -> None:
+        """Choose it, how many of the ranks, the first ones, are workers, and how long one sum may
+        take."""
+        super().__init__(timeout_s)
+        self._congestion_control = congestion_control
+        self._workers = workers
+        self._working = True
+
+    def setup(self, rank: int, world: int, store: Store) -> None:
+        """Connect; the choice is made on the connections, for the hosts have only one default."""
+        self._working = rank < self._workers
+        if not self._working:
+            return
+        before = open_sockets()
+        super().setup(rank, self._workers, store)
+        self._group.allreduce([torch.zeros(1)]).wait()
+        chosen = choose_congestion_control(open_sockets() - before, self._congestion_control)
+        if self._workers > 1 and not chosen:
+            raise RuntimeError(
+                f"congestion_control={self._congestion_control!r}: Gloo opened no TCP connection "
+                "to choose it on"
+            )
+
+    def run_round(self, buffer: torch.Tensor) -> None:
+        """Sum the buffer over all workers."""
+        if self._working:
+            super().run_round(buffer)
+
+    def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
+        """Check that every element is the exact sum of the workers'."""
+        if self._working:
+            super().verify(buffer, {rank: inputs[rank] for rank in range(self._workers)})
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._working:
+            super().close()
+
+    def report(self) -> dict[str, Any]:
+        """What was chosen."""
+        return {"congestion_control": self._congestion_control}
+
+
+class PolicyAllReduce:
+    """All-reduce by a policy: the pipeline that trains, on a buffer cut into equal layers.
+
+    With route="server" the last `servers` ranks sum for the others.
+    """
+
+    def __init__(
+        self, policy: str, options: Mapping[str, object], elements: int, layers: int, group: str
+    ) -> None:
+        """Choose the policy, its options as for `gradwire.attach`, the buffer's elements, the
+        number of layers, and the name of the group of endpoints, which shares an engine with no
+        other."""
+        self._group = group
+        self._policy, self._settings = configure(policy, options)
+        self._sizes = layer_sizes(elements, layers)
+        self._pipeline: GradientPipeline | None = None
+        self._communicator: Communicator | None = None
+        self._server: ServerThread | None = None
+        self._parameters: list[torch.nn.Parameter] = []
+        self._workers = 1
+
+    def setup(self, rank: int, world: int, store: Store) -> None:
+        """Open the engine and meet the other ranks."""
+        settings, group = self._settings, self._group
+        self._workers = workers = world - settings.server_count
+        if rank >= workers:
+            self._server = ServerThread(
+                store, workers=workers, index=rank - workers, settings=settings, group=group
+            )
+        else:
+            self._communicator = Communicator(
+                store, rank, workers, settings, group=group, timeout_s=_TIMEOUT
+            )
+            self._pipeline = self._open(self._communicator)
+
+    def _open(self, communicator: Communicator) -> GradientPipeline:
+        model = model_of(self._sizes)
+        self._parameters = list(model.parameters())
+        self._policy.prepare(self._sizes)
+        return GradientPipeline(
+            communicator,
+            self._policy,
+            self._settings,
+            ParameterNames(model),
+            communicator.take_number(communicator.meeting("number")),
+            writer=ReportWriter.open(self._settings.report, communicator.rank),
+        )
+
+    def run_round(self, buffer: torch.Tensor) -> Mapping[str, Any] | None:
+        """Sum the buffer over all workers."""
+        if self._server is not None:
+            self._server.check()
+            return None
+        assert self._pipeline is not None
+        bucket = FlatBucket(0, True, self._parameters, buffer.numpy())
+        self._pipeline.reduce(cast(GradBucket, bucket)).wait()
+        return told(self._pipeline.report())
+
+    def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
+        """Check the exact mean, or that each element is none of more than all contributions."""
+        if self._server is not None:
+            return
+        total = sum(inputs[rank] for rank in range(self._workers)) / self._workers
+        low = total if self._policy.name == "reliable" else 0.0
+        if float(buffer.min()) < low * (1 - _ROUNDING) or float(buffer.max()) > total * (
+            1 + _ROUNDING
+        ):
+            raise ValueError(
+                f"{self._policy.name}: values from {float(buffer.min())} to "
+                f"{float(buffer.max())} where the mean is {total}"
+            )
+
+    def report(self) -> dict[str, Any]:
+        """Counters of the engine."""
+        return {} if self._communicator is None else {"engine": self._communicator.counters()}
+
+    def close(self) -> None:
+        """Close the engine."""
+        if self._communicator is not None:
+            self._communicator.close()  # first: a pipeline only lets go
+        if self._pipeline is not None:
+            self._pipeline.close()
+        if self._server is not None:
+            self._server.close()
+
+
+def told(report: StepReport) -> dict[str, Any]:
+    """What a step's report has to say about its round."""
+    passes = getattr(report, "passes", 0)
+    return {
+        **({"passes": passes} if passes else {}),
+        "delivered": [region.delivered for region in report.regions],
+        "layers": [region.name for region in report.regions],
+        "bytes": report.bytes,
+        "packets": report.packets,
+        "retransmissions": report.retransmissions,
+        "push_s": report.push_s,
+    }

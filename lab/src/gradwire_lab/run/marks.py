@@ -1,0 +1,255 @@
+"""The marks of a scenario: computed from what was measured, never assumed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire_lab.run.limits import probe_cap
+from gradwire_lab.run.summary import interval
+from gradwire_lab.scenario.load import Cell
+from gradwire_lab.scenario.mark import LIMIT, Mark
+from gradwire_lab.scenario.measurable import labels_of
+
+__all__ = ["Measured", "judge"]
+
+_KEYS = {
+    "time_median": "median_s",
+    "time_mean": "mean_s",
+    "time_p99": "p99_s",
+    "time_max": "max_s",
+    "throughput": "throughput_bps",
+    "goodput": "goodput_bps",
+    "steps_per_s": "steps_per_s",
+    "job_time": "job_s",
+    "rival_goodput": "rival_goodput_bps",
+    "final_loss": "final_loss",
+    "time_to_loss": "time_to_loss_s",
+}
+_MORE_IS_BETTER = {"throughput", "goodput", "steps_per_s", "rival_goodput"}
+
+_TAIL = 0.25
+"""A cell whose tuned tail missed the one wanted by more than this share of it is another cell."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One cell and its contestants' summaries by name; complete: whether they are of all seeds."""
+
+    cell: Cell
+    summaries: Mapping[str, Mapping[str, Any]]
+    complete: bool = True
+
+
+def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
+    """Compute a mark: the quotient in each cell that it is about, and whether it is what is wanted.
+
+    Returns:
+        text, scope, difference (whether it is one), cells (name, difference, complete, value, each
+        seed's, their interval, wanted, met, and the cap where there is one; `why` where the network
+        was not the one that the cell asks for, which leaves it open), value (by the mark's scope,
+        of what is known; None where nothing is), the interval of that over seeds, wanted, met
+        (None: not measured, or what is missing could change it) and missed_by, a share of what is
+        wanted, so far. A quotient is judged by its value, all seeds together; a difference by its
+        interval.
+    """
+    rows = []
+    for measured in cells:
+        labels = measured.cell.labels
+        if all(labels.get(axis) in labels_of(wanted) for axis, wanted in mark.where.items()):
+            row = _difference(mark, measured) if mark.difference else _row(mark, measured, cells)
+            rows.append(row)
+    known = [row for row in rows if row["value"] is not None]
+    result: dict[str, Any] = {
+        "text": mark.text,
+        "scope": mark.scope,
+        "difference": mark.difference,
+        "cells": rows,
+        "interval": None,
+    }
+    if not known:
+        return {**result, "value": None, "wanted": None, "met": None, "missed_by": None}
+    if mark.scope == "every":
+        shown = max(known, key=lambda row: row["missed_by"])
+        value, wanted, missed = shown["value"], shown["wanted"], shown["missed_by"]
+        result["interval"] = shown.get("interval")
+    else:
+        fold = statistics.fmean if mark.scope == "mean" else max
+        value = fold([row["value"] for row in known])
+        wanted = fold([row["wanted"] for row in known])
+        missed = _missed(mark, value, wanted)
+        seeds = set.intersection(*(set(row.get("by_seed", ())) for row in known))
+        result["interval"] = interval([fold([row["by_seed"][s] for row in known]) for s in seeds])
+    return {
+        **result,
+        "value": value,
+        "wanted": wanted,
+        "met": _met(mark, rows, missed),
+        "missed_by": max(0.0, missed),
+    }
+
+
+def _met(mark: Mark, rows: Sequence[Mapping[str, Any]], missed: float) -> bool | None:
+    """Whether a mark is met; None while a cell or a seed that is not there could change it."""
+    settled = [row["met"] for row in rows if row["complete"] and row["value"] is not None]
+    if len(settled) == len(rows):
+        return missed <= 0
+    if False in settled and (
+        mark.scope == "every" or (mark.scope == "max" and mark.at_most is not None)
+    ):
+        return False
+    if True in settled and mark.scope == "max" and mark.at_least is not None:
+        return True
+    return None
+
+
+def _empty(measured: Measured, difference: bool = False) -> dict[str, Any]:
+    return {
+        "cell": measured.cell.name,
+        "difference": difference,
+        "complete": measured.complete,
+        "value": None,
+        "wanted": None,
+        "interval": None,
+    }
+
+
+def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str, Any]:
+    row, base = _empty(measured), None
+    if mark.over_cell:
+        labels = {**measured.cell.labels, **mark.over_cell}
+        base = next((each for each in cells if each.cell.labels == labels), None)
+        row["complete"] = measured.complete and base is not None and base.complete
+    wanted = mark.at_most if mark.at_most is not None else mark.at_least
+    if mark.share_of_cap is not None:
+        cap = _cap(mark, measured)
+        row["cap"] = cap
+        wanted = None if cap is None else mark.share_of_cap * cap
+    why = [_other_tail(each) for each in (measured, base) if each is not None]
+    if any(why):
+        return {**row, "why": "; ".join(filter(None, why))}
+    value = _quotient(mark, measured, base)
+    if value is None or wanted is None:
+        return row
+    missed = _missed(mark, value, wanted)
+    mine = measured.summaries[mark.contestant]
+    found = {seed: _quotient(mark, measured, base, seed) for seed in mine.get("by_seed", {})}
+    by_seed = {seed: each for seed, each in found.items() if each is not None}
+    return {
+        **row,
+        "value": value,
+        "by_seed": by_seed,
+        "interval": interval(list(by_seed.values())),
+        "wanted": wanted,
+        "missed_by": missed,
+        "met": missed <= 0,
+    }
+
+
+def _quotient(
+    mark: Mark, measured: Measured, base: Measured | None, seed: str | None = None
+) -> float | None:
+    """What the mark compares, of a cell's seeds together or of one; None where it isn't known.
+
+    Args:
+        mark: the mark.
+        measured: the cell.
+        base: the cell that it is over, of a mark that is over another.
+        seed: the one; all if not given.
+    """
+
+    def quantity(of: Measured | None, contestant: str) -> float | None:
+        return None if of is None else _quantity(mark, of.summaries.get(contestant), seed)
+
+    value = quantity(measured, mark.contestant)
+    other: float | None = 1.0
+    if mark.over_cell:
+        other = quantity(base, mark.contestant)
+    elif mark.over == (LIMIT,):
+        limit = "rate_limit_bps" if mark.quantity == "goodput" else "limit_s"
+        mine = measured.summaries.get(mark.contestant)
+        other = mine[limit] if mine else None
+        if value is not None:
+            value -= mark.plus_rtts * measured.cell.scenario.topology.rtt_s
+    elif mark.over:
+        found = [quantity(measured, name) for name in mark.over]
+        known = [each for each in found if each is not None]
+        highest = (mark.quantity in _MORE_IS_BETTER) == (mark.pick == "best")
+        # a mark over "the best" is not measured while one of them is missing
+        complete = len(known) == len(found)
+        other = (max(known) if highest else min(known)) if known and complete else None
+    if value is None or other is None or (math.isinf(value) and math.isinf(other)):
+        return None
+    above, below = (other, value) if mark.inverse else (value, other)
+    return above / below if below else None
+
+
+def _other_tail(measured: Measured) -> str | None:
+    """What is wrong with a cell's tuned tail, as its contestant met it; None: nothing."""
+    tail = measured.cell.scenario.tail
+    found = measured.summaries.get(tail.contestant)
+    if not tail.ratio or found is None or found["p99_s"] is None:
+        return None
+    reached = found["p99_s"] / found["median_s"]
+    if abs(reached - tail.ratio) <= _TAIL * tail.ratio:
+        return None
+    return f"{measured.cell.name}: the tail was {reached:.2f}, wanted {tail.ratio:g}"
+
+
+def _difference(mark: Mark, measured: Measured) -> dict[str, Any]:
+    """A row of the mean of the differences, seed by seed, and its interval."""
+    row = _empty(measured, difference=True)
+    mine, other = (
+        _final_losses(measured.summaries.get(name)) for name in (mark.contestant, mark.over[0])
+    )
+    found = [mine[seed] - other[seed] for seed in mine if seed in other]
+    if len(found) < 2 or mark.within is None:
+        return row
+    reach = interval(found)  # none: one has lost its way
+    far = math.inf if reach is None else max(map(abs, reach))
+    missed = (far - mark.within) / mark.within
+    return {
+        **row,
+        "value": statistics.fmean(found),
+        "interval": reach,
+        "wanted": mark.within,
+        "missed_by": missed,
+        "met": missed <= 0,
+    }
+
+
+def _final_losses(summary: Mapping[str, Any] | None) -> dict[str, float]:
+    """By seed, of those that have one."""
+    alone = {} if summary is None else summary["by_seed"]
+    losses = {seed: each["final_loss"] for seed, each in alone.items()}
+    return {seed: float(loss) for seed, loss in losses.items() if loss is not None}
+
+
+def _quantity(
+    mark: Mark, summary: Mapping[str, Any] | None, seed: str | None = None
+) -> float | None:
+    """What the mark is of, of all seeds together or of one; None where it isn't known."""
+    if summary is not None and seed is not None:
+        summary = summary["by_seed"].get(seed)
+    value = None if summary is None else summary[_KEYS[mark.quantity]]
+    if value is None and mark.quantity == "time_to_loss" and summary is not None:
+        return math.inf if summary["final_loss"] is not None else None  # it has not come there
+    return None if value is None else float(value)
+
+
+def _cap(mark: Mark, measured: Measured) -> float | None:
+    mine = measured.summaries.get(mark.contestant)
+    theirs = [measured.summaries.get(name) for name in mark.over]
+    if mine is None or mine["limit_s"] is None or not theirs or theirs[0] is None:
+        return None
+    scenario = measured.cell.scenario
+    return probe_cap(scenario, scenario.work.bytes, mine["bound"], theirs[0]["bound"])
+
+
+def _missed(mark: Mark, value: float, wanted: float) -> float:
+    """By what share of what is wanted it is missed; negative or 0 where it is met."""
+    missed = (value - wanted) / wanted if mark.at_most is not None else (wanted - value) / wanted
+    return math.inf if math.isnan(missed) else missed

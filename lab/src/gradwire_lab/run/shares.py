@@ -1,0 +1,58 @@
+"""What flows can carry together over ports and uplinks, each taking its fair share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradwire_lab.scenario.network import Topology
+
+__all__ = ["carried", "crossing_flows", "route"]
+
+Link = tuple[str, str, int]
+"""Port or uplink, direction, and the host or leaf that it belongs to."""
+
+
+def crossing_flows(topology: Topology) -> list[tuple[int, int]]:
+    """One flow out of each host and one into it; all of them to another leaf, where there are
+    leaves, so that uplinks are busy as well. Some stay where leaves differ in size."""
+    hosts = topology.hosts
+    step = 1 if topology.spread is None else max(topology.spread.sizes(hosts))
+    return [(host, (host + step) % hosts) for host in range(hosts)]
+
+
+def route(topology: Topology, source: int, target: int) -> list[Link]:
+    """The queues that a flow crosses."""
+    spread, hosts = topology.spread, topology.hosts
+    links: list[Link] = [("port", "up", source), ("port", "down", target)]
+    if spread is not None:
+        home, away = spread.of(source, hosts), spread.of(target, hosts)
+        if home != away:
+            links += [("uplink", "up", home), ("uplink", "down", away)]
+    return links
+
+
+def carried(topology: Topology, flows: Sequence[tuple[int, int]]) -> float:
+    """Bits per second of all flows together when their shares are max-min fair.
+
+    By filling: all grow alike until a link is full, whose flows then stay what they are
+    (Bertsekas and Gallager, Data Networks, section 6.5.2).
+    """
+    routes = [route(topology, source, target) for source, target in flows]
+    left = {link: float(_rate(topology, link)) for each in routes for link in each}
+    total, growing = 0.0, set(range(len(flows)))
+    while growing:
+        users = {link: sum(link in routes[n] for n in growing) for link in left}
+        step = min(left[link] / count for link, count in users.items() if count)
+        total += step * len(growing)
+        for link, count in users.items():
+            left[link] -= step * count
+        full = {link for link, count in users.items() if count and left[link] <= 1e-6 * step}
+        growing = {n for n in growing if not full & set(routes[n])}
+    return total
+
+
+def _rate(topology: Topology, link: Link) -> int:
+    kind, _, number = link
+    if kind == "uplink" and topology.spread is not None:
+        return topology.spread.uplink.rate
+    return topology.port(number).rate

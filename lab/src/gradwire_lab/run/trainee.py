@@ -1,0 +1,181 @@
+"""One contestant in one rank of a training scenario: the demo's trainee, carried as asked for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import gradwire
+from gradwire.training.bucket import GradBucket
+from gradwire_lab.network.clock import sleep_until
+from gradwire_lab.run.endpoints import choose_congestion_control, open_sockets
+from gradwire_lab.run.hooks import hook_of
+from gradwire_lab.scenario.contestant import Contestant
+from gradwire_lab.scenario.work import THIRDS, Model
+from gradwire_lab.training.scenario import Entry
+from gradwire_lab.training.scenario import Scenario as DemoScenario
+from gradwire_lab.training.startline import StartLine
+from gradwire_lab.training.stopwatch import TimedDDP
+from gradwire_lab.training.text import Text
+from gradwire_lab.training.trainee import LINE_SECONDS, RankStep, Trainee
+
+__all__ = ["LabTrainee"]
+
+FORWARD_SHARE = 1 / 3
+"""Of a step's computation, before the first gradient is there."""
+
+
+class Pace:
+    """Stretches a step's computation to that of an accelerator of a given speed.
+
+    Attributes:
+        compute_s: seconds of a step's computation; 0 leaves it as it is.
+        began: when the step began.
+    """
+
+    def __init__(self) -> None:
+        self.compute_s = 0.0
+        self.began = 0.0
+
+    def wait(self, share: float) -> None:
+        """Wait until this share of the computation is over."""
+        if self.compute_s:
+            sleep_until(self.began + self.compute_s * share)
+
+
+class PacedDDP(TimedDDP):
+    """One bucket, which sets out when the stretched computation is over."""
+
+    def __init__(
+        self, module: torch.nn.Module, line: StartLine, pace: Pace, **options: Any
+    ) -> None:
+        """Wrap a module; see `TimedDDP`."""
+        super().__init__(module, line, LINE_SECONDS, **options)
+        self._pace = pace
+
+    def _set_out(self, bucket: GradBucket) -> None:
+        self._pace.wait(1.0)
+        super()._set_out(bucket)
+
+
+class OverlappingDDP(PacedDDP):
+    """Several buckets that set out while the backward pass goes on.
+
+    What is timed is from the first bucket's start to the last one's result; the ranks do not wait
+    for each other before.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, line: StartLine, pace: Pace, **options: Any
+    ) -> None:
+        """Wrap a module; see `TimedDDP`."""
+        super().__init__(module, line, pace, **options)
+        self._buckets = 1
+
+    def _set_out(self, bucket: GradBucket) -> None:
+        index = bucket.index()
+        done = min(1.0, (index + 1) / self._buckets)
+        self._pace.wait(FORWARD_SHARE + (1 - FORWARD_SHARE) * done)
+        if index == 0:
+            self.ready = self.start = time.monotonic()
+        if bucket.is_last():
+            self._buckets = index + 1
+
+
+class LabTrainee(Trainee):
+    """A model that learns over one contestant.
+
+    Attributes:
+        pace: of its computation.
+        layers: the shares delivered by region, of each step since they were last taken.
+    """
+
+    def __init__(
+        self,
+        contestant: Contestant,
+        model: Model,
+        demo: DemoScenario,
+        text: Text,
+        rank: int,
+        line: StartLine,
+        steps: int,
+        trials: int = 0,
+    ) -> None:
+        """Make the model and connect; collective.
+
+        Args:
+            contestant: what carries the gradients.
+            model: sizes, and how computation and communication meet.
+            demo: the same as the demo's trainee takes it.
+            text: what is learnt.
+            rank: of this process.
+            line: where the ranks wait for each other.
+            steps: of the whole training.
+            trials: steps before them, which find its pace and count as none of its thirds.
+        """
+        self._steps, self._trials = steps, trials
+        self._contestant = contestant
+        self._shape = model
+        self.pace = Pace()
+        self.layers: list[dict[str, float]] = []
+        policy = contestant.policy if contestant.transport == "gradwire" else None
+        entry = Entry(contestant.name, contestant.name, policy, contestant.options)
+        super().__init__(entry, demo, text, rank, line, False)
+
+    def _wrap(self, line: StartLine) -> TimedDDP:
+        before = open_sockets()
+        # A group for each contestant: its connections and its congestion control.
+        self._group = dist.new_group()
+        dist.barrier(group=self._group)
+        if self._contestant.transport == "gloo":
+            wanted = self._contestant.congestion_control
+            if not choose_congestion_control(open_sockets() - before, wanted):
+                raise RuntimeError(f"congestion control {wanted!r}: Gloo has no connections yet")
+        if self._shape.overlap:
+            return OverlappingDDP(
+                self.model,
+                line,
+                self.pace,
+                process_group=self._group,
+                bucket_cap_mb=self._shape.bucket_mb,
+            )
+        return PacedDDP(self.model, line, self.pace, process_group=self._group)
+
+    def _connect(self, entry: Entry, lossy: bool) -> gradwire.Attachment | None:
+        if entry.policy is None:
+            state, hook = hook_of(self._contestant.hook, self._group)
+            self._ddp.register_comm_hook(state, hook)
+            return None
+        return gradwire.attach(
+            self._ddp, policy=entry.policy, optimizer=self._optimizer, **entry.options
+        )
+
+    def _train(self) -> RankStep:
+        self.pace.began = time.monotonic()
+        wanted = self._contestant.tolerant
+        if wanted and self._attachment is not None:
+            # A vote rules from the next step on: this one is for the step after this.
+            third = THIRDS[self._third(self._step + 1)]
+            self._attachment.phase = "tolerant" if third in wanted else "critical"
+        return super()._train()
+
+    def _learning_rate(self, step: int) -> float:
+        return super()._learning_rate(step) * self._shape.gamma ** self._third(step)
+
+    def _third(self, step: int) -> int:
+        """Which third of the training a step is in: 0, 1, 2."""
+        return min(2, 3 * max(0, step - self._trials) // self._steps)
+
+    def _record(self, step: int, began: float, ended: float, loss: float) -> RankStep:
+        found = super()._record(step, began, ended, loss)
+        regions = () if self._attachment is None else self._attachment.report().regions
+        self.layers.append({region.name: region.delivered for region in regions})
+        return found
+
+    def take_layers(self) -> list[dict[str, float]]:
+        """The shares delivered by region, of each step since the last call."""
+        taken, self.layers = self.layers, []
+        return taken

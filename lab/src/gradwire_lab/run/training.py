@@ -1,0 +1,296 @@
+"""Cells that train: the same ranks train every contestant, in turns."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gradwire_lab.contest.interrupts import uninterrupted
+from gradwire_lab.contest.measure import percentile
+from gradwire_lab.contest.ranks import Ranks
+from gradwire_lab.contest.serving import route_settings
+from gradwire_lab.network.addresses import STORE_PORT
+from gradwire_lab.network.bursts import phase_of
+from gradwire_lab.network.clock import sleep_until
+from gradwire_lab.run.ground import Ground
+from gradwire_lab.run.samples import CellRun, Track
+from gradwire_lab.run.transfers import Progress, round_limit
+from gradwire_lab.scenario.schema import Scenario
+from gradwire_lab.scenario.work import turn_length
+from gradwire_lab.training.block import Block, Step, join
+from gradwire_lab.training.startline import memory
+
+__all__ = ["run_training", "segments"]
+
+_READY_SECONDS = 180.0
+_CLOSE_SECONDS = 30.0
+_LEAD_SECONDS = 0.02
+_STEP_SECONDS = 2.0
+"""A step may take so long beside its computation, and one of a turn as long as a round may."""
+_QUIET_STEPS, _TRIALS = 6, 2
+_SHORTEST_S = 1e-4
+"""Of a stretched computation: 0 would leave it as it is."""
+
+
+def segments(
+    first: int, steps: int, losing: tuple[int, ...], begin: int = 0
+) -> Iterator[tuple[int, bool]]:
+    """A turn cut where a step loses: how many steps, and whether they lose.
+
+    Args:
+        first: number of the turn's first step.
+        steps: of the turn.
+        losing: numbers of the steps that lose.
+        begin: cut before this step of the turn, too.
+    """
+    count = 0
+    for number in range(first, first + steps):
+        if count and number == first + begin:
+            yield count, False
+            count = 0
+        if number in losing:
+            if count:
+                yield count, False
+            yield 1, True
+            count = 0
+        else:
+            count += 1
+    if count:
+        yield count, False
+
+
+def run_training(
+    scenario: Scenario, seed: int, ground: Ground, run: CellRun, progress: Progress
+) -> None:
+    """Train every contestant of a cell; what they did goes to `run`.
+
+    Raises:
+        RankError: a rank failed, or took too long.
+        LabUnavailable: the ground gave way.
+    """
+    work = scenario.work
+    line = memory(scenario.topology.workers)
+    try:
+        hosts = range(scenario.topology.hosts)
+        configs = [_config(scenario, seed, ground, rank, line) for rank in hosts]
+        with uninterrupted():
+            ranks = Ranks(
+                ground.network.spawn,
+                "gradwire_lab.run.training_worker",
+                configs,
+                pass_fds=[line],
+                env={"GRADWIRE_SEED": str(seed)},
+            )
+    finally:
+        os.close(line)
+    with ranks:
+        run.facts = ranks.gather(time.monotonic() + _READY_SECONDS)[0]
+        course = _Course(scenario, ground, ranks, run, progress)
+        ground.victim = ranks.signal
+        course.set_pace()
+        ground.start()
+        done = 0
+        while done < work.rounds:
+            steps = turn_length(work, work.rounds - done)
+            course.all_turns(done, steps)
+            done += steps
+        course.close()
+
+
+def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int) -> dict[str, Any]:
+    model = scenario.model
+    settings = {"timeout": round_limit(scenario), **route_settings(scenario.topology.servers)}
+    return {
+        "contestants": [
+            {**asdict(each), "options": {**settings, **each.options}}
+            if each.transport == "gradwire"
+            else asdict(each)
+            for each in scenario.contestants
+        ],
+        "model": asdict(model),
+        "demo": {
+            "ranks": scenario.topology.workers,
+            "block": scenario.work.block + scenario.work.warm_up,
+            "warm_up": scenario.work.warm_up,
+            "batch": model.batch,
+            "learning_rate": model.learning_rate,
+            "seed": seed,
+            "context": model.context,
+            "width": model.width,
+            "layers": model.layers,
+            "heads": model.heads,
+        },
+        "steps": scenario.work.rounds,
+        "trials": _TRIALS * _QUIET_STEPS if model.communication_share else 0,
+        "rank": rank,
+        "store_host": ground.network.address(0),
+        "store_port": STORE_PORT,
+        "line": line,
+    }
+
+
+class _Course:
+    """The turns of one cell."""
+
+    def __init__(
+        self, scenario: Scenario, ground: Ground, ranks: Ranks, run: CellRun, progress: Progress
+    ) -> None:
+        self._scenario = scenario
+        self._ground = ground
+        self._ranks = ranks
+        self._run = run
+        self._progress = progress
+        self._compute_s = scenario.model.compute_s
+        self._shares: dict[str, dict[str, list[float]]] = {}
+        self._turns = 0  # of all contestants: each round of turns begins at another phase
+        for each in scenario.contestants:
+            run.tracks[each.name] = Track()
+            self._shares[each.name] = {}
+
+    def set_pace(self) -> None:
+        """Stretch computation until communication has the share that is asked for.
+
+        The first steps, on a quiet network, tell how long the first contestant communicates and
+        what a step takes beside that and its computation, which is computation, too. Twice, for
+        ranks that compute all the time hold each other's transfers up. The others take these steps
+        as well, so that all have trained alike.
+        """
+        share = self._scenario.model.communication_share
+        if not share:
+            return
+        comm, rest = math.inf, 0.0
+        for _ in range(_TRIALS):
+            blocks = [
+                self._block(each.name, _QUIET_STEPS, False) for each in self._scenario.contestants
+            ]
+            comm = min(comm, _median([step.comm for step in join(blocks[0], 0, 0.0)]))
+            rest = _median(self._rest(blocks[0]))
+            self._compute_s = max(_SHORTEST_S, comm * (1 - share) / share - rest)
+        self._run.facts["compute_s"] = self._compute_s
+
+    def _rest(self, block: Block) -> list[float]:
+        """Seconds of each step in which it neither communicates nor computes, as far as one can
+        tell: where those two overlap, or computation was not stretched, what follows them."""
+        if self._compute_s and not self._scenario.model.overlap:
+            steps = join(block, 0, 0.0)
+            return [max(0.0, step.took - step.comm - self._compute_s) for step in steps]
+        return [
+            max(view["ended"] for view in views) - max(view["end"] for view in views)
+            for views in zip(*block.ranks, strict=True)
+        ]
+
+    def all_turns(self, done: int, steps: int) -> None:
+        """A turn of every contestant, from their step number `done` on."""
+        self._ground.next_turns()
+        for each in self._scenario.contestants:
+            self._settle()  # outside of what goes by the clock from a turn's start
+            with self._ground.changing(), self._ground.faults.turn(each.name):
+                self._turn(each.name, done, steps)
+        self._turns += 1
+
+    def _settle(self) -> None:
+        """Wait until a turn's phase of the bursts is about to begin."""
+        if self._ground.traffic:
+            traffic = self._ground.traffic[0]
+            start = time.monotonic() + _LEAD_SECONDS
+            start = traffic.next_phase(phase_of(self._turns, traffic.burst), after=start)
+            sleep_until(start - _LEAD_SECONDS)
+
+    def _turn(self, name: str, done: int, steps: int) -> None:
+        """One contestant's turn, from its step number `done` on."""
+        track = self._run.tracks[name]
+        loss, warm_up = self._scenario.loss, self._scenario.work.warm_up
+        steps_so_far = 0
+        begin = warm_up if self._scenario.faults else 0
+        parts = list(segments(done, steps, loss.steps if loss.when == "steps" else (), begin))
+        for place, (count, losing) in enumerate(parts):
+            last = place == len(parts) - 1
+            timed = steps_so_far >= begin
+            with self._ground.counting(name, count), self._ground.losing(losing):
+                block = self._block(name, count, last, timed=timed)
+            found = join(block, 0, 0.0)
+            for index, step in enumerate(found):
+                if losing or steps_so_far + index >= warm_up:
+                    _keep(track, self._shares[name], step, block, index)
+            kept = 0 if losing else max(0, warm_up - steps_so_far)
+            if kept < count:
+                track.spans.append((found[kept].start, found[-1].start + found[-1].comm))
+            steps_so_far += count
+        track.wire_bytes, track.wire_rounds = self._ground.wire[name]
+        if block.validation is not None:
+            track.losses.append((done + steps, track.job_s, block.validation))
+        self._progress(name, done + steps)
+
+    def _block(self, name: str, steps: int, validate: bool, timed: bool = False) -> Block:
+        start = time.monotonic() + _LEAD_SECONDS
+        if timed:
+            self._ground.faults.begin(name, start)
+        each = self._compute_s + _STEP_SECONDS
+        limit = each * steps + round_limit(self._scenario) + _CLOSE_SECONDS
+        answers = self._ranks.ask(
+            {
+                "command": "block",
+                "contestant": name,
+                "steps": steps,
+                "start": start,
+                "compute_s": self._compute_s,
+                "validate": validate,
+            },
+            start + limit,
+        )[: self._scenario.topology.workers]
+        losses = [answer["validation"] for answer in answers]
+        return Block(
+            contestant=name,
+            start=start,
+            warm_up=0,
+            ranks=[answer["steps"] for answer in answers],
+            validation=statistics.fmean(losses) if validate else None,  # type: ignore[arg-type]
+            verdict=None,
+        )
+
+    def close(self) -> None:
+        """Compare the replicas and let go."""
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        answers = self._ranks.ask({"command": "fingerprints"}, deadline)
+        answers = answers[: self._scenario.topology.workers]
+        for name, track in self._run.tracks.items():
+            track.fingerprints = [answer[name] for answer in answers]
+            track.layers = {
+                region: statistics.fmean(shares) for region, shares in self._shares[name].items()
+            }
+        self._ranks.ask({"command": "close"}, time.monotonic() + _CLOSE_SECONDS)
+
+
+def _median(seconds: Sequence[float]) -> float:
+    """Of the later half: the first steps make connections."""
+    return percentile(seconds[len(seconds) // 2 :], 50)
+
+
+def _keep(
+    track: Track, shares: dict[str, list[float]], step: Step, block: Block, index: int
+) -> None:
+    """Take one timed step of a turn; its shares delivered by region, too."""
+    views = [views[index] for views in block.ranks]
+    track.starts.append(step.start)
+    track.seconds.append(step.comm)
+    track.job_s += step.took
+    if step.critical is not None:
+        track.critical.append(step.critical)
+    if views[0]["bytes"] is None:
+        return
+    track.delivered.append([view["delivered"] for view in views])
+    track.bytes.append(sum(view["bytes"] for view in views))
+    track.packets.append(sum(view["packets"] for view in views))
+    track.retransmissions.append(sum(view["retransmissions"] for view in views))
+    track.push_s.append(max(view["push_s"] for view in views))
+    passes = max(view["passes"] for view in views)
+    if passes:
+        track.passes.append(passes)
+    for view in views:
+        for region, share in view["layers"].items():
+            shares.setdefault(region, []).append(share)

@@ -1,0 +1,122 @@
+"""One rank of a training scenario, a program: argument DESCRIPTOR, of a socket to the parent.
+
+Obeys as `gradwire_lab.contest.rank_program` says.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gradwire.server import open_store
+from gradwire.training.configure import configure
+from gradwire_lab.contest.rank_program import Commands, obey
+from gradwire_lab.contest.ranks import Message
+from gradwire_lab.contest.serving import ServerThread
+from gradwire_lab.run.trainee import LabTrainee
+from gradwire_lab.scenario.contestant import contestant_of
+from gradwire_lab.scenario.work import Model
+from gradwire_lab.training.rank import TrainingRank
+from gradwire_lab.training.scenario import Scenario as DemoScenario
+from gradwire_lab.training.text import load
+
+_GROUP_SECONDS = 300.0
+
+
+class Worker(TrainingRank[LabTrainee]):
+    """One rank with all contestants."""
+
+    def __init__(self, config: Message, tell: Callable[[Message], None]) -> None:
+        """Meet the other ranks and set all contestants up.
+
+        Args:
+            config: contestants, model, demo (its scenario), steps, trials, rank, store (host and
+                port), line (descriptor of the start line's memory).
+            tell: called with each step of rank 0.
+        """
+        demo = DemoScenario(**config["demo"])
+        super().__init__(config, demo.ranks, _GROUP_SECONDS, tell)
+        text = load()
+        model = Model(**config["model"])
+        for fields in config["contestants"]:
+            each = contestant_of(fields)
+            try:
+                self.trainees[each.name] = LabTrainee(
+                    each,
+                    model,
+                    demo,
+                    text,
+                    self.rank,
+                    self.start_line,
+                    config["steps"],
+                    config["trials"],
+                )
+            except Exception as error:
+                raise RuntimeError(f"{each.name}: {error}") from error
+        first = next(iter(self.trainees.values()))
+        self.facts = {"parameters": first.model.parameter_count, "characters": len(text.train)}
+
+    def block(
+        self, contestant: str, steps: int, start: float, compute_s: float, validate: bool
+    ) -> dict[str, Any]:
+        """Train one contestant for some steps; then look at the held-out text, if asked to."""
+        trainee = self.trainees[contestant]
+        trainee.pace.compute_s = compute_s
+        done = trainee.block(steps, start, self.stepped)
+        for step, layers in zip(done, trainee.take_layers(), strict=True):
+            step["layers"] = layers
+        return {"steps": done, "validation": trainee.validate() if validate else None}
+
+
+class Server:
+    """A rank after the workers': sums for all contestants that are gradwire's, which share their
+    group and so their engine; learns nothing."""
+
+    def __init__(self, config: Message) -> None:
+        """Serve the job from now on.
+
+        Args:
+            config: as for `Worker`.
+        """
+        workers = config["demo"]["ranks"]
+        contestants = [contestant_of(fields) for fields in config["contestants"]]
+        ours = [each for each in contestants if each.transport == "gradwire"]
+        self._thread: ServerThread | None = None
+        if ours:
+            settings = configure(ours[0].policy, ours[0].options)[1]
+            self._thread = ServerThread(
+                open_store(f"{config['store_host']}:{config['store_port']}", _GROUP_SECONDS),
+                workers=workers,
+                index=config["rank"] - workers,
+                settings=settings,
+            )
+
+    def look(self, **_: Any) -> dict[str, Any]:
+        """Whatever the workers do: only whether the server still serves."""
+        if self._thread is not None:
+            self._thread.check()
+        return {}
+
+    def close(self) -> dict[str, Any]:
+        """Stop serving."""
+        if self._thread is not None:
+            self._thread.close()
+        return {}
+
+
+def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
+    """Set the rank up."""
+    if config["rank"] >= config["demo"]["ranks"]:
+        server = Server(config)
+        return {}, {"block": server.look, "fingerprints": server.look, "close": server.close}
+    worker = Worker(config, tell)
+    return worker.facts, {
+        "block": worker.block,
+        "fingerprints": worker.fingerprints,
+        "close": worker.close,
+    }
+
+
+if __name__ == "__main__":
+    obey(int(sys.argv[1]), set_up)

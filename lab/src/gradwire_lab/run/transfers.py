@@ -1,0 +1,155 @@
+"""Cells of pushes and all-reduces: a race on the cell's ground."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from gradwire_lab.contest.race import Entry, Race, Round
+from gradwire_lab.contest.serving import route_settings
+from gradwire_lab.run.ground import Ground
+from gradwire_lab.run.limits import push_ideal
+from gradwire_lab.run.samples import CellRun, Track
+from gradwire_lab.run.tail import tune
+from gradwire_lab.scenario.contestant import Contestant
+from gradwire_lab.scenario.schema import Scenario
+
+__all__ = ["entry_of", "run_transfers"]
+
+Progress = Callable[[str, int], None]
+MARGIN_S = 10.0
+"""Beyond a round's limit, until its ranks are given up: a transport's own error comes first."""
+
+
+def entry_of(each: Contestant, scenario: Scenario) -> Entry:
+    """A contestant as a race takes it."""
+    push = scenario.work.kind == "push"
+    if each.transport == "tcp" and push:
+        return Entry(
+            each.name,
+            "gradwire_lab.contest.contestants:TcpPush",
+            {"congestion_control": each.congestion_control},
+        )
+    if each.transport != "gradwire":
+        factory = {
+            "gloo": "gradwire_lab.run.endpoints:GlooOver",
+            "tcp": "gradwire_lab.run.tcp_servers:TcpOverServers",
+        }[each.transport]
+        options: dict[str, Any] = {
+            "congestion_control": each.congestion_control,
+            "workers": scenario.topology.workers,
+        }
+        if each.transport == "gloo":
+            options["timeout_s"] = round_limit(scenario)
+        else:
+            options["elements"] = scenario.work.bytes // 4
+        return Entry(each.name, factory, options)
+    settings = {"timeout": round_limit(scenario), **each.options}
+    if push:
+        options = {
+            "bound": each.loosest_bound("push"),
+            "spend": each.spend if each.bound else "nothing",
+            "schedule": schedule_of(each, scenario),
+            "control": each.control,
+            "options": settings,
+            "group": each.name,
+        }
+        return Entry(each.name, "gradwire_lab.contest.gradwire_contestants:GradwirePush", options)
+    options = {
+        "policy": each.policy,
+        "options": {**settings, **route_settings(scenario.topology.servers)},
+        "elements": scenario.work.bytes // 4,
+        "layers": scenario.work.layers,
+        "group": each.name,
+    }
+    return Entry(each.name, "gradwire_lab.run.endpoints:PolicyAllReduce", options)
+
+
+def round_limit(scenario: Scenario) -> float:
+    """Seconds that a round may take: what the file allows, after the end of its loss."""
+    loss = scenario.loss
+    return scenario.work.round_limit_s + (loss.lasts_s if loss.any else 0.0)
+
+
+def schedule_of(each: Contestant, scenario: Scenario) -> list[tuple[float, float]]:
+    """When which share is enough, for pushes that close by time; nothing for others."""
+    if each.enough is None:
+        return []
+    late = each.late * push_ideal(scenario)
+    return [(0.0, 1.0), (late, each.enough), (late + each.slack_s, 0.0)]
+
+
+def run_transfers(
+    scenario: Scenario, seed: int, ground: Ground, run: CellRun, progress: Progress
+) -> None:
+    """Race all contestants of a cell; what they did goes to `run` when all are done.
+
+    Raises:
+        RankError: a rank failed, or took longer than a round may.
+        LabUnavailable: the ground gave way.
+    """
+    work = scenario.work
+    entries = [entry_of(each, scenario) for each in scenario.contestants]
+    race = Race(
+        ground.network,
+        entries,
+        work.bytes,
+        env={"GRADWIRE_SEED": str(seed)},
+        round_seconds=round_limit(scenario) + MARGIN_S,
+        pause=work.compute_s,
+    )
+    ground.victim = race.signal
+    with contextlib.ExitStack() as stack:
+        stack.push(race.__exit__)
+        ground.start()
+        if scenario.tail.ratio:
+            run.facts["tail"] = tune(scenario, ground, race)
+        results = race.run(
+            work.rounds,
+            block=work.block,
+            warm_up=work.warm_up,
+            bursts=ground.traffic[0] if ground.traffic else None,
+            progress=progress,
+            around=ground.around,
+            around_turn=ground.turn,
+            rotate=True,
+            turns=ground.next_turns,
+        )
+        reports = race.reports()
+    for name, rounds in results.items():
+        track = track_of(rounds, reports[name], work.compute_s)
+        track.wire_bytes, track.wire_rounds = ground.wire.get(name, (0, 0))
+        run.tracks[name] = track
+
+
+def track_of(rounds: list[Round], reports: list[dict[str, Any]], compute_s: float = 0.0) -> Track:
+    """A contestant's rounds as samples; each followed so many seconds of computation."""
+    spans = [(one.start, one.start + one.seconds) for one in rounds]
+    track = Track(spans=spans, reports=reports)
+    layers: dict[str, list[float]] = {}
+    for one in rounds:
+        track.starts.append(one.start)
+        track.seconds.append(one.seconds)
+        said = [details for details in one.details if details]
+        if not said:
+            continue
+        track.delivered.append([_mean(each["delivered"]) for each in said])
+        for each in said:
+            for name, share in zip(each.get("layers", ()), each["delivered"], strict=False):
+                layers.setdefault(name, []).append(share)
+        track.bytes.append(sum(each["bytes"] for each in said))
+        track.packets.append(sum(each["packets"] for each in said))
+        track.retransmissions.append(sum(each["retransmissions"] for each in said))
+        if "push_s" in said[0]:
+            track.push_s.append(max(each["push_s"] for each in said))
+        if "passes" in said[0]:
+            track.passes.append(max(each["passes"] for each in said))
+    track.layers = {name: _mean(shares) for name, shares in layers.items()}
+    track.job_s = sum(track.seconds) + compute_s * len(rounds)
+    return track
+
+
+def _mean(values: list[float]) -> float:
+    return statistics.fmean(values) if values else 1.0

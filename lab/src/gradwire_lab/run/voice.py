@@ -1,0 +1,42 @@
+"""A line on the terminal that says how a run gets on."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from gradwire_lab.run.course import Audience
+
+__all__ = ["Voice"]
+
+
+class Voice(Audience):
+    """Tells of stages and rounds; where there is no terminal, of stages only."""
+
+    def __init__(self, console: Console) -> None:
+        """Speak on a console while the ``with`` block lasts."""
+        self._console = console
+        self._stage = ""
+        self._status = Status("starting", console=console)
+
+    def stage(self, text: str) -> None:
+        """Say a new stage."""
+        self._stage = text
+        if self._console.is_terminal:
+            self._status.update(Text(text))
+        else:
+            self._console.print(Text(text), highlight=False, soft_wrap=True)
+
+    def tick(self, contestant: str, done: int) -> None:
+        """Say who is at which round."""
+        if self._console.is_terminal:
+            self._status.update(Text(f"{self._stage}: {contestant} {done}"))
+
+    def __enter__(self) -> Voice:
+        if self._console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()

@@ -1,0 +1,134 @@
+"""Task "digits": scikit-learn's 1,797 digits of 8 × 8 pixels, five folds, a small conv net.
+
+Task "digits-decay" is the same with a learning rate that falls by thirds of training, for the
+question when in training loss hurts.
+
+The data come with the package; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from gradwire_lab.study.lesson import WORKERS, MissingDataError, Task
+
+__all__ = ["DIGITS", "DIGITS_DECAY"]
+
+FOLDS = 5
+BATCH = 16
+EPOCHS = 10
+BRIGHTEST = 16.0
+
+
+class DigitsModel(nn.Module):
+    """Two convolutions and two linear layers: 31,000 parameters."""
+
+    def __init__(self) -> None:
+        """Make it; the weights come from torch's global random generator."""
+        super().__init__()
+        self.front = nn.Conv2d(1, 8, 3, padding=1)
+        self.middle = nn.Conv2d(8, 16, 3, padding=1)
+        self.hidden = nn.Linear(16 * 4 * 4, 112)
+        self.head = nn.Linear(112, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """The logits of the ten classes."""
+        seen = functional.relu(self.middle(functional.relu(self.front(images))))
+        pooled = functional.max_pool2d(seen, 2).flatten(1)
+        logits: torch.Tensor = self.head(functional.relu(self.hidden(pooled)))
+        return logits
+
+
+class DigitsLesson:
+    """One fold of one seed."""
+
+    def __init__(self, seed: int, fold: int, data: str) -> None:
+        """Deal the images out to the workers and make the model."""
+        self._images, self._labels = load()
+        self._key = (seed, fold)
+        order = np.random.default_rng(seed).permutation(len(self._labels))
+        self._held_out = torch.from_numpy(order[fold::FOLDS].copy())
+        train = np.concatenate([order[other::FOLDS] for other in range(FOLDS) if other != fold])
+        if data == "own":
+            train = train[np.argsort(self._labels.numpy()[train], kind="stable")]
+            self._own = np.array_split(train, WORKERS)
+        else:
+            self._own = [train] * WORKERS
+        self._mixed = data != "own"
+        self.rounds_per_epoch = len(train) // (WORKERS * BATCH)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1000 * seed + fold)
+            self.model: nn.Module = DigitsModel()
+
+    def loss(self, round_number: int, worker: int) -> torch.Tensor:
+        """Cross-entropy of the worker's batch."""
+        epoch, place = divmod(round_number, self.rounds_per_epoch)
+        batch = torch.from_numpy(self._order(epoch, worker)[place * BATCH : (place + 1) * BATCH])
+        return functional.cross_entropy(self.model(self._images[batch]), self._labels[batch])
+
+    def score(self) -> float:
+        """The share of the held-out digits that are recognised, in points (per cent)."""
+        with torch.no_grad():
+            found = self.model(self._images[self._held_out]).argmax(dim=1)
+        return 100.0 * float((found == self._labels[self._held_out]).double().mean())
+
+    def _order(self, epoch: int, worker: int) -> NDArray[np.int64]:
+        """The worker's images in the order of this epoch."""
+        key = (*self._key, epoch) if self._mixed else (*self._key, epoch, worker)
+        order: NDArray[np.int64] = np.random.default_rng(key).permutation(self._own[worker])
+        return order[worker::WORKERS].copy() if self._mixed else order
+
+
+@functools.cache
+def load() -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (float32, 1 × 8 × 8) and labels.
+
+    Raises:
+        MissingDataError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingDataError(
+            f"the digits come with scikit-learn, which cannot be imported ({error}): "
+            "pip install 'gradwire[accuracy]', or take --task text"
+        ) from error
+    found = load_digits()
+    images = torch.from_numpy(found.images.astype(np.float32) / BRIGHTEST).unsqueeze(1)
+    return images, torch.from_numpy(found.target.astype(np.int64))
+
+
+def rate(done: float) -> float:
+    """A tenth in the last quarter."""
+    return 0.1 if done >= 0.75 else 1.0
+
+
+DIGITS = Task(
+    name="digits",
+    optimizers={
+        "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        "adam": lambda model: torch.optim.Adam(model.parameters(), lr=2e-3),
+    },
+    rounds=EPOCHS * 22,
+    parts=FOLDS,
+    unit="points",
+    margin=0.5,
+    more_is_better=True,
+    rate=rate,
+    open=DigitsLesson,
+)
+
+
+def decay(done: float) -> float:
+    """0.3 in the second third, 0.09 in the last: step decay, as the lab's dblp_phases has it."""
+    return 0.3 ** int(3 * done)
+
+
+DIGITS_DECAY = replace(DIGITS, name="digits-decay", rate=decay, sections=("thirds",))

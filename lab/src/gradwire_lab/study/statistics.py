@@ -1,0 +1,56 @@
+"""Paired differences, their 90 % interval, and what it says beside a margin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gradwire_lab.contest.intervals import t_quantile
+
+__all__ = ["Paired", "Verdict", "compare"]
+
+Verdict = Literal["as good", "worse", "better", "open"]
+"""as good: the interval lies within the margin. worse, better: beyond it. open: neither; more seeds
+would tell."""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Differences of pairs. half: of the 90 % interval; None for fewer than two pairs."""
+
+    pairs: int
+    mean: float
+    half: float | None
+
+    @property
+    def low(self) -> float:
+        """Where the interval begins."""
+        return self.mean - (math.inf if self.half is None else self.half)
+
+    @property
+    def high(self) -> float:
+        """Where the interval ends."""
+        return self.mean + (math.inf if self.half is None else self.half)
+
+    def verdict(self, margin: float, more_is_better: bool) -> Verdict:
+        """What the interval says of an arm whose differences to lossless these are."""
+        if -margin <= self.low and self.high <= margin:
+            return "as good"
+        if self.low > margin:
+            return "better" if more_is_better else "worse"
+        if self.high < -margin:
+            return "worse" if more_is_better else "better"
+        return "open"
+
+
+def compare(values: Sequence[float], baseline: Sequence[float]) -> Paired:
+    """The differences value - baseline, pair by pair; at least one pair."""
+    differences = [value - base for value, base in zip(values, baseline, strict=True)]
+    count = len(differences)
+    mean = math.fsum(differences) / count
+    if count < 2:
+        return Paired(count, mean, None)
+    variance = math.fsum((each - mean) ** 2 for each in differences) / (count - 1)
+    return Paired(count, mean, t_quantile(count - 1) * math.sqrt(variance / count))

@@ -1,0 +1,65 @@
+"""A rank that trains several contestants in turn, as the demo's and the lab's programs do."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Generic, TypeVar
+
+import torch.distributed as dist
+
+from gradwire_lab.contest.ranks import Message
+from gradwire_lab.training.startline import StartLine
+from gradwire_lab.training.trainee import RankStep, Trainee
+
+__all__ = ["TrainingRank"]
+
+T = TypeVar("T", bound=Trainee)
+
+
+class TrainingRank(Generic[T]):
+    """One rank with all contestants.
+
+    trainees: by contestant; subclasses fill them in. start_line: where the ranks line up.
+    """
+
+    def __init__(
+        self, config: Message, ranks: int, seconds: float, tell: Callable[[Message], None]
+    ) -> None:
+        """Meet the other ranks.
+
+        Args:
+            config: rank, store (host and port), line (descriptor of the start line's memory).
+            ranks: how many there are.
+            seconds: that a collective may take.
+            tell: called with each step of rank 0.
+        """
+        self._tell = tell
+        self.rank: int = config["rank"]
+        self.trainees: dict[str, T] = {}
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://{config['store_host']}:{config['store_port']}",
+            rank=self.rank,
+            world_size=ranks,
+            timeout=datetime.timedelta(seconds=seconds),
+        )
+        self.start_line = StartLine(config["line"], self.rank, ranks)
+
+    def stepped(self, step: RankStep) -> None:
+        """Tell of a step, on rank 0."""
+        if self.rank == 0:
+            self._tell(asdict(step))
+
+    def fingerprints(self) -> dict[str, Any]:
+        """A hash of each contestant's weights."""
+        return {name: trainee.fingerprint() for name, trainee in self.trainees.items()}
+
+    def close(self) -> dict[str, Any]:
+        """Let go of everything, together with the other ranks."""
+        for trainee in self.trainees.values():
+            trainee.close()
+        self.trainees.clear()
+        dist.destroy_process_group()
+        return {}

@@ -1,5 +1,0 @@
-"""`gradwire demo`: a model trains over a bursting network, on TCP and on gradwire in turn."""
-
-from gradwire.demo.command import app
-
-__all__ = ["app"]
