@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from gradwire_lab.network import LabUnavailable, Network, Wire, probe
 
 sys.path.insert(0, str(Path(__file__).parent))

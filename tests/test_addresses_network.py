@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
-from host_ranks import Builder, HostRanks
 
 from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.transport.communicator import Communicator
+from host_ranks import Builder, HostRanks
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+
+import gradwire
 from ddp_jobs import batch, fingerprint, model, wrap
 from gradwire_calls import until
 from ranks import Ranks
-
-import gradwire
 
 ENVIRONMENT = {"GRADWIRE_PEER_TIMEOUT": "3", "GRADWIRE_RENDEZVOUS_TIMEOUT": "20"}
 

@@ -14,6 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
+
+from gradwire.core.agreed import Phase
+from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.policies import names
+from gradwire.sim.job import Job
 from gradwire_lab.bench import app
 from gradwire_lab.contest.intervals import t_quantile
 from gradwire_lab.network import network
@@ -35,12 +41,6 @@ from gradwire_lab.study.tasks import TASKS
 from gradwire_lab.study.text import TextLesson
 from gradwire_lab.study.trainer import train
 from gradwire_lab.study.weather import UNLUCKY, Weather
-from typer.testing import CliRunner
-
-from gradwire.core.agreed import Phase
-from gradwire.core.errors import ConfigError, GradwireError
-from gradwire.policies import names
-from gradwire.sim.job import Job
 
 SHORT = Cell("digits", "sgd", "mixed", LOSSLESS, "quiet", seed=0, rounds=12, parts=1)
 TRAINING = Training("digits", "sgd", 12, 1)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from encoded import Encoded
 
+from encoded import Encoded
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TransferPlan
 from gradwire.policies import OptiReduce, PlanContext

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
 from ddp_jobs import (
     Branches,
     average_of,
@@ -21,9 +24,6 @@ from ddp_jobs import (
     wrap,
 )
 from ranks import Ranks, free_port
-from torch.nn.parallel import DistributedDataParallel
-
-import gradwire
 
 DTYPES = {
     "float32": torch.float32,

@@ -15,6 +15,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
 from ddp_jobs import (
     average_of,
     batch,
@@ -25,15 +30,10 @@ from ddp_jobs import (
     train,
     wrap,
 )
-from numpy.typing import NDArray
-from ranks import Failed, Ranks, free_port
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-import gradwire
 from gradwire.training.staging import _DirectStage
 from gradwire.transport import engines
 from gradwire.transport.communicator import Communicator
+from ranks import Failed, Ranks, free_port
 
 # ---------------------------------------------------------------------------- attaching
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
+import gradwire
 from ddp_jobs import (
     average_of,
     batch,
@@ -19,9 +22,6 @@ from ddp_jobs import (
 )
 from encoded import Encoded
 from ranks import Ranks
-from torch import nn
-
-import gradwire
 
 # ---------------------------------------------------------------------------- lossy training
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_jobs import average_of, batch, fingerprint, gradients, local_gradients, model, train, wrap
-from ranks import Ranks
 from torch import nn
 from torch._dynamo import OptimizedModule
 from torch.distributed._composable import replicate
@@ -26,6 +24,8 @@ from torch.distributed.optim import (  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from ddp_jobs import average_of, batch, fingerprint, gradients, local_gradients, model, train, wrap
+from ranks import Ranks
 
 
 def compiled(module: nn.Module) -> OptimizedModule:

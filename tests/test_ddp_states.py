@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+import gradwire
 from ddp_jobs import (
     fingerprint,
     model,
@@ -16,8 +18,6 @@ from ddp_jobs import (
     wrap,
 )
 from ranks import Ranks
-
-import gradwire
 
 
 def resumes(rank: int, world: int) -> tuple[bytes, bytes]:

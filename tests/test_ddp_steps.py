@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
+import gradwire
 from ddp_jobs import (
     average_of,
     batch,
@@ -19,8 +21,6 @@ from ddp_jobs import (
     wrap,
 )
 from ranks import Ranks
-
-import gradwire
 
 
 def votes(rank: int, world: int) -> list[str]:

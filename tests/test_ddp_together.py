@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_jobs import Branches, average_of, batch, fingerprint, gradients, model, set_drop, wrap
-from ranks import Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
+from ddp_jobs import Branches, average_of, batch, fingerprint, gradients, model, set_drop, wrap
+from ranks import Ranks
 
 POLICIES: dict[str, dict[str, Any]] = {
     "reliable": {},

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+
 from gradwire_lab.demo import command, course
 from gradwire_lab.demo.course import Outcome
 from gradwire_lab.demo.page import render
@@ -25,7 +27,6 @@ from gradwire_lab.training.model import CharacterModel, Shape
 from gradwire_lab.training.scenario import ENTRIES, Scenario, quick
 from gradwire_lab.training.startline import StartLine, memory
 from gradwire_lab.training.text import SYMBOLS, NoText, Text, load
-from rich.console import Console
 
 # ---------------------------------------------------------------------------- text
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gradwire_calls import Call
 
 CONTESTANTS = ["gloo", "reliable", "dblp", "adaptive"]

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_jobs import model, train, wrap
-from ranks import Ranks, free_port
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from ddp_jobs import model, train, wrap
+from ranks import Ranks, free_port
 
 START = """
 import os, torch, torch.distributed as dist, gradwire

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,6 +31,7 @@ from gradwire.training.cuda_codec import (
 from gradwire.training.feedback.device import DeviceBook
 from gradwire.transport.communicator import ChunkGrid
 from gradwire.transport.native import load_engine, native_plan
+from ranks import Ranks
 
 DATAGRAM = 256
 ODD = np.array(

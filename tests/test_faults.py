@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Failed, Gone, Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.transport import engines
+from ranks import Failed, Gone, Ranks
 
 PEER_TIMEOUT = 2.0
 ENVIRONMENT = {

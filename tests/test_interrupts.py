@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
-from ddp_jobs import batch, model, wrap
-from gradwire_calls import until
-from ranks import Ranks, free_port
 
 import gradwire
+from ddp_jobs import batch, model, wrap
 from gradwire.transport.communicator import Communicator
+from gradwire_calls import until
+from ranks import Ranks, free_port
 
 PROMPT_S = 2.0
 

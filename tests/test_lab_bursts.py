@@ -6,6 +6,7 @@ import socket
 from typing import cast
 
 import pytest
+
 from gradwire_lab.network import burst_sender
 from gradwire_lab.network.burst_sender import FRAME, PAYLOAD, send_burst
 from gradwire_lab.network.bursts import phase_of

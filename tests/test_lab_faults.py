@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+
 from gradwire_lab.network.network import LabUnavailable
 from gradwire_lab.run.faults import Event, Faults
 from gradwire_lab.run.training import segments

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire_lab.run.endpoints import choose_congestion_control, open_sockets
-from ranks import Ranks
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+
+from gradwire_lab.run.endpoints import choose_congestion_control, open_sockets
+from ranks import Ranks
 
 WORLD = 2
 SIZE = 1000

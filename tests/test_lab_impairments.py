@@ -7,8 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from gradwire_lab.command import app
 from typer.testing import CliRunner
+
+from gradwire_lab.command import app
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gradwire_lab.contest.interrupts import end_as_ctrl_c_does
 from gradwire_lab.contest.ranks import RankError
 from gradwire_lab.network import channel as channel_module

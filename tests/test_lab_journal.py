@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import gradwire
+from gradwire.policies.plot import Calibration
 from gradwire_lab.command import app
 from gradwire_lab.network.bursts import BurstRecord
 from gradwire_lab.report.command import app as report
@@ -30,11 +35,7 @@ from gradwire_lab.run.results import document
 from gradwire_lab.run.samples import CellRun, Track
 from gradwire_lab.run.voice import Voice
 from gradwire_lab.scenario import Cell, Experiment, ScenarioError, load
-from rich.console import Console
 from test_lab_run import Lab
-from typer.testing import CliRunner
-
-from gradwire.policies.plot import Calibration
 
 SMALL = """
 name = "small"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gradwire_lab.report.words import row, verdict
 from gradwire_lab.run.limits import limit
 from gradwire_lab.run.marks import Measured, judge

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
+
 from gradwire_lab.contest.rivals import RivalStreams
 from gradwire_lab.network import NETWORK_B, LabUnavailable, Leaves, Network, Preset, Wire
 from gradwire_lab.network.bursts import BurstTraffic

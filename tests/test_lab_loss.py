@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from gradwire_lab.contest.rivals import RivalStreams, goodput
 from gradwire_lab.network import NETWORK_A, NETWORK_B, Network
 from gradwire_lab.run.ground import open_ground

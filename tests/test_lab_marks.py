@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from gradwire_lab.network import NETWORK_B, Leaves, Network, Wire
 from gradwire_lab.network.presets import MAX_FRAME
 

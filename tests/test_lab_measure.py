@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 
 import pytest
+
 from gradwire_lab.contest.measure import (
     all_reduce_payload,
     environment,

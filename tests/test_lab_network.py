@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gradwire_lab.network import (
     BURSTS_A,
     NETWORK_A,

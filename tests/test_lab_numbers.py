@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
+from gradwire.core.report import finite
 from gradwire_lab.contest.race import Round
 from gradwire_lab.contest.rivals import goodput
 from gradwire_lab.report.compare import compare
@@ -28,8 +30,6 @@ from gradwire_lab.scenario import Cell, Contestant, Mark, Scenario, Work
 from gradwire_lab.scenario.network import Bursts, Loss, Topology
 from gradwire_lab.scenario.schema import Tail
 from gradwire_lab.scenario.work import Model, turn_length
-
-from gradwire.core.report import finite
 
 OURS = Contestant("ours", "gradwire", bound=0.408)
 THEIRS = Contestant("theirs", "gradwire", bound=0.008)

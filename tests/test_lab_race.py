@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gradwire_lab.contest import race as race_module
 from gradwire_lab.contest.race import GLOO, Entry, Race, tcp_push
 from gradwire_lab.contest.ranks import RankError

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
 from gradwire_calls import Lab
 from gradwire_lab.report.command import app
 from gradwire_lab.run import checks
-from typer.testing import CliRunner
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 

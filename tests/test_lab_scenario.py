@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
+
 from gradwire_lab.scenario import Experiment, ScenarioError, load
 from gradwire_lab.scenario.contestant import contestant_of
 from gradwire_lab.scenario.keys import key_rows

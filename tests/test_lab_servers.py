@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
+from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.core.settings import Settings
+from gradwire.training.configure import configure
+from gradwire.transport.communicator import Communicator
 from gradwire_calls import Lab
 from gradwire_lab.contest import serving
 from gradwire_lab.contest.serving import ServerThread, route_settings
@@ -20,11 +25,6 @@ from gradwire_lab.run.tcp_servers import TcpOverServers
 from gradwire_lab.run.wires import wires_of
 from gradwire_lab.scenario.load import load
 from gradwire_lab.scenario.reader import ScenarioError
-
-from gradwire.core.errors import ConfigError, GradwireError
-from gradwire.core.settings import Settings
-from gradwire.training.configure import configure
-from gradwire.transport.communicator import Communicator
 
 SERVED = """
 name = "served"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gradwire_lab.network.presets import Burst
 from gradwire_lab.run import training
 from gradwire_lab.run.faults import Faults

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+
 from gradwire_lab.bench.wire_trial import round_trips, wire_load
 from gradwire_lab.network import NETWORK_A, NETWORK_B, LabUnavailable, Network, Preset, Wire
 

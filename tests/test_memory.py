@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ddp_jobs import batch, model
-from encoded import Encoded
-from ranks import Ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from ddp_jobs import batch, model
+from encoded import Encoded
 from gradwire.sim.job import Job
 from gradwire.training.feedback.flat_copies import FlatCopies
 from gradwire.training.step import Transfer
+from ranks import Ranks
 
 
 def most_memory(rank: int, world: int, policy: str | Encoded, options: dict[str, Any]) -> float:

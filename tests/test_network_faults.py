@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire_lab.network.loss_rules import LossRules
-from gradwire_lab.network.offloads import switch_offloads_off
-from host_ranks import Builder, HostRanks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.core.errors import RendezvousError
 from gradwire.transport.communicator import Communicator
+from gradwire_lab.network.loss_rules import LossRules
+from gradwire_lab.network.offloads import switch_offloads_off
+from host_ranks import Builder, HostRanks
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 

@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire_calls import until
-from ranks import Ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from typer.testing import CliRunner
@@ -35,6 +33,8 @@ from gradwire.policies import PLOT, Adaptive, Calibration
 from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job
 from gradwire.transport.rendezvous import Names
+from gradwire_calls import until
+from ranks import Ranks
 
 CHUNK = 358
 TENSORS = {

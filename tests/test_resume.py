@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ddp_jobs import batch, fingerprint, model, wrap
 from numpy.typing import NDArray
-from ranks import Ranks
 
 import gradwire
+from ddp_jobs import batch, fingerprint, model, wrap
 from gradwire.sim.job import Job
+from ranks import Ranks
 
 TENSORS = {"front.weight": 9000, "front.bias": 50, "back.weight": 6000}
 KINDS: list[tuple[str, dict[str, Any]]] = [

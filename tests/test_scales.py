@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ddp_jobs import batch, model, wrap
-from ranks import Failed, Ranks
 
 import gradwire
+from ddp_jobs import batch, model, wrap
 from gradwire.sim.job import Job
+from ranks import Failed, Ranks
 
 TENSORS = {"a.weight": 600, "b.weight": 600}
 

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks, free_port
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,6 +31,7 @@ from gradwire.transport.addresses import LocalAddress, host_identity
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.open_engine import meet_servers
 from gradwire.transport.rendezvous import Introduction
+from ranks import Ranks, free_port
 
 
 def has_ipv6() -> bool:

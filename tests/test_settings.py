@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gradwire_lab.network.wire import Wire
-from gradwire_lab.scenario.network import Loss as ScenarioLoss
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
@@ -24,6 +22,8 @@ from gradwire.policies import DBLP, MLT, Adaptive
 from gradwire.sim.fabric import Fabric, Link
 from gradwire.training.configure import agreed_configuration, configure
 from gradwire.training.hook import HookState
+from gradwire_lab.network.wire import Wire
+from gradwire_lab.scenario.network import Loss as ScenarioLoss
 
 
 def test_keywords_come_before_variables_and_variables_before_defaults() -> None:

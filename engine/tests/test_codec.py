@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
-from scenarios import Array, same_bits
 
 from gradwire import _engine
+from scenarios import Array, same_bits
 
 F32_MAX = float(np.finfo(np.float32).max)
 TINY = float(np.finfo(np.float32).tiny)

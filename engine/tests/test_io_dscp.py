@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scenarios import EAGER
 
 from gradwire import _engine
+from scenarios import EAGER
 
 SECOND = 1_000_000_000
 HEADER = struct.Struct("<BBHIIIIIHH")  # engine/wire/packet.h

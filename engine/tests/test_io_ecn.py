@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from scenarios import gradients, plan, rank_order_sum, same_bits
 
 from gradwire import _engine
+from scenarios import gradients, plan, rank_order_sum, same_bits
 
 SECOND = 1_000_000_000
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}

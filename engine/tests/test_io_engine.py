@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scenarios import EAGER, gradients, plan, rank_order_sum, same_bits
 
 from gradwire import _engine
+from scenarios import EAGER, gradients, plan, rank_order_sum, same_bits
 
 SECOND = 1_000_000_000
 

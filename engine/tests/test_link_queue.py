@@ -6,9 +6,10 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
-from gradwire_lab._link import LinkQueue
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gradwire_lab._link import LinkQueue
 
 US = 1_000
 MS = 1_000_000

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scenarios import plan
 
 from gradwire import _engine
+from scenarios import plan
 
 
 @pytest.mark.parametrize(

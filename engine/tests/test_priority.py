@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scenarios import EAGER, chunks_of, expand, gradients, must_be_ok, plan, same_bits
 
 from gradwire import _engine
 from gradwire.sim.fabric import Fabric, Link, Sent
+from scenarios import EAGER, chunks_of, expand, gradients, must_be_ok, plan, same_bits
 
 BY_CLASS: dict[str, Any] = {"spend": "anything", "schedule": EAGER, "order": "priority"}
 TABLE = [40, 32, 24, 16, 8]

@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+
+from gradwire import _engine
+from gradwire.sim.fabric import Fabric, Link
 from scenarios import (
     EAGER,
     chunks_of,
@@ -11,9 +14,6 @@ from scenarios import (
     plan,
     same_bits,
 )
-
-from gradwire import _engine
-from gradwire.sim.fabric import Fabric, Link
 
 BY_TIME = (
     ("first_arrival", "all", 0, 1.0),

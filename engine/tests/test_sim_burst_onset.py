@@ -7,9 +7,9 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from scenarios import gradients, must_be_ok, plan
 
 from gradwire.sim.fabric import NETWORK_A, Fabric
+from scenarios import gradients, must_be_ok, plan
 
 ELEMENTS, DATAGRAM = 31_000, 256
 SEEDS = range(8)

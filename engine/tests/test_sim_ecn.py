@@ -4,10 +4,10 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from scenarios import gradients, must_be_ok, own_drops, plan, random_job
-from test_sim_network import HOSTS, rounds
 
 from gradwire.sim.fabric import NETWORK_A, NETWORK_B, Fabric, Link
+from scenarios import gradients, must_be_ok, own_drops, plan, random_job
+from test_sim_network import HOSTS, rounds
 
 QUARTER_A = replace(NETWORK_A, ecn=NETWORK_A.queue // 4)
 

@@ -4,6 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from gradwire import _engine
+from gradwire.sim.fabric import NETWORK_A, Fabric, Link
 from scenarios import (
     EAGER,
     chunks_of,
@@ -16,9 +19,6 @@ from scenarios import (
     rank_order_sum,
     same_bits,
 )
-
-from gradwire import _engine
-from gradwire.sim.fabric import NETWORK_A, Fabric, Link
 
 ENCODINGS: dict[str, dict[str, Any]] = {
     "f16": {"encoding": "f16"},

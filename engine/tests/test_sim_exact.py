@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from scenarios import gradients, must_be_ok, plan, rank_order_sum, same_bits
 
 from gradwire import _engine
 from gradwire.sim.fabric import Fabric, Link
+from scenarios import gradients, must_be_ok, plan, rank_order_sum, same_bits
 
 LOSSY = Link(loss=0.02, reorder=0.1, duplicate=0.05)
 

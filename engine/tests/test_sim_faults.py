@@ -6,10 +6,10 @@ import struct
 
 import numpy as np
 import pytest
-from scenarios import gradients, must_be_ok, plan, random_job, rank_order_sum, same_bits
 
 from gradwire import _engine
 from gradwire.sim.fabric import Direction, Fabric, Link
+from scenarios import gradients, must_be_ok, plan, random_job, rank_order_sum, same_bits
 
 VERSION = _engine.PROTOCOL_VERSION
 TIMEOUT = 2.0

@@ -7,11 +7,11 @@ import itertools
 
 import numpy as np
 import pytest
-from packets import OPEN, in_parts, open_to_server, packet, part
-from scenarios import EAGER, gradients, heap_bytes, plan, random_job, rank_order_sum, same_bits
 
 from gradwire import _engine
 from gradwire.sim.fabric import Fabric, Link
+from packets import OPEN, in_parts, open_to_server, packet, part
+from scenarios import EAGER, gradients, heap_bytes, plan, random_job, rank_order_sum, same_bits
 
 LANES = (0, 1, 5, 4095)
 

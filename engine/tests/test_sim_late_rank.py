@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from scenarios import chunks_of, gradients, must_be_ok, own_drops, plan
 
 from gradwire import _engine
 from gradwire.sim.fabric import NETWORK_A, Fabric, Link
+from scenarios import chunks_of, gradients, must_be_ok, own_drops, plan
 
 
 def after_a_first_op(workers: int, elements: int) -> Fabric:

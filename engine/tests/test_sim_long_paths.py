@@ -11,9 +11,9 @@ from math import log2
 
 import numpy as np
 import pytest
-from scenarios import EAGER, gradients, must_be_ok, own_drops, plan
 
 from gradwire.sim.fabric import NETWORK_A, NETWORK_B, Fabric, Link
+from scenarios import EAGER, gradients, must_be_ok, own_drops, plan
 
 HOSTS = {"host_delay": 10e-6, "host_jitter": 60e-6}
 HEADERS = 1514 / 1444  # on the wire, of a full chunk

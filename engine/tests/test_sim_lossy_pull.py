@@ -5,6 +5,9 @@ import struct
 
 import numpy as np
 import pytest
+
+from gradwire import _engine
+from gradwire.sim.fabric import Fabric, Link
 from scenarios import (
     EAGER,
     chunks_of,
@@ -15,9 +18,6 @@ from scenarios import (
     rank_order_sum,
     same_bits,
 )
-
-from gradwire import _engine
-from gradwire.sim.fabric import Fabric, Link
 
 VERSION = _engine.PROTOCOL_VERSION
 

@@ -7,9 +7,9 @@ acknowledgements get lost alike.
 from dataclasses import replace
 
 import pytest
-from scenarios import gradients, must_be_ok, plan
 
 from gradwire.sim.fabric import NETWORK_A, Fabric
+from scenarios import gradients, must_be_ok, plan
 
 ELEMENTS = 31_000
 SEEDS = range(8)

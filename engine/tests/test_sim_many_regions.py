@@ -1,10 +1,10 @@
 """Plans of very many regions: control frames by the ten thousand, in few packets where they may."""
 
 import pytest
-from scenarios import gradients, must_be_ok
 
 from gradwire import _engine
 from gradwire.sim.fabric import Fabric, Link
+from scenarios import gradients, must_be_ok
 
 REGIONS = 65_536
 PLAN_BYTES = 16  # a region's, in an OPEN to a server

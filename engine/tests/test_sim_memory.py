@@ -5,6 +5,9 @@ import struct
 from typing import Any
 
 import pytest
+
+from gradwire import _engine
+from gradwire.sim.fabric import Fabric, Link
 from packets import OPEN, PROBE, PUSH, in_parts, open_to_server, packet, part, part_bytes
 from scenarios import (
     gradients,
@@ -15,9 +18,6 @@ from scenarios import (
     resident_bytes,
     same_bits,
 )
-
-from gradwire import _engine
-from gradwire.sim.fabric import Fabric, Link
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])

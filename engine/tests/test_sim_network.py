@@ -5,9 +5,9 @@ from statistics import median
 from typing import Any
 
 import pytest
-from scenarios import EAGER, gradients, must_be_ok, own_drops, plan
 
 from gradwire.sim.fabric import NETWORK_A, NETWORK_B, Fabric, Link
+from scenarios import EAGER, gradients, must_be_ok, own_drops, plan
 
 # A process that wakes up a little late, as real ones do.
 HOSTS = {"host_delay": 10e-6, "host_jitter": 60e-6}

@@ -11,10 +11,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from scenarios import chunks_of, expand, gradients, must_be_ok, plan, rank_order_sum, same_bits
 
 from gradwire import _engine
 from gradwire.sim.fabric import Fabric, Link
+from scenarios import chunks_of, expand, gradients, must_be_ok, plan, rank_order_sum, same_bits
 
 BY_WORKER = (("open", "worker", 0, -1.0),)
 PROBE = {"spend": "anything", "schedule": BY_WORKER, "control": "probe"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenarios import gradients, must_be_ok, plan, rank_order_sum, same_bits
 
 from gradwire.sim.fabric import NETWORK_A, Direction, Fabric, Link
+from scenarios import gradients, must_be_ok, plan, rank_order_sum, same_bits
 
 ELEMENTS = 400_000
 

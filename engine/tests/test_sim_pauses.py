@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from scenarios import gradients, must_be_ok, plan
 
 from gradwire.sim.fabric import NETWORK_A, Fabric
+from scenarios import gradients, must_be_ok, plan
 
 
 def seconds_after_a_pause(drift: float) -> float:

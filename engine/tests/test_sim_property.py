@@ -8,6 +8,7 @@ bit where the plan is exact), withheld results, statistics, results untouched on
 import time
 
 import pytest
+
 from scenarios import must_be_ok, random_job
 
 SEEDS = 1200

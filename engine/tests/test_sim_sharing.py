@@ -13,9 +13,9 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from scenarios import gradients, must_be_ok, own_drops, plan
 
 from gradwire.sim.fabric import NETWORK_A, NETWORK_B, Direction, Fabric, Link
+from scenarios import gradients, must_be_ok, own_drops, plan
 
 HOSTS = {"host_delay": 10e-6, "host_jitter": 60e-6}
 SEGMENT = 1514

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scenarios import EAGER, chunks_of, gradients, must_be_ok, random_job
 
 from gradwire import _engine
 from gradwire.sim.fabric import Fabric, Link
+from scenarios import EAGER, chunks_of, gradients, must_be_ok, random_job
 
 BOUND, ELEMENTS, ROUND_TRIP = 0.4, 400_000, 20e-3
 REGIONS = [(0, 150_000, BOUND), (150_000, 20_000, 0.0), (170_000, 230_000, BOUND)]

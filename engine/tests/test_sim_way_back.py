@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from scenarios import EAGER, gradients, must_be_ok, plan
 
 from gradwire.sim.fabric import NETWORK_B, Fabric
+from scenarios import EAGER, gradients, must_be_ok, plan
 
 WORKERS, ELEMENTS, LOSS, BOUND = 3, 1_000_000, 0.8, 0.408
 

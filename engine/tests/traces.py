@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from scenarios import EAGER, gradients, plan, random_job
 
 from gradwire.sim.fabric import NETWORK_A, NETWORK_B, Fabric, Link
 from gradwire.sim.job import Job
+from scenarios import EAGER, gradients, plan, random_job
 
 TABLE = Path(__file__).with_name("traces.json")
 ELEMENTS = 60_000
