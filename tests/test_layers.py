@@ -44,6 +44,17 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
 
 ENGINE_LAYERS = {"binding": 7, "lab": 6, "io": 5, "sim": 5, "proto": 4}
 ENGINE_LAYERS |= {"reduce": 3, "codec": 2, "wire": 1}
+# Inside proto: what each part may include beside itself. What stands last wires the others.
+PROTO_ROOMS = {
+    "base": (),
+    "plan": ("base",),
+    "recovery": ("base", "plan"),
+    "congestion": ("base", "recovery"),
+    "push": ("base", "plan"),
+    "pull": ("base", "plan", "push"),
+    "path": ("base", "plan", "recovery", "congestion"),
+    "endpoint": ("base", "plan", "recovery", "congestion", "push", "pull", "path"),
+}
 # What the layers below io (and sim, which is virtual) must not see: clocks, sockets, random
 # sources, threads.
 IMPURE = re.compile(
@@ -112,6 +123,11 @@ def words(text: str) -> set[str]:
     return {w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)}
 
 
+def within_proto(here: str, name: str) -> bool:
+    there = name.split("/")[1]
+    return here not in PROTO_ROOMS or there == here or there in PROTO_ROOMS[here]
+
+
 def engine_faults(engine: Path) -> list[str]:
     faults = []
     for path in engine_files(engine):
@@ -135,6 +151,8 @@ def engine_faults(engine: Path) -> list[str]:
             if there in ENGINE_LAYERS and (quoted or (engine / name).exists()):
                 if there != layer and ENGINE_LAYERS[there] >= ENGINE_LAYERS[layer]:
                     faults.append(f"{at}, which does not stand below it")
+                elif layer == there == "proto" and not within_proto(where.parts[1], name):
+                    faults.append(f"{at}, which does not stand below it in proto")
             elif quoted:
                 faults.append(f'{at}: say it from engine/ on, as in "wire/packet.h"')
             elif layer not in ("io", "lab", "binding") and IMPURE.match(name):
@@ -226,6 +244,8 @@ def test_downward_python_imports_are_left_alone(tmp_path: Path) -> None:
     [
         ("wire/packet.h", '#include "proto/plan.h"', "does not stand below"),
         ("sim/fabric.cc", '#include "io/socket.h"', "does not stand below"),
+        ("proto/plan/grid.cc", '#include "proto/push/aggregator.h"', "stand below it in proto"),
+        ("proto/path/path.h", '#include "proto/endpoint/op.h"', "stand below it in proto"),
         ("reduce/sum.cc", '  #  include "proto/plan.h"', "does not stand below"),
         ("proto/sender.cc", "#include <chrono>", "no clocks"),
         ("proto/sender.cc", "#include <sys/socket.h>", "no clocks"),
@@ -241,7 +261,7 @@ def test_downward_python_imports_are_left_alone(tmp_path: Path) -> None:
 )
 def test_a_planted_engine_fault_is_found(tmp_path: Path, path: str, line: str, fault: str) -> None:
     file = tmp_path / path
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(line + "\n")
     faults = engine_faults(tmp_path)
     assert len(faults) == 1

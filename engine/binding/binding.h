@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "codec/codec.h"
-#include "proto/endpoint.h"
-#include "proto/time.h"
+#include "proto/base/time.h"
+#include "proto/endpoint/endpoint.h"
 
 namespace gradwire::binding {
 
@@ -73,7 +73,6 @@ bool wait_in_slices(Nanos timeout, Wait&& wait) {
     if (left <= kSlice) return false;
   }
 }
-
 
 // The id of an op; raises ValueError for a lane that there is not.
 uint64_t checked_id(uint64_t op, uint64_t lane);

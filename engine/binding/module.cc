@@ -7,14 +7,13 @@
 
 #include "binding/binding.h"
 #include "binding/errors.h"
-#include "proto/endpoint.h"
+#include "proto/endpoint/endpoint.h"
 #include "wire/packet.h"
 
 namespace nb = nanobind;
 
 NB_MODULE(_engine, module) {
-  module.doc() =
-      "gradwire's engine: plans, the UDP engine and the virtual-time fabric";
+  module.doc() = "gradwire's engine: plans, the UDP engine and the virtual-time fabric";
   // What an object of the user's holds to the interpreter's end is no leak of ours to warn of.
   nb::set_leak_warnings(std::getenv("GRADWIRE_TEST_LEAKS") != nullptr);
   nb::register_exception_translator(gradwire::binding::translate_system_error);

@@ -12,8 +12,9 @@
 #include "binding/binding.h"
 #include "binding/errors.h"
 #include "codec/codec.h"
-#include "proto/grid.h"
-#include "proto/memory.h"
+#include "proto/base/memory.h"
+#include "proto/endpoint/op_memory.h"
+#include "proto/plan/grid.h"
 #include "reduce/accumulate.h"
 
 namespace gradwire::binding {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "proto/loss_runs.h"
+#include "proto/base/loss_runs.h"
 
 namespace gradwire::io {
 

@@ -19,7 +19,7 @@
 
 #include "io/poller.h"
 #include "io/priority.h"
-#include "proto/path_limit.h"
+#include "proto/path/path_limit.h"
 #include "wire/packet.h"
 
 #if defined(__x86_64__)

@@ -14,7 +14,7 @@
 #include "io/address.h"
 #include "io/drop.h"
 #include "io/socket.h"
-#include "proto/endpoint.h"
+#include "proto/endpoint/endpoint.h"
 
 namespace gradwire::io {
 

@@ -1,7 +1,7 @@
 // What the engine thread sleeps on: the socket, a wake-up by other threads, a deadline in ns.
 #pragma once
 
-#include "proto/time.h"
+#include "proto/base/time.h"
 
 namespace gradwire::io {
 

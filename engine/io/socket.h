@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "io/address.h"
-#include "proto/endpoint.h"
+#include "proto/endpoint/endpoint.h"
 
 namespace gradwire::io {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "proto/loss_runs.h"
+#include "proto/base/loss_runs.h"
 
 namespace gradwire::lab {
 

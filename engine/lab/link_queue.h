@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lab/train.h"
-#include "proto/time.h"
+#include "proto/base/time.h"
 #include "sim/random.h"
 
 namespace gradwire::lab {

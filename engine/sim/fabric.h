@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "proto/endpoint.h"
+#include "proto/endpoint/endpoint.h"
 #include "sim/link.h"
 #include "sim/pass_check.h"
 #include "sim/random.h"

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "proto/ecn.h"
-#include "proto/loss_runs.h"
+#include "proto/base/loss_runs.h"
+#include "proto/congestion/ecn.h"
 
 namespace gradwire::sim {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "proto/time.h"
+#include "proto/base/time.h"
 #include "sim/random.h"
 
 namespace gradwire::sim {

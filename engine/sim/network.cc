@@ -1,7 +1,7 @@
 // The fabric's network: how a datagram travels from an endpoint through the switch to another.
 #include <algorithm>
 
-#include "proto/ecn.h"
+#include "proto/congestion/ecn.h"
 #include "sim/fabric.h"
 #include "wire/packet.h"
 

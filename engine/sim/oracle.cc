@@ -8,7 +8,7 @@
 #include <map>
 
 #include "codec/codec.h"
-#include "proto/grid.h"
+#include "proto/plan/grid.h"
 
 namespace gradwire::sim {
 namespace {

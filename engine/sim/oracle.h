@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "proto/endpoint.h"
+#include "proto/endpoint/endpoint.h"
 
 namespace gradwire::sim {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "proto/lanes.h"
+#include "proto/plan/lanes.h"
 
 namespace gradwire::sim {
 

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "proto/plan.h"
+#include "proto/plan/plan.h"
 #include "wire/packet.h"
 
 namespace gradwire::sim {

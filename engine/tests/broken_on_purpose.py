@@ -75,7 +75,7 @@ BREAKS = (
     Break(
         1,
         "regions close with twice the loss that is allowed",
-        PROTO + "aggregator.cc",
+        PROTO + "push/aggregator.cc",
         "return part.elements - part.losable;",
         "return part.elements - std::min(part.elements, 2 * part.losable);",
         SIM + "bounded.py",
@@ -83,7 +83,7 @@ BREAKS = (
     Break(
         1,
         "critical chunks may be missing at a close",
-        PROTO + "aggregator.cc",
+        PROTO + "push/aggregator.cc",
         "|| ledger.critical_left) return;",
         ") return;",
         SIM + "bounded.py " + SIM + "property.py",
@@ -91,7 +91,7 @@ BREAKS = (
     Break(
         1,
         "lost chunks are given up whatever the ledger says",
-        PROTO + "push_sender.cc",
+        PROTO + "push/push_sender.cc",
         "if (!room(c)) break;",
         "",
         SIM + "bounded.py",
@@ -99,7 +99,7 @@ BREAKS = (
     Break(
         1,
         "what a shard may lose is rounded up to whole chunks",
-        PROTO + "grid.cc",
+        PROTO + "plan/grid.cc",
         "static_cast<double>(out[r].elements) + 1e-9));",
         "static_cast<double>(out[r].elements) + grid.chunk_elements - 1.0));",
         "engine/tests/test_plan.py " + SIM + "bounded.py",
@@ -107,7 +107,7 @@ BREAKS = (
     Break(
         1,
         "a lossy pull leaves out twice what it may",
-        PROTO + "pull_ledger.cc",
+        PROTO + "pull/pull_ledger.cc",
         "region.arrived + region.losable <",
         "region.arrived + 2 * region.losable <",
         SIM + "lossy_pull.py",
@@ -115,7 +115,7 @@ BREAKS = (
     Break(
         1,
         "a lossy pull does without what must arrive everywhere",
-        PROTO + "pull_ledger.cc",
+        PROTO + "pull/pull_ledger.cc",
         "if (region.enough || region.needed) return;",
         "if (region.enough) return;",
         SIM + "lossy_pull.py",
@@ -123,7 +123,7 @@ BREAKS = (
     Break(
         1,
         "what finds no room at its receiver is given up as lost",
-        PROTO + "endpoint_receive.cc",
+        PROTO + "endpoint/receive.cc",
         "n <= path.refused_there ? Again::refused : Again::lost",
         "Again::lost",
         SIM + "late_rank.py",
@@ -131,7 +131,7 @@ BREAKS = (
     Break(
         1,
         "what a tail probe sends again may be given up before it goes",
-        PROTO + "push_sender.cc",
+        PROTO + "push/push_sender.cc",
         "(forgivable ? lost_ : again_).push(chunk);",
         "lost_.push(chunk);",
         SIM + "late_rank.py",
@@ -139,7 +139,7 @@ BREAKS = (
     Break(
         2,
         "a worker keeps what a committed pull withheld from others",
-        PROTO + "endpoint_results.cc",
+        PROTO + "endpoint/results.cc",
         "if (here && !r.applied[c])",
         "if (here && !r.applied[c] && config.endpoint != 1)",
         SIM + "bounded.py " + SIM + "property.py",
@@ -147,7 +147,7 @@ BREAKS = (
     Break(
         2,
         "each aggregator commits for itself what it has",
-        PROTO + "endpoint_results.cc",
+        PROTO + "endpoint/results.cc",
         "op.pull[op.shard].commit(committed);",
         "for (uint32_t c : op.aggregator->finished()) committed.set(c - op.own_shard().begin);"
         " op.pull[op.shard].commit(committed);",
@@ -156,7 +156,7 @@ BREAKS = (
     Break(
         2,
         "an aggregator adds back for itself what an encoding took from its results",
-        PROTO + "endpoint_results.cc",
+        PROTO + "endpoint/results.cc",
         "r.error_offset = op.grid.offset[op.own_shard().begin];",
         "r.error_offset = op.grid.offset[op.own_shard().begin];"
         " reduce::add(op.spec.data + r.error_offset, r.result_error.data(),"
@@ -166,7 +166,7 @@ BREAKS = (
     Break(
         2,
         "exact sums are in order of arrival",
-        PROTO + "aggregator.cc",
+        PROTO + "push/aggregator.cc",
         "exact_(plan.exact()),",
         "exact_(false),",
         SIM + "exact.py",
@@ -191,7 +191,7 @@ BREAKS = (
     Break(
         3,
         "bound 0 may lose a chunk",
-        PROTO + "push_sender.cc",
+        PROTO + "push/push_sender.cc",
         "plan_.regions[r].bound * static_cast<double>(ledger.received + spent) + 1e-9;",
         "std::max(0.05, plan_.regions[r].bound) * static_cast<double>(ledger.received + spent);",
         SIM + "bounded.py",
@@ -199,7 +199,7 @@ BREAKS = (
     Break(
         3,
         "control messages are sent once",
-        PROTO + "endpoint_receive.cc",
+        PROTO + "endpoint/receive.cc",
         "path.control.again(packet.item);",
         "",
         SIM + "exact.py " + SIM + "faults.py",
@@ -207,7 +207,7 @@ BREAKS = (
     Break(
         4,
         "chunks are longer than what a datagram carries",
-        PROTO + "grid.cc",
+        PROTO + "plan/grid.cc",
         "plan.format.chunk_elements(datagram_bytes - wire::kHeaderBytes);",
         "plan.format.chunk_elements(datagram_bytes - wire::kHeaderBytes) + 1;",
         "engine/tests/test_plan.py " + SIM + "exact.py",
@@ -215,7 +215,7 @@ BREAKS = (
     Break(
         4,
         "a chunk straddles two regions",
-        PROTO + "grid.cc",
+        PROTO + "plan/grid.cc",
         "offset.push_back(part.offset + at);",
         "offset.push_back(part.offset + at - (at == 0 && r > 0));",
         "engine/tests/test_plan.py " + SIM + "bounded.py",
@@ -223,7 +223,7 @@ BREAKS = (
     Break(
         5,
         "duplicates and late chunks are added again",
-        PROTO + "aggregator.cc",
+        PROTO + "push/aggregator.cc",
         "if (w.decided.test(local)) return Added::ignored;",
         "",
         SIM + "property.py " + SIM + "bounded.py",
@@ -231,7 +231,7 @@ BREAKS = (
     Break(
         5,
         "a chunk that comes after it was given up counts all the same",
-        PROTO + "aggregator.cc",
+        PROTO + "push/aggregator.cc",
         "if (w.decided.test(local)) return Added::ignored;",
         "if (w.counted.test(local)) return Added::ignored;",
         SIM + "property.py " + SIM + "bounded.py",
@@ -239,7 +239,7 @@ BREAKS = (
     Break(
         6,
         "a silent engine is waited for",
-        PROTO + "endpoint.cc",
+        PROTO + "endpoint/endpoint.cc",
         "now - last <= config.peer_timeout",
         "now - last <= 1000 * config.peer_timeout",
         SIM + "faults.py",
@@ -247,7 +247,7 @@ BREAKS = (
     Break(
         6,
         "what went away with a peer is waited for",
-        PROTO + "endpoint.cc",
+        PROTO + "endpoint/endpoint.cc",
         "if (!op) continue;",
         "if (op || !op) continue;",
         SIM + "faults.py",
@@ -255,7 +255,7 @@ BREAKS = (
     Break(
         6,
         "an op has no time-out",
-        PROTO + "endpoint.cc",
+        PROTO + "endpoint/endpoint.cc",
         "op->done || now < op->deadline",
         "op->done || op->started <= now",
         SIM + "faults.py",
@@ -263,7 +263,7 @@ BREAKS = (
     Break(
         6,
         "a goodbye in mid-step is taken for one at the end",
-        PROTO + "endpoint_transmit.cc",
+        PROTO + "endpoint/transmit.cc",
         "std::min(made, abandoned)",
         "made",
         SIM + "faults.py",
@@ -271,7 +271,7 @@ BREAKS = (
     Break(
         6,
         "an op that cannot be taken yet keeps another lane's waiting",
-        PROTO + "endpoint_transmit.cc",
+        PROTO + "endpoint/transmit.cc",
         "if (lane_of(id) != path.lane) continue;",
         "",
         SIM + "lanes.py",
@@ -279,7 +279,7 @@ BREAKS = (
     Break(
         6,
         "the first op of a lane waits for memory like any other",
-        PROTO + "memory.h",
+        PROTO + "base/memory.h",
         "(first || ops + bytes <= most_of_several())",
         "(ops == 0 || ops + bytes <= most_of_several())",
         SIM + "lanes.py",
@@ -287,7 +287,7 @@ BREAKS = (
     Break(
         6,
         "an op waits for memory that nobody is sure to give",
-        PROTO + "endpoint_ops.cc",
+        PROTO + "endpoint/ops.cc",
         "need > memory.most_of_ops() || stuck(op)",
         "need > memory.most_of_ops()",
         SIM + "lanes.py",
@@ -295,7 +295,7 @@ BREAKS = (
     Break(
         6,
         "a failure is kept from the others",
-        PROTO + "endpoint.cc",
+        PROTO + "endpoint/endpoint.cc",
         "p->errors_left = kFarewells;",
         "p->errors_left = 0;",
         SIM + "faults.py",
@@ -303,7 +303,7 @@ BREAKS = (
     Break(
         7,
         "the delay of acknowledgements depends on what the process did before",
-        PROTO + "endpoint_receive.cc",
+        PROTO + "endpoint/receive.cc",
         "path.ack_due = now + kAckDelay;",
         "{ static Nanos hidden = 0; path.ack_due = now + kAckDelay + (hidden += 977) % 65536; }",
         SIM + "property.py",
@@ -311,15 +311,15 @@ BREAKS = (
     Break(
         7,
         "the core looks at a clock",
-        PROTO + "credit.cc",
-        '#include "proto/endpoint_impl.h"',
-        '#include <chrono>\n#include "proto/endpoint_impl.h"',
+        PROTO + "endpoint/credit.cc",
+        '#include "proto/endpoint/endpoint_impl.h"',
+        '#include <chrono>\n#include "proto/endpoint/endpoint_impl.h"',
         "tests/test_layers.py",
     ),
     Break(
         8,
         "withheld results are thrown away",
-        PROTO + "endpoint_results.cc",
+        PROTO + "endpoint/results.cc",
         "r.withheld_chunks.push_back(c);",
         "continue;",
         SIM + "bounded.py " + SIM + "property.py",
@@ -327,7 +327,7 @@ BREAKS = (
     Break(
         8,
         "a worker is told that all of it counted",
-        PROTO + "endpoint_results.cc",
+        PROTO + "endpoint/results.cc",
         "r.counted[c] = pull.counted(c);",
         "r.counted[c] = 1;",
         SIM + "bounded.py",
@@ -335,7 +335,7 @@ BREAKS = (
     Break(
         8,
         "what an encoding took from the results is forgotten",
-        PROTO + "endpoint_results.cc",
+        PROTO + "endpoint/results.cc",
         "r.result_error = op.aggregator->take_error();",
         "r.result_error.resize(op.aggregator->take_error().size());",
         SIM + "encodings.py",
@@ -383,7 +383,7 @@ BREAKS = (
     Break(
         9,
         "a BITMAP of an earlier pass begins the next one",
-        PROTO + "passes.cc",
+        PROTO + "push/passes.cc",
         "if (pass < pass_ || stopped_) return",
         "if (stopped_) return",
         SIM + "passes.py",
@@ -391,7 +391,7 @@ BREAKS = (
     Break(
         9,
         "a result may be shorter than its chunk",
-        PROTO + "endpoint_receive.cc",
+        PROTO + "endpoint/receive.cc",
         "!codec::valid(op.spec.plan.format, payload, op.grid.length(header.chunk)))",
         "false)",
         SIM + "faults.py",
@@ -415,7 +415,7 @@ BREAKS = (
     Break(
         9,
         "a datagram may come in any endpoint's name",
-        PROTO + "endpoint_receive.cc",
+        PROTO + "endpoint/receive.cc",
         "head->source != source ||",
         "",
         SIM + "faults.py",
@@ -423,7 +423,7 @@ BREAKS = (
     Break(
         9,
         "a datagram of another session is heeded",
-        PROTO + "endpoint_receive.cc",
+        PROTO + "endpoint/receive.cc",
         "head->session != config.session ||",
         "",
         SIM + "faults.py",
@@ -431,7 +431,7 @@ BREAKS = (
     Break(
         9,
         "what an OPEN asks for is allocated whatever the limit",
-        PROTO + "endpoint_messages.cc",
+        PROTO + "endpoint/messages.cc",
         "if (room == Room::later) continue;",
         "",
         SIM + "memory.py",
@@ -439,7 +439,7 @@ BREAKS = (
     Break(
         9,
         "packets of ops to come are kept whatever the limit",
-        PROTO + "endpoint_receive.cc",
+        PROTO + "endpoint/receive.cc",
         "path.no_room = !memory.has_early(kept.cost());",
         "path.no_room = false;",
         SIM + "memory.py",
@@ -447,7 +447,7 @@ BREAKS = (
     Break(
         6,
         "packets of ops to come keep the next op out",
-        PROTO + "endpoint_messages.cc",
+        PROTO + "endpoint/messages.cc",
         "const bool next = op_id == next_admitted(op_id);",
         "const bool next = false;",
         SIM + "memory.py " + SIM + "property.py",
@@ -455,7 +455,7 @@ BREAKS = (
     Break(
         9,
         "a stray datagram of another version ends the job",
-        PROTO + "endpoint_receive.cc",
+        PROTO + "endpoint/receive.cc",
         "if (path.heard) {",
         "if (false) {",
         SIM + "faults.py",
@@ -463,7 +463,7 @@ BREAKS = (
     Break(
         10,
         "the plan's hash is not compared",
-        PROTO + "endpoint_messages.cc",
+        PROTO + "endpoint/messages.cc",
         "if (fixed.hash != here || fixed.step != op.spec.step) {",
         "if (fixed.step != op.spec.step) {",
         SIM + "faults.py",
@@ -471,7 +471,7 @@ BREAKS = (
     Break(
         10,
         "each worker shuffles in an order of its own",
-        PROTO + "push_sender.cc",
+        PROTO + "push/push_sender.cc",
         "std::vector<uint32_t> order = send_order(plan, shard);",
         "static uint64_t calls = 0; Plan own = plan; own.seed ^= ++calls;"
         " std::vector<uint32_t> order = send_order(own, shard);",
@@ -480,7 +480,7 @@ BREAKS = (
     Break(
         10,
         "the summary leaves out the last rank",
-        PROTO + "endpoint_results.cc",
+        PROTO + "endpoint/results.cc",
         "for (uint16_t w = 1; w < config.workers; ++w) { const Stats& vote",
         "for (uint16_t w = 1; w + 1 < config.workers; ++w) { const Stats& vote",
         SIM + "exact.py " + SIM + "property.py",
@@ -496,7 +496,7 @@ BREAKS = (
     Break(
         11,
         "everybody gets all the credit that is asked for",
-        PROTO + "credit.cc",
+        PROTO + "endpoint/credit.cc",
         "p->received.largest() + p->share);",
         "p->received.largest() + 4000);",
         SIM + "network.py",
@@ -504,7 +504,7 @@ BREAKS = (
     Break(
         11,
         "each sender may send unasked as much as a lone one may",
-        PROTO + "credit.cc",
+        PROTO + "endpoint/credit.cc",
         "std::clamp<uint32_t>(24 / peers, 1, 12)",
         "12",
         SIM + "network.py",
@@ -512,7 +512,7 @@ BREAKS = (
     Break(
         11,
         "the queue that is aimed at is longer than the port's",
-        PROTO + "delay_window.cc",
+        PROTO + "congestion/delay_window.cc",
         "shortest_target_(target),",
         "shortest_target_(8 * target),",
         SIM + "network.py",
@@ -520,7 +520,7 @@ BREAKS = (
     Break(
         0,
         "beside TCP the window gives way as ever",
-        PROTO + "competition.cc",
+        PROTO + "congestion/competition.cc",
         "if (wins_ > 0) {",
         "if (false) {",
         SIM + "sharing.py",
@@ -528,7 +528,7 @@ BREAKS = (
     Break(
         0,
         "the circuit breaker never breaks",
-        PROTO + "circuit_breaker.h",
+        PROTO + "congestion/circuit_breaker.h",
         "return factor_;",
         "return 1.0;",
         SIM + "sharing.py",
@@ -536,7 +536,7 @@ BREAKS = (
     Break(
         0,
         "a cut of the circuit breaker that was of no use stays",
-        PROTO + "circuit_breaker.h",
+        PROTO + "congestion/circuit_breaker.h",
         "      take_back(loss);",
         "      tried_ = 0;",
         SIM + "sharing.py",
@@ -544,7 +544,7 @@ BREAKS = (
     Break(
         0,
         "a pass sends again what has arrived",
-        PROTO + "passes.cc",
+        PROTO + "push/passes.cc",
         "if (missing.test(chunk - begin_)) {",
         "if (missing.size()) {",
         SIM + "passes.py",
@@ -552,7 +552,7 @@ BREAKS = (
     Break(
         0,
         "heavy loss finds the window that had given way",
-        PROTO + "endpoint_transmit.cc",
+        PROTO + "endpoint/transmit.cc",
         "send_window.resume(std::exchange(last_led, 0));",
         "last_led = 0;",
         SIM + "long_paths.py",
@@ -560,7 +560,7 @@ BREAKS = (
     Break(
         0,
         "what was led is forgotten as soon as nothing is left to send",
-        PROTO + "endpoint_transmit.cc",
+        PROTO + "endpoint/transmit.cc",
         "if (led > 0) last_led = led;",
         "last_led = led;",
         SIM + "long_paths.py",
@@ -568,7 +568,7 @@ BREAKS = (
     Break(
         0,
         "losses are an overflow also where packets are missing in every round",
-        PROTO + "delay_window.cc",
+        PROTO + "congestion/delay_window.cc",
         "&& !(lossy_ && long_path(rtprop))",
         "",
         SIM + "long_paths.py",

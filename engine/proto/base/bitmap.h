@@ -1,0 +1,51 @@
+// A fixed-size set of small integers in flat words.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "proto/base/zeroed.h"
+
+namespace gradwire {
+
+class Bitmap {
+ public:
+  Bitmap() = default;
+  explicit Bitmap(size_t size) : size_(size), words_((size + 63) / 64) {}
+
+  bool test(size_t i) const { return (words_[i / 64] >> (i % 64)) & 1; }
+  // True when the bit was clear.
+  bool set(size_t i) {
+    const uint64_t bit = uint64_t{1} << (i % 64);
+    const bool fresh = !(words_[i / 64] & bit);
+    words_[i / 64] |= bit;
+    return fresh;
+  }
+  void clear(size_t i) { words_[i / 64] &= ~(uint64_t{1} << (i % 64)); }
+  size_t size() const { return size_; }
+  size_t count() const {
+    size_t total = 0;
+    for (uint64_t word : words_) total += static_cast<size_t>(__builtin_popcountll(word));
+    return total;
+  }
+  bool all() const { return count() == size_; }
+
+  size_t byte_size() const { return (size_ + 7) / 8; }
+  void append_bytes(std::vector<uint8_t>& out) const {
+    for (size_t i = 0; i < byte_size(); ++i)
+      out.push_back(static_cast<uint8_t>(words_[i / 8] >> (8 * (i % 8))));
+  }
+  // Bits beyond size() in the last byte are ignored.
+  void assign_bytes(const uint8_t* bytes) {
+    for (uint64_t& word : words_) word = 0;
+    for (size_t i = 0; i < size_; ++i)
+      if ((bytes[i / 8] >> (i % 8)) & 1) set(i);
+  }
+
+ private:
+  size_t size_ = 0;
+  Zeroed<uint64_t> words_;
+};
+
+}  // namespace gradwire

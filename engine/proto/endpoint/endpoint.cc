@@ -1,0 +1,241 @@
+#include "proto/endpoint/endpoint.h"
+
+#include <algorithm>
+
+#include "proto/base/text.h"
+#include "proto/endpoint/endpoint_impl.h"
+
+namespace gradwire {
+
+namespace {
+constexpr uint32_t kFarewells = 3;  // to those of whom no answer is expected
+// To those who leave as well: they may be gone before they could answer, or may not have heard.
+constexpr uint32_t kMostFarewells = 6;
+}  // namespace
+
+std::string EndpointConfig::name(uint16_t number) const {
+  if (number >= workers) return "server " + std::to_string(number - workers);
+  return "rank " + std::to_string(ranks.empty() ? number : ranks[number]);
+}
+
+Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
+    : config(c),
+      send_window(32.0 * (c.datagram_bytes + 42), 4.0 * (c.datagram_bytes + 42), 64e6,
+                  c.delay_target),
+      // What the peers may send without being asked is there in any case.
+      receive_window(std::max<double>(24, c.workers) * (c.datagram_bytes + 42),
+                     std::max<double>(24, c.workers) * (c.datagram_bytes + 42),
+                     std::max(0.5 * c.receive_buffer, 8.0 * c.datagram_bytes), c.delay_target),
+      last_timer(now) {
+  memory.limit = config.memory_limit;
+  control_dscp = config.dscp;
+  paths.resize(config.endpoints());
+  for (uint16_t e = 0; e < config.endpoints(); ++e) {
+    if (e == config.endpoint) continue;
+    if (!config.talks_to(e)) {
+      // Nothing passes between them, so there is nothing to wait for.
+      Event event;
+      event.type = Event::Type::connected;
+      event.endpoint = e;
+      events.push_back(std::move(event));
+      continue;
+    }
+    auto path = std::make_unique<Path>();
+    path->peer = e;
+    path->credit = standing_credit(e);
+    path->granted = path->granted_sent = standing_credit(config.endpoint);
+    path->last_heard = now;
+    path->ping_now = true;
+    path->limit = PathLimit(config.datagram_bytes);
+    if (!config.ecn) path->ecn.off();
+    paths[e] = std::move(path);
+  }
+  counters.path_limit = config.datagram_bytes;
+  next_path = static_cast<uint16_t>((config.endpoint + 1) % std::max<int>(1, config.endpoints()));
+}
+
+std::string Endpoint::Impl::name(uint16_t endpoint) const {
+  return config.name(endpoint);
+}
+
+void Endpoint::Impl::fail(Failure why, Nanos now) {
+  if (failure) return;
+  failure = std::move(why);
+  for (auto& [id, op] : ops) fail_op(*op, failure);
+  ops.clear();
+  fail_waiting([this](const OpSpec&) { return failure; });
+  Event event;
+  event.type = Event::Type::failed;
+  event.report.failure = failure;
+  events.push_back(std::move(event));
+  for (auto& p : paths) {
+    if (!p || p->gone) continue;
+    p->errors_left = kFarewells;
+    p->next_farewell = now;
+  }
+}
+
+void Endpoint::Impl::on_timer(Nanos now) {
+  // This process itself was frozen: the silence is ours, not the peers'.
+  if (now - last_timer > config.ping_interval * 4)
+    for (auto& p : paths)
+      if (p) p->last_heard = now;
+  last_timer = now;
+  if (now - threshold_decay > kSecond) {
+    threshold_decay = now;
+    for (auto& p : paths)
+      if (p) p->packet_threshold = std::max<uint64_t>(3, p->packet_threshold * 3 / 4);
+  }
+  breaker.tick(now);
+  check_life(now);
+  if (!failure) {
+    check_deadlines(now);
+    for (auto& p : paths) {
+      if (!p) continue;
+      check_limit(*p, now);
+      check_probe(*p, now);
+    }
+    for (auto& [id, op] : ops) {
+      if (!op->aggregator || op->aggregator->next_timer() > now) continue;
+      op->aggregator->on_timer(now);
+      after_sum(*op, now);
+    }
+    retire(now);
+  }
+  finish_close(now);
+}
+
+Nanos Endpoint::Impl::next_timer() const {
+  Nanos next = last_timer + config.ping_interval;
+  for (const auto& p : paths) {
+    if (!p) continue;
+    if (!p->gone) next = std::min(next, p->last_ping + ping_interval(*p, last_timer));
+    next = std::min(next, p->ack_due);
+    if (!failure && !p->gone && (p->connected || p->limit.on_trial()))
+      next = std::min(next, p->limit.next_timer(p->rtt.round()));
+    const bool bye = closing && !closed && !farewell_over(*p);
+    if (p->errors_left || bye) next = std::min(next, p->next_farewell);
+    if (!failure && (p->sent.in_flight() > 0 || p->starved))
+      next = std::min(next, probe_time(*p, last_timer));
+  }
+  for (const auto& [id, op] : ops) {
+    next = std::min(next, op->deadline);
+    if (op->aggregator) next = std::min(next, op->aggregator->next_timer());
+  }
+  if (!failure) next = std::min(next, repeat_due);
+  if (pace_until > last_timer) next = std::min(next, pace_until);
+  if (closing && !closed) next = std::min(next, close_ready() ? last_timer : close_deadline);
+  return next;
+}
+
+void Endpoint::Impl::close(Nanos now, Nanos linger) {
+  if (closing) return;
+  closing = true;
+  close_linger = linger;
+  close_deadline = now + linger;
+  last_close_deadline = now + std::max(linger, config.peer_timeout);
+  // What fails now gives its memory back to the caller, so nothing may read it any more.
+  const auto why = [this](const OpSpec& spec) -> Failure {
+    return {name(config.endpoint) + ", step " + std::to_string(spec.step) +
+                ": the engine was closed in mid-step",
+            -1, Cause::closed};
+  };
+  std::erase_if(ops, [&](auto& entry) {
+    Op& op = *entry.second;
+    if (!op.worker || op.done) return false;
+    fail_op(op, why(op.spec));
+    return true;
+  });
+  fail_waiting(why);
+  for (auto& p : paths) {
+    if (!p) continue;
+    p->told = false;
+    // Who left before has been answered; that may have been lost.
+    p->byes_enough = p->gone && p->loss_to(now) <= kHeavyLoss ? 1 : kMostFarewells;
+    p->next_farewell = now;
+  }
+  finish_close(now);
+}
+
+// Nothing more needs to be said to this peer: it knows that this endpoint leaves, or, where an
+// answer may never come (it leaves itself, or was never here, or all has failed), should know.
+bool Endpoint::Impl::farewell_over(const Path& path) const {
+  if (path.told) return true;
+  const bool met = path.rtt.any() || path.received.largest() > 0;
+  if (!met || failure) return path.byes_sent >= std::min(path.byes_enough, kFarewells);
+  return path.gone && path.byes_sent >= path.byes_enough;
+}
+
+bool Endpoint::Impl::close_ready() const {
+  if (!failure && !ops.empty()) return false;
+  return std::none_of(paths.begin(), paths.end(), [this](const auto& p) {
+    return p && (p->errors_left || p->answer_bye || !farewell_over(*p));
+  });
+}
+
+void Endpoint::Impl::finish_close(Nanos now) {
+  if (!closing || closed) return;
+  if (now < close_deadline && !close_ready()) return;
+  // Whoever takes results that nobody else can give it is not left alone with the rest of them.
+  const Nanos taken = std::min(last_result_taken + close_linger, last_close_deadline);
+  if (!failure && now < taken && !close_ready()) {
+    close_deadline = taken;
+    return;
+  }
+  closed = true;
+  Event event;
+  event.type = Event::Type::closed;
+  events.push_back(std::move(event));
+}
+
+Endpoint::Endpoint(const EndpointConfig& config, Nanos now)
+    : impl_(std::make_unique<Impl>(config, now)) {}
+Endpoint::~Endpoint() = default;
+
+Failure Endpoint::start(OpSpec spec, Nanos now) {
+  return impl_->start(std::move(spec), now);
+}
+void Endpoint::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+                       uint8_t ecn) {
+  impl_->receive(source, datagram, now, arrival, ecn);
+}
+void Endpoint::flush(Nanos now) {
+  impl_->flush(now);
+}
+bool Endpoint::transmit(Nanos now, Train& train) {
+  return impl_->transmit(now, train);
+}
+Nanos Endpoint::next_timer() const {
+  return impl_->next_timer();
+}
+void Endpoint::on_timer(Nanos now) {
+  impl_->on_timer(now);
+}
+void Endpoint::limit(uint16_t peer, uint32_t bytes, Nanos now) {
+  if (peer < impl_->paths.size() && impl_->paths[peer])
+    impl_->limit(*impl_->paths[peer], bytes, now);
+}
+bool Endpoint::next_event(Event& event) {
+  if (impl_->events.empty()) return false;
+  event = std::move(impl_->events.front());
+  impl_->events.pop_front();
+  return true;
+}
+void Endpoint::close(Nanos now, Nanos linger) {
+  impl_->close(now, linger);
+}
+const Counters& Endpoint::counters() const {
+  impl_->counters.memory = impl_->memory.held();
+  return impl_->counters;
+}
+std::vector<PeerState> Endpoint::peers(Nanos now) const {
+  std::vector<PeerState> found;
+  for (const auto& p : impl_->paths)
+    if (p) found.push_back({p->peer, p->connected, p->heard, now - p->last_heard, p->started});
+  return found;
+}
+const Failure& Endpoint::failure() const {
+  return impl_->failure;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,272 @@
+// The inside of Endpoint, whose methods stand by what they do: endpoint.cc (timers, closing),
+// liveness.cc, receive.cc, loss_detection.cc, repeat.cc, credit.cc, transmit.cc, ops.cc,
+// messages.cc, passes.cc, results.cc, path_limit.cc, ecn.cc and priority.cc.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "proto/congestion/circuit_breaker.h"
+#include "proto/congestion/delay_window.h"
+#include "proto/endpoint/endpoint.h"
+#include "proto/endpoint/op.h"
+#include "proto/path/path.h"
+#include "wire/packet.h"
+
+namespace gradwire {
+
+// Packets of ops that have not started here, within the memory for them: kept of a path in any
+// case, and of all together.
+inline constexpr size_t kStashMost = 512;
+inline constexpr size_t kStashInAll = 8192;
+// A peer's op may be this far ahead in its lane.
+inline constexpr uint64_t kOpsAhead = 1024;
+// A peer that was heard so lately is there, whatever it said.
+inline constexpr Nanos kHeardOf = 1 * kSecond;
+
+struct Endpoint::Impl {
+  Impl(const EndpointConfig& config, Nanos now);
+
+  // endpoint.cc
+  void on_timer(Nanos now);
+  Nanos next_timer() const;
+  void close(Nanos now, Nanos linger);
+  void fail(Failure why, Nanos now);
+  std::string name(uint16_t endpoint) const;  // "rank 3", "server 0"
+  bool farewell_over(const Path& path) const;
+  bool close_ready() const;
+  void finish_close(Nanos now);
+
+  // liveness.cc
+  void check_life(Nanos now);
+  Failure silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const;
+  Nanos together() const;
+  std::string not_begun(const Op& op, int32_t& rank, Nanos now) const;
+  void check_deadlines(Nanos now);
+  Nanos ping_interval(const Path& path, Nanos now) const;
+
+  // receive.cc
+  void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+               uint8_t ecn);
+  void on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram, Nanos now,
+                 Nanos arrival, uint8_t ecn);
+  void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+                   uint8_t ecn);
+  // What became of a packet that had not come before.
+  enum class Fate : uint8_t { taken, refused, malformed };
+  Fate accept(Path& path, const wire::Header& header, uint64_t op_id,
+              std::span<const uint8_t> datagram, Nanos now);
+  Fate dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
+                Nanos now, bool stashed = false);
+  void flush(Nanos now);
+  uint64_t in_use(SmoothedDelay Path::* which, Nanos now) const;
+  Nanos shared_delay(SmoothedDelay Path::* which, Nanos now) const;
+  void replay(uint64_t op, Nanos now);
+
+  // loss_detection.cc
+  void on_ack(Path& path, const wire::Ack& ack, Nanos now);
+  void packet_acked(Path& path, const SentPacket& packet, Nanos now);
+  void packet_lost(Path& path, SentPacket& packet, Again why, Nanos now);
+  void detect_loss(Path& path, Nanos now);
+  void check_probe(Path& path, Nanos now);
+  Nanos probe_time(const Path& path, Nanos now) const;
+
+  // transmit.cc
+  bool transmit(Nanos now, Train& train);
+  bool transmit_next(Nanos now, Train& train);
+  void write_ping(Path& path, Nanos now, bool pong, size_t bytes, Train& train);
+  bool transmit_unreliable(Path& path, Nanos now, Train& train);
+  uint64_t next_id(Path& path) const;
+  bool transmit_farewell(Path& path, Nanos now, Train& train);
+  bool transmit_train(Nanos now, Train& train);
+  bool transmit_control(Path& path, Nanos now, Train& train);
+  bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
+  uint64_t backlog(const Path& path) const;
+  uint64_t backlog(const Path& path, const Op& op, bool room) const;
+  uint16_t next_lane(const Path& path) const;
+  bool early(const Path& path, const Op& op) const;
+  size_t most_early(const Path& path) const;
+  uint64_t early_room(const Path& path) const;
+  struct LongPath {
+    const Path* path = nullptr;
+    Nanos rtprop = 0;    // 0: there is none
+    Nanos round = 0;     // smoothed
+    double window = 0;   // of the receivers, bytes
+    bool alone = false;  // the only destination
+  };
+  LongPath longest_path() const;
+  Nanos hold(Path& path, double train_bytes, Nanos now) const;
+  double led_by(const LongPath& far) const;
+  const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
+                        const Train& train);
+  wire::Common common(wire::Kind kind) const {
+    return {wire::kVersion, kind, config.endpoint, config.session};
+  }
+  void sent(Path& path, SentPacket& packet, Nanos now);
+
+  // path_limit.cc
+  void limit(Path& path, uint32_t bytes, Nanos now);
+  void lowered(Path& path, Nanos now);
+  void check_limit(Path& path, Nanos now);
+  void on_fragment(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
+                   uint8_t ecn);
+  void split(Path& path, Train& train);
+  uint32_t longest_datagram() const;
+
+  // ecn.cc
+  void count_ecn(Path& path, uint8_t ecn, Nanos now);
+  void on_counts(Path& path, const wire::Ack& ack, Nanos now);
+  void check_ecn(Path& path);
+
+  // priority.cc
+  void set_classes(Op& op);
+  static uint16_t class_flag(const Op& op, uint32_t chunk);
+  static void note_class(Op& op, const wire::Header& header);
+  uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
+
+  // repeat.cc
+  static constexpr double kRepeatsAtOnce = 16;
+  double room(Nanos now) const;
+  void repeat(Nanos now);
+  double unproven_rate(Nanos now) const;
+  double repeat_rate(Nanos now) const;
+  Nanos repeat_after(const Path& path, Nanos now) const;
+
+  // passes.cc
+  void end_passes();
+  bool on_pass(uint16_t source, uint16_t aggregator, Op& op, const wire::Header& header,
+               std::span<const uint8_t> payload, Nanos now);
+  bool on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload);
+  void answer_push(Op& op, uint16_t worker);
+  void answer_pull(Op& op, uint16_t aggregator);
+  void send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass);
+  void send_bitmap(uint16_t to, Op& op, const wire::Pass& pass, const Bitmap& missing);
+  bool recovered(const SentPacket& packet);
+  bool has_enough(const Op& op, uint16_t aggregator) const;
+  Bitmap needed_results(const Op& op) const;
+  bool all_opened(const Op& op) const;
+
+  // credit.cc
+  void share_credit(Nanos now);
+  uint32_t standing_credit(uint16_t receiver) const;
+  uint64_t most_wanted(const Path& path) const;
+  void void_backlog(const Op& op, uint16_t worker);
+
+  // ops.cc
+  const Lane& lane(uint64_t op) const;
+  Lane& lane(uint64_t op);
+  Failure start(OpSpec spec, Nanos now);
+  Op& make_op(OpSpec spec, bool worker, Nanos now);
+  Op* find(uint64_t op);
+  uint64_t expected(uint64_t op) const;
+  bool finished(uint64_t op) const;
+  void begin(OpSpec spec, Nanos since, Nanos now);
+  enum class Room : uint8_t { now, later, never };
+  Room room_for(uint64_t op, uint64_t need, uint64_t early = 0) const;
+  bool stuck(uint64_t op) const;
+  void begin_waiting(Nanos now);
+  void fail_waiting(const std::function<Failure(const OpSpec&)>& why);
+  void fail_op(Op& op, const Failure& why);
+  void report_failed(const OpSpec& spec, const Failure& why);
+  Failure too_large(uint64_t op, uint64_t step, uint64_t need) const;
+  bool still_possible(const Op& op, Nanos now);
+  bool drained(const Op& op) const;
+  void free_drained();
+  void retire(Nanos now);
+
+  // messages.cc
+  std::string check_messages(const OpSpec& spec) const;
+  void send_open(uint16_t to, Op& op, const Grid::Shard& shard);
+  uint64_t next_admitted(uint64_t op) const;
+  void admit(Nanos now);
+  Fate serve_open(Path& path, const wire::Header& header, uint64_t op,
+                  std::span<const uint8_t> payload, Nanos now);
+  bool same_plan(const Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
+  void on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
+  bool on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
+                  const wire::Header& header, std::span<const uint8_t> payload, Nanos now);
+  void send_message(uint16_t to, Op& op, wire::Kind kind, std::span<const uint8_t> bytes);
+  void send_list(uint16_t to, Op& op, wire::Kind kind, std::span<const uint32_t> values);
+
+  // results.cc
+  void after_sum(Op& op, Nanos now);
+  void fold(Op& op, Nanos now);
+  bool withhold(Op& op, uint32_t chunk);
+  void try_commit(Op& op, Nanos now);
+  void apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos now);
+  bool has_all(const Op& op, uint16_t aggregator) const;
+  const Op* waits_for(uint16_t peer) const;
+  void maybe_done(Op& op, Nanos now);
+  void report(Op& op, Nanos now);
+
+  uint64_t most_ack_words(const Path& path) const {
+    return std::min<uint64_t>(wire::kAckMaxWords,
+                              (path.limit.bytes() - wire::kAckFixedBytes) / sizeof(uint64_t));
+  }
+  uint32_t part_bytes() const {
+    return config.datagram_bytes - static_cast<uint32_t>(wire::kHeaderBytes) - kPartPrefix;
+  }
+
+  EndpointConfig config;
+  std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
+  Memory memory;                             // of the ops below
+  std::map<uint64_t, std::unique_ptr<Op>> ops;
+  std::vector<Lane> lanes;          // those that ops have been made in
+  uint64_t made = 0;                // ops so far, of all lanes
+  uint64_t abandoned = UINT64_MAX;  // workers: the first place whose op failed
+  // Workers: own ops that wait for memory, in the order they came. Their time-outs run, and those
+  // of the ops before them end the wait.
+  struct Waiting {
+    OpSpec spec;
+    uint64_t need;  // bytes
+    Nanos since;
+  };
+  std::deque<Waiting> waiting_ops;
+  // Servers: OPENs of ops that have not been admitted yet.
+  struct Opens {
+    uint64_t need = 0;  // bytes of the op, once it is known
+    std::map<uint16_t, MessageReceiver> messages;
+  };
+  std::map<uint64_t, Opens> waiting_opens;
+  std::deque<Event> events;
+  Counters counters;
+  DelayWindow send_window;
+  DelayWindow receive_window;
+  double btlbw() const { return std::max(send_window.rate(), receive_window.rate()); }
+
+  Nanos send_cut = 0;     // when send_window last shrank for marks
+  Nanos receive_cut = 0;  // and receive_window
+  LossMeter loss_to;      // of all that is sent
+  CircuitBreaker breaker;
+  uint64_t in_flight_bytes = 0;
+  const Path* paced_by = nullptr;  // whose receiver's window sets the pace
+  double tokens = 0;               // pacing, bytes
+  double repeats = 0;              // packets that may be repeated now
+  Nanos repeats_time = 0;
+  double led = 0;       // bytes: by the window of the one receiver far away
+  double last_led = 0;  // the last that was not 0, until heavy loss
+  Nanos repeat_due = kNever;
+  Nanos tokens_time = 0;
+  Nanos pace_until = 0;
+  uint8_t control_dscp = 0;      // of the first class in the newest op's plan
+  uint16_t next_path = 0;        // round robin
+  std::vector<uint8_t> encoded;  // payloads of one train
+  bool arrivals = false;
+  bool retire_due = false;  // something may be drained now
+  Failure failure;
+  Nanos last_timer = 0;
+  Nanos threshold_decay = 0;
+  bool closing = false;
+  bool closed = false;
+  Nanos close_deadline = kNever;
+  Nanos last_close_deadline = kNever;  // however much others still take
+  Nanos close_linger = 0;
+  Nanos last_result_taken = 0;  // when a peer last acknowledged one
+};
+
+}  // namespace gradwire

@@ -1,0 +1,131 @@
+// When a peer counts as dead, and when an op has taken too long: pings, silence, deadlines, and who
+// is named for it.
+#include <algorithm>
+
+#include "proto/base/text.h"
+#include "proto/endpoint/endpoint_impl.h"
+
+namespace gradwire {
+
+namespace {
+constexpr Nanos kConnectPing = 50 * kMillisecond;
+constexpr int kSilentPings = 5;
+constexpr Nanos kMoment = kSecond / 4;
+constexpr int kUrgentPings = 50;  // in place of one: most get lost, and so do the answers
+}  // namespace
+
+// A peer that has been silent for several pings is asked more often: heavy loss is not death.
+Nanos Endpoint::Impl::ping_interval(const Path& path, Nanos now) const {
+  if (!path.connected) return kConnectPing;
+  const Nanos long_silence = std::min(kSilentPings * config.ping_interval, config.peer_timeout / 2);
+  const bool silent = !failure && now - path.last_heard > long_silence;
+  return silent ? config.ping_interval / kUrgentPings : config.ping_interval;
+}
+
+void Endpoint::Impl::check_life(Nanos now) {
+  std::vector<const Path*> silent;
+  size_t peers = 0;
+  for (auto& p : paths) {
+    if (!p) continue;
+    if (now - p->last_ping >= ping_interval(*p, now)) {
+      p->last_ping = now;
+      // One on trial has pings enough of its own until it is connected.
+      p->ping_now = !p->gone && (p->connected || !p->limit.on_trial());
+    }
+    if (!p->connected) continue;
+    ++peers;
+    if (!p->gone || waits_for(p->peer)) silent.push_back(p.get());
+  }
+  if (failure || silent.empty()) return;
+  const Nanos last = (*std::ranges::min_element(silent, {}, &Path::last_heard))->last_heard;
+  if (now - last <= config.peer_timeout) return;
+  // Those that died in the same moment were not all last heard in the same one.
+  const Nanos moment = std::min(kMoment, config.peer_timeout / 8);
+  std::erase_if(silent, [=](const Path* path) { return path->last_heard > last + moment; });
+  fail(silence_of(std::move(silent), peers, now), now);
+}
+
+// Why nothing is heard of these peers. Where all of several fall silent together, the cause is
+// this host's or its switch's; with a single peer nobody can tell whose it is.
+Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const {
+  const Path& first = *silent.front();
+  const Nanos silence =
+      now - (*std::ranges::min_element(silent, {}, &Path::last_heard))->last_heard;
+  std::string step;
+  if (!ops.empty()) step = "step " + std::to_string(ops.begin()->second->spec.step) + ": ";
+  const std::string setting_text = " (" + setting("peer_timeout", config.peer_timeout) + ")";
+  if (first.gone) {
+    const Op* op = waits_for(first.peer);
+    return {name(first.peer) + " left the job and has sent nothing for " + seconds(silence) +
+                setting_text + ", but step " + std::to_string(op->spec.step) +
+                " still needs results of it",
+            first.peer, Cause::left};
+  }
+  size_t quiet = 0;
+  for (const auto& p : paths)
+    if (p && p->connected && now - p->last_heard > config.peer_timeout - together()) ++quiet;
+  if (peers > 1 && quiet == peers)
+    return {step + name(config.endpoint) + " hears none of its " + std::to_string(peers) +
+                " peers since " + seconds(silence) + setting_text +
+                ": its host, or the switch that it is at, is cut off",
+            config.endpoint, Cause::silence};
+  std::string text = step + name(config.endpoint) + " has heard nothing of ";
+  for (size_t i = 0; i < silent.size(); ++i) text += (i == 0 ? "" : ", ") + name(silent[i]->peer);
+  text += " for " + seconds(silence) + setting_text;
+  if (peers == 1)
+    return {text + ": that process is dead or frozen, or the network between the two is cut", -1,
+            Cause::silence};
+  return {text + ", but hears the others: " +
+              (silent.size() == 1 ? "that process is" : "those processes are") +
+              " dead or frozen, or cut off from the network",
+          first.peer, Cause::silence};
+}
+
+// Peers that fall silent within this time of each other do so for one reason.
+Nanos Endpoint::Impl::together() const {
+  return std::min(kSecond, config.peer_timeout / 2);
+}
+
+// Who has not started an op, as far as its peers are heard of, with when that was.
+std::string Endpoint::Impl::not_begun(const Op& op, int32_t& rank, Nanos now) const {
+  std::string text;
+  for (uint16_t w = 0; w < config.workers; ++w) {
+    if (!paths[w] || paths[w]->has_started(op.id)) continue;
+    if (rank < 0) rank = w;
+    text += (text.empty() ? "" : ", ") + name(w) + " has not begun it and was last heard " +
+            seconds(now - paths[w]->last_heard) + " ago";
+  }
+  return text;
+}
+
+void Endpoint::Impl::check_deadlines(Nanos now) {
+  for (auto& [id, op] : ops) {
+    if (!op->worker || op->done || now < op->deadline) continue;
+    std::string text = "step " + std::to_string(op->spec.step) + ", " + op_name(id) +
+                       ": not complete after " + seconds(now - op->started) + " (" +
+                       setting("timeout", op->spec.timeout);
+    if (!op->spec.timeout_from.empty()) text += ", " + op->spec.timeout_from;
+    text += "): ";
+    int32_t rank = -1;
+    const auto heard = [&](uint16_t e) {
+      if (rank < 0) rank = e;
+      return name(e) + (paths[e] ? " (last heard " + seconds(now - paths[e]->last_heard) + " ago)"
+                                 : std::string());
+    };
+    std::string missing = not_begun(*op, rank, now);
+    if (missing.empty() && op->aggregator && !op->aggregator->all_final()) {
+      for (uint16_t w : op->aggregator->waiting_for())
+        missing += (missing.empty() ? "a part of the gradients is missing of " : ", ") + heard(w);
+    }
+    if (missing.empty()) {
+      for (uint16_t a = 0; a < config.aggregators(); ++a)
+        if (!has_enough(*op, a))
+          missing += (missing.empty() ? "results are missing of " : ", ") +
+                     heard(config.aggregator_endpoint(a));
+    }
+    fail({text + missing, rank, Cause::timeout}, now);
+    return;
+  }
+}
+
+}  // namespace gradwire

@@ -1,0 +1,326 @@
+// An op's messages: what starts it on other endpoints, what ends it, and lists. Servers have the
+// plan from a worker's OPEN, and take ops as memory allows.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <set>
+
+#include "codec/codec.h"
+#include "proto/endpoint/endpoint_impl.h"
+
+namespace gradwire {
+
+namespace {
+
+struct OpenFixed {
+  uint64_t hash;
+  uint64_t step;
+  uint64_t elements;
+  Stats stats;
+  uint32_t plan_bytes;
+  uint16_t has_critical;
+  uint16_t longest;  // the longest datagram that the worker's paths carry; 0: as agreed
+};
+
+std::vector<uint8_t> open_body(const OpSpec& spec, const Grid::Shard& shard, bool with_plan,
+                               uint16_t longest) {
+  Body body;
+  const std::vector<uint8_t> plan = with_plan ? spec.plan.serialize() : std::vector<uint8_t>{};
+  Bitmap critical(shard.size());
+  bool any = false;
+  for (uint32_t c : spec.critical)
+    if (c >= shard.begin && c < shard.end) any |= critical.set(c - shard.begin);
+  body.put(spec.plan.hash()).put(spec.step).put(spec.plan.elements);
+  for (double s : spec.stats) body.put(s);
+  body.put(static_cast<uint32_t>(plan.size())).put(static_cast<uint16_t>(any)).put(longest);
+  body.put_bytes(plan);
+  if (any) body.put_bitmap(critical);
+  return body.bytes();
+}
+
+bool read_open(wire::Reader& reader, OpenFixed& fixed) {
+  fixed.hash = reader.get<uint64_t>();
+  fixed.step = reader.get<uint64_t>();
+  fixed.elements = reader.get<uint64_t>();
+  for (double& s : fixed.stats) s = reader.get<double>();
+  fixed.plan_bytes = reader.get<uint32_t>();
+  fixed.has_critical = reader.get<uint16_t>();
+  fixed.longest = reader.get<uint16_t>();
+  return reader.ok() && (fixed.longest == 0 || fixed.longest >= wire::kMinDatagram);
+}
+
+std::string hex(uint64_t value) {
+  char text[20];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+}  // namespace
+
+// Whether something is critical differs between workers, and counts for all: they refuse alike.
+uint64_t longest_message(const Plan& plan, uint64_t chunks, uint64_t plan_bytes) {
+  const uint64_t bitmap = (chunks + 7) / 8;
+  const uint64_t open = sizeof(OpenFixed) + plan_bytes + bitmap;
+  const uint64_t close = (plan.pull == Pull::lossy ? 3 : 2) * bitmap;
+  return ends_with_close(plan) ? std::max(open, close) : open;
+}
+
+// "" or which message of the op would be longer than any may be.
+std::string Endpoint::Impl::check_messages(const OpSpec& spec) const {
+  const uint64_t plan_bytes = config.servers ? spec.plan.serialize().size() : 0;
+  if (spec.plan.datagram_bytes > config.datagram_bytes)
+    return "plan: datagram_bytes is " + std::to_string(spec.plan.datagram_bytes) + "; at most " +
+           std::to_string(config.datagram_bytes) + " are agreed";
+  const uint64_t all = Grid::count(spec.plan, config.datagram_bytes);
+  if (longest_message(spec.plan, all, plan_bytes) <= kMaxMessage) return "";
+  const Grid grid(spec.plan, config.datagram_bytes, config.aggregators());
+  for (const Grid::Shard& shard : grid.shards) {
+    const uint64_t longest = longest_message(spec.plan, shard.size(), plan_bytes);
+    if (longest <= kMaxMessage) continue;
+    return op_name(spec.op) + ": a shard of " + std::to_string(shard.size()) +
+           " chunks has control messages of up to " + std::to_string(longest) + " bytes; at most " +
+           std::to_string(kMaxMessage) +
+           " are allowed: use longer datagrams, smaller buckets or more servers";
+  }
+  return "";
+}
+
+void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard) {
+  const uint32_t longest = longest_datagram();
+  const auto told = static_cast<uint16_t>(longest < config.datagram_bytes ? longest : 0);
+  op.longest[config.endpoint] = told;
+  send_message(to, op, wire::Kind::open, open_body(op.spec, shard, config.servers != 0, told));
+}
+
+// A worker's OPEN of an op that this server does not have yet: the plan is in it.
+Endpoint::Impl::Fate Endpoint::Impl::serve_open(Path& path, const wire::Header& header,
+                                                uint64_t op_id, std::span<const uint8_t> payload,
+                                                Nanos now) {
+  if (path.peer >= config.workers) {
+    ++counters.malformed;
+    return Fate::malformed;
+  }
+  const uint64_t cost = MessageReceiver::cost(payload.size());
+  if (!memory.has_early(cost)) {
+    // What a lane's next op needs to be admitted may take all that is free, or nothing would go on.
+    const bool next = op_id == next_admitted(op_id);
+    if (!next || memory.held() + cost > memory.limit) {
+      if (next && stuck(op_id))
+        fail({"memory_limit=" + std::to_string(memory.limit) + " at " + name(config.endpoint) +
+                  ": it does not hold the OPENs of " + op_name(op_id) +
+                  "; raise it, or use fewer regions",
+              config.endpoint, Cause::memory},
+             now);
+      return Fate::refused;
+    }
+  }
+  auto& messages = waiting_opens[op_id].messages;
+  MessageReceiver& message = messages[path.peer];
+  const size_t before = message.held();
+  const auto result = message.part(header.chunk, payload, part_bytes());
+  memory.early += message.held() - before;
+  if (result == MessageReceiver::Result::malformed) {
+    ++counters.malformed;
+    if (message.held() == 0) messages.erase(path.peer);
+    if (messages.empty()) waiting_opens.erase(op_id);
+    return Fate::malformed;
+  }
+  if (result == MessageReceiver::Result::complete) retire(now);  // admits what fits
+  return Fate::taken;
+}
+
+// Servers: the op of this op's lane that is to be admitted next.
+uint64_t Endpoint::Impl::next_admitted(uint64_t op) const {
+  uint64_t next = id_of(lane(op).done_below, lane_of(op));
+  while (finished(next) || ops.contains(next)) next += kLanes;
+  return next;
+}
+
+// Starts the ops whose OPENs wait, as far as memory allows. In order within a lane: the pushes of
+// an earlier op come first, and would never be taken if a later one held the memory.
+void Endpoint::Impl::admit(Nanos now) {
+  for (auto it = waiting_opens.begin(), next = it; it != waiting_opens.end(); it = next) {
+    next = std::next(it);
+    const uint64_t id = it->first;
+    if (id != next_admitted(id)) continue;
+    auto& [need, opens] = it->second;
+    const auto ready =
+        std::ranges::find_if(opens, [](const auto& entry) { return entry.second.done(); });
+    if (ready == opens.end()) continue;
+    const uint16_t sender = ready->first;
+    uint64_t early = 0;
+    for (const auto& [worker, message] : opens) early += message.held();
+    if (need && room_for(id, need, early) == Room::later) continue;
+    wire::Reader reader(ready->second.beginning());
+    OpenFixed fixed{};
+    OpSpec spec;
+    if (!read_open(reader, fixed) || !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan) ||
+        spec.plan.datagram_bytes > config.datagram_bytes) {
+      fail({name(sender) + " sent an OPEN of " + op_name(id) + " that holds no valid plan", sender,
+            Cause::plan},
+           now);
+      return;
+    }
+    spec.op = id;
+    spec.step = fixed.step;
+    need = memory_of(spec.plan, config);
+    const Room room = room_for(id, need, early);
+    if (room == Room::later) continue;
+    if (room == Room::never) {
+      fail(too_large(id, spec.step, need), now);
+      return;
+    }
+    auto messages = std::move(opens);
+    waiting_opens.erase(it);
+    memory.early -= early;
+    Op& op = make_op(std::move(spec), false, now);
+    if (!still_possible(op, now)) return;
+    for (auto& [worker, message] : messages) {
+      if (!same_plan(op, worker, message.beginning(), now)) return;
+      const bool done = message.done();
+      const std::vector<uint8_t> bytes = message.take();
+      op.opens[worker] = std::move(message);
+      if (done) on_open(op, worker, bytes, now);
+      if (failure) return;
+    }
+    replay(id, now);
+    if (failure) return;
+  }
+}
+
+// False, and failed, when an OPEN that begins with `bytes` tells of another plan. Its first part
+// says so: another plan's OPEN may be longer than any that is kept here.
+bool Endpoint::Impl::same_plan(const Op& op, uint16_t worker, std::span<const uint8_t> bytes,
+                               Nanos now) {
+  wire::Reader reader(bytes);
+  OpenFixed fixed{};
+  if (!read_open(reader, fixed)) return true;
+  const uint64_t here = op.spec.plan.hash();
+  if (fixed.hash != here || fixed.step != op.spec.step) {
+    fail({op_name(op.id) + ": " + name(worker) + " has plan " + hex(fixed.hash) + " for step " +
+              std::to_string(fixed.step) + " (" + std::to_string(fixed.elements) + " elements), " +
+              name(config.endpoint) + " has plan " + hex(here) + " for step " +
+              std::to_string(op.spec.step) + " (" + std::to_string(op.spec.plan.elements) +
+              " elements); all ranks must use the same policy, options and model",
+          worker, Cause::plan},
+         now);
+    return false;
+  }
+  return true;
+}
+
+void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now) {
+  wire::Reader reader(bytes);
+  OpenFixed fixed{};
+  if (!read_open(reader, fixed)) {
+    ++counters.malformed;
+    return;
+  }
+  reader.take(fixed.plan_bytes);
+  std::vector<uint32_t> critical;
+  if (fixed.has_critical) {
+    Bitmap bits(op.own_shard().size());
+    const auto raw = reader.take(bits.byte_size());
+    if (!reader.ok()) {
+      ++counters.malformed;
+      return;
+    }
+    bits.assign_bytes(raw.data());
+    for (uint32_t i = 0; i < op.own_shard().size(); ++i)
+      if (bits.test(i)) critical.push_back(op.own_shard().begin + i);
+  }
+  op.votes[worker] = fixed.stats;
+  op.longest[worker] = fixed.longest;
+  op.aggregator->open(worker, critical, now);
+  after_sum(op, now);
+  if (op.probes) answer_push(op, worker);
+}
+
+bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
+                                const wire::Header& header, std::span<const uint8_t> payload,
+                                Nanos now) {
+  const bool first_part = header.chunk == 0 && payload.size() >= kPartPrefix;
+  if (kind == wire::Kind::open && first_part &&
+      !same_plan(op, source, payload.subspan(kPartPrefix), now))
+    return false;
+  const auto result = message.part(header.chunk, payload, part_bytes(), op.longest_message);
+  if (result == MessageReceiver::Result::malformed) return false;
+  if (result == MessageReceiver::Result::incomplete) return true;
+  const std::vector<uint8_t> bytes = message.take();
+  if (kind == wire::Kind::open) {
+    on_open(op, source, bytes, now);
+    return true;
+  }
+  wire::Reader reader(bytes);
+  if (kind == wire::Kind::fold) {
+    for (double& s : op.stats) s = reader.get<double>();
+    if (!reader.ok()) return false;
+    if (!reader.rest().empty()) op.agreed = reader.get<uint16_t>();
+    if (!reader.ok() || (op.agreed && op.agreed < wire::kMinDatagram)) return false;
+    op.folded = true;
+    maybe_done(op, now);
+    return true;
+  }
+  const uint16_t aggregator = source;
+  const Grid::Shard& shard = op.grid.shards[aggregator];
+  Bitmap first(shard.size());
+  const auto raw = reader.take(first.byte_size());
+  if (!reader.ok()) return false;
+  first.assign_bytes(raw.data());
+  if (kind == wire::Kind::commit) {
+    op.pull[aggregator].commit(std::move(first));
+  } else {
+    Bitmap applied(shard.size());
+    const auto more = reader.take(applied.byte_size());
+    if (!reader.ok()) return false;
+    applied.assign_bytes(more.data());
+    if (op.lossy_pull) {
+      Bitmap needed(shard.size());
+      const auto last = reader.take(needed.byte_size());
+      if (!reader.ok()) return false;
+      needed.assign_bytes(last.data());
+      op.ledgers[aggregator].close(applied, needed);
+      answer_pull(op, aggregator);
+    }
+    op.pull[aggregator].close(std::move(first), std::move(applied));
+    op.push[aggregator].finish();
+  }
+  maybe_done(op, now);
+  return true;
+}
+
+void Endpoint::Impl::send_message(uint16_t to, Op& op, wire::Kind kind,
+                                  std::span<const uint8_t> bytes) {
+  const uint32_t size = part_bytes();
+  const auto total = static_cast<uint32_t>(bytes.size());
+  for (uint32_t part = 0; uint64_t{part} * size < total; ++part) {
+    const auto body =
+        bytes.subspan(size_t{part} * size, std::min<size_t>(size, total - size_t{part} * size));
+    ControlFrame frame;
+    frame.op = op.id;
+    frame.kind = kind;
+    frame.part = part;
+    frame.payload.resize(kPartPrefix + body.size());
+    std::memcpy(frame.payload.data(), &total, kPartPrefix);
+    std::memcpy(frame.payload.data() + kPartPrefix, body.data(), body.size());
+    paths[to]->control.push(std::move(frame));
+    ++op.control_open;
+  }
+}
+
+void Endpoint::Impl::send_list(uint16_t to, Op& op, wire::Kind kind,
+                               std::span<const uint32_t> values) {
+  const size_t most = (config.datagram_bytes - wire::kHeaderBytes) / 4;
+  for (size_t at = 0; at < values.size(); at += most) {
+    const auto some = values.subspan(at, std::min(most, values.size() - at));
+    ControlFrame frame;
+    frame.op = op.id;
+    frame.kind = kind;
+    frame.payload.resize(some.size_bytes());
+    std::memcpy(frame.payload.data(), some.data(), some.size_bytes());
+    paths[to]->control.push(std::move(frame));
+    ++op.control_open;
+  }
+}
+
+}  // namespace gradwire

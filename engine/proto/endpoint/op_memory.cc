@@ -1,0 +1,65 @@
+#include "proto/endpoint/op_memory.h"
+
+#include <algorithm>
+
+#include "proto/endpoint/endpoint.h"
+#include "proto/endpoint/op.h"
+#include "proto/plan/grid.h"
+
+namespace gradwire {
+
+namespace {
+
+// Bytes of encoded chunks of the elements [begin, end), and of one more at each end.
+uint64_t encoded_bytes(const Plan& plan, const codec::Format& format, uint64_t each, uint64_t begin,
+                       uint64_t end) {
+  const auto bytes = [&format](uint64_t elements) {
+    return elements ? format.bytes(static_cast<uint32_t>(elements)) : 0;
+  };
+  uint64_t total = 2 * bytes(each);
+  for (const Region& region : plan.regions) {
+    const uint64_t first = std::max(region.offset, begin);
+    const uint64_t last = std::min(region.offset + region.length, end);
+    if (first >= last) continue;
+    total += (last - first) / each * bytes(each) + bytes((last - first) % each);
+  }
+  return total;
+}
+
+}  // namespace
+
+uint64_t memory_of(const Plan& plan, const EndpointConfig& config) {
+  if (!config.aggregates()) return 0;
+  const uint16_t aggregators = config.aggregators();
+  const uint16_t shard = config.shard();
+  const uint64_t workers = config.workers;
+  const uint64_t regions = plan.regions.size();
+  const codec::Format format = plan.result_format();
+  const uint64_t each = Grid::elements_of_chunks(plan, config.datagram_bytes);
+  const uint64_t begin = shard == 0 ? 0 : Grid::share_end(plan.elements, aggregators, shard - 1);
+  const uint64_t end = Grid::share_end(plan.elements, aggregators, shard);
+  const uint64_t all = Grid::count(plan, config.datagram_bytes);
+  // A chunk in which shares meet may belong to either.
+  const uint64_t elements = std::min(plan.elements, end - begin + each);
+  const uint64_t chunks = std::min(all, Grid::count(plan, config.datagram_bytes, end) -
+                                            Grid::count(plan, config.datagram_bytes, begin) + 1);
+  uint64_t of_chunk = 10;                    // Aggregator's and Op's arrays
+  uint64_t of_worker_and_chunk = 1 + 1 + 4;  // bitmaps, PullSender's state and lost chunks
+  uint64_t scratch = 0;
+  if (plan.exact()) of_chunk += 6;
+  if (!plan.format.plain())
+    scratch = 2 * codec::f32_bytes(each) + plan.format.bytes(static_cast<uint32_t>(each));
+  uint64_t results = 0;
+  if (!format.plain()) {
+    of_chunk += 8;
+    results = encoded_bytes(plan, format, each, begin, end);
+  }
+  if (plan.pull == Pull::lossy && plan.control == Control::probe) of_worker_and_chunk += 5;
+  const uint64_t plan_bytes = config.servers ? plan.serialize().size() : 0;
+  const uint64_t of_worker = 1024 + longest_message(plan, chunks, plan_bytes) + 25 * regions;
+  return 4096 + codec::f32_bytes(elements) + results + scratch + 12 * all +
+         8 * uint64_t{aggregators} + 72 * regions +
+         chunks * (of_chunk + workers * of_worker_and_chunk) + workers * of_worker;
+}
+
+}  // namespace gradwire

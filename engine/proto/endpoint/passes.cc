@@ -1,0 +1,184 @@
+// Control "probe" and lossy pulls: PROBE, BITMAP and STOP of passes, ENOUGH of a stream.
+#include <algorithm>
+
+#include "proto/endpoint/endpoint_impl.h"
+#include "reduce/accumulate.h"
+
+namespace gradwire {
+
+// Whether this packet's loss by itself sends something again. What goes in passes does not: it is
+// the BITMAP that says what is missing.
+bool Endpoint::Impl::recovered(const SentPacket& packet) {
+  const Op* op = find(packet.op);
+  if (!op || !op->probes) return true;
+  return packet.kind != wire::Kind::push && !(packet.kind == wire::Kind::pull && op->lossy_pull);
+}
+
+// Sends the PROBE of each pass that has gone.
+void Endpoint::Impl::end_passes() {
+  for (auto& [id, op] : ops) {
+    if (!op->probes) continue;
+    if (op->worker && !op->done) {
+      for (uint16_t a = 0; a < op->push.size(); ++a) {
+        PassSender& passes = *op->push[a].passes();
+        if (passes.take_probe())
+          send_pass(config.aggregator_endpoint(a), *op, wire::Kind::probe,
+                    {wire::Way::push, passes.pass()});
+      }
+    }
+    if (!op->aggregator || !op->lossy_pull) continue;
+    for (uint16_t w = 0; w < config.workers; ++w) {
+      if (w == config.endpoint || paths[w]->gone) continue;
+      PassSender& passes = *op->back[w].passes();
+      if (passes.take_probe())
+        send_pass(w, *op, wire::Kind::probe, {wire::Way::pull, passes.pass()});
+    }
+  }
+}
+
+void Endpoint::Impl::send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass) {
+  ControlFrame frame;
+  frame.op = op.id;
+  frame.kind = kind;
+  frame.payload.resize(wire::kPassBytes);
+  wire::write_pass(frame.payload.data(), pass);
+  paths[to]->control.push(std::move(frame));
+  ++op.control_open;
+}
+
+void Endpoint::Impl::send_bitmap(uint16_t to, Op& op, const wire::Pass& pass,
+                                 const Bitmap& missing) {
+  std::vector<uint8_t> bytes;
+  missing.append_bytes(bytes);
+  const auto total = static_cast<uint32_t>(bytes.size());
+  const uint32_t size = part_bytes() - static_cast<uint32_t>(wire::kPassBytes);
+  for (uint32_t part = 0; uint64_t{part} * size < total; ++part) {
+    const auto body =
+        std::span(bytes).subspan(size_t{part} * size, std::min(size, total - part * size));
+    ControlFrame frame;
+    frame.op = op.id;
+    frame.kind = wire::Kind::bitmap;
+    frame.part = part;
+    frame.payload.resize(wire::kPassBytes + kPartPrefix + body.size());
+    wire::write_pass(frame.payload.data(), pass);
+    uint8_t* at = wire::put(frame.payload.data() + wire::kPassBytes, total);
+    std::copy(body.begin(), body.end(), at);
+    paths[to]->control.push(std::move(frame));
+    ++op.control_open;
+  }
+}
+
+// STOP once nothing of this worker is undecided; else, if it has asked, what is missing. Its OPEN
+// is waited for: no region closes without. What still arrives then left before the STOP came, so
+// what it says of a backlog is void, and would take credit from those who need it.
+void Endpoint::Impl::answer_push(Op& op, uint16_t worker) {
+  PassReceiver& asked = op.push_asked[worker];
+  if (asked.stopped()) paths[worker]->demand = 0;
+  if (asked.stopped() || op.own_shard().size() == 0) return;
+  if (op.aggregator->undecided(worker) == 0) {
+    paths[worker]->demand = 0;
+    send_pass(worker, op, wire::Kind::stop, {wire::Way::push, asked.stop()});
+  } else if (asked.waiting() && op.aggregator->opened(worker)) {
+    send_bitmap(worker, op, {wire::Way::push, asked.answer()}, op.aggregator->missing(worker));
+  }
+}
+
+// The same for results. What is enough of them is not known before CLOSE.
+void Endpoint::Impl::answer_pull(Op& op, uint16_t aggregator) {
+  PullLedger& ledger = op.ledgers[aggregator];
+  if (!ledger.closed()) return;
+  const uint16_t to = config.aggregator_endpoint(aggregator);
+  if (!op.probes) {
+    const std::vector<uint32_t> regions = ledger.take_enough();
+    if (!regions.empty()) send_list(to, op, wire::Kind::enough, regions);
+    if (ledger.enough()) paths[to]->demand = 0;
+    return;
+  }
+  PassReceiver& asked = op.pull_asked[aggregator];
+  if (asked.stopped()) {
+    paths[to]->demand = 0;
+    return;
+  }
+  if (ledger.enough()) {
+    paths[to]->demand = 0;
+    send_pass(to, op, wire::Kind::stop, {wire::Way::pull, asked.stop()});
+  } else if (asked.waiting()) {
+    send_bitmap(to, op, {wire::Way::pull, asked.answer()}, ledger.missing());
+  }
+}
+
+// PROBE, BITMAP or STOP. `aggregator`: which one the source is. False when it is malformed.
+bool Endpoint::Impl::on_pass(uint16_t source, uint16_t aggregator, Op& op,
+                             const wire::Header& header, std::span<const uint8_t> payload,
+                             Nanos now) {
+  const wire::Kind kind = header.common.kind;
+  const auto pass = wire::read_pass(payload);
+  if (!pass || (pass->way == wire::Way::pull && !op.lossy_pull)) return false;
+  if (kind != wire::Kind::bitmap && payload.size() != wire::kPassBytes) return false;
+  const bool push = pass->way == wire::Way::push;
+  // The receiver of a push and the sender of a pull are the aggregator.
+  if (push == (kind == wire::Kind::probe)) {
+    if (!op.aggregator || source >= config.workers) return false;
+    if (!push && !op.close_sent) return false;  // the worker cannot know yet what it misses
+  } else {
+    if (aggregator == UINT16_MAX || !op.worker) return false;
+    if (op.done) return true;
+  }
+  if (kind == wire::Kind::probe) {
+    PassReceiver& asked = push ? op.push_asked[source] : op.pull_asked[aggregator];
+    if (!asked.probe(pass->number)) return false;
+    push ? answer_push(op, source) : answer_pull(op, aggregator);
+    return true;
+  }
+  PassSender& passes = push ? *op.push[aggregator].passes() : *op.back[source].passes();
+  if (kind == wire::Kind::bitmap)
+    return passes.bitmap_part(pass->number, header.chunk, payload.subspan(wire::kPassBytes),
+                              part_bytes() - static_cast<uint32_t>(wire::kPassBytes));
+  if (!passes.stop(pass->number)) return false;
+  if (push) maybe_done(op, now);
+  retire_due |= !push;
+  return true;
+}
+
+// ENOUGH: regions of whose results a worker needs no more.
+bool Endpoint::Impl::on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload) {
+  if (!op.aggregator || source >= config.workers || !op.lossy_pull || op.probes || !op.close_sent ||
+      payload.size() % 4)
+    return false;
+  wire::Reader reader(payload);
+  while (!reader.rest().empty()) {
+    const auto region = reader.get<uint32_t>();
+    if (region >= op.spec.plan.regions.size()) return false;
+    op.back[source].stop_region(region);
+  }
+  retire_due = true;
+  return true;
+}
+
+// Of a shard's results, to end the op with.
+bool Endpoint::Impl::has_enough(const Op& op, uint16_t aggregator) const {
+  const bool own = op.aggregator && aggregator == op.shard;
+  if (op.lossy_pull && !own) return op.ledgers[aggregator].enough();
+  return op.pull[aggregator].missing() == 0;
+}
+
+// What is critical is known from all OPENs only, and they may come after what they announce.
+bool Endpoint::Impl::all_opened(const Op& op) const {
+  for (uint16_t w = 0; w < config.workers; ++w)
+    if (!op.aggregator->opened(w)) return false;
+  return true;
+}
+
+// Results that no worker may miss: to which some worker's critical chunk contributed, and those
+// that are not finite, which a loss scaler must see everywhere.
+Bitmap Endpoint::Impl::needed_results(const Op& op) const {
+  Bitmap needed(op.own_shard().size());
+  for (const uint32_t chunk : op.aggregator->finished()) {
+    const std::vector<float> result = op.aggregator->result(chunk);
+    if (op.aggregator->critical(chunk) || !reduce::all_finite(result.data(), result.size()))
+      needed.set(chunk - op.own_shard().begin);
+  }
+  return needed;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,118 @@
+// Under heavy loss: what is in flight goes again without waiting for word of it, because on a long
+// path that comes late, and mostly does not come at all.
+#include <algorithm>
+#include <cmath>
+
+#include "proto/endpoint/endpoint_impl.h"
+
+namespace gradwire {
+
+namespace {
+// Between two copies at the least; closer on a path without a queue, the more of them it takes.
+constexpr Nanos kApart = 500 * kMicrosecond;
+constexpr Nanos kClosest = 100 * kMicrosecond;
+constexpr double kRepeatSafety = 3.0;               // e^-3 of the rounds lose all copies
+constexpr double kSlowestRepeat = 1000;             // packets/s
+constexpr Nanos kShortestRound = 1 * kMillisecond;  // of a way of unknown rate
+}  // namespace
+
+// Bytes that the window still lets go.
+double Endpoint::Impl::room(Nanos now) const {
+  const double window = send_window.stretch(loss_to.share(now)) * send_window.bytes();
+  return breaker.factor() * std::max(window, led) - static_cast<double>(in_flight_bytes);
+}
+
+// When what is in flight is sent again without waiting for word of it: under heavy loss so that, of
+// the copies of one round, hardly ever all get lost. Later where only word of it gets lost: most
+// likely it is there.
+Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
+  const double to = path.loss_to(now);
+  const double from = path.loss_from.share(now);
+  const double loss = std::max(to, from);
+  if (loss < kHeavyLoss) return kNever;
+  const double share = -std::log(loss) / kRepeatSafety;
+  const auto apart = static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) * share);
+  if (to < kHeavyLoss)
+    return static_cast<Nanos>(static_cast<double>(std::max(apart, kApart)) / (1.0 - from));
+  if (4 * send_window.queue_delay() > 3 * send_window.target()) return std::max(apart, kApart);
+  const auto close = static_cast<Nanos>(static_cast<double>(kApart) * -std::log(to));
+  return std::max(apart, std::clamp(close, kClosest, kApart));
+}
+
+// Bytes/s of a rate that only heavy loss has told of: at the least a window in a round, as in any
+// first round, or it would never show what the way carries.
+double Endpoint::Impl::unproven_rate(Nanos now) const {
+  if (send_window.rate_proven() || receive_window.rate_proven()) return 0;
+  Nanos round = kShortestRound;
+  double told = 0;
+  for (const auto& p : paths) {
+    if (!p || p->gone) continue;
+    if (p->sent.in_flight() > 0) round = std::max(round, p->rtt.smoothed());
+    if (now - p->loss_told_time < LossMeter::kMemory) told += p->window;
+  }
+  const double window = send_window.bytes();
+  return (told > 0 ? std::min(window, told) : window) * 1e9 / static_cast<double>(round);
+}
+
+// Packets/s that may go again.
+double Endpoint::Impl::repeat_rate(Nanos now) const {
+  const double rate =
+      std::max(send_window.stretch(loss_to.share(now)) * btlbw(), unproven_rate(now));
+  return std::max(kSlowestRepeat, breaker.factor() * rate / (config.datagram_bytes + 42.0));
+}
+
+// With nothing else to send, what is in flight on a path of heavy loss goes again, the oldest
+// first, at the rate that the way is known to carry.
+void Endpoint::Impl::repeat(Nanos now) {
+  const double rate = repeat_rate(now);
+  repeats =
+      std::min(kRepeatsAtOnce, repeats + rate * static_cast<double>(now - repeats_time) * 1e-9);
+  const bool blocked = room(now) <= 0;
+  repeats_time = now;
+  repeat_due = kNever;
+  double left = repeats;
+  for (auto& p : paths) {
+    if (!p || p->gone || p->sent.in_flight() == 0) continue;
+    Nanos after = repeat_after(*p, now);
+    // Copies would find no room either.
+    const bool refused = now - p->refused_time < p->rtt.probe_timeout();
+    if (after == kNever || refused) {
+      p->control_sent.clear();
+      continue;
+    }
+    std::erase_if(p->control_sent, [&](uint64_t n) {
+      SentPacket* packet = p->sent.find(n);
+      if (!packet || packet->state != SentPacket::State::flight) return true;
+      // Control frames go ahead of data, at no rate but this.
+      const Nanos due = packet->time + std::max(after, kApart);
+      if (due > now) {
+        repeat_due = std::min(repeat_due, due);
+        return false;
+      }
+      packet_lost(*p, *packet, Again::repeat, now);
+      return true;
+    });
+    // With more to send, only where that cannot go before word comes, and none has for a round.
+    if (backlog(*p) > 0) {
+      if (!blocked && p->credit >= p->sent.next()) continue;
+      after = std::max(kApart, p->rtt.smoothed() * 3 / 2);
+    }
+    for (uint64_t n = p->sent.lowest(); n < p->sent.next(); ++n) {
+      SentPacket* packet = p->sent.find(n);
+      if (!packet || packet->state != SentPacket::State::flight) continue;
+      if (!recovered(*packet)) continue;  // goes in passes
+      const Nanos allowed = now + static_cast<Nanos>((1 - left) / rate * 1e9) + 1;
+      if (left < 1) send_window.limited();
+      const Nanos due = std::max(packet->time + after, left < 1 ? allowed : 0);
+      if (due > now) {
+        repeat_due = std::min(repeat_due, due);
+        break;
+      }
+      packet_lost(*p, *packet, Again::repeat, now);
+      left -= 1;
+      ++p->probes;
+    }
+  }
+}
+
+}  // namespace gradwire

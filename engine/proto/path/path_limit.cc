@@ -1,0 +1,120 @@
+#include "proto/path/path_limit.h"
+
+#include <algorithm>
+#include <array>
+
+namespace gradwire {
+
+namespace {
+// UDP payloads of usual MTUs: jumbo frames, Ethernet, PPPoE, tunnels, IPv6's and IPv4's least.
+constexpr std::array<uint32_t, 20> kLengths{8972, 8192, 4052, 2048, 1472, 1464, 1452,
+                                            1444, 1432, 1412, 1392, 1372, 1352, 1312,
+                                            1252, 1232, 1200, 1024, 548,  256};
+constexpr uint32_t kFewest = 8;                  // datagrams that say nothing by chance
+constexpr Nanos kPatience = 500 * kMillisecond;  // a moment of congestion is shorter
+constexpr Nanos kRounds = 4;                     // so is a tail that is probed for
+constexpr Nanos kInterval = 5 * kMillisecond;    // between two pings …
+constexpr Nanos kQuick = 3 * kSecond;            // … of a trial that is younger than this
+constexpr Nanos kSlowInterval = 100 * kMillisecond;
+// With equal chances all of so many answers are to shorter pings once in 2^16 trials.
+constexpr uint32_t kEnough = 16;
+constexpr Nanos kShortest = 1 * kSecond;  // a burst of loss is over within a trial
+constexpr size_t kMostPings = 512;
+}  // namespace
+
+uint32_t PathLimit::shorter(uint32_t bytes) {
+  for (uint32_t length : kLengths)
+    if (length < bytes) return length;
+  return 0;
+}
+
+bool PathLimit::lower(uint32_t bytes) {
+  if (bytes >= bytes_) return false;
+  bytes_ = bytes;
+  end();
+  return true;
+}
+
+void PathLimit::sent(uint32_t bytes, Nanos now) {
+  bytes = std::min(bytes, bytes_);  // what is longer goes in parts of that length
+  if (waiting_ == 0 || bytes > longest_) {
+    longest_ = bytes;
+    waiting_ = 1;
+    since_ = now;
+  } else if (bytes == longest_) {
+    ++waiting_;
+  }
+}
+
+void PathLimit::acked(uint32_t bytes) {
+  if (std::min(bytes, bytes_) >= longest_) end();
+}
+
+bool PathLimit::suspect(Nanos now, Nanos round) {
+  if (on_trial_ || next_timer(round) > now) return false;
+  begin(longest_, now, kInterval);
+  return true;
+}
+
+void PathLimit::try_out(Nanos now, Nanos interval) {
+  if (!on_trial_) begin(agreed_, now, interval);
+}
+
+void PathLimit::begin(uint32_t bytes, Nanos now, Nanos interval) {
+  on_trial_ = true;
+  longest_ = bytes;
+  began_ = next_ = now;
+  interval_ = interval;
+  turn_ = answers_ = best_ = 0;
+  pings_.clear();
+}
+
+void PathLimit::end() {
+  on_trial_ = false;
+  waiting_ = 0;
+  pings_.clear();
+}
+
+uint32_t PathLimit::ping(Nanos now, uint64_t stamp) {
+  if (!on_trial_ || now < next_) return 0;
+  next_ = now + (now - began_ < kQuick ? interval_ : std::max(interval_, kSlowInterval));
+  uint32_t bytes = longest_;
+  if (turn_ % 2 == 1) {
+    const auto first = std::find_if(kLengths.begin(), kLengths.end(),
+                                    [this](uint32_t length) { return length < longest_; });
+    const auto count = static_cast<uint32_t>(kLengths.end() - first);
+    if (count > 0) bytes = first[turn_ / 2 % count];
+  }
+  ++turn_;
+  if (pings_.size() == kMostPings) pings_.erase(pings_.begin());
+  pings_.push_back({stamp, bytes, now});
+  return bytes;
+}
+
+bool PathLimit::answered(uint64_t stamp, Nanos now, Nanos round) {
+  const auto at = std::find_if(pings_.begin(), pings_.end(),
+                               [stamp](const Ping& ping) { return ping.stamp == stamp; });
+  if (at == pings_.end()) return false;
+  const uint32_t bytes = at->bytes;
+  pings_.erase(at);
+  if (bytes >= longest_) {
+    end();
+    return false;
+  }
+  ++answers_;
+  best_ = std::max(best_, bytes);
+  // Of the longest pings as many have had the time to be answered.
+  const auto unanswered = std::count_if(pings_.begin(), pings_.end(), [&](const Ping& ping) {
+    return ping.bytes == longest_ && now - ping.time > 2 * round;
+  });
+  if (answers_ < kEnough || unanswered < kEnough || now - began_ < kShortest) return false;
+  return lower(best_);
+}
+
+Nanos PathLimit::next_timer(Nanos round) const {
+  if (on_trial_) return next_;
+  if (waiting_ < kFewest) return kNever;
+  return since_ + std::max(kPatience, kRounds * round);
+}
+
+}  // namespace gradwire

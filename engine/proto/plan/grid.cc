@@ -1,0 +1,100 @@
+#include "proto/plan/grid.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "wire/packet.h"
+
+namespace gradwire {
+
+uint32_t Grid::elements_of_chunks(const Plan& plan, uint32_t agreed) {
+  const uint32_t bytes = plan.datagram_bytes ? plan.datagram_bytes : agreed;
+  return plan.format.chunk_elements(bytes - wire::kHeaderBytes);
+}
+
+Grid::Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators) {
+  chunk_elements = elements_of_chunks(plan, agreed);
+  const uint64_t count = Grid::count(plan, agreed);
+  offset.reserve(count + 1);
+  region.reserve(count);
+  for (uint32_t r = 0; r < plan.regions.size(); ++r) {
+    const Region& part = plan.regions[r];
+    for (uint64_t at = 0; at < part.length; at += chunk_elements) {
+      offset.push_back(part.offset + at);
+      region.push_back(r);
+    }
+  }
+  offset.push_back(plan.elements);
+  // Shards are cut by elements, so that regions of many short chunks burden nobody.
+  shards.resize(aggregators);
+  uint32_t chunk = 0;
+  for (uint16_t a = 0; a < aggregators; ++a) {
+    const uint64_t until = share_end(plan.elements, aggregators, a);
+    shards[a].begin = chunk;
+    while (chunk < chunks() && offset[chunk] + length(chunk) / 2 < until) ++chunk;
+    if (a + 1 == aggregators) chunk = chunks();
+    shards[a].end = chunk;
+  }
+}
+
+uint64_t Grid::count(const Plan& plan, uint32_t agreed, uint64_t until) {
+  const uint64_t each = elements_of_chunks(plan, agreed);
+  uint64_t chunks = 0;
+  for (const Region& part : plan.regions) {
+    if (part.offset >= until) break;
+    chunks += (std::min(part.length, until - part.offset) + each - 1) / each;
+  }
+  return chunks;
+}
+
+uint16_t Grid::aggregator_of(uint32_t chunk) const {
+  const auto it = std::upper_bound(shards.begin(), shards.end(), chunk,
+                                   [](uint32_t c, const Shard& s) { return c < s.end; });
+  return static_cast<uint16_t>(it - shards.begin());
+}
+
+namespace {
+
+// splitmix64: the seed is an argument, so all workers shuffle alike.
+uint64_t mix(uint64_t& state) {
+  uint64_t z = (state += 0x9e3779b97f4a7c15ull);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+}  // namespace
+
+std::vector<uint32_t> send_order(const Plan& plan, const Grid::Shard& shard) {
+  std::vector<uint32_t> order(shard.size());
+  std::iota(order.begin(), order.end(), shard.begin);
+  if (plan.order != Order::sequential) {
+    uint64_t state = plan.seed ^ (uint64_t{shard.begin} << 32);
+    for (size_t i = order.size(); i > 1; --i) {
+      // Multiply-shift keeps the draw unbiased enough for sizes far below 2^32.
+      const auto j = static_cast<size_t>(((mix(state) >> 32) * i) >> 32);
+      std::swap(order[i - 1], order[j]);
+    }
+  }
+  return order;
+}
+
+std::vector<ShardRegion> shard_regions(const Plan& plan, const Grid& grid,
+                                       const Grid::Shard& shard) {
+  std::vector<ShardRegion> out(plan.regions.size());
+  for (uint32_t c = shard.begin; c < shard.end; ++c) {
+    ShardRegion& r = out[grid.region[c]];
+    r.elements += grid.length(c);
+    ++r.chunks;
+  }
+  for (size_t r = 0; r < out.size(); ++r) {
+    if (plan.spend == Spend::nothing) continue;
+    // The small excess keeps 0.3 × 10 elements from becoming 2 by rounding of the product.
+    out[r].losable = static_cast<uint64_t>(
+        std::floor(plan.regions[r].bound * static_cast<double>(out[r].elements) + 1e-9));
+  }
+  return out;
+}
+
+}  // namespace gradwire

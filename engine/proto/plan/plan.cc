@@ -1,0 +1,181 @@
+#include "proto/plan/plan.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "wire/packet.h"
+
+namespace gradwire {
+
+namespace {
+
+constexpr size_t kMaxRegions = 1u << 16;
+constexpr size_t kMaxSchedule = 16;
+constexpr Nanos kLongestDelay = 3600 * kSecond;
+constexpr uint64_t kMaxElements = uint64_t{1} << 36;
+
+template <class T>
+void append(std::vector<uint8_t>& out, T value) {
+  const size_t at = out.size();
+  out.resize(at + sizeof(T));
+  std::memcpy(out.data() + at, &value, sizeof(T));
+}
+
+}  // namespace
+
+bool Plan::exact() const {
+  if (spend == Spend::nothing) return true;
+  for (const Region& r : regions)
+    if (r.bound > 0) return false;
+  return true;
+}
+
+std::string Plan::validate() const {
+  if (elements == 0) return "elements is 0; a transfer has at least one element";
+  if (elements > kMaxElements)
+    return "elements is " + std::to_string(elements) + "; at most 2^36 are allowed";
+  if (regions.empty()) return "regions is empty; they must cover all elements";
+  if (regions.size() > kMaxRegions)
+    return "regions: " + std::to_string(regions.size()) + " given; at most 65536 are allowed";
+  uint64_t at = 0;
+  for (size_t i = 0; i < regions.size(); ++i) {
+    const Region& r = regions[i];
+    if (r.offset != at || r.length == 0 || r.length > elements - at)
+      return "regions[" + std::to_string(i) + "] is [" + std::to_string(r.offset) + ", +" +
+             std::to_string(r.length) +
+             "); regions must cover [0, elements) in order, without gaps";
+    if (!(r.bound >= 0.0 && r.bound < 1.0))
+      return "regions[" + std::to_string(i) + "] has bound " + std::to_string(r.bound) +
+             "; a bound is in [0, 1)";
+    at += r.length;
+  }
+  if (at != elements) return "regions end at " + std::to_string(at) + ", not at elements";
+  if (schedule.empty() || schedule.size() > kMaxSchedule)
+    return "schedule has " + std::to_string(schedule.size()) + " steps; 1 to 16 are allowed";
+  for (const ScheduleStep& s : schedule) {
+    if (s.delay < 0 || s.delay > kLongestDelay)
+      return "schedule: delay " + std::to_string(s.delay) + " ns; 0 to one hour is allowed";
+    if (s.fraction != ScheduleStep::kOneMinusBound && !(s.fraction >= 0.0 && s.fraction <= 1.0))
+      return "schedule: fraction " + std::to_string(s.fraction) +
+             "; allowed are [0, 1] and -1 (one minus the bound)";
+  }
+  if (!(pull_bound >= 0.0 && pull_bound < 1.0))
+    return "pull_bound is " + std::to_string(pull_bound) + "; a bound is in [0, 1)";
+  if (pull != Pull::committed && pull != Pull::lossy && pull_bound != 0.0)
+    return "pull_bound is " + std::to_string(pull_bound) +
+           " without pull \"committed\" or \"lossy\"; it must be 0";
+  if (control == Control::probe && spend == Spend::lost)
+    return "spend is \"lost\" with control \"probe\", under which no chunk is declared lost; "
+           "allowed "
+           "are \"nothing\", \"late\", \"anything\"";
+  if (control == Control::probe && order == Order::priority)
+    return "order is \"priority\" with control \"probe\", whose passes know no classes; allowed "
+           "are "
+           "\"sequential\", \"shuffled\"";
+  if (!std::isfinite(scale)) return "scale is not finite";
+  if (datagram_bytes != 0 &&
+      (datagram_bytes < wire::kMinDatagram || datagram_bytes > wire::kMaxDatagram))
+    return "datagram_bytes is " + std::to_string(datagram_bytes) +
+           "; allowed are 256 to 8972, and 0 for what was agreed";
+  if (!class_dscp.empty() && order != Order::priority)
+    return "class_dscp is given without order \"priority\"; it must be empty";
+  if (class_dscp.size() > kPriorityClasses)
+    return "class_dscp has " + std::to_string(class_dscp.size()) + " values; at most 8 are allowed";
+  for (uint8_t dscp : class_dscp)
+    if (dscp > kMostDscp) return "class_dscp: " + std::to_string(dscp) + "; a DSCP is from 0 to 63";
+  return format.validate();
+}
+
+std::vector<uint8_t> Plan::serialize() const {
+  std::vector<uint8_t> out;
+  append(out, elements);
+  append(out, seed);
+  append(out, scale);
+  append(out, pull_bound);
+  append(out, static_cast<uint8_t>(spend));
+  append(out, static_cast<uint8_t>(fill));
+  append(out, static_cast<uint8_t>(order));
+  append(out, static_cast<uint8_t>(pull));
+  append(out, static_cast<uint8_t>(control));
+  append(out, static_cast<uint8_t>(format.encoding));
+  append(out, format.kept);
+  append(out, static_cast<uint8_t>(class_dscp.size()));
+  out.insert(out.end(), class_dscp.begin(), class_dscp.end());
+  append(out, static_cast<uint32_t>(schedule.size()));
+  for (const ScheduleStep& s : schedule) {
+    append(out, static_cast<uint8_t>(s.clock));
+    append(out, static_cast<uint8_t>(s.scope));
+    append(out, s.delay);
+    append(out, s.fraction);
+  }
+  append(out, static_cast<uint32_t>(regions.size()));
+  for (const Region& r : regions) {
+    append(out, r.length);
+    append(out, r.bound);
+  }
+  if (datagram_bytes != 0) append(out, datagram_bytes);
+  return out;
+}
+
+bool Plan::deserialize(std::span<const uint8_t> bytes, Plan& out) {
+  wire::Reader reader(bytes);
+  out = Plan{};
+  out.elements = reader.get<uint64_t>();
+  out.seed = reader.get<uint64_t>();
+  out.scale = reader.get<double>();
+  out.pull_bound = reader.get<double>();
+  const auto spend = reader.get<uint8_t>();
+  const auto fill = reader.get<uint8_t>();
+  const auto order = reader.get<uint8_t>();
+  const auto pull = reader.get<uint8_t>();
+  const auto control = reader.get<uint8_t>();
+  const auto encoding = reader.get<uint8_t>();
+  if (spend > 3 || fill > 1 || order > 2 || pull > 3 || control > 1 || encoding > 4) return false;
+  out.spend = static_cast<Spend>(spend);
+  out.fill = static_cast<Fill>(fill);
+  out.order = static_cast<Order>(order);
+  out.pull = static_cast<Pull>(pull);
+  out.control = static_cast<Control>(control);
+  out.format.encoding = static_cast<codec::Encoding>(encoding);
+  out.format.kept = reader.get<double>();
+  const auto dscps = reader.take(reader.get<uint8_t>());
+  out.class_dscp.assign(dscps.begin(), dscps.end());
+  const auto steps = reader.get<uint32_t>();
+  if (steps > kMaxSchedule) return false;
+  out.schedule.clear();
+  for (uint32_t i = 0; i < steps && reader.ok(); ++i) {
+    ScheduleStep s;
+    const auto clock = reader.get<uint8_t>();
+    const auto scope = reader.get<uint8_t>();
+    if (clock > 2 || scope > 1) return false;
+    s.clock = static_cast<Clock>(clock);
+    s.scope = static_cast<Scope>(scope);
+    s.delay = reader.get<Nanos>();
+    s.fraction = reader.get<double>();
+    out.schedule.push_back(s);
+  }
+  const auto regions = reader.get<uint32_t>();
+  if (regions > kMaxRegions) return false;
+  uint64_t at = 0;
+  for (uint32_t i = 0; i < regions && reader.ok(); ++i) {
+    Region r;
+    r.offset = at;
+    r.length = reader.get<uint64_t>();
+    r.bound = reader.get<double>();
+    at += r.length;
+    out.regions.push_back(r);
+  }
+  if (reader.ok() && !reader.rest().empty()) out.datagram_bytes = reader.get<uint32_t>();
+  return reader.ok() && reader.rest().empty() && out.validate().empty();
+}
+
+uint64_t Plan::hash() const {
+  uint64_t h = 0xcbf29ce484222325ull;  // FNV-1a
+  for (uint8_t byte : serialize()) {
+    h ^= byte;
+    h *= 0x100000001b3ull;
+  }
+  return h;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,57 @@
+// A worker's ledger of a lossy pull, of one shard: whether it has enough of each region's results.
+// What has not arrived by then is missing at this worker alone.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "proto/base/bitmap.h"
+#include "proto/plan/grid.h"
+#include "proto/plan/plan.h"
+
+namespace gradwire {
+
+// How many elements of a region's results one worker may go without.
+uint64_t pull_losable(const Plan& plan, uint32_t region, uint64_t elements);
+
+class PullLedger {
+ public:
+  PullLedger(const Plan& plan, const Grid& grid, const Grid::Shard& shard);
+
+  // A result that had not arrived before.
+  void arrived(uint32_t chunk);
+  // CLOSE: which chunks have a result, and which results every worker must have.
+  void close(const Bitmap& results, const Bitmap& needed);
+
+  bool closed() const { return closed_; }
+  // Of all regions; never before CLOSE.
+  bool enough() const { return closed_ && open_ == 0; }
+  // Regions of which there is enough since the last call.
+  std::vector<uint32_t> take_enough();
+  // Results that have not arrived, of the regions that want more.
+  Bitmap missing() const;
+
+ private:
+  struct Region {
+    uint64_t results = 0;  // elements
+    uint64_t arrived = 0;
+    uint64_t losable = 0;
+    uint32_t needed = 0;  // chunks without which it is not enough
+    bool present = false;
+    bool enough = false;
+  };
+  void settle(uint32_t region);
+
+  const Plan& plan_;
+  const Grid& grid_;
+  Grid::Shard shard_;
+  Bitmap arrived_;
+  Bitmap results_;
+  Bitmap needed_;
+  std::vector<Region> regions_;
+  uint32_t open_ = 0;  // regions without enough
+  bool closed_ = false;
+  std::vector<uint32_t> fresh_;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,169 @@
+// The aggregator's half of a push: sums one shard of one op as chunks arrive, keeps each worker's
+// ledger, closes regions, and says which chunks are final.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "proto/base/bitmap.h"
+#include "proto/base/memory.h"
+#include "proto/base/zeroed.h"
+#include "proto/plan/grid.h"
+#include "proto/plan/plan.h"
+
+namespace gradwire {
+
+class Aggregator {
+ public:
+  enum class Added : uint8_t { counted, ignored, no_memory, malformed };
+  static constexpr int kNoSelf = -1;
+
+  // `self`: the worker in this process, whose values are read from `own` (the whole op's elements).
+  // `priorities`: of its chunks, where the plan's order is priority; they live as long as `own`.
+  // `memory`: lives longer.
+  Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard, uint16_t workers,
+             int self, const float* own, Memory& memory, std::span<const uint8_t> priorities = {});
+  ~Aggregator() { memory_.waiting -= waiting_bytes_; }
+  Aggregator(const Aggregator&) = delete;
+  Aggregator& operator=(const Aggregator&) = delete;
+
+  // `critical`: chunk ids of this worker that must count.
+  void open(uint16_t worker, std::span<const uint32_t> critical, Nanos now);
+  bool opened(uint16_t worker) const { return worker_[worker].opened; }
+  // `stashed`: it has been acknowledged and kept elsewhere so far, so there must be room for it.
+  Added add(uint16_t worker, uint32_t chunk, std::span<const uint8_t> payload, bool tail, Nanos now,
+            bool stashed = false);
+  // False when the worker's ledger has no room for it: the worker breaks the plan.
+  bool forgive(uint16_t worker, uint32_t chunk);
+  // Applies the schedule.
+  void on_timer(Nanos now);
+  Nanos next_timer() const { return timer_; }
+
+  // Chunks with a result, in the order in which they became final.
+  const std::vector<uint32_t>& finished() const { return finished_; }
+  bool all_final() const { return undecided_ == 0; }
+  // The one form in which every worker gets it, this one included.
+  const uint8_t* result_payload(uint32_t chunk) const {
+    return encodes_ ? results_.data() + result_at_[chunk - shard_.begin]
+                    : reinterpret_cast<const uint8_t*>(sum(chunk));
+  }
+  // What the workers make of it.
+  std::vector<float> result(uint32_t chunk) const;
+  // What the encoding took from the results, per element of the shard; empty where it takes
+  // nothing. Once all is final, and once only.
+  Zeroed<float> take_error() { return encodes_ ? std::move(sum_) : Zeroed<float>{}; }
+  // Some worker's contribution must count, hence its result must be applied.
+  bool critical(uint32_t chunk) const;
+  uint64_t region_elements(uint32_t region) const { return regions_[region].elements; }
+  bool has_result(uint32_t chunk) const { return contributors_[chunk - shard_.begin] != 0; }
+  bool counted(uint16_t worker, uint32_t chunk) const {
+    return worker_[worker].counted.test(chunk - shard_.begin);
+  }
+  const Bitmap& counted(uint16_t worker) const { return worker_[worker].counted; }
+
+  struct Stop {
+    uint16_t worker;
+    uint32_t region;
+  };
+  // Regions that closed with chunks missing, since the last call.
+  std::vector<Stop> take_stops();
+  // A region of this worker closed with chunks missing.
+  bool stopped(uint16_t worker) const { return worker_[worker].stopped; }
+  // Chunks of this worker that are undecided.
+  uint32_t undecided(uint16_t worker) const { return worker_[worker].undecided; }
+  Bitmap missing(uint16_t worker) const;
+  // Workers of which something is still undecided.
+  std::vector<uint16_t> waiting_for() const;
+
+ private:
+  struct RegionLedger {
+    uint64_t counted = 0;  // elements
+    uint64_t forgiven = 0;
+    uint32_t critical_left = 0;
+    bool closed = false;
+  };
+  struct Worker {
+    bool opened = false;
+    bool stopped = false;
+    Nanos open_time = kNever;
+    Nanos first_arrival = kNever;
+    Nanos tail = kNever;
+    uint32_t undecided = 0;  // chunks
+    Bitmap counted;
+    Bitmap decided;
+    Bitmap critical;
+    Zeroed<RegionLedger> regions;
+  };
+  struct Waiting {  // a contribution that is ahead of its turn
+    uint32_t next;
+    uint16_t rank;
+    std::vector<uint8_t> bytes;
+  };
+  static constexpr uint32_t kNone = 0;  // of waiting_
+
+  Added take(uint16_t worker, uint32_t local, std::span<const uint8_t> payload, bool stashed);
+  void add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload);
+  void add_on_arrival(uint32_t local, const uint8_t* payload);
+  void count(uint16_t worker, uint32_t local);
+  void decide(uint16_t worker, uint32_t local);
+  void finish(uint32_t local);
+  void accept_own(Nanos now);
+  double fraction(const Worker& worker, Nanos now, Nanos& next) const;
+  void try_close(uint16_t worker, uint32_t region, Nanos now);
+  void try_close(uint16_t worker, Nanos now);
+  void close_all(Nanos now);
+  void started(Clock clock, uint16_t worker, Nanos now);
+  Nanos clock_time(Clock clock, const Worker& worker) const;
+  uint64_t need(uint32_t region, double fraction) const;
+  // The own worker's chunk as the others would get it; valid until the next call.
+  const float* own(uint32_t chunk);
+  void start_with_own(uint32_t chunk);
+  void start_sum(uint32_t chunk, const uint8_t* payload);
+  void encode_result(uint32_t chunk);
+  const float* sum(uint32_t chunk) const {
+    return sum_.data() + (grid_.offset[chunk] - grid_.offset[shard_.begin]);
+  }
+  float* sum(uint32_t chunk) {
+    return sum_.data() + (grid_.offset[chunk] - grid_.offset[shard_.begin]);
+  }
+
+  const Plan& plan_;
+  const Grid& grid_;
+  Grid::Shard shard_;
+  uint16_t workers_;
+  int self_;
+  const float* own_;
+  std::span<const uint8_t> own_priorities_;
+  Memory& memory_;
+  bool exact_;
+  bool scheduled_;  // regions close by count and clock
+  bool encodes_;    // results are encoded
+  // Per element of the shard: the sum; of an encoded result what the encoding took from it.
+  Zeroed<float> sum_;
+  Zeroed<uint8_t> results_;          // encoded ones
+  std::vector<uint64_t> result_at_;  // per chunk, where it lies in results_
+  std::vector<float> decoded_;       // scratch: one chunk
+  std::vector<float> own_values_;    // scratch: one chunk
+  std::vector<uint8_t> payload_;     // scratch: one chunk
+  Zeroed<uint16_t> contributors_;
+  Zeroed<uint16_t> decided_;
+  Zeroed<uint16_t> turn_;     // next rank in order, exact plans
+  Zeroed<uint8_t> own_left_;  // own contribution not yet in the sum, lossy plans
+  Zeroed<uint32_t> waiting_head_;
+  std::vector<Waiting> waiting_;  // the first stands for none
+  uint32_t waiting_free_ = kNone;
+  uint64_t waiting_bytes_ = 0;  // of memory_
+  std::vector<ShardRegion> regions_;
+  std::vector<uint64_t> least_need_;  // per region: elements below which no schedule step closes
+  std::vector<Grid::Shard> region_chunks_;  // chunk ids of each region inside the shard
+  std::vector<Worker> worker_;
+  std::vector<uint32_t> finished_;
+  uint32_t undecided_ = 0;
+  std::vector<Stop> stops_;
+  Nanos timer_ = kNever;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,87 @@
+#include "proto/push/passes.h"
+
+#include <cstring>
+#include <utility>
+
+namespace gradwire {
+
+void PassSender::add(uint32_t chunk) {
+  if (state(chunk) != State::absent) return;
+  state(chunk) = State::open;
+  list_.push_back(chunk);
+  ++open_;
+}
+
+void PassSender::skip_settled() {
+  while (cursor_ < list_.size() && state(list_[cursor_]) != State::open) ++cursor_;
+}
+
+bool PassSender::next(uint32_t& chunk, bool& again) {
+  skip_settled();
+  if (stopped_ || cursor_ == list_.size()) return false;
+  chunk = list_[cursor_++];
+  again = pass_ > 1;
+  return true;
+}
+
+bool PassSender::take_probe() {
+  if (probed_ || !sealed_ || settled()) return false;
+  skip_settled();
+  if (cursor_ < list_.size()) return false;
+  probed_ = true;
+  return true;
+}
+
+bool PassSender::bitmap_part(uint32_t pass, uint32_t index, std::span<const uint8_t> part,
+                             uint32_t part_bytes) {
+  if (pass < pass_ || stopped_) return pass != 0;
+  if (pass > pass_ || !probed_) return false;
+  uint32_t total = 0;
+  if (part.size() < kPartPrefix) return false;
+  std::memcpy(&total, part.data(), sizeof total);
+  if (total != (state_.size() + 7) / 8) return false;
+  const auto result = bitmap_.part(index, part, part_bytes);
+  if (result != MessageReceiver::Result::complete)
+    return result == MessageReceiver::Result::incomplete;
+  Bitmap missing(state_.size());
+  missing.assign_bytes(bitmap_.take().data());
+  bitmap_ = MessageReceiver();
+  return begin_pass(missing);
+}
+
+// In the order of the first pass.
+bool PassSender::begin_pass(const Bitmap& missing) {
+  if (missing.count() == 0) return false;  // that would have been a STOP
+  for (size_t i = 0; i < state_.size(); ++i)
+    if (missing.test(i) && state_[i] == State::absent) return false;
+  std::vector<uint32_t> next;
+  for (const uint32_t chunk : list_) {
+    if (state(chunk) != State::open) continue;
+    if (missing.test(chunk - begin_)) {
+      next.push_back(chunk);
+    } else {
+      state(chunk) = State::settled;
+    }
+  }
+  list_ = std::move(next);
+  cursor_ = 0;
+  open_ = static_cast<uint32_t>(list_.size());
+  ++pass_;
+  probed_ = false;
+  return true;
+}
+
+bool PassSender::stop(uint32_t pass) {
+  // The BITMAP that ends the pass before may be on its way still.
+  if (pass == 0 || pass > pass_ + 1) return false;
+  stopped_ = true;
+  return true;
+}
+
+void PassSender::decided(uint32_t chunk) {
+  if (state(chunk) != State::open) return;
+  state(chunk) = State::settled;
+  --open_;
+}
+
+}  // namespace gradwire
