@@ -25,9 +25,10 @@ from gradwire.modules import python_reducer
 from gradwire.names import named_parameters, plain_name
 from gradwire.native import load_engine
 from gradwire.pipeline import GradientPipeline
+from gradwire.plans import LARGEST_DATAGRAM
 from gradwire.policies import PLOT, Policy
 from gradwire.rendezvous import agree
-from gradwire.settings import LARGEST_DATAGRAM, Settings
+from gradwire.settings import Settings
 from gradwire.staging import DEVICES
 from gradwire.telemetry import ReportWriter
 
