@@ -1,4 +1,4 @@
-// What the parts of the module share: how arrays, waits and errors cross into Python.
+// Shared parts of the module _engine: how arrays, waits and errors cross into Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -27,7 +27,7 @@ template <class T>
 using InputArray = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableArray = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Hands a vector's memory to NumPy without a copy.
+// Gives a vector's memory to NumPy without a copy.
 template <class T, class Allocator>
 Array<T> to_array(std::vector<T, Allocator> values) {
   using Vector = std::vector<T, Allocator>;
@@ -39,7 +39,7 @@ Array<T> to_array(std::vector<T, Allocator> values) {
   return Array<T>(data, {size}, capsule);
 }
 
-// The position of `word` among `allowed`, which are in the order of the enumeration.
+// The position of `word` among `allowed`, which have the enumeration's order; else ValueError.
 template <class Enum, size_t N>
 Enum parse(const char* field, const std::string& word,
            const std::array<std::string_view, N>& allowed) {
@@ -52,15 +52,16 @@ Enum parse(const char* field, const std::string& word,
   throw nb::value_error(text.c_str());
 }
 
-// The encoding of this name; raises ValueError for one that there is not, or a bad share to keep.
+// The encoding of this name. Raises ValueError for an unknown name or a wrong share to keep.
 codec::Format parse_format(const std::string& encoding, double kept);
-// Raises ValueError for a datagram that chunks cannot be cut for.
+// Raises ValueError for a datagram size that chunks cannot be cut for.
 void check_datagram(uint32_t datagram_bytes);
 
-// Calls wait(slice) without the GIL until it returns true or the time is up, and looks for signals
+// Calls wait(slice) without the GIL until it returns true or the time is up, and handles signals
 // (Ctrl-C) in between.
 template <class Wait>
 bool wait_in_slices(Nanos timeout, Wait&& wait) {
+  // Ctrl-C takes effect within this time.
   constexpr Nanos kSlice = 200 * kMillisecond;
   for (Nanos left = std::max<Nanos>(timeout, 0);; left -= kSlice) {
     bool done = false;
@@ -74,10 +75,10 @@ bool wait_in_slices(Nanos timeout, Wait&& wait) {
   }
 }
 
-// The id of an op; raises ValueError for a lane that there is not.
+// The id of an op; raises ValueError for a lane out of range.
 uint64_t checked_id(uint64_t op, uint64_t lane);
 
-// Up to eight numbers; the rest is 0.
+// Takes up to eight numbers; the others are 0.
 Stats to_stats(const std::vector<double>& values);
 
 void add_counters(nb::dict& into, const Counters& counters);

@@ -1,4 +1,4 @@
-// Arithmetic over the parts of a vector, for Python: passes that NumPy has no single word for.
+// Arithmetic over the parts of a vector, for Python: passes for which NumPy has no single function.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -53,7 +53,7 @@ Array<float> mean_magnitudes(const InputArray<float>& values, const Offsets& off
   return to_array(std::move(means));
 }
 
-// Of the elements from each start to the next, and from the last to the end.
+// Sums over the elements from each start to the next, and from the last start to the end.
 Array<double> square_sums(const InputArray<float>& values, const Offsets& starts) {
   const size_t parts = starts.shape(0);
   const auto end_of = [&](size_t part) {
@@ -77,7 +77,7 @@ Array<double> square_sums(const InputArray<float>& values, const Offsets& starts
   return to_array(std::move(sums));
 }
 
-// The vectors need not begin at the same element: `source` holds those from `begin` on.
+// The vectors may begin at different elements: `source` holds those from `begin` on.
 void write_chunks(const WritableArray& values, const Offsets& offsets, const Lengths& lengths,
                   const InputArray<float>& source, uint64_t begin, float factor) {
   check_chunks(offsets, lengths, values.shape(0));

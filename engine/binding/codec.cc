@@ -1,4 +1,4 @@
-// Encodings and the Hadamard transform in Python: what a chunk's payload is, without a plan.
+// Encodings and the Hadamard transform in Python, for chunks without a plan.
 #include "codec/codec.h"
 
 #include <nanobind/stl/string.h>
@@ -63,8 +63,8 @@ Array<float> decode_chunk(const nb::bytes& payload, size_t elements, const std::
   return to_array(std::move(values));
 }
 
-// Of a whole vector, heads and codes apart. They lie side by side for one chunk at a time, in the
-// nearest cache, so that this is `decode` as it is for a payload from the wire.
+// Decodes a whole vector whose heads and codes are apart. They are joined for one chunk at a time,
+// in the nearest cache, so that decode() is the same as for a payload from the wire.
 void decode_chunks(const WritableArray& values, const InputArray<int64_t>& lengths,
                    const InputArray<uint8_t>& heads, const InputArray<uint8_t>& codes,
                    const std::string& encoding) {

@@ -19,7 +19,7 @@ namespace {
 
 using namespace nb::literals;
 
-// Engines whose threads are to be stopped before the interpreter goes away. Touched with the GIL.
+// The engines whose threads must stop before the interpreter ends. Guarded by the GIL.
 std::vector<std::weak_ptr<io::Loop>>& living() {
   static std::vector<std::weak_ptr<io::Loop>> loops;
   return loops;
@@ -52,7 +52,7 @@ class Engine {
     living().push_back(loop_);
   }
   ~Engine() {
-    // With the GIL, as Python destroys objects; the thread must be gone before the arrays are.
+    // Python destroys objects with the GIL held. The thread must end before the arrays are freed.
     const nb::gil_scoped_release release;
     loop_->close();
   }
@@ -85,7 +85,7 @@ class Engine {
     const uint64_t id = spec.op;
     spec.timeout_from = timeout_from;
     loop_->start(std::move(spec));
-    // The engine writes into it from its own thread, whatever the caller forgets meanwhile.
+    // The engine's thread writes into the array, so it is kept even if the caller drops it.
     held_.insert_or_assign(id, data);
   }
 

@@ -1,4 +1,4 @@
-// What both Python modules share: texts of others, and errors of the system.
+// Shared by both Python modules: texts from peers, and system errors.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,10 +10,10 @@ namespace gradwire::binding {
 
 namespace nb = nanobind;
 
-// Texts may quote what a peer sent, which need not be UTF-8, and must not control a terminal.
+// Decodes a text that may quote a peer: it need not be UTF-8, and must not control a terminal.
 nb::str to_text(const std::string& text);
 
-// OSError with the errno and our text alone: std::system_error appends the system's to what().
+// Raises OSError with the errno and our text, without the system's text that what() appends.
 void translate_system_error(const std::exception_ptr& thrown, void*);
 
 }  // namespace gradwire::binding

@@ -1,4 +1,4 @@
-// Fabric in Python: endpoints in virtual time. gradwire.sim wraps it with seconds and docstrings.
+// Fabric in Python: endpoints in virtual time. gradwire.sim adds seconds and docstrings.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -121,7 +121,7 @@ nb::list trace_list(const Fabric& fabric) {
   return out;
 }
 
-// What a link may be given; absent ones stay.
+// LinkChange is the options of a link to set; absent ones stay as they are.
 struct LinkChange {
   std::optional<double> rate;
   std::optional<int64_t> delay;
@@ -192,7 +192,7 @@ void start(Fabric& fabric, uint16_t worker, uint64_t op, uint16_t lane, uint64_t
   fabric.start(worker, std::move(spec), {data.data(), data.data() + data.shape(0)}, at);
 }
 
-// In slices of virtual time, so that Ctrl-C is heard.
+// Runs in slices of virtual time, so that Ctrl-C takes effect.
 bool run(Fabric& fabric, int64_t until, bool until_done) {
   constexpr Nanos kSlice = 100 * kMillisecond;
   for (;;) {

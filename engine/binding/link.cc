@@ -1,5 +1,5 @@
 // The module gradwire_lab._link: TapLink and LinkQueue, the lab's own link, over TAP devices and in
-// virtual time. The product does without it.
+// virtual time. gradwire itself does not use it.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 

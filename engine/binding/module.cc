@@ -14,7 +14,7 @@ namespace nb = nanobind;
 
 NB_MODULE(_engine, module) {
   module.doc() = "gradwire's engine: plans, the UDP engine and the virtual-time fabric";
-  // What an object of the user's holds to the interpreter's end is no leak of ours to warn of.
+  // Objects that the user keeps until the interpreter ends are no leaks of this module.
   nb::set_leak_warnings(std::getenv("GRADWIRE_TEST_LEAKS") != nullptr);
   nb::register_exception_translator(gradwire::binding::translate_system_error);
   module.attr("CAUSES") =

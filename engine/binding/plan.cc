@@ -69,8 +69,8 @@ Grid make_grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) 
   return Grid(plan, datagram_bytes, aggregators);
 }
 
-// The most elements, at most `losable`, that whole chunks of these lengths add up to. All chunks of
-// a region are equally long but its last.
+// The most elements, at most `losable`, that whole chunks add up to. All chunks of a region have
+// the length `full` except the last.
 uint64_t whole_chunks(uint64_t losable, uint64_t full, uint64_t full_count, uint64_t tail) {
   const uint64_t without = std::min(losable / full, full_count) * full;
   if (tail == 0 || tail > losable) return without;
@@ -107,12 +107,12 @@ auto chunk_grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators)
   for (uint16_t a = 0; a < aggregators; ++a) {
     std::fill(owners.begin() + grid.shards[a].begin, owners.begin() + grid.shards[a].end, a);
   }
-  grid.offset.pop_back();  // where the last chunk ends
+  grid.offset.pop_back();  // the end of the last chunk
   return nb::make_tuple(to_array(std::move(grid.offset)), to_array(std::move(lengths)),
                         to_array(std::move(grid.region)), to_array(std::move(owners)));
 }
 
-// Under which every endpoint of a job of this size can take an op of this plan.
+// The memory limit with which every endpoint of a job of this size can take an op of this plan.
 uint64_t least_memory_limit(const Plan& plan, uint32_t datagram_bytes, uint16_t workers,
                             uint16_t servers) {
   check_datagram(datagram_bytes);
@@ -152,7 +152,7 @@ Array<float> round_trip(const Plan& plan, const InputArray<float>& values, uint3
   return to_array(std::move(out));
 }
 
-// A chunk that is not finite keeps nothing.
+// Replaces each counted chunk by the error of its encoding, or by zeros if a value is not finite.
 void keep_encoding_error(const Plan& plan, const WritableArray& values,
                          const InputArray<uint8_t>& counted, uint32_t datagram_bytes,
                          uint16_t aggregators) {

@@ -19,7 +19,7 @@ std::string Format::validate() const {
 }
 
 uint32_t Format::entries(uint32_t elements) const {
-  // The small deficit keeps 0.1 × 30 from becoming 4 by rounding of the product.
+  // The small deficit keeps rounding from turning 0.1 × 30 into 4.
   const auto most = static_cast<uint32_t>(std::ceil(kept * elements - 1e-9));
   return std::clamp<uint32_t>(most, 1, elements);
 }

@@ -1,5 +1,6 @@
-// How the elements of one chunk become the payload of one datagram, and back. A payload decodes
-// with no other packet; its length follows from the format and the number of elements alone.
+// Codecs turn the elements of one chunk into the payload of one datagram, and back. A payload
+// decodes without any other packet; its length follows from the format and the number of elements
+// alone.
 //
 //   f32   the elements, little-endian
 //   f16   i16 shift | binary16 × n: the elements × 2^shift, which brings the largest magnitude of
@@ -25,7 +26,7 @@ namespace gradwire::codec {
 enum class Encoding : uint8_t { f32, f16, bf16, int8, topk };
 
 inline constexpr size_t kF32Bytes = 4;
-// Indices are 16 bits, and 0xffff is none.
+// Elements of a chunk: indices have 16 bits, and 0xffff stands for none.
 inline constexpr uint32_t kMostElements = 65'535;
 
 inline constexpr size_t f32_bytes(size_t elements) {
@@ -37,21 +38,21 @@ struct Format {
   double kept = 1.0;  // topk: the share of elements that travel, in (0, 1]; else 1
 
   bool plain() const { return encoding == Encoding::f32; }
-  // "" or what is wrong, naming the field, the value and what is allowed.
+  // An empty string, or what is wrong: the field, its value and what is allowed.
   std::string validate() const;
-  // topk: how many elements of a chunk travel.
+  // topk: the number of elements of a chunk that travel.
   uint32_t entries(uint32_t elements) const;
   size_t bytes(uint32_t elements) const;
-  // The most elements whose payload has at most `bytes` bytes.
+  // The most elements whose payload fits into `bytes`.
   uint32_t chunk_elements(size_t bytes) const;
 };
 
 // Writes format.bytes(count) bytes.
 void encode(const Format& format, const float* values, uint32_t count, uint8_t* out);
-// Whether `payload` is one of a chunk of `count` elements; decode takes no other.
+// True for payloads of a chunk of `count` elements; decode() takes no others.
 bool valid(const Format& format, std::span<const uint8_t> payload, uint32_t count);
 void decode(const Format& format, const uint8_t* payload, uint32_t count, float* out);
-// What the others make of these values, in place. `scratch` has room for one payload.
+// Replaces the values by what others decode of them. `scratch` has room for one payload.
 void round_trip(const Format& format, float* values, uint32_t count, uint8_t* scratch);
 
 }  // namespace gradwire::codec

@@ -10,7 +10,7 @@ namespace gradwire::codec {
 
 namespace {
 
-// SplitMix64 (Steele, Lea, Flood, OOPSLA'14): 64 signs at a time, from the place alone.
+// SplitMix64 (Steele, Lea, Flood, OOPSLA'14) yields 64 signs at a time, from the place alone.
 uint64_t draw(uint64_t seed, uint64_t place) {
   uint64_t z = seed + (place + 1) * 0x9e3779b97f4a7c15;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
@@ -18,6 +18,7 @@ uint64_t draw(uint64_t seed, uint64_t place) {
   return z ^ (z >> 31);
 }
 
+// Signs of one draw: the bits of its result.
 constexpr size_t kWord = 64;
 
 GRADWIRE_VECTORISED
@@ -33,11 +34,12 @@ void flip_signs(float* values, size_t count, uint64_t seed) {
     flip(values + at, std::min(kWord, count - at), draw(seed, at / kWord));
 }
 
+// Floats of an AVX2 register.
 constexpr size_t kRow = 8;
 constexpr size_t kTile = kRow * kRow;
 
-// The stages within rows of eight, a tile of eight rows at a time: turned over, so that eight
-// elements go at once there, too.
+// The stages within rows of eight elements, for a tile of eight rows at a time. The tile is
+// transposed, so that eight elements are processed at once here too.
 GRADWIRE_VECTORISED
 void transform_rows(float* values, size_t count) {
   for (size_t at = 0; at < count; at += kTile) {
@@ -59,7 +61,7 @@ void transform_rows(float* values, size_t count) {
   }
 }
 
-// One block, a power of two, while it lies in the nearest cache; two stages at a time.
+// Transforms one block, a power of two, while it is in the nearest cache; two stages at a time.
 GRADWIRE_VECTORISED
 void transform_block(float* values, size_t block) {
   size_t half = 1;

@@ -11,13 +11,13 @@ namespace {
 
 using LooseHalf = uint16_t __attribute__((aligned(1), may_alias));
 
-// The largest magnitude goes to [2^14, 2^15): as far up as rounding leaves room for.
+// The largest magnitude goes to [2^14, 2^15), as high as rounding permits.
 constexpr int kTopExponent = 14;
 constexpr int kLeastShift = kTopExponent - 127;
 constexpr int kMostShift = 126;  // 2^shift and 2^-shift are normal floats
 
-// As bits of floats. The second is 2^15 less one step: at the largest shift down, 2^15 would decode
-// to 2^128.
+// Limits as bits of floats. The second is 2^15 less one step: at the smallest shift, 2^15 would
+// decode to 2^128.
 constexpr auto kMostHalf = std::bit_cast<uint32_t>(65'504.0f);
 constexpr auto kMostAtTheTop = std::bit_cast<uint32_t>(32'752.0f);
 
@@ -28,21 +28,21 @@ struct Shift {
 
 Shift choose_shift(const float* values, uint32_t count) {
   const uint32_t largest = largest_finite(values, count);
-  const int exponent = static_cast<int>(largest >> 23) - 127;  // subnormals: below the clamp
+  const int exponent = static_cast<int>(largest >> 23) - 127;  // subnormals are below the clamp
   const int shift = std::clamp(kTopExponent - exponent, kLeastShift, kMostShift);
   return {static_cast<int16_t>(shift), shift == kLeastShift ? kMostAtTheTop : kMostHalf};
 }
 
-// Rounds to nearest even. Finite values are within ±65504.
+// Rounds to nearest even; finite values stay within ±65504.
 inline uint16_t to_half(float value, uint32_t limit) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & kMagnitude;
   const uint32_t a = std::min(magnitude, limit);
-  // Normal: rebias the exponent and round the 13 bits away.
+  // Normal: the exponent is rebiased and 13 bits are rounded away.
   const uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
   // Subnormal: adding 0.5 makes the float adder round at 2^-24.
   const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(a) + 0.5f) - 0x3f000000u;
-  // By masks: the compiler vectorises no choice whose result it can narrow early.
+  // Masks choose the result: the compiler does not vectorise conditions here.
   const uint32_t is_small = a < 0x38800000u ? ~0u : 0u;
   const uint32_t is_finite = magnitude < kInfinity ? ~0u : 0u;
   const uint32_t is_nan = magnitude > kInfinity ? ~0u : 0u;
@@ -55,7 +55,7 @@ inline uint16_t to_half(float value, uint32_t limit) {
 inline float from_half(uint16_t half, float factor) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   const uint32_t rest = static_cast<uint32_t>(half & 0x7fffu) << 13;
-  // × 2^112 corrects the bias, of subnormals too, and is exact.
+  // The factor 2^112 corrects the bias, of subnormals too, and is exact.
   const float finite = std::bit_cast<float>(rest) * 0x1p112f * factor;
   const uint32_t special = kInfinity | (rest & 0x007fffffu);
   return std::bit_cast<float>(

@@ -1,4 +1,4 @@
-// f16 and bf16 chunks.
+// The codecs f16 and bf16.
 #pragma once
 
 #include <cstddef>

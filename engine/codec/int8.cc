@@ -11,19 +11,20 @@ namespace gradwire::codec {
 
 namespace {
 
+// The code of the largest finite magnitude; the codes beyond it are the special ones below.
 constexpr float kMostCode = 126.0f;
 constexpr int8_t kCodeInfinity = 127;
 constexpr int8_t kCodeMinusInfinity = -127;
 constexpr int8_t kCodeNan = -128;
 
-// Adding it leaves a float of small magnitude rounded to nearest even in the low bits.
+// Adding it rounds a float of small magnitude to nearest even, in the low bits.
 constexpr float kRound = 12'582'912.0f;  // 1.5 × 2^23
 constexpr uint32_t kRoundBits = 0x4b400000u;
 
 float choose_scale(const float* values, uint32_t count) {
   const float largest = std::bit_cast<float>(largest_finite(values, count));
   float scale = largest / kMostCode;
-  // A chunk that small (below 126 × 2^-126) reads zero: its scale would have no inverse.
+  // A chunk below 126 × 2^-126 decodes to zero, because its scale would have no inverse.
   if (scale < std::numeric_limits<float>::min()) return 0.0f;
   if (scale * kMostCode > std::numeric_limits<float>::max()) scale = std::nextafter(scale, 0.0f);
   return scale;

@@ -1,4 +1,4 @@
-// int8 chunks.
+// The codec int8.
 #pragma once
 
 #include <cstddef>

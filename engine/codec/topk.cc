@@ -12,6 +12,7 @@ namespace gradwire::codec {
 
 namespace {
 
+// The index of a chunk with too many values that are not finite.
 constexpr uint16_t kNoIndex = 0xffff;
 
 using Lanes = int32_t __attribute__((vector_size(32)));
@@ -21,14 +22,14 @@ inline uint32_t key(float value) {
   return std::bit_cast<uint32_t>(value) & kMagnitude;
 }
 
-// Keys from `least` on travel, and of those that equal it the first `ties`.
+// Keys above `least` travel, and the first `ties` of those equal to it.
 struct Threshold {
   uint32_t least;
   uint32_t ties;
 };
 
-// The entries-th largest of the keys that visit(f) calls f with: counts by their first eleven bits,
-// then by the next ones inside the bucket that holds it.
+// Finds the entries-th largest of the keys with which visit(f) calls f. It counts keys by their
+// first eleven bits, then by the next bits inside the bucket that contains it.
 template <class Visit>
 Threshold find_threshold(uint32_t entries, const Visit& visit) {
   std::array<uint32_t, 2048> buckets;
@@ -49,12 +50,12 @@ Threshold find_threshold(uint32_t entries, const Visit& visit) {
   return {known, need};
 }
 
-// The largest keys of neighbours: what is below the entries-th of them cannot be among the entries
-// largest of all, so most of a chunk is looked at only once.
+// Blocks keeps the largest key of each run of neighbours. A key below the entries-th largest of
+// these is not among the entries largest of all, so most elements are read only once.
 class Blocks {
  public:
   Blocks(const float* values, uint32_t count, uint32_t entries) : count_(count) {
-    if (count / kLength < 2 * entries) return;  // nearly every block would hold one
+    if (count / kLength < 2 * entries) return;  // nearly every block would contain one
     blocks_ = count / kLength;
     find_largest(values, blocks_, largest_.data());
     least_ = find_threshold(entries, [&](const auto& f) {
@@ -73,6 +74,7 @@ class Blocks {
   uint32_t least() const { return least_; }  // no smaller key is among the largest
 
  private:
+  // Elements of a block: two AVX2 registers.
   static constexpr uint32_t kLength = 16;
   static void find_largest(const float* values, uint32_t blocks, uint32_t* out);
 
@@ -84,7 +86,7 @@ class Blocks {
 
 GRADWIRE_VECTORISED void Blocks::find_largest(const float* values, uint32_t blocks, uint32_t* out) {
   for (uint32_t b = 0; b < blocks; ++b) {
-    // In lanes by hand: the compiler would rather take one block per lane, and gather.
+    // Explicit vectors: the compiler would take one block per lane, and gather.
     Lanes low;
     Lanes high;
     std::memcpy(&low, values + size_t{b} * kLength, sizeof low);
@@ -121,7 +123,7 @@ void encode_topk(const float* values, uint32_t count, uint32_t entries, uint8_t*
     chosen[at++] = values[i] + 0.0f;  // no negative zero
   });
   if (!overfull) return;
-  // One is left out although it is not finite: nobody may take this chunk for a finite one.
+  // A value that is not finite would be left out, so the chunk must not decode to finite values.
   for (uint32_t i = 0; i < entries; ++i) {
     indices[i] = kNoIndex;
     chosen[i] = std::numeric_limits<float>::quiet_NaN();

@@ -1,5 +1,5 @@
-// Marks a plain loop over floats for which the compiler also makes an AVX2 version, chosen when the
-// program starts. Both round alike: no fused multiply-add in either.
+// GRADWIRE_VECTORISED marks a plain loop over floats. The compiler makes an AVX2 version of it as
+// well, which is chosen at program start. Both round alike, since neither uses fused multiply-add.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
@@ -11,7 +11,7 @@
 
 namespace gradwire {
 
-// Reads from any address; the compiler vectorises these.
+// LooseFloat is read from any address; the compiler vectorises such reads.
 using LooseFloat = float __attribute__((aligned(1), may_alias));
 
 }  // namespace gradwire

@@ -1,4 +1,4 @@
-// Socket addresses: resolution, comparison and text.
+// Address: resolution, comparison and text.
 #include "io/address.h"
 
 #include <arpa/inet.h>

@@ -1,4 +1,4 @@
-// Socket addresses, IPv4 and IPv6: comparable, hashable and printable.
+// Address is a socket address of IPv4 or IPv6: comparable, hashable and printable.
 #pragma once
 
 #include <netinet/in.h>
@@ -15,7 +15,8 @@ class Address {
  public:
   Address() { std::memset(&store_, 0, sizeof(store_)); }
 
-  // Throws std::system_error naming the host. `family` AF_UNSPEC takes what comes first.
+  // Throws std::system_error with the host's name. `family` AF_UNSPEC takes the resolver's first
+  // answer.
   static Address resolve(const std::string& host, uint16_t port, int family);
   // The address that a socket is bound to.
   static Address of_socket(int fd);
@@ -33,7 +34,7 @@ class Address {
   }
   static constexpr socklen_t kCapacity = sizeof(sockaddr_in6);
 
-  // Flow label and scope do not tell endpoints apart.
+  // Flow label and scope do not distinguish endpoints, so they are not compared.
   bool operator==(const Address& other) const;
 
   struct Hash {

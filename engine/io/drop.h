@@ -1,5 +1,5 @@
-// Loss injected in the receive path: independent or in runs (Gilbert-Elliott), by a seed. For hosts
-// where no network with losses can be made.
+// Drop injects loss on arrival: independent, or in runs (Gilbert model), from a seed. It serves
+// hosts on which no lossy network can be set up.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 namespace gradwire::io {
 
 struct DropOptions {
-  double rate = 0.0;   // share of reliable packets, in [0, 1)
+  double rate = 0.0;   // share of the reliable packets, in [0, 1)
   double burst = 1.0;  // mean length of a run of losses, at least 1
   uint64_t seed = 0;
 
-  // "" or what is wrong.
+  // An empty string, or what is wrong.
   std::string validate() const {
     if (!(rate >= 0.0 && rate < 1.0)) {
       return "drop_rate is " + std::to_string(rate) + "; a share is in [0, 1)";

@@ -1,4 +1,4 @@
-// Listing the interfaces: getifaddrs(3) has their addresses and flags, an ioctl their MTU.
+// interfaces(): getifaddrs(3) has addresses and flags, an ioctl the MTU.
 #include "io/interfaces.h"
 
 #include <ifaddrs.h>
@@ -23,7 +23,7 @@ uint32_t mtu_of(int fd, const std::string& name) {
   return ::ioctl(fd, SIOCGIFMTU, &request) == 0 ? static_cast<uint32_t>(request.ifr_mtu) : 0;
 }
 
-// "" for a family other than IPv4 and IPv6.
+// An empty string for families other than IPv4 and IPv6.
 std::string text_of(const sockaddr* address) {
   if (address == nullptr) return "";
   socklen_t size = 0;
@@ -46,7 +46,7 @@ std::vector<Interface> interfaces() {
   const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   std::vector<Interface> all;
   for (const ifaddrs* at = found; at != nullptr; at = at->ifa_next) {
-    // An IPv4 address may have a label, "eth0:1", in place of the interface's name.
+    // An IPv4 address may carry a label such as "eth0:1" in place of its interface's name.
     const std::string label = at->ifa_name;
     const std::string name = label.substr(0, label.find(':'));
     auto known = std::find_if(all.begin(), all.end(),

@@ -1,4 +1,4 @@
-// The network interfaces of this host, with all their addresses.
+// interfaces() lists the network interfaces of this host with their addresses.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@ namespace gradwire::io {
 
 struct Interface {
   std::string name;
-  uint32_t mtu = 0;  // 0 when the interface went away meanwhile
+  uint32_t mtu = 0;  // 0 when the interface has disappeared meanwhile
   bool up = false;
-  bool carrier = false;  // up, and its link as well
+  bool carrier = false;  // the interface and its link are up
   bool loopback = false;
-  // IPv4 and IPv6, in the kernel's order and without ports; IPv6 link-local ones with "%name".
+  // In the kernel's order, without ports; link-local ones of IPv6 end in "%name".
   std::vector<std::string> addresses;
 };
 
-// In the kernel's order, also those without an address. Throws std::system_error.
+// All interfaces in the kernel's order, with and without addresses. Throws std::system_error.
 std::vector<Interface> interfaces();
 
 }  // namespace gradwire::io

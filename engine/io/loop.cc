@@ -1,4 +1,5 @@
-// The engine thread: datagrams in, timers, trains out, events to whoever waits.
+// The engine thread: it receives datagrams, runs timers, sends trains and passes events to the
+// callers.
 #include "io/loop.h"
 
 #include <pthread.h>
@@ -29,15 +30,17 @@
 namespace gradwire::io {
 namespace {
 
+// The time that close() leaves peers to take what they still need.
 constexpr Nanos kLinger = 2 * kSecond;
-// Trains sent before the socket is looked at again, so that acks and credit are never far behind.
+// Trains sent before the socket is read again, so that ACKs and credit are processed soon.
 constexpr int kTrainsPerTurn = 4;
+// The least wait with a held train, so that timers that are due do not make the thread spin.
 constexpr Nanos kHeldWait = 50 * kMicrosecond;
-// From the stamp of a datagram until the socket has it.
+// The time from a datagram's kernel timestamp until the socket has it.
 constexpr Nanos kStampSlack = kMillisecond;
 
 std::chrono::nanoseconds bounded(Nanos timeout) {
-  // Far from overflow when the library adds it to now.
+  // A day at most: the library adds it to the present time, which must not overflow.
   return std::chrono::nanoseconds(std::clamp<Nanos>(timeout, 0, 86'400 * kSecond));
 }
 
@@ -46,19 +49,19 @@ std::chrono::nanoseconds bounded(Nanos timeout) {
 struct Loop::Impl {
   Impl(const EndpointConfig& wanted, const std::string& host, uint16_t port)
       : config(wanted), socket(host, port, wanted.dscp), poller(socket.fd()), owner(::getpid()) {
-    // The kernel's figure counts its own overhead per packet, up to twice the packet.
+    // The kernel's figure includes its overhead per packet, which is up to twice the packet.
     config.receive_buffer = static_cast<uint32_t>(socket.features().receive_buffer) / 3;
     config.ecn = config.ecn && socket.features().ecn;
     last_snapshot.features = socket.features();
   }
 
-  // ---- by callers
+  // ---- called by other threads
   void require_owner() const {
     if (owner == ::getpid()) return;
     throw std::runtime_error("the engine belongs to the process that this one was forked from");
   }
   void push_command(auto&& change);
-  // ---- by the thread
+  // ---- called by the engine thread
   void run();
   void serve();
   bool take_commands();
@@ -79,7 +82,7 @@ struct Loop::Impl {
   std::thread thread;
   std::mutex joining;
 
-  // Shared, under `mutex`.
+  // Shared between threads, under `mutex`.
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::vector<OpSpec> to_start;
@@ -96,7 +99,7 @@ struct Loop::Impl {
   bool finished = false;
   std::atomic<bool> commands_waiting{false};
 
-  // The thread's own.
+  // Used by the engine thread only.
   std::unique_ptr<Endpoint> endpoint;
   std::vector<Address> addresses;
   std::unordered_map<Address, uint16_t, Address::Hash> sources;
@@ -108,17 +111,17 @@ struct Loop::Impl {
   bool closing = false;
   bool said_goodbye = false;
   Nanos give_up_at = kNever;
-  Nanos drained_at = 0;  // when the socket was last seen empty
+  Nanos drained_at = 0;  // when the socket was last empty
 };
 
-// -------------------------------------------------------------------- the callers' side
+// -------------------------------------------------------------------- called by other threads
 
 Loop::Loop(const EndpointConfig& config, const std::string& host, uint16_t port)
     : impl_(std::make_unique<Impl>(config, host, port)) {}
 
 Loop::~Loop() {
   if (impl_->owner != ::getpid()) {
-    // A forked child has the memory but not the thread: even destroying the locks may hang.
+    // A forked child has the memory but not the thread; even to destroy the locks could block.
     static_cast<void>(impl_.release());
     return;
   }
@@ -267,20 +270,20 @@ void Loop::close() {
 
 void Loop::leave_to_parent() {
   if (impl_->owner == ::getpid()) return;
-  // No locks: whoever held them does not exist here. The epoll set is the parent's as well, so
-  // nothing is taken out of it.
+  // The locks are not taken: their holders do not exist in this process. The epoll set is shared
+  // with the parent, so nothing is removed from it.
   impl_->socket.close();
   impl_->poller.close();
 }
 
-// -------------------------------------------------------------------- the thread
+// -------------------------------------------------------------------- the engine thread
 
 void Loop::Impl::run() {
   ::pthread_setname_np(::pthread_self(), "gradwire");
 #if defined(__x86_64__)
-  _mm_setcsr(0x1f80);  // the caller's flush-to-zero is not ours: replicas decode alike
+  _mm_setcsr(0x1f80);  // replicas decode alike whatever the caller's flush-to-zero mode
 #endif
-  // Signals are the interpreter's; timers are meant to the microsecond, not to the default 50.
+  // The interpreter handles all signals. The timer slack is 1 us in place of the default 50.
   sigset_t all;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -297,7 +300,7 @@ void Loop::Impl::run() {
 }
 
 void Loop::Impl::serve() {
-  // What arrived before the addresses were known says nothing that its sender will not repeat.
+  // Datagrams that arrived before the addresses were known will be sent again.
   while (!socket.receive(monotonic_now()).empty()) {
   }
   endpoint = std::make_unique<Endpoint>(config, monotonic_now());
@@ -306,7 +309,7 @@ void Loop::Impl::serve() {
   while (!said_goodbye) {
     if (commands_waiting.load(std::memory_order_acquire)) sending |= take_commands();
     if (!sending && !readable) readable = wait_for_work();
-    // While trains go out the socket is looked at all the same.
+    // The socket is read even while trains are sent.
     if (sending || readable) readable = receive_batch();
     const Nanos now = monotonic_now();
     if (endpoint->next_timer() <= now) endpoint->on_timer(now);
@@ -316,7 +319,7 @@ void Loop::Impl::serve() {
   }
 }
 
-// True when there was one that gives the endpoint something to do.
+// Takes the callers' commands; true when one gives the endpoint something to do.
 bool Loop::Impl::take_commands() {
   std::vector<OpSpec> specs;
   bool close_now = false;
@@ -352,23 +355,23 @@ bool Loop::Impl::take_commands() {
   return close_now || !specs.empty();
 }
 
-// True when there is something to receive.
+// Sleeps until there is something to do; true when there is something to receive.
 bool Loop::Impl::wait_for_work() {
   poller.want_writable(held.held());
   const Nanos deadline = std::min(endpoint->next_timer(), give_up_at);
   Nanos timeout = kNever;
   if (deadline != kNever) timeout = std::max<Nanos>(deadline - monotonic_now(), 0);
-  // A pacing timer stays due as long as the socket takes nothing: that must not become a spin.
+  // A pacing timer stays due while the socket takes nothing, so the wait has a minimum.
   if (held.held()) timeout = std::max(timeout, kHeldWait);
   ++counted.wakeups;
   return poller.wait(timeout).readable;
 }
 
-// True when the socket may hold more.
+// Receives one batch; true when the socket may hold more.
 bool Loop::Impl::receive_batch() {
   const Nanos looked_at = monotonic_now();
   const auto messages = socket.receive(looked_at);
-  const Nanos empty_at = drained_at;  // what is here came later
+  const Nanos empty_at = drained_at;  // these messages arrived later
   if (messages.size() < Socket::kBatch) drained_at = looked_at;
   if (messages.empty()) return false;
   const Nanos now = monotonic_now();
@@ -379,8 +382,8 @@ bool Loop::Impl::receive_batch() {
       counted.strangers += datagrams;
       continue;
     }
-    // A stamp of the future, or well before the socket was last empty, is the wall clock's doing,
-    // not the network's.
+    // A timestamp in the future, or well before the socket was last empty, comes from a step of the
+    // wall clock.
     Nanos arrival = message.arrival;
     if (arrival > now || arrival < std::max(now - kSecond, empty_at - kStampSlack)) arrival = now;
     for (size_t at = 0; at < message.bytes.size(); at += message.segment) {
@@ -408,7 +411,7 @@ bool Loop::Impl::send_held() {
   return true;
 }
 
-// True when something went out: then there may be more to send.
+// Sends a turn's trains; true when something was sent, since there may be more.
 bool Loop::Impl::send_trains() {
   if (held.held() && !send_held()) return false;
   for (int i = 0; i < kTrainsPerTurn; ++i) {
@@ -418,14 +421,14 @@ bool Loop::Impl::send_trains() {
     if (socket.counters().too_long != before) learn_limit(train.destination, train.segment_bytes);
     if (taken < train.count) {
       held.hold(train, taken);
-      return false;  // nothing goes before the socket is writable
+      return false;  // nothing is sent before the socket is writable
     }
   }
   return true;
 }
 
-// What the kernel knows of a route: MTUs of its own interfaces, and what routers have said.
-// too_long: of a datagram that it has just refused for its length; 0: of none.
+// Applies the kernel's length for a route: the MTU of its interface, or what routers have reported.
+// `too_long`: the length of a datagram that the kernel has just refused; 0: none.
 void Loop::Impl::learn_limit(uint16_t peer, uint32_t too_long) {
   uint32_t bytes = socket.route_limit(addresses[peer]);
   if (too_long && (bytes == 0 || bytes >= too_long)) bytes = PathLimit::shorter(too_long);
@@ -479,7 +482,7 @@ void Loop::Impl::fail(const std::string& why) {
   if (!failure) failure.text = why;
 }
 
-// After this the thread touches no caller's memory any more.
+// Ends the engine: from here on the thread touches no caller's memory.
 void Loop::Impl::finish(const std::string& why) {
   const std::lock_guard lock(mutex);
   publish();

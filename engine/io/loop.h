@@ -1,7 +1,8 @@
-// One engine of a process: a socket, an endpoint, and the one thread that drives them.
+// Loop is the engine of a process: a socket, an endpoint, and the one thread that drives them.
 //
-// Callers hand over commands and take reports through two short critical sections; everything else
-// belongs to the thread alone.
+// Construct it, connect() it to all endpoints, start() ops and take their reports with
+// next_report(), then close() it. Callers share only commands and reports with the thread, under a
+// mutex held for moments.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +19,22 @@
 
 namespace gradwire::io {
 
-// Everything that is counted, at one moment.
+// All counters and peers at one moment.
 struct Snapshot {
   Counters endpoint;
   std::vector<PeerState> peers;
   SocketCounters socket;
   Features features;
-  uint64_t strangers = 0;  // datagrams from addresses that are no endpoint's
+  uint64_t strangers = 0;  // datagrams from unknown addresses
   uint64_t injected = 0;   // datagrams dropped by set_drop
   uint64_t wakeups = 0;
 };
 
 class Loop {
  public:
-  // Binds at once. Throws std::system_error (a text that names the address).
+  // Binds the socket. Throws std::system_error whose text has the address.
   Loop(const EndpointConfig& config, const std::string& host, uint16_t port);
-  // Closes; does nothing at all in a forked child, whose thread does not exist.
+  // Closes the engine. In a forked child, which has no engine thread, it does nothing.
   ~Loop();
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
@@ -41,15 +42,17 @@ class Loop {
   const Address& address() const;
   const EndpointConfig& config() const;
 
-  // The addresses of all endpoints in order; starts the thread. What arrived before is dropped.
+  // Takes the addresses of all endpoints in order and starts the thread. Datagrams that arrived
+  // before are dropped.
   void connect(const std::vector<std::pair<std::string, uint16_t>>& addresses);
-  // The endpoints that have not answered, once all have or `timeout` passed or the engine failed.
+  // Waits until all endpoints have answered, `timeout` passes or the engine fails; returns those
+  // that have not answered.
   std::vector<uint16_t> wait_connected(Nanos timeout);
 
-  // Never blocks. Throws std::runtime_error when the engine is not connected, has failed or is
-  // closed; what else is wrong with the op comes back as its report.
+  // Starts an op without blocking. Throws std::runtime_error when the engine is not connected, has
+  // failed or is closed; anything else that is wrong with the op comes back as its report.
   void start(OpSpec spec);
-  // The next report; none at the time-out or once closed and emptied.
+  // The next report; none after the time-out, or when the engine is closed and all were taken.
   std::optional<OpReport> next_report(Nanos timeout);
   bool closed() const;
 
@@ -57,10 +60,12 @@ class Loop {
   Snapshot snapshot();
   Failure failure() const;
 
-  // Says goodbye, joins the thread, fails what is open. Idempotent, from any thread.
+  // Closes the endpoint, joins the thread and fails open ops. Any thread may call it, and more than
+  // once.
   void close();
 
-  // In a forked child: lets go of the socket, which would hold the port when the parent has closed.
+  // For a forked child: closes its copy of the socket, which would keep the port after the parent
+  // closes.
   void leave_to_parent();
 
  private:

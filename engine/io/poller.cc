@@ -1,4 +1,4 @@
-// What the engine thread sleeps on: epoll with a deadline in ns.
+// Poller: epoll with a deadline in nanoseconds.
 #include "io/poller.h"
 
 #include <sys/epoll.h>
@@ -16,7 +16,7 @@
 namespace gradwire::io {
 namespace {
 
-// Called by number: the C library's wrapper is younger (glibc 2.35) than the wheels' oldest target.
+// It is called by number: the wheels' oldest target has no wrapper for it (glibc 2.35).
 #ifdef SYS_epoll_pwait2
 constexpr long kEpollPwait2 = SYS_epoll_pwait2;
 #else

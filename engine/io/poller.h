@@ -1,4 +1,5 @@
-// What the engine thread sleeps on: the socket, a wake-up by other threads, a deadline in ns.
+// Poller is what the engine thread sleeps in: it waits for the socket, a wake-up by another thread,
+// or a deadline in nanoseconds.
 #pragma once
 
 #include "proto/base/time.h"
@@ -16,16 +17,16 @@ class Poller {
   // Throws std::system_error.
   explicit Poller(int socket);
   ~Poller();
-  // Nothing may be waited for any more.
+  // Closes the descriptors; wait() must not be called any more.
   void close();
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
 
-  // From any thread: ends the present or the next wait.
+  // Ends the present or the next wait; any thread may call it.
   void wake();
-  // Whether a socket that takes datagrams again ends the wait.
+  // Sets whether a writable socket ends the wait.
   void want_writable(bool wanted);
-  // Sleeps at most `timeout` (kNever: without end).
+  // Waits at most `timeout` (kNever: without end).
   Ready wait(Nanos timeout);
 
  private:

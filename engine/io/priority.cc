@@ -12,7 +12,7 @@ constexpr uint64_t kResetOnFork = 1;  // SCHED_FLAG_RESET_ON_FORK
 }
 
 void prefer_latency() {
-  // The layout of struct sched_attr, version 0: older C libraries do not have it.
+  // struct sched_attr, version 0, which older C libraries do not declare.
   struct {
     uint32_t size;
     uint32_t policy;
@@ -23,7 +23,7 @@ void prefer_latency() {
     uint64_t deadline;
     uint64_t period;
   } attributes{};
-  // Whoever chose another policy knows better, and a nice value stays.
+  // A policy that the user chose is kept, and so is a nice value.
   if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0U) != 0) return;
   if (attributes.policy != SCHED_OTHER && attributes.policy != SCHED_BATCH) return;
   attributes.size = sizeof attributes;

@@ -1,4 +1,4 @@
-// The engine's UDP socket: system calls and their fallbacks.
+// Socket: system calls and their fallbacks.
 #include "io/socket.h"
 
 #include <fcntl.h>
@@ -18,6 +18,7 @@ namespace gradwire::io {
 namespace {
 
 constexpr int kProbe = 0x10;  // the kernel's MSG_PROBE, which glibc does not name
+// The interval at which timestamps are aligned with CLOCK_MONOTONIC.
 constexpr Nanos kAlignEvery = 10 * kMillisecond;
 
 Nanos read_clock(clockid_t clock) {
@@ -36,7 +37,7 @@ int get_option(int fd, int level, int name) {
   return ::getsockopt(fd, level, name, &value, &size) == 0 ? value : 0;
 }
 
-// As much as the kernel gives: beyond the system's limit for those who may, else up to it.
+// Requests a buffer: beyond the system's limit with the privilege for it, else up to the limit.
 int grow_buffer(int fd, int force, int plain, int wanted) {
   if (!set_option(fd, SOL_SOCKET, force, wanted)) set_option(fd, SOL_SOCKET, plain, wanted);
   return get_option(fd, SOL_SOCKET, plain);
@@ -55,7 +56,7 @@ std::string bind_failure(int code, const Address& address) {
   }
 }
 
-// The non-empty spans of datagram i as iovecs; returns how many.
+// Fills in the non-empty spans of datagram i and returns their number.
 size_t gather(const Train& train, uint32_t i, iovec* out) {
   size_t count = 0;
   for (size_t half = 0; half < 2; ++half) {
@@ -68,8 +69,8 @@ size_t gather(const Train& train, uint32_t i, iovec* out) {
   return count;
 }
 
-// The control messages of one sendmsg: at most how long the datagrams of a train are, and their
-// DSCP.
+// Control holds the control messages of one sendmsg: at most the segment length and the traffic
+// class.
 class Control {
  public:
   void attach(msghdr& header) {
@@ -77,7 +78,7 @@ class Control {
     header.msg_controllen = used_;
   }
   void add_segment(uint32_t bytes) { add(IPPROTO_UDP, UDP_SEGMENT, static_cast<uint16_t>(bytes)); }
-  // The two bits below a DSCP are ECN's (RFC 3168).
+  // The two bits below the DSCP are ECN's (RFC 3168).
   void add_class(bool v6, uint8_t dscp, uint8_t ecn) {
     add(v6 ? IPPROTO_IPV6 : IPPROTO_IP, v6 ? IPV6_TCLASS : IP_TOS, int{dscp} << 2 | ecn);
   }
@@ -126,14 +127,14 @@ Socket::Socket(const std::string& host, uint16_t port, uint8_t dscp) : dscp_(dsc
   features_.send_buffer = grow_buffer(fd_, SO_SNDBUFFORCE, SO_SNDBUF, kSendBuffer);
   features_.timestamps = set_option(fd_, SOL_SOCKET, SO_TIMESTAMPNS, 1);
   set_option(fd_, SOL_SOCKET, SO_RXQ_OVFL, 1);
-  // Never fragmented, and the kernel's guess of the path's MTU does not stand in the way.
+  // Datagrams are never fragmented by IP, and the kernel's estimate of the path MTU blocks none.
   if (v6) {
     set_option(fd_, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE);
   } else {
     set_option(fd_, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE);
   }
   features_.gro = set_option(fd_, IPPROTO_UDP, UDP_GRO, 1);
-  // 0 changes nothing: it only asks whether the kernel knows the option.
+  // The value 0 changes nothing; the call shows whether the kernel has the option.
   features_.segment = set_option(fd_, IPPROTO_UDP, UDP_SEGMENT, 0);
 
   const bool marked = v6 ? set_option(fd_, IPPROTO_IPV6, IPV6_TCLASS, int{dscp} << 2)
@@ -160,7 +161,7 @@ Socket::Socket(const std::string& host, uint16_t port, uint8_t dscp) : dscp_(dsc
   }
 }
 
-// Whether sendmsg takes a DSCP: all is checked, nothing is sent.
+// True when sendmsg takes a DSCP; MSG_PROBE checks everything and sends nothing.
 bool Socket::takes_dscp() {
   uint8_t byte = 0;
   iovec vector{&byte, 1};
@@ -197,8 +198,8 @@ uint32_t Socket::send(const Address& to, const Train& train, uint32_t first) {
         counters_.send_errors += train.count - first;
         return train.count;
       case Segmented::refused: {
-        // The device or the path cannot segment, or the datagrams are too long for it. Only if
-        // they go out one by one was it the segmentation, and then it will not work later either.
+        // Either the device or path cannot segment, or the datagrams are too long. If they can be
+        // sent one by one, segmentation is the cause and is not tried again.
         const uint64_t errors = counters_.too_long + counters_.send_errors;
         const uint32_t next = send_plain(to, train, first);
         if (next > first && counters_.too_long + counters_.send_errors == errors) {
@@ -271,7 +272,7 @@ uint32_t Socket::send_plain(const Address& to, const Train& train, uint32_t firs
       ++counters_.blocked;
       return first;
     }
-    // ENOBUFS, EPERM, a late ECONNREFUSED, …: this datagram is lost and the rest is tried.
+    // ENOBUFS, EPERM, a late ECONNREFUSED, …: this datagram is lost, and the next is tried.
     if (errno == EMSGSIZE) {
       ++counters_.too_long;
     } else {
@@ -290,7 +291,7 @@ uint32_t Socket::route_limit(const Address& to) const {
   Address from = address_;
   from.set_port(0);
   int mtu = 0;
-  // Only a connected socket knows its route; connecting sends nothing.
+  // Only a connected socket has a route; connecting sends nothing.
   if (::bind(fd, from.get(), from.size()) == 0 && ::connect(fd, to.get(), to.size()) == 0)
     mtu = v6 ? get_option(fd, IPPROTO_IPV6, IPV6_MTU) : get_option(fd, IPPROTO_IP, IP_MTU);
   ::close(fd);
@@ -305,7 +306,7 @@ std::span<const Socket::Message> Socket::receive(Nanos now) {
   }
   ++counters_.receive_calls;
   const int received = ::recvmmsg(fd_, headers_.data(), kBatch, MSG_DONTWAIT, nullptr);
-  if (received <= 0) return {};  // EAGAIN, EINTR, or an error of an earlier send: nothing to read
+  if (received <= 0) return {};  // EAGAIN, EINTR or the error of an earlier send
 
   if (now - aligned_at_ > kAlignEvery) align_clocks(now);
   size_t count = 0;
@@ -352,8 +353,8 @@ void Socket::read_control(msghdr& header, Message& message) {
   }
 }
 
-// Kernel stamps are CLOCK_REALTIME, which is stepped and slewed; the offset is taken anew every few
-// milliseconds, from the reading that was least disturbed.
+// Kernel timestamps are CLOCK_REALTIME, which is stepped and slewed. The offset is measured every
+// few milliseconds, from the reading with the shortest delay.
 void Socket::align_clocks(Nanos now) {
   Nanos best = kNever;
   for (int attempt = 0; attempt < 4 && best > 500; ++attempt) {
@@ -383,7 +384,7 @@ void HeldTrain::hold(const Train& train, uint32_t from) {
       const auto* data = static_cast<const uint8_t*>(span.data);
       if (span.size != 0) bytes_.insert(bytes_.end(), data, data + span.size);
     }
-    // The vector may still move: the offset stands in for the pointer until all is copied.
+    // The vector may still move, so only sizes are recorded until all bytes are copied.
     train_.spans[2 * size_t{i}] = {nullptr, bytes_.size() - begin};
     train_.spans[2 * size_t{i} + 1] = {nullptr, 0};
   }

@@ -1,5 +1,5 @@
-// The engine's UDP socket: trains out by UDP_SEGMENT, batches in by recvmmsg and UDP_GRO, each with
-// a fallback for kernels and devices that cannot.
+// Socket is the engine's UDP socket. It sends trains with UDP_SEGMENT and receives batches with
+// recvmmsg and UDP_GRO; kernels and devices without these have a fallback.
 #pragma once
 
 #include <sys/uio.h>
@@ -17,18 +17,18 @@
 
 namespace gradwire::io {
 
-// Bytes of buffer that are asked of the kernel.
+// Bytes of socket buffer requested from the kernel, which may grant less.
 inline constexpr int kReceiveBuffer = 16 << 20;
 inline constexpr int kSendBuffer = 4 << 20;
 
-// What the kernel granted.
+// Features are what the kernel has granted.
 struct Features {
   bool segment = false;
   bool gro = false;
   bool timestamps = false;
-  bool dscp = false;       // a DSCP for each datagram
-  bool ecn = false;        // ECT on each datagram, and the field of each that comes
-  int receive_buffer = 0;  // as getsockopt says: the kernel counts its own overhead in it
+  bool dscp = false;       // a DSCP on each datagram
+  bool ecn = false;        // ECT on each datagram sent, and the codepoint of each received
+  int receive_buffer = 0;  // by getsockopt, which includes the kernel's overhead
   int send_buffer = 0;
 };
 
@@ -38,32 +38,33 @@ struct SocketCounters {
   uint64_t blocked = 0;      // trains that found the send buffer full
   uint64_t too_long = 0;     // datagrams above the path's MTU
   uint64_t send_errors = 0;  // datagrams that the kernel refused for another reason
-  int last_error = 0;        // that reason, the newest: an errno
+  int last_error = 0;        // the errno of the newest of these
   uint64_t truncated = 0;
-  uint64_t overflows = 0;  // datagrams that the kernel dropped for want of receive buffer
+  uint64_t overflows = 0;  // datagrams dropped by the kernel: receive buffer full
 };
 
 class Socket {
  public:
+  // Messages of one recvmmsg.
   static constexpr size_t kBatch = 16;
 
-  // A received message: `segment` bytes per datagram, the last may be shorter.
+  // Message is one received message: datagrams of `segment` bytes, the last may be shorter.
   struct Message {
     const Address* source;
     std::span<const uint8_t> bytes;
     size_t segment;
-    Nanos arrival;  // CLOCK_MONOTONIC; 0 when the kernel did not say
-    uint8_t ecn;    // the two bits of ECN; datagrams of one message share them
+    Nanos arrival;  // CLOCK_MONOTONIC; 0 without a kernel timestamp
+    uint8_t ecn;    // the codepoint that all datagrams of the message have
   };
 
-  // `dscp`: of what is sent, where a train says nothing else. Throws std::system_error with a text
-  // that names the address, std::invalid_argument for a DSCP that the kernel refuses.
+  // `dscp`: that of trains with no other. Throws std::system_error with a text that has the
+  // address, and std::invalid_argument for a DSCP that the kernel refuses.
   Socket(const std::string& host, uint16_t port, uint8_t dscp = 0);
   ~Socket();
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
 
-  // Gives the port back; nothing may be sent or received any more.
+  // Closes the socket, which frees the port.
   void close();
 
   int fd() const { return fd_; }
@@ -71,31 +72,32 @@ class Socket {
   const Features& features() const { return features_; }
   const SocketCounters& counters() const { return counters_; }
 
-  // Hands the datagrams [first, train.count) to the kernel; returns the first that it did not take
-  // for want of buffer, train.count when none is left. What it refuses otherwise is lost, as on
-  // any network, and counted.
+  // Gives the datagrams [first, train.count) to the kernel. Returns the first that found the send
+  // buffer full, or train.count. A datagram refused for another reason is counted and lost.
   uint32_t send(const Address& to, const Train& train, uint32_t first);
 
-  // The longest datagram in bytes that the route to an address is known to carry; 0: not known.
+  // The longest datagram in bytes that the kernel's route to an address carries; 0: not known.
   uint32_t route_limit(const Address& to) const;
 
-  // Up to kBatch messages; their bytes live until the next call.
+  // Returns up to kBatch messages; their bytes live until the next call.
   std::span<const Message> receive(Nanos now);
 
  private:
-  // What became of one try with UDP_SEGMENT.
+  // The result of one send with UDP_SEGMENT.
   enum class Segmented : uint8_t { sent, blocked, lost, refused };
   Segmented send_segmented(const Address& to, const Train& train, uint32_t first);
   uint32_t send_plain(const Address& to, const Train& train, uint32_t first);
   bool takes_dscp();
-  // A server does not choose its plans: where the kernel cannot mark it sends unmarked.
+  // A server does not choose its plans, so without kernel support it sends the datagrams unmarked.
   bool marks(const Train& train) const {
     return (train.dscp != dscp_ || train.ecn != 0) && features_.dscp;
   }
   void read_control(msghdr& header, Message& message);
   void align_clocks(Nanos now);
 
+  // Bytes of a message's buffer: the longest that UDP_GRO delivers.
   static constexpr size_t kMessageBytes = 65'536;
+  // Bytes for the control messages that the kernel attaches.
   static constexpr size_t kControlBytes = 128;
 
   int fd_ = -1;
@@ -115,8 +117,8 @@ class Socket {
   std::array<Message, kBatch> messages_;
 };
 
-// A train that the kernel would not take yet. The endpoint's pointers live only until its next
-// call, so the bytes are copied here.
+// HeldTrain keeps a train that found the send buffer full. It copies the bytes, because the
+// endpoint's pointers live only until its next call.
 class HeldTrain {
  public:
   void hold(const Train& train, uint32_t first);

@@ -1,4 +1,4 @@
-// One direction of the lab's own link, in virtual time.
+// LinkQueue: queueing, marking, loss and delay.
 #include "lab/link_queue.h"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ void LinkQueue::set_options(Nanos now, const WireOptions& options) {
   advance(now);
   const WireOptions before = std::exchange(options_, options);
   if (waiting_.empty()) return;
-  // The part of the first frame that has not been sent goes at the new rate.
+  // The part of the first frame that is still to be sent goes at the new rate.
   const double left = static_cast<double>(sent_ - now) * before.rate;
   sent_ = options.rate > 0.0 ? now + static_cast<Nanos>(std::ceil(left / options.rate)) : now;
 }
@@ -73,7 +73,7 @@ void LinkQueue::offer(Nanos now, std::span<const uint8_t> data) {
     return;
   }
   Frame frame{{}, shape};
-  // Each packet by itself finds room or does not; an empty queue takes any one packet.
+  // Each packet finds room or is dropped by itself; an empty queue takes any one packet.
   if (options_.rate > 0.0 && waiting_bytes_ + shape.wire_bytes > options_.queue_bytes &&
       (shape.packets > 1 || !waiting_.empty())) {
     const uint64_t packet = (shape.wire_bytes + shape.packets - 1) / shape.packets;
@@ -97,7 +97,8 @@ void LinkQueue::offer(Nanos now, std::span<const uint8_t> data) {
     start_wire(now, std::move(frame));
     return;
   }
-  // Of a train the packets that come above the threshold are marked, and go by themselves.
+  // The packets of a train that arrive above the threshold are marked, and go as a train of their
+  // own.
   const uint32_t below = below_threshold(frame.shape);
   if (below < frame.shape.packets) {
     Frame above = below == 0 ? frame : part_of(frame, below, frame.shape.packets - below);
@@ -111,7 +112,7 @@ void LinkQueue::offer(Nanos now, std::span<const uint8_t> data) {
   queue_up(now, std::move(frame));
 }
 
-// How many packets of an arriving train find no more than the threshold in the queue.
+// The number of packets of an arriving train that find at most the threshold in the queue.
 uint32_t LinkQueue::below_threshold(const Shape& shape) const {
   if (options_.ecn_bytes == 0) return shape.packets;
   if (waiting_bytes_ > options_.ecn_bytes) return 0;
@@ -140,7 +141,7 @@ WireCounters LinkQueue::counters() const {
   return out;
 }
 
-// Brings onto the wire what the rate has let go by now.
+// Moves onto the wire what the rate has released by now.
 void LinkQueue::advance(Nanos now) {
   while (!waiting_.empty() && sent_ <= now) {
     Frame frame = std::move(waiting_.front());
@@ -152,7 +153,7 @@ void LinkQueue::advance(Nanos now) {
   }
 }
 
-// Loss is decided packet by packet; of a train the runs between the losses go on.
+// Loss is decided by packet; the parts of a train between losses go on.
 void LinkQueue::start_wire(Nanos now, Frame frame) {
   const uint32_t packets = frame.shape.packets;
   uint32_t first = 0;

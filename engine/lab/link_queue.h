@@ -1,5 +1,6 @@
-// One direction of the lab's own link, in virtual time: a rate with a drop-tail queue, then a wire
-// with loss, delay and jitter. It holds the frames and reads no clock.
+// LinkQueue is one direction of the lab's own link, in virtual time: a rate with a drop-tail queue,
+// then a wire with loss, delay and jitter. offer() frames and take() them when they have arrived.
+// It keeps the frames and reads no clock.
 #pragma once
 
 #include <cstdint>
@@ -17,36 +18,35 @@ namespace gradwire::lab {
 
 struct WireOptions {
   Nanos delay = 0;
-  Nanos jitter = 0;                  // each frame takes up to so much longer, uniformly …
-  bool keep_order = true;            // … but overtakes none
-  double rate = 0.0;                 // bytes/s; 0: none
-  uint64_t queue_bytes = 0;          // of the queue before that rate
-  uint64_t ecn_bytes = 0;            // above so many in it ECT packets are marked; 0: none are
-  double loss = 0.0;                 // share of packets lost; 1: the link is cut
+  Nanos jitter = 0;                  // each frame takes up to this much longer, uniformly …
+  bool keep_order = true;            // … but overtakes no other
+  double rate = 0.0;                 // bytes/s; 0: no limit
+  uint64_t queue_bytes = 0;          // of the queue before the rate
+  uint64_t ecn_bytes = 0;            // with more waiting, ECT packets get CE; 0: none
+  double loss = 0.0;                 // share of packets lost; 1: all
   double loss_burst = 0.0;           // mean length of a run of losses; 0: independent
-  uint64_t memory_bytes = 64 << 20;  // most that may wait and travel
+  uint64_t memory_bytes = 64 << 20;  // bytes that may wait and travel at most
 
-  // "" or what is wrong.
+  // An empty string, or what is wrong.
   std::string validate() const;
 };
 
-// Packets, where nothing else is said; a train counts as its packets.
+// WireCounters counts packets, except for bytes; a train counts as its packets.
 struct WireCounters {
-  uint64_t packets = 0;  // handed to it
-  uint64_t bytes = 0;    // of these, Ethernet headers counted
+  uint64_t packets = 0;  // offered
+  uint64_t bytes = 0;    // of these, with Ethernet headers
   uint64_t delivered = 0;
   uint64_t dropped_queue = 0;
   uint64_t dropped_queue_bytes = 0;
-  uint64_t marked = 0;  // CE because of what waited here
+  uint64_t marked = 0;  // got CE because of this queue
   uint64_t dropped_loss = 0;
   uint64_t dropped_memory = 0;
   uint64_t max_queue_bytes = 0;
-  uint64_t queue_bytes = 0;  // that wait now
+  uint64_t queue_bytes = 0;  // waiting now
 };
 
-// Which packets are lost: independently, or in runs (Gilbert 1960 with the good state free of loss
-// and the bad one losing all: a run ends with probability 1/burst, and begins so that the share of
-// losses is the one asked for).
+// LossProcess decides which packets are lost: independently, or in runs (Gilbert model; see
+// proto/base/loss_runs.h).
 class LossProcess {
  public:
   explicit LossProcess(uint64_t seed) : random_(seed) {}
@@ -63,14 +63,15 @@ class LinkQueue {
   // `headed`: frames have a virtio-net header and may be trains (lab/train.h).
   LinkQueue(bool headed, uint64_t seed) : headed_(headed), loss_(seed) {}
 
-  // From now on; what travels already arrives when it was due. The options must be valid.
+  // Sets the options from now on; frames under way arrive when they were due. The options must be
+  // valid.
   void set_options(Nanos now, const WireOptions& options);
   const WireOptions& options() const { return options_; }
 
   void offer(Nanos now, std::span<const uint8_t> frame);
-  // Takes the next frame that has arrived by now; false if there is none.
+  // Takes the next frame that has arrived by now; false when there is none.
   bool take(Nanos now, std::vector<uint8_t>& frame);
-  // When there will be something to take, or to do; kNever when nothing is on its way.
+  // The time when there is something to take or to do; kNever when no frame is under way.
   Nanos next_event() const;
 
   WireCounters counters() const;
@@ -105,7 +106,7 @@ class LinkQueue {
   WireOptions options_;
   WireCounters counters_;
   std::deque<Frame> waiting_;  // the first one is being sent
-  Nanos sent_ = 0;             // when the first one will have been
+  Nanos sent_ = 0;             // when the first one will be sent completely
   uint64_t waiting_bytes_ = 0;
   std::vector<Travelling> travelling_;  // a heap
   Nanos last_arrival_ = 0;

@@ -1,4 +1,4 @@
-// The lab's own link: a thread between two TAP devices.
+// TapLink: the thread and its system calls.
 #include "lab/tap_link.h"
 
 #include <fcntl.h>
@@ -21,16 +21,20 @@
 namespace gradwire::lab {
 namespace {
 
-// Frames moved in one go before the other direction has its turn.
+// Frames moved in one direction before the other has its turn.
 constexpr int kBatch = 32;
-// A sleeper wakes tens of microseconds late, on a virtual machine more than on a real one. So the
-// last of a wait is spent awake, but of a processor's time no more than a share.
+// A sleeping thread wakes tens of microseconds late, so the end of a wait is spent spinning.
+// Spinning takes at most a share of the processor's time.
 constexpr Nanos kSpin = 60 * kMicrosecond;
-constexpr Nanos kSpinShare = 16;  // one part in so many
+// The share: one part in this many.
+constexpr Nanos kSpinShare = 16;
+// The most unused spinning time that is saved up.
 constexpr Nanos kSpinSaved = kMillisecond;
+// The longest rest between two looks at the devices while frames come in sequence.
 constexpr Nanos kRest = 30 * kMicrosecond;
-constexpr Nanos kRestShare = 100;  // one part in so many of the delay, at most
-// The longest frame: a train of 64 KiB, its Ethernet and its virtio-net header, and room.
+// A rest is at most one part in this many of the delay.
+constexpr Nanos kRestShare = 100;
+// The longest frame: a train of 64 KiB with Ethernet and virtio-net headers, and some room.
 constexpr size_t kLongestFrame = (64 << 10) + 256;
 
 Nanos now() {
@@ -52,14 +56,14 @@ void make_nonblocking(int fd) {
   }
 }
 
-// Before everything that computes, as a wire would be; what the caller may not do is left undone.
+// Gives the thread precedence over everything that computes, as far as the caller is permitted to.
 void hurry() {
   sched_param first{};
   first.sched_priority = 1;
   if (::pthread_setschedparam(::pthread_self(), SCHED_FIFO, &first) != 0) {
-    ::setpriority(PRIO_PROCESS, 0, -15);  // on Linux of the thread alone
+    ::setpriority(PRIO_PROCESS, 0, -15);  // on Linux this sets the thread alone
   }
-  ::prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0);  // else the kernel may wake us 50 us late
+  ::prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0);  // the default slack would wake it up to 50 us late
 }
 
 void close_all(std::array<int, 2>& taps, int& wake) {
@@ -173,7 +177,7 @@ void TapLink::run() {
   }
 }
 
-// Whether there may be more to do at once.
+// Moves frames in both directions; true when there may be more to do at once.
 bool TapLink::exchange() {
   bool more = false;
   for (size_t i = 0; i < 2; ++i) {
@@ -190,7 +194,7 @@ bool TapLink::deliver(size_t direction) {
     const Nanos due = queue.next_event();
     if (due > time) return false;
     moved_ = true;
-    if (!queue.take(time, frame_)) continue;  // something moved inside it
+    if (!queue.take(time, frame_)) continue;  // a frame moved on inside it
     TapCounters& seen = seen_[direction];
     ++seen.frames;
     seen.total_lateness += time - due;
@@ -220,8 +224,8 @@ bool TapLink::receive(size_t direction) {
   return true;
 }
 
-// While frames come one upon the other, looks for them only every so often, as a network card does
-// (interrupt moderation): a wake-up costs more than a frame. Next to nothing of the delay.
+// While frames come in sequence the devices are read only from time to time (interrupt moderation),
+// because a wake-up costs more than a frame. The rest is a small part of the delay.
 Nanos TapLink::rest_time() const {
   const Nanos delay = std::min(queues_[0].options().delay, queues_[1].options().delay);
   return std::min(kRest, delay / kRestShare);
@@ -242,7 +246,8 @@ void TapLink::sleep() {
   wait(left != kNever && left > kSpin && spin_left_ > kSpin ? left - kSpin : left, true);
 }
 
-// For so long (kNever: without end), or until another thread wants something, or a frame comes.
+// Waits for `length` (kNever: without end), for another thread's request, or, if asked, for a
+// frame.
 void TapLink::wait(Nanos length, bool for_frames) {
   const timespec timeout{static_cast<time_t>(length / kSecond),
                          static_cast<long>(length % kSecond)};

@@ -1,5 +1,5 @@
-// The lab's own link: a thread between two TAP devices. What a host sends on one comes out of the
-// other when, and if, a LinkQueue lets it.
+// TapLink is the lab's own link: a thread between two TAP devices. A frame that a host sends on one
+// device comes out of the other when, and if, a LinkQueue releases it.
 #pragma once
 
 #include <array>
@@ -18,8 +18,8 @@ namespace gradwire::lab {
 struct TapCounters {
   WireCounters wire;
   uint64_t frames = 0;   // that came out
-  uint64_t refused = 0;  // of these, that the far device did not take (it is down)
-  // How long after they were due frames came out: the sum over all frames, and the worst.
+  uint64_t refused = 0;  // of these, frames that the device, being down, refused
+  // How late frames came out: the sum over all frames, and the largest.
   Nanos total_lateness = 0;
   Nanos max_lateness = 0;
 };
@@ -27,25 +27,24 @@ struct TapCounters {
 class TapLink {
  public:
   // `first`, `second`: descriptors of TAP devices, both with virtio-net headers or both without;
-  // they are duplicated. Starts with both directions as WireOptions{}.
-  // Throws std::system_error.
+  // they are duplicated. Both directions start with WireOptions{}. Throws std::system_error.
   TapLink(int first, int second, bool headed, uint64_t seed);
   ~TapLink();
   TapLink(const TapLink&) = delete;
   TapLink& operator=(const TapLink&) = delete;
 
-  // Direction 0 is from the first to the second device. Returns when the options are in force. They
-  // must be valid. Throws std::runtime_error with the text of failure() when there is one.
+  // Sets valid options of a direction and returns when they apply. Direction 0 is from the first to
+  // the second device. Throws std::runtime_error with the text of failure() if there is one.
   void set_options(size_t direction, const WireOptions& options);
   TapCounters counters(size_t direction);
-  // Processor time that the thread has taken, for both directions.
+  // The processor time that the thread has used, for both directions.
   Nanos processor_time();
-  // Why the thread ended by itself; "" while all is well.
+  // Why the thread ended by itself; an empty string while it runs.
   std::string failure() const;
   void close();
 
  private:
-  // Has the thread publish its counters and take over options_. False if it has ended.
+  // Makes the thread publish its counters and apply options_; false when the thread has ended.
   bool synchronise(std::unique_lock<std::mutex>& lock);
   void run();
   bool exchange();
@@ -62,12 +61,14 @@ class TapLink {
   std::array<TapCounters, 2> seen_;
   std::vector<uint8_t> scratch_;
   std::vector<uint8_t> frame_;
-  bool moved_ = false;  // the thread's, like all before the mutex: whether a frame was since a rest
-  Nanos slept_at_ = 0;  // what it may wait without sleeping
+  // The thread's own, like all members before the mutex: a frame was moved since the last rest.
+  bool moved_ = false;
+  // The thread's own: the time up to which spin_left_ is accounted, and the time it may still spin.
+  Nanos slept_at_ = 0;
   Nanos spin_left_ = 0;
   bool spinning_ = false;
 
-  mutable std::mutex mutex_;  // of all that follows; never held while frames move
+  mutable std::mutex mutex_;  // guards all that follows; never held while frames are moved
   std::condition_variable applied_;
   std::array<WireOptions, 2> options_;
   std::array<TapCounters, 2> counters_;

@@ -1,4 +1,4 @@
-// Trains of segmentation offload: how many packets, and parts of them.
+// Trains of segmentation offload: their packets, and parts of them.
 #include "lab/train.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 namespace gradwire::lab {
 namespace {
 
-// The virtio-net header, in the byte order of the host (the device's default, "legacy").
+// The virtio-net header, in the host's byte order (the device's default, "legacy").
 struct VnetHeader {
   uint8_t flags;
   uint8_t type;
@@ -18,12 +18,14 @@ struct VnetHeader {
 };
 static_assert(sizeof(VnetHeader) == kVnetHeaderBytes);
 
+// Types of the virtio-net header: the segmentation to do.
 constexpr uint8_t kTypeNone = 0;
 constexpr uint8_t kTypeTcp4 = 1;
 constexpr uint8_t kTypeTcp6 = 4;
 constexpr uint8_t kTypeUdp = 5;  // UDP_L4: datagrams of one size
 constexpr uint8_t kTypeEcn = 0x80;
 
+// Ethernet, IP, UDP and TCP: types, header sizes in bytes, flags.
 constexpr size_t kEthernetBytes = 14;
 constexpr uint16_t kIpv4 = 0x0800;
 constexpr uint16_t kIpv6 = 0x86dd;
@@ -34,7 +36,7 @@ constexpr size_t kTcpBytes = 20;  // without options
 constexpr uint8_t kFin = 0x01;
 constexpr uint8_t kPush = 0x08;
 constexpr uint8_t kCwr = 0x80;
-constexpr uint8_t kCe = 0x03;  // the ECN field, all ones (RFC 3168)
+constexpr uint8_t kCe = 0x03;  // both bits of the ECN field (RFC 3168)
 constexpr uint8_t kProtocolTcp = 6;
 constexpr uint8_t kProtocolUdp = 17;
 
@@ -62,19 +64,19 @@ uint16_t fold(uint32_t sum) {
   return static_cast<uint16_t>(sum);
 }
 
-// Where the parts of a train are. headers == 0: not a train.
+// Layout is where the parts of a train are; headers == 0: the frame is no train.
 struct Layout {
   VnetHeader vnet{};
   bool tcp = false;
-  size_t transport = 0;  // offset of the TCP or UDP header in the frame proper
+  size_t transport = 0;  // offset of the TCP or UDP header after the virtio-net header
   size_t headers = 0;    // bytes before the payload
-  size_t segment = 0;    // bytes of payload of each packet but the last
+  size_t segment = 0;    // payload bytes of each packet but the last
   size_t payload = 0;
 
   uint32_t packets() const { return static_cast<uint32_t>((payload + segment - 1) / segment); }
 };
 
-// `frame`: what comes after the virtio-net header.
+// `frame`: the bytes after the virtio-net header.
 Layout layout_of(const VnetHeader& vnet, std::span<const uint8_t> frame) {
   Layout out;
   out.vnet = vnet;
@@ -106,8 +108,8 @@ VnetHeader vnet_of(std::span<const uint8_t> frame) {
   return vnet;
 }
 
-// The sum over the pseudo-header, which the kernel leaves where the checksum will be (RFC 793,
-// RFC 8200 section 8.1). `ip`: the IP header; `bytes`: of the transport header and its payload.
+// The sum over the pseudo-header, which the kernel leaves in place of the checksum (RFC 793, RFC
+// 8200 §8.1). `ip`: the IP header; `bytes`: of the transport header and its payload.
 uint16_t pseudo_sum(const uint8_t* ip, bool version6, bool tcp, size_t bytes) {
   const uint32_t addresses = version6 ? add(0, ip + 8, 32) : add(0, ip + 12, 8);
   return fold(addresses + static_cast<uint32_t>(bytes) + (tcp ? kProtocolTcp : kProtocolUdp));
@@ -146,7 +148,7 @@ std::vector<uint8_t> cut(std::span<const uint8_t> frame, uint32_t first, uint32_
     put16(ip + 4, layout.headers + bytes - kEthernetBytes - kIpv6Bytes);
   } else {
     put16(ip + 2, layout.headers + bytes - kEthernetBytes);
-    put16(ip + 4, (get16(ip + 4) + first) & 0xffff);  // the packets of a train count on
+    put16(ip + 4, (get16(ip + 4) + first) & 0xffff);  // packets of a train have consecutive numbers
     put16(ip + 10, 0);
     put16(ip + 10, static_cast<uint16_t>(~fold(add(0, ip, size_t{ip[0] & 0x0fu} * 4))));
   }
@@ -182,7 +184,7 @@ bool mark_congestion(std::span<uint8_t> frame, bool headed) {
     put16(ip + 10, static_cast<uint16_t>(~fold(add(0, ip, bytes))));
     return true;
   }
-  // The field is the low end of the traffic class, which straddles the first two bytes.
+  // The ECN field ends the traffic class, which straddles the first two bytes.
   if (protocol != kIpv6 || (ip[1] >> 4 & kCe) == 0) return false;
   ip[1] |= kCe << 4;
   return true;

@@ -43,7 +43,7 @@ GRADWIRE_VECTORISED void scale(float* values, float factor, size_t count) {
 }
 
 bool all_finite(const float* values, size_t count) {
-  // All exponent bits set: infinity or NaN.
+  // A value with all exponent bits set is infinite or NaN.
   uint32_t bad = 0;
   for (size_t i = 0; i < count; ++i) {
     uint32_t bits;
@@ -53,7 +53,7 @@ bool all_finite(const float* values, size_t count) {
   return bad == 0;
 }
 
-// Sums of their own, added up in one order: the same result with vectors of any width.
+// Partial sums, added in one order, so that the result is the same with vectors of any width.
 constexpr size_t kLanes = 16;
 
 GRADWIRE_VECTORISED float mean_magnitude(const float* values, size_t count) {

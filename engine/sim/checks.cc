@@ -1,4 +1,4 @@
-// The fabric's checks at every event, its trace and the trace's hash.
+// Checks at every event of the fabric, its trace and the trace's hash.
 #include <algorithm>
 #include <cstring>
 
@@ -10,7 +10,7 @@ namespace gradwire::sim {
 
 namespace {
 
-// Eight bytes at a time: the hash is taken of everything that is sent.
+// It takes eight bytes at a time, because everything that is sent is hashed.
 uint64_t hash_of(uint64_t h, std::span<const uint8_t> bytes) {
   size_t at = 0;
   for (; at + 8 <= bytes.size(); at += 8) {
@@ -82,7 +82,7 @@ void Fabric::check_datagram(uint16_t host, uint16_t destination, std::span<const
 
 void Fabric::check_passes(uint16_t host, uint16_t destination, const wire::Header& header,
                           std::span<const uint8_t> payload) {
-  if (options_.link.flip > 0.0) return;  // a BITMAP may say anything then
+  if (options_.link.flip > 0.0) return;  // a BITMAP may be anything then
   const auto found = by_op_.find(header.op);
   if (found == by_op_.end()) return;
   for (const uint32_t slot : found->second) {
@@ -101,7 +101,7 @@ void Fabric::note_bitmap(uint16_t host, uint16_t source, std::span<const uint8_t
   if (header) passes_.bitmap_arrived(host, source, *header, bytes.subspan(wire::kHeaderBytes));
 }
 
-// A chunk sent again has the bytes that it had before, and a result the same for every worker.
+// A repeated chunk has the same bytes as before, and a result the same bytes for every worker.
 void Fabric::check_payload(uint16_t host, const wire::Header& header,
                            std::span<const uint8_t> payload) {
   const Sent sent{header.op, header.chunk, host, header.common.kind};
@@ -113,9 +113,9 @@ void Fabric::check_payload(uint16_t host, const wire::Header& header,
   }
 }
 
-// Each report by itself as it comes, the whole op when the last worker has one.
+// Checks each report when it arrives, and the whole op when the last worker has reported.
 void Fabric::check_op(uint64_t op) {
-  // Flipped bits in a payload are values like any others: results are nobody's fault then.
+  // With flipped bits any value may result, so results are not checked.
   if (options_.link.flip > 0.0) return;
   const std::vector<uint32_t>& slots = by_op_[op];
   std::vector<Outcome> outcomes;

@@ -1,4 +1,4 @@
-// The fabric's clockwork: the event queue, the hosts and their ops.
+// Fabric: the event queue, the hosts and their ops.
 #include "sim/fabric.h"
 
 #include <algorithm>
@@ -8,9 +8,11 @@
 namespace gradwire::sim {
 namespace {
 
+// An op that a worker has not started.
 constexpr uint32_t kNoRun = 0xffffffff;
-// More turns of one host at one instant than any honest state machine takes.
+// Steps of one host at one instant, more than any correct endpoint needs; beyond them it spins.
 constexpr uint32_t kMostStepsAtOnce = 20'000;
+// Trains of one step, likewise.
 constexpr uint32_t kMostTrainsAtOnce = 200'000;
 
 }  // namespace
@@ -129,7 +131,7 @@ void Fabric::close(uint16_t host, Nanos linger) {
 }
 
 void Fabric::forget() {
-  violations();  // the last look at their buffers
+  violations();  // compares their buffers once more
   std::erase_if(by_op_, [this](const auto& entry) {
     const std::vector<uint32_t>& slots = entry.second;
     const bool over = std::all_of(slots.begin(), slots.end(), [this](uint32_t slot) {
@@ -197,7 +199,7 @@ void Fabric::handle(const Event& event) {
   }
 }
 
-// One turn of a host, as io's loop takes it.
+// One turn of a host, like a turn of io's loop.
 void Fabric::step(uint16_t index) {
   Host& host = hosts_[index];
   if (host.dead || host.paused) return;
@@ -253,7 +255,7 @@ void Fabric::schedule_timer(uint16_t index) {
 void Fabric::begin(Run& run) {
   Host& host = hosts_[run.worker];
   if (host.dead) return;
-  if (host.paused) {  // its script stands still too
+  if (host.paused) {  // the caller of start() is suspended too
     push(now_ + kMillisecond, Event::Kind::start, by_op_[run.spec.op][run.worker]);
     return;
   }
@@ -293,7 +295,7 @@ void Fabric::take_event(uint16_t index, gradwire::Event& event) {
       host.closed = true;
       break;
     case gradwire::Event::Type::connected:
-    case gradwire::Event::Type::suspect:  // nobody here knows routes
+    case gradwire::Event::Type::suspect:  // the simulator has no routes to ask
       break;
   }
   event = {};

@@ -1,8 +1,9 @@
-// Endpoints in virtual time on one switch: the protocol code that ships, over links, queues and
-// losses that are computed. One seed, one run.
+// Fabric runs endpoints in virtual time on one switch. The protocol code is the code that ships;
+// links, queues and losses are computed. One seed gives one run.
 //
-// Each host has an uplink into the switch and a downlink (its port) out of it. The fabric drives
-// the endpoints as io does and checks what they do at every event.
+// Set it up (link(), add_cross_traffic()), start() ops, run(), and read reports, counters and
+// violations(). Each host has an uplink to the switch and a downlink (its port) from it. The fabric
+// drives the endpoints as io does, and checks invariants at every event.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +28,15 @@ struct FabricOptions {
   uint16_t workers = 2;
   uint16_t servers = 0;
   uint64_t seed = 0;
-  LinkOptions link;           // of every direction of every port, until set_link
-  uint32_t overhead = 42;     // bytes on the wire beside the UDP payload: Ethernet, IPv4, UDP
-  bool whole_trains = false;  // a train passes queues and losses as one (segmentation offload)
+  LinkOptions link;           // both directions of every port, until set_link
+  uint32_t overhead = 42;     // bytes on the wire besides the payload: Ethernet, IPv4, UDP
+  bool whole_trains = false;  // a train passes queues and losses as one
   Nanos host_delay = 0;       // from a datagram's arrival to its processing …
   Nanos host_jitter = 0;      // … plus up to this
   size_t trace_limit = 0;     // datagrams that trace() keeps
-  EndpointConfig endpoint;    // of all endpoints; endpoint, workers and servers are filled in
+  EndpointConfig endpoint;    // of all endpoints; endpoint, workers and servers are set
 
-  // "" or what is wrong.
+  // An empty string, or what is wrong.
   std::string validate() const;
 };
 
@@ -48,14 +49,14 @@ struct CrossTraffic {
   uint32_t train = 1;  // packets back to back
 };
 
-// One datagram as it left an endpoint, and what became of it.
+// TraceEntry is one datagram as it left an endpoint, and its fate.
 struct TraceEntry {
   enum class Fate : uint8_t { delivered, queue, loss, unreachable };
   Nanos time;
   uint16_t source;
   uint16_t destination;
   uint8_t kind;
-  uint32_t packet_number;  // of reliable packets, as are op and chunk
+  uint32_t packet_number;  // of reliable packets, like op and chunk
   uint32_t op;
   uint32_t chunk;
   uint32_t bytes;
@@ -76,14 +77,14 @@ class Fabric {
   const FabricOptions& options() const { return options_; }
   Nanos now() const { return now_; }
 
-  // ---- the network and what befalls it
+  // ---- the network and its faults
   Link& link(uint16_t host, Direction direction);
   void add_cross_traffic(uint16_t host, Direction direction, const CrossTraffic& traffic);
-  void pause(uint16_t host);  // the process stands still, its socket buffer fills
+  void pause(uint16_t host);  // the process is suspended; its socket buffer fills
   void resume(uint16_t host);
-  void kill(uint16_t host);  // gone without a word
+  void kill(uint16_t host);  // the process ends without BYE
   void set_partition(uint16_t a, uint16_t b, bool parted);
-  // A datagram that somebody sent in `source`'s name.
+  // Delivers a forged datagram to `destination` in the name of `source`.
   void inject(uint16_t source, uint16_t destination, std::span<const uint8_t> bytes);
 
   // ---- ops
@@ -91,14 +92,14 @@ class Fabric {
   void start(uint16_t worker, OpSpec spec, std::vector<float> data, Nanos at);
   void close(uint16_t host, Nanos linger);
 
-  // Lets go of the ops that all workers have finished: buffers, reports, what was sent of them.
+  // Frees what is kept of ops that all workers have finished: buffers, reports, hashes of payloads.
   void forget();
 
-  // Runs until all ops of living workers are done (if asked for), nothing happens any more, a check
-  // fails, or `until`. True when all ops are done.
+  // Runs until `until`, or until all ops of living workers are done (if `until_done`), no event is
+  // left, or a check fails. True when all ops are done.
   bool run(Nanos until, bool until_done);
 
-  // ---- what came of it
+  // ---- results
   const OpReport* report(uint16_t worker, uint64_t op) const;  // null while it runs
   const std::vector<float>* data(uint16_t worker, uint64_t op) const;
   Nanos finished_at(uint16_t worker, uint64_t op) const;
@@ -107,22 +108,23 @@ class Fabric {
   const Counters& counters(uint16_t host) const { return hosts_[host].endpoint->counters(); }
   uint64_t dropped_by_socket(uint16_t host) const { return hosts_[host].dropped_socket; }
   bool broken() const { return !violations_.empty(); }
-  // Invariants that were seen broken. Finished buffers are compared once more.
+  // The invariants found broken. Finished buffers are compared once more.
   std::vector<std::string> violations();
   uint64_t trace_hash() const { return trace_hash_; }
   const std::vector<TraceEntry>& trace() const { return trace_; }
   uint64_t events() const { return sequence_; }
 
  private:
+  // The trace index of datagrams that are not recorded.
   static constexpr uint32_t kUntraced = 0xffffffff;
 
-  // What travels: one datagram, or a train that stays whole.
+  // Unit is what travels: one datagram, or a train that stays whole.
   struct Unit {
     uint16_t source;
     uint16_t destination;
     uint32_t segment;
     uint32_t packets;
-    uint32_t trace;  // of its first datagram
+    uint32_t trace;  // trace index of its first datagram
     uint8_t ecn;
     std::vector<uint8_t> bytes;
   };
@@ -155,7 +157,7 @@ class Fabric {
     bool dead = false;
     bool closed = false;
     std::string failure;
-    std::vector<uint64_t> packet_numbers;  // by destination: the last that was sent
+    std::vector<uint64_t> packet_numbers;  // by destination: the last number sent
   };
   struct Run {
     uint16_t worker;
@@ -175,7 +177,7 @@ class Fabric {
     Nanos burst_end;
   };
 
-  // One chunk as one host sends it; a result is the same for all who get it.
+  // Sent identifies one chunk as one host sends it; a result is the same for all receivers.
   struct Sent {
     uint32_t op;
     uint32_t chunk;

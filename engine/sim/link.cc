@@ -1,4 +1,4 @@
-// One direction of a port: queueing by arithmetic, without an event per departure.
+// Link: queueing by arithmetic, without an event for each departure.
 #include "sim/link.h"
 
 #include <algorithm>
@@ -51,7 +51,7 @@ Nanos Link::enqueue(Nanos now, uint64_t wire_bytes, uint32_t packets, bool cross
   const uint64_t waiting = queued(now);
   (cross ? counters.cross_packets : counters.packets) += packets;
   if (!cross) counters.bytes += wire_bytes;
-  // A train that is larger than the whole queue still passes an empty one.
+  // A train larger than the whole queue still passes an empty one.
   if (waiting + wire_bytes > options_.queue_bytes && waiting > 0) {
     (cross ? counters.cross_dropped : counters.dropped_queue) += packets;
     return kNever;

@@ -1,4 +1,4 @@
-// The fabric's network: how a datagram travels from an endpoint through the switch to another.
+// Fabric: how a datagram travels from one endpoint through the switch to another.
 #include <algorithm>
 
 #include "proto/congestion/ecn.h"
@@ -71,7 +71,7 @@ void Fabric::launch(uint16_t host, const Train& train) {
   }
 }
 
-// Through one link: queue, wire, and on to the next station.
+// Passes a unit through one link: queue, wire, and on to the next station.
 void Fabric::cross(uint32_t unit, Link& link, Event::Kind next) {
   const LinkOptions& options = link.options();
   const uint32_t packets = units_[unit].packets;
@@ -114,7 +114,7 @@ void Fabric::cross(uint32_t unit, Link& link, Event::Kind next) {
   push(at, next, unit);
 }
 
-// A datagram no endpoint may heed, made from one that it would.
+// Sends a datagram that no endpoint may accept, made from one that it would accept.
 void Fabric::send_garbage(uint32_t unit, Link& link, Nanos at) {
   ++link.counters.garbage;
   const uint32_t fake = copy_unit(unit);
@@ -125,17 +125,17 @@ void Fabric::send_garbage(uint32_t unit, Link& link, Nanos at) {
     case 0:  // cut short, in its header
       bytes.resize(link.random.below(wire::kCommonBytes + 4));
       break;
-    case 1:  // longer than any
+    case 1:  // longer than allowed
       bytes[1] = static_cast<uint8_t>(wire::Kind::push);
       bytes.resize(options_.endpoint.datagram_bytes + 1 + link.random.below(64), 0xa5);
       break;
-    case 2:  // another session's, of another version of the protocol
+    case 2:  // of another session and protocol version
       bytes[0] ^= static_cast<uint8_t>(1 + link.random.below(255));
       [[fallthrough]];
-    case 3:  // another session
+    case 3:  // of another session
       bytes[4 + link.random.below(4)] ^= static_cast<uint8_t>(1 + link.random.below(255));
       break;
-    case 4:  // in another endpoint's name
+    case 4:  // with another source
       bytes[2 + link.random.below(2)] ^= static_cast<uint8_t>(1 + link.random.below(255));
       break;
     default:  // noise

@@ -1,4 +1,4 @@
-// What a finished op must look like: the books of masks, results and residuals.
+// The oracle: masks, results and residuals of a finished op.
 #include "sim/oracle.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ std::string chunk_text(const Grid& grid, uint32_t chunk) {
   return "chunk " + std::to_string(chunk) + " (region " + std::to_string(grid.region[chunk]) + ")";
 }
 
-// A plan whose schedule may close a region below 1 - bound.
+// True for plans whose schedule may close a region below 1 - bound.
 bool goes_by_time(const Plan& plan, uint32_t region) {
   if (plan.spend != Spend::late && plan.spend != Spend::anything) return false;
   return std::any_of(plan.schedule.begin(), plan.schedule.end(), [&](const ScheduleStep& step) {
@@ -68,8 +68,7 @@ class OpCheck {
   }
 
  private:
-  // Push only: each result stays with its aggregator, where it lies in the aggregator's buffer;
-  // everything else there is untouched.
+  // Push only: each result is in its aggregator's buffer, and everything else there is unchanged.
   std::string check_pushed() const {
     for (size_t w = 0; w < outcomes_.size(); ++w) {
       const Outcome& outcome = outcomes_[w];
@@ -92,8 +91,9 @@ class OpCheck {
     return "";
   }
 
-  // Each worker has what arrived there, to the bit what its peers have, and zeros elsewhere; of no
-  // region of a shard more than pull_bound is missing, and nothing that everybody must have.
+  // Lossy pull: each worker has what arrived there, to the bit what its peers have, and zeros
+  // elsewhere. At most pull_bound of a shard's region is missing, and no result that every worker
+  // must have.
   std::string check_lossy() const {
     for (size_t w = 0; w < outcomes_.size(); ++w) {
       for (uint16_t a = 0; a < config_.aggregators(); ++a) {
@@ -240,7 +240,7 @@ class OpCheck {
     return check_values(c, contributors, kept->second);
   }
 
-  // The sum of the counted contributions, in rank order, as the result's encoding leaves it.
+  // Checks the sum of the counted contributions, in rank order, after the result's encoding.
   std::string check_values(uint32_t c, uint32_t contributors, const float* got) const {
     double factor = plan_.scale;
     if (plan_.fill == Fill::mean) {
@@ -275,8 +275,8 @@ class OpCheck {
       bool right = same_bits(got[i], expected[i]);
       if (right && exact_ && error != nullptr)
         right = error[i] == (finite ? ordered[i] - expected[i] : 0.0f);
-      // In arrival order the sum may round differently, once per addition, and then be encoded
-      // differently: but result and error together are the sum.
+      // In order of arrival the sum may round differently with each addition, and then be encoded
+      // differently. Result and error together are still the sum.
       if (!right && !exact_ && std::isfinite(ordered[i]) && (format.plain() || error != nullptr)) {
         const double lost = error != nullptr ? static_cast<double>(error[i]) : 0.0;
         const double whole = static_cast<double>(got[i]) + lost;
@@ -285,7 +285,7 @@ class OpCheck {
             1e-44;
         right = std::fabs(whole - wide[i] * factor) <= tolerance;
       }
-      // A server keeps the error to itself: what is left to see is that none is too large.
+      // A server does not report the error, so only its size is checked.
       if (!right && !exact_ && error == nullptr && !format.plain())
         right = near(format, ordered, got, i);
       if (!right) {
@@ -304,7 +304,7 @@ class OpCheck {
     return values;
   }
 
-  // Whether an encoded sum is as near to it as its encoding gets.
+  // True when an encoded sum is as near to the sum as its encoding allows.
   static bool near(const codec::Format& format, const std::vector<float>& sum, const float* got,
                    uint32_t i) {
     double largest = 0.0;
@@ -315,7 +315,7 @@ class OpCheck {
     return std::fabs(static_cast<double>(got[i]) - static_cast<double>(sum[i])) <= largest / 200;
   }
 
-  // What the encoding took from a result, where its aggregator is a worker and said so.
+  // The encoding's error of a result, where the aggregator is a worker; else null.
   const float* error_of(uint32_t c) const {
     if (config_.servers != 0 || plan_.result_format().plain()) return nullptr;
     const OpReport& report = *outcomes_[grid_.aggregator_of(c)].report;
@@ -368,7 +368,7 @@ class OpCheck {
   const Plan& plan_;
   const Grid grid_;
   const bool exact_;
-  std::vector<std::vector<float>> sent_;  // each worker's values as the others get them
+  std::vector<std::vector<float>> sent_;  // each worker's values as others decode them
   std::map<uint32_t, const float*> withheld_;
 };
 

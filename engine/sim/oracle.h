@@ -1,4 +1,4 @@
-// What a finished op must look like, worked out from the inputs and the reports alone.
+// The oracle checks a finished op against its inputs and reports alone.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace gradwire::sim {
 
-// One worker's side of one op.
+// Outcome is one worker's side of one op.
 struct Outcome {
   const Plan* plan;
   const std::vector<uint32_t>* critical;
@@ -20,14 +20,15 @@ struct Outcome {
   const OpReport* report;
 };
 
-// Each returns "" or the invariant that is broken, with the place.
+// Each check returns an empty string, or the broken invariant and where it broke.
 
-// By itself: masks have the right size, the bound holds per region or is reported as exceeded by a
-// plan that goes by time, critical chunks counted.
+// Checks one worker. Its masks have the right size, and its critical chunks counted. The bound
+// holds in every region, or is reported as exceeded under a plan that closes by time.
 std::string check_worker(const Outcome& outcome, const EndpointConfig& config);
 
-// All workers of an op that succeeded, in rank order: replicas identical to the bit, every value
-// explained by the masks (to the bit where the plan is exact), withheld results with their owners.
+// Checks an op that succeeded at all workers, in rank order. Replicas are identical to the bit,
+// every value follows from the masks (to the bit for exact plans), and owners have the withheld
+// results.
 std::string check_op(std::span<const Outcome> outcomes, const EndpointConfig& config);
 
 }  // namespace gradwire::sim

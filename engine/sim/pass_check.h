@@ -1,5 +1,5 @@
-// Control "probe" as seen on the wire: within a pass no chunk goes twice, and none goes between a
-// PROBE and the next pass.
+// PassCheck checks control "probe" on the wire: within a pass no chunk goes twice, and none goes
+// between a PROBE and the next pass.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,11 @@ namespace gradwire::sim {
 
 class PassCheck {
  public:
-  // A packet of an op with this plan, as it leaves `source`. Returns "" or what is wrong.
+  // Checks a packet of an op with this plan as it leaves `source`; an empty string, or what is
+  // wrong.
   std::string sent(const Plan& plan, uint16_t source, uint16_t destination,
                    const wire::Header& header, std::span<const uint8_t> payload);
-  // A BITMAP reached `destination`: its sender may begin the next pass.
+  // Records that a BITMAP has reached `destination`, whose next pass may begin.
   void bitmap_arrived(uint16_t destination, uint16_t source, const wire::Header& header,
                       std::span<const uint8_t> payload);
   void forget(uint32_t op);
@@ -33,9 +34,9 @@ class PassCheck {
     auto operator<=>(const Flow&) const = default;
   };
   struct Progress {
-    uint32_t probed = 0;                          // PROBEs sent
-    uint32_t answered = 0;                        // passes of which a part of a BITMAP has come
-    std::unordered_map<uint32_t, uint32_t> last;  // chunk -> the pass it last went in
+    uint32_t probed = 0;                          // the highest pass with a PROBE
+    uint32_t answered = 0;                        // the highest pass with a part of its BITMAP
+    std::unordered_map<uint32_t, uint32_t> last;  // by chunk: the last pass it went in
   };
   std::map<Flow, Progress> flows_;
 };

@@ -1,4 +1,4 @@
-// The simulator's random numbers: xoshiro256**, seeded by splitmix64. One seed, one run.
+// Random generates the simulator's random numbers: xoshiro256**, seeded by splitmix64.
 #pragma once
 
 #include <bit>
@@ -31,10 +31,10 @@ class Random {
     return result;
   }
 
-  // In [0, 1).
+  // A number in [0, 1).
   double uniform() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
   bool chance(double probability) { return probability > 0.0 && uniform() < probability; }
-  // In [0, bound); bound > 0.
+  // A number in [0, bound); bound > 0.
   uint64_t below(uint64_t bound) {
     return static_cast<uint64_t>(uniform() * static_cast<double>(bound));
   }

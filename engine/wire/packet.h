@@ -4,7 +4,7 @@
 //   u8 version | u8 kind | u16 source endpoint | u32 session
 // Reliable packets (kind < ack) carry 20 bytes more and have a packet number of their own:
 //   u32 packet number | u32 send time, us | u32 op | u32 chunk or part | u16 backlog | u16 flags
-// Packet numbers and ids of ops are 64-bit inside and travel as their low 32 bits (RFC 9000,
+// Packet numbers and ids of ops have 64 bits and travel as their low 32 bits (RFC 9000,
 // appendix A).
 #pragma once
 
@@ -18,14 +18,13 @@
 
 namespace gradwire::wire {
 
-// Raised with every change of what travels. 2: the ACK's fields, `share`, the width
-// of `loss` and the counts of ECN marks. 3: BYE is answered. 4: ERROR tells its cause, PING and
-// PONG what has begun. 5: ops have lanes. 6: the ACK's `refused` and the width of its counts of ECN
-// marks.
+// The protocol version. Every change of a packet's format or meaning raises it.
 inline constexpr uint8_t kVersion = 6;
 inline constexpr size_t kCommonBytes = 8;
 inline constexpr size_t kHeaderBytes = 28;
+// Bytes: the smallest datagram size that a job or a path may have.
 inline constexpr size_t kMinDatagram = 256;
+// Bytes: the UDP payload of a jumbo frame (MTU 9,000 less 28 of IPv4 and UDP).
 inline constexpr size_t kMaxDatagram = 8972;
 
 enum class Kind : uint8_t {
@@ -33,13 +32,13 @@ enum class Kind : uint8_t {
   pull = 2,     // aggregator -> worker: one chunk of a result
   open = 3,     // worker -> aggregator: the plan's hash, votes, statistics, critical chunks
   forgive = 4,  // worker -> aggregator: chunks given up within the ledger's room
-  stop = 5,     // aggregator -> worker: regions that closed. In passes: receiver -> sender, done
-  close = 6,    // aggregator -> worker: the exact mask, once all is decided
+  stop = 5,     // aggregator -> worker: closed regions; in passes, receiver -> sender: all is here
+  close = 6,    // aggregator -> worker: the exact mask, after all chunks are decided
   fold = 7,     // aggregator 0 -> worker: the folded statistics
-  commit = 8,   // aggregator -> worker: which results all workers apply
+  commit = 8,   // aggregator -> worker: the results that all workers apply
   enough = 9,   // worker -> aggregator: regions of which it needs no more results (pull lossy)
-  probe = 10,   // sender -> receiver: a pass has gone (control probe)
-  bitmap = 11,  // receiver -> sender: what is missing after it
+  probe = 10,   // sender -> receiver: a pass has been sent (control probe)
+  bitmap = 11,  // receiver -> sender: the chunks missing after it
   ack = 16,
   ping = 17,
   pong = 18,
@@ -59,8 +58,8 @@ struct Common {
   uint32_t session;
 };
 
-// What PROBE, BITMAP and STOP of passes begin with: which way the chunks go, and the pass. They may
-// cross between two endpoints that aggregate for each other.
+// Pass is what PROBE, BITMAP and STOP of passes begin with: the direction of the chunks and the
+// pass. Two endpoints that aggregate for each other have passes in both directions.
 inline constexpr size_t kPassBytes = 8;
 enum class Way : uint32_t { push = 0, pull = 1 };
 struct Pass {
@@ -68,31 +67,30 @@ struct Pass {
   uint32_t number;  // from 1 on
 };
 
-// BYE is repeated until it is answered, by one who stays or who leaves as well. What says that the
-// receiver has been heard is an answer itself and has none.
+// BYE is repeated until it is acknowledged, by a peer that stays or leaves. One with `heard` set is
+// an acknowledgement, and needs none itself.
 inline constexpr size_t kByeBytes = kCommonBytes + 10;
 struct Bye {
-  uint64_t complete_below;  // of its ops, in the order they were made, those that are complete
-  bool leaves;              // else it only answers
-  bool heard;               // that the receiver leaves
+  uint64_t complete_below;  // places of the sender's ops below it are complete
+  bool leaves;              // the sender leaves; else it only acknowledges
+  bool heard;               // acknowledges the receiver's BYE
 };
 
-// PING asks for a PONG, which returns its stamp. Bytes of any number may follow, the first two of
-// which are the longest datagram that the path is known to carry, where that is less than was
-// agreed at the start, else 0.
+// PING asks for a PONG with the same stamp. Any number of bytes may follow. The first two are the
+// longest datagram that the path carries, if that is less than agreed at the start, else 0.
 inline constexpr size_t kPingBytes = kCommonBytes + 8;
 inline constexpr size_t kLimitBytes = 2;
-inline constexpr int kStampBits = 40;  // of nanoseconds: they repeat after a quarter of an hour
+inline constexpr int kStampBits = 40;  // bits of nanoseconds: stamps repeat after 18 minutes
 inline constexpr int kBegunBits = 64 - kStampBits;
 struct Ping {
-  uint64_t stamp;  // when the PING was sent, by its sender's clock: the low 40 bits
+  uint64_t stamp;  // the sender's clock when the PING was sent: the low 40 bits
   uint32_t begun;  // ids of its lane below it have started at the sender: the low 24 bits
 };
 inline uint64_t stamp_of(int64_t time) {
   return static_cast<uint64_t>(time) & ((uint64_t{1} << kStampBits) - 1);
 }
 
-// FRAGMENT: what follows are bytes [offset, …) of a datagram. Its parts have one number.
+// FRAGMENT carries the bytes from `offset` on of a datagram; all its fragments have one number.
 inline constexpr size_t kFragmentBytes = kCommonBytes + 8;
 struct Fragment {
   uint32_t number;
@@ -100,9 +98,9 @@ struct Fragment {
   uint16_t offset;
 };
 
-// Flags of a header.
+// Flags of a reliable packet's header.
 inline constexpr uint16_t kTail = 1;         // less than 1 % of this push follows
-inline constexpr uint16_t kOutOfCredit = 2;  // the last credit went; more is waiting
+inline constexpr uint16_t kOutOfCredit = 2;  // the last credit was used and more packets wait
 inline constexpr uint16_t kClassShift = 8;   // bits 8 to 10 of a push: the chunk's priority class
 
 inline uint8_t priority_class(uint16_t flags) {
@@ -114,29 +112,31 @@ struct Header {
   uint32_t packet_number;
   uint32_t send_time_us;
   uint32_t op;
-  uint32_t chunk;    // chunk id of push and pull, part index of a message in parts
-  uint16_t backlog;  // packets that the sender still wants to send to this endpoint
+  uint32_t chunk;    // chunk id of push and pull; part index of a message
+  uint16_t backlog;  // packets that the sender still has for this endpoint
   uint16_t flags;
 };
 
-// Acknowledges packets largest, largest - 1, … by a bitmap (bit 0 = largest).
+// Ack acknowledges the packets largest, largest - 1, … by a bitmap (bit 0 = largest).
 inline constexpr size_t kAckFixedBytes = kCommonBytes + 36;
+// Words of the bitmap at most: 8,192 packets.
 inline constexpr size_t kAckMaxWords = 128;
 struct Ack {
   uint32_t largest;
-  uint32_t refused;   // the highest that came and found no room; 0: none did
+  uint32_t refused;   // the highest number that found no room; 0: none
   uint32_t credit;    // the highest packet number that may be sent
-  uint32_t delay_us;  // since `largest` arrived
-  uint32_t queue_us;  // queueing delay seen on this path, above its minimum
-  uint32_t share;     // bytes of the receiver's window that are this path's
-  uint16_t words;     // of the bitmap
+  uint32_t delay_us;  // from the arrival of `largest` to this ACK
+  uint32_t queue_us;  // queueing delay of this path, above its minimum
+  uint32_t share;     // bytes of the receiver's window for this path
+  uint16_t words;     // words of the bitmap
   uint16_t loss;      // share of packets lost on the way here, of 65,536
-  uint32_t ect0;      // packets that came with ECT(0), and with CE: their numbers' low 32 bits
+  uint32_t ect0;      // packets that arrived with ECT(0) and with CE: the low 32 bits of the counts
   uint32_t ce;
   uint64_t bitmap[kAckMaxWords];
 };
 
-// Little-endian access that never reads beyond its span: a failed read makes ok() false for good.
+// Reader reads little-endian values and never beyond its span. A failed read makes ok() false for
+// good.
 class Reader {
  public:
   explicit Reader(std::span<const uint8_t> bytes) : bytes_(bytes) {}

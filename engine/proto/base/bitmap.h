@@ -1,4 +1,4 @@
-// A fixed-size set of small integers in flat words.
+// Bitmap is a set of small integers below a fixed size, one bit each.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ class Bitmap {
   explicit Bitmap(size_t size) : size_(size), words_((size + 63) / 64) {}
 
   bool test(size_t i) const { return (words_[i / 64] >> (i % 64)) & 1; }
-  // True when the bit was clear.
+  // Sets the bit; true when it was clear before.
   bool set(size_t i) {
     const uint64_t bit = uint64_t{1} << (i % 64);
     const bool fresh = !(words_[i / 64] & bit);
@@ -36,7 +36,7 @@ class Bitmap {
     for (size_t i = 0; i < byte_size(); ++i)
       out.push_back(static_cast<uint8_t>(words_[i / 8] >> (8 * (i % 8))));
   }
-  // Bits beyond size() in the last byte are ignored.
+  // Reads what append_bytes() wrote. Bits beyond size() in the last byte are ignored.
   void assign_bytes(const uint8_t* bytes) {
     for (uint64_t& word : words_) word = 0;
     for (size_t i = 0; i < size_; ++i)

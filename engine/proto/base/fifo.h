@@ -1,4 +1,4 @@
-// A queue of chunks. It holds memory for what waits in it, not for all that ever did.
+// ChunkFifo is a queue of chunk ids whose memory follows what waits in it, not all that ever did.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,8 @@ class ChunkFifo {
   void push(uint32_t chunk) { items_.push_back(chunk); }
   void pop() {
     ++head_;
-    // As many have gone as are left, so that each is moved once at the most, on average.
+    // Popped entries go once they are half of the vector: each entry is moved at most once on
+    // average.
     if (2 * head_ < items_.size()) return;
     items_.erase(items_.begin(), items_.begin() + static_cast<ptrdiff_t>(head_));
     head_ = 0;

@@ -1,5 +1,6 @@
-// Injected loss in runs: Gilbert's chain (Bell Syst. Tech. J. 39, 1960) whose good state loses
-// nothing and whose bad one loses all. Arithmetic alone; whoever injects loss draws for itself.
+// The Gilbert model injects loss in runs (Bell Syst. Tech. J. 39, 1960): its good state loses no
+// packet, its bad state loses all. These functions are arithmetic; the caller draws the random
+// numbers.
 #pragma once
 
 #include <algorithm>
@@ -7,15 +8,16 @@
 
 namespace gradwire {
 
-// Runs of `run` packets on average that make up the share `loss` of all need a good packet between
-// two of them: run * (1 - loss) >= loss. Shorter ones would begin more often than after every
-// packet that passes, and lose less than asked.
+// True when runs of `run` packets on average can make up the share `loss` of all packets. At least
+// one packet passes between two runs, so run * (1 - loss) >= loss must hold; shorter runs would
+// lose less than asked.
 inline bool runs_possible(double loss, double run) {
+  // Keeps settings at the limit, such as 0.5 and 1, from failing by rounding.
   constexpr double kRounding = 1e-9;
   return run * (1.0 - loss) >= loss - kRounding;
 }
 
-// What is wrong with shorter runs, naming both settings.
+// The error text for runs that are too short; it names both settings.
 inline std::string runs_too_short(const char* loss_name, double loss, const char* run_name,
                                   double run) {
   return std::string(run_name) + " is " + std::to_string(run) + " with " + loss_name + " " +
@@ -23,8 +25,8 @@ inline std::string runs_too_short(const char* loss_name, double loss, const char
          " packets (loss / (1 - loss)) and more are allowed";
 }
 
-// The chance that the next packet is lost, `lost` being what became of the last one: a run ends
-// with 1 / run, and begins so often that its share is the loss asked for.
+// The chance that the next packet is lost; `lost`: the last one was. A run ends with chance 1 /
+// run, and begins so often that the share of lost packets is `loss`.
 inline double loss_chance(double loss, double run, bool lost) {
   return lost ? 1.0 - 1.0 / run : std::min(1.0, loss / (run * (1.0 - loss)));
 }

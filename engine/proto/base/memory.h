@@ -1,20 +1,22 @@
-// What an endpoint holds for its peers, within its memory limit.
+// Memory counts what an endpoint holds for its peers and decides what its limit still admits.
 #pragma once
 
 #include <cstdint>
 
 namespace gradwire {
 
-// All in bytes. What an op needs where it is aggregated is reserved before anything of it is
-// allocated, and contributions that wait for their turn take what the ops leave. Packets and
-// messages of ops that have not started here have an eighth for themselves: ops and contributions
-// end with what is under way, these do not, and could keep the next op out. Several ops of a lane,
-// and contributions, leave an eighth to the first ops of other lanes, which may have to run beside.
+// All counts are in bytes. The need of an op at its aggregator is reserved before anything of it is
+// allocated; contributions that arrive ahead of their turn share what the ops leave.
+//
+// An eighth of the limit is kept for packets and messages of ops that have not started here. These
+// stay until their op starts, whereas ops and contributions end by themselves; without a limit of
+// their own they could keep that op out. A second op of a lane, and contributions, leave another
+// eighth free for the first ops of other lanes, which may have to run at the same time.
 struct Memory {
   uint64_t limit = 0;
-  uint64_t ops = 0;      // reserved
+  uint64_t ops = 0;      // reserved by ops
   uint64_t waiting = 0;  // contributions ahead of their turn
-  uint64_t early = 0;    // of ops that have not started here
+  uint64_t early = 0;    // packets and messages of ops that have not started here
 
   uint64_t held() const { return ops + waiting + early; }
   uint64_t most_early() const { return limit / 8; }
@@ -24,17 +26,18 @@ struct Memory {
   bool has_waiting(uint64_t bytes) const {
     return waiting + bytes <= most_of_several() && ops + waiting + bytes <= most_of_ops();
   }
-  // `first`: none of its lane is under way, and it may take all that is free. `own`: what is early
-  // of it, and its own then.
+  // True when an op that needs `bytes` fits. `first`: no other op of its lane is under way, so it
+  // may take all that is free. `own`: the part of `early` that belongs to this op and becomes its
+  // own.
   bool has_op(uint64_t bytes, bool first, uint64_t own) const {
     return (first || ops + bytes <= most_of_several()) && ops + waiting + bytes <= most_of_ops() &&
            held() - own + bytes <= limit;
   }
-  // The least limit under which an op that needs this fits.
+  // The smallest limit under which an op of this need fits.
   static uint64_t least_limit(uint64_t bytes) { return bytes + (bytes + 6) / 7; }
 };
 
-// An op's reservation.
+// Reserved is the reservation of one op; it ends with the object.
 class Reserved {
  public:
   Reserved() = default;

@@ -1,5 +1,6 @@
-// Control messages longer than a datagram (OPEN, CLOSE, FOLD, COMMIT): cut into parts, each a
-// reliable packet that says the whole length, put together again on the other side.
+// MessageReceiver and Body are for control messages longer than a datagram (OPEN, CLOSE, FOLD,
+// COMMIT). A message travels in parts, each a reliable packet that begins with the length of the
+// whole.
 #pragma once
 
 #include <algorithm>
@@ -14,18 +15,20 @@
 
 namespace gradwire {
 
+// Bytes of one message at most; bounds what a receiver collects.
 inline constexpr uint32_t kMaxMessage = 4u << 20;
 inline constexpr uint32_t kPartPrefix = 4;  // u32: length of the whole message
 
-// Holds the parts that have come, however long the message is said to be.
+// MessageReceiver collects the parts of one message. It takes memory for the parts that have
+// arrived, whatever length they claim.
 class MessageReceiver {
  public:
   enum class Result : uint8_t { incomplete, complete, malformed };
-  // What a part takes, its place in the books included.
+  // The memory of one part in bytes, with its entry in the map.
   static constexpr size_t cost(size_t bytes) { return bytes + 128; }
 
-  // One part of a message of `most` bytes at the most, whose parts carry `part_bytes` each (the
-  // last may be shorter).
+  // Takes one part of a message of at most `most` bytes. All parts carry `part_bytes`, the last may
+  // be shorter.
   Result part(uint32_t index, std::span<const uint8_t> payload, uint32_t part_bytes,
               uint64_t most = kMaxMessage) {
     if (payload.size() < kPartPrefix || done_)
@@ -45,14 +48,14 @@ class MessageReceiver {
     return Result::complete;
   }
   bool done() const { return done_; }
-  // What it takes.
+  // The memory of the parts in bytes, until take().
   size_t held() const { return held_; }
-  // Its first part, if that has come; all of it once it is done.
+  // The first part once it has arrived, and the whole message once it is done.
   std::span<const uint8_t> beginning() const {
     const auto first = parts_.find(0);
     return first == parts_.end() ? std::span(bytes_) : std::span(first->second);
   }
-  // All of it, once it is done, and once only.
+  // Moves the whole message out; valid once, after done().
   std::vector<uint8_t> take() {
     held_ = 0;
     return std::move(bytes_);
@@ -71,11 +74,11 @@ class MessageReceiver {
   bool done_ = false;
   uint32_t total_ = 0;
   size_t held_ = 0;
-  std::map<uint32_t, std::vector<uint8_t>> parts_;  // by index, until all have come
+  std::map<uint32_t, std::vector<uint8_t>> parts_;  // by index, until all have arrived
   std::vector<uint8_t> bytes_;
 };
 
-// Append-only little-endian writer for message bodies.
+// Body builds a message: little-endian values, one after the other.
 class Body {
  public:
   template <class T>

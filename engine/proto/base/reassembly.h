@@ -1,4 +1,4 @@
-// Puts datagrams together again that came in parts, because their path carries no longer ones.
+// Reassembly joins the fragments of datagrams that were longer than their path carries.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,9 @@ namespace gradwire {
 
 class Reassembly {
  public:
-  // The whole datagram of this number once its last part is here, else nothing. It lives until the
-  // next call. `total`: its length; `most`: what that may be.
+  // Adds a fragment. Returns the whole datagram `number` when this fragment completes it, else an
+  // empty span; the span lives until the next call. `total`: the datagram's length; `most`: the
+  // longest allowed.
   std::span<const uint8_t> add(uint32_t number, uint32_t total, uint32_t offset,
                                std::span<const uint8_t> part, uint32_t most) {
     if (total > most || part.empty() || offset >= total || part.size() > total - offset) return {};
@@ -34,7 +35,7 @@ class Reassembly {
   }
 
  private:
-  static constexpr size_t kAtOnce = 64;  // newer ones take the place of older ones
+  static constexpr size_t kAtOnce = 64;  // datagrams; a newer one takes the place of an older one
   struct Whole {
     uint32_t number = 0;
     uint32_t left = 0;

@@ -1,4 +1,4 @@
-// What texts of failures are made of.
+// Formatting of durations in error texts.
 #pragma once
 
 #include <cstdio>
@@ -16,7 +16,7 @@ inline std::string seconds(Nanos duration) {
   return text;
 }
 
-// "peer_timeout=2.5": a setting of seconds as its user writes it.
+// A setting in seconds as its user writes it: "peer_timeout=2.5".
 inline std::string setting(const char* name, Nanos duration) {
   char text[64];
   std::snprintf(text, sizeof text, "%s=%g", name,

@@ -1,5 +1,5 @@
-// Vectors of zeros whose memory is not touched before it is used: the kernel gives a page when
-// something is written to it. For what is as large as somebody claims, and filled as data arrives.
+// Zeroed is a vector of zeros whose pages the kernel gives when they are first written. It suits
+// data whose size a peer claims and that fills as packets arrive.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct ZeroedAllocator {
     return static_cast<T*>(memory);
   }
   void deallocate(T* memory, size_t) noexcept { std::free(memory); }
-  // An element without a value is zero as it comes.
+  // calloc() has already zeroed an element that has no value.
   template <class U>
   void construct(U*) noexcept {}
   template <class U, class... Values>
@@ -37,7 +37,8 @@ struct ZeroedAllocator {
   bool operator==(const ZeroedAllocator&) const = default;
 };
 
-// Of the length that it is made with: resize() would find old values in memory that it keeps.
+// Its size is fixed at construction: resize() could find old values in memory that the vector
+// keeps.
 template <class T>
 using Zeroed = std::vector<T, ZeroedAllocator<T>>;
 

@@ -1,7 +1,11 @@
-// Against collapse (RFC 8084 in spirit): when most of what is sent stays lost for seconds, whatever
-// delay and bounds say, the sending rate is halved, and halved again as long as that lowers the
-// loss; it comes back once packets get through, or when a cut was of no use, until the next
-// attempt. Bursts, and most single rounds of heavy loss, are shorter than what trips it.
+// CircuitBreaker lowers the sending rate while most packets stay lost (RFC 8084). The sender calls
+// sent() and lost() for each packet and tick() from its timer; factor() scales its usual rate and
+// window.
+//
+// It trips when more than half of the packets have been lost for kPatience seconds in a row; bursts
+// are shorter than that. It halves the rate again as long as that lowers the loss. When a cut does
+// not help it is undone, and the next attempt comes later. The rate returns once most packets
+// arrive.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +17,8 @@ namespace gradwire {
 
 class CircuitBreaker {
  public:
-  // `told`: the share that gets lost now, by the peers' word: what is sent again early is never
-  // declared lost.
+  // Counts one packet. `told`: the share of packets that peers now report as lost. It counts
+  // packets that were sent again early, which are never declared lost.
   void sent(uint64_t bytes, double told) {
     ++sent_;
     bytes_ += static_cast<double>(bytes);
@@ -22,7 +26,7 @@ class CircuitBreaker {
   }
   void lost() { ++lost_; }
 
-  // Call at least every few hundred milliseconds.
+  // Judges the last interval once it is over. Call it at least every few hundred milliseconds.
   void tick(Nanos now) {
     if (start_ == 0) start_ = now;
     if (now - start_ < kInterval) return;
@@ -47,7 +51,7 @@ class CircuitBreaker {
       take_back(loss);
     }
   }
-  // What of the usual rate and window may be used, in (0, 1].
+  // The share of the usual rate and window that may be used, in (0, 1].
   double factor() const { return factor_; }
 
  private:
@@ -58,8 +62,9 @@ class CircuitBreaker {
     before_ = loss;
     tried_ = bad_;
   }
-  // As much gets lost as before: the loss is not our doing, and less of ours is of no use to
-  // anybody. Nor were the cuts before that one where as much gets lost as before the first.
+  // Undoes a cut after which as much was lost as before: other traffic causes the loss, so a lower
+  // rate of ours helps nobody. Earlier cuts are undone too unless they lowered the loss since the
+  // first.
   void take_back(double loss) {
     factor_ = loss < kHelped * first_ ? std::min(1.0, factor_ * 2) : 1.0;
     tried_ = 0;
@@ -67,28 +72,35 @@ class CircuitBreaker {
     rest_ = std::min(kLongestRest, rest_ * 2);
   }
 
+  // The loss of one interval decides; long enough for a rate to be judged by.
   static constexpr Nanos kInterval = 1 * kSecond;
-  // Intervals: until the first cut, and from one that was of no use to the next. One later a cut
-  // has its verdict.
+  // The intervals of heavy loss in a row before the first cut: longer than any burst.
   static constexpr uint32_t kPatience = 5;
+  // The intervals from a cut that did not help to the next one; doubles each time.
   static constexpr uint32_t kRest = 10;
+  // The longest such pause, in intervals.
   static constexpr uint32_t kLongestRest = 80;
+  // Packets: with fewer sent in an interval its loss is not judged.
   static constexpr uint64_t kFewest = 20;
+  // The share of lost packets above which an interval counts as bad.
   static constexpr double kBad = 0.5;
+  // The share of lost packets below which the rate doubles again.
   static constexpr double kGood = 0.25;
+  // A cut has helped when the loss is below this multiple of the loss before.
   static constexpr double kHelped = 0.95;
+  // The smallest factor: some packets must go on to show that the path works again.
   static constexpr double kSmallest = 1.0 / 32;
   Nanos start_ = 0;
   uint64_t sent_ = 0;
   uint64_t lost_ = 0;
-  double bytes_ = 0;           // sent
-  double told_ = 0;            // times bytes
-  uint32_t bad_ = 0;           // intervals running
-  uint32_t tried_ = 0;         // `bad_` at the cut that has no verdict yet; 0: there is none
-  uint32_t next_ = kPatience;  // `bad_` at the next first cut
+  double bytes_ = 0;           // of the packets sent in this interval
+  double told_ = 0;            // the peers' reported loss, weighted by bytes
+  uint32_t bad_ = 0;           // bad intervals in a row
+  uint32_t tried_ = 0;         // bad_ at the cut that is being judged; 0: none is
+  uint32_t next_ = kPatience;  // bad_ at which the next first cut comes
   uint32_t rest_ = kRest;
-  double first_ = 0;   // what was lost at the first cut of several running
-  double before_ = 0;  // at the last one
+  double first_ = 0;   // the loss at the first cut of this series
+  double before_ = 0;  // the loss at the last cut
   double factor_ = 1.0;
 };
 

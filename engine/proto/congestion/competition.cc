@@ -5,18 +5,30 @@
 namespace gradwire {
 
 namespace {
+// Under other flows' queue for this long, a trial is due; shorter queues are bursts.
 constexpr Nanos kPressed = 100 * kMillisecond;
-constexpr Nanos kTrial = 30 * kMillisecond;  // of epochs, and as long before it
+// A trial's epochs last at least this long, and so do the epochs it is compared with.
+constexpr Nanos kTrial = 30 * kMillisecond;
+// Epochs of a trial at least: the rate of fewer varies too much.
 constexpr int64_t kTrialEpochs = 8;
-constexpr double kGrowth = 2.0;     // of the window
-constexpr double kElastic = 1.3;    // of the rate: who took it gives way
-constexpr double kInelastic = 0.9;  // of the rate: nobody takes what half leaves
+// The factor of the window in a trial.
+constexpr double kGrowth = 2.0;
+// A rate that rises by more than this in a trial was taken from other flows.
+constexpr double kElastic = 1.3;
+// A rate that falls below this share in a check is taken by other flows.
+constexpr double kInelastic = 0.9;
+// A trial is abandoned after this time of heavy loss.
 constexpr Nanos kLongestTrial = 300 * kMillisecond;
+// The longest pause between trials.
 constexpr Nanos kLongestPause = 2 * kSecond;
+// The pause between checks whether the competition goes on.
 constexpr Nanos kCheckPause = 2 * kSecond;
-constexpr uint32_t kDoubts = 5;  // in a row: the rates of flows that share a port waver
+// Checks in a row that end a competition: flows that share a port have unsteady rates.
+constexpr uint32_t kDoubts = 5;
+// After this time with almost no queue, a competition is over.
 constexpr Nanos kCalm = 50 * kMillisecond;
-constexpr Nanos kMemory = 60 * kSecond;  // of a rival that paused
+// A competitor that returns within this time is recognised without a trial.
+constexpr Nanos kMemory = 60 * kSecond;
 }  // namespace
 
 double Competition::observe(double bytes, Nanos epoch, Nanos delay, Nanos target, bool slow,
@@ -26,7 +38,7 @@ double Competition::observe(double bytes, Nanos epoch, Nanos delay, Nanos target
   ++epochs_;
   const bool long_enough = time_ >= kTrial && epochs_ >= kTrialEpochs;
   if (trying_) return long_enough ? end(now) : 1.0;
-  // Only epochs count: between two ops there is no queue of ours to see theirs by.
+  // Only epochs count: between two ops this window sees no queue.
   calm_ = 2 * delay >= target ? 0 : calm_ + epoch;
   if (competes_ && calm_ > kCalm) {
     competes_ = false;
@@ -36,8 +48,8 @@ double Competition::observe(double bytes, Nanos epoch, Nanos delay, Nanos target
   }
   pressed_ = delay > target || slow ? std::min(pressed_ + epoch, kPressed)
                                     : std::max<Nanos>(0, pressed_ - epoch);
-  // Who was a rival a moment ago is one still: a trial may miss that, and giving way until the next
-  // one starves us.
+  // A recent competitor is assumed to be back. A trial may miss it, and a window that gives way
+  // until the next trial would starve.
   if (2 * pressed_ >= kPressed && !competes_ && competed_until_ != 0 &&
       now - competed_until_ < kMemory) {
     compete(now);
@@ -96,7 +108,7 @@ void Competition::compete(Nanos now) {
 }
 
 double Competition::abandon(Nanos now) {
-  // An overflow of the trial's own making is soon over.
+  // An overflow that the trial itself caused is soon over.
   if (now - begun_ < kLongestTrial) return 1.0;
   trying_ = false;
   pressed_ = 0;

@@ -1,8 +1,13 @@
-// Whose queue is it? Our own shrinks when the window does. One that stays whatever we do, or takes
-// most of the rate, is somebody else's: a flow that fills it until it overflows (TCP), or one that
-// nothing moves. Trials tell. Twice the window brings more of the rate only where somebody gives
-// way; half of it costs rate only where somebody takes that. (In the spirit of Copa's mode
-// switching, NSDI'18, and of Nimbus' elasticity, SIGCOMM'22; the trials are ours.)
+// Competition finds out whether a standing queue is filled by other flows. DelayWindow calls
+// observe() once an epoch and multiplies its window by the factor returned; while competes() is
+// true it grows and shrinks by loss, as TCP does.
+//
+// An own queue shrinks with the window. A queue that stays, or takes most of the rate, belongs to
+// other flows: some fill it until it overflows (TCP), some do not react at all. A trial
+// distinguishes them. A window twice as large raises the rate only if other flows give way. While
+// competing, half the window lowers the rate only if other flows take what it leaves. The idea is
+// that of Copa's mode switching (NSDI'18) and Nimbus' elasticity detection (SIGCOMM'22); the trials
+// are our own.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +18,17 @@ namespace gradwire {
 
 class Competition {
  public:
-  // One epoch in which the window was what held transmission back: `bytes` came through after
-  // `delay` of queueing in `epoch` until `now`; `slow`: at much less than BtlBw. The factor by
-  // which the window changes for a trial, or after one.
+  // Takes one epoch in which the window limited transmission: in `epoch` nanoseconds until `now`,
+  // `bytes` were delivered with a queueing delay of `delay`. `slow`: at much less than BtlBw.
+  // Returns the factor that the window changes by to begin or end a trial, else 1.
   double observe(double bytes, Nanos epoch, Nanos delay, Nanos target, bool slow, Nanos now);
-  // Ends a trial that heavy loss has kept from telling anything for long: the factor that undoes
-  // it. Before, 1.
+  // Ends a trial that heavy loss has kept without a result for long. Returns the factor that undoes
+  // it, and 1 before.
   double abandon(Nanos now);
-  // Somebody takes what giving way would leave: the window grows and shrinks by loss.
+  // True while other flows would take what this one leaves; the window then grows and shrinks by
+  // loss.
   bool competes() const { return competes_; }
-  // The window is held for a trial.
+  // True while the window is held constant for a trial.
   bool trying() const { return trying_; }
 
  private:
@@ -31,21 +37,22 @@ class Competition {
   void compete(Nanos now);
   void forget();
 
+  // The pause after a trial without effect: a trial lengthens the queue, so they are rare.
   static constexpr Nanos kTrialPause = 500 * kMillisecond;
 
   bool competes_ = false;
   bool trying_ = false;
-  Nanos begun_ = 0;           // the trial
-  Nanos calm_ = 0;            // epochs in a row with no queue to speak of
-  Nanos competed_until_ = 0;  // 0: not yet, or what was taken for a rival was none
-  Nanos pressed_ = 0;         // epochs under somebody else's queue, less those without
-  // Of the trial, or of what a trial would be compared with.
+  Nanos begun_ = 0;           // start of the trial
+  Nanos calm_ = 0;            // duration of epochs in a row with almost no queue
+  Nanos competed_until_ = 0;  // end of the last competition; 0: none, or it was a false alarm
+  Nanos pressed_ = 0;         // duration of epochs under a queue of others, less those without
+  // Sums over the trial, or over the epochs that the next trial is compared with.
   double bytes_ = 0;
   Nanos time_ = 0;
   int64_t epochs_ = 0;
   double rate_before_ = 0;  // bytes/ns
-  uint32_t wins_ = 0;       // trials in a row that brought more
-  uint32_t doubts_ = 0;     // checks in a row in which nobody took what half left
+  uint32_t wins_ = 0;       // trials in a row that raised the rate
+  uint32_t doubts_ = 0;     // checks in a row in which other flows took nothing
   Nanos pause_ = kTrialPause;
   Nanos next_ = 0;
 };

@@ -7,42 +7,76 @@
 namespace gradwire {
 
 namespace {
+// An epoch is one round trip; below this too few packets arrive to judge by.
 constexpr Nanos kShortestEpoch = 300 * kMicrosecond;
+// The window reacts at least this often, however long the path.
 constexpr Nanos kLongestEpoch = 300 * kMillisecond;
-constexpr double kDeepestCut = 0.6;   // of one epoch
-constexpr double kForget = 0.97;      // of the threshold, per cut
-constexpr double kCareful = 0.05;     // growth per epoch above the threshold
-constexpr double kLongGrowth = 0.25;  // the same, of a long path: each epoch is a round
+// The smallest factor of one epoch's reduction.
+constexpr double kDeepestCut = 0.6;
+// The factor of the threshold at each reduction.
+constexpr double kForget = 0.97;
+// The growth per epoch above the threshold.
+constexpr double kCareful = 0.05;
+// The same on a long path, where each epoch is a round.
+constexpr double kLongGrowth = 0.25;
+// The share by which a long path's window may exceed what the rate accounts for, with no queue.
 constexpr double kLongProbe = 0.1;
-constexpr double kLongProbeQueue = 2;  // delay targets
+// The same bound as a queue, in delay targets.
+constexpr double kLongProbeQueue = 2;
+// The ceiling after an overflow, as a share of the window that overflowed.
 constexpr double kOverflowCut = 0.85;
-constexpr double kCeilingGrowth = 0.002;  // per epoch: a new try after some tenths of a second
-constexpr double kUsualEpoch = 500e3;     // ns: a long path's rounds count for several
+// The ceiling's growth per epoch: a new attempt follows after some tenths of a second.
+constexpr double kCeilingGrowth = 0.002;
+// Nanoseconds: the unit of the ceiling's growth; a round of a long path counts for several.
+constexpr double kUsualEpoch = 500e3;
+// Such units that one epoch counts for at most.
 constexpr double kMostEpochs = 25;
-constexpr double kCeilingPassed = 0.05;  // the same, beyond what once overflowed
+// The ceiling's growth per epoch once it has passed the size that overflowed.
+constexpr double kCeilingPassed = 0.05;
+// Losses within this time belong to one overflow.
 constexpr Nanos kOverflowPause = 50 * kMillisecond;
-constexpr double kWayBack = 0.85;  // of what is on its way back: part of it waits at others' ports
-constexpr double kSlowly = 1.0 / 16;  // a window that wavers makes its senders take turns unevenly
+// The share of way_back_ that the window covers: the rest is queueing at other ports.
+constexpr double kWayBack = 0.85;
+// The weight of a new sample: senders of an unsteady window would take turns unevenly.
+constexpr double kSlowly = 1.0 / 16;
+// Bytes on the wire of one full packet.
 constexpr double kSegment = 1514.0;
-constexpr double kSlow = 0.5;  // of BtlBw
+// A rate below this share of BtlBw, beside a queue, is slow: other flows take the rest.
+constexpr double kSlow = 0.5;
+// The factor of the window at a loss, while competing.
 constexpr double kCompetitiveCut = 0.8;
-// Per round: a port's window stands for the flows of several peers.
+// Bytes per round while competing: several segments, since the window serves the flows of several
+// peers.
 constexpr double kCompetitiveGrowth = 3.5 * kSegment;
-constexpr double kLongQueue = 64 << 10;  // bytes: a part of what a port's queue holds
+// Bytes: a part of what a port's queue holds.
+constexpr double kLongQueue = 64 << 10;
+// The longest delay target, for a long path.
 constexpr Nanos kLongestTarget = 3 * kMillisecond;
+// Bytes: no bound.
 constexpr double kUnbounded = 1e12;
-constexpr double kFullRate = 0.6;     // of BtlBw: the port was ours alone
-constexpr double kLargest = 256e6;    // bytes on one path
-constexpr double kStillGrows = 1.25;  // per round of a ramp (BBR's full pipe)
+// Above this share of BtlBw the port carried this window's packets alone.
+constexpr double kFullRate = 0.6;
+// The largest window in bytes on one path.
+constexpr double kLargest = 256e6;
+// The rate grows by this factor per round while the pipe is not full (BBR).
+constexpr double kStillGrows = 1.25;
+// Rounds without such growth that end slow start (BBR).
 constexpr uint32_t kFlatRounds = 3;
-constexpr double kFull = 0.95;  // of BtlBw
+// From this share of BtlBw on the rate is what the port carries, and the stretch shrinks.
+constexpr double kFull = 0.95;
+// The smallest factor of the stretch for a queue.
 constexpr double kStretchCut = 0.6;
+// The factor of the stretch at the full rate.
 constexpr double kStretchDecay = 0.9;
+// The growth of the stretch per epoch.
 constexpr double kStretchGrowth = 4;
+// Its growth beyond a value that made a queue before.
 constexpr double kStretchRetry = 1.02;
+// A stretch that made a queue is remembered as at least this share of it.
 constexpr double kStretchBelow = 0.75;
-constexpr double kMarkedCut = 0.8;  // RFC 8511, section 3
-constexpr double kDrain = 1.25;     // of the queue that is too long, per round of a long path
+constexpr double kMarkedCut = 0.8;  // the factor of the window at a mark (RFC 8511 §3)
+// The multiple of the excess queue that a long path's window shrinks by per round.
+constexpr double kDrain = 1.25;
 }  // namespace
 
 DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos target)
@@ -64,8 +98,8 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   lossy_ = lossy;
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
-  // Below the threshold: half a byte more for each that came through while the queue is short; on a
-  // long path one more, because each doubling takes a round.
+  // Below the threshold, and while the queue is short, the window grows by half a byte per byte
+  // delivered. On a long path it grows by one, because each doubling takes a round.
   const bool is_long = long_path(rtprop);
   const double enough = ramps_ && is_long ? maximum_ : enough_;
   if (limited_ && window_ < std::min(threshold_, enough) && 3 * queue < shortest_target_)
@@ -73,7 +107,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
                         ceiling_, std::max(maximum_, window_)});
   if (now < epoch_end_) return;
   if (epoch_end_ != 0) end_epoch(round, rtprop, now);
-  // What was changed shows after a round trip through the present queue.
+  // A change of the window shows after a round trip through the present queue.
   epoch_end_ = now + std::clamp(round, kShortestEpoch, kLongestEpoch);
   delay_sum_ = bytes_sum_ = 0;
   epoch_start_ = now;
@@ -83,7 +117,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
 void DelayWindow::marked() {
   ramps_ = false;
   window_ = std::max(minimum_, kMarkedCut * window_);
-  // No doubling up to where it was marked.
+  // The window does not double up to where it was marked.
   threshold_ = std::max(minimum_, std::min(threshold_, window_));
   stretch_ = std::max(1.0, kStretchCut * stretch_);
 }
@@ -94,8 +128,8 @@ void DelayWindow::resume(double bytes) {
   ceiling_ = std::max(ceiling_, window_);
 }
 
-// What comes and goes in a round grows with the path: a queue too short for it runs dry, above all
-// under an incast. But it has to fit into buffers.
+// The target grows with the path, because bursts of a round are longer there: a queue too short for
+// them runs empty, above all under incast. It must still fit into the port's buffer.
 Nanos DelayWindow::aim(Nanos rtprop) const {
   const double rate = meter_.bytes_per_second();
   if (!long_path(rtprop) || ramps_ || rate <= 0) return shortest_target_;
@@ -103,7 +137,8 @@ Nanos DelayWindow::aim(Nanos rtprop) const {
   return std::max(shortest_target_, std::min({rtprop / 4, kLongestTarget, fits}));
 }
 
-// A ramp ends with a queue, or when more in flight brings no more.
+// Slow start ends with a queue, or when more bytes in flight bring no higher rate (BBR's full
+// pipe).
 void DelayWindow::ramp(Nanos delay, double rate, Nanos rtprop) {
   if (!ramps_) return;
   if (rate > kStillGrows * ramp_rate_) {
@@ -115,8 +150,8 @@ void DelayWindow::ramp(Nanos delay, double rate, Nanos rtprop) {
   if (!long_path(rtprop) || 2 * delay > target_ || flat_rounds_ >= kFlatRounds) ramps_ = false;
 }
 
-// Loss with no queue, while the rate is below what the port can: more may be sent, until that
-// shows as a queue or as the rate. Loss that our own packets cause shows as one of them.
+// Adapts the stretch. With loss but no queue, and a rate below what the port carries, more may be
+// sent. A queue or the full rate ends that; loss that our own packets cause comes with one of them.
 void DelayWindow::stretch(Nanos delay, double rate) {
   const auto target = static_cast<double>(target_);
   const bool sender = loss_ >= 0;
@@ -124,7 +159,7 @@ void DelayWindow::stretch(Nanos delay, double rate) {
   if (sender) most = std::clamp(told_ / window_, 1.0, most);
   const double use = rate / std::max(1.0, meter_.bytes_per_second());
   if (4 * delay > 3 * target_) {
-    // What came through then is what the way carries.
+    // The rate that came through then is what the path carries.
     if (sender && stretch_ > 1)
       overstretch_ = std::clamp(use / (1.0 - loss_), kStretchBelow * stretch_, stretch_);
     stretch_ *= std::max(kStretchCut, 0.75 * target / static_cast<double>(delay));
@@ -140,8 +175,8 @@ void DelayWindow::stretch(Nanos delay, double rate) {
   stretch_ = std::clamp(stretch_, 1.0, most);
 }
 
-// What the rate accounts for. On a long path with no queue at all also a little more than there is
-// now: a rate that has not shown yet, because losses broke the ramp off, would never show.
+// The bytes that the rate accounts for. A long path without a queue gets a little more than the
+// present window: losses may have ended slow start before it found the rate.
 double DelayWindow::bound(Nanos delay, Nanos rtprop) const {
   if (!long_path(rtprop) || lossy_ || 2 * delay > target_) return enough_;
   const double queue = kLongProbeQueue * 1e-9 * static_cast<double>(target_) * rate();
@@ -152,27 +187,28 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const auto delay = static_cast<Nanos>(delay_sum_ / std::max(1.0, bytes_sum_));
   last_delay_ = delay;
   const double target = static_cast<double>(target_);
-  // The queue that is wanted, the path, and what is on its way back: more only lengthens the queue.
+  // The window holds the wanted queue, the path, and what is under way on the return path. More
+  // than that only lengthens the queue.
   const auto sample =
       static_cast<double>(rtprop + std::clamp<Nanos>(round - delay - rtprop, 0, 2 * target_));
   way_back_ += (sample - way_back_) * (way_back_ == 0 ? 1.0 : kSlowly);
-  // But never less than what is on its way at this rate and a quarter of the target's queue: a
-  // window that holds the rate down could not grow out of it.
+  // It is at least what is under way at this rate and a quarter of the target's queue, since a
+  // window that limits the rate could not grow otherwise.
   const double least = static_cast<double>(std::max<Nanos>(round - delay, 0)) - 0.75 * target;
   enough_ = meter_.bytes_per_second() > 0 ? meter_.bytes_per_second() * 1e-9 *
                                                 (target + std::max(kWayBack * way_back_, least))
                                           : kUnbounded;
   maximum_ =
       std::min(kLargest, buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop));
-  // Loss while our own traffic fills the port is an overflow of our making (invariant 11). While
-  // somebody else's does, or with an empty queue, it tells nothing about this window. Nor under
-  // heavy loss, on a long path: packets are missing in every round there.
+  // Loss while our own packets fill the port is an overflow of our own making (invariant 11). Loss
+  // beside other traffic, or with an empty queue, does not concern this window. Nor does heavy loss
+  // on a long path, where every round has losses.
   const double rate =
       bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
   const bool queued = 2 * delay > target_;
   const bool ours = rate > kFullRate * meter_.bytes_per_second();
   if (lost_ && queued && ours && !(lossy_ && long_path(rtprop))) {
-    // One overflow shows over several epochs.
+    // Losses of one overflow appear in several epochs.
     if (now - last_overflow_ > kOverflowPause) {
       ceiling_before_ = ceiling_;
       overflow_start_ = now;
@@ -181,21 +217,21 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     }
     last_overflow_ = now;
   } else {
-    // What goes well now, was not ours alone then.
+    // A size that works now may have overflowed because of other traffic, so the ceiling rises.
     const double epochs =
         std::clamp(static_cast<double>(now - epoch_start_) / kUsualEpoch, 1.0, kMostEpochs);
     const double growth = ceiling_ > overflow_at_ ? kCeilingPassed : kCeilingGrowth * epochs;
     ceiling_ = std::min(kUnbounded, ceiling_ * (1.0 + growth));
   }
-  // The first epoch of a burst looks like our doing: who takes the port shows in the next ones.
-  // An epoch that a pause has stretched does not tell.
+  // The first epoch of a burst of other traffic looks like our own overflow; the next ones show
+  // which traffic fills the port. An epoch that a pause has lengthened shows neither.
   const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
   if (queued && !ours && whole && now - overflow_start_ < kOverflowPause)
     ceiling_ = std::max(ceiling_, ceiling_before_);
   ramp(delay, rate, rtprop);
   stretch(delay, rate);
   if (whole && limited_ && !lossy_) {
-    // On a long path the rate comes and goes with the rounds.
+    // On a long path the rate varies with the rounds.
     const bool slow =
         !long_path(rtprop) && 4 * delay > target_ && rate < kSlow * meter_.bytes_per_second();
     const double factor =
@@ -215,28 +251,30 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     return;
   }
   if (delay > target_) {
-    // What a burst of other traffic takes away comes back by doubling: the threshold remembers.
+    // What a burst of other traffic takes is regained by doubling up to the threshold.
     threshold_ =
         threshold_ >= maximum_ ? 0.8 * window_ : std::max(0.9 * window_, kForget * threshold_);
     threshold_ = std::max(minimum_, std::min(threshold_, enough_));
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
     double kept = std::max(kDeepestCut, 1.0 - 0.7 * excess);
-    // The most of a long path's window is on its way and not in the queue.
+    // Most of a long path's window is on the wire, so only the excess queue is drained.
     if (long_path(rtprop))
       kept = std::max(kept, 1.0 - kDrain * meter_.bytes_per_second() * 1e-9 *
                                       (static_cast<double>(delay) - 0.5 * target) / window_);
     window_ = std::max(minimum_, window_ * kept);
   } else if (const double most = ramps_ ? maximum_ : bound(delay, rtprop);
              limited_ && window_ < most) {
-    // Above the threshold, and below it where the queue is too long for doubling.
+    // The window grows carefully above the threshold, and below it while the queue is too long to
+    // double.
     const double room = (target - static_cast<double>(delay)) / target;
     const double growth = long_path(rtprop) ? kLongGrowth : kCareful;
     const double grown = window_ + std::max(kSegment, growth * window_) * room;
     window_ = std::min(maximum_, long_path(rtprop) && !ramps_ ? std::min(grown, most) : grown);
     threshold_ = std::max(threshold_, window_);
   }
-  // A window that is too large gives way only to a queue: a long round without one is the doing of
-  // busy hosts, and giving way to that would make the rate, and with it the window, ever smaller.
+  // A window that is too large shrinks only when there is a queue. A long round without one is the
+  // delay of busy hosts; shrinking for it would lower the rate, and with the rate the window, again
+  // and again.
   if (4 * delay > target_ && !ramps_) window_ = std::min(window_, enough_);
   window_ = std::max(minimum_, std::min({window_, ceiling_, maximum_}));
   threshold_ = std::min(threshold_, ceiling_);

@@ -1,8 +1,11 @@
-// A window of bytes that keeps a small standing queue: delay is the signal (in the spirit of Swift,
-// SIGCOMM'20). The receiver bounds the credit of all its senders with one, the sender bounds what
-// it has in flight to all destinations with another. Loss alone never shrinks it,
-// but beside flows that fill the queue themselves (TCP), where giving way would mean to starve, the
-// window turns competitive: it then grows and shrinks as theirs does, by loss.
+// DelayWindow is a window in bytes that aims at a small standing queue, with delay as its signal
+// (Swift, SIGCOMM'20). A receiver bounds the credit of all its senders with one, a sender what it
+// has in flight to all destinations with another. Feed it sample() for what is delivered, lost()
+// and marked() for congestion, limited() when the window holds transmission back; read bytes().
+//
+// Loss alone never shrinks the window. Beside flows that fill the queue themselves (TCP) a window
+// that keeps the queue short would starve, so it then grows and shrinks by loss as theirs do
+// (Competition).
 #pragma once
 
 #include <algorithm>
@@ -17,45 +20,45 @@ namespace gradwire {
 
 class DelayWindow {
  public:
-  // `buffer`: bytes that may wait unread where they arrive; what is on a long path comes on top.
+  // `buffer`: the bytes that may wait unread at the receiver. A long path may hold more on top.
   DelayWindow(double initial, double minimum, double buffer, Nanos target);
 
   double bytes() const { return window_; }
-  // The standing queue that is aimed at: longer on a long path of a moderate rate.
+  // The standing queue aimed at; longer on a long path whose rate is moderate.
   Nanos target() const { return target_; }
   bool competitive() const { return competition_.competes(); }
   Nanos queue_delay() const { return last_delay_; }
-  // Doubles each round, because the path's rate has not shown yet.
+  // True in slow start: the window doubles each round, because the path's rate is not known yet.
   bool ramps() const { return ramps_; }
-  // How many times the window may be sent where a share `loss` gets lost on the way with no queue
-  // to show for it, so that the window's worth arrives.
+  // The factor by which the window may be exceeded so that a window's worth arrives, when the share
+  // `loss` is lost on the path without a queue.
   double stretch(double loss) const {
     return std::clamp(stretch_, 1.0, 1.0 / (1.0 - std::min(loss, LossMeter::kMost)));
   }
-  // What of a sender's own packets gets lost, and the bytes that its receivers' windows have for
-  // it: its window stretches step by step up to that. A receiver, whose senders bound themselves,
-  // does not say, and its window stretches at once.
+  // For a sender: `share` of its packets is lost, and its receivers' windows for it have `told`
+  // bytes. Its window stretches step by step up to these. A receiver does not call this; its window
+  // stretches at once, because its senders bound themselves.
   void loss(double share, double told) {
     loss_ = share;
     told_ = told;
   }
   double rate() const { return meter_.bytes_per_second(); }
   bool rate_proven() const { return meter_.proven(); }
-  // `bytes` were delivered after `queue` of queueing on a path that took `round` there and
-  // back. `lossy`: under heavy loss. `sent`: when the last of them went out, of packets
-  // to several receivers; 0: to one.
+  // Takes `bytes` delivered after `queue` nanoseconds of queueing, on a path with the round-trip
+  // time `round`. `lossy`: under heavy loss. `sent`: the time when the last of these packets was
+  // sent, when packets go to several receivers; else 0.
   void sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy, Nanos now,
               Nanos sent = 0);
-  // Packets were marked: a queue is longer than its owner wants, whatever the delay says. To be
-  // called once per round.
+  // Shrinks for ECN marks: a switch reports its queue too long, whatever the delay is. Call it once
+  // per round.
   void marked();
-  // Goes on from `bytes`, the window that ruled in this one's place until heavy loss came, but no
-  // further than the rate accounts for, as that one may be stretched. Meanwhile this one has only
-  // given way: nothing that it held back could make it grow.
+  // Continues from `bytes`, another window that applied in place of this one until heavy loss
+  // began. The result is at most what the rate accounts for, because that window may be stretched.
+  // This one could not grow meanwhile, since it did not limit transmission.
   void resume(double bytes);
-  // Packets are missing that were sent while this window held.
+  // Packets are missing that were sent under this window.
   void lost() { lost_ = true; }
-  // The window is what holds transmission back (else it does not grow).
+  // The window limits transmission; without that it does not grow.
   void limited() { limited_ = true; }
 
  private:
@@ -69,25 +72,25 @@ class DelayWindow {
   double minimum_;
   double buffer_;
   double maximum_;    // the buffer, and what the path holds
-  double threshold_;  // doubling below it, careful growth above
+  double threshold_;  // the window doubles below it and grows carefully above
   Nanos shortest_target_;
-  Nanos target_;         // of the path that was sampled last
-  double enough_;        // what the rate and the way back account for
-  double way_back_ = 0;  // ns: smoothed
+  Nanos target_;         // for the path sampled last
+  double enough_;        // bytes that rate, target and return path account for
+  double way_back_ = 0;  // ns: round-trip time without the queue here, smoothed
   RateMeter meter_;
   Nanos epoch_end_ = 0;
   double delay_sum_ = 0;  // weighted by bytes
   double bytes_sum_ = 0;
   Nanos last_delay_ = 0;
-  double ceiling_;  // above it the queue overflowed by our own doing
+  double ceiling_;  // above it, this window's own packets overflowed the queue
   Competition competition_;
   bool ramps_ = true;
   double loss_ = -1;
   double told_ = 0;
   double stretch_ = 1;
-  double overstretch_ = 1e9;  // made a queue
-  double ramp_rate_ = 0;      // bytes/s: the best round's
-  uint32_t flat_rounds_ = 0;  // in a row, in which that did not grow
+  double overstretch_ = 1e9;  // a stretch that led to a queue
+  double ramp_rate_ = 0;      // bytes/s: the best round of slow start
+  uint32_t flat_rounds_ = 0;  // rounds in a row in which that did not grow
   Nanos last_overflow_ = 0;
   Nanos overflow_start_ = 0;
   double ceiling_before_ = 0;

@@ -1,5 +1,6 @@
-// Explicit congestion notification of one path (RFC 3168; counts and validation as RFC 9000,
-// section 13.4). Each end counts what came in, and echoes it in its ACKs.
+// EcnSeen and EcnPath implement explicit congestion notification of one path (RFC 3168; counts and
+// validation as in RFC 9000 §13.4). Each end counts the codepoints of arriving packets and echoes
+// the counts in its ACKs.
 #pragma once
 
 #include <algorithm>
@@ -7,19 +8,19 @@
 
 namespace gradwire {
 
-// The two bits below a DSCP (RFC 3168, section 5).
+// Codepoints of the two bits below the DSCP (RFC 3168 §5).
 inline constexpr uint8_t kNotEct = 0;
 inline constexpr uint8_t kEct0 = 2;
 inline constexpr uint8_t kCe = 3;
 
-// Of the packets of a path that came here, each once: what its ACKs say. The counts wrap, but
-// not between two ACKs: no window holds so many packets.
+// EcnSeen counts the packets that arrived on a path, each once, for its ACKs. The counts wrap, but
+// not between two ACKs: no window holds that many packets.
 struct EcnSeen {
   uint32_t ect0 = 0;
   uint32_t ce = 0;
-  bool marked = false;  // the last one
+  bool marked = false;  // the last packet had CE
 
-  // True when the peer should hear at once: marks have begun, or ended.
+  // Counts one packet; true when marking begins or ends, which the peer should learn at once.
   bool add(uint8_t ecn) {
     ect0 += ecn == kEct0;
     ce += ecn == kCe;
@@ -29,21 +30,21 @@ struct EcnSeen {
   }
 };
 
-// Whether a path carries ECT(0), and which of what went over it was marked.
+// EcnPath decides whether a path carries ECT(0), and finds which packets sent were marked.
 class EcnPath {
  public:
-  // After so many probe time-outs in a row before anything that was ECT has been acknowledged,
-  // packets go Not-ECT; if one of those is acknowledged first, the path is taken for one that drops
-  // ECT packets (RFC 9000, section 13.4.2.1). The second half is ours: a peer that stalls lets the
-  // same time-outs pass, but then acknowledges all.
+  // Packets go Not-ECT after this many probe time-outs in a row in which no ECT packet has ever
+  // been acknowledged. If then a Not-ECT packet is acknowledged first, the path drops ECT packets
+  // (RFC 9000 §13.4.2.1). The second condition is our own: a peer that stalls causes the same
+  // time-outs, but acknowledges everything later.
   static constexpr uint32_t kTries = 3;
 
-  // Whether the next packet goes as ECT(0).
+  // True when the next packet goes as ECT(0).
   bool capable() const { return !failed_ && !doubted_; }
   bool failed() const { return failed_; }
   void off() { failed_ = true; }
   void sent() { ++sent_; }
-  // Of a packet, the first time that it is acknowledged; `ect`: it was sent as ECT(0).
+  // Counts a packet on its first acknowledgement; `ect`: it was sent as ECT(0).
   void acked(bool ect) {
     acked_ += ect;
     not_ect_acked_ |= !ect;
@@ -52,12 +53,13 @@ class EcnPath {
   void timed_out(uint32_t in_a_row) {
     if (sent_ > 0 && acked_ == 0 && in_a_row >= kTries) doubted_ = true;
   }
-  // The counts of an ACK, after `acked` for all that it acknowledges. True when marks have come.
-  // Totals are compared and not, as in the RFC, what one ACK adds: an ACK here says nothing of
-  // packets long before its largest, so that what it counts may be acknowledged by a later one.
+  // Validates the counts of an ACK; call it after acked() for all packets of that ACK. True when
+  // new marks are reported. Unlike in the RFC, totals are compared, not one ACK's increase: an ACK
+  // here omits packets long before its largest, so a later ACK may acknowledge what this one
+  // counts.
   bool told(uint32_t ect0, uint32_t ce) {
     if (failed_) return false;
-    // An ACK that was overtaken has lower counts.
+    // A reordered ACK has lower counts.
     const auto more = static_cast<int32_t>(ect0 - ect0_);
     const auto more_marked = static_cast<int32_t>(ce - ce_);
     if (more >= 0 && more_marked >= 0) {
@@ -65,7 +67,8 @@ class EcnPath {
       ce_ = ce;
       counted_ += static_cast<uint64_t>(more) + static_cast<uint64_t>(more_marked);
     }
-    // Cleared or changed on the way, or said of packets that there never were; or dropped.
+    // The path clears or changes the codepoint, the peer counts packets never sent, or ECT is
+    // dropped.
     failed_ = counted_ < acked_ || counted_ > sent_ || (doubted_ && not_ect_acked_);
     return !failed_ && more >= 0 && more_marked > 0;
   }
@@ -76,6 +79,7 @@ class EcnPath {
   uint64_t counted_ = 0;
   uint32_t ect0_ = 0;
   uint32_t ce_ = 0;
+  // ECT packets may be dropped: none has been acknowledged in kTries time-outs.
   bool doubted_ = false;
   bool not_ect_acked_ = false;
   bool failed_ = false;

@@ -1,5 +1,6 @@
-// BtlBw: the windowed maximum of the delivered rate, each sample over tens of milliseconds of
-// uninterrupted delivery, because arrivals and ACKs come in clumps and short samples overstate.
+// RateMeter measures BtlBw, the windowed maximum of the delivery rate. Each sample spans tens of
+// milliseconds of uninterrupted delivery: arrivals and ACKs come in clumps, so short samples
+// overstate.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +12,11 @@ namespace gradwire {
 
 class RateMeter {
  public:
-  // `lossy`: most does not arrive, so that this rate says little about the way: where it was so for
-  // most bytes, the rate neither takes the place of a better one nor makes it older.
-  // `sent`: when the last of them went out, where that is to bound the rate, too (0: not): queues
-  // that drain at several far receivers together acknowledge more than the way from here carries.
+  // Adds `bytes` delivered at `now`. `lossy`: they arrived under heavy loss, so their rate is
+  // hardly the path's. An interval of mostly such bytes may raise the maximum, but neither replaces
+  // nor ages it. `sent`: when the last of these packets was sent, if the sending time shall bound
+  // the rate too, else 0. Queues that drain at several far receivers together acknowledge more than
+  // this port carries.
   void add(uint64_t bytes, Nanos now, bool lossy = false, Nanos sent = 0) {
     if (start_ == 0 || now - last_ > idle()) {
       end_burst();
@@ -23,12 +25,12 @@ class RateMeter {
       begin(now);
       return;
     }
-    const bool other = (sent == 0) != (sent_ == 0);  // an interval is of one kind
+    const bool other = (sent == 0) != (sent_ == 0);  // an interval has bytes of one kind
     sent_ = other ? sent : std::max(sent_, sent);
     if (other) return begin(now);
     last_ = now;
-    // The first clump, which may come in several parts, opens the interval; its bytes were
-    // delivered before it.
+    // The first clump may come in several parts. It opens the interval, and its bytes were
+    // delivered before the interval began.
     if (now - opened_ <= kClump) return begin(now);
     bytes_ += bytes;
     if (lossy) lossy_bytes_ += bytes;
@@ -54,7 +56,7 @@ class RateMeter {
     }
   }
   double bytes_per_second() const { return std::max(previous_, current_); }
-  // The rate has shown without heavy loss.
+  // True once an interval without heavy loss has shown the rate.
   bool proven() const { return proven_; }
 
  private:
@@ -63,11 +65,12 @@ class RateMeter {
     sent_start_ = sent_;
     bytes_ = lossy_bytes_ = 0;
   }
+  // True when at most half of the interval's bytes arrived under heavy loss.
   bool calm() const { return 2 * lossy_bytes_ <= bytes_; }
-  // Where all bursts are shorter than an interval they are all there is to learn from. They only
-  // raise the rate, and a little at a time: an idle port may begin faster than it can go on. The
-  // shortest tell something only several together, where they are calm; but did they tell nothing,
-  // a rate found too low would last for good once it makes an op as long as what counts.
+  // Takes a burst that ended before its interval did, since jobs of short ops have nothing else. It
+  // only raises the rate, and a little at a time: an idle port may start faster than it can go on.
+  // Very short bursts are pooled, and count only without heavy loss. They must count: without them
+  // a rate found too low would last.
   void end_burst() {
     const Nanos took = std::max(last_ - start_, sent_ - sent_start_);
     if (current_ == 0 || took < kShortestBurst || bytes_ < kFewestBytes) return;
@@ -85,27 +88,37 @@ class RateMeter {
     return static_cast<double>(bytes_) * 1e9 /
            static_cast<double>(std::max(end - start_, sent_ - sent_start_));
   }
-  // Two trains at the known rate are no pause, however slow that is.
+  // A pause ends a burst only if it is longer than two trains take at the known rate.
   Nanos idle() const {
     const double rate = bytes_per_second();
     return rate > 0 ? std::max(kIdle, static_cast<Nanos>(kIdleBytes / rate * 1e9)) : kIdle;
   }
+  // A sample's duration; clumps of arrivals distort shorter ones.
   static constexpr Nanos kInterval = 20 * kMillisecond;
-  // Of ACKs from far receivers, each of which tells of a millisecond at once: the largest of
-  // shorter samples is a twentieth too much.
+  // A sample's duration with several far receivers, whose ACKs cover about a millisecond each.
   static constexpr Nanos kLongInterval = 50 * kMillisecond;
-  // A first guess, so that the windows have a bound before they overshoot; the next interval
+  // The first sample is short, so that windows have a bound before they overshoot. The next
   // replaces it.
   static constexpr Nanos kFirstInterval = 2 * kMillisecond;
+  // A pause of this length ends a burst.
   static constexpr Nanos kIdle = 3 * kMillisecond;
+  // Bursts this long count alone; shorter ones are pooled up to it.
   static constexpr Nanos kShortInterval = 4 * kMillisecond;
+  // Bursts shorter than this do not count.
   static constexpr Nanos kShortestBurst = 1 * kMillisecond;
+  // Arrivals this close together belong to one clump.
   static constexpr Nanos kClump = 20 * kMicrosecond;
+  // The most that a burst raises the rate by.
   static constexpr double kShortRise = 1.1;
-  static constexpr double kFirstRise = 2.2;  // of a first guess: a ramp doubles
+  // The same for a first guess, because slow start doubles the rate.
+  static constexpr double kFirstRise = 2.2;
+  // The bytes of two short trains.
   static constexpr double kIdleBytes = 8 * 1514.0;
+  // The bytes that a sample or a pool has at least.
   static constexpr uint64_t kLeastBytes = 32 * 1024;
-  static constexpr uint64_t kFewestBytes = 4 * 1024;  // of a burst that counts
+  // The bytes that a burst has at least.
+  static constexpr uint64_t kFewestBytes = 4 * 1024;
+  // The maximum covers the last 5 to 10 s.
   static constexpr Nanos kWindow = 10 * kSecond;
   Nanos start_ = 0;
   Nanos last_ = 0;

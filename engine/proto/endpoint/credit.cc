@@ -1,6 +1,6 @@
-// Receiver credit: incast is the receiver's to schedule. What all senders together may have on the
-// way here stays within the receive window; each knows its share as the highest packet number that
-// it may send, so that lost packets give their credit back when a later one arrives.
+// Receiver credit lets the receiver schedule incast. All its senders together may have at most the
+// receive window on the way. Each sender receives its share as the highest packet number that it
+// may send, so that lost packets return their credit when a later one arrives.
 #include <algorithm>
 
 #include "proto/endpoint/endpoint_impl.h"
@@ -8,15 +8,17 @@
 namespace gradwire {
 
 namespace {
-constexpr uint32_t kWireOverhead = 42;  // Ethernet, IP, UDP
+constexpr uint32_t kWireOverhead = 42;  // bytes: Ethernet, IP, UDP
+// Packets: the largest backlog that a header reports.
 constexpr uint32_t kMostShare = 65'535;
-// Packets of ops that a server has no memory for yet: no more credit from there on.
+// Stashed packets of a peer from which a server gives it no more credit; more on a long path, where
+// packets of a whole round are under way.
 constexpr size_t kStashLimit = 64;
 constexpr size_t kLongStashLimit = 1024;
 }  // namespace
 
-// What each peer of `receiver` may always send there without having been asked. All of them
-// together: about half of the first window.
+// The packets that each peer of `receiver` may always send to it without having reported a backlog.
+// All peers together have about the first receive window at most.
 uint32_t Endpoint::Impl::standing_credit(uint16_t receiver) const {
   EndpointConfig there = config;
   there.endpoint = receiver;
@@ -35,8 +37,8 @@ void Endpoint::Impl::share_credit(Nanos now) {
   for (auto& p : paths)
     if (p) ++peers, idle += p->demand == 0;
   const uint32_t pool = window - std::min(window / 2, idle * standing);
-  // In proportion to what each still has to send, squared: whoever lags catches up, and all end
-  // together. An even share would favour those whose acknowledgements come back soonest.
+  // Shares follow the square of what each peer still has to send: a peer that lags catches up, and
+  // all end together. Even shares would favour peers whose ACKs return soonest.
   double weights = 0;
   for (auto& p : paths)
     if (p) weights += static_cast<double>(p->demand) * p->demand;
@@ -47,17 +49,19 @@ void Endpoint::Impl::share_credit(Nanos now) {
     uint32_t unasked = standing;
     p->part = std::max(standing, static_cast<uint32_t>(part * pool));
     if (long_path(p->rtt.minimum())) {
-      // Not to wait a round for word: half of the window may come unasked, from all together.
+      // On a long path half of the window is granted unasked, to all peers together: to ask takes a
+      // round.
       unasked = std::max(standing, window / peers / 2);
-      // The pace is that of the port, also while the window is smaller than what the path holds.
+      // The sender paces by `part`, so it is the port's rate even while the window is smaller than
+      // what the path holds.
       const double known = receive_window.rate() * 1e-9 / wire_bytes *
                            static_cast<double>(p->rtt.minimum() + receive_window.target());
       p->part = std::max(unasked, static_cast<uint32_t>((wanted ? part : 1.0 / peers) *
                                                         std::max<double>(pool, known)));
     }
     p->share = std::max(unasked, std::min(wanted, static_cast<uint32_t>(part * pool)));
-    // What gets lost on the way does not fill the port.
-    // But a peer's port hardly carries more than this one, unless it has shown that it does.
+    // Packets lost on the path do not fill this port, so shares stretch by the loss. They stretch
+    // to what this port carries, or to a higher rate if the peer has shown one.
     const double stretch = receive_window.stretch(p->loss_from.share(now));
     if (stretch > 1) {
       const double shown = p->sent_meter.bytes_per_second() * 1e-9 / wire_bytes *
@@ -68,22 +72,22 @@ void Endpoint::Impl::share_credit(Nanos now) {
       p->share = static_cast<uint32_t>(std::min(p->share * stretch, most));
       p->part = static_cast<uint32_t>(std::min(p->part * stretch, most));
     }
-    // What a worker has not started, its peers hold back by themselves. Without credit they would
-    // hold back results of the ops before, too.
+    // A server gives no credit for packets that it can only stash. A worker goes on: its peers
+    // limit by themselves what they send early, and need credit for the results of earlier ops.
     if (config.endpoint >= config.workers &&
         (p->no_room ||
          p->stash.size() >= (long_path(p->rtt.minimum()) ? kLongStashLimit : kStashLimit)))
       continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
-    // A peer that waits is told at once; one that is served hears with its next ACK.
+    // A peer that may run out of credit gets an ACK at once, others have it with their next ACK.
     const uint64_t untold = p->granted - p->granted_sent;
     if (wanted && p->granted_sent <= p->received.largest() + p->share / 2 && untold >= 2)
       p->ack_now = true;
   }
 }
 
-// Packets that a peer can still want to send to here: what is undecided of its pushes, and missing
-// of its results. Of ops that have not started here nobody knows.
+// The most packets that a peer can still want to send here: the undecided chunks of its pushes and
+// the missing results. It is unbounded while packets of ops that have not started here wait.
 uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
   if (!path.stash.empty()) return UINT64_MAX;
   for (const auto& [id, opens] : waiting_opens)
@@ -98,13 +102,14 @@ uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
   return total;
 }
 
-// What a worker said of its backlog before it heard of a STOP is void, and would take credit from
-// those who need it until its next packet, which may be an op away. A push that ends where an eager
-// close does leaves none but copies.
+// Lowers a worker's backlog after a STOP to what it can still want to send. The worker reported the
+// backlog before the STOP arrived. It would take credit from other senders until the worker's next
+// packet, which may be an op away.
 void Endpoint::Impl::void_backlog(const Op& op, uint16_t worker) {
   Path& path = *paths[worker];
   if (path.demand == 0 || !op.aggregator->stopped(worker)) return;
-  // On a short path its next word comes at once, and what it must send again is no less than this.
+  // On a short path the next report comes at once, and copies that must be sent again count as
+  // well. A push that ends where an eager close does leaves nothing but copies.
   if (!long_path(path.rtt.minimum()) || eager_from_start(op.spec.plan)) return;
   path.demand = static_cast<uint16_t>(std::min<uint64_t>(path.demand, most_wanted(path)));
 }

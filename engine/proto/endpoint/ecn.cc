@@ -1,12 +1,13 @@
-// Explicit congestion notification: what comes in marked, and what the peers say of ours.
+// The endpoint's part of explicit congestion notification: marks on arriving packets, and the
+// counts that peers echo for packets sent.
 #include "proto/endpoint/endpoint_impl.h"
 
 namespace gradwire {
 
-// A packet that had not come before. The receiver's window, too, shrinks for marks, once per round:
-// in an incast it is what bounds all senders together.
+// Counts a packet that arrived for the first time. The receive window shrinks for marks too, once
+// per round, because under incast it bounds all senders together.
 void Endpoint::Impl::count_ecn(Path& path, uint8_t ecn, Nanos now) {
-  if (path.ecn_seen.add(ecn)) path.ack_now = true;  // RFC 9000, section 13.2.1
+  if (path.ecn_seen.add(ecn)) path.ack_now = true;  // RFC 9000 §13.2.1
   if (ecn != kCe) return;
   ++counters.marked;
   if (receive_cut != 0 && now - receive_cut < path.rtt.round()) return;
@@ -15,8 +16,8 @@ void Endpoint::Impl::count_ecn(Path& path, uint8_t ecn, Nanos now) {
   ++counters.mark_cuts;
 }
 
-// One congestion event per round (RFC 9002, section 7.3.2 and appendix B.6): marks on packets that
-// were sent before the window shrank say nothing about what it is now.
+// There is one congestion event per round (RFC 9002 §7.3.2 and appendix B.6). Marks on packets sent
+// before the window shrank do not concern its present size.
 void Endpoint::Impl::on_counts(Path& path, const wire::Ack& ack, Nanos now) {
   const bool marks = path.ecn.told(ack.ect0, ack.ce);
   check_ecn(path);

@@ -8,8 +8,9 @@
 namespace gradwire {
 
 namespace {
-constexpr uint32_t kFarewells = 3;  // to those of whom no answer is expected
-// To those who leave as well: they may be gone before they could answer, or may not have heard.
+// BYEs and ERRORs to peers from which no answer is expected.
+constexpr uint32_t kFarewells = 3;
+// BYEs to peers that leave as well: these may be gone, or may have missed earlier ones.
 constexpr uint32_t kMostFarewells = 6;
 }  // namespace
 
@@ -22,7 +23,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     : config(c),
       send_window(32.0 * (c.datagram_bytes + 42), 4.0 * (c.datagram_bytes + 42), 64e6,
                   c.delay_target),
-      // What the peers may send without being asked is there in any case.
+      // The window covers what peers may send without having asked.
       receive_window(std::max<double>(24, c.workers) * (c.datagram_bytes + 42),
                      std::max<double>(24, c.workers) * (c.datagram_bytes + 42),
                      std::max(0.5 * c.receive_buffer, 8.0 * c.datagram_bytes), c.delay_target),
@@ -33,7 +34,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
   for (uint16_t e = 0; e < config.endpoints(); ++e) {
     if (e == config.endpoint) continue;
     if (!config.talks_to(e)) {
-      // Nothing passes between them, so there is nothing to wait for.
+      // These two exchange no packets, so the driver need not wait for them.
       Event event;
       event.type = Event::Type::connected;
       event.endpoint = e;
@@ -76,7 +77,7 @@ void Endpoint::Impl::fail(Failure why, Nanos now) {
 }
 
 void Endpoint::Impl::on_timer(Nanos now) {
-  // This process itself was frozen: the silence is ours, not the peers'.
+  // This process was suspended, so the silence is its own and not its peers'.
   if (now - last_timer > config.ping_interval * 4)
     for (auto& p : paths)
       if (p) p->last_heard = now;
@@ -134,7 +135,7 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
   close_linger = linger;
   close_deadline = now + linger;
   last_close_deadline = now + std::max(linger, config.peer_timeout);
-  // What fails now gives its memory back to the caller, so nothing may read it any more.
+  // A failed op returns its memory to the caller, so nothing here may read it any more.
   const auto why = [this](const OpSpec& spec) -> Failure {
     return {name(config.endpoint) + ", step " + std::to_string(spec.step) +
                 ": the engine was closed in mid-step",
@@ -150,15 +151,15 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
   for (auto& p : paths) {
     if (!p) continue;
     p->told = false;
-    // Who left before has been answered; that may have been lost.
+    // A peer that left before has been answered, but the answer may have been lost.
     p->byes_enough = p->gone && p->loss_to(now) <= kHeavyLoss ? 1 : kMostFarewells;
     p->next_farewell = now;
   }
   finish_close(now);
 }
 
-// Nothing more needs to be said to this peer: it knows that this endpoint leaves, or, where an
-// answer may never come (it leaves itself, or was never here, or all has failed), should know.
+// True when this peer needs no more BYEs. Either it has acknowledged one, or enough were sent to a
+// peer that may never answer: it leaves too, was never here, or this endpoint has failed.
 bool Endpoint::Impl::farewell_over(const Path& path) const {
   if (path.told) return true;
   const bool met = path.rtt.any() || path.received.largest() > 0;
@@ -176,7 +177,7 @@ bool Endpoint::Impl::close_ready() const {
 void Endpoint::Impl::finish_close(Nanos now) {
   if (!closing || closed) return;
   if (now < close_deadline && !close_ready()) return;
-  // Whoever takes results that nobody else can give it is not left alone with the rest of them.
+  // A peer that still takes results, which no other endpoint has, gets more time.
   const Nanos taken = std::min(last_result_taken + close_linger, last_close_deadline);
   if (!failure && now < taken && !close_ready()) {
     close_deadline = taken;

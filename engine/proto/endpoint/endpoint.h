@@ -32,21 +32,21 @@ struct EndpointConfig {
   uint32_t datagram_bytes = 1472;
   Nanos peer_timeout = 30 * kSecond;
   Nanos ping_interval = 1 * kSecond;
-  Nanos delay_target = 1300 * kMicrosecond;   // standing queue that congestion control aims at
+  Nanos delay_target = 1300 * kMicrosecond;   // the standing queue that congestion control aims at
   uint32_t receive_buffer = 1u << 20;         // usable bytes of the socket's receive buffer
-  uint64_t memory_limit = uint64_t{1} << 31;  // of what is held for peers: proto/memory.h
+  uint64_t memory_limit = uint64_t{1} << 31;  // bytes held for peers (proto/base/memory.h)
   bool pacing = true;
-  uint8_t dscp = 0;  // of all datagrams to which no plan gives another
-  bool ecn = true;   // packets that are acknowledged go as ECT(0), where the path carries that
-  std::vector<uint32_t> ranks;  // what texts call the workers; empty: 0, 1, 2, …
+  uint8_t dscp = 0;             // of all datagrams whose plan gives no other
+  bool ecn = true;              // acknowledged packets go as ECT(0) where the path carries it
+  std::vector<uint32_t> ranks;  // the workers' names in texts; empty: 0, 1, 2, …
 
   uint16_t endpoints() const { return static_cast<uint16_t>(workers + servers); }
   uint16_t aggregators() const { return servers ? servers : workers; }
   bool aggregates() const { return servers == 0 || endpoint >= workers; }
-  // The part of each op that is aggregated here.
+  // The index of the shard that is aggregated here.
   uint16_t shard() const { return static_cast<uint16_t>(servers ? endpoint - workers : endpoint); }
   std::string name(uint16_t number) const;  // "rank 3", "server 0"
-  // Workers talk to aggregators and back: to each other, or only to the servers.
+  // True for endpoints that exchange packets: workers with each other, or workers with servers.
   bool talks_to(uint16_t other) const {
     return servers == 0 || (endpoint < workers) != (other < workers);
   }
@@ -59,29 +59,30 @@ inline constexpr size_t kStatSlots = 8;  // the first four are summed, the last 
 using Stats = std::array<double, kStatSlots>;
 
 struct OpSpec {
-  uint64_t op = 0;  // its id (proto/lanes.h)
+  uint64_t op = 0;  // its id (proto/plan/lanes.h)
   uint64_t step = 0;
   Plan plan;
-  float* data = nullptr;            // plan.elements values, replaced by the result
-  std::vector<uint32_t> critical;   // chunk ids
-  std::vector<uint8_t> priorities;  // order priority: class of each chunk, 0 first; empty: alike
+  float* data = nullptr;           // plan.elements values, replaced by the result
+  std::vector<uint32_t> critical;  // chunk ids
+  // Order priority: the class of each chunk, 0 first; empty: all alike.
+  std::vector<uint8_t> priorities;
   Stats stats{};
   Nanos timeout = 1800 * kSecond;
-  std::string timeout_from;  // whose that is, for texts: "given to attach"
+  std::string timeout_from;  // where the time-out comes from, for texts: "given to attach"
 };
 
 struct OpReport {
   uint64_t op = 0;
   uint64_t step = 0;
   Failure failure;               // none when ok
-  std::vector<uint8_t> counted;  // per chunk
-  std::vector<uint8_t> applied;  // per chunk
+  std::vector<uint8_t> counted;  // by chunk
+  std::vector<uint8_t> applied;  // by chunk
   std::vector<uint32_t> withheld_chunks;
   std::vector<float> withheld_values;
-  // What the encoding took from this endpoint's own results: of elements [error_offset, …).
+  // The encoding's error in this endpoint's own results, for the elements from error_offset on.
   Zeroed<float> result_error;
   uint64_t error_offset = 0;
-  std::vector<double> delivered;  // per region
+  std::vector<double> delivered;  // by region
   std::vector<uint32_t> exceeded;
   Stats stats{};
   Nanos push = 0;
@@ -90,32 +91,34 @@ struct OpReport {
   uint64_t bytes_sent = 0;
   uint64_t packets_sent = 0;
   uint64_t retransmissions = 0;
-  uint32_t passes = 0;  // of the push: the most that any shard took; 0 under control "stream"
+  uint32_t passes = 0;  // of the push: the most of any shard; 0 under control "stream"
   Nanos rtprop = 0;
   double btlbw = 0;  // bytes/s
-  // The longest datagram that all paths of the job carry, as the workers knew when they started
-  // the op; the same at all of them.
+  // The longest datagram that all paths of the job carried when the workers started the op. It is
+  // the same on all workers.
   uint32_t datagram_bytes = 0;
 };
 
 struct Event {
   enum class Type : uint8_t {
-    op_done,    // report
-    connected,  // endpoint answered for the first time
-    failed,     // the endpoint can serve no more: report.failure
-    suspect,    // endpoint: what is the longest datagram that the route to it carries?
-    closed,     // close() has finished: all acknowledged, or given up
+    op_done,    // the report is of this op
+    connected,  // the endpoint has answered for the first time
+    failed,     // this endpoint can go on no more: report.failure
+    suspect,    // the driver shall find the longest datagram on the route to this endpoint
+    closed,     // close() has finished, with everything acknowledged or the time over
   };
   Type type = Type::op_done;
   uint16_t endpoint = 0;
   OpReport report;
 };
 
-// A run of datagrams for one destination: all `segment_bytes` long but the last, which may be
-// shorter. Header and payload of datagram i are spans[2 i] and spans[2 i + 1] (payload may be
-// empty).
+// Train is a run of datagrams for one destination. All have `segment_bytes` but the last, which may
+// be shorter. Header and payload of datagram i are spans[2 i] and spans[2 i + 1]; a payload may be
+// empty.
 struct Train {
+  // Datagrams of a train: UDP_SEGMENT takes at most 64 in one call.
   static constexpr size_t kMaxSegments = 64;
+  // Bytes of a train: one call takes less than 64 KiB.
   static constexpr size_t kMaxBytes = 65'000;
   struct Span {
     const void* data;
@@ -126,11 +129,11 @@ struct Train {
   uint32_t segment_bytes = 0;
   uint32_t total_bytes = 0;
   uint8_t dscp = 0;
-  uint8_t ecn = 0;     // the two bits below it
-  bool whole = false;  // a trial of a length: goes in no parts
+  uint8_t ecn = 0;     // the two bits below the DSCP
+  bool whole = false;  // a ping that tests a length; never split into fragments
   std::array<Span, 2 * kMaxSegments> spans;
   alignas(8) std::array<std::array<uint8_t, 32>, kMaxSegments> headers;
-  std::vector<uint8_t> control;  // backing store of control payloads
+  std::vector<uint8_t> control;  // memory of control payloads
 };
 
 struct Counters {
@@ -145,29 +148,29 @@ struct Counters {
   uint64_t acks_sent = 0;
   uint64_t duplicates = 0;
   uint64_t malformed = 0;
-  uint64_t refused = 0;  // packets that came and found no room
-  uint64_t memory = 0;   // bytes held for peers now, reservations among them
+  uint64_t refused = 0;  // packets that arrived and found no room
+  uint64_t memory = 0;   // bytes held for peers now, with reservations
   uint64_t credit_stalls = 0;
   uint64_t window_stalls = 0;
-  uint64_t marked = 0;      // packets that came with CE
-  uint64_t mark_cuts = 0;   // times that a window of ours shrank for marks
+  uint64_t marked = 0;      // packets that arrived with CE
+  uint64_t mark_cuts = 0;   // reductions of own windows for marks
   uint64_t ecn_failed = 0;  // paths that do not carry ECT
   Nanos rtprop = 0;
   Nanos queue_delay = 0;
   double btlbw = 0;
   double send_window = 0;     // bytes
   double receive_window = 0;  // bytes
-  uint64_t fragmented = 0;    // datagrams that went in parts
-  uint64_t path_limit = 0;    // the longest datagram that all paths carry, bytes
+  uint64_t fragmented = 0;    // datagrams sent in fragments
+  uint64_t path_limit = 0;    // bytes of the longest datagram that all paths carry
 };
 
-// What an endpoint knows of another one that it talks to.
+// PeerState is what an endpoint has observed of a peer.
 struct PeerState {
   uint16_t endpoint = 0;
   bool answered = false;        // a ping of full length has been answered
-  bool heard = false;           // something has come from it
-  Nanos silence = 0;            // since then
-  std::vector<uint64_t> begun;  // by lane: ids below it have started there, as far as heard
+  bool heard = false;           // a packet has arrived from it
+  Nanos silence = 0;            // time since the last packet
+  std::vector<uint64_t> begun;  // by lane: ids below it are known to have started there
 
   bool has_begun(uint64_t op) const {
     return lane_of(op) < begun.size() && op < begun[lane_of(op)];
@@ -181,22 +184,22 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // None, or why the op cannot start: then it is not reported, and nothing has changed unless the
-  // endpoint has failed.
+  // Starts an op, or returns why it cannot start. Such an op gets no report, and changes nothing
+  // unless the endpoint has failed.
   Failure start(OpSpec spec, Nanos now);
-  // One datagram from `source` (the endpoint whose address it came from). `arrival` is when the
-  // kernel got it, at most `now`; `ecn` the two bits that it came with (RFC 3168).
+  // Takes one datagram from `source`, the endpoint whose address it came from. `arrival`: when the
+  // kernel received it, at most `now`. `ecn`: its codepoint (RFC 3168).
   void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                uint8_t ecn = 0);
   void flush(Nanos now);
   bool transmit(Nanos now, Train& train);
   Nanos next_timer() const;
   void on_timer(Nanos now);
-  // Knowledge from outside: the longest datagram that the route to a peer carries.
+  // Sets the longest datagram that the route to a peer carries, as the driver has found.
   void limit(uint16_t peer, uint32_t bytes, Nanos now);
   bool next_event(Event& event);
-  // Says goodbye once what others need from here is acknowledged; Event::closed follows within
-  // `linger`.
+  // Sends BYE to the peers and serves what they still need. Event::closed follows once all is
+  // acknowledged: within `linger`, or later while peers still take results.
   void close(Nanos now, Nanos linger);
 
   const Counters& counters() const;

@@ -1,6 +1,6 @@
-// The inside of Endpoint, whose methods stand by what they do: endpoint.cc (timers, closing),
-// liveness.cc, receive.cc, loss_detection.cc, repeat.cc, credit.cc, transmit.cc, ops.cc,
-// messages.cc, passes.cc, results.cc, path_limit.cc, ecn.cc and priority.cc.
+// Endpoint::Impl is the inside of Endpoint. Its methods stand in the file of their subject:
+// endpoint.cc (timers, closing), liveness.cc, receive.cc, loss_detection.cc, repeat.cc, credit.cc,
+// transmit.cc, ops.cc, messages.cc, passes.cc, results.cc, path_limit.cc, ecn.cc and priority.cc.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,13 @@
 
 namespace gradwire {
 
-// Packets of ops that have not started here, within the memory for them: kept of a path in any
-// case, and of all together.
+// Packets of ops that have not started here are stashed while memory allows: so many of each path
+// in any case, and so many of all paths together.
 inline constexpr size_t kStashMost = 512;
 inline constexpr size_t kStashInAll = 8192;
-// A peer's op may be this far ahead in its lane.
+// Ops by which a peer may be ahead in its lane; bounds what it can make this endpoint keep.
 inline constexpr uint64_t kOpsAhead = 1024;
-// A peer that was heard so lately is there, whatever it said.
+// A peer from which a packet arrived within this time is alive, even if it has sent BYE.
 inline constexpr Nanos kHeardOf = 1 * kSecond;
 
 struct Endpoint::Impl {
@@ -57,7 +57,7 @@ struct Endpoint::Impl {
                  Nanos arrival, uint8_t ecn);
   void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                    uint8_t ecn);
-  // What became of a packet that had not come before.
+  // The fate of a packet that arrived for the first time.
   enum class Fate : uint8_t { taken, refused, malformed };
   Fate accept(Path& path, const wire::Header& header, uint64_t op_id,
               std::span<const uint8_t> datagram, Nanos now);
@@ -95,9 +95,9 @@ struct Endpoint::Impl {
   struct LongPath {
     const Path* path = nullptr;
     Nanos rtprop = 0;    // 0: there is none
-    Nanos round = 0;     // smoothed
-    double window = 0;   // of the receivers, bytes
-    bool alone = false;  // the only destination
+    Nanos round = 0;     // smoothed round-trip time
+    double window = 0;   // bytes of the receivers' windows
+    bool alone = false;  // it is the only destination
   };
   LongPath longest_path() const;
   Nanos hold(Path& path, double train_bytes, Nanos now) const;
@@ -130,6 +130,7 @@ struct Endpoint::Impl {
   uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
 
   // repeat.cc
+  // Packets that may be sent again at once.
   static constexpr double kRepeatsAtOnce = 16;
   double room(Nanos now) const;
   void repeat(Nanos now);
@@ -214,13 +215,12 @@ struct Endpoint::Impl {
 
   EndpointConfig config;
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
-  Memory memory;                             // of the ops below
+  Memory memory;                             // of all ops below
   std::map<uint64_t, std::unique_ptr<Op>> ops;
-  std::vector<Lane> lanes;          // those that ops have been made in
-  uint64_t made = 0;                // ops so far, of all lanes
+  std::vector<Lane> lanes;          // the lanes in which ops have been made
+  uint64_t made = 0;                // ops made so far, in all lanes
   uint64_t abandoned = UINT64_MAX;  // workers: the first place whose op failed
-  // Workers: own ops that wait for memory, in the order they came. Their time-outs run, and those
-  // of the ops before them end the wait.
+  // Workers: own ops that wait for memory, in order of arrival. Their time-outs run meanwhile.
   struct Waiting {
     OpSpec spec;
     uint64_t need;  // bytes
@@ -239,34 +239,34 @@ struct Endpoint::Impl {
   DelayWindow receive_window;
   double btlbw() const { return std::max(send_window.rate(), receive_window.rate()); }
 
-  Nanos send_cut = 0;     // when send_window last shrank for marks
-  Nanos receive_cut = 0;  // and receive_window
-  LossMeter loss_to;      // of all that is sent
+  Nanos send_cut = 0;     // last reduction of send_window for marks
+  Nanos receive_cut = 0;  // last reduction of receive_window
+  LossMeter loss_to;      // of all packets sent
   CircuitBreaker breaker;
   uint64_t in_flight_bytes = 0;
-  const Path* paced_by = nullptr;  // whose receiver's window sets the pace
+  const Path* paced_by = nullptr;  // the path whose receiver's window sets the pace
   double tokens = 0;               // pacing, bytes
-  double repeats = 0;              // packets that may be repeated now
+  double repeats = 0;              // packets that may be sent again early now
   Nanos repeats_time = 0;
-  double led = 0;       // bytes: by the window of the one receiver far away
-  double last_led = 0;  // the last that was not 0, until heavy loss
+  double led = 0;       // bytes: the window of the only receiver, on a long path
+  double last_led = 0;  // its last value that was not 0, until heavy loss
   Nanos repeat_due = kNever;
   Nanos tokens_time = 0;
   Nanos pace_until = 0;
-  uint8_t control_dscp = 0;      // of the first class in the newest op's plan
+  uint8_t control_dscp = 0;      // the DSCP of the first class in the newest op's plan
   uint16_t next_path = 0;        // round robin
   std::vector<uint8_t> encoded;  // payloads of one train
   bool arrivals = false;
-  bool retire_due = false;  // something may be drained now
+  bool retire_due = false;  // an op may be drained now
   Failure failure;
   Nanos last_timer = 0;
   Nanos threshold_decay = 0;
   bool closing = false;
   bool closed = false;
   Nanos close_deadline = kNever;
-  Nanos last_close_deadline = kNever;  // however much others still take
+  Nanos last_close_deadline = kNever;  // the latest close_deadline, even while peers take results
   Nanos close_linger = 0;
-  Nanos last_result_taken = 0;  // when a peer last acknowledged one
+  Nanos last_result_taken = 0;  // when a peer last acknowledged a result
 };
 
 }  // namespace gradwire

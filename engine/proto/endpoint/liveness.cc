@@ -1,5 +1,5 @@
-// When a peer counts as dead, and when an op has taken too long: pings, silence, deadlines, and who
-// is named for it.
+// Liveness: pings, when a silent peer counts as dead, when an op has taken too long, and which rank
+// the error names.
 #include <algorithm>
 
 #include "proto/base/text.h"
@@ -8,13 +8,18 @@
 namespace gradwire {
 
 namespace {
+// The interval of pings until the first answer.
 constexpr Nanos kConnectPing = 50 * kMillisecond;
+// Ping intervals without a packet after which a peer is pinged more often.
 constexpr int kSilentPings = 5;
+// Peers whose last packets arrived within this time of each other count as dead together.
 constexpr Nanos kMoment = kSecond / 4;
-constexpr int kUrgentPings = 50;  // in place of one: most get lost, and so do the answers
+// Pings in place of one to a silent peer: under heavy loss most pings and answers are lost.
+constexpr int kUrgentPings = 50;
 }  // namespace
 
-// A peer that has been silent for several pings is asked more often: heavy loss is not death.
+// The interval of pings to a peer. It is short after a long silence, which heavy loss may cause
+// too.
 Nanos Endpoint::Impl::ping_interval(const Path& path, Nanos now) const {
   if (!path.connected) return kConnectPing;
   const Nanos long_silence = std::min(kSilentPings * config.ping_interval, config.peer_timeout / 2);
@@ -29,7 +34,7 @@ void Endpoint::Impl::check_life(Nanos now) {
     if (!p) continue;
     if (now - p->last_ping >= ping_interval(*p, now)) {
       p->last_ping = now;
-      // One on trial has pings enough of its own until it is connected.
+      // A path on trial has pings of its own until it is connected.
       p->ping_now = !p->gone && (p->connected || !p->limit.on_trial());
     }
     if (!p->connected) continue;
@@ -39,14 +44,14 @@ void Endpoint::Impl::check_life(Nanos now) {
   if (failure || silent.empty()) return;
   const Nanos last = (*std::ranges::min_element(silent, {}, &Path::last_heard))->last_heard;
   if (now - last <= config.peer_timeout) return;
-  // Those that died in the same moment were not all last heard in the same one.
+  // The peers that died in one moment need not have sent their last packets at the same time.
   const Nanos moment = std::min(kMoment, config.peer_timeout / 8);
   std::erase_if(silent, [=](const Path* path) { return path->last_heard > last + moment; });
   fail(silence_of(std::move(silent), peers, now), now);
 }
 
-// Why nothing is heard of these peers. Where all of several fall silent together, the cause is
-// this host's or its switch's; with a single peer nobody can tell whose it is.
+// The failure that names the silent peers. If all of several peers are silent, this host or its
+// switch is cut off. With a single peer either side may be the cause, so no rank is named.
 Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const {
   const Path& first = *silent.front();
   const Nanos silence =
@@ -81,12 +86,12 @@ Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers
           first.peer, Cause::silence};
 }
 
-// Peers that fall silent within this time of each other do so for one reason.
+// The time within which peers fall silent for one common reason.
 Nanos Endpoint::Impl::together() const {
   return std::min(kSecond, config.peer_timeout / 2);
 }
 
-// Who has not started an op, as far as its peers are heard of, with when that was.
+// The workers that are not known to have started an op, with the time since their last packet.
 std::string Endpoint::Impl::not_begun(const Op& op, int32_t& rank, Nanos now) const {
   std::string text;
   for (uint16_t w = 0; w < config.workers; ++w) {

@@ -1,5 +1,4 @@
-// Which packets have arrived, and which are taken for lost: ACKs, the packet and time thresholds
-// (RFC 9002 §6.1), and tail probes (§6.2).
+// Loss detection: ACKs, the packet and time thresholds (RFC 9002 §6.1), and probe time-outs (§6.2).
 #include <algorithm>
 
 #include "proto/endpoint/endpoint_impl.h"
@@ -7,11 +6,17 @@
 namespace gradwire {
 
 namespace {
-constexpr uint32_t kQuickProbes = 40;  // time-outs in a row before the backoff grows for good
-constexpr uint32_t kQuickBackoff = 1;  // doublings until then
+// Probe time-outs in a row before the backoff grows.
+constexpr uint32_t kQuickProbes = 40;
+// Doublings of the time-out until then.
+constexpr uint32_t kQuickBackoff = 1;
+// Packets that one probe time-out may send again; a round's first window.
 constexpr uint32_t kMostProbes = 24;
-constexpr uint32_t kLoudProbes = 8;      // time-outs in a row; then every eighth
-constexpr uint32_t kSlowestBackoff = 8;  // doublings at the most
+// Probe time-outs in a row that send that many; after these, only every eighth does.
+constexpr uint32_t kLoudProbes = 8;
+// Doublings of the time-out at most.
+constexpr uint32_t kSlowestBackoff = 8;
+// The largest packet threshold; reordering beyond it counts as loss.
 constexpr uint64_t kMostPacketThreshold = 512;
 }  // namespace
 
@@ -68,7 +73,8 @@ void Endpoint::Impl::packet_lost(Path& path, SentPacket& packet, Again why, Nano
   }
 }
 
-// Packet threshold, or sent long enough before something that has arrived (RFC 9002 §6.1).
+// Declares packets lost by the packet threshold, or by the time threshold: sent long enough before
+// the largest acknowledged one (RFC 9002 §6.1).
 void Endpoint::Impl::detect_loss(Path& path, Nanos now) {
   const Nanos window = std::max<Nanos>(path.rtt.minimum() / 4, 500 * kMicrosecond);
   for (uint64_t n = path.sent.lowest(); n < path.largest_acked; ++n) {
@@ -77,8 +83,8 @@ void Endpoint::Impl::detect_loss(Path& path, Nanos now) {
     if (n + path.packet_threshold > path.largest_acked &&
         (packet->time + window > path.largest_acked_sent || path.packet_threshold > 3))
       break;
-    // What the peer refused in between is known by its highest number alone, so nothing below that
-    // is taken for lost.
+    // An ACK reports only the highest refused number, so packets below it count as refused, not as
+    // lost.
     packet_lost(path, *packet, n <= path.refused_there ? Again::refused : Again::lost, now);
   }
 }
@@ -118,7 +124,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
       if (probed) ++counters.spurious_retransmissions;
       if (packet->state == SentPacket::State::lost) {
         ++counters.spurious_retransmissions;
-        // It had only been late: be slower to call a packet lost (RFC 8985 §6.2 in spirit).
+        // The packet was only late, so later packets need a larger gap to be lost (RFC 8985 §6.2).
         path.packet_threshold =
             std::min(std::max(path.packet_threshold, path.largest_acked - packet->number) + 2,
                      kMostPacketThreshold);
@@ -156,8 +162,8 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
       if (p && now - p->loss_told_time < LossMeter::kMemory) told += p->window;
     send_window.loss(loss_to.share(now), told);
     Nanos delay = shared_delay(&Path::delay_to, now);
-    // With one destination, whose queue it is cannot be told, and its receiver's credit holds it
-    // short (or competes): the sender's window would give way a second time.
+    // With one destination the queue may be at either end, and the receiver's credit already keeps
+    // it short (or competes). The send window must not shrink for it a second time.
     const bool alone = in_use(&Path::delay_to, now) == 1;
     if (alone && !long_path(path.rtt.minimum())) delay = std::min(delay, config.delay_target);
     send_window.sample(acked_bytes, delay, path.rtt.round(), path.rtt.minimum(),
@@ -168,8 +174,8 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   }
 }
 
-// When a path's next tail probe is due. A peer that is heard of is neither dead nor cut off: what
-// does not get through to it gets lost, however often that happens in a row.
+// The time of a path's next probe time-out. The backoff stays small while packets of the peer
+// arrive: then it is neither dead nor cut off, and its path loses packets.
 Nanos Endpoint::Impl::probe_time(const Path& path, Nanos now) const {
   const bool quick = path.probe_count < kQuickProbes || now - path.last_heard < kHeardOf;
   const uint32_t doublings =
@@ -178,8 +184,8 @@ Nanos Endpoint::Impl::probe_time(const Path& path, Nanos now) const {
   return path.probe_base + (path.rtt.probe_timeout() << doublings);
 }
 
-// Tail probe (RFC 9002 §6.2, RFC 8985 §7): the oldest packets go again, or one goes beyond the
-// credit if the word that gives more of it was lost.
+// Handles a probe time-out (RFC 9002 §6.2, RFC 8985 §7): the oldest packets go again, or new ones
+// beyond the credit, since the ACK that extends it may be lost.
 void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   const bool waiting = path.sent.in_flight() > 0 || path.starved;
   if (!waiting) {
@@ -192,9 +198,9 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   const Nanos answer_due = path.probe_base + path.rtt.round();
   path.probe_base = now;
   if (path.connected) path.ecn.timed_out(path.probe_count);
-  // Silence on a long path: what would be a round's first window is worth trying. So it is, for
-  // some time-outs, where the peer talks but does not acknowledge: most likely the way loses, or
-  // the peer is late with its word. Where the peer has no room nothing is lost.
+  // On a long path a time-out sends a round's first window. It does so on a short path too, for
+  // some time-outs, when packets of the peer arrive but no ACKs: then the path most likely loses,
+  // or the peer is late. When the peer has no room nothing was lost, so little is sent.
   const bool full = path.refused_there >= path.sent.lowest();
   const bool talks = path.probe_count > 1 && path.last_heard > answer_due;
   const bool loud = path.probe_count <= kLoudProbes || path.probe_count % kLoudProbes == 0;
@@ -206,7 +212,7 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   for (uint64_t n = path.sent.lowest(); n < path.sent.next() && again < path.probes; ++n) {
     SentPacket* packet = path.sent.find(n);
     if (!packet || packet->state != SentPacket::State::flight) continue;
-    // A chunk that goes in passes does not go again now; the next one of its pass takes its place.
+    // A chunk that goes in passes is not sent again now; the next one of its pass takes its place.
     if (recovered(*packet) || more) ++again;
     packet_lost(path, *packet, Again::probe, now);
   }

@@ -1,5 +1,5 @@
-// An op's messages: what starts it on other endpoints, what ends it, and lists. Servers have the
-// plan from a worker's OPEN, and take ops as memory allows.
+// An op's messages: OPEN, which starts it on other endpoints, those that end it, and lists. A
+// server takes the plan from a worker's OPEN, and admits ops as memory allows.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -19,7 +19,7 @@ struct OpenFixed {
   Stats stats;
   uint32_t plan_bytes;
   uint16_t has_critical;
-  uint16_t longest;  // the longest datagram that the worker's paths carry; 0: as agreed
+  uint16_t longest;  // the longest datagram of the worker's paths; 0: as agreed
 };
 
 std::vector<uint8_t> open_body(const OpSpec& spec, const Grid::Shard& shard, bool with_plan,
@@ -57,7 +57,7 @@ std::string hex(uint64_t value) {
 
 }  // namespace
 
-// Whether something is critical differs between workers, and counts for all: they refuse alike.
+// Chunks may be critical at some workers only; the bitmap always counts, so that all refuse alike.
 uint64_t longest_message(const Plan& plan, uint64_t chunks, uint64_t plan_bytes) {
   const uint64_t bitmap = (chunks + 7) / 8;
   const uint64_t open = sizeof(OpenFixed) + plan_bytes + bitmap;
@@ -65,7 +65,7 @@ uint64_t longest_message(const Plan& plan, uint64_t chunks, uint64_t plan_bytes)
   return ends_with_close(plan) ? std::max(open, close) : open;
 }
 
-// "" or which message of the op would be longer than any may be.
+// An empty string, or which message of the op would exceed kMaxMessage.
 std::string Endpoint::Impl::check_messages(const OpSpec& spec) const {
   const uint64_t plan_bytes = config.servers ? spec.plan.serialize().size() : 0;
   if (spec.plan.datagram_bytes > config.datagram_bytes)
@@ -92,7 +92,7 @@ void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard) {
   send_message(to, op, wire::Kind::open, open_body(op.spec, shard, config.servers != 0, told));
 }
 
-// A worker's OPEN of an op that this server does not have yet: the plan is in it.
+// Takes a worker's OPEN of an op that this server does not have yet; it contains the plan.
 Endpoint::Impl::Fate Endpoint::Impl::serve_open(Path& path, const wire::Header& header,
                                                 uint64_t op_id, std::span<const uint8_t> payload,
                                                 Nanos now) {
@@ -102,7 +102,8 @@ Endpoint::Impl::Fate Endpoint::Impl::serve_open(Path& path, const wire::Header& 
   }
   const uint64_t cost = MessageReceiver::cost(payload.size());
   if (!memory.has_early(cost)) {
-    // What a lane's next op needs to be admitted may take all that is free, or nothing would go on.
+    // The OPENs of a lane's next op may take all free memory, because nothing goes on without that
+    // op.
     const bool next = op_id == next_admitted(op_id);
     if (!next || memory.held() + cost > memory.limit) {
       if (next && stuck(op_id))
@@ -129,15 +130,15 @@ Endpoint::Impl::Fate Endpoint::Impl::serve_open(Path& path, const wire::Header& 
   return Fate::taken;
 }
 
-// Servers: the op of this op's lane that is to be admitted next.
+// Servers: the next op to admit in this op's lane.
 uint64_t Endpoint::Impl::next_admitted(uint64_t op) const {
   uint64_t next = id_of(lane(op).done_below, lane_of(op));
   while (finished(next) || ops.contains(next)) next += kLanes;
   return next;
 }
 
-// Starts the ops whose OPENs wait, as far as memory allows. In order within a lane: the pushes of
-// an earlier op come first, and would never be taken if a later one held the memory.
+// Starts the ops whose OPENs have arrived, as far as memory allows. A lane's ops start in order:
+// the pushes of an earlier op come first, and could not be taken if a later op held the memory.
 void Endpoint::Impl::admit(Nanos now) {
   for (auto it = waiting_opens.begin(), next = it; it != waiting_opens.end(); it = next) {
     next = std::next(it);
@@ -188,8 +189,8 @@ void Endpoint::Impl::admit(Nanos now) {
   }
 }
 
-// False, and failed, when an OPEN that begins with `bytes` tells of another plan. Its first part
-// says so: another plan's OPEN may be longer than any that is kept here.
+// Fails, and returns false, when an OPEN that begins with `bytes` has another plan. The first part
+// is enough; the OPEN of another plan may be longer than what is kept here.
 bool Endpoint::Impl::same_plan(const Op& op, uint16_t worker, std::span<const uint8_t> bytes,
                                Nanos now) {
   wire::Reader reader(bytes);

@@ -1,4 +1,4 @@
-// One all-reduce (op) as one endpoint sees it: as a worker, as an aggregator, or both.
+// Op is one all-reduce as one endpoint handles it: as a worker, as an aggregator, or both.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@
 
 namespace gradwire {
 
-// Whether an op of this plan ends with CLOSE, which says what counted.
+// True for plans whose ops end with CLOSE, which reports what counted.
 inline bool ends_with_close(const Plan& plan) {
   return !plan.exact() || plan.pull != Pull::exact;
 }
@@ -26,7 +26,7 @@ inline bool ends_with_close(const Plan& plan) {
 struct Op {
   std::optional<Reserved> reserved;  // where it is aggregated
   uint64_t id = 0;
-  uint64_t place = 0;  // how many ops, of all lanes, were made here before it
+  uint64_t place = 0;  // ops of all lanes made here before it
   OpSpec spec;
   Grid grid;
   bool exact = true;
@@ -41,17 +41,19 @@ struct Op {
 
   // As a worker.
   bool worker = false;
-  bool done = false;                     // spec.data belongs to the caller again
-  std::vector<PushSender> push;          // per aggregator
-  std::vector<uint32_t> early;           // per aggregator: chunks pushed before it had started
-  std::vector<PullReceiver> pull;        // per aggregator
-  std::vector<PullLedger> ledgers;       // per aggregator, of a lossy pull
-  std::vector<PassReceiver> pull_asked;  // per aggregator
+  bool done = false;             // spec.data belongs to the caller again
+  std::vector<PushSender> push;  // by aggregator
+  // By aggregator: chunks pushed before the op was known to have started there.
+  std::vector<uint32_t> early;
+  std::vector<PullReceiver> pull;        // by aggregator
+  std::vector<PullLedger> ledgers;       // by aggregator, for a lossy pull
+  std::vector<PassReceiver> pull_asked;  // by aggregator
   std::vector<MessageReceiver> closes;
   std::vector<MessageReceiver> commits;
   MessageReceiver fold;
   bool folded = false;
-  uint16_t agreed = 0;  // the longest datagram that all workers' paths carry; 0: as at the start
+  // The longest datagram that all workers' paths carry; 0: as agreed at the start.
+  uint16_t agreed = 0;
   Stats stats{};
   Nanos push_done = 0;
   Nanos first_result = 0;
@@ -60,21 +62,22 @@ struct Op {
   bool aggregates = false;
   uint16_t shard = 0;
   std::unique_ptr<Aggregator> aggregator;
-  std::vector<PullSender> back;          // per worker
-  std::vector<PassReceiver> push_asked;  // per worker
+  std::vector<PullSender> back;          // by worker
+  std::vector<PassReceiver> push_asked;  // by worker
   std::vector<MessageReceiver> opens;
   std::vector<Stats> votes;
-  std::vector<uint16_t> longest;      // per worker, as `agreed`
-  std::vector<uint8_t> result_class;  // per chunk of the shard, where the plan's classes have DSCPs
-  size_t passed_on = 0;               // finished chunks that the own worker has
+  std::vector<uint16_t> longest;  // by worker, like `agreed`
+  // By chunk of the shard, when the plan's classes have DSCPs.
+  std::vector<uint8_t> result_class;
+  size_t passed_on = 0;  // finished chunks applied for the own worker
   bool fold_sent = false;
   bool close_sent = false;
   bool commit_sent = false;
   Bitmap withheld;
-  std::vector<uint64_t> withheld_elements;  // per region
+  std::vector<uint64_t> withheld_elements;  // by region
   uint32_t withheld_count = 0;
 
-  uint32_t control_open = 0;  // control frames not yet acknowledged
+  uint32_t control_open = 0;  // control frames without an acknowledgement
   uint64_t bytes_sent = 0;
   uint64_t packets_sent = 0;
   uint64_t retransmissions = 0;

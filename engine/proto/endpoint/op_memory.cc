@@ -10,7 +10,7 @@ namespace gradwire {
 
 namespace {
 
-// Bytes of encoded chunks of the elements [begin, end), and of one more at each end.
+// The bytes of the encoded chunks of elements [begin, end), with one more chunk at each end.
 uint64_t encoded_bytes(const Plan& plan, const codec::Format& format, uint64_t each, uint64_t begin,
                        uint64_t end) {
   const auto bytes = [&format](uint64_t elements) {
@@ -39,12 +39,14 @@ uint64_t memory_of(const Plan& plan, const EndpointConfig& config) {
   const uint64_t begin = shard == 0 ? 0 : Grid::share_end(plan.elements, aggregators, shard - 1);
   const uint64_t end = Grid::share_end(plan.elements, aggregators, shard);
   const uint64_t all = Grid::count(plan, config.datagram_bytes);
-  // A chunk in which shares meet may belong to either.
+  // The chunk at the boundary of two shares may belong to either shard.
   const uint64_t elements = std::min(plan.elements, end - begin + each);
   const uint64_t chunks = std::min(all, Grid::count(plan, config.datagram_bytes, end) -
                                             Grid::count(plan, config.datagram_bytes, begin) + 1);
-  uint64_t of_chunk = 10;                    // Aggregator's and Op's arrays
-  uint64_t of_worker_and_chunk = 1 + 1 + 4;  // bitmaps, PullSender's state and lost chunks
+  // Bytes by chunk: the arrays of Aggregator and Op.
+  uint64_t of_chunk = 10;
+  // Bytes by worker and chunk: bitmaps, and PullSender's states and lost chunks.
+  uint64_t of_worker_and_chunk = 1 + 1 + 4;
   uint64_t scratch = 0;
   if (plan.exact()) of_chunk += 6;
   if (!plan.format.plain())

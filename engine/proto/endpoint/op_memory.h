@@ -1,4 +1,4 @@
-// How much memory an op takes where it is aggregated, and how long its messages may be.
+// An op's memory where it is aggregated, and the length of its longest message.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@ namespace gradwire {
 
 struct EndpointConfig;
 
-// What an op of this plan needs at this endpoint: its sums, results, books and messages, as much as
-// they may become. Nothing where it is not aggregated.
+// The memory that an op of this plan needs at this endpoint for sums, results, records and
+// messages, at most. It is 0 where the op is not aggregated.
 uint64_t memory_of(const Plan& plan, const EndpointConfig& config);
 
-// The longest message of an op whose shards have at most this many chunks: OPEN, or CLOSE.
+// The longest message (OPEN or CLOSE) of an op whose shards have at most this many chunks.
 uint64_t longest_message(const Plan& plan, uint64_t chunks, uint64_t plan_bytes);
 
 }  // namespace gradwire

@@ -1,4 +1,4 @@
-// The life of an op: made, started, failed, drained, freed.
+// The life of an op: it is made, started, completed or failed, drained and freed.
 #include <utility>
 
 #include "proto/endpoint/endpoint_impl.h"
@@ -17,7 +17,7 @@ Op* Endpoint::Impl::find(uint64_t op) {
   return it == ops.end() ? nullptr : it->second.get();
 }
 
-// The op's lane; a new one where none of its ops has been made.
+// The op's lane; an empty one where none of its ops has been made.
 const Lane& Endpoint::Impl::lane(uint64_t op) const {
   static const Lane kNew;
   return lane_of(op) < lanes.size() ? lanes[lane_of(op)] : kNew;
@@ -28,7 +28,7 @@ Lane& Endpoint::Impl::lane(uint64_t op) {
   return lanes[lane_of(op)];
 }
 
-// The number in the op's lane that the next packets are most likely of.
+// The number that the next packets of the op's lane most likely have; expands truncated ids.
 uint64_t Endpoint::Impl::expected(uint64_t op) const {
   return config.endpoint < config.workers ? lane(op).next : lane(op).done_below;
 }
@@ -64,8 +64,9 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   if (worker) {
     op.deadline = op.spec.timeout < kNever - now ? now + op.spec.timeout : kNever;
     op.push.reserve(op.grid.shards.size());
-    // With a pull by several, each chunk that some left out and others sent is pulled by all, and
-    // final only when the regions of those who did not send it have closed: that costs more.
+    // Extra chunks cost more than they save where several workers pull. A chunk that some workers
+    // left out and others sent is pulled by all, and becomes final only when the regions of those
+    // without it close.
     const bool may_differ = plan.pull == Pull::none || config.workers == 1;
     for (const Grid::Shard& shard : op.grid.shards) {
       op.push.emplace_back(plan, op.grid, shard, op.spec.critical, op.spec.priorities, may_differ);
@@ -121,7 +122,8 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
   return {};
 }
 
-// Whether memory lets an op start that is its lane's next, of which messages hold `early` bytes.
+// Decides whether memory lets a lane's next op start; messages of that op already hold `early`
+// bytes.
 Endpoint::Impl::Room Endpoint::Impl::room_for(uint64_t op, uint64_t need, uint64_t early) const {
   const bool first = std::ranges::none_of(
       ops, [op](const auto& other) { return lane_of(other.first) == lane_of(op); });
@@ -129,8 +131,8 @@ Endpoint::Impl::Room Endpoint::Impl::room_for(uint64_t op, uint64_t need, uint64
   return need > memory.most_of_ops() || stuck(op) ? Room::never : Room::later;
 }
 
-// Nothing gives memory to this op: none of its lane is under way, and none of other lanes is sure
-// to end. Some worker has not begun those, and may wait for this one first.
+// True when no op will free memory for this one. None of its own lane is under way, and those of
+// other lanes may never end: some worker has not begun them, and may wait for this op first.
 bool Endpoint::Impl::stuck(uint64_t op) const {
   return std::ranges::none_of(ops, [this, op](const auto& entry) {
     const Op& other = *entry.second;
@@ -139,9 +141,9 @@ bool Endpoint::Impl::stuck(uint64_t op) const {
   });
 }
 
-// Starts the own ops that wait, as far as memory allows, and in order within a lane.
+// Starts the own ops that wait, as far as memory allows; a lane's ops start in order.
 void Endpoint::Impl::begin_waiting(Nanos now) {
-  std::set<uint16_t> behind;  // lanes with an op that waits on
+  std::set<uint16_t> behind;  // lanes with an op that waits longer
   for (auto it = waiting_ops.begin(); it != waiting_ops.end();) {
     const OpSpec& spec = it->spec;
     const bool next = !behind.contains(lane_of(spec.op));
@@ -213,15 +215,15 @@ void Endpoint::Impl::report_failed(const OpSpec& spec, const Failure& why) {
   events.push_back(std::move(event));
 }
 
-// Ends the ops that wait for memory.
+// Fails the ops that wait for memory.
 void Endpoint::Impl::fail_waiting(const std::function<Failure(const OpSpec&)>& why) {
   if (!waiting_ops.empty()) abandoned = std::min(abandoned, made);
   for (const Waiting& waiting : waiting_ops) report_failed(waiting.spec, why(waiting.spec));
   waiting_ops.clear();
 }
 
-// An op for which memory never comes: more than the limit by itself, or beside those of other
-// lanes.
+// The failure of an op that never gets its memory: it exceeds the limit alone, or beside ops of
+// other lanes.
 Failure Endpoint::Impl::too_large(uint64_t op, uint64_t step, uint64_t need) const {
   const bool alone = need > memory.most_of_ops();
   const uint64_t held = alone ? 0 : memory.ops + memory.waiting;
@@ -233,7 +235,7 @@ Failure Endpoint::Impl::too_large(uint64_t op, uint64_t step, uint64_t need) con
           config.endpoint, Cause::memory};
 }
 
-// False, and failed, when a peer left before this op was complete there.
+// Fails, and returns false, when a peer left before this op was complete there.
 bool Endpoint::Impl::still_possible(const Op& op, Nanos now) {
   for (const auto& p : paths) {
     if (!p || !p->gone || op.place < p->gone_op) continue;
@@ -246,7 +248,7 @@ bool Endpoint::Impl::still_possible(const Op& op, Nanos now) {
   return true;
 }
 
-// Nothing of this op is needed from here any more.
+// True when no peer needs anything of this op from here any more.
 bool Endpoint::Impl::drained(const Op& op) const {
   if (op.worker && !op.done) return false;
   bool others_left = true;
@@ -271,7 +273,7 @@ bool Endpoint::Impl::drained(const Op& op) const {
   return true;
 }
 
-// Frees what is drained, in any order.
+// Frees the drained ops, in any order.
 void Endpoint::Impl::free_drained() {
   for (auto it = ops.begin(); it != ops.end();) {
     if (!drained(*it->second)) {
@@ -283,7 +285,7 @@ void Endpoint::Impl::free_drained() {
   }
 }
 
-// Frees what is drained, and starts what waits for memory.
+// Frees the drained ops, and starts those that wait for memory.
 void Endpoint::Impl::retire(Nanos now) {
   retire_due = false;
   free_drained();

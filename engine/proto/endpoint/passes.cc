@@ -1,4 +1,4 @@
-// Control "probe" and lossy pulls: PROBE, BITMAP and STOP of passes, ENOUGH of a stream.
+// Control "probe" and lossy pulls: PROBE, BITMAP and STOP of passes, and ENOUGH of a stream.
 #include <algorithm>
 
 #include "proto/endpoint/endpoint_impl.h"
@@ -6,15 +6,15 @@
 
 namespace gradwire {
 
-// Whether this packet's loss by itself sends something again. What goes in passes does not: it is
-// the BITMAP that says what is missing.
+// True when the loss of this packet alone causes it to be sent again. In passes it does not: a
+// BITMAP reports what is missing.
 bool Endpoint::Impl::recovered(const SentPacket& packet) {
   const Op* op = find(packet.op);
   if (!op || !op->probes) return true;
   return packet.kind != wire::Kind::push && !(packet.kind == wire::Kind::pull && op->lossy_pull);
 }
 
-// Sends the PROBE of each pass that has gone.
+// Sends the PROBE of each pass that has been sent.
 void Endpoint::Impl::end_passes() {
   for (auto& [id, op] : ops) {
     if (!op->probes) continue;
@@ -68,9 +68,10 @@ void Endpoint::Impl::send_bitmap(uint16_t to, Op& op, const wire::Pass& pass,
   }
 }
 
-// STOP once nothing of this worker is undecided; else, if it has asked, what is missing. Its OPEN
-// is waited for: no region closes without. What still arrives then left before the STOP came, so
-// what it says of a backlog is void, and would take credit from those who need it.
+// Answers a worker's push: with STOP once all its chunks are decided, else with the BITMAP if a
+// PROBE has arrived. The BITMAP waits for the worker's OPEN, without which no region closes.
+// Packets that arrive after the STOP was sent report an outdated backlog, which would take credit
+// from other senders.
 void Endpoint::Impl::answer_push(Op& op, uint16_t worker) {
   PassReceiver& asked = op.push_asked[worker];
   if (asked.stopped()) paths[worker]->demand = 0;
@@ -83,7 +84,8 @@ void Endpoint::Impl::answer_push(Op& op, uint16_t worker) {
   }
 }
 
-// The same for results. What is enough of them is not known before CLOSE.
+// Answers an aggregator's pull in the same way. Before CLOSE it is not known how many results
+// suffice.
 void Endpoint::Impl::answer_pull(Op& op, uint16_t aggregator) {
   PullLedger& ledger = op.ledgers[aggregator];
   if (!ledger.closed()) return;
@@ -107,7 +109,8 @@ void Endpoint::Impl::answer_pull(Op& op, uint16_t aggregator) {
   }
 }
 
-// PROBE, BITMAP or STOP. `aggregator`: which one the source is. False when it is malformed.
+// Handles PROBE, BITMAP and STOP; false when the packet is malformed. `aggregator`: the source's
+// number.
 bool Endpoint::Impl::on_pass(uint16_t source, uint16_t aggregator, Op& op,
                              const wire::Header& header, std::span<const uint8_t> payload,
                              Nanos now) {
@@ -116,10 +119,10 @@ bool Endpoint::Impl::on_pass(uint16_t source, uint16_t aggregator, Op& op,
   if (!pass || (pass->way == wire::Way::pull && !op.lossy_pull)) return false;
   if (kind != wire::Kind::bitmap && payload.size() != wire::kPassBytes) return false;
   const bool push = pass->way == wire::Way::push;
-  // The receiver of a push and the sender of a pull are the aggregator.
+  // The aggregator is the receiver of a push and the sender of a pull.
   if (push == (kind == wire::Kind::probe)) {
     if (!op.aggregator || source >= config.workers) return false;
-    if (!push && !op.close_sent) return false;  // the worker cannot know yet what it misses
+    if (!push && !op.close_sent) return false;  // before CLOSE a worker cannot know what it misses
   } else {
     if (aggregator == UINT16_MAX || !op.worker) return false;
     if (op.done) return true;
@@ -140,7 +143,7 @@ bool Endpoint::Impl::on_pass(uint16_t source, uint16_t aggregator, Op& op,
   return true;
 }
 
-// ENOUGH: regions of whose results a worker needs no more.
+// Handles ENOUGH: the regions of which a worker needs no more results.
 bool Endpoint::Impl::on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload) {
   if (!op.aggregator || source >= config.workers || !op.lossy_pull || op.probes || !op.close_sent ||
       payload.size() % 4)
@@ -155,22 +158,22 @@ bool Endpoint::Impl::on_enough(uint16_t source, Op& op, std::span<const uint8_t>
   return true;
 }
 
-// Of a shard's results, to end the op with.
+// True when the results of this shard suffice to end the op.
 bool Endpoint::Impl::has_enough(const Op& op, uint16_t aggregator) const {
   const bool own = op.aggregator && aggregator == op.shard;
   if (op.lossy_pull && !own) return op.ledgers[aggregator].enough();
   return op.pull[aggregator].missing() == 0;
 }
 
-// What is critical is known from all OPENs only, and they may come after what they announce.
+// True when every worker's OPEN has arrived. Only then is it known which chunks are critical.
 bool Endpoint::Impl::all_opened(const Op& op) const {
   for (uint16_t w = 0; w < config.workers; ++w)
     if (!op.aggregator->opened(w)) return false;
   return true;
 }
 
-// Results that no worker may miss: to which some worker's critical chunk contributed, and those
-// that are not finite, which a loss scaler must see everywhere.
+// The results that every worker must have: those with a contribution that is critical for its
+// worker, and those that are not finite, which a loss scaler must find on all workers.
 Bitmap Endpoint::Impl::needed_results(const Op& op) const {
   Bitmap needed(op.own_shard().size());
   for (const uint32_t chunk : op.aggregator->finished()) {

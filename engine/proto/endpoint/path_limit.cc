@@ -1,5 +1,5 @@
-// Paths that carry shorter datagrams than was agreed: what goes on them in parts, and the length
-// that later ops agree on.
+// Paths that carry shorter datagrams than agreed: longer ones go in fragments, and later ops agree
+// on a shorter length.
 #include <algorithm>
 #include <cstring>
 
@@ -8,9 +8,10 @@
 namespace gradwire {
 
 namespace {
-// A path that has not answered for so long may carry no datagrams of the agreed length.
+// A path without an answer for this long may not carry datagrams of the agreed length.
 constexpr Nanos kTrialAfter = 1 * kSecond;
-constexpr Nanos kTrialInterval = 50 * kMillisecond;  // at the start, when many may be late
+// The interval of pings in such a trial, at the start, when many peers may be late.
+constexpr Nanos kTrialInterval = 50 * kMillisecond;
 }  // namespace
 
 void Endpoint::Impl::limit(Path& path, uint32_t bytes, Nanos now) {
@@ -28,7 +29,7 @@ void Endpoint::Impl::lowered(Path& path, Nanos now) {
          now);
     return;
   }
-  path.ping_now = true;  // tells the peer
+  path.ping_now = true;  // the PING carries the new length
   for (uint64_t n = path.sent.lowest(); n < path.sent.next(); ++n) {
     SentPacket* packet = path.sent.find(n);
     if (!packet || packet->state != SentPacket::State::flight) continue;
@@ -57,7 +58,7 @@ uint32_t Endpoint::Impl::longest_datagram() const {
   return longest;
 }
 
-// The only datagram of the train goes in parts that its path carries.
+// Splits the only datagram of the train into fragments that its path carries.
 void Endpoint::Impl::split(Path& path, Train& train) {
   std::vector<uint8_t> whole;
   whole.reserve(train.total_bytes);

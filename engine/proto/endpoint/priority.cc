@@ -1,4 +1,4 @@
-// What an endpoint makes of priority classes: the DSCP of what it sends.
+// Priority classes at an endpoint: the DSCP of each datagram.
 #include <algorithm>
 
 #include "proto/endpoint/endpoint_impl.h"
@@ -6,8 +6,8 @@
 
 namespace gradwire {
 
-// Before the op's senders and sums are made. Critical chunks are of the first class. A result has
-// the first class that any worker gave its chunk, as far as has been heard.
+// Sets an op's classes, before its senders and sums are made. Critical chunks are of class 0. A
+// result has the first class that any worker gave its chunk, as far as pushes have arrived.
 void Endpoint::Impl::set_classes(Op& op) {
   const Plan& plan = op.spec.plan;
   control_dscp = dscp_of(plan, config.dscp, 0);
@@ -35,7 +35,8 @@ void Endpoint::Impl::note_class(Op& op, const wire::Header& header) {
   known = std::min(known, wire::priority_class(header.flags));
 }
 
-// Of the chunk that goes next to this peer. `fresh`: pushes that have not gone yet may.
+// The DSCP of the chunk that goes to this peer next. `fresh`: pushes may include chunks not sent so
+// far.
 uint8_t Endpoint::Impl::next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh) {
   const Plan& plan = op.spec.plan;
   uint32_t chunk = 0;

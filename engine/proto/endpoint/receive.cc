@@ -1,4 +1,4 @@
-// Datagrams in: the way of each packet to its op.
+// Receiving: the way of each packet from its datagram to its op.
 #include <algorithm>
 
 #include "codec/codec.h"
@@ -7,9 +7,12 @@
 namespace gradwire {
 
 namespace {
-constexpr Nanos kAckDelay = 800 * kMicrosecond;  // Rtt::kMaxAckDelay is above it
+// The longest delay of an ACK; Rtt::kMaxAckDelay is above it.
+constexpr Nanos kAckDelay = 800 * kMicrosecond;
+// Bytes of an ERROR's text.
 constexpr size_t kLongestError = 1024;
-constexpr size_t kMostFrames = 1024;  // of control to a peer, with which no more is answered
+// Control frames waiting for a peer above which its PROBEs are refused.
+constexpr size_t kMostFrames = 1024;
 }  // namespace
 
 void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now,
@@ -22,7 +25,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   }
   Path& path = *paths[source];
   if (head->version != wire::kVersion) {
-    // A peer does not change its version, so this comes from somebody else, or was damaged.
+    // A peer keeps its version, so this datagram is foreign or damaged.
     if (path.heard) {
       ++counters.malformed;
       return;
@@ -77,7 +80,7 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
         }
         path.pong_now = true;
         path.pong_stamp = ping->stamp;
-        // Who still asks has not heard why there is no answer to its data.
+        // A peer that still pings has not received this endpoint's ERROR.
         if (failure && path.errors_left == 0) path.errors_left = 1;
         return;
       }
@@ -86,7 +89,8 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
       if (round < kSecond) {
         path.rtt.sample(round, 0, now);
         if (path.limit.answered(ping->stamp, now, path.rtt.round())) lowered(path, now);
-        // A ping of the agreed length, or of the one that the path has turned out to carry.
+        // The answered ping had the agreed length, or the length that the path has turned out to
+        // carry.
         if (!path.connected && !path.limit.on_trial()) {
           path.connected = true;
           Event event;
@@ -149,7 +153,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   path.batch_bytes += bytes;
   if (header->flags & wire::kOutOfCredit) receive_window.limited();
   if (path.unacked++ == 0) path.ack_due = now + kAckDelay;
-  // However far ahead a number is: a peer whose packets got lost for long has used up many.
+  // A number may be far ahead: a peer whose packets were lost for long has used many.
   if (number == 0 || path.received.seen(number)) {
     ++counters.duplicates;
     path.ack_now = true;
@@ -158,7 +162,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   if (number > path.received.largest()) path.demand = header->backlog;
   const uint64_t op_id = wire::expand(header->op, id_of(expected(header->op), lane_of(header->op)));
   const Fate fate = accept(path, *header, op_id, datagram, now);
-  // What is refused was not looked into, and a number far ahead makes all before it old.
+  // A refused packet was not examined, and a number far ahead would make all earlier ones old.
   const bool far_ahead = number >= path.received.largest() + ReceivedPackets::kWindow;
   if (fate == Fate::malformed || (fate == Fate::refused && far_ahead)) return;
   const bool refused = fate == Fate::refused;
@@ -182,15 +186,16 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   }
   count_ecn(path, ecn, now);
   if (header->backlog == 0 || header->common.kind > wire::Kind::pull) path.ack_now = true;
-  // Three or more for each turn of the credit: fewer make the sender wait, and each takes as much
-  // of the way back as a tenth of a chunk.
-  // Where ACKs get lost on their way, one of each: what has come is else sent again for nothing.
+  // At least three ACKs go for each share of credit: with fewer the sender waits, and each takes as
+  // much of the return path as a tenth of a chunk. When ACKs are lost heavily every packet gets
+  // one, or what has arrived would be sent again.
   const uint32_t each = path.loss_to(now) > kHeavyLoss ? 1 : path.share / 3;
   if (path.unacked >= std::clamp<uint32_t>(each, 1, 32)) path.ack_now = true;
 }
 
-// Only what has been taken is acknowledged. What is refused has crossed the network all the same,
-// and will come again; what is malformed is not the peer's, and leaves no trace.
+// Takes, refuses or rejects a new packet; only a taken one is acknowledged. A refused packet has
+// crossed the network and will be sent again. A malformed one is not from the peer and leaves no
+// trace.
 Endpoint::Impl::Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
                                             std::span<const uint8_t> datagram, Nanos now) {
   if (failure) return Fate::malformed;
@@ -214,7 +219,8 @@ Endpoint::Impl::Fate Endpoint::Impl::accept(Path& path, const wire::Header& head
   if (path.no_room) return Fate::refused;
   memory.early += kept.cost();
   path.stash.push_back(std::move(kept));
-  // No more of its backlog comes before this op starts; unused credit would then come at once.
+  // The peer sends no more of its backlog before this op starts, and would use spare credit all at
+  // once then.
   const size_t most = server ? SIZE_MAX : most_early(path);
   const size_t room = most - std::min(most, path.stash.size());
   path.demand = static_cast<uint16_t>(std::min<size_t>(path.demand, room));
@@ -239,7 +245,7 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
       if (!op) continue;
       dispatch(*p, *op, header, datagram.subspan(wire::kHeaderBytes), now, true);
     }
-    // What was held back comes now: everybody's share of the window is known at once.
+    // The packets held back come now, so every peer's share of the window is set at once.
     if (config.servers == 0 && p->stash.empty() && told > mine.size())
       p->demand = std::max(p->demand, static_cast<uint16_t>(told - mine.size()));
   }
@@ -251,7 +257,7 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
                                               bool stashed) {
   const uint16_t source = path.peer;
   const bool from_worker = source < config.workers;
-  uint16_t aggregator = UINT16_MAX;  // which aggregator the source is
+  uint16_t aggregator = UINT16_MAX;  // the source's number as an aggregator
   for (uint16_t a = 0; a < config.aggregators(); ++a)
     if (config.aggregator_endpoint(a) == source) aggregator = a;
   const wire::Kind kind = header.common.kind;
@@ -305,7 +311,7 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
       return Fate::taken;
     }
     case wire::Kind::probe:
-      // Each has an answer, and an honest peer asks again only when it has taken the last one.
+      // Each PROBE has an answer, and a correct peer sends the next only after it has taken that.
       if (path.control.open() >= kMostFrames) return Fate::refused;
       [[fallthrough]];
     case wire::Kind::bitmap:
@@ -332,7 +338,7 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
       break;
     }
     case wire::Kind::close:
-      // An exact plan with an exact pull has nothing to say here.
+      // An exact plan with an exact pull has no CLOSE.
       if (aggregator == UINT16_MAX || !op.worker || !op.has_close) break;
       if (op.done) return Fate::taken;
       good = on_message(op, aggregator, kind, op.closes[aggregator], header, payload, now);
@@ -355,8 +361,8 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
   return Fate::malformed;
 }
 
-// The paths in use. Each brings its part of what tells of the shared queue: with many, every one of
-// them must forget the faster.
+// The number of paths in use. Each samples a part of the shared queue, so the more there are, the
+// faster each mean must move.
 uint64_t Endpoint::Impl::in_use(SmoothedDelay Path::* which, Nanos now) const {
   const auto fresh = std::count_if(paths.begin(), paths.end(), [which, now](const auto& p) {
     return p && ((*p).*which).fresh(now);
@@ -364,7 +370,8 @@ uint64_t Endpoint::Impl::in_use(SmoothedDelay Path::* which, Nanos now) const {
   return std::max<uint64_t>(1, static_cast<uint64_t>(fresh));
 }
 
-// The smallest delay over the paths in use is that of the queue they share: this endpoint's port.
+// The delay of the queue at this endpoint's port, which the paths in use share: their smallest
+// delay.
 Nanos Endpoint::Impl::shared_delay(SmoothedDelay Path::* which, Nanos now) const {
   Nanos least = kNever;
   for (const auto& p : paths)

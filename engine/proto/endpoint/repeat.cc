@@ -1,5 +1,5 @@
-// Under heavy loss: what is in flight goes again without waiting for word of it, because on a long
-// path that comes late, and mostly does not come at all.
+// Early repetition: under heavy loss, packets in flight go again before an ACK can arrive, because
+// on a long path ACKs come late and mostly not at all.
 #include <algorithm>
 #include <cmath>
 
@@ -8,23 +8,26 @@
 namespace gradwire {
 
 namespace {
-// Between two copies at the least; closer on a path without a queue, the more of them it takes.
+// The least time between two copies of a packet. Without a queue it is shorter the higher the loss.
 constexpr Nanos kApart = 500 * kMicrosecond;
 constexpr Nanos kClosest = 100 * kMicrosecond;
-constexpr double kRepeatSafety = 3.0;               // e^-3 of the rounds lose all copies
-constexpr double kSlowestRepeat = 1000;             // packets/s
-constexpr Nanos kShortestRound = 1 * kMillisecond;  // of a way of unknown rate
+// Copies of a round are all lost with a chance of e^-3.
+constexpr double kRepeatSafety = 3.0;
+// The least rate in packets/s, whatever is known of the path.
+constexpr double kSlowestRepeat = 1000;
+// The round assumed where no rate is known.
+constexpr Nanos kShortestRound = 1 * kMillisecond;
 }  // namespace
 
-// Bytes that the window still lets go.
+// The bytes that the window still admits; negative when more is in flight.
 double Endpoint::Impl::room(Nanos now) const {
   const double window = send_window.stretch(loss_to.share(now)) * send_window.bytes();
   return breaker.factor() * std::max(window, led) - static_cast<double>(in_flight_bytes);
 }
 
-// When what is in flight is sent again without waiting for word of it: under heavy loss so that, of
-// the copies of one round, hardly ever all get lost. Later where only word of it gets lost: most
-// likely it is there.
+// The time after which a packet in flight is sent again without an ACK. Under heavy loss so many
+// copies go in a round that hardly ever all are lost. When only ACKs are lost it is longer, because
+// the packet has most likely arrived.
 Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
   const double to = path.loss_to(now);
   const double from = path.loss_from.share(now);
@@ -39,8 +42,8 @@ Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
   return std::max(apart, std::clamp(close, kClosest, kApart));
 }
 
-// Bytes/s of a rate that only heavy loss has told of: at the least a window in a round, as in any
-// first round, or it would never show what the way carries.
+// The rate in bytes/s to use while only heavy loss has shown one: a window per round, as in any
+// first round. With less, the path's rate would never show.
 double Endpoint::Impl::unproven_rate(Nanos now) const {
   if (send_window.rate_proven() || receive_window.rate_proven()) return 0;
   Nanos round = kShortestRound;
@@ -54,15 +57,15 @@ double Endpoint::Impl::unproven_rate(Nanos now) const {
   return (told > 0 ? std::min(window, told) : window) * 1e9 / static_cast<double>(round);
 }
 
-// Packets/s that may go again.
+// The packets/s that may be sent again early.
 double Endpoint::Impl::repeat_rate(Nanos now) const {
   const double rate =
       std::max(send_window.stretch(loss_to.share(now)) * btlbw(), unproven_rate(now));
   return std::max(kSlowestRepeat, breaker.factor() * rate / (config.datagram_bytes + 42.0));
 }
 
-// With nothing else to send, what is in flight on a path of heavy loss goes again, the oldest
-// first, at the rate that the way is known to carry.
+// Sends packets in flight again, the oldest first, on paths with heavy loss. It does so when
+// nothing else can be sent, at the rate that the path is known to carry.
 void Endpoint::Impl::repeat(Nanos now) {
   const double rate = repeat_rate(now);
   repeats =
@@ -74,7 +77,7 @@ void Endpoint::Impl::repeat(Nanos now) {
   for (auto& p : paths) {
     if (!p || p->gone || p->sent.in_flight() == 0) continue;
     Nanos after = repeat_after(*p, now);
-    // Copies would find no room either.
+    // The peer had no room for packets, and would have none for copies.
     const bool refused = now - p->refused_time < p->rtt.probe_timeout();
     if (after == kNever || refused) {
       p->control_sent.clear();
@@ -83,7 +86,7 @@ void Endpoint::Impl::repeat(Nanos now) {
     std::erase_if(p->control_sent, [&](uint64_t n) {
       SentPacket* packet = p->sent.find(n);
       if (!packet || packet->state != SentPacket::State::flight) return true;
-      // Control frames go ahead of data, at no rate but this.
+      // Control frames go before data; nothing else limits their rate.
       const Nanos due = packet->time + std::max(after, kApart);
       if (due > now) {
         repeat_due = std::min(repeat_due, due);
@@ -92,7 +95,7 @@ void Endpoint::Impl::repeat(Nanos now) {
       packet_lost(*p, *packet, Again::repeat, now);
       return true;
     });
-    // With more to send, only where that cannot go before word comes, and none has for a round.
+    // With more to send, copies go only if that is blocked, and after a round without an ACK.
     if (backlog(*p) > 0) {
       if (!blocked && p->credit >= p->sent.next()) continue;
       after = std::max(kApart, p->rtt.smoothed() * 3 / 2);

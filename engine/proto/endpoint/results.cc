@@ -1,4 +1,4 @@
-// From sums to what a worker is told: closing, committing, results and the report.
+// Results: from sums to closing, committing, results and the report.
 #include <algorithm>
 #include <cstring>
 
@@ -8,7 +8,7 @@
 
 namespace gradwire {
 
-// The statistics of all workers, folded in rank order: sums, then maxima (NaN wins).
+// Folds the statistics of all workers in rank order: sums, then maxima (NaN wins), and sends FOLD.
 void Endpoint::Impl::fold(Op& op, Nanos now) {
   if (op.fold_sent || op.shard != 0) return;
   for (uint16_t w = 0; w < config.workers; ++w)
@@ -37,7 +37,7 @@ void Endpoint::Impl::fold(Op& op, Nanos now) {
   if (op.worker) maybe_done(op, now);
 }
 
-// Something was added, forgiven or closed: tells whom it concerns.
+// Acts on what was added, forgiven or closed, and sends what follows to the workers concerned.
 void Endpoint::Impl::after_sum(Op& op, Nanos now) {
   Aggregator& sum = *op.aggregator;
   std::vector<uint32_t> stopped;  // regions of one worker
@@ -47,7 +47,7 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
     stopped.push_back(stops[i].region);
     if (i + 1 < stops.size() && stops[i + 1].worker == worker) continue;
     if (worker == config.endpoint) {
-      // It sends nothing to itself.
+      // A worker sends no STOP to itself.
     } else if (op.probes) {
       answer_push(op, worker);
     } else {
@@ -90,7 +90,7 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
   if (op.worker) maybe_done(op, now);
 }
 
-// Committed pull: gives up a result for all workers alike, while the bound has room.
+// Committed pull: leaves a result out for all workers alike, while the bound has room.
 bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
   const uint32_t local = chunk - op.own_shard().begin;
   if (op.withheld.test(local)) return true;
@@ -99,7 +99,7 @@ bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
   const Plan& plan = op.spec.plan;
   if (plan.regions[region].bound == 0.0 && !op.exact) return false;
   for (uint16_t w = 0; w < config.workers; ++w)
-    if (!op.aggregator->opened(w)) return false;  // what is critical is not known yet
+    if (!op.aggregator->opened(w)) return false;  // the critical chunks are not known yet
   if (op.aggregator->critical(chunk)) return false;
   const uint64_t elements = op.aggregator->region_elements(region);
   const uint64_t spent = op.withheld_elements[region] + op.grid.length(chunk);
@@ -137,14 +137,14 @@ void Endpoint::Impl::try_commit(Op& op, Nanos now) {
   if (op.worker) maybe_done(op, now);
 }
 
-// A result lands where the worker's own values were: they are decided by now.
+// Writes a result over the worker's own values, which are decided by now.
 void Endpoint::Impl::apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos now) {
   if (op.first_result == 0) op.first_result = now;
   codec::decode(op.spec.plan.result_format(), payload, op.grid.length(chunk),
                 op.spec.data + op.grid.offset[chunk]);
 }
 
-// Whether this worker's part of an op ends without anything more from an aggregator.
+// True when this worker's part of an op needs nothing more from an aggregator.
 bool Endpoint::Impl::has_all(const Op& op, uint16_t aggregator) const {
   if (op.grid.shards[aggregator].size() == 0) return true;
   const PullReceiver& pull = op.pull[aggregator];
@@ -153,7 +153,7 @@ bool Endpoint::Impl::has_all(const Op& op, uint16_t aggregator) const {
          (!op.committed || pull.committed());
 }
 
-// The first op that lacks something which only this peer can send; none: null.
+// The first op that lacks something which only this peer can send, or null.
 const Op* Endpoint::Impl::waits_for(uint16_t peer) const {
   for (const auto& [id, op] : ops) {
     if (!op->worker || op->done) continue;

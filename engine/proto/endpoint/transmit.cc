@@ -1,4 +1,4 @@
-// Datagrams out: signs of life and acknowledgements first, then control, then trains of chunks.
+// Sending: ACKs, pings and farewells first, then control frames, then trains of chunks.
 #include <algorithm>
 #include <utility>
 
@@ -9,28 +9,41 @@ namespace gradwire {
 
 namespace {
 
+// The interval of the first farewells (BYE, ERROR).
 constexpr Nanos kFarewellInterval = 10 * kMillisecond;
-constexpr uint32_t kQuickFarewells = 3;     // then twice as far apart each time
-constexpr uint32_t kFarewellDoublings = 2;  // at the most
-constexpr double kProbeGain = 0.2;          // with an empty queue, nearly
-constexpr double kProbeQueue = 0.75;        // of the target: without probing from there on
-// Of the target's queue: what probing above the rate may add to it in a round of a long path.
+// Farewells at that interval; each further one doubles it.
+constexpr uint32_t kQuickFarewells = 3;
+// Doublings at most.
+constexpr uint32_t kFarewellDoublings = 2;
+// The pace above BtlBw that looks for a higher rate while the queue is almost empty.
+constexpr double kProbeGain = 0.2;
+// With a queue above this share of the delay target the pace is BtlBw.
+constexpr double kProbeQueue = 0.75;
+// A pace above BtlBw may add this share of the delay target to the queue in a round of a long path.
 constexpr double kProbeRoom = 0.5;
-constexpr double kRampGain = 1.25;  // a ramp's round goes out in half of it
+// In slow start on a long path, the pace is this multiple of a window per round.
+constexpr double kRampGain = 1.25;
+// The least time between two ACKs on a long path.
 constexpr Nanos kAckSpacing = 800 * kMicrosecond;
-constexpr double kTrainSeconds = 250e-6;  // of the rate, on a long path
-constexpr double kPaceDepth = 0.0005;     // seconds of the rate that a late timer may catch up
-// Long trains from several senders collide in a port and leave others idle.
+// Seconds of the pace that one train takes on a long path.
+constexpr double kTrainSeconds = 250e-6;
+// Seconds of the pace that a late timer may catch up on.
+constexpr double kPaceDepth = 0.0005;
+// A window goes in at least so many trains: long trains of several senders collide in one port and
+// leave others idle.
 constexpr double kTrainsPerWindow = 16;
+// Datagrams; a shorter train would spend a send call on few packets.
 constexpr uint32_t kShortestTrain = 4;
+// Datagrams; segmentation takes at most 64 KB in one send call.
 constexpr uint32_t kLongestTrain = 44;
-// Elements encoded for one train: its packets are stamped before, and what this takes looks like a
-// queue to the receiver.
+// Elements encoded for one train. Its packets are stamped before, so the time of encoding looks
+// like queueing to the receiver.
 constexpr uint32_t kMostEncoded = 1U << 16;
-// Chunks for a peer that is not known to have started their ops: more than go before its OPEN comes
-// where all start together, and fewer than it keeps in any case.
+// Chunks for a peer that is not known to have started their op. Where all start together fewer go
+// before its OPEN arrives, and the peer stashes more in any case.
 constexpr size_t kMostEarly = kStashMost / 2;
-constexpr size_t kLongestReport = 800;  // bytes of a failure's text that travel
+// Bytes of a failure's text that travel in ERROR.
+constexpr size_t kLongestReport = 800;
 
 uint8_t* begin_control(Train& train, uint16_t destination, size_t bytes) {
   train.destination = destination;
@@ -58,7 +71,7 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   in_flight_bytes += packet.bytes;
   path.probe_base = now;
   const bool data = packet.kind == wire::Kind::push || packet.kind == wire::Kind::pull;
-  if (path.probes && data) --path.probes;  // control goes without credit in any case
+  if (path.probes && data) --path.probes;  // control frames need no credit
   repeats = std::max(repeats - 1, -kRepeatsAtOnce);
   path.starved = false;
   breaker.sent(packet.bytes, loss_to.share(now));
@@ -79,7 +92,8 @@ void Endpoint::Impl::write_ping(Path& path, Nanos now, bool pong, size_t bytes, 
 }
 
 bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
-  // A gap in every few packets makes an ACK of each; on a long path that tells nothing sooner.
+  // On a long path ACKs are spaced: frequent gaps would cause one per packet, and report nothing
+  // sooner.
   const Nanos rtprop = path.rtt.minimum();
   if (path.ack_now && long_path(rtprop)) {
     const Nanos next = path.last_ack + std::min(rtprop / 32, kAckSpacing);
@@ -104,7 +118,8 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
         path.ack_bytes == 0
             ? 0.0
             : std::max(0.0, path.ack_delay / static_cast<double>(path.ack_bytes)) / kMicrosecond);
-    // Twice over, whatever the share has become: one batch may hold hundreds.
+    // The bitmap covers twice the share, or what arrived since the last ACK: a batch may hold
+    // hundreds.
     uint64_t span = std::max<uint64_t>(path.share, path.received.largest() - path.largest_told);
     const double lossy = path.loss_from.share(now);
     if (lossy > kHeavyLoss && long_path(rtprop)) span = path.received.largest();
@@ -116,7 +131,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack), control_dscp);
     path.ack_now = false;
     path.ack_due = kNever;
-    // Where so much gets lost this way, ACKs may on theirs: as long as they may matter they go on.
+    // Under heavy loss ACKs are lost too, so they are repeated for two rounds.
     if (lossy > kHeavyLoss && path.rtt.any() && now - path.largest_arrival < 2 * path.rtt.round())
       path.ack_due = now + repeat_after(path, now);
     path.unacked = 0;
@@ -129,8 +144,8 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
   if (path.ping_now || path.pong_now) {
     const bool pong = path.pong_now;
     (pong ? path.pong_now : path.ping_now) = false;
-    // As long as the longest datagram until one is answered: a path that does not carry them shows
-    // before the first step.
+    // Pings have the longest datagram's length until one is answered, so that a path that does not
+    // carry it shows before the first step.
     const size_t plain = wire::kPingBytes + (path.limit.reduced() ? wire::kLimitBytes : 0);
     const size_t bytes = pong ? wire::kPingBytes : path.connected ? plain : config.datagram_bytes;
     if (path.first_ping == 0) path.first_ping = now;
@@ -160,7 +175,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
   return transmit_farewell(path, now, train);
 }
 
-// What a PING says of one lane, each in its turn: the op that starts next there.
+// The id that a PING reports: the op that starts next in one lane. Lanes take turns.
 uint64_t Endpoint::Impl::next_id(Path& path) const {
   for (size_t i = 0; i < lanes.size(); ++i) {
     path.pinged_lane = static_cast<uint16_t>((path.pinged_lane + 1u) % lanes.size());
@@ -170,7 +185,7 @@ uint64_t Endpoint::Impl::next_id(Path& path) const {
   return 0;
 }
 
-// BYE: until the peer says that it was heard, and one for each of the peer's that asks for it.
+// Sends BYE until the peer acknowledges it, and one as the answer to each BYE that asks for it.
 bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
   const bool due = closing && !closed && !farewell_over(path) && now >= path.next_farewell;
   if (!due && !path.answer_bye) return false;
@@ -220,20 +235,19 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   return true;
 }
 
-// A push of an op that the peer may not have started: nothing of it, or of a later one, has come. A
-// server has an op from the first OPEN on.
+// True when the peer may not have started this op: no packet of it, or of a later op of its lane,
+// has arrived. A server has an op from the first OPEN on.
 bool Endpoint::Impl::early(const Path& path, const Op& op) const {
   return config.servers == 0 && !path.has_started(op.id);
 }
 
-// How many chunks may go early on a path, in either direction.
+// The chunks that may go early on a path, in either direction.
 size_t Endpoint::Impl::most_early(const Path& path) const {
   if (!long_path(path.rtt.minimum())) return kMostEarly;
   return std::max(kMostEarly, kStashInAll / (paths.size() - 1));
 }
 
-// How many still may. What a peer refuses would look lost, and be sent again for as long as the
-// peer is late.
+// How many more may go early. Packets that a late peer refuses would be sent again and again.
 uint64_t Endpoint::Impl::early_room(const Path& path) const {
   if (config.servers) return UINT64_MAX;
   const size_t most = most_early(path);
@@ -243,7 +257,7 @@ uint64_t Endpoint::Impl::early_room(const Path& path) const {
   return most - std::min(most, gone);
 }
 
-// What is left to send now, without what waits for the peer to start.
+// The chunks to send now, without those that wait for the peer to start their op.
 uint64_t Endpoint::Impl::backlog(const Path& path) const {
   const bool room = early_room(path) > 0;
   uint64_t total = 0;
@@ -251,7 +265,7 @@ uint64_t Endpoint::Impl::backlog(const Path& path) const {
   return total;
 }
 
-// Of one op. room: for what goes before the peer has started it.
+// The same for one op. `room`: chunks may go before the peer has started it.
 uint64_t Endpoint::Impl::backlog(const Path& path, const Op& op, bool room) const {
   uint64_t total = 0;
   if (op.aggregator && path.peer < config.workers) total += op.back[path.peer].backlog();
@@ -262,8 +276,8 @@ uint64_t Endpoint::Impl::backlog(const Path& path, const Op& op, bool room) cons
   return total;
 }
 
-// Whose ops the next train to a peer is of: lanes take turns, so that what a peer cannot take yet
-// of one of them keeps none of the others waiting.
+// The lane of the next train to a peer. Lanes take turns, so that chunks which the peer cannot take
+// yet delay no other lane.
 uint16_t Endpoint::Impl::next_lane(const Path& path) const {
   const bool room = early_room(path) > 0;
   uint64_t best = UINT64_MAX;
@@ -274,8 +288,8 @@ uint16_t Endpoint::Impl::next_lane(const Path& path) const {
   return static_cast<uint16_t>((path.lane + 1 + best) % kLanes);
 }
 
-// A worker's chunk as its plan has it on the wire, in the train's own place in the scratch memory.
-// Encoded anew whenever it is sent: the bucket holds the same values until the chunk is decided.
+// Encodes a worker's chunk as its plan has it on the wire, into the train's part of the scratch
+// memory. A chunk is encoded whenever it is sent; its values stay the same until it is decided.
 const uint8_t* Endpoint::Impl::encode(const codec::Format& format, const float* values,
                                       uint32_t count, const Train& train) {
   if (encoded.empty()) encoded.resize(Train::kMaxBytes);
@@ -306,7 +320,8 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
     const codec::Format& format = op->spec.plan.format;
     const auto full =
         static_cast<uint32_t>(wire::kHeaderBytes + format.bytes(op->grid.chunk_elements));
-    // Datagrams of one train are equally long, and one that goes in parts is a train of its own.
+    // Datagrams of one train have equal lengths, and one that is sent in fragments is a train of
+    // its own.
     const bool in_parts = full > path.limit.bytes();
     if (train.count && (full != train.segment_bytes || in_parts)) continue;
     const bool is_early = early(path, *op);
@@ -317,9 +332,9 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       const void* payload = nullptr;
       uint16_t flags = 0;
       const uint8_t dscp = next_dscp(*op, aggregator, path.peer, fresh);
-      if (train.count && dscp != train.dscp) return true;  // one DSCP to a train
+      if (train.count && dscp != train.dscp) return true;  // a train has one DSCP
       wire::Kind kind = wire::Kind::push;
-      // Pushes first: everybody's results wait for them.
+      // Pushes go first, because the results of all workers wait for them.
       if (aggregator != UINT16_MAX && op->push[aggregator].next(chunk, again, fresh)) {
         const float* values = op->spec.data + op->grid.offset[chunk];
         payload = format.plain() ? static_cast<const void*>(values)
@@ -393,14 +408,14 @@ bool Endpoint::Impl::transmit_next(Nanos now, Train& train) {
   end_passes();
   repeat(now);
   for (auto& p : paths)
-    // Who has left stays for a while, for what others still need of it.
+    // A peer that has left stays for a while to serve what others still need of it.
     if (p && (!p->gone || now - p->last_heard < kHeardOf) && transmit_control(*p, now, train))
       return true;
 
   return transmit_train(now, train);
 }
 
-// The longest of the paths that something waits for, where that is a long one.
+// The longest of the long paths that have a backlog; rtprop is 0 when there is none.
 Endpoint::Impl::LongPath Endpoint::Impl::longest_path() const {
   LongPath far;
   uint32_t destinations = 0;
@@ -416,8 +431,9 @@ Endpoint::Impl::LongPath Endpoint::Impl::longest_path() const {
   return far;
 }
 
-// With one destination far away its receiver's window rules: a share of an incast would have to
-// learn the rate of its share. Less in so far as the queue is longer than it should be, whoever's.
+// The receiver's window for the only destination, on a long path. It applies in place of the send
+// window, which would have to learn this sender's share of an incast. It is the smaller the more
+// the queue exceeds the target, whoever fills it.
 double Endpoint::Impl::led_by(const LongPath& far) const {
   if (send_window.ramps()) return 0;
   const auto target = static_cast<double>(send_window.target());
@@ -425,9 +441,9 @@ double Endpoint::Impl::led_by(const LongPath& far) const {
   return far.window * std::min(1.0, target / std::max(queue, 1.0));
 }
 
-// Nanoseconds that a train has to wait for its path's part of the receiver's window, which is paced
-// over a round; 0: none. One of several far destinations has no queue for what all senders have
-// left over while other receivers' credit is out.
+// Nanoseconds that a train waits for its path's part of the receiver's window, which is paced over
+// a round; 0: none. It is for several long paths. A receiver's port has no queue for the bytes that
+// all its senders have saved up while the credit of other receivers was used up.
 Nanos Endpoint::Impl::hold(Path& path, double train_bytes, Nanos now) const {
   if (!long_path(path.rtt.minimum()) || path.window <= 0) return 0;
   const double pace = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() * path.window /
@@ -439,12 +455,12 @@ Nanos Endpoint::Impl::hold(Path& path, double train_bytes, Nanos now) const {
   return std::max<Nanos>(1, static_cast<Nanos>((0.5 * train_bytes - path.tokens) / pace));
 }
 
-// The next train of chunks: to whom most is left to send, of those that may be sent to, so that all
-// destinations of one op are served alike and finish together.
+// Sends the next train of chunks: to the destination with the largest backlog that may be sent to,
+// so that all destinations of an op are served alike and end together.
 bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const double wire_bytes = config.datagram_bytes + 42.0;
-  // At BtlBw the port's own queue stays short and what waits, waits here, where the choice of
-  // destination is still open; a little above it while the queue is short, to find more.
+  // Pacing at BtlBw keeps the port's queue short: packets wait here, where the destination can
+  // still be chosen. While the queue is short the pace is a little higher, to find a higher rate.
   const double queue = static_cast<double>(send_window.queue_delay());
   const LongPath far = longest_path();
   const auto target = static_cast<double>(send_window.target());
@@ -464,7 +480,8 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     pace = breaker.factor() * std::max(stretch * gain * btlbw(), unproven_rate(now));
   paced_by = nullptr;
   if (far.rtprop && config.pacing) {
-    // A window at a time, in a round: a burst of it would overflow what is on the way.
+    // On a long path a window is spread over a round; as one burst it would overflow queues on the
+    // path.
     const double round = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() * 1e9 /
                          static_cast<double>(far.round);
     if (far.alone || send_window.ramps()) pace = std::max(pace, stretched * round);
@@ -482,7 +499,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     const double depth = std::max(2.0 * quantum * wire_bytes, pace * kPaceDepth);
     tokens = std::min(depth, tokens + pace * static_cast<double>(now - tokens_time) * 1e-9);
   } else {
-    tokens = 0;  // what went before there was a rate is not a debt
+    tokens = 0;  // bytes sent before a rate was known are no debt
   }
   tokens_time = now;
   pace_until = 0;
@@ -506,7 +523,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
       continue;
     }
     ++destinations;
-    if (path->probes) {  // a probe goes whatever the windows say
+    if (path->probes) {  // a probe ignores the windows
       if (!transmit_data(*path, now, train, path->probes)) continue;
       tokens = std::max(tokens - train.total_bytes, std::min(tokens, -64.0 * wire_bytes));
       return true;
@@ -542,15 +559,15 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     if (held != kNever) pace_until = held;
     return false;
   }
-  // With one destination there is nothing to choose, its receiver's credit holds the queue short,
-  // and a rate that was measured among many senders would hold back whoever comes last.
-  // A circuit that breaks is paced in any case: half a window where a queue was is not half a rate.
+  // With one destination there is no choice, and its receiver's credit keeps the queue short; a
+  // rate that was measured among many senders would only hold back the last one. A tripped circuit
+  // breaker always paces: half a window is not half the rate where a queue is.
   const bool paced = pace > 0 && (destinations > 1 || far.rtprop || breaker.factor() < 1);
   if (paced && tokens <= 0) {
     pace_until = now + static_cast<Nanos>((quantum * wire_bytes * 0.5 - tokens) / pace * 1e9);
     return false;
   }
-  // Chunks that were decided meanwhile counted as left, and no longer do: choose anew.
+  // The backlog had chunks that were decided meanwhile, so the choice is made again.
   if (!transmit_data(*best, now, train, static_cast<uint32_t>(best_allowed)))
     return transmit_train(now, train);
   if (paced) tokens -= train.total_bytes + 42.0 * train.count;

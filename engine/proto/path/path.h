@@ -1,5 +1,5 @@
-// What one endpoint knows of the way to and from one other: packet numbers, loss, round-trip time,
-// credit in both directions, control frames waiting, signs of life.
+// Path is what one endpoint keeps about the way to and from one peer: packet numbers, loss,
+// round-trip time, credit in both directions, waiting control frames, signs of life.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 namespace gradwire {
 
-// A reliable control packet: kept until acknowledged.
+// ControlFrame is a reliable control packet, kept until it is acknowledged.
 struct ControlFrame {
   uint64_t op = 0;
   wire::Kind kind = wire::Kind::open;
@@ -28,8 +28,9 @@ struct ControlFrame {
   std::vector<uint8_t> payload;
 };
 
-// Control frames in flat slots. A packet in flight refers to its frame by a handle (slot and
-// generation), which goes stale once the frame is acknowledged. What finds no slot waits for one.
+// ControlFrames keeps the frames of one path in slots. A packet in flight refers to its frame by a
+// handle (slot and generation), which becomes invalid when the frame is acknowledged. Frames beyond
+// the last slot wait for one.
 class ControlFrames {
  public:
   void push(ControlFrame frame) {
@@ -49,7 +50,7 @@ class ControlFrames {
     slots_[slot].live = true;
     queue_.push_back(handle(slot));
   }
-  // Frames that are not acknowledged.
+  // The number of frames that are not acknowledged.
   size_t open() const { return slots_.size() - free_.size() + without_slot_.size(); }
   bool waiting() {
     while (!queue_.empty() && !live(queue_.front())) queue_.pop_front();
@@ -81,6 +82,7 @@ class ControlFrames {
   }
 
  private:
+  // A handle has 16 bits for the slot.
   static constexpr size_t kMostSlots = 1u << 16;
   struct Slot {
     ControlFrame frame;
@@ -94,7 +96,8 @@ class ControlFrames {
   std::deque<ControlFrame> without_slot_;
 };
 
-// One-way delay above its minimum of the last seconds. The clocks of both ends need not agree.
+// QueueDelay estimates queueing as one-way delay above its minimum of the last seconds. The two
+// ends' clocks need not agree.
 class QueueDelay {
  public:
   Nanos sample(uint32_t sent_us, Nanos arrival, Nanos now) {
@@ -104,8 +107,8 @@ class QueueDelay {
       base_ = difference;
     }
     const Nanos delay = Nanos{static_cast<int32_t>(difference - base_)} * kMicrosecond;
-    // Pings do not come here. While nothing else came the clocks drifted apart, by 10 us a second
-    // or more: beside an old minimum every packet would seem to have queued that long.
+    // Only data is sampled, not pings. In a long pause the clocks may drift apart, and beside an
+    // old minimum every packet would seem to have queued for the drift.
     minimum_.forget_old(now);
     minimum_.add(delay, now);
     return delay - minimum_.get();
@@ -117,7 +120,7 @@ class QueueDelay {
   WindowedMin minimum_;
 };
 
-// A moving mean of queueing delay, about one round long, and whether it is of now.
+// SmoothedDelay is a moving mean of the queueing delay over about one round.
 class SmoothedDelay {
  public:
   void add(Nanos delay, uint64_t bytes, Nanos now) {
@@ -130,8 +133,10 @@ class SmoothedDelay {
   Nanos mean() const { return static_cast<Nanos>(mean_); }
 
  private:
+  // A mean older than this does not describe the present queue.
   static constexpr Nanos kFresh = 5 * kMillisecond;
-  static constexpr double kMemory = 16 * 1514.0;  // bytes
+  // The bytes that the mean covers.
+  static constexpr double kMemory = 16 * 1514.0;
   double mean_ = 0;
   Nanos last_ = 0;
 };
@@ -142,44 +147,44 @@ struct Path {
   // Sending.
   SentPackets sent;
   Rtt rtt;
-  LossMeter loss_from;   // of what is sent to here
-  RateMeter sent_meter;  // what the peer sends to here, with what gets lost
-  double loss_told = 0;  // of what is sent from here, by the peer's word
+  LossMeter loss_from;   // of the packets that the peer sends here
+  RateMeter sent_meter;  // rate of what the peer sends here, with what is lost
+  double loss_told = 0;  // loss of what is sent from here, as the peer reports
   Nanos loss_told_time = 0;
   ControlFrames control;
-  std::vector<uint64_t> control_sent;  // packet numbers, in order; some may be settled
+  std::vector<uint64_t> control_sent;  // packet numbers in order; some may be acknowledged or lost
   uint64_t credit = 0;                 // highest packet number that may be sent
-  double window = 0;                   // the receiver's, as far as it is this path's: bytes
-  double tokens = 0;                   // of a pace by that window: bytes
+  double window = 0;                   // bytes of the receiver's window for this path
+  double tokens = 0;                   // bytes of pacing by that window
   Nanos tokens_time = 0;
-  bool held = false;  // a train waited for them
+  bool held = false;  // a train waited for these tokens
   uint64_t largest_acked = 0;
   Nanos largest_acked_sent = 0;
-  uint64_t refused_there = 0;        // the peer refused this one, and maybe some before it
-  Nanos refused_time = -kSecond;     // when that was heard
-  uint64_t lost_floor = UINT64_MAX;  // lowest number declared lost whose ACK would be news
-  uint64_t packet_threshold = 3;     // RFC 9002 §6.1.1; grows when it proves hasty
-  Nanos probe_base = 0;              // when the probe timer started
-  uint32_t probe_count = 0;          // consecutive time-outs
+  uint64_t refused_there = 0;        // highest number that the peer has reported as refused
+  Nanos refused_time = -kSecond;     // when that report arrived
+  uint64_t lost_floor = UINT64_MAX;  // lowest lost number whose ACK is not recorded yet
+  uint64_t packet_threshold = 3;     // RFC 9002 §6.1.1; grows with spurious retransmissions
+  Nanos probe_base = 0;              // start of the probe timer
+  uint32_t probe_count = 0;          // probe time-outs in a row
   uint32_t probes = 0;               // packets that may go without credit and window
-  bool starved = false;              // backlog without credit, since probe_base
-  uint16_t lane = 0;                 // of the last train of chunks
-  std::vector<uint64_t> started;     // by lane: ids below it have started at the peer, as heard
-  uint16_t pinged_lane = 0;          // of the last PING or PONG
+  bool starved = false;              // backlog without credit since probe_base
+  uint16_t lane = 0;                 // lane of the last train of chunks
+  std::vector<uint64_t> started;     // by lane: ids below it are known to have started at the peer
+  uint16_t pinged_lane = 0;          // lane of the last PING or PONG
 
-  PathLimit limit;         // of what is sent, and as far as is known of what comes
-  uint32_t fragments = 0;  // datagrams that went in parts
-  Reassembly parts;        // of what comes
+  PathLimit limit;         // length of datagrams sent, and received as far as reported
+  uint32_t fragments = 0;  // datagrams sent in fragments
+  Reassembly parts;        // of arriving fragments
 
   EcnPath ecn;
-  bool ecn_told = false;  // its failure is counted
+  bool ecn_told = false;  // the failure of ECN is counted
 
-  // Whether it has been heard that the peer has started this op, or a later one of its lane.
+  // True when the peer is known to have started this op or a later one of its lane.
   bool has_started(uint64_t op) const { return op < next_of(op); }
   uint64_t next_of(uint64_t id) const {
     return lane_of(id) < started.size() ? started[lane_of(id)] : 0;
   }
-  // That all ids of this one's lane below it have started there.
+  // Records that all ids below this one have started in its lane at the peer.
   void note_next(uint64_t id) {
     if (lane_of(id) >= started.size()) started.resize(lane_of(id) + size_t{1});
     started[lane_of(id)] = std::max(started[lane_of(id)], id);
@@ -193,21 +198,21 @@ struct Path {
   ReceivedPackets received;
   QueueDelay delay;
   EcnSeen ecn_seen;
-  uint64_t refused = 0;       // the highest packet number that found no room
-  uint64_t granted = 0;       // credit given: highest packet number
-  uint64_t granted_sent = 0;  // as last told
-  uint64_t largest_told = 0;  // the largest number of the last ACK
+  uint64_t refused = 0;       // highest packet number refused here
+  uint64_t granted = 0;       // highest packet number given as credit
+  uint64_t granted_sent = 0;  // credit in the last ACK
+  uint64_t largest_told = 0;  // largest number in the last ACK
   uint16_t demand = 0;        // packets that the peer still wants to send
-  uint32_t share = 0;         // of the window, in packets, no more than wanted
-  uint32_t part = 0;          // of the window, in packets, whatever is wanted
+  uint32_t share = 0;         // packets of the window for this path, at most what it wants
+  uint32_t part = 0;          // packets of the window for this path, whatever it wants
   uint32_t unacked = 0;
   bool ack_now = false;
   Nanos ack_due = kNever;
   Nanos last_ack = 0;
   Nanos largest_arrival = 0;
-  // Queueing delay times bytes, and bytes: of this batch, and since the last ACK.
-  SmoothedDelay delay_from;  // of what arrives
-  SmoothedDelay delay_to;    // of what is sent, by the peer's word
+  // The sums are queueing delay times bytes, and bytes: of this batch, and since the last ACK.
+  SmoothedDelay delay_from;  // of arriving packets
+  SmoothedDelay delay_to;    // of sent packets, as the peer reports
   double batch_delay = 0;
   uint64_t batch_bytes = 0;
   double ack_delay = 0;
@@ -215,11 +220,12 @@ struct Path {
   struct Stashed {
     uint64_t op;
     std::vector<uint8_t> datagram;
-    // Its allocation included.
+    // The bytes held, with the allocation.
     size_t cost() const { return datagram.size() + 64; }
   };
   std::vector<Stashed> stash;  // packets of ops that have not started here
-  bool no_room = false;        // such a packet was refused, and none of its ops has started since
+  // A packet was refused for lack of memory, and no such op has started since.
+  bool no_room = false;
 
   // Signs of life.
   Nanos last_heard = 0;
@@ -227,16 +233,16 @@ struct Path {
   Nanos last_ping = 0;
   Nanos first_ping = 0;
   bool connected = false;  // a ping of full length has been answered
-  bool gone = false;       // said goodbye
-  uint64_t gone_op = 0;    // places below it were complete at the peer
+  bool gone = false;       // it has sent BYE
+  uint64_t gone_op = 0;    // ops with a lower place were complete at the peer
   bool ping_now = false;
   bool pong_now = false;
   uint64_t pong_stamp = 0;
   uint32_t errors_left = 0;
-  bool told = false;         // it has heard that this endpoint leaves
-  bool answer_bye = false;   // it has said goodbye and does not know that that was heard
+  bool told = false;         // the peer has acknowledged our BYE
+  bool answer_bye = false;   // the peer's BYE is not acknowledged yet
   uint32_t byes_sent = 0;    // since close()
-  uint32_t byes_enough = 0;  // where no answer may come
+  uint32_t byes_enough = 0;  // BYEs after which no answer is waited for
   Nanos next_farewell = 0;
 };
 

@@ -6,19 +6,27 @@
 namespace gradwire {
 
 namespace {
-// UDP payloads of usual MTUs: jumbo frames, Ethernet, PPPoE, tunnels, IPv6's and IPv4's least.
+// UDP payloads of usual MTUs: jumbo frames, Ethernet, PPPoE, tunnels, the minima of IPv6 and IPv4.
 constexpr std::array<uint32_t, 20> kLengths{8972, 8192, 4052, 2048, 1472, 1464, 1452,
                                             1444, 1432, 1412, 1392, 1372, 1352, 1312,
                                             1252, 1232, 1200, 1024, 548,  256};
-constexpr uint32_t kFewest = 8;                  // datagrams that say nothing by chance
-constexpr Nanos kPatience = 500 * kMillisecond;  // a moment of congestion is shorter
-constexpr Nanos kRounds = 4;                     // so is a tail that is probed for
-constexpr Nanos kInterval = 5 * kMillisecond;    // between two pings …
-constexpr Nanos kQuick = 3 * kSecond;            // … of a trial that is younger than this
+// Unacknowledged datagrams before a trial: so many are not lost by chance.
+constexpr uint32_t kFewest = 8;
+// The time before a trial: congestion is shorter.
+constexpr Nanos kPatience = 500 * kMillisecond;
+// The same in rounds: probes for a lost tail are shorter.
+constexpr Nanos kRounds = 4;
+// The interval of pings …
+constexpr Nanos kInterval = 5 * kMillisecond;
+// … in a trial younger than this.
+constexpr Nanos kQuick = 3 * kSecond;
+// The interval after that.
 constexpr Nanos kSlowInterval = 100 * kMillisecond;
-// With equal chances all of so many answers are to shorter pings once in 2^16 trials.
+// Answers to shorter pings before the limit falls: by chance this happens once in 2^16 trials.
 constexpr uint32_t kEnough = 16;
-constexpr Nanos kShortest = 1 * kSecond;  // a burst of loss is over within a trial
+// The shortest trial: a burst of loss is over within it.
+constexpr Nanos kShortest = 1 * kSecond;
+// Pings remembered; older ones count as lost.
 constexpr size_t kMostPings = 512;
 }  // namespace
 
@@ -36,7 +44,7 @@ bool PathLimit::lower(uint32_t bytes) {
 }
 
 void PathLimit::sent(uint32_t bytes, Nanos now) {
-  bytes = std::min(bytes, bytes_);  // what is longer goes in parts of that length
+  bytes = std::min(bytes, bytes_);  // what is longer goes in fragments
   if (waiting_ == 0 || bytes > longest_) {
     longest_ = bytes;
     waiting_ = 1;
@@ -103,7 +111,7 @@ bool PathLimit::answered(uint64_t stamp, Nanos now, Nanos round) {
   }
   ++answers_;
   best_ = std::max(best_, bytes);
-  // Of the longest pings as many have had the time to be answered.
+  // As many of the longest pings must have had time for an answer.
   const auto unanswered = std::count_if(pings_.begin(), pings_.end(), [&](const Ping& ping) {
     return ping.bytes == longest_ && now - ping.time > 2 * round;
   });

@@ -26,7 +26,8 @@ Grid::Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators) {
     }
   }
   offset.push_back(plan.elements);
-  // Shards are cut by elements, so that regions of many short chunks burden nobody.
+  // Shards are cut by elements: regions of many short chunks then load no aggregator more than
+  // others.
   shards.resize(aggregators);
   uint32_t chunk = 0;
   for (uint16_t a = 0; a < aggregators; ++a) {
@@ -56,7 +57,7 @@ uint16_t Grid::aggregator_of(uint32_t chunk) const {
 
 namespace {
 
-// splitmix64: the seed is an argument, so all workers shuffle alike.
+// splitmix64 shuffles by a seed that all workers share, so that all have the same order.
 uint64_t mix(uint64_t& state) {
   uint64_t z = (state += 0x9e3779b97f4a7c15ull);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -72,7 +73,7 @@ std::vector<uint32_t> send_order(const Plan& plan, const Grid::Shard& shard) {
   if (plan.order != Order::sequential) {
     uint64_t state = plan.seed ^ (uint64_t{shard.begin} << 32);
     for (size_t i = order.size(); i > 1; --i) {
-      // Multiply-shift keeps the draw unbiased enough for sizes far below 2^32.
+      // Multiply-shift is unbiased enough for sizes far below 2^32.
       const auto j = static_cast<size_t>(((mix(state) >> 32) * i) >> 32);
       std::swap(order[i - 1], order[j]);
     }
@@ -90,7 +91,7 @@ std::vector<ShardRegion> shard_regions(const Plan& plan, const Grid& grid,
   }
   for (size_t r = 0; r < out.size(); ++r) {
     if (plan.spend == Spend::nothing) continue;
-    // The small excess keeps 0.3 × 10 elements from becoming 2 by rounding of the product.
+    // The small excess keeps rounding from turning 0.3 × 10 elements into 2.
     out[r].losable = static_cast<uint64_t>(
         std::floor(plan.regions[r].bound * static_cast<double>(out[r].elements) + 1e-9));
   }

@@ -1,5 +1,5 @@
-// The chunk grid: which elements travel in which datagram, and who aggregates them. A pure function
-// of plan, datagram size and number of aggregators, hence alike on all endpoints.
+// Grid divides an op's elements into chunks, and the chunks among the aggregators. It is a pure
+// function of plan, datagram size and number of aggregators, so all endpoints compute the same.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,17 @@ struct Grid {
   };
 
   uint32_t chunk_elements = 0;
-  std::vector<uint64_t> offset;  // per chunk; one more entry than chunks
-  std::vector<uint32_t> region;  // per chunk
-  std::vector<Shard> shards;     // per aggregator
+  std::vector<uint64_t> offset;  // by chunk; one entry more than chunks
+  std::vector<uint32_t> region;  // by chunk
+  std::vector<Shard> shards;     // by aggregator
 
   Grid() = default;
   Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators);
-  // Elements of the longest chunk. `agreed`: the datagram size of plans that name none.
+  // The elements of the longest chunk. `agreed`: the datagram size of plans that name none.
   static uint32_t elements_of_chunks(const Plan& plan, uint32_t agreed);
-  // How many chunks it would have, or how many begin before element `until`.
+  // The number of chunks, or of those that begin before element `until`.
   static uint64_t count(const Plan& plan, uint32_t agreed, uint64_t until = UINT64_MAX);
-  // Where an aggregator's share of the elements ends; its shard ends with a chunk nearby.
+  // The end of an aggregator's share of the elements; its shard ends at a chunk boundary nearby.
   static uint64_t share_end(uint64_t elements, uint16_t aggregators, uint16_t aggregator) {
     return elements / aggregators * (aggregator + 1) +
            elements % aggregators * (aggregator + 1) / aggregators;
@@ -40,13 +40,13 @@ struct Grid {
   uint16_t aggregator_of(uint32_t chunk) const;
 };
 
-// The order in which every worker sends the chunks of one shard: shared by all workers, so that
-// what an eager close leaves out is the same for everybody. (Under order "priority" a worker's
-// classes come before it: push_list.)
+// The order in which every worker sends the chunks of one shard. All workers share it, so that an
+// eager close leaves out the same chunks of each. Under order "priority" push_list() sorts by the
+// worker's classes first.
 std::vector<uint32_t> send_order(const Plan& plan, const Grid::Shard& shard);
 
-// Elements of each region inside a shard, and how many of them may go uncounted: floor(bound ×
-// elements). Chunks are given up whole, so what really can be lost is this rounded down to chunks.
+// A region's elements inside one shard, and how many of them may stay uncounted: floor(bound ×
+// elements). Chunks are lost whole, so the real loss is that number rounded down to whole chunks.
 struct ShardRegion {
   uint64_t elements = 0;
   uint64_t losable = 0;

@@ -1,5 +1,5 @@
-// Lanes: ops are numbered 0, 1, 2, … within a lane and start in that order, alike on all workers.
-// Ops of different lanes are in no order: it may differ from worker to worker.
+// A lane numbers the ops of one attachment 0, 1, 2, …; its ops start in that order on every worker.
+// Ops of different lanes have no order, and may start in a different one on each worker.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace gradwire {
 
-// An op's id holds its number and its lane, so that its low 32 bits, which travel, are 20 bits of
-// the number and 12 of the lane. Ids of a lane are in the order of their numbers.
+// An op's id joins its number and its lane. The low 32 bits travel: 20 bits of the number, 12 of
+// the lane. Within a lane, ids are in the order of the numbers.
 inline constexpr uint64_t kLanes = 4096;
 
 constexpr uint64_t id_of(uint64_t number, uint64_t lane) {
@@ -27,11 +27,11 @@ inline std::string op_name(uint64_t id) {
   return name;
 }
 
-// What an endpoint keeps of one lane, by number.
+// Lane is one endpoint's record of one lane; it counts ops by number.
 struct Lane {
   uint64_t next = 0;              // workers: the next op to start
-  uint64_t done_below = 0;        // all ops below are finished here
-  std::set<uint64_t> done_ahead;  // finished ones at or above done_below
+  uint64_t done_below = 0;        // all ops below it are finished here
+  std::set<uint64_t> done_ahead;  // finished ops at or above done_below
 
   bool finished(uint64_t number) const {
     return number < done_below || done_ahead.contains(number);

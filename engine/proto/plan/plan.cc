@@ -9,9 +9,13 @@ namespace gradwire {
 
 namespace {
 
+// Regions of a plan: 65,536 take 1 MiB of an OPEN, within kMaxMessage.
 constexpr size_t kMaxRegions = 1u << 16;
+// Steps of a schedule: arriving chunks are checked against each.
 constexpr size_t kMaxSchedule = 16;
+// The longest delay of a schedule step; keeps sums of times far below kNever.
 constexpr Nanos kLongestDelay = 3600 * kSecond;
+// Elements of an op: 2^36 float32 values are 256 GiB.
 constexpr uint64_t kMaxElements = uint64_t{1} << 36;
 
 template <class T>

@@ -7,7 +7,7 @@ namespace gradwire {
 
 void by_priority(std::vector<uint32_t>& order, std::span<const uint8_t> priorities) {
   if (priorities.empty()) return;
-  // Counting sort: stable, and one pass whatever the classes are.
+  // A counting sort is stable and takes one pass, whatever the classes are.
   std::array<size_t, kPriorityClasses + 1> begin{};
   for (uint32_t c : order) ++begin[size_t{priorities[c]} + 1];
   for (size_t i = 1; i < begin.size(); ++i) begin[i] += begin[i - 1];

@@ -1,5 +1,4 @@
-// Priority classes: what a worker's own classes make of the shared order, and which DSCP (RFC 2474)
-// the datagrams of a class carry.
+// Priority classes order a worker's own chunks, and choose the DSCP (RFC 2474) of their datagrams.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +10,16 @@
 
 namespace gradwire {
 
-// Puts the chunks of lower classes first; within a class they stay as they are. `priorities` has a
-// class per chunk of the op; empty: all are alike.
+// Sorts the chunks by class, the lowest first, and keeps the order within a class. `priorities` has
+// one class per chunk of the op; when it is empty all chunks are alike.
 void by_priority(std::vector<uint32_t>& order, std::span<const uint8_t> priorities);
 
-// "" or what is wrong with a worker's classes for a transfer of so many chunks.
+// An empty string, or what is wrong with a worker's classes for an op of so many chunks.
 std::string check_priorities(const Plan& plan, uint32_t chunks,
                              std::span<const uint8_t> priorities);
 
-// The DSCP of a class: the plan's last value stands for all further classes, and without any it is
-// `base`.
+// The DSCP of a class. Classes beyond the plan's list take its last value, and `base` when it is
+// empty.
 uint8_t dscp_of(const Plan& plan, uint8_t base, uint8_t priority);
 
 }  // namespace gradwire

@@ -21,7 +21,7 @@ PullSender::PullSender(const Plan& plan, const Grid& grid, const Grid::Shard& sh
   }
 }
 
-// What has become final joins the first pass.
+// Appends the results that became final to the first pass.
 void PullSender::join() {
   while (cursor_ < finished_->size()) passes_->add((*finished_)[cursor_++]);
 }
@@ -70,7 +70,7 @@ bool PullSender::next(uint32_t& chunk, bool& again) {
     join();
     return passes_->next(chunk, again);
   }
-  // A lossy pull may never need what was lost: fresh results first.
+  // A lossy pull may never need a lost result, so fresh results go first.
   again = !lossy_ && pop_lost(chunk);
   if (!again && !pop_fresh(chunk)) {
     if (!lossy_ || !pop_lost(chunk)) return false;

@@ -1,5 +1,5 @@
-// Results on their way back. The aggregator keeps one PullSender per worker over one shared list of
-// finished chunks; a worker keeps one PullReceiver per aggregator.
+// PullSender and PullReceiver carry results back. An aggregator has one PullSender per worker over
+// one shared list of finished chunks; a worker has one PullReceiver per aggregator.
 #pragma once
 
 #include <cstdint>
@@ -27,23 +27,24 @@ class PullSender {
     return static_cast<uint32_t>(fresh + lost_.size());
   }
   bool next(uint32_t& chunk, bool& again);
-  // The chunk that next() would give.
+  // The chunk that next() would return.
   bool peek(uint32_t& chunk);
   void acked(uint32_t chunk);
   void lost(uint32_t chunk);
-  void forget(uint32_t chunk);  // nobody needs it any more
-  // Nobody knows yet whether it has arrived: of a chunk that went twice a copy may have.
+  void forget(uint32_t chunk);  // its worker needs it no more
+  // True while the chunk is sent and neither acknowledged nor lost. A chunk sent twice may have
+  // arrived.
   bool in_flight(uint32_t chunk) const { return state_[chunk - begin_] == State::flight; }
   uint32_t acked_count() const { return acked_; }
 
   // ---- a lossy pull
-  // Under control "probe", else null.
+  // The passes under control "probe", else null.
   PassSender* passes() { return passes_ ? &*passes_ : nullptr; }
-  // No results follow.
+  // No results follow: the first pass is complete.
   void seal();
-  // ENOUGH: the worker needs no more of this region.
+  // Handles ENOUGH: the worker needs no more of this region.
   void stop_region(uint32_t region);
-  // The worker needs nothing more of this shard.
+  // True once the worker needs nothing more of this shard.
   bool settled() const { return passes_ ? passes_->settled() : regions_left_ == 0; }
 
  private:
@@ -58,9 +59,9 @@ class PullSender {
   const std::vector<uint32_t>* finished_;
   Zeroed<State> state_;
   size_t cursor_ = 0;
-  ChunkFifo lost_;  // to be sent again
+  ChunkFifo lost_;  // chunks to be sent again
   uint32_t acked_ = 0;
-  std::vector<uint8_t> region_open_;  // of a lossy pull
+  std::vector<uint8_t> region_open_;  // lossy pull, by region: more is needed
   uint32_t regions_left_ = 0;
   std::optional<PassSender> passes_;
 };
@@ -70,17 +71,17 @@ class PullReceiver {
   explicit PullReceiver(const Grid::Shard& shard)
       : begin_(shard.begin), missing_(shard.size()), arrived_(shard.size()) {}
 
-  // True when this chunk had not arrived before.
+  // Records an arrival; true when the chunk had not arrived before.
   bool insert(uint32_t chunk);
   bool has(uint32_t chunk) const { return arrived_.test(chunk - begin_); }
-  // CLOSE: this worker's counted chunks, and which chunks have a result at all.
+  // Handles CLOSE: which chunks of this worker counted, and which chunks have a result.
   void close(Bitmap counted, Bitmap applied);
-  // COMMIT: the results that all workers apply.
+  // Handles COMMIT: the results that all workers apply.
   void commit(Bitmap committed);
 
   bool closed() const { return closed_; }
   bool committed() const { return committed_; }
-  // Wanted chunks that have not arrived: all of the shard until CLOSE or COMMIT says less.
+  // The wanted chunks that have not arrived. All of the shard is wanted until CLOSE or COMMIT.
   uint32_t missing() const { return missing_; }
   bool counted(uint32_t chunk) const { return !closed_ || counted_mask_.test(chunk - begin_); }
   bool wanted(uint32_t chunk) const { return !narrowed_ || wanted_.test(chunk - begin_); }

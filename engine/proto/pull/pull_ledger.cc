@@ -6,7 +6,8 @@
 namespace gradwire {
 
 uint64_t pull_losable(const Plan& plan, uint32_t region, uint64_t elements) {
-  // A region with bound 0 is critical on the way back as well; an exact push has no bounds.
+  // A region with bound 0 is critical on the way back too. Under an exact push, bounds do not
+  // matter.
   if (plan.regions[region].bound == 0.0 && !plan.exact()) return 0;
   return static_cast<uint64_t>(std::floor(plan.pull_bound * static_cast<double>(elements) + 1e-9));
 }

@@ -1,4 +1,4 @@
-// A worker's ledger of a lossy pull, of one shard: whether it has enough of each region's results.
+// PullLedger decides whether a worker has enough results of each region of one shard (pull lossy).
 // What has not arrived by then is missing at this worker alone.
 #pragma once
 
@@ -11,24 +11,24 @@
 
 namespace gradwire {
 
-// How many elements of a region's results one worker may go without.
+// The elements of a region's results that one worker may go without.
 uint64_t pull_losable(const Plan& plan, uint32_t region, uint64_t elements);
 
 class PullLedger {
  public:
   PullLedger(const Plan& plan, const Grid& grid, const Grid::Shard& shard);
 
-  // A result that had not arrived before.
+  // Counts a result that had not arrived before.
   void arrived(uint32_t chunk);
-  // CLOSE: which chunks have a result, and which results every worker must have.
+  // Handles CLOSE: which chunks have a result, and which results every worker must have.
   void close(const Bitmap& results, const Bitmap& needed);
 
   bool closed() const { return closed_; }
-  // Of all regions; never before CLOSE.
+  // True when every region has enough; never before CLOSE.
   bool enough() const { return closed_ && open_ == 0; }
-  // Regions of which there is enough since the last call.
+  // The regions that got enough since the last call.
   std::vector<uint32_t> take_enough();
-  // Results that have not arrived, of the regions that want more.
+  // The missing results of the regions that need more.
   Bitmap missing() const;
 
  private:
@@ -36,7 +36,7 @@ class PullLedger {
     uint64_t results = 0;  // elements
     uint64_t arrived = 0;
     uint64_t losable = 0;
-    uint32_t needed = 0;  // chunks without which it is not enough
+    uint32_t needed = 0;  // critical results that have not arrived
     bool present = false;
     bool enough = false;
   };

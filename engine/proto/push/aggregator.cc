@@ -12,7 +12,7 @@ namespace gradwire {
 
 namespace {
 
-// What a contribution ahead of its turn takes, its place in the books and its allocation included.
+// The memory of a contribution ahead of its turn, with its entry and its allocation, in bytes.
 constexpr uint64_t waiting_cost(uint64_t bytes) {
   return bytes + 64;
 }
@@ -93,12 +93,13 @@ void Aggregator::open(uint16_t worker, std::span<const uint32_t> critical, Nanos
   if (scheduled_) close_all(now);
 }
 
-// The own worker's chunks count as if they had arrived in the order in which it would send them: an
-// eager close leaves out the same ones as everywhere, so that masks stay shared, or its own last.
+// The own worker's chunks count as if they had arrived in the order in which it would send them. An
+// eager close then leaves out the same chunks as at other workers, so that masks stay shared, or
+// with priority classes its own last ones.
 void Aggregator::accept_own(Nanos now) {
   const auto self = static_cast<uint16_t>(self_);
   if (exact_) {
-    // Added at its turn; all of it counts.
+    // All own chunks count; each is added at its turn.
     for (uint32_t local = 0; local < shard_.size(); ++local) {
       if (worker_[self].decided.test(local)) continue;
       count(self, local);
@@ -166,7 +167,7 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
   const uint32_t length = grid_.length(chunk);
   bool mine = worker == self_;
   const uint8_t* values = payload.data();
-  std::vector<uint8_t> waited;  // what `values` points into
+  std::vector<uint8_t> waited;  // backing store of `values`
   if (turn_[local] != worker) {
     if (mine) return;  // read in place when its turn comes
     uint32_t slot = waiting_free_;
@@ -207,7 +208,7 @@ void Aggregator::add_in_order(uint16_t worker, uint32_t local, std::span<const u
     *link = waiting_[slot].next;
     waiting_[slot].next = waiting_free_;
     waiting_free_ = slot;
-    waited = std::move(waiting_[slot].bytes);  // a free slot keeps no memory from other ops
+    waited = std::move(waiting_[slot].bytes);  // a free slot keeps no memory
     waiting_bytes_ -= waiting_cost(waited.size());
     memory_.waiting -= waiting_cost(waited.size());
     values = waited.data();
@@ -248,8 +249,8 @@ void Aggregator::start_sum(uint32_t chunk, const uint8_t* payload) {
   codec::decode(plan_.format, payload, grid_.length(chunk), sum(chunk));
 }
 
-// Once, so that all replicas apply the same bytes. What they lack of the sum stays here, unless it
-// is not finite: such a chunk leaves nothing behind.
+// The result is encoded once, so that all replicas apply the same bytes. The encoding's error stays
+// in sum_; a chunk with values that are not finite leaves none.
 void Aggregator::encode_result(uint32_t chunk) {
   const uint32_t length = grid_.length(chunk);
   uint8_t* const payload = results_.data() + result_at_[chunk - shard_.begin];
@@ -311,8 +312,8 @@ bool Aggregator::forgive(uint16_t worker, uint32_t chunk) {
   const uint32_t r = grid_.region[chunk];
   RegionLedger& ledger = w.regions[r];
   const uint64_t spent = ledger.forgiven + grid_.length(chunk);
-  // Against the whole region: the worker's own check (F + l <= p (R + F + l)) used what it knew to
-  // be received, which need not be in order here.
+  // The check is against the whole region. The worker's own (F + l <= p (R + F + l)) counts what
+  // had been acknowledged to it, which may have been more than what has arrived in order here.
   if (spent > regions_[r].losable) return false;
   ledger.forgiven = spent;
   decide(worker, local);

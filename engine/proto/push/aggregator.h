@@ -1,5 +1,6 @@
-// The aggregator's half of a push: sums one shard of one op as chunks arrive, keeps each worker's
-// ledger, closes regions, and says which chunks are final.
+// Aggregator is the receiving half of a push. It sums one shard of one op as chunks arrive, keeps
+// each worker's ledger of what counted and what was given up, closes regions, and lists the final
+// chunks.
 #pragma once
 
 #include <cstdint>
@@ -19,43 +20,45 @@ namespace gradwire {
 class Aggregator {
  public:
   enum class Added : uint8_t { counted, ignored, no_memory, malformed };
+  // The value of `self` where no worker runs in this process (a server).
   static constexpr int kNoSelf = -1;
 
-  // `self`: the worker in this process, whose values are read from `own` (the whole op's elements).
-  // `priorities`: of its chunks, where the plan's order is priority; they live as long as `own`.
-  // `memory`: lives longer.
+  // `self`: the worker in this process; `own`: its values, of the whole op. `priorities`: the
+  // classes of its chunks when the plan's order is priority. Spans and references outlive the
+  // aggregator.
   Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& shard, uint16_t workers,
              int self, const float* own, Memory& memory, std::span<const uint8_t> priorities = {});
   ~Aggregator() { memory_.waiting -= waiting_bytes_; }
   Aggregator(const Aggregator&) = delete;
   Aggregator& operator=(const Aggregator&) = delete;
 
-  // `critical`: chunk ids of this worker that must count.
+  // Takes a worker's OPEN. `critical`: the ids of this worker's chunks that must count.
   void open(uint16_t worker, std::span<const uint32_t> critical, Nanos now);
   bool opened(uint16_t worker) const { return worker_[worker].opened; }
-  // `stashed`: it has been acknowledged and kept elsewhere so far, so there must be room for it.
+  // Takes one chunk of a worker. `stashed`: the packet was acknowledged and stored before the op
+  // started, so it is taken even when the memory limit is reached.
   Added add(uint16_t worker, uint32_t chunk, std::span<const uint8_t> payload, bool tail, Nanos now,
             bool stashed = false);
-  // False when the worker's ledger has no room for it: the worker breaks the plan.
+  // Gives a chunk up for a worker. False when its ledger has no room: the worker breaks the plan.
   bool forgive(uint16_t worker, uint32_t chunk);
-  // Applies the schedule.
+  // Closes the regions that the schedule lets close by now.
   void on_timer(Nanos now);
   Nanos next_timer() const { return timer_; }
 
-  // Chunks with a result, in the order in which they became final.
+  // The chunks that are final and have a result, in the order in which they became final.
   const std::vector<uint32_t>& finished() const { return finished_; }
   bool all_final() const { return undecided_ == 0; }
-  // The one form in which every worker gets it, this one included.
+  // The encoded result that every worker receives, the own one included.
   const uint8_t* result_payload(uint32_t chunk) const {
     return encodes_ ? results_.data() + result_at_[chunk - shard_.begin]
                     : reinterpret_cast<const uint8_t*>(sum(chunk));
   }
-  // What the workers make of it.
+  // The result as the workers decode it.
   std::vector<float> result(uint32_t chunk) const;
-  // What the encoding took from the results, per element of the shard; empty where it takes
-  // nothing. Once all is final, and once only.
+  // The encoding's error by element of the shard; empty when results are not encoded. Call it once,
+  // after all chunks are final.
   Zeroed<float> take_error() { return encodes_ ? std::move(sum_) : Zeroed<float>{}; }
-  // Some worker's contribution must count, hence its result must be applied.
+  // True when the chunk is critical for some worker, so that its result must be applied.
   bool critical(uint32_t chunk) const;
   uint64_t region_elements(uint32_t region) const { return regions_[region].elements; }
   bool has_result(uint32_t chunk) const { return contributors_[chunk - shard_.begin] != 0; }
@@ -68,14 +71,14 @@ class Aggregator {
     uint16_t worker;
     uint32_t region;
   };
-  // Regions that closed with chunks missing, since the last call.
+  // The regions that closed with chunks missing since the last call.
   std::vector<Stop> take_stops();
-  // A region of this worker closed with chunks missing.
+  // True once a region of this worker has closed with chunks missing.
   bool stopped(uint16_t worker) const { return worker_[worker].stopped; }
-  // Chunks of this worker that are undecided.
+  // The number of this worker's chunks that are neither counted, forgiven nor left out by a close.
   uint32_t undecided(uint16_t worker) const { return worker_[worker].undecided; }
   Bitmap missing(uint16_t worker) const;
-  // Workers of which something is still undecided.
+  // The workers that still have undecided chunks.
   std::vector<uint16_t> waiting_for() const;
 
  private:
@@ -97,12 +100,14 @@ class Aggregator {
     Bitmap critical;
     Zeroed<RegionLedger> regions;
   };
-  struct Waiting {  // a contribution that is ahead of its turn
+  // A contribution that arrived ahead of its turn.
+  struct Waiting {
     uint32_t next;
     uint16_t rank;
     std::vector<uint8_t> bytes;
   };
-  static constexpr uint32_t kNone = 0;  // of waiting_
+  // No entry of waiting_.
+  static constexpr uint32_t kNone = 0;
 
   Added take(uint16_t worker, uint32_t local, std::span<const uint8_t> payload, bool stashed);
   void add_in_order(uint16_t worker, uint32_t local, std::span<const uint8_t> payload);
@@ -118,7 +123,7 @@ class Aggregator {
   void started(Clock clock, uint16_t worker, Nanos now);
   Nanos clock_time(Clock clock, const Worker& worker) const;
   uint64_t need(uint32_t region, double fraction) const;
-  // The own worker's chunk as the others would get it; valid until the next call.
+  // The own worker's chunk as others would receive it; valid until the next call.
   const float* own(uint32_t chunk);
   void start_with_own(uint32_t chunk);
   void start_sum(uint32_t chunk, const uint8_t* payload);
@@ -141,24 +146,24 @@ class Aggregator {
   bool exact_;
   bool scheduled_;  // regions close by count and clock
   bool encodes_;    // results are encoded
-  // Per element of the shard: the sum; of an encoded result what the encoding took from it.
+  // By element of the shard: the sum; after a result was encoded, the encoding's error.
   Zeroed<float> sum_;
-  Zeroed<uint8_t> results_;          // encoded ones
-  std::vector<uint64_t> result_at_;  // per chunk, where it lies in results_
+  Zeroed<uint8_t> results_;          // encoded results
+  std::vector<uint64_t> result_at_;  // by chunk: its place in results_
   std::vector<float> decoded_;       // scratch: one chunk
   std::vector<float> own_values_;    // scratch: one chunk
   std::vector<uint8_t> payload_;     // scratch: one chunk
   Zeroed<uint16_t> contributors_;
   Zeroed<uint16_t> decided_;
-  Zeroed<uint16_t> turn_;     // next rank in order, exact plans
-  Zeroed<uint8_t> own_left_;  // own contribution not yet in the sum, lossy plans
+  Zeroed<uint16_t> turn_;     // exact plans: the rank whose contribution is next
+  Zeroed<uint8_t> own_left_;  // lossy plans: the own contribution is not yet in the sum
   Zeroed<uint32_t> waiting_head_;
-  std::vector<Waiting> waiting_;  // the first stands for none
+  std::vector<Waiting> waiting_;  // entry 0 stands for none
   uint32_t waiting_free_ = kNone;
-  uint64_t waiting_bytes_ = 0;  // of memory_
+  uint64_t waiting_bytes_ = 0;  // this op's part of memory_.waiting
   std::vector<ShardRegion> regions_;
-  std::vector<uint64_t> least_need_;  // per region: elements below which no schedule step closes
-  std::vector<Grid::Shard> region_chunks_;  // chunk ids of each region inside the shard
+  std::vector<uint64_t> least_need_;  // by region: elements below which no schedule step closes it
+  std::vector<Grid::Shard> region_chunks_;  // by region: its chunk ids inside the shard
   std::vector<Worker> worker_;
   std::vector<uint32_t> finished_;
   uint32_t undecided_ = 0;

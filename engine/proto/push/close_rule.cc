@@ -1,4 +1,5 @@
-// The close rule: when a region of a worker's push may end with chunks missing (Plan::schedule).
+// The close rule decides when a region of a worker's push may end with chunks missing
+// (Plan::schedule).
 #include <algorithm>
 #include <cmath>
 
@@ -19,7 +20,7 @@ Nanos Aggregator::clock_time(Clock clock, const Worker& worker) const {
 }
 
 // The fraction at which the worker's regions may close now: that of the last schedule step whose
-// clock has passed (1 before any). `next`: when that changes.
+// time has come, and 1 before any. `next` is lowered to the time when that changes.
 double Aggregator::fraction(const Worker& worker, Nanos now, Nanos& next) const {
   double active = 1.0;
   for (const ScheduleStep& step : plan_.schedule) {
@@ -71,8 +72,9 @@ void Aggregator::close_all(Nanos now) {
   for (uint16_t w = 0; w < workers_; ++w) try_close(w, now);
 }
 
-// A worker's clock has started. Time runs from now on for all of its regions, also for those that
-// nothing may arrive in any more; where it was the last of all workers, for everybody's.
+// Handles the start of a worker's clock. Its time now runs for all regions of this worker, also for
+// those in which nothing arrives any more. If it is the last worker to start, time runs for all
+// workers.
 void Aggregator::started(Clock clock, uint16_t worker, Nanos now) {
   bool own = false;
   bool all = false;

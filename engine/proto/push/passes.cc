@@ -49,9 +49,9 @@ bool PassSender::bitmap_part(uint32_t pass, uint32_t index, std::span<const uint
   return begin_pass(missing);
 }
 
-// In the order of the first pass.
+// Starts the next pass with the missing chunks, in the order of the first pass.
 bool PassSender::begin_pass(const Bitmap& missing) {
-  if (missing.count() == 0) return false;  // that would have been a STOP
+  if (missing.count() == 0) return false;  // a receiver that misses nothing sends STOP
   for (size_t i = 0; i < state_.size(); ++i)
     if (missing.test(i) && state_[i] == State::absent) return false;
   std::vector<uint32_t> next;
@@ -72,7 +72,7 @@ bool PassSender::begin_pass(const Bitmap& missing) {
 }
 
 bool PassSender::stop(uint32_t pass) {
-  // The BITMAP that ends the pass before may be on its way still.
+  // The BITMAP that ends the pass before may still be on its way.
   if (pass == 0 || pass > pass_ + 1) return false;
   stopped_ = true;
   return true;

@@ -145,7 +145,7 @@ void PushSender::acked(uint32_t chunk) {
   if (plan_.spend == Spend::lost && queued_) forgive_queued();
 }
 
-// The ledger of vesting: F + l <= p (R + F + l), in elements.
+// Spend lost: F forgiven, R received and this chunk's l elements must keep F + l <= p (R + F + l).
 bool PushSender::room(uint32_t chunk) const {
   if (critical_[chunk - begin_]) return false;
   const uint32_t r = grid_.region[chunk];
@@ -193,8 +193,9 @@ void PushSender::keep_in_reserve(uint32_t chunk) {
   reserve.tail = chunk;
 }
 
-// It may have arrived: what certainly has not is worth more. Chunks go round in this way until so
-// much of the region is acknowledged that it has closed.
+// Puts other chunks of the region in place of one that may be lost. A chunk that was never sent, or
+// was sent longer ago, is worth more than another copy. Chunks take turns like this until so much
+// of the region is acknowledged that it has closed.
 void PushSender::doubt(uint32_t chunk) {
   Reserve& reserve = reserve_[grid_.region[chunk]];
   state(chunk) = State::doubted;

@@ -1,5 +1,5 @@
-// The share of packets that one direction of a path has lost of late: a moving mean over some
-// hundred packets.
+// LossMeter keeps the share of packets that one direction of a path has lost: a moving mean over
+// about a hundred packets.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace gradwire {
 
-// From here on loss on the way is no accident: repeating costs less than waiting.
+// From this share on loss is heavy: sending packets again early costs less than waiting for ACKs.
 inline constexpr double kHeavyLoss = 0.25;
 
 class LossMeter {
@@ -23,7 +23,7 @@ class LossMeter {
     const double weight = std::min(1.0, packets / known_);
     mean_ += (lost / packets - mean_) * weight;
   }
-  // One that was counted as lost has come after all.
+  // Takes back one packet that was counted as lost and has arrived late.
   void late() {
     if (known_ > 0) mean_ = std::max(0.0, mean_ - 1.0 / known_);
   }
@@ -31,11 +31,15 @@ class LossMeter {
     return known_ < kFewest || now - last_ > kMemory ? 0.0 : std::min(mean_, kMost);
   }
 
+  // A mean older than this is not used: the path may have changed.
   static constexpr Nanos kMemory = 1 * kSecond;
+  // The largest share reported; it keeps 1 / (1 - share) finite.
   static constexpr double kMost = 0.95;
 
  private:
+  // Packets that the mean covers.
   static constexpr double kPackets = 96;
+  // Packets below which the mean is too uncertain to report.
   static constexpr double kFewest = 8;
   Nanos last_ = 0;
   double known_ = 0;

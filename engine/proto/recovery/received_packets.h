@@ -1,5 +1,5 @@
-// Which packet numbers of one path arrived: duplicates are recognised, the ACK's bitmap is cut from
-// here. Flat and of fixed size: what is older than the window counts as seen.
+// ReceivedPackets records which packet numbers of one path have arrived, to recognise duplicates
+// and to fill the ACK's bitmap. It has a fixed size: numbers older than its window count as seen.
 #pragma once
 
 #include <array>
@@ -11,6 +11,7 @@ namespace gradwire {
 
 class ReceivedPackets {
  public:
+  // Packet numbers that are remembered; older ones count as seen.
   static constexpr uint64_t kWindow = 65'536;
 
   uint64_t largest() const { return largest_; }
@@ -21,8 +22,8 @@ class ReceivedPackets {
     return test(number);
   }
 
-  // True when a gap has opened (number is beyond the next one expected). One that was refused is
-  // no gap, is not acknowledged, and counts as new should it come again.
+  // Records an arrival; true when numbers are missing before it. A refused packet leaves no gap, is
+  // not acknowledged, and counts as new when it arrives again.
   bool insert(uint64_t number, bool refused = false) {
     bool gap = false;
     if (number > largest_) {
@@ -39,7 +40,7 @@ class ReceivedPackets {
     return gap;
   }
 
-  // Bit i of the result: largest - i arrived.
+  // Writes the ACK's bitmap: bit i is set when largest - i has arrived.
   void fill(wire::Ack& ack, uint16_t words) const {
     for (uint16_t w = 0; w < words; ++w) {
       uint64_t bits = 0;

@@ -1,5 +1,5 @@
-// Round-trip time of one path: smoothed, deviation, and RTprop as a windowed minimum (RFC 9002 §5,
-// with a granularity of a millisecond; BBR's RTprop filter).
+// Rtt estimates the round-trip time of one path: smoothed value and deviation (RFC 9002 §5, with a
+// timer granularity of a millisecond), and RTprop as a windowed minimum (BBR).
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace gradwire {
 
-// The minimum of the last 5 to 10 s. After a pause the last values from before it still count for
-// 5 s, unless they are forgotten.
+// WindowedMin is the minimum of the last 5 to 10 s. After a pause the values before it count for
+// 5 s more, unless forget_old() drops them.
 class WindowedMin {
  public:
   void add(Nanos value, Nanos now) {
@@ -22,7 +22,7 @@ class WindowedMin {
       current_ = std::min(current_, value);
     }
   }
-  // Lets go of values that are all older than the window.
+  // Drops the values when all of them are older than the window.
   void forget_old(Nanos now) {
     if (now - start_ > kWindow) any_ = false;
   }
@@ -30,6 +30,7 @@ class WindowedMin {
   Nanos get() const { return std::min(previous_, current_); }
 
  private:
+  // The minimum forgets after 5 to 10 s, long enough to meet an empty queue now and then (BBR).
   static constexpr Nanos kWindow = 10 * kSecond;
   bool any_ = false;
   Nanos start_ = 0;
@@ -37,8 +38,8 @@ class WindowedMin {
   Nanos previous_ = 0;
 };
 
-// Much longer than the queue that is aimed at: what is in flight is on its way, not in a queue, and
-// a burst of it fits no queue.
+// True for paths whose RTprop is much longer than the queue that congestion control aims at. Most
+// bytes in flight are then on the wire, and a window sent as one burst would overflow the queues.
 inline bool long_path(Nanos rtprop) {
   return rtprop > 5 * kMillisecond;
 }
@@ -47,9 +48,9 @@ class Rtt {
  public:
   void sample(Nanos latest, Nanos ack_delay, Nanos now) {
     latest = std::max<Nanos>(latest, 1);
-    // Not forgotten however long the peer was silent: what comes first after that may have queued.
+    // The minimum is not dropped after a pause: the first packets after it may have queued.
     min_.add(latest, now);
-    // The peer's word for its delay never makes a sample shorter than what has been seen.
+    // The peer's reported ACK delay never brings a sample below the minimum (RFC 9002 §5.3).
     const Nanos adjusted = std::max(latest - ack_delay, min_.get());
     latest_ = adjusted;
     if (!any_) {
@@ -66,20 +67,23 @@ class Rtt {
   }
   bool any() const { return any_; }
   Nanos smoothed() const { return any_ ? smoothed_ : kInitial; }
-  // From sending to hearing of it, the peer's delay of its ACKs included.
+  // The smoothed time from sending a packet to receiving its ACK, with the peer's ACK delay.
   Nanos round() const { return smoothed() + held_; }
   Nanos latest() const { return latest_; }
   Nanos minimum() const { return min_.any() ? min_.get() : 0; }
-  // Time-out of a tail probe, before backoff.
+  // The probe time-out before backoff (RFC 9002 §6.2.1).
   Nanos probe_timeout() const {
     if (!any_) return kInitial;
     return smoothed_ + std::max(4 * deviation_, kGranularity) + std::max(kMaxAckDelay, 2 * held_);
   }
 
+  // The longest that a peer delays its ACKs (kAckDelay), rounded up.
   static constexpr Nanos kMaxAckDelay = 1 * kMillisecond;
 
  private:
+  // The round-trip time assumed before the first sample.
   static constexpr Nanos kInitial = 20 * kMillisecond;
+  // The timer granularity (RFC 9002 §6.2.1): drivers may wake up about this late.
   static constexpr Nanos kGranularity = 1 * kMillisecond;
   bool any_ = false;
   Nanos smoothed_ = 0;

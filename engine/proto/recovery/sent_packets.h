@@ -1,5 +1,6 @@
-// What was sent on one path and is not settled yet: a ring indexed by packet number, O(1)
-// throughout. It grows with what a long path has in flight.
+// SentPackets is a ring of the packets sent on one path, indexed by packet number, with O(1)
+// operations. It keeps packets until they are acknowledged or overwritten, and grows with what is
+// in flight.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +14,12 @@
 namespace gradwire {
 
 struct SentPacket {
-  // probed: sent again by a tail probe, which says nothing about its fate
+  // probed: sent again early, by a probe time-out or under heavy loss; its own fate is unknown.
   enum class State : uint8_t { none, flight, acked, lost, probed };
   uint64_t number = 0;
   uint64_t op = 0;
   Nanos time = 0;
-  uint32_t item = 0;  // chunk id, or slot of a control frame
+  uint32_t item = 0;  // chunk id, or handle of a control frame
   uint16_t bytes = 0;
   wire::Kind kind = wire::Kind::push;
   State state = State::none;
@@ -27,18 +28,19 @@ struct SentPacket {
 
 class SentPackets {
  public:
-  static constexpr uint64_t kMost = 131'072;  // in flight: 40 ms at 40 Gbit/s
+  // Packets in flight at most; enough for 40 ms at 40 Gbit/s.
+  static constexpr uint64_t kMost = 131'072;
 
   SentPackets() : ring_(kFirst) {}
 
   uint64_t next() const { return next_; }
-  uint64_t lowest() const { return lowest_; }  // nothing below is in flight
+  uint64_t lowest() const { return lowest_; }  // no packet below it is in flight
   uint64_t in_flight() const { return in_flight_; }
   uint64_t bytes_in_flight() const { return bytes_in_flight_; }
   bool full() const { return next_ - lowest_ >= kMost - 1; }
 
   SentPacket& push() {
-    // Word of what was sent again early is still to come.
+    // The slot of a packet that was sent again early is kept, because its ACK may still arrive.
     if (next_ - lowest_ >= ring_.size() - 1 ||
         (at(next_).state == SentPacket::State::probed && ring_.size() < kMost / 2))
       grow();
@@ -52,7 +54,7 @@ class SentPackets {
 
   uint64_t history() const { return ring_.size(); }
 
-  // Null when that number was never sent or is too old to be known.
+  // Returns null when that number was never sent or has been overwritten.
   SentPacket* find(uint64_t number) {
     SentPacket& p = at(number);
     return p.number == number && p.state != SentPacket::State::none ? &p : nullptr;
@@ -68,7 +70,8 @@ class SentPackets {
   }
 
  private:
-  static constexpr uint64_t kFirst = 8'192;  // a power of two, as kMost
+  // Packets at first; a power of two, like kMost, for indexing by a mask.
+  static constexpr uint64_t kFirst = 8'192;
 
   SentPacket& at(uint64_t number) { return ring_[number & (ring_.size() - 1)]; }
   void grow() {
