@@ -208,8 +208,8 @@ BREAKS = (
         4,
         "chunks are longer than what a datagram carries",
         PROTO + "plan/grid.cc",
-        "plan.format.chunk_elements(datagram_bytes - wire::kHeaderBytes);",
-        "plan.format.chunk_elements(datagram_bytes - wire::kHeaderBytes) + 1;",
+        "plan.format.chunk_elements(bytes - wire::kHeaderBytes);",
+        "plan.format.chunk_elements(bytes - wire::kHeaderBytes) + 1;",
         "engine/tests/test_plan.py " + SIM + "exact.py",
     ),
     Break(
