@@ -75,7 +75,7 @@ BREAKS = (
     Break(
         1,
         "regions close with twice the loss that is allowed",
-        PROTO + "push/aggregator.cc",
+        PROTO + "push/close_rule.cc",
         "return part.elements - part.losable;",
         "return part.elements - std::min(part.elements, 2 * part.losable);",
         SIM + "bounded.py",
@@ -83,7 +83,7 @@ BREAKS = (
     Break(
         1,
         "critical chunks may be missing at a close",
-        PROTO + "push/aggregator.cc",
+        PROTO + "push/close_rule.cc",
         "|| ledger.critical_left) return;",
         ") return;",
         SIM + "bounded.py " + SIM + "property.py",
@@ -123,7 +123,7 @@ BREAKS = (
     Break(
         1,
         "what finds no room at its receiver is given up as lost",
-        PROTO + "endpoint/receive.cc",
+        PROTO + "endpoint/loss_detection.cc",
         "n <= path.refused_there ? Again::refused : Again::lost",
         "Again::lost",
         SIM + "late_rank.py",
@@ -199,7 +199,7 @@ BREAKS = (
     Break(
         3,
         "control messages are sent once",
-        PROTO + "endpoint/receive.cc",
+        PROTO + "endpoint/loss_detection.cc",
         "path.control.again(packet.item);",
         "",
         SIM + "exact.py " + SIM + "faults.py",
@@ -239,7 +239,7 @@ BREAKS = (
     Break(
         6,
         "a silent engine is waited for",
-        PROTO + "endpoint/endpoint.cc",
+        PROTO + "endpoint/liveness.cc",
         "now - last <= config.peer_timeout",
         "now - last <= 1000 * config.peer_timeout",
         SIM + "faults.py",
@@ -247,7 +247,7 @@ BREAKS = (
     Break(
         6,
         "what went away with a peer is waited for",
-        PROTO + "endpoint/endpoint.cc",
+        PROTO + "endpoint/liveness.cc",
         "if (!op) continue;",
         "if (op || !op) continue;",
         SIM + "faults.py",
@@ -255,7 +255,7 @@ BREAKS = (
     Break(
         6,
         "an op has no time-out",
-        PROTO + "endpoint/endpoint.cc",
+        PROTO + "endpoint/liveness.cc",
         "op->done || now < op->deadline",
         "op->done || op->started <= now",
         SIM + "faults.py",
