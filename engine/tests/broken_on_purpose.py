@@ -247,7 +247,7 @@ BREAKS = (
     Break(
         6,
         "what went away with a peer is waited for",
-        PROTO + "endpoint/liveness.cc",
+        PROTO + "endpoint/receive.cc",
         "if (!op) continue;",
         "if (op || !op) continue;",
         SIM + "faults.py",
