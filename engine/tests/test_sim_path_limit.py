@@ -101,6 +101,17 @@ def test_a_path_that_is_short_from_the_start_is_met_at_its_length() -> None:
     assert agreed(fabric, 1) == {1352}
 
 
+@pytest.mark.parametrize("longest", [1400, 1000, 700, 300])
+@pytest.mark.parametrize("one_way", [False, True])
+def test_however_short_it_is_from_the_start_it_is_met_within_seconds(
+    longest: int, one_way: bool
+) -> None:
+    fabric = Fabric(2, seed=longest)
+    for direction in ("up",) if one_way else ("up", "down"):
+        shorten(fabric, 1, direction, longest)
+    assert reduce(fabric, 0, 10_000) < 5.0
+
+
 def test_a_path_that_carries_too_little_fails_by_its_name() -> None:
     fabric = Fabric(2)
     reduce(fabric, 0)

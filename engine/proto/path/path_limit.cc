@@ -16,9 +16,9 @@ constexpr uint32_t kFewest = 8;
 constexpr Nanos kPatience = 500 * kMillisecond;
 // The same in rounds: probes for a lost tail are shorter.
 constexpr Nanos kRounds = 4;
-// The interval of pings …
+// The interval of pings to a peer that has answered lately …
 constexpr Nanos kInterval = 5 * kMillisecond;
-// … in a trial younger than this.
+// … or in a trial younger than this.
 constexpr Nanos kQuick = 3 * kSecond;
 // The interval after that.
 constexpr Nanos kSlowInterval = 100 * kMillisecond;
@@ -73,6 +73,7 @@ void PathLimit::begin(uint32_t bytes, Nanos now, Nanos interval) {
   longest_ = bytes;
   began_ = next_ = now;
   interval_ = interval;
+  quick_until_ = now + kQuick;
   turn_ = answers_ = best_ = 0;
   pings_.clear();
 }
@@ -83,16 +84,23 @@ void PathLimit::end() {
   pings_.clear();
 }
 
+// The length of a trial's next shorter ping: the shortest ones in turn until one is answered, then
+// by turns the best so far and one of those between it and the length on trial.
+uint32_t PathLimit::next_shorter() {
+  const uint32_t number = turn_ / 2;
+  if (best_ != 0 && number % 2 == 1) return best_;
+  std::array<uint32_t, kLengths.size()> between{};
+  uint32_t count = 0;
+  for (uint32_t length : kLengths)
+    if (length < longest_ && length > best_) between[count++] = length;
+  if (count == 0) return best_ != 0 ? best_ : longest_;
+  return between[count - 1 - (best_ == 0 ? number : number / 2) % count];
+}
+
 uint32_t PathLimit::ping(Nanos now, uint64_t stamp) {
   if (!on_trial_ || now < next_) return 0;
-  next_ = now + (now - began_ < kQuick ? interval_ : std::max(interval_, kSlowInterval));
-  uint32_t bytes = longest_;
-  if (turn_ % 2 == 1) {
-    const auto first = std::find_if(kLengths.begin(), kLengths.end(),
-                                    [this](uint32_t length) { return length < longest_; });
-    const auto count = static_cast<uint32_t>(kLengths.end() - first);
-    if (count > 0) bytes = first[turn_ / 2 % count];
-  }
+  next_ = now + (now < quick_until_ ? interval_ : std::max(interval_, kSlowInterval));
+  const uint32_t bytes = turn_ % 2 == 1 ? next_shorter() : longest_;
   ++turn_;
   if (pings_.size() == kMostPings) pings_.erase(pings_.begin());
   pings_.push_back({stamp, bytes, now});
@@ -109,8 +117,11 @@ bool PathLimit::answered(uint64_t stamp, Nanos now, Nanos round) {
     end();
     return false;
   }
+  if (answers_ == 0) next_ = now;
   ++answers_;
   best_ = std::max(best_, bytes);
+  interval_ = kInterval;
+  quick_until_ = now + kQuick;
   // As many of the longest pings must have had time for an answer.
   const auto unanswered = std::count_if(pings_.begin(), pings_.end(), [&](const Ping& ping) {
     return ping.bytes == longest_ && now - ping.time > 2 * round;

@@ -3,9 +3,10 @@
 //
 // The limit falls at once when the kernel or the peer reports a shorter length. Otherwise a trial
 // decides (RFC 8899). It begins when none of the longest datagrams has been acknowledged for a
-// while: pings of that length and of shorter ones go in turn. The limit falls only if shorter ones
-// are answered and none of that length is; loss hits both alike, so loss never lowers it. Nothing
-// raises the limit again.
+// while: pings of that length and of shorter ones go in turn. The shortest come first, since their
+// answer proves that the peer is there; then the best so far and longer ones take turns. The limit
+// falls only if shorter ones are answered and none of that length is; loss hits both alike, so loss
+// never lowers it. Nothing raises the limit again.
 #pragma once
 
 #include <cstdint>
@@ -48,6 +49,7 @@ class PathLimit {
  private:
   void begin(uint32_t bytes, Nanos now, Nanos interval);
   void end();
+  uint32_t next_shorter();
 
   struct Ping {
     uint64_t stamp;
@@ -63,6 +65,7 @@ class PathLimit {
   bool on_trial_ = false;
   Nanos began_ = 0;
   Nanos interval_ = 0;
+  Nanos quick_until_ = 0;  // pings go at intervals until then, and more rarely after it
   Nanos next_ = 0;
   uint32_t turn_ = 0;
   std::vector<Ping> pings_;  // without an answer so far
