@@ -394,6 +394,47 @@ def test_keys_of_meetings_that_failed_do_not_pile_up(monkeypatch: pytest.MonkeyP
     assert max(found) <= 6, found
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_next_life_removes_what_an_earlier_one_left(size: int) -> None:
+    """In the earlier life all but the last endpoint have left when it dies."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    before = store.num_keys()
+
+    def join(rank: int, workers: int, dies: bool) -> None:
+        here = meeting(store, rank, workers=workers)
+        here.exchange("a")
+        if not dies:
+            here.close()
+
+    together(3, lambda rank: join(rank, 3, rank == 2))
+    together(size, lambda rank: join(rank, size, False))
+    assert store.num_keys() == before
+
+
+class SilentStore:
+    """As a TCPStore to whose host the network is gone: operations have no end."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        self.end.wait(60.0)
+        return b""
+
+
+def test_a_store_that_does_not_answer_ends_the_wait() -> None:
+    store = SilentStore()
+    here = meeting(store, 1, timeout_s=0.2)
+    began = time.monotonic()
+    with pytest.raises(RendezvousError) as caught:
+        here.exchange("x")
+    here.tell_failure(caught.value)  # waits for nothing more
+    here.close()
+    store.end.set()
+    assert "no answer within 0.2 s" in str(caught.value)
+    assert time.monotonic() - began < 30.0
+
+
 class GoneStore:
     """As a TCPStore whose host has died."""
 

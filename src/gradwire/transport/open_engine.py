@@ -141,7 +141,7 @@ def open_engine(
         ]
         engine.connect(places)
         setup = _setup(engine, meeting, own, places, datagram)
-        _connect(engine, meeting, everybody, places, settings.rendezvous_timeout, setup)
+        _connect(engine, meeting, everybody, places, datagram, settings.rendezvous_timeout, setup)
     except BaseException as error:
         engine.close()
         meeting.tell_failure(error)
@@ -154,6 +154,7 @@ def _connect(
     meeting: rendezvous.Meeting,
     everybody: list[rendezvous.Introduction],
     places: list[tuple[str, int]],
+    datagram: int,
     timeout_s: float,
     setup: str,
 ) -> None:
@@ -175,7 +176,7 @@ def _connect(
     texts = meeting.exchange(own, 1.5 * timeout_s + 1.0)
     hearings = [Hearing(**json.loads(text)) for text in texts]
     if any(each.answered != each.peers for each in hearings):
-        raise _unconnected(meeting, everybody, places, hearings, timeout_s)
+        raise _unconnected(meeting, everybody, places, hearings, datagram, timeout_s)
     log.info("%s", setup)
     if meeting.endpoint == 0:
         setups = [each.setup for each in hearings]
@@ -247,6 +248,7 @@ def _unconnected(
     everybody: list[rendezvous.Introduction],
     places: list[tuple[str, int]],
     hearings: list[Hearing],
+    datagram: int,
     timeout_s: float,
 ) -> RendezvousError:
     """The error of endpoints that do not all reach each other; the same on all of them."""
@@ -264,7 +266,8 @@ def _unconnected(
         if unheard and hearing.heard:
             known.append(f"{who} does not hear {meeting.describe(unheard[:MOST_NAMED])}")
         elif unheard:
-            though = f", though {meeting.describe(heard_by[:MOST_NAMED])} hears it"
+            hear = "hears" if len(heard_by) == 1 else "hear"
+            though = f", though {meeting.describe(heard_by[:MOST_NAMED])} {hear} it"
             known.append(f"{who} hears nobody{though if heard_by else ''}")
         if not hearing.heard and heard_by:
             deaf.append(endpoint)
@@ -272,14 +275,28 @@ def _unconnected(
             mute.append(endpoint)
     missing = [e for e, hearing in enumerate(hearings) if hearing.answered != hearing.peers]
     at_fault = refused or deaf or mute or missing
+    advice = (
+        "a firewall, the wrong network, or a path that carries no datagrams; set interface= or "
+        "GRADWIRE_INTERFACE, or port= for a fixed port that a firewall can let pass"
+    )
+    if not known:  # what is short gets through
+        for endpoint in missing:
+            hearing = hearings[endpoint]
+            silent = [e for e in hearing.peers if e not in hearing.answered]
+            known.append(
+                f"{meeting.describe([endpoint])} hears {meeting.describe(silent[:MOST_NAMED])}, "
+                f"but gets no answer to datagrams of {datagram} bytes"
+            )
+        advice = (
+            "a path that carries shorter datagrams only, or loses most; set datagram= or "
+            "GRADWIRE_DATAGRAM to the length that it carries, or raise its MTU"
+        )
     where = ", ".join(
         f"{meeting.describe([e])} at {_place(*places[e])} on {everybody[e].host!r}"
         for e in at_fault[:MOST_NAMED]
     )
     return meeting.error(
         f"not all reach each other over UDP after {timeout_s:g} s: "
-        f"{'; '.join(known[:MOST_NAMED])} ({where}): a firewall, the wrong network, or a path that "
-        "carries no datagrams; set interface= or GRADWIRE_INTERFACE, or port= for a fixed port "
-        "that a firewall can let pass",
+        f"{'; '.join(known[:MOST_NAMED])} ({where}): {advice}",
         at_fault,
     )

@@ -31,6 +31,7 @@ from gradwire.transport.addresses import (
     route_mtu,
     scoped,
 )
+from gradwire.transport.bounded_store import BoundedStore
 
 __all__ = [
     "Introduction",
@@ -196,7 +197,7 @@ class Meeting:
         self.servers = servers
         self.timeout_s = timeout_s
         self.names = Names(tuple(range(workers) if ranks is None else ranks))
-        self._store = store
+        self._store = BoundedStore(store, timeout_s)
         self._root = f"gradwire/{name}"
         self._newest = f"{self._root}/newest"
         self._number = secrets.token_hex(8)
@@ -285,11 +286,11 @@ class Meeting:
             return
         self._left = True
         with contextlib.suppress(Exception):
-            if self.endpoint == 0 and self._peek(self._newest) == self._opening():
-                self._store.delete_key(self._newest)
             if self._store.add(self._key(LEFT), 1) == self.endpoints:
                 for what in (*range(self._next), HURRY, FINISHED, LEFT):
                     self._store.delete_key(self._key(what))
+                if self._peek(self._newest) == self._opening():
+                    self._store.delete_key(self._newest)
 
     def finish(self) -> None:
         """Publishes that this worker needs the servers no more, and leaves.
@@ -332,7 +333,8 @@ class Meeting:
         self._store.set(self._key(0, 0), self._number)
         self._store.set(self._newest, self._opening())
         if before is not None:
-            self._remove(before.split()[0])
+            earlier, workers, servers = before.split()
+            self._remove(earlier, int(workers) + int(servers))
 
     def _opening(self) -> str:
         return f"{self._id} {self.workers} {self.servers}"
@@ -416,6 +418,9 @@ class Meeting:
             if wait.over():
                 outcome = self._decide(self._incomplete(self.endpoint, wait.timeout_s))
                 break
+            if self._next == 0 and self._peek(self._newest) is None:
+                # The last of an earlier meeting has just removed it with its own keys.
+                self._store.set(self._newest, self._opening())
             wait.pause()
         if outcome.why or outcome.gave_up:
             return self._complete(outcome) if self._next == 0 else outcome
@@ -512,15 +517,16 @@ class Meeting:
         key = self._key(self._next)
         return Outcome.load(self._store.compare_set(key, "", outcome.dump()).decode())
 
-    def _remove(self, earlier: str) -> None:
+    def _remove(self, earlier: str, endpoints: int) -> None:
         """Removes the keys of a meeting that not all have left by `close`."""
         prefix = f"{self._root}/{earlier}"
         for number in itertools.count():
-            for endpoint in range(self.endpoints):
+            for endpoint in range(endpoints):
                 self._store.delete_key(f"{prefix}/{number}/{endpoint}")
-            if self._peek(f"{prefix}/{number}") is None:
+            if self._peek(f"{prefix}/{number}") is not None:
+                self._store.delete_key(f"{prefix}/{number}")
+            elif number:  # that of number 0 is also removed by those who had followed this id
                 break
-            self._store.delete_key(f"{prefix}/{number}")
         for what in (HURRY, FINISHED, LEFT):
             self._store.delete_key(f"{prefix}/{what}")
 

@@ -1,0 +1,83 @@
+"""BoundedStore gives every operation of a job's store an end.
+
+torch's clients wait for an answer as long as the connection lasts, so an operation stands for ever
+when the network to the store's host goes away. Here each operation runs on a thread of its own, for
+which the caller waits no longer than a time-out, and in which signals act.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from gradwire.transport.rendezvous import Store
+
+__all__ = ["BoundedStore"]
+
+Answer = TypeVar("Answer")
+
+
+class BoundedStore:
+    """A store whose operations raise RuntimeError when no answer comes in time.
+
+    After the first operation without an answer all others fail at once, since they would wait
+    behind it.
+
+    Args:
+        store: the store to ask.
+        timeout_s: how long an operation may take, in seconds.
+    """
+
+    def __init__(self, store: Store, timeout_s: float) -> None:
+        self._store = store
+        self._timeout_s = timeout_s
+        self._stuck = False
+
+    def set(self, key: str, value: str, /) -> None:
+        """Sets a key."""
+        self._ask(lambda: self._store.set(key, value))
+
+    def get(self, key: str, /) -> bytes:
+        """Returns the value of a key."""
+        return self._ask(lambda: self._store.get(key))
+
+    def check(self, keys: list[str], /) -> bool:
+        """Returns whether all keys are there."""
+        return self._ask(lambda: self._store.check(keys))
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Adds to a counter and returns its new value."""
+        return self._ask(lambda: self._store.add(key, amount))
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Sets a key that has the expected value, and returns its value after that."""
+        return self._ask(lambda: self._store.compare_set(key, expected, desired))
+
+    def delete_key(self, key: str, /) -> bool:
+        """Removes a key; returns whether it was there."""
+        return self._ask(lambda: self._store.delete_key(key))
+
+    def _ask(self, operation: Callable[[], Answer]) -> Answer:
+        if self._stuck:
+            raise RuntimeError("an earlier operation has had no answer")
+        answers: list[Answer] = []
+        errors: list[BaseException] = []
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                answers.append(operation())
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                done.set()
+
+        threading.Thread(target=run, name="gradwire-store", daemon=True).start()
+        if not done.wait(self._timeout_s):
+            self._stuck = True
+            raise RuntimeError(f"no answer within {self._timeout_s:g} s")
+        if errors:
+            raise errors[0]
+        return answers[0]
