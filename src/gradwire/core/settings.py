@@ -211,7 +211,7 @@ class Settings:
         return self.error_feedback is True
 
     def origin(self, name: str) -> str:
-        """Where the value of a setting came from, for errors."""
+        """Returns where the value of a setting came from, for errors."""
         variable = PREFIX + name.upper()
         try:
             read = from_environment({name: typing.get_type_hints(Settings)[name]})
@@ -222,7 +222,7 @@ class Settings:
         return "as given"
 
     def agreed(self) -> dict[str, object]:
-        """The settings that must be the same on all ranks."""
+        """Returns the settings that must be the same on all ranks."""
         return {
             "route": self.route,
             "servers": self.server_count,
@@ -236,7 +236,7 @@ class Settings:
         }
 
     def transport(self) -> dict[str, object]:
-        """The settings an engine is built from; two users of one engine must agree on them."""
+        """Returns the settings of an engine, on which two users of one engine must agree."""
         names = (
             "route",
             "interface",
@@ -259,9 +259,18 @@ class Settings:
         environment: Mapping[str, str] | None = None,
         also_known: Iterable[str] = (),
     ) -> Settings:
-        """Settings from keyword options, then the environment (os.environ when None).
+        """Makes settings from keyword options, then from the environment.
 
-        also_known: further names for the did-you-mean (the policy's options).
+        Args:
+            options: Values by setting.
+            environment: Environment variables; None for os.environ.
+            also_known: Further names to suggest for a misspelt one (the policy's options).
+
+        Returns:
+            The settings.
+
+        Raises:
+            ConfigError: A name is unknown or a value is impossible.
         """
         given = dict(options or {})
         known = setting_names()
@@ -283,16 +292,24 @@ class Settings:
 
 
 def setting_names() -> tuple[str, ...]:
-    """The names of the common settings."""
+    """Returns the names of the common settings."""
     return tuple(field.name for field in dataclasses.fields(Settings))
 
 
 def from_environment(
     hints: Mapping[str, object], environment: Mapping[str, str] | None = None
 ) -> dict[str, object]:
-    """Reads GRADWIRE_<NAME> for each name in `hints` and converts it to the type hinted.
+    """Reads the environment variables GRADWIRE_<NAME> of some settings.
 
-    An empty variable counts as unset. Raises ConfigError for a value that does not convert.
+    Args:
+        hints: The type of each setting by name.
+        environment: Environment variables; None for os.environ. An empty one counts as unset.
+
+    Returns:
+        The values that are set, converted to their types.
+
+    Raises:
+        ConfigError: A value cannot be converted; the error names the variable and the value.
     """
     variables = os.environ if environment is None else environment
     found: dict[str, object] = {}
@@ -305,7 +322,12 @@ def from_environment(
 
 
 def check_environment(known: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
-    """Raises ConfigError for a GRADWIRE_* variable that names no setting (a misspelt one)."""
+    """Checks that each variable GRADWIRE_* names a setting; raises ConfigError for a misspelt one.
+
+    Args:
+        known: Names of the settings and options.
+        environment: Environment variables; None for os.environ.
+    """
     variables = os.environ if environment is None else environment
     allowed = [PREFIX + name.upper() for name in known]
     for variable in variables:
@@ -359,7 +381,7 @@ def _parsers(hint: object) -> list[Callable[[str], object]]:
 
 
 def _describe(hint: object) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     described: list[str] = []
     for part in _alternatives(hint):
         if typing.get_origin(part) is Literal:

@@ -1,4 +1,4 @@
-"""Policy "reliable": nothing may be lost; sums in rank order, reproducible to the bit."""
+"""Policy "reliable": nothing is lost, and sums in rank order are reproducible to the bit."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ class Reliable(Policy):
     feedback: ClassVar[bool | None] = False  # nothing is ever owed
 
     def plan(self, context: PlanContext) -> TransferPlan:
-        """One region over the whole bucket, bound 0, averaged."""
+        """Makes one region over the whole bucket with bound 0, averaged."""
         return TransferPlan.whole(context.elements, scale=1.0 / context.world_size)
