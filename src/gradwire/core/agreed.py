@@ -252,7 +252,7 @@ class Summary:
             applied = max(applied, int(maxima[2]) // _MARKS)
             epoch = max(epoch, int(maxima[3]) // _MARKS - 1)
         mean_square = fresh / world_size
-        told = GAUGES[step % len(GAUGES)]
+        name = GAUGES[step % len(GAUGES)]
         return Summary(
             step=step,
             fresh_norm=math.sqrt(mean_square) if mean_square >= 0 else math.nan,
@@ -264,8 +264,8 @@ class Summary:
             falling=falling > 0,
             congested=congested > 0,
             pushes=tuple(pushes),
-            lost=gauge if told == "lost" else None,
-            rtprop_s=gauge if told == "rtprop" and gauge > 0 else None,
-            rest=gauge if told == "rest" else None,
-            btlbw=1.0 / gauge if told == "slowness" and gauge > 0 else None,
+            lost=gauge if name == "lost" else None,
+            rtprop_s=gauge if name == "rtprop" and gauge > 0 else None,
+            rest=gauge if name == "rest" else None,
+            btlbw=1.0 / gauge if name == "slowness" and gauge > 0 else None,
         )

@@ -79,6 +79,7 @@ class BoundTable:
         self._known: dict[str, float] = {}
 
     def __call__(self, tensor: str) -> float:
+        """Returns the bound of a tensor."""
         known = self._known.get(tensor)
         if known is None:
             hits = (b for p, b in self._table.items() if fnmatch.fnmatchcase(tensor, p))
