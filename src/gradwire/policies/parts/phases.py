@@ -121,13 +121,13 @@ class PhaseDetector:
                 self._epoch = summary.epoch
                 if self.source == "paper":
                     self._gather(summary)
-                self._look()
+                self._decide()
             if self.source == "ours":
                 self._gather(summary)
         else:
             self._gather(summary)
             if self.steps % self.every == 0:
-                self._look()
+                self._decide()
         if summary.nonfinite or summary.falling:
             self._fire()
             # The next window is cut short, so its decision is suspended.
@@ -183,7 +183,7 @@ class PhaseDetector:
             self._squares += summary.fresh_norm**2
             self._count += 1
 
-    def _look(self) -> None:
+    def _decide(self) -> None:
         if not self._count:
             return
         current = math.sqrt(self._squares / self._count)
@@ -237,7 +237,7 @@ class LayerDetector(PhaseDetector):
         begins = self._begins(summary)
         self._epoch = max(self._epoch, summary.epoch)
         if summary.layers is not None:
-            self._look_at(summary.layers)
+            self._decide_layers(summary.layers)
         if summary.nonfinite or summary.falling:
             self._tolerant_layers = frozenset()
             self._hold = self._hold or (summary.falling and not begins)
@@ -274,7 +274,7 @@ class LayerDetector(PhaseDetector):
             "vote": None if vote is None else state.word("vote", PHASES),
         }
 
-    def _look_at(self, norms: Mapping[str, float]) -> None:
+    def _decide_layers(self, norms: Mapping[str, float]) -> None:
         self.looks += 1
         before, self._norms = self._norms, dict(norms)
         if self._hold:

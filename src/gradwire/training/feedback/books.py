@@ -122,7 +122,7 @@ class Books:
         for values, kept in before:
             np.copyto(values, kept)
         if self._residuals is not None:
-            self._residuals.soil(slots)
+            self._residuals.mark_dirty(slots)
 
     def critical(
         self, transfer: Transfer, host: NDArray[np.float32], finite: bool
@@ -212,7 +212,7 @@ class Books:
         """Puts back into the residuals what was not sent with the others."""
         self.restore_pruned(transfer)
         if transfer.unused and self._residuals is not None:
-            self._residuals.soil(transfer.slots)
+            self._residuals.mark_dirty(transfer.slots)
         for part, values in transfer.unused:
             self.sent(transfer)[part] += values
         transfer.unused = []

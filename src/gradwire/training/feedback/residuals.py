@@ -76,7 +76,7 @@ class ResidualBook(FlatBook):
         with self._mutex:
             return slots in self._clean
 
-    def soil(self, slots: tuple[TensorSlot, ...]) -> None:
+    def mark_dirty(self, slots: tuple[TensorSlot, ...]) -> None:
         """Notes that somebody wrote into the bucket's values."""
         with self._mutex:
             self._clean.discard(slots)
@@ -106,7 +106,7 @@ class ResidualBook(FlatBook):
         """Adds what is owed for a bucket of this layout and was kept elsewhere."""
         residual = self.open(slots, values.size)
         residual += values
-        self.soil(slots)
+        self.mark_dirty(slots)
 
     def settle(
         self,
@@ -129,7 +129,7 @@ class ResidualBook(FlatBook):
             with self._mutex:
                 self._clean.add(slots)
         else:
-            self.soil(slots)
+            self.mark_dirty(slots)
         if keep_error is not None:
             keep_error(residual, report.counted)
         elif whole:
