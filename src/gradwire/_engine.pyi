@@ -185,7 +185,7 @@ class Peer:
     heard: bool  # whether any packet has come from it
     silence_ns: int  # time since then, or since the engines met
     def has_begun(self, op: int, lane: int = 0) -> bool:
-        """Tells whether it is known to have started this op; False for servers."""
+        """Returns whether it is known to have started this op; False for servers."""
 
 class Completion:
     """The outcome of one op."""

@@ -139,7 +139,7 @@ def _applied_norm(count: int) -> float | None:
 
 
 def scales_differ(maxima: Iterable[Sequence[float]]) -> bool:
-    """Tells whether the ranks multiply their gradients by different scales.
+    """Returns whether the ranks multiply their gradients by different scales.
 
     Args:
         maxima: The maximised values of each bucket of one step.

@@ -30,12 +30,12 @@ def plain(value: object) -> object:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Tells whether this is a finite Python number (`plain` makes one)."""
+    """Returns whether this is a finite Python number (`plain` makes one)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return math.isfinite(value) if isinstance(value, float) else abs(value) <= sys.float_info.max
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Tells whether this is a whole Python number (`plain` makes one)."""
+    """Returns whether this is a whole Python number (`plain` makes one)."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -23,5 +23,5 @@ def shortest_run(loss: float) -> float:
 
 
 def runs_possible(loss: float, run: float) -> bool:
-    """Tells whether runs of `run` packets on average can make up a share `loss` in [0, 1)."""
+    """Returns whether runs of `run` packets on average can make up a share `loss` in [0, 1)."""
     return run * (1.0 - loss) >= loss - ROUNDING

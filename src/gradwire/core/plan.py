@@ -380,7 +380,7 @@ class TransferPlan:
             raise ConfigError.of(
                 "order",
                 "priority",
-                "all chunks go in passes alike; allowed are 'shuffled', 'sequential'",
+                "every pass goes through all chunks; allowed are 'shuffled', 'sequential'",
                 beside="with control='probe'",
             )
         if not self.schedule:

@@ -97,7 +97,7 @@ class Adaptive(Policy):
             raise ConfigError.of(
                 "p_high",
                 self.p_high,
-                "the bound of tolerant phases may not be the stricter one",
+                "the bound of tolerant phases must be p_low or more",
                 beside=f"is below p_low={self.p_low!r}",
             )
         if self.table is not None and not isinstance(self.table, (str, Path, Mapping)):
@@ -137,7 +137,8 @@ class Adaptive(Policy):
             raise ConfigError.of(
                 "policy",
                 "adaptive",
-                "the hook needs HookState(model=…) for its names, or another policy",
+                "it needs the tensors' names: give the hook HookState(model=…), or choose another "
+                "policy",
                 beside="(the default) without a model",
             )
         if self._bounds is not None:

@@ -217,7 +217,7 @@ class Policy(ABC):
         if waits and report.step + 1 == PATIENCE:
             warnings.warn(
                 f"policy {self.name!r} with every='epoch': {PATIENCE} steps have passed and no "
-                "epoch has begun: call attachment.epoch(n) when one does, or give every= as a "
+                "epoch has begun: call attachment.epoch(n) when one begins, or give every= as a "
                 "number of steps",
                 RuntimeWarning,
                 stacklevel=2,

@@ -50,7 +50,7 @@ class DBLP(Policy):
 
     Attributes:
         p_low: One bound, or a table of bounds by tensor-name pattern such as
-            {"head.*": 0.0, "*": 0.02}: the first pattern that matches counts, and 0.008 where none
+            {"head.*": 0.0, "*": 0.02}: the first pattern that matches applies, and 0.008 where none
             does. A pattern that matches nothing is an error.
         p_high: Bound of tolerant phases; None for each tensor's p_low + 0.40.
         eta: Relative change of the norm that makes a phase critical
@@ -111,7 +111,7 @@ class DBLP(Policy):
                 raise ConfigError.of(
                     "p_high",
                     self.p_high,
-                    "the bound of tolerant phases may not be the stricter one",
+                    "the bound of tolerant phases must be p_low or more",
                     beside=f"is below p_low={self.p_low!r}",
                 )
         self._answers()
@@ -126,7 +126,7 @@ class DBLP(Policy):
             raise ConfigError.of(
                 "p_low",
                 self.p_low,
-                "the hook needs HookState(model=…) for its names",
+                "it needs the tensors' names: give the hook HookState(model=…)",
                 beside="without a model",
             )
         check_patterns("p_low", self.p_low, list(tensors))
@@ -136,7 +136,7 @@ class DBLP(Policy):
                 raise ConfigError.of(
                     "p_high",
                     self.p_high,
-                    "the bound of tolerant phases may not be the stricter one",
+                    "the bound of tolerant phases must be p_low or more",
                     beside=f"is below p_low={low!r} of tensor {name!r}, which no pattern matches",
                 )
 

@@ -54,9 +54,9 @@ def register(policy: type[Policy]) -> type[Policy]:
         if option in {*dir(Policy), *Policy.__annotations__} and option not in _MEANT:
             raise ConfigError.about(
                 f"policy {policy.name!r}",
-                f"option {option!r} hides Policy.{option}, which gradwire asks for: give it "
-                "another name, or declare it a ClassVar if it is meant; of Policy's own "
-                f"only {', '.join(_MEANT)} may be options",
+                f"option {option!r} hides Policy.{option}, which gradwire reads of every policy: "
+                "give it another name, or declare it a ClassVar if it replaces that; of Policy's "
+                f"own attributes only {', '.join(_MEANT)} may be options",
                 setting="policy",
                 value=policy.name,
             )

@@ -16,7 +16,7 @@ class Reliable(Policy):
     """Every chunk of every worker counts (docs/policies.md). It has no options."""
 
     name: ClassVar[str] = "reliable"
-    feedback: ClassVar[bool | None] = False  # nothing is ever owed
+    feedback: ClassVar[bool | None] = False  # all elements count, so no residual arises
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """Makes one region over the whole bucket with bound 0, averaged."""

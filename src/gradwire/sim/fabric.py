@@ -425,7 +425,7 @@ class Fabric:
         return self._core.failure(host)
 
     def closed(self, host: int) -> bool:
-        """Tells whether an endpoint has left, and its peers know it."""
+        """Returns whether an endpoint has left, and its peers know it."""
         return self._core.closed(host)
 
     def counters(self, host: int) -> dict[str, float]:

@@ -128,7 +128,7 @@ class FlatBucket:
         return self._index
 
     def is_last(self) -> bool:
-        """Tells whether it is the step's last bucket."""
+        """Returns whether it is the step's last bucket."""
         return self._last
 
     def parameters(self) -> list[torch.nn.Parameter]:

@@ -41,7 +41,7 @@ class ParameterNames:
                 self._known[id(parameter)] = (parameter, name)
 
     def knows(self, parameter: torch.Tensor) -> bool:
-        """Tells whether a parameter has a name already, as all parameters of the model have."""
+        """Returns whether a parameter has a name already, as all parameters of the model have."""
         return id(parameter) in self._known
 
     def __call__(self, parameter: torch.Tensor) -> str:

@@ -91,9 +91,8 @@ def configure(
         raise ConfigError.of(
             "guard",
             "skip",
-            "needs attach(optimizer=…), which it keeps from stepping, and "
-            "error_feedback=True, which gives the skipped gradient back; or "
-            "guard='resend'",
+            "needs attach(optimizer=…), whose step it skips, and error_feedback=True, "
+            "which returns the skipped gradient; or use guard='resend'",
         )
     floor = chosen.floor if settings.floor is None else settings.floor
     if settings.guard == "skip" and floor == 0.0:
@@ -134,7 +133,7 @@ def _decide_fill(policy: Policy, settings: Settings, optimizer: object | None) -
             "momentum",
             "takes what is missing from the running mean of gradients that Adam, "
             "AdamW, NAdam, RAdam and Adamax keep on every rank (without "
-            "maximize=True); give such a one as attach(optimizer=…), or use "
+            "maximize=True); give such an optimizer as attach(optimizer=…), or use "
             "fill='zero' or 'mean'",
             beside=f"with optimizer={kind}",
         )
@@ -142,8 +141,8 @@ def _decide_fill(policy: Policy, settings: Settings, optimizer: object | None) -
         raise ConfigError.of(
             "fill",
             policy.fill,
-            f"{_STANDS_IN[policy.fill]} already stands in for what did not arrive, and "
-            "feedback would give it a second time; use fill='zero' or "
+            f"{_STANDS_IN[policy.fill]} already substitutes what did not arrive, and "
+            "feedback would add it a second time; use fill='zero' or "
             "error_feedback=False",
             beside="with error_feedback=True",
         )
@@ -163,7 +162,7 @@ def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None
         raise ConfigError.of(
             "compress",
             "topk",
-            "top-k leaves most elements out and only feedback gives them back; set "
+            "top-k leaves most elements out and only feedback returns them; set "
             f"error_feedback=True, or compress={milder}",
             beside="with error_feedback off",
         )
@@ -173,7 +172,8 @@ def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None
         raise ConfigError.of(
             "momentum",
             policy.momentum,
-            "velocities wait in the residuals; set error_feedback=True, or momentum=0",
+            "velocities that are not sent stay in the residuals; set error_feedback=True, or "
+            "momentum=0",
             beside="with error_feedback off",
         )
     groups = getattr(optimizer, "param_groups", [])

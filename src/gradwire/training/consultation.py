@@ -88,7 +88,7 @@ class Consultation:
         return take
 
     def due(self, step: Step, summary: Summary) -> bool:
-        """Tells whether there is something to agree on at the end of this step."""
+        """Returns whether there is something to agree on at the end of this step."""
         return step.guarded or bool(self._layers_due(summary))
 
     def start(self, step: Step, summary: Summary) -> Handle:

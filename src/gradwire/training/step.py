@@ -198,5 +198,5 @@ def tensor_squares(slots: Sequence[TensorSlot], values: NDArray[np.float32]) -> 
 
 
 def is_finite(values: NDArray[np.float32]) -> bool:
-    """Tells whether no element is NaN or infinite."""
+    """Returns whether no element is NaN or infinite."""
     return math.isfinite(square_norm(values))

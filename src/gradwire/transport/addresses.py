@@ -178,12 +178,12 @@ def describe_interfaces(interfaces: Mapping[str, Sequence[str]]) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Tells whether only processes of one host reach each other by this address."""
+    """Returns whether only processes of one host reach each other by this address."""
     return _parsed(address).is_loopback
 
 
 def is_link_local(address: str) -> bool:
-    """Tells whether the address is a link-local one of IPv6, which needs an interface with it."""
+    """Returns whether the address is a link-local one of IPv6, which needs an interface with it."""
     parsed = _parsed(address)
     return parsed.version == 6 and parsed.is_link_local
 
@@ -357,7 +357,7 @@ def _can_be_bound(address: str) -> bool:
 
 
 def _reaches_itself(address: str) -> bool:
-    """Tells whether a datagram to this address comes to this host.
+    """Returns whether a datagram to this address comes to this host.
 
     The kernel may let other addresses be bound as well, such as those of a broadcast.
     """

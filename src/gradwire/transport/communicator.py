@@ -129,7 +129,7 @@ class Communicator(Connected):
             addresses.local_addresses(settings.interface, None)  # checks it for one worker, too
         self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
         self._forget = weakref.finalize(self, forget_host, self._host, self._stager)
-        self._forget.atexit = False  # the engines are closed by this module's own atexit
+        self._forget.atexit = False  # `gradwire.transport.engines` closes the engines at exit
 
     @property
     def job_rank(self) -> int:

@@ -430,7 +430,7 @@ def _take(
 
 
 def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
-    """Tells whether all ranks would reuse the same engine, or all have none."""
+    """Returns whether all ranks would reuse the same engine, or all have none."""
     if host is not None and host.users > 1:
         collect_forgotten()
     own = [0, False] if host is None else [host.session, host.users > 1]

@@ -48,7 +48,7 @@ class Handle(Connected):
         self._error: TransferError | None = None
 
     def done(self) -> bool:
-        """Tells whether the transfer has ended, well or not."""
+        """Returns whether the transfer has ended, well or not."""
         return self._done.is_set()
 
     def wait(self, timeout: float | None = None) -> TransferReport:

@@ -62,7 +62,7 @@ class Store(Protocol):
         """Returns the value of a key; waits for it."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Tells whether all keys have a value."""
+        """Returns whether all keys have a value."""
 
     def add(self, key: str, amount: int, /) -> int:
         """Adds to a counter, and returns its value."""
@@ -318,7 +318,7 @@ class Meeting:
             self._store.set(self._key(HURRY), "1")
 
     def hurried(self) -> bool:
-        """Tells whether some endpoint has called `hurry`."""
+        """Returns whether some endpoint has called `hurry`."""
         with store_errors():
             return self._peek(self._key(HURRY)) is not None
 
@@ -349,7 +349,7 @@ class Meeting:
         self.close()
 
     def all_finished(self) -> bool:
-        """Tells whether no worker needs the servers any longer."""
+        """Returns whether no worker needs the servers any longer."""
         return self._store.add(self._key(FINISHED), 0) >= self.workers
 
     def error(self, why: str, endpoints: Iterable[int] = ()) -> RendezvousError:
@@ -485,7 +485,7 @@ class Meeting:
             if newest not in (None, self._opening()) and self._outcome() is None:
                 self._leave()
                 raise SupersededError(
-                    f"{self.describe([0])} has begun to meet anew: it was started again, or failed",
+                    f"{self.describe([0])} has begun another meeting: it was restarted, or failed",
                     [self.names.rank_of(0)],
                 )
             if wait.over():
@@ -617,7 +617,7 @@ class Wait:
         self._pause_s = 0.002
 
     def over(self) -> bool:
-        """Tells whether the time is up."""
+        """Returns whether the time is up."""
         return time.monotonic() >= self._deadline
 
     def extend(self, seconds: float) -> None:

@@ -10,7 +10,7 @@ _NAMES = re.compile(r"(^|\.)bias$|norm|(^|[._])(bn|ln)\d*([._]|$)", re.IGNORECAS
 
 
 def is_fragile(name: str) -> bool:
-    """Tells whether a tensor is named as those of norm layers and biases are.
+    """Returns whether a tensor is named as those of norm layers and biases are.
 
     Most of them have one dimension, which is the better test; but a layer norm over two dimensions
     has a weight of two.

@@ -38,7 +38,7 @@ RAMP = 2.0
 
 
 def congested(report: StepReport, share: float) -> bool:
-    """Tells whether this worker's data in flight exceed `share` of its path's BDP.
+    """Returns whether this worker's data in flight exceed `share` of its path's BDP.
 
     RTprop is a factor of both sides, so it is left out.
 

@@ -102,7 +102,7 @@ class PhaseDetector:
         return "phases" if self.fired else "fixed bound"
 
     def due(self, summary: Summary) -> bool:
-        """Tells whether `observe` will make a decision at this summary's step."""
+        """Returns whether `observe` will make a decision at this summary's step."""
         if self.every == "epoch":
             return self._begins(summary)
         return (self.steps + 1) % self.every == 0
@@ -172,7 +172,7 @@ class PhaseDetector:
         }
 
     def _begins(self, summary: Summary) -> bool:
-        """Tells whether a window of whole epochs begins with this summary's step."""
+        """Returns whether a window of whole epochs begins with this summary's step."""
         return self.every == "epoch" and summary.epoch > self._epoch
 
     def _gather(self, summary: Summary) -> None:
@@ -323,6 +323,6 @@ def make_detector(eta: float, every: Every, source: str) -> PhaseDetector:
 
 
 def changed(before: float, now: float, eta: float) -> bool:
-    """Tells whether a norm changed by the share eta or more, or is zero or not finite."""
+    """Returns whether a norm changed by the share eta or more, or is zero or not finite."""
     usable = math.isfinite(before) and math.isfinite(now) and before > 0 and now > 0
     return not usable or abs(before - now) / before >= eta

@@ -169,7 +169,7 @@ def check_priority(
         raise ConfigError.of(
             "control",
             control,
-            "passes go through all chunks alike; set control='stream' or priority='none'",
+            "every pass goes through all chunks; set control='stream' or priority='none'",
             beside=f"with priority={priority!r}",
         )
     if order not in (None, "shuffled"):

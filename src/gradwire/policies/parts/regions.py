@@ -38,7 +38,7 @@ def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]
 
     Args:
         name: Name of the setting, for errors.
-        table: Bounds by pattern; the first pattern that matches a tensor counts.
+        table: Bounds by pattern; the first pattern that matches a tensor applies.
         tensors: Names of the model's tensors.
 
     Raises:
@@ -62,8 +62,8 @@ def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]
             if narrower and bound != table[earlier]:
                 raise ConfigError.about(
                     f"{name}[{pattern!r}]={bound!r} never counts",
-                    f"{earlier!r} stands before it, matches all of its tensors, and the first "
-                    "pattern that matches a tensor rules it; put the narrower one first",
+                    f"{earlier!r} stands before it and matches all of its tensors, and the first "
+                    "pattern that matches a tensor applies; put the narrower one first",
                     setting=name,
                     value=pattern,
                 )

@@ -52,7 +52,7 @@ class PathEstimate:
 
 @dataclass
 class EpochClock:
-    """Tells when an epoch ends: after so many steps, or when a rank begins the next.
+    """Detects the end of an epoch: after so many steps, or when a rank begins the next.
 
     Attributes:
         every: Steps of an epoch, or "epoch" for those that the ranks begin.

@@ -120,7 +120,7 @@ class Books:
             transfer.kept = self._copies.of((transfer.index, "sent"), host)
 
     def _bypasses(self, transfer: Transfer) -> bool:
-        """Tells whether a bucket needs no residuals: nothing is owed, and all of it will count."""
+        """Returns whether a bucket needs no residuals: nothing is owed, and all will count."""
         assert self._residuals is not None
         plan = transfer.plan
         exact = not plan.lossy and plan.encoding == "f32" and not transfer.step.guarded
@@ -341,7 +341,7 @@ class Books:
                     raise ConfigError.about(
                         f"{state.at(key)}[{unknown[0]!r}]",
                         f"the model trains no such parameter{suggestion(unknown[0], trained)}; "
-                        "load_state_dict(state, strict=False) drops what other parameters are owed",
+                        "load_state_dict(state, strict=False) drops values of other parameters",
                         setting=f"{state.at(key)}[{unknown[0]!r}]",
                         value=None,
                     )

@@ -47,7 +47,7 @@ class ChunkBook:
 
     @staticmethod
     def sound(values: Values) -> bool:
-        """Tells whether a state's values are allowed."""
+        """Returns whether a state's values are allowed."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Values]:
@@ -58,7 +58,7 @@ class ChunkBook:
         """
         with self._mutex:
             spread: dict[str, Values] = {}
-            for slots, (grid, values) in self._kept.items():  # the newest comes last and counts
+            for slots, (grid, values) in self._kept.items():  # the newest comes last and wins
                 elements = grid.per_element(values)
                 for slot in slots:
                     spread[slot.name] = elements[slot.offset : slot.offset + slot.length]

@@ -39,7 +39,7 @@ KEY = "exp_avg"
 
 
 def keeps_first_moment(optimizer: object | None) -> bool:
-    """Tells whether each replica's optimizer keeps a running mean of all gradients.
+    """Returns whether each replica's optimizer keeps a running mean of all gradients.
 
     Such optimizers have `betas`, the first above 0. Excluded are `ZeroRedundancyOptimizer`, whose
     replicas keep a part of the mean each, and `maximize`, where it is that of the negatives.
@@ -53,7 +53,7 @@ def keeps_first_moment(optimizer: object | None) -> bool:
 
 
 def is_of_adams_family(optimizer: object | None) -> bool:
-    """Tells whether it is an optimizer of torch whose first moment is the mean of gradients."""
+    """Returns whether it is an optimizer of torch whose first moment is the mean of gradients."""
     return isinstance(optimizer, _FAMILY) and keeps_first_moment(optimizer)
 
 

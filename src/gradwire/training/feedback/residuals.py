@@ -72,7 +72,7 @@ class ResidualBook(FlatBook):
         self._mutex = threading.Lock()  # guards `_clean`: buckets begin and end on other threads
 
     def clean(self, slots: tuple[TensorSlot, ...]) -> bool:
-        """Tells whether nothing is owed for a bucket of this layout; False if it is not known."""
+        """Returns whether nothing is owed for a bucket of this layout; False if it is not known."""
         with self._mutex:
             return slots in self._clean
 
@@ -185,7 +185,7 @@ class AgeBook(ChunkBook):
 
     @staticmethod
     def sound(values: NDArray[np.int64]) -> bool:
-        """Tells whether these are ages."""
+        """Returns whether these are ages."""
         return bool(((values >= 0) & (values <= 255)).all())
 
     def due(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.uint32]:
