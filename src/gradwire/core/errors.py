@@ -117,7 +117,7 @@ class TransferError(GradwireError):
         self.cause: Cause = cause
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """Returns " (did you mean 'x'?)" for the nearest known name, "" when none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,7 +1,8 @@
-"""TransferPlan, what one all-reduce may leave out and when it ends, and TransferReport, its result.
+"""TransferPlan, what a transfer may leave out and when it ends, and TransferReport, its outcome.
 
-docs/design.md explains the terms region, bound, spend, schedule, fill, order and pull. Policies
-write plans, and the communicator carries them out.
+A transfer is what users see of an op, one all-reduce of the engine. Policies write plans, and the
+communicator carries them out. docs/design.md explains the terms region, bound, spend, schedule,
+fill, order and pull.
 """
 
 from __future__ import annotations
@@ -473,7 +474,7 @@ class TransferPlan:
 
     @staticmethod
     def whole(elements: int, *, scale: float = 1.0) -> TransferPlan:
-        """Returns the plan of an exact sum over one region, like that of a plain all-reduce.
+        """Returns the plan of an exact sum over one region, as a plain collective computes it.
 
         Args:
             elements: Number of float32 elements.
@@ -487,8 +488,8 @@ class TransferReport:
     """The outcome of one transfer as this worker saw it.
 
     Attributes:
-        op: Number of the op in the engine.
-        step: Training step, -1 where there is none.
+        op: Number of the op in its lane, -1 where no network was needed.
+        step: Training step.
         counted: uint8 for each chunk of the grid; 1 where this worker's contribution counted.
         applied: uint8 for each chunk of the grid; 1 where a result was applied, in a lossy pull at
             this worker.

@@ -92,7 +92,7 @@ class State:
             raise self.wrong(key, "True or False")
         return value
 
-    def word(self, key: str, allowed: Sequence[str]) -> str:
+    def choice(self, key: str, allowed: Sequence[str]) -> str:
         """Returns one of the allowed names."""
         value = self._get(key)
         if not isinstance(value, str) or value not in allowed:

@@ -131,7 +131,7 @@ class Policy(ABC):
 
     @abstractmethod
     def plan(self, context: PlanContext) -> TransferPlan:
-        """Writes the plan of one bucket's all-reduce."""
+        """Writes the plan of one bucket's transfer."""
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:  # noqa: B027, most need none
         """Checks the configuration against the model, before the ranks meet.

@@ -123,7 +123,7 @@ class Fabric:
         whole_trains: Whether queues and losses treat a train as one packet, as under segmentation
             offload (network A).
         host_delay: Seconds from a datagram's arrival until the process reads it.
-        host_jitter: Largest variation of that delay in seconds.
+        host_jitter: Variation of that delay in seconds.
         datagram_bytes: Size of datagrams in bytes.
         peer_timeout: Seconds of silence after which a peer counts as dead.
         ping_interval: Seconds between pings.

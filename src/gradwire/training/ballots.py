@@ -1,8 +1,8 @@
 """BallotBox: the values of this worker for the agreement of each step.
 
-Users vote for a phase, begin epochs and give losses. The last step yielded a norm, push times, a
-loss of packets and estimates of the path. The statistics of the buckets' transfers carry all of
-these to the other ranks, as ballots (`gradwire.core.agreed.Ballot`).
+Users vote for a phase, begin epochs and give losses. The last step yielded a norm, push times, the
+share that was lost, and estimates of the path. The statistics of the buckets' transfers carry all
+of these to the other ranks, as ballots (`gradwire.core.agreed.Ballot`).
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class BallotBox:
     def _read_vote(self, state: State) -> Phase | None:
         if state.values.get("vote") is None:
             return None
-        vote = state.word("vote", PHASES)
+        vote = state.choice("vote", PHASES)
         if self._policy.phases is None:
             raise state.wrong("vote", "None")
         return "critical" if vote == "critical" else "tolerant"

@@ -418,7 +418,7 @@ def _reach(address: str) -> tuple[bool, bool, int]:
     return is_loopback(address), is_link_local(address), _parsed(address).version
 
 
-def _listing(words: Iterable[str]) -> str:
-    words = list(words)
-    more = len(words) - MOST_LISTED
-    return ", ".join(words[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+def _listing(items: Iterable[str]) -> str:
+    items = list(items)
+    more = len(items) - MOST_LISTED
+    return ", ".join(items[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -216,7 +216,7 @@ class Communicator(Connected):
         priorities: NDArray[np.uint8] | None = None,
         stats: Sequence[float] = (),
     ) -> Handle:
-        """Starts the all-reduce of a float32 array in place.
+        """Starts a transfer: the sum of a float32 array over all workers, in place.
 
         The caller leaves the array untouched until the handle is done.
 

@@ -158,12 +158,12 @@ class PhaseDetector:
     def _read(self, state: State) -> dict[str, object]:
         steps = state.whole("steps")
         return {
-            "phase": state.word("phase", PHASES),
+            "phase": state.choice("phase", PHASES),
             "steps": steps,
             "critical_steps": state.number("critical_steps", 0.0, steps),
             "looks": state.whole("looks"),
             "fired": state.whole("fired"),
-            "detected": state.word("detected", PHASES),
+            "detected": state.choice("detected", PHASES),
             "previous": state.optional("previous", state.magnitude),
             "squares": state.magnitude("squares"),
             "count": state.whole("count"),
@@ -271,7 +271,7 @@ class LayerDetector(PhaseDetector):
             **super()._read(state),
             "norms": state.part("norms").by_name(),
             "settled": frozenset(settled),
-            "vote": None if vote is None else state.word("vote", PHASES),
+            "vote": None if vote is None else state.choice("vote", PHASES),
         }
 
     def _decide_layers(self, norms: Mapping[str, float]) -> None:

@@ -49,8 +49,8 @@ AUTO = {
 """error_feedback="auto" by optimizer: the first class of the optimizer's ancestry that is listed.
 
 docs/policies.md has the measurements for SGD and AdamW, and the other families follow these two by
-kind. A residual arrives late and at once. An optimizer that divides by the gradient's second moment
-takes it for variance, so that under such optimizers feedback costs more than it returns."""
+kind. A residual arrives late and at once, which an optimizer that divides by the gradient's second
+moment takes for variance. Under heavy loss feedback therefore costs accuracy there."""
 
 
 def auto_feedback(optimizer: object | None) -> bool:
