@@ -27,6 +27,10 @@ class State:
 
     Raises:
         ConfigError: The value is no mapping.
+
+    Attributes:
+        name: Where it lies.
+        values: The mapping.
     """
 
     def __init__(self, value: object, name: str = "state") -> None:

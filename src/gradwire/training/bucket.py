@@ -54,7 +54,11 @@ class ParameterNames:
 
 
 class Layouts:
-    """The layouts of the buckets seen so far."""
+    """The layouts of the buckets seen so far.
+
+    Args:
+        names: The parameters' names.
+    """
 
     def __init__(self, names: ParameterNames) -> None:
         self._names = names

@@ -53,7 +53,16 @@ POLL_NS = 500_000_000
 
 @dataclass
 class Pending:
-    """A transfer that the engine has not completed; times in seconds of the monotonic clock."""
+    """A transfer that the engine has not completed.
+
+    Attributes:
+        handle: Its handle.
+        step: Its training step.
+        effective_bounds: Each region's effective bound.
+        timeout_s: Its longest duration in seconds.
+        begun: When it began, in seconds of the monotonic clock.
+        warn_at: When its wait is logged, in seconds of the monotonic clock.
+    """
 
     handle: Handle
     step: int
@@ -64,7 +73,32 @@ class Pending:
 
 
 class EngineHost:
-    """An open engine with its completion threads, shared by communicators of one group."""
+    """An open engine with its completion threads, shared by communicators of one group.
+
+    Args:
+        engine: The engine.
+        store: Identity of the store (`identity_of`).
+        group: Name of the group.
+        rank: This worker's rank in the group.
+        world_size: Number of workers.
+        settings: The settings.
+        session: Session tag of the engine's packets.
+        datagram: The agreed size of datagrams in bytes.
+        meeting: The meeting in which the engine was opened.
+
+    Attributes:
+        engine: The engine; None once it is closed.
+        store: See above.
+        group: See above.
+        rank: See above.
+        world_size: See above.
+        settings: See above.
+        session: See above.
+        datagram: See above.
+        users: Number of communicators that use it.
+        pid: The process that opened it.
+        stager: The queue of transfers that start later.
+    """
 
     def __init__(
         self,
@@ -79,7 +113,7 @@ class EngineHost:
         datagram: int,
         meeting: rendezvous.Meeting,
     ) -> None:
-        self.engine: _engine.Engine | None = engine  # None once it is closed
+        self.engine: _engine.Engine | None = engine
         self._totals: dict[str, float] = {}  # the counters of a closed engine
         self.store = store
         self.group = group

@@ -605,6 +605,10 @@ class Wait:
         timeout_s: Seconds to wait.
         what: Describes what is waited for; it is logged as a warning after FIRST_WARNING_S, and
             again every NEXT_WARNING_S.
+
+    Attributes:
+        timeout_s: See above.
+        extended: Whether `extend` was called.
     """
 
     def __init__(self, timeout_s: float, what: Callable[[], str] | None = None) -> None:

@@ -146,6 +146,9 @@ class Stager:
 
     The order is that of the calls of `submit`. Calls from several threads at once come in either
     order.
+
+    Args:
+        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:

@@ -64,6 +64,9 @@ class PhaseDetector:
         ConfigError: An argument is not as above.
 
     Attributes:
+        eta: See above.
+        every: See above.
+        source: See above.
         phase: The phase of the next step.
         steps: Number of steps observed.
         critical_steps: Number of them that were critical.
@@ -294,6 +297,9 @@ class RateWatch:
 
     Accordion (MLSys 2021) counts any decay as critical. A rate that falls a little in every step
     (cosine) would then be critical for ever, so only halvings count here.
+
+    Attributes:
+        reference: The rates with which the next ones are compared, by parameter group.
     """
 
     SHARE = 0.5

@@ -71,7 +71,12 @@ def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]
 
 
 class BoundTable:
-    """The bound of each tensor: that of the first pattern that matches its name, else `default`."""
+    """The bound of each tensor: that of the first pattern that matches its name.
+
+    Args:
+        table: Bounds by pattern.
+        default: The bound of tensors that no pattern matches.
+    """
 
     def __init__(self, table: Mapping[str, float], default: float) -> None:
         self._table = dict(table)

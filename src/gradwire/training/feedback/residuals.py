@@ -171,6 +171,9 @@ class AgeBook(ChunkBook):
 
     Args:
         max_age: The age at which a chunk has to count.
+
+    Attributes:
+        max_age: See above.
     """
 
     what = "ages"

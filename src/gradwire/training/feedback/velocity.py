@@ -25,6 +25,9 @@ class VelocityBook(FlatBook):
 
     Args:
         momentum: The momentum, in (0, 1).
+
+    Attributes:
+        momentum: The momentum as a float32.
     """
 
     kind = "velocity"
