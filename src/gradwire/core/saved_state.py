@@ -21,6 +21,8 @@ LARGEST_WHOLE = 1 << 62
 class State:
     """A mapping out of a saved state.
 
+    Methods that return a value raise ConfigError where it is missing or not allowed.
+
     Args:
         value: The mapping.
         name: Where it lies, as in "state['phases']".
@@ -42,7 +44,11 @@ class State:
         self.values: Mapping[Any, Any] = value
 
     def keys(self, required: Sequence[str], optional: Sequence[str] = ()) -> None:
-        """Checks that all required keys are there, and no others but the optional ones."""
+        """Checks that all required keys are there, and no others but the optional ones.
+
+        Raises:
+            ConfigError: A required key is missing, or there is an unknown one.
+        """
         for key in required:
             if key not in self.values:
                 raise ConfigError.about(

@@ -132,7 +132,11 @@ class Adaptive(Policy):
         return values
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
-        """Checks the table against the model, and notes which tensors are in its front."""
+        """Checks the table against the model, and notes which tensors are in its front.
+
+        Raises:
+            ConfigError: No model is known, or the table does not fit it.
+        """
         if tensors is None:
             raise ConfigError.of(
                 "policy",

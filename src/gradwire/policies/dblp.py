@@ -119,7 +119,11 @@ class DBLP(Policy):
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
-        """Checks the patterns of p_low against the model's names, and p_high against its bounds."""
+        """Checks the patterns of p_low against the model's names, and p_high against its bounds.
+
+        Raises:
+            ConfigError: No model is known, a pattern matches no tensor, or p_high is below a bound.
+        """
         if not isinstance(self.p_low, Mapping):
             return
         if tensors is None:

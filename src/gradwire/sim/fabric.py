@@ -375,7 +375,20 @@ class Fabric:
         timeout: float = 1800.0,
         at: float | Sequence[float] = 0.0,
     ) -> None:
-        """Starts one op on all workers; `start` explains the arguments, given for each worker."""
+        """Starts one op on all workers.
+
+        Args:
+            op: Number of the op in its lane.
+            plan: The engine's plan.
+            data: float32, the values of each worker.
+            lane: The lane.
+            step: The training step; None for the op's number.
+            critical: Ids of chunks that must count, for each worker.
+            priorities: uint8, the class of each chunk, for each worker.
+            stats: Up to eight statistics, for each worker.
+            timeout: Longest duration in seconds.
+            at: Start in seconds since the fabric's start, for all workers or for each.
+        """
         for worker, values in enumerate(data):
             self.start(
                 worker,

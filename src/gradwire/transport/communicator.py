@@ -343,7 +343,13 @@ class Communicator(Connected):
         return "" if failure is None else failure.text
 
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
-        """Injects loss of DATA packets in the receive path, for tests and demonstrations."""
+        """Injects loss of DATA packets in the receive path, for tests and demonstrations.
+
+        Args:
+            rate: Share of packets that are dropped, in [0, 1).
+            burst: Mean length of a run of dropped packets; 1 for independent losses.
+            seed: Seed of the losses.
+        """
         if self._host is not None:
             self._host.set_drop(rate, burst, seed)
 

@@ -321,7 +321,19 @@ class RateWatch:
 
 
 def make_detector(eta: float, every: Every, source: str) -> PhaseDetector:
-    """Makes the detector of an input; raises ConfigError for arguments that are not allowed."""
+    """Makes the detector of an input.
+
+    Args:
+        eta: Relative change of the norm that makes a phase critical, above 0.
+        every: Steps between two decisions, or "epoch".
+        source: The input, "ours", "paper" or "layers".
+
+    Returns:
+        The detector.
+
+    Raises:
+        ConfigError: An argument is not as above.
+    """
     check_choice("detector", source, DETECTORS)
     if source == "layers":
         return LayerDetector(eta, every)

@@ -161,7 +161,18 @@ def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.
 def check_priority(
     priority: object, allowed: tuple[str, ...], control: str, order: str | None, pull: str | None
 ) -> None:
-    """Checks a priority beside the other options; raises ConfigError where it does not fit."""
+    """Checks a priority beside the other options.
+
+    Args:
+        priority: The value of the option.
+        allowed: Its allowed values.
+        control: The option `control`.
+        order: The option `order`.
+        pull: The option `pull`.
+
+    Raises:
+        ConfigError: The priority is not allowed, or does not go with another option.
+    """
     check_choice("priority", priority, allowed)
     if priority == "none":
         return
