@@ -43,11 +43,10 @@ MEMORY = 0.8
 PAUSE = 2.0
 """Most that a step may spend without waiting, in mean steps of before.
 
-More was a pause. If it comes again, the mean grows with it, and it counts."""
+More is taken for a pause. Where it recurs, the mean grows with it, until it is taken in full."""
 
 SHARE, SHARE_OF_INT8 = 0.15, 0.4
-"""Share of a step that may be waiting for its transfer: in f32 and f16, and in int8 before top-k.
-"""
+"""Largest share of a step that may be waiting: in f32 and f16, and in int8 before top-k."""
 
 EASE = 1.5
 HOLD, LONGEST_HOLD = 16, 512
