@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gradwire.training.hook import HookState, comm_hook
     from gradwire.transport.communicator import Communicator, Handle
 
-# Public names and the modules they live in. They load on first use, so that `gradwire --version`
-# and the other light commands do not wait for torch.
+# Each public name with its module, which loads on first use, so that `gradwire --version` and the
+# other light commands do not wait for torch.
 _PUBLIC = {
     "Attachment": "gradwire.training.attach",
     "Communicator": "gradwire.transport.communicator",

@@ -13,27 +13,36 @@ HEADER_BYTES: int
 CAUSES: list[Cause]
 
 class Plan:
-    """One transfer as all ranks agreed on it; immutable.
+    """One op's plan as all ranks agreed on it; immutable.
 
-    regions: (offset, length, bound) in elements, in order, covering [0, elements).
-    schedule: (clock, scope, delay_ns, fraction); clock is "open", "first_arrival" or "tail",
-        scope "worker" or "all"; fraction in [0, 1], or -1 for "one minus the region's bound".
-    spend: "nothing", "late", "lost" or "anything". fill: "zero" or "mean".
-    order: "shuffled", "sequential", or "priority": by the classes that each worker gives its own
-        chunks, shuffled within a class. class_dscp (order "priority" only): DSCP of the datagrams
-        of each class, up to 8 from 0 to 63, the last one for all further classes; empty for the
-        engine's. pull: "exact", "committed" (pull_bound: what may be left out), "none" (push only:
-        each result stays with its aggregator) or "lossy" (up to pull_bound of each region's results
-        missing at each worker alone).
-    control: "stream", or "probe": the push and a lossy pull go in passes; not with order
-        "priority".
-    scale multiplies each finished sum (1/world size for an average).
-    encoding: of pushed chunks and of results: "f32", "f16" (with a power-of-two scale per chunk),
-        "bf16", "int8" (with a scale per chunk) or "topk" (the share `kept` of each chunk's
-        elements, the largest magnitudes). Under pull="none" results stay f32.
-    datagram_bytes: of the datagrams that chunks are cut for; 0 for the agreed ones, which are the
-        longest that are allowed.
-    Raises ValueError naming the field, the value and what is allowed.
+    Args:
+        elements: Number of float32 elements.
+        regions: (offset, length, bound) in elements, in order, covering [0, elements).
+        spend: "nothing", "late", "lost" or "anything".
+        schedule: (clock, scope, delay_ns, fraction); clock is "open", "first_arrival" or "tail",
+            scope "worker" or "all", fraction in [0, 1], or -1 for one minus the region's bound.
+        fill: "zero" or "mean".
+        order: "shuffled", "sequential", or "priority": by the classes that each worker gives its
+            own chunks, shuffled within a class.
+        pull: "exact"; "committed", which leaves up to `pull_bound` out alike on all workers;
+            "none", where each result stays with its aggregator; or "lossy", where each worker alone
+            may miss up to `pull_bound` of each region's results.
+        pull_bound: Share of the results that the pull may leave out.
+        scale: Factor of each finished sum (1 / world size for an average).
+        seed: Seed of the shuffled order.
+        encoding: Encoding of pushed chunks and of results: "f32", "f16" (with a power-of-two scale
+            per chunk), "bf16", "int8" (with a scale per chunk) or "topk". Under pull "none" results
+            stay f32.
+        kept: Share of each chunk's elements, the largest magnitudes, that "topk" sends.
+        class_dscp: DSCPs of the datagrams of each class (order "priority" only), up to 8 from 0 to
+            63, the last one for all further classes; empty for the engine's.
+        control: "stream", or "probe", where the push and a lossy pull go in passes (not with order
+            "priority").
+        datagram_bytes: Size of the datagrams that chunks are cut for; 0 for the agreed size, which
+            is the largest allowed one.
+
+    Raises:
+        ValueError: A field is not as above; the error names it, the value and what is allowed.
     """
 
     def __init__(
@@ -64,15 +73,15 @@ class Plan:
 def chunk_grid(
     plan: Plan, datagram_bytes: int, aggregators: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
-    """The chunk grid: element offsets, lengths, region index and aggregator of each chunk."""
+    """Returns element offset, length, region index and aggregator index of each chunk."""
 
 def least_memory_limit(plan: Plan, datagram_bytes: int, workers: int, servers: int = 0) -> int:
-    """The memory limit of an engine, in bytes, below which a job cannot take an op of this plan."""
+    """Returns the memory limit of an engine below which a job cannot take an op of this plan."""
 
 def round_trip(
     plan: Plan, values: NDArray[np.float32], datagram_bytes: int, aggregators: int
 ) -> NDArray[np.float32]:
-    """What the other ranks get of these values: each chunk of the grid encoded and decoded."""
+    """Returns what the other ranks get of these values: each chunk encoded and decoded."""
 
 def keep_encoding_error(
     plan: Plan,
@@ -81,19 +90,29 @@ def keep_encoding_error(
     datagram_bytes: int,
     aggregators: int,
 ) -> None:
-    """Leaves of a worker's values, in place, what did not count: chunks that did not count stay as
-    they are, of the others only what the encoding took remains (0 for f32, and in chunks with a
-    value that is not finite)."""
+    """Replaces a worker's values, in place, by the part that did not count.
+
+    Chunks that did not count stay as they are. Of the others the encoding's error remains, which is
+    0 for f32, and in chunks with a value that is not finite.
+    """
 
 def mean_magnitudes(
     values: NDArray[np.float32], offsets: NDArray[np.uint64], lengths: NDArray[np.uint32]
 ) -> NDArray[np.float32]:
-    """The mean magnitude of each chunk's elements; infinite where their sum is not finite.
-    ValueError for a chunk that reaches beyond the values."""
+    """Returns each chunk's mean magnitude; infinite where the sum is not finite.
+
+    Raises:
+        ValueError: A chunk reaches beyond the values.
+    """
 
 def square_sums(values: NDArray[np.float32], starts: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """The sum of the squares of the elements from each start to the next, and from the last to the
-    end; not finite only where an element is not. ValueError for starts out of order."""
+    """Returns the sums of the squares from each start to the next, and from the last to the end.
+
+    A sum is not finite only where an element is not.
+
+    Raises:
+        ValueError: The starts are not in order.
+    """
 
 def write_chunks(
     values: NDArray[np.float32],
@@ -103,19 +122,22 @@ def write_chunks(
     begin: int,
     factor: float,
 ) -> None:
-    """Writes the chunks' elements that `source` holds (those from `begin` on), times `factor`, in
-    place. ValueError for a chunk that reaches beyond the values."""
+    """Writes the chunks' elements that `source` holds, from `begin` on, times `factor`, in place.
+
+    Raises:
+        ValueError: A chunk reaches beyond the values.
+    """
 
 def chunk_elements(encoding: str, kept: float, datagram_bytes: int) -> int:
-    """The most elements that one datagram carries."""
+    """Returns the largest number of elements that one datagram carries."""
 
 def encode_chunk(values: NDArray[np.float32], encoding: str, kept: float = 1.0) -> bytes:
-    """The payload of one chunk."""
+    """Returns the payload of one chunk."""
 
 def decode_chunk(
     payload: bytes, elements: int, encoding: str, kept: float = 1.0
 ) -> NDArray[np.float32]:
-    """The values of one chunk; ValueError for a payload that is none."""
+    """Returns the values of one chunk; raises ValueError for an invalid payload."""
 
 def decode_chunks(
     values: NDArray[np.float32],
@@ -124,77 +146,95 @@ def decode_chunks(
     codes: NDArray[np.uint8],
     encoding: str,
 ) -> None:
-    """Writes the values of a vector's chunks, in the order of the elements. heads and codes: the
-    bytes of the chunks' payloads (engine/codec/codec.h), what comes before the elements (f16: the
-    shift, int8: the scale, bf16: nothing) and the elements, apart. encoding: f16, bf16 or int8.
-    ValueError where sizes do not fit, or a head is none."""
+    """Writes the values of a vector's chunks, in the order of the elements.
+
+    Args:
+        values: For the values.
+        lengths: The chunks' lengths in elements.
+        heads: The bytes of the payloads (engine/codec/codec.h) that come before the elements: the
+            shift of f16, the scale of int8, nothing for bf16.
+        codes: The bytes of the elements.
+        encoding: "f16", "bf16" or "int8".
+
+    Raises:
+        ValueError: Sizes do not fit, or a head is invalid.
+    """
 
 HADAMARD_BLOCK: int
-"""Elements of a block of `hadamard`."""
+"""Number of elements of a block of `hadamard`."""
 
 def hadamard(values: NDArray[np.float32], seed: int, inverse: bool = False) -> None:
-    """The randomised Hadamard transform, in place: signs drawn from the seed, then the orthonormal
-    transform of each block, the rest in blocks of ever smaller powers of two; or its inverse."""
+    """Applies the randomised Hadamard transform, or its inverse, in place.
+
+    Signs are drawn from the seed. Then each block is transformed orthonormally, and the rest in
+    blocks of ever smaller powers of two.
+    """
 
 class Failure:
-    """Why an engine has failed."""
+    """The reason why an engine has failed."""
 
     text: str
-    rank: int  # the endpoint at fault, -1 when none
+    rank: int  # the endpoint at fault, -1 for none
     cause: Cause
 
 class Peer:
-    """What an engine knows of another one that it talks to."""
+    """What an engine knows of another one with which it exchanges data."""
 
     endpoint: int
-    answered: bool  # a ping of full length has been answered
-    heard: bool  # something has come from it
-    silence_ns: int  # since then, or since the engines met
+    answered: bool  # whether it has answered a ping of full length
+    heard: bool  # whether any packet has come from it
+    silence_ns: int  # time since then, or since the engines met
     def has_begun(self, op: int, lane: int = 0) -> bool:
-        """Whether it has started this op, as far as is known; False of servers."""
+        """Returns whether it is known to have started this op; False for servers."""
 
 class Completion:
-    """What became of one all-reduce (one op)."""
+    """The outcome of one op."""
 
-    op: int  # in its lane
+    op: int  # its number in its lane
     lane: int
     step: int
     ok: bool
     error: str  # "" when ok; names rank, step and cause
-    error_rank: int  # the endpoint at fault, -1 when none
+    error_rank: int  # the endpoint at fault, -1 for none
     error_cause: Cause
     counted: NDArray[np.uint8]  # per chunk: 1 where this worker's contribution counted
     applied: NDArray[np.uint8]  # per chunk: 1 where a result was applied, 0 where it is zero
-    # committed pull, sharded route: chunks of this rank's shard whose result was not applied
-    # (this rank keeps them as its residual) and their scaled results, concatenated
+    # Under a committed pull on the sharded route: the chunks of this rank's shard whose result was
+    # not applied, and these results, scaled and concatenated. The rank keeps them as its residual.
     withheld_chunks: NDArray[np.uint32]
     withheld_values: NDArray[np.float32]
-    error_offset: int  # the element that take_result_error begins at
+    error_offset: int  # the first element of take_result_error
     delivered: list[float]  # per region: fraction of this worker's elements that counted
     exceeded: list[int]  # regions whose loss exceeded their bound (plans by time only)
-    stats_sum: list[float]  # the four summed slots of every worker's stats, in rank order, f64
-    stats_max: list[float]  # the four maximum slots
-    push_ns: int  # start until this worker's last contribution was decided
-    pull_ns: int  # first result until complete
+    stats_sum: list[float]  # the first four statistics, summed over the workers in rank order
+    stats_max: list[float]  # the last four, maximised
+    push_ns: int  # from the start until this worker's last contribution was decided
+    pull_ns: int  # from the first result until the end
     total_ns: int
-    bytes_sent: int  # on the wire by this engine for this op (UDP payloads)
+    bytes_sent: int  # UDP payload that this engine sent for this op
     packets_sent: int
     retransmissions: int
-    passes: int  # of the push, the most that a shard took; 0 under control "stream"
-    datagram_bytes: int  # the longest that all paths carry, alike at all workers: for later plans
-    rtprop_ns: int  # smallest over peers' paths of the last 10 s
-    btlbw: float  # bytes/s, the engine's bottleneck estimate
+    passes: int  # of the push, the most of any shard; 0 under control "stream"
+    datagram_bytes: int  # the longest that all paths carry, the same on all workers
+    rtprop_ns: int  # the smallest of all paths in the last 10 s
+    btlbw: float  # the engine's estimate of the bottleneck in bytes per second
 
     def take_result_error(self) -> NDArray[np.float32]:
-        """With an encoding, sharded route: what it took from the scaled results of this rank's
-        shard, for all elements of the shard, from error_offset on (this rank keeps it as its
-        residual). Hands the memory over: empty from the second call on."""
+        """Hands over the encoding's error in the scaled results of this rank's shard.
+
+        It has all elements of the shard, from error_offset on (sharded route only). The rank keeps
+        it as its residual. The second call returns an empty array.
+        """
 
 class Engine:
-    """One UDP engine of this process: one socket, one thread that never takes the GIL.
+    """One UDP engine of this process: one socket, and one thread that never takes the GIL.
 
-    Endpoints 0..workers-1 are the workers (ranks), then the servers. servers=0 is the
-    sharded route. Raises OSError (address in use, no such address), ValueError.
+    Endpoints 0 … workers - 1 are the workers (ranks), then the servers; servers=0 is the sharded
+    route.
+
+    Raises:
+        OSError: The address is in use, or is none of this host.
+        ValueError: An argument is not allowed.
     """
 
     def __init__(
@@ -209,19 +249,19 @@ class Engine:
         datagram_bytes: int = 1472,
         peer_timeout_ns: int = 30_000_000_000,
         memory_limit: int = 0,
-        drop_rate: float = 0.0,  # receive-path loss injection: of DATA packets
-        drop_burst: float = 1.0,  # mean length of a loss run (Gilbert-Elliott)
+        drop_rate: float = 0.0,  # injected loss of DATA packets in the receive path
+        drop_burst: float = 1.0,  # mean length of a run of losses (Gilbert-Elliott)
         drop_seed: int = 0,
-        dscp: int = 0,  # of all datagrams to which no plan gives another
-        ecn: bool = True,  # ECT(0) on what is acknowledged, where kernel and path carry it
-        ranks: Sequence[int] = (),  # what texts call the workers; none: 0, 1, 2, …
+        dscp: int = 0,  # for datagrams to which no plan gives another
+        ecn: bool = True,  # ECT(0) on acknowledged packets, where kernel and path carry it
+        ranks: Sequence[int] = (),  # the workers' ranks in texts; empty for 0, 1, 2, …
     ) -> None: ...
     @property
     def address(self) -> tuple[str, int]: ...
     def connect(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """The addresses of all endpoints in order (own included). Starts the pings."""
+        """Takes the addresses of all endpoints in order (own included), and starts the pings."""
     def wait_connected(self, timeout_ns: int) -> list[int]:
-        """Waits until every endpoint answered; returns those that have not. Releases the GIL."""
+        """Waits without the GIL until every endpoint answered; returns those that have not."""
     def all_reduce(
         self,
         *,
@@ -234,31 +274,38 @@ class Engine:
         priorities: NDArray[np.uint8] | None = None,  # class of each chunk, 0 (first) to 7
         stats: Sequence[float] = (),  # up to 8: first four are summed, last four maximised
         timeout_ns: int = 1_800_000_000_000,
-        timeout_from: str = "",  # whose setting that is, for the text of an error
+        timeout_from: str = "",  # origin of the time-out, for the text of an error
     ) -> None:
-        """Starts one all-reduce in place; the caller keeps `data` alive and untouched until the
-        Completion. The ops of a lane are numbered 0, 1, 2, … alike on all workers; those of
-        different lanes may start in any order. Thread-safe, never blocks. Raises RuntimeError
-        when the engine has failed or is closed."""
+        """Starts one op in place; thread-safe, never blocks.
+
+        The caller keeps `data` alive and untouched until the Completion. The ops of a lane are
+        numbered 0, 1, 2, … alike on all workers; those of different lanes may start in any order.
+
+        Raises:
+            RuntimeError: The engine has failed or is closed.
+        """
     def next_completion(self, timeout_ns: int) -> Completion | None:
-        """Blocks without the GIL for the next Completion; None at the time-out or once closed."""
+        """Waits without the GIL for the next Completion; None at the time-out or once closed."""
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
-        """Receive-path loss injection (the demo's fallback without namespaces)."""
+        """Injects loss in the receive path, for tests and demonstrations."""
     def counters(self) -> dict[str, float]:
-        """packets/bytes sent and received, retransmissions, drops, rtprop_ns, btlbw, …"""
+        """Returns counters: packets and bytes, retransmissions, drops, rtprop_ns, btlbw, …."""
     def peers(self) -> list[Peer]:
-        """What this engine knows of each that it talks to."""
+        """Returns what this engine knows of each peer with which it exchanges data."""
     def refusal(self) -> str:
-        """Why the kernel refused datagrams, and how many; "" where it took all of them."""
+        """Returns why the kernel refused datagrams, and how many; "" where it refused none."""
     def features(self) -> dict[str, bool | int]:
-        """udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp, ecn: what the kernel granted;
-        rcvbuf_asked, sndbuf_asked: bytes that were asked for."""
+        """Returns what the kernel granted, and what was asked for.
+
+        Keys are udp_segment, udp_gro, rcvbuf, sndbuf, timestamps, dscp and ecn, and for what was
+        asked for rcvbuf_asked and sndbuf_asked in bytes.
+        """
     def failure(self) -> Failure | None:
-        """Why the engine can no longer serve (a dead peer, another plan, …); None while it can."""
+        """Returns why the engine can no longer serve, such as a dead peer; None while it can."""
     def leave_to_parent(self) -> None:
-        """In a forked child: lets go of the socket, so that it ends with the parent's close."""
+        """Closes the socket in a forked child, so that the parent's close ends it."""
     def close(self) -> None:
-        """Says goodbye to the peers, joins the thread, fails what is open. Idempotent."""
+        """Notifies the peers, joins the thread, fails open ops. Idempotent."""
 
 def version() -> str: ...
 
@@ -266,7 +313,10 @@ class Fabric:
     """Endpoints in virtual time on one switch; `gradwire.sim.fabric` wraps it with seconds.
 
     A direction is "up" (host to switch) or "down" (switch to host, the port that incast fills).
-    Rates are bytes per second of wire bytes. Raises ValueError.
+    Rates are bytes per second on the wire.
+
+    Raises:
+        ValueError: An argument is not allowed.
     """
 
     def __init__(
@@ -378,8 +428,10 @@ class Fabric:
 class Interface:
     """A network interface of this host.
 
-    mtu: in bytes, 0 when it went away meanwhile. carrier: it is up, and so is its link. addresses:
-    IPv4 and IPv6, in the kernel's order, IPv6 link-local ones with "%name".
+    Attributes:
+        mtu: MTU in bytes, 0 when the interface has gone.
+        carrier: Whether it is up, and so is its link.
+        addresses: IPv4 and IPv6 addresses in the kernel's order, IPv6 link-local ones with "%name".
     """
 
     @property
@@ -396,4 +448,4 @@ class Interface:
     def addresses(self) -> list[str]: ...
 
 def interfaces() -> list[Interface]:
-    """This host's interfaces in the kernel's order; raises OSError."""
+    """Returns this host's interfaces in the kernel's order; raises OSError."""

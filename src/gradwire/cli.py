@@ -1,4 +1,4 @@
-"""The `gradwire` command. Each subcommand is a typer app in a module of its own.
+"""The `gradwire` command, each subcommand of which is a typer app in a module of its own.
 
 A module loads only when its command runs or is listed. The commands of the lab (`demo`, `bench`,
 `lab`, `report`) belong to the distribution gradwire-lab, which announces them by entry points.
@@ -19,10 +19,14 @@ ENTRY_POINTS = "gradwire.commands"
 
 
 class LazyCommands(TyperGroup):
+    """The subcommands, each loaded when it is used."""
+
     def list_commands(self, ctx: Any) -> list[str]:
+        """Returns the names of the subcommands that are installed."""
         return [*(name for name in LAB if name in entry_points(group=ENTRY_POINTS).names), *OWN]
 
     def get_command(self, ctx: Any, name: str) -> Any:
+        """Loads a subcommand; returns None for an unknown name, exits where the lab is missing."""
         if name in OWN:
             found = import_module(OWN[name]).app
         elif name in LAB:
@@ -64,6 +68,7 @@ def _root(
 
 
 def main() -> None:
+    """Runs the command."""
     app(prog_name="gradwire")
 
 

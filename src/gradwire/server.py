@@ -1,4 +1,4 @@
-"""`gradwire server`: a process of its own that sums regions for the workers (route "server").
+"""`gradwire server`: a process that sums regions for the workers of a job (route "server").
 
 It joins the job's store as endpoint workers + index, serves until all workers have left, and
 needs no torch process group, no model and no GPU.
@@ -29,23 +29,30 @@ __all__ = ["app", "serve"]
 app = typer.Typer(add_completion=False)
 
 RETRY_S = 0.2
-"""From one attempt to reach the store to the next."""
+"""Seconds between two attempts to reach the store."""
 
 
 def open_store(address: str, timeout_s: float) -> Any:
-    """The job's store: "host:port" of a TCPStore (torchrun's), or "file:///path".
+    """Opens the job's store.
 
-    An IPv6 address stands in brackets, as in "[fd00::1]:29500".
+    Args:
+        address: "host:port" of a TCPStore (torchrun's), an IPv6 address in brackets as in
+            "[fd00::1]:29500"; or "file:///path".
+        timeout_s: Seconds to wait for an answer.
 
-    Raises ConfigError for another form or a file that cannot be, and GradwireError when nobody
-    answers within `timeout_s` seconds.
+    Returns:
+        The store.
+
+    Raises:
+        ConfigError: The address has another form, or the file cannot be used.
+        GradwireError: Nobody answers in time.
     """
-    # torch.distributed offers these names without saying so to type checkers
+    # torch.distributed exports these names, too, but type checkers do not see them there.
     from torch._C._distributed_c10d import FileStore, TCPStore
 
     if address.startswith("file://"):
         path = address.removeprefix("file://")
-        _check_file(address, Path(path))  # FileStore itself would try again for five minutes
+        _check_file(address, Path(path))  # FileStore itself would retry for five minutes
         return FileStore(path, -1)
     host, port = _host_and_port(address)
     deadline = time.monotonic() + timeout_s
@@ -65,8 +72,10 @@ def open_store(address: str, timeout_s: float) -> Any:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Splits "host:port"; raises ConfigError. The port is what follows the last colon, so that
-    MASTER_ADDR and MASTER_PORT with one between them do, too, where the former is of IPv6."""
+    """Splits "host:port"; raises ConfigError for another form.
+
+    The port follows the last colon, so MASTER_ADDR:MASTER_PORT is valid for an IPv6 address, too.
+    """
     host, _, port = address.rpartition(":")
     right = bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
     if ":" in host or host.startswith("["):
@@ -82,8 +91,11 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _in_time(connect: Callable[[], Any], timeout_s: float, address: str) -> Any:
-    """What `connect` returns; its thread is left alone where it does not end: TCPStore waits for
-    ever for the first word of a listener that is no store."""
+    """Returns what `connect` returns, or raises GradwireError after the time-out.
+
+    A thread that does not end is left behind, because TCPStore waits without a limit for the first
+    answer of a listener that is no store.
+    """
     found: list[Any] = []
 
     def run() -> None:
@@ -117,16 +129,17 @@ def _check_file(address: str, path: Path) -> None:
 def _wait_for_listener(
     address: str, host: str, port: int, deadline: float, timeout_s: float
 ) -> None:
-    """Waits until somebody listens; TCPStore's own attempts outlast its time-out by seconds.
+    """Waits until somebody listens, since TCPStore's own attempts outlast its time-out by seconds.
 
-    Raises GradwireError at the deadline.
+    Raises:
+        GradwireError: The deadline has passed.
     """
     while True:
         left = deadline - time.monotonic()
         try:
             with socket.create_connection((host, port), timeout=max(0.05, left)):
                 return
-        except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one
+        except (OSError, UnicodeError) as error:  # UnicodeError: the text cannot be a host's name
             if time.monotonic() + RETRY_S >= deadline:
                 raise GradwireError(
                     f"no store answers at {address} within {timeout_s:g} s: {error}"
@@ -143,10 +156,23 @@ def serve(
     stop: threading.Event | None = None,
     group: str = "world",
 ) -> dict[str, float]:
-    """Serves a group until all workers have left, or `stop` is set; returns the engine's counters.
+    """Serves a group until all workers have left, or `stop` is set.
 
-    Raises ConfigError, RendezvousError naming the ranks at fault, and GradwireError when the
-    engine fails (a dead peer, another plan).
+    Args:
+        store: The job's store.
+        workers: Number of workers.
+        index: Index of this server, from 0.
+        settings: The settings.
+        stop: An event that ends the server.
+        group: Name of the group.
+
+    Returns:
+        The engine's counters.
+
+    Raises:
+        ConfigError: An argument or a setting is impossible.
+        RendezvousError: Ranks are absent or differ; the error names them.
+        TransferError: The engine failed, by a dead peer or another plan, for instance.
     """
     from gradwire.transport.open_engine import meet_servers, open_engine
     from gradwire.transport.rendezvous import SupersededError
@@ -158,14 +184,14 @@ def serve(
         try:
             opened = open_engine(store, meeting, settings)
             break
-        except SupersededError:  # the workers were started again before all had met
+        except SupersededError:  # the workers were started again before all were present
             continue
     try:
         while not stop.wait(0.25):
             failure = opened.engine.failure()
             try:
                 left = opened.meeting.all_finished()
-            except Exception:  # the store went away with the job, which may have failed
+            except Exception:  # the store ended with the job, which may have failed
                 left = not failure
             if left:
                 break
@@ -180,7 +206,7 @@ def serve(
 
 
 def check_place(workers: int, index: int, servers: int) -> None:
-    """Raises ConfigError unless a job of these sizes has a server of this index."""
+    """Checks that a job of these sizes has a server of this index; raises ConfigError if not."""
     if workers < 1:
         raise ConfigError.of("workers", workers, "1 or more")
     if not 0 <= index < servers:
@@ -225,8 +251,8 @@ def server(
     """Sum gradients for the workers of one job (route="server").
 
     Without --store the job is found by MASTER_ADDR and MASTER_PORT, without --workers by
-    WORLD_SIZE, as torchrun sets them. Ends with 0 when the workers have left or it is told to stop,
-    with 2 for an impossible option, with 1 when the job fails.
+    WORLD_SIZE, as torchrun sets them. The exit status is 0 when the workers have left or a signal
+    stops the server, 2 for an impossible option, 1 when the job fails.
     """
     from gradwire.training.configure import all_names
 
@@ -242,7 +268,7 @@ def server(
             "dscp": dscp,
         }
         given = {name: value for name, value in options.items() if value is not None}
-        settings = Settings.build(given)  # the environment has the rest
+        settings = Settings.build(given)  # the rest comes from the environment
         address = store or _store_of_environment()
         count = workers or _workers_of_environment()
         check_place(count, index, settings.server_count)
@@ -257,7 +283,7 @@ def server(
         _say(as_json, "failed", str(error), error=True)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
     except KeyboardInterrupt:
-        _say(as_json, "stopped", f"server {index} was told to stop")
+        _say(as_json, "stopped", f"server {index} was stopped by a signal")
         return
     _say(as_json, "done", f"server {index} is done", counters=counters)
 

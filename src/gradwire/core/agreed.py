@@ -1,8 +1,8 @@
 """What all ranks agree on in a step: each worker's ballot, the summary of all, and the phase.
 
-Every value that enters a decision has been folded by the aggregators, alike for all ranks, and
-belongs to a step that is complete everywhere, so every rank decides the same without a message
-of its own. The slots below say where each value travels.
+The aggregators fold the ballots of all workers into values that are the same on every rank. Only
+these enter a decision, and only once their step is complete everywhere. So every rank decides the
+same without a message of its own.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ Phase = Literal["critical", "tolerant"]
 PHASES = ("critical", "tolerant")
 
 GAUGES = ("lost", "rest", "rtprop", "slowness")
-"""What the gauge slot carries, in turn: step s carries GAUGES[s % 4]."""
+"""What the gauge value of a ballot holds: in step s it is GAUGES[s % 4]."""
 
 LAST_EPOCH = 1 << 32
 
 _MARKS = 1 << 20
-"""Values of a mark of the scale that a worker's gradients are multiplied by. Two slots that are
-maximised carry a whole number in units of it and, below that, the mark or its complement: where the
-ranks agree in both numbers, as they do but for moments, one has the largest mark and the other the
-smallest, so all ranks see in the same step whether their scales are alike. Where they do not, both
-marks are some rank's all the same, so no alarm is ever false."""
+"""Number of marks of a scale, by which a worker multiplies its gradients (the loss scaler's).
+
+Each of the last two values of a ballot is `number * _MARKS + mark`; in the first of them the mark
+is replaced by its complement. Where all ranks send the same two numbers, which is usual, the
+maxima yield the largest mark of any rank and the smallest, and these differ exactly where the
+scales do. Where the numbers differ, both marks are still those of some rank, so equal scales are
+never reported as different."""
 
 _UNKNOWN, _BROKEN, _KNOWN = 0, 1, 2
-"""Squared norms on the wire: "of no gradient yet", "not finite", and from where on the known are
-counted."""
+"""Squared norms on the wire: no gradient yet, not finite, and the first value of a known norm."""
 _DROPPED_BITS = 31
-"""Of a float64; what is left of a squared norm is exact to 2.4e-7 of it."""
+"""Low bits of a float64 that are dropped; a squared norm keeps a relative precision of 2.4e-7."""
 
 PARTIAL_S = 1e9
-"""A push time on the wire that stands for "not all of it arrived"."""
+"""The push time on the wire of a push of which not everything arrived, in seconds."""
 
 BROKEN_LOSS = 1e300
-"""A loss on the wire that stands for "not finite": the sum of 65,536 is still a float64, and no sum
-of losses below LARGEST_LOSS comes near."""
+"""The loss on the wire that stands for one that is not finite.
+
+The sum of 65,536 such losses is still a float64, and no sum of losses below LARGEST_LOSS comes near
+one of them."""
 LARGEST_LOSS = 1e290
 
 _COUNT = 1 << 17
@@ -51,20 +54,28 @@ _COUNT = 1 << 17
 
 @dataclass(frozen=True)
 class Ballot:
-    """What one worker sends with one bucket, in the engine's eight statistics slots.
+    """The values that one worker adds to one bucket, in the engine's eight statistics values.
 
-    Summed over the workers: fresh_square, the bucket's squared L2 norm of the worker's fresh
-    gradient (0 when it is not finite); nonfinite, it is not finite; falling, the learning rate
-    was lowered since the last step; congested, as the worker's policy sees it; loss, the mean of
-    the losses given since the last step (first bucket only; None where none was given, not finite
-    when one of them was not); critical and tolerant, a manual vote.
-    Maximum over the workers: push_s, how long this bucket's last push took, in seconds (0 not
-    known, infinite when not all of it arrived); gauge, what GAUGES says for this step: the largest
-    share of a step lost since last told, `Policy.rest`, RTprop in seconds, or seconds per byte at
-    BtlBw (0 not known); applied_square, the squared norm of the last step's applied gradient (None
-    before there is one); epoch, the newest epoch begun. With the last two goes a mark of scale, by
-    which the worker's gradients are multiplied (`scales_differ`); None for a worker that has joined
-    (`DistributedDataParallel.join`): it has no gradient, and leaves these two slots to the others.
+    Attributes:
+        fresh_square: Squared L2 norm of the bucket of the worker's fresh gradient, 0 when it is
+            not finite; summed over the workers, as all down to `tolerant` are.
+        nonfinite: Whether that gradient is not finite.
+        falling: Whether the learning rate was lowered since the last step.
+        congested: Whether the worker's policy sees congestion.
+        loss: Mean of the losses given since the last step, in the first bucket only; None where
+            none was given, not finite when one of them was not.
+        critical: Whether the user voted for phase "critical".
+        tolerant: Whether the user voted for phase "tolerant".
+        push_s: Duration of this bucket's last push in seconds; 0 when it is not known, infinite
+            when not everything arrived. The maximum over the workers counts, as of all that follow.
+        gauge: The value that GAUGES names for this step: the largest share of a step that was lost
+            since this was last sent, `Policy.rest`, RTprop in seconds, or the inverse of BtlBw in
+            seconds per byte; 0 when it is not known.
+        applied_square: Squared norm of the last step's applied gradient; None before there is one.
+        epoch: The newest epoch that this worker has begun, -1 for none.
+        scale: What the worker's gradients are multiplied by (`scales_differ`). None for a worker
+            that has joined (`DistributedDataParallel.join`): it has no gradient, and sends neither
+            `applied_square` nor `epoch`.
     """
 
     fresh_square: float = 0.0
@@ -81,7 +92,7 @@ class Ballot:
     scale: float | None = 1.0
 
     def slots(self) -> tuple[float, ...]:
-        """The eight slots: four summed, then four maximised. All are finite."""
+        """Returns the eight values: four to be summed, then four to be maximised, all finite."""
         loss = 0.0 if self.loss is None else self.loss
         marked = 0.0, 0.0
         if self.scale is not None:
@@ -106,12 +117,12 @@ def _pack(first: int, second: int, third: int) -> float:
 
 
 def _mark(scale: float) -> int:
-    """The same number for the same scale, a float32; another one, as good as always, for others."""
+    """Returns the same number for equal scales (float32), and most likely another for others."""
     return zlib.crc32(struct.pack("<f", scale)) % _MARKS
 
 
 def _count_square(square: float | None) -> int:
-    """A squared norm as a whole number below 2^33 that grows with it."""
+    """Returns a squared norm as a whole number below 2^33 that grows with it."""
     if square is None:
         return _UNKNOWN
     if not math.isfinite(square):
@@ -128,8 +139,14 @@ def _applied_norm(count: int) -> float | None:
 
 
 def scales_differ(maxima: Iterable[Sequence[float]]) -> bool:
-    """Whether some ranks multiply their gradients by other scales than others, from the maximised
-    slots of a step's buckets; the same on all ranks."""
+    """Returns whether the ranks multiply their gradients by different scales.
+
+    Args:
+        maxima: The maximised values of each bucket of one step.
+
+    Returns:
+        True where the scales differ; the same on all ranks.
+    """
     marks = set()
     for slots in maxima:
         marks |= {_MARKS - 1 - int(slots[2]) % _MARKS, int(slots[3]) % _MARKS}
@@ -151,22 +168,30 @@ def _unpack(packed: float) -> tuple[int, int, int]:
 class Summary:
     """The agreed summary of one step: the same values on every rank.
 
-    fresh_norm: sqrt of the mean over workers of the squared L2 norm of the fresh gradient over
-    all buckets. nonfinite: some worker's gradient was not finite. applied_norm: L2 norm of the
-    averaged gradient applied in the step *before* (it is known only once that step is over), 0
-    where it was not finite, None where there is none.
-    vote: the phase that ranks ask for by hand (critical wins), None without a vote.
-    epoch: the newest epoch any rank has begun, -1 for none. loss: the mean, over the workers that
-    gave any, of each one's mean loss; NaN when a loss was not finite, None when none was given.
-    falling: some rank lowered its learning rate. congested: some rank's policy says so.
-    pushes: per bucket, how long its push took at the slowest worker in the step before, in
-    seconds; 0 not known, infinite where not everything arrived. lost, rtprop_s, rest, btlbw
-    (bytes/s): told by turns, None when not in this step or not known: the largest share of a step
-    that a worker lost since last told, the largest RTprop, the largest share of a dense step that
-    passes with something else than waiting for its transfer (`Policy.rest`), the smallest BtlBw
-    of any rank.
-    layers: the fresh norm per layer, RMS over workers and over the steps since the last look; None
-    in a step whose end is no look of detector "layers".
+    Attributes:
+        step: The step that is summarised.
+        fresh_norm: Square root of the mean over the workers of the squared L2 norm of the fresh
+            gradient over all buckets.
+        nonfinite: Whether some worker's gradient was not finite.
+        applied_norm: L2 norm of the averaged gradient that was applied in the step *before*, for
+            it is known only once that step is over; 0 where it was not finite, None where there is
+            none.
+        vote: The phase that ranks ask for by hand ("critical" wins), None without a vote.
+        epoch: The newest epoch that any rank has begun, -1 for none.
+        loss: Mean of the mean losses of the workers that gave any; NaN when a loss was not finite,
+            None when none was given.
+        falling: Whether some rank lowered its learning rate.
+        congested: Whether some rank's policy sees congestion.
+        pushes: For each bucket, the duration of its push at the slowest worker in the step before,
+            in seconds; 0 when it is not known, infinite where not everything arrived.
+        lost: Largest share of a step that a worker lost since this was last sent. This and the
+            next three take turns (GAUGES) and are None in other steps and when not known.
+        rtprop_s: Largest RTprop of any rank in seconds.
+        rest: Largest share of a dense step that does not pass with waiting for its transfer
+            (`Policy.rest`).
+        btlbw: Smallest BtlBw of any rank in bytes per second.
+        layers: Fresh norm of each layer, as the root of the mean square over the workers and over
+            the steps since the detector "layers" last decided; None in steps in which it does not.
     """
 
     step: int
@@ -191,7 +216,16 @@ class Summary:
         world_size: int,
         buckets: Iterable[tuple[Sequence[float], Sequence[float]]],
     ) -> Summary:
-        """Folds each bucket's (summed slots, maximum slots), given in bucket order."""
+        """Folds the folded values of a step's buckets into its summary.
+
+        Args:
+            step: The step.
+            world_size: Number of workers.
+            buckets: Each bucket's summed and maximised values, in bucket order.
+
+        Returns:
+            The summary, the same on every rank.
+        """
         fresh = loss = 0.0
         nonfinite = falling = congested = critical = tolerant = losses = 0
         applied = _UNKNOWN
@@ -218,7 +252,7 @@ class Summary:
             applied = max(applied, int(maxima[2]) // _MARKS)
             epoch = max(epoch, int(maxima[3]) // _MARKS - 1)
         mean_square = fresh / world_size
-        told = GAUGES[step % len(GAUGES)]
+        name = GAUGES[step % len(GAUGES)]
         return Summary(
             step=step,
             fresh_norm=math.sqrt(mean_square) if mean_square >= 0 else math.nan,
@@ -230,8 +264,8 @@ class Summary:
             falling=falling > 0,
             congested=congested > 0,
             pushes=tuple(pushes),
-            lost=gauge if told == "lost" else None,
-            rtprop_s=gauge if told == "rtprop" and gauge > 0 else None,
-            rest=gauge if told == "rest" else None,
-            btlbw=1.0 / gauge if told == "slowness" and gauge > 0 else None,
+            lost=gauge if name == "lost" else None,
+            rtprop_s=gauge if name == "rtprop" and gauge > 0 else None,
+            rest=gauge if name == "rest" else None,
+            btlbw=1.0 / gauge if name == "slowness" and gauge > 0 else None,
         )

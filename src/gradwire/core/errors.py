@@ -1,6 +1,6 @@
 """The errors gradwire raises: each names the setting or the rank, the value and what is allowed.
 
-What an error names is in its fields as well, for programs; they survive pickling.
+Each error also holds what it names in fields, for programs. Errors can be pickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 Cause = Literal[
     "bound", "closed", "engine", "left", "memory", "mtu", "plan", "silence", "timeout", "version"
 ]
-"""Why a transfer failed; `TransferError` explains each word."""
+"""Why a transfer failed; `TransferError` explains each cause."""
 
 
 class GradwireError(RuntimeError):
@@ -33,10 +33,10 @@ class ConfigError(ValueError):
     """A setting, or a combination of settings, that is unknown or impossible.
 
     Attributes:
-        setting: the name of the setting, argument, environment variable or key of a state that
-            is at fault; "" where there is none to name.
-        value: what it was set to; None where it is missing.
-        allowed: what is allowed, or what to do instead, in words.
+        setting: Name of the setting, argument, environment variable or key of a state that is at
+            fault; "" where there is none to name.
+        value: What it was set to; None where it is missing.
+        allowed: What is allowed, or what to do instead, as text.
     """
 
     def __init__(
@@ -49,9 +49,16 @@ class ConfigError(ValueError):
 
     @staticmethod
     def of(setting: str, value: object, allowed: str, *, beside: str = "") -> ConfigError:
-        """The error of one setting in gradwire's usual form, "setting=value beside: allowed".
+        """Makes the error of one setting, "setting=value beside: allowed".
 
-        beside: what the value does not go with, as in "with route='sharded'".
+        Args:
+            setting: Name of the setting.
+            value: What it was set to.
+            allowed: What is allowed.
+            beside: What the value does not go with, as in "with route='sharded'".
+
+        Returns:
+            The error, to be raised.
         """
         subject = f"{setting}={value!r}" + (f" {beside}" if beside else "")
         return ConfigError.about(subject, allowed, setting=setting, value=value)
@@ -60,7 +67,7 @@ class ConfigError(ValueError):
     def about(
         subject: str, allowed: str, *, setting: str = "", value: object = None
     ) -> ConfigError:
-        """The error of something that is no setting with a value, "subject: allowed"."""
+        """Makes the error of anything that is not a setting with a value, "subject: allowed"."""
         return ConfigError(f"{subject}: {allowed}", setting=setting, value=value, allowed=allowed)
 
 
@@ -72,8 +79,8 @@ class RendezvousError(GradwireError):
     """The processes of a job could not find each other, or do not agree.
 
     Attributes:
-        ranks: the ranks at fault, as the job counts them (absent, of another version or of
-            another configuration); empty where nobody is.
+        ranks: The ranks at fault, as the job counts them: absent, of another version or of another
+            configuration. Empty where nobody is at fault.
     """
 
     def __init__(self, text: str, ranks: Iterable[int] = ()) -> None:
@@ -85,10 +92,10 @@ class TransferError(GradwireError):
     """A transfer failed.
 
     Attributes:
-        rank: the rank at fault, as the job counts them; -1 where nobody is.
-        step: the training step; -1 where there is none.
-        cause: one word, for programs:
-            "timeout": not complete within `timeout`;
+        rank: The rank at fault, as the job counts them; -1 where nobody is.
+        step: The training step; -1 where there is none.
+        cause: The kind of failure, for programs:
+            "timeout": the transfer was not complete within `timeout`;
             "silence": a peer, or all of them, sent nothing for `peer_timeout`;
             "left": a peer ended, or closed its engine, before the transfer was complete;
             "plan": the ranks have different plans for the same transfer, or multiply their
@@ -110,7 +117,7 @@ class TransferError(GradwireError):
         self.cause: Cause = cause
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """Returns " (did you mean 'x'?)" for the nearest known word, "" when none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Returns " (did you mean 'x'?)" for the nearest known name, "" when none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""

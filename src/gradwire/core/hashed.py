@@ -1,4 +1,7 @@
-"""HashedTuple: a tuple that is looked up in every step, of as many items as a model has tensors."""
+"""HashedTuple: a tuple that remembers its hash.
+
+Caches look up tuples with one item for each tensor of a model in every step.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ Item = TypeVar("Item")
 
 
 class HashedTuple(tuple[Item, ...]):
-    """A tuple that works its hash out once; equal to, and hashed like, a plain one."""
+    """A tuple that computes its hash once; it equals a plain one and has the same hash."""
 
     _hash: int
 
     def __hash__(self) -> int:
-        """That of a plain tuple of these items."""
+        """Returns the hash of a plain tuple of these items."""
         try:
             return self._hash
         except AttributeError:
@@ -23,5 +26,5 @@ class HashedTuple(tuple[Item, ...]):
             return self._hash
 
     def __reduce__(self) -> tuple[type[Any], tuple[tuple[Item, ...]]]:
-        """Without the hash: another process hashes text otherwise."""
+        """Pickles the items without the hash, since hashes of text differ between processes."""
         return type(self), (tuple(self),)

@@ -1,8 +1,8 @@
-"""TransferPlan: what one all-reduce may leave out and when it ends, and TransferReport: what
-became of it.
+"""TransferPlan, what a transfer may leave out and when it ends, and TransferReport, its outcome.
 
-The words are those of docs/design.md: region, bound, spend, schedule, fill, order, pull. This
-module is the bottom of the Python layers: policies write plans, the communicator carries them out.
+A transfer is what users see of an op, one all-reduce of the engine. Policies write plans, and the
+communicator carries them out. docs/design.md explains the terms region, bound, spend, schedule,
+fill, order and pull.
 """
 
 from __future__ import annotations
@@ -60,50 +60,66 @@ PULLS = ("exact", "committed", "none", "lossy")
 CONTROLS = ("stream", "probe")
 LARGEST_DATAGRAM = 8972
 SMALLEST_DATAGRAM = 256
-"""UDP payload in bytes that the engine can be set up for."""
+"""Smallest UDP payload, in bytes, that the engine can be set up for."""
 CLOCKS = ("open", "first_arrival", "tail")
 SCOPES = ("worker", "all")
 TRANSFORMS = ("none", "hadamard")
 ENCODINGS = ("f32", "f16", "bf16", "int8", "topk")
 _ENCODED_SHARES = {"f32": 1.0, "f16": 0.5, "bf16": 0.5, "int8": 0.25}
 TOPK_SHARE = 6.0 / 4.0
-"""Bytes of an element that top-k keeps (value and 16-bit index) over those of a float32."""
+"""Bytes of an element under top-k (a value and a 16-bit index) relative to those of a float32."""
 
 PRIORITY_CLASSES = 8
-"""Classes of order "priority", from 0, which goes first."""
+"""Number of classes of order "priority"; class 0 goes first."""
 
 REMEMBERED = 1024
-"""How many buckets' regions are remembered, with the bounds of each: a plan is written for every
-bucket of every step."""
+"""How many buckets' regions are cached with their bounds.
+
+A plan is written for every bucket of every step, and most repeat those of an earlier step."""
 
 SMALLEST_BOUND = 1e-9
-"""That may be set, beside 0: no transfer has as many chunks as a smaller one needs to lose one."""
+"""The smallest bound beside 0.
+
+No transfer has as many chunks as a smaller bound needs before one of them may be lost."""
 
 BY_BOUND = -1.0
-"""The fraction of a CloseStep that stands for "one minus the region's bound"."""
+"""The fraction of a CloseStep that stands for one minus the region's bound."""
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raises ConfigError unless `value` is one of the allowed words."""
+    """Checks that a value is one of the allowed names.
+
+    Args:
+        name: Name of the setting, for the error.
+        value: The value.
+        allowed: The allowed names.
+
+    Raises:
+        ConfigError: It is not; the error names the setting, the value and the allowed names.
+    """
     if not isinstance(value, str) or value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
         raise ConfigError.of(name, value, f"allowed are {words}")
 
 
 def check_control(control: str, spend: str) -> None:
-    """Raises ConfigError for a control under which this spend can never be."""
+    """Checks that a spend is possible under a control; raises ConfigError otherwise."""
     if control == "probe" and spend == "lost":
         raise ConfigError.of(
             "spend",
             "lost",
-            "the sender hears what is missing after each pass only, so no chunk is "
+            "the sender learns what is missing only after each pass, so no chunk is "
             "ever declared lost; allowed are 'nothing', 'late', 'anything'",
             beside="with control='probe'",
         )
 
 
 def check_bound(name: str, value: object) -> None:
-    """Raises ConfigError unless `value` is a number in [0, 1) that some transfer could spend."""
+    """Checks that a bound is a number in [0, 1) that some transfer could spend.
+
+    Raises:
+        ConfigError: It is not; the error names the setting and the value.
+    """
     if not is_number(value) or not 0.0 <= value < 1.0:
         raise ConfigError.of(name, value, "a bound is a number in [0, 1)")
     if 0.0 < value < SMALLEST_BOUND:
@@ -111,24 +127,33 @@ def check_bound(name: str, value: object) -> None:
 
 
 def check_share(name: str, value: object) -> None:
-    """Raises ConfigError unless `value` is a number in [0, 1)."""
+    """Checks that `value` is a number in [0, 1); raises ConfigError otherwise."""
     if not is_number(value) or not 0.0 <= value < 1.0:
         raise ConfigError.of(name, value, "a number in [0, 1)")
 
 
 def encoded_share(encoding: str, kept: float) -> float:
-    """What an encoding sends of float32's bytes; what each chunk adds is left out."""
+    """Returns the bytes that an encoding sends relative to float32, without the chunks' headers.
+
+    Args:
+        encoding: One of ENCODINGS.
+        kept: Share of the elements that "topk" keeps.
+    """
     return _ENCODED_SHARES.get(encoding, TOPK_SHARE * kept)
 
 
 def check_kept(name: str, value: object) -> None:
-    """Raises ConfigError unless `value` is a number in (0, 1]."""
+    """Checks that `value` is a number in (0, 1]; raises ConfigError otherwise."""
     if not is_number(value) or not 0.0 < value <= 1.0:
         raise ConfigError.of(name, value, "the share of elements kept is a number in (0, 1]")
 
 
 def check_class_dscp(name: str, values: object) -> None:
-    """Raises ConfigError unless `values` is a tuple of up to 8 DSCPs (RFC 2474), 0 to 63."""
+    """Checks that `values` is a tuple of up to 8 DSCPs from 0 to 63 (RFC 2474).
+
+    Raises:
+        ConfigError: It is not; the error names the setting and the value.
+    """
     if not isinstance(values, tuple) or len(values) > PRIORITY_CLASSES:
         raise ConfigError.of(name, values, f"a tuple of up to {PRIORITY_CLASSES} DSCPs")
     for value in values:
@@ -138,7 +163,13 @@ def check_class_dscp(name: str, values: object) -> None:
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """One parameter's place in a bucket: `offset` and `length` in elements."""
+    """One parameter's place in a bucket.
+
+    Attributes:
+        name: Name of the parameter in the model.
+        offset: Its first element in the bucket.
+        length: Its number of elements.
+    """
 
     name: str
     offset: int
@@ -146,13 +177,20 @@ class TensorSlot:
 
     @functools.cached_property
     def layer(self) -> str:
-        """The name of the module that owns the parameter ("" when there is no dot)."""
+        """The name of the module that owns the parameter, "" for a name without a dot."""
         return self.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
 class Region:
-    """A range of a bucket with one bound: `offset` and `length` in elements, bound in [0, 1)."""
+    """A range of a bucket with one bound.
+
+    Attributes:
+        offset: Its first element in the bucket.
+        length: Its number of elements.
+        bound: Share of its elements that a worker's contribution may lack, in [0, 1).
+        name: Name in reports and errors; it does not count when regions are compared.
+    """
 
     offset: int
     length: int
@@ -163,13 +201,16 @@ class Region:
 class Regions(HashedTuple[Region]):
     """The regions of one bucket, in order, from element 0 on without gaps.
 
-    They are checked when `elements` is first asked for, once for all plans that they are in.
+    They are checked once for all plans that they are in, when `elements` is first read.
     """
 
     @functools.cached_property
     def elements(self) -> int:
-        """That they cover; raises ConfigError naming the region for a bound outside [0, 1), and
-        for a gap."""
+        """The number of elements that the regions cover.
+
+        Raises:
+            ConfigError: A bound lies outside [0, 1), or there is a gap; the error names the region.
+        """
         at = 0
         for region in self:
             check_share(f"bound of region {region.name or region.offset!r}", region.bound)
@@ -187,28 +228,35 @@ class Regions(HashedTuple[Region]):
 
     @staticmethod
     def of(regions: Iterable[Region]) -> Regions:
-        """These regions, as they are if they are some already."""
+        """Makes Regions of these, or returns them unchanged where they already are."""
         return regions if isinstance(regions, Regions) else Regions(regions)
 
     @functools.cached_property
     def cuts(self) -> HashedTuple[int]:
-        """Where each begins: what a chunk grid needs to know of them beside the elements."""
+        """The first element of each region, which a chunk grid needs beside `elements`."""
         return HashedTuple(region.offset for region in self)
 
     @functools.cached_property
     def strict(self) -> Regions:
-        """The same with bound 0."""
+        """The same regions with bound 0."""
         return Regions(replace(region, bound=0.0) for region in self)
 
 
 @dataclass(frozen=True)
 class CloseStep:
-    """One line of a schedule: `delay_s` seconds after `clock`, `fraction` of the region is enough.
+    """One line of a schedule: from `delay_s` after `clock` on, `fraction` of a region is enough.
 
-    clock: "open", of a worker's word that it has begun; "first_arrival", of a worker's first chunk;
-    "tail", of its word that less than 1 % of its chunks follow. scope: "worker", a clock of each
-    worker for its own contribution; "all", which runs from when that has come of the last worker. A
-    fraction of BY_BOUND stands for one minus the region's bound.
+    Attributes:
+        clock: The event that starts the delay: "open", a worker announces that it has begun;
+            "first_arrival", a worker's first chunk arrives; "tail", a worker announces that less
+            than 1 % of its chunks follow.
+        scope: "worker", each worker's event starts the delay for its own contribution; "all", the
+            event of the last worker starts it for all.
+        delay_s: The delay in seconds.
+        fraction: The fraction in [0, 1], or BY_BOUND for one minus the region's bound.
+
+    Raises:
+        ConfigError: A field is not as above; the error names it, the value and what is allowed.
     """
 
     clock: str = "open"
@@ -239,34 +287,45 @@ class CloseStep:
 class TransferPlan:
     """One transfer as all ranks agree on it.
 
-    elements: float32 elements of the bucket. regions: in order, covering [0, elements).
-    spend: which missing chunks may be given up. schedule: when a region may close.
-    fill: "zero" leaves a missing contribution out of the sum, "mean" divides by the contributors
-    that arrived; "momentum" does that, too, and what nobody contributed to comes from the
-    optimizer (`gradwire.training.feedback.optimizer_moments`), unknown to the engine. order: of the
-    chunks within the push; "shuffled" by `seed`, alike on all workers; "priority" by the classes
-    that each worker gives its own chunks with the transfer
-    (`Communicator.all_reduce(priorities=…)`), within a class by
-    `seed`: under an eager close each worker so leaves out its own last chunks. class_dscp: with
-    order "priority" the DSCP of the datagrams of each class, the last one for all further classes;
-    () for the setting `dscp`.
-    pull: "exact"; "committed" with up to `pull_bound` of the result left out alike on
-    all workers; "lossy" with up to `pull_bound` of each region's results missing (zero) at each
-    worker alone, so that replicas differ: for reproducing papers only.
-    control: how what is missing is found and sent again: "stream", packet by packet, or "probe",
-    in passes of the push and of a lossy pull (docs/design.md), not with order "priority".
-    scale: multiplies each finished sum (1 / world size for an average).
-    encoding: of the elements on the wire, pushed and pulled (docs/design.md, "Encodings"); under
-    "topk" only the share `kept` of each chunk's elements travels, the largest magnitudes. What an
-    encoding takes is no loss in the sense of the bounds: error feedback alone gives it back.
-    transform: what is done to the gradient before it travels and undone after, from `seed`
-    ("hadamard": `gradwire.transport.transforms`); the engine carries coefficients and knows nothing
-    of it. pruned: the share of each tensor's elements, those of the smallest weights, that is held
-    back before the push ("topk" only; `gradwire.training.feedback.pruning`), unknown to the engine
-    as well. datagram: bytes of the datagrams that chunks are cut for; 0 for what the endpoints
-    agreed on, which is also the most.
+    Attributes:
+        elements: Number of float32 elements of the bucket.
+        regions: The regions in order, covering [0, elements).
+        spend: Which missing chunks may be given up (docs/design.md).
+        schedule: When a region may close.
+        fill: "zero" leaves a missing contribution out of the sum; "mean" divides by the number of
+            contributions that arrived; "momentum" does so too, and elements without any
+            contribution come from the optimizer
+            (`gradwire.training.feedback.optimizer_moments`), unknown to the engine.
+        order: Order of the chunks within the push: "sequential"; "shuffled" by `seed`, alike on all
+            workers; "priority", by the classes that each worker gives its own chunks
+            (`Communicator.all_reduce(priorities=…)`), within a class by `seed`. Under an eager
+            close each worker thereby leaves out its own last chunks.
+        pull: "exact"; "committed", which leaves up to `pull_bound` of the result out alike on all
+            workers; "lossy", where each worker alone may miss up to `pull_bound` of each region's
+            results (they are zero), so that replicas differ, for reproducing papers only; "none".
+        pull_bound: Share of the results that the pull may leave out, in [0, 1).
+        control: How missing chunks are found and sent again: "stream", packet by packet, or
+            "probe", in passes of the push and of a lossy pull (docs/design.md), which excludes
+            order "priority".
+        scale: Factor of each finished sum; 1 / world size for an average.
+        seed: Seed of the shuffled order and of the transform, in [0, 2^64).
+        encoding: Encoding of the elements on the wire, pushed and pulled (docs/design.md,
+            "Encodings"). The error of an encoding does not count against the bounds; only error
+            feedback returns it.
+        kept: Share of each chunk's elements, those of the largest magnitudes, that encoding "topk"
+            sends.
+        transform: What is applied to the gradient before it travels and inverted after: "none" or
+            "hadamard" (`gradwire.transport.transforms`), from `seed`, unknown to the engine.
+        class_dscp: DSCPs of the datagrams of each class under order "priority", the last one for
+            all further classes; () for the setting `dscp`.
+        pruned: Share of each tensor's elements, those of the smallest weights, that is held back
+            before the push (`gradwire.training.feedback.pruning`), unknown to the engine; encoding
+            "topk" only.
+        datagram: Size in bytes of the datagrams that chunks are cut for; 0 for the size that the
+            endpoints agreed on, which is also the largest.
 
-    Raises ConfigError naming the field, the value and what is allowed.
+    Raises:
+        ConfigError: A field is not as above; the error names it, the value and what is allowed.
     """
 
     elements: int
@@ -322,7 +381,7 @@ class TransferPlan:
             raise ConfigError.of(
                 "order",
                 "priority",
-                "all chunks go in passes alike; allowed are 'shuffled', 'sequential'",
+                "every pass goes through all chunks; allowed are 'shuffled', 'sequential'",
                 beside="with control='probe'",
             )
         if not self.schedule:
@@ -343,7 +402,8 @@ class TransferPlan:
             raise ConfigError.of(
                 "fill",
                 "momentum",
-                "what is missing are coefficients then, of no element; use fill='zero' or 'mean'",
+                "under a transform the missing values are coefficients, which belong to no single "
+                "element; use fill='zero' or 'mean'",
                 beside=f"with transform={self.transform!r}",
             )
         check_class_dscp("class_dscp", self.class_dscp)
@@ -390,8 +450,10 @@ class TransferPlan:
         return max(region.bound for region in self.regions)
 
     def exact(self) -> TransferPlan:
-        """The same transfer with nothing left out or taken by an encoding, in an order that all
-        workers share; the same regions, so the same chunk grid where the encoding was f32 before.
+        """Returns the same transfer with nothing left out and nothing lost to an encoding.
+
+        The order becomes one that all workers share. The regions stay, and so does the chunk grid
+        where the encoding was f32 before.
         """
         return replace(
             self,
@@ -412,26 +474,47 @@ class TransferPlan:
 
     @staticmethod
     def whole(elements: int, *, scale: float = 1.0) -> TransferPlan:
-        """An exact sum of one region, what a plain collective means."""
+        """Returns the plan of an exact sum over one region, as a plain collective computes it.
+
+        Args:
+            elements: Number of float32 elements.
+            scale: Factor of the finished sum.
+        """
         return TransferPlan(elements, (Region(0, elements, 0.0, "all"),), scale=scale)
 
 
 @dataclass(frozen=True)
 class TransferReport:
-    """What became of one all-reduce, as this worker saw it. Times in seconds.
+    """The outcome of one transfer as this worker saw it.
 
-    counted, applied: per chunk of the grid, uint8; 1 where this worker's contribution counted,
-    where a result was applied (of a lossy pull: at this worker). withheld_chunks (uint32) and
-    withheld_values (float32, scaled, concatenated): a committed pull's results that this rank keeps
-    as its residual.
-    result_error (float32, scaled): what the encoding took from the results that this rank
-    aggregated, for the elements from error_offset on; this rank keeps it as its residual.
-    delivered: per region, the fraction of this worker's elements that counted. exceeded: the
-    regions whose loss exceeded their bound (plans by time only). stats_sum and stats_max: the
-    workers' statistics, folded alike everywhere. bytes_sent: UDP payload bytes of this worker.
-    passes: that its push took, the most of any aggregator; 0 under control "stream".
-    datagram: bytes of the longest datagram that all paths of the job carry, as known when the
-    transfer began; the same on all workers. 0 where none was needed.
+    Attributes:
+        op: Number of the op in its lane, -1 where no network was needed.
+        step: Training step.
+        counted: uint8 for each chunk of the grid; 1 where this worker's contribution counted.
+        applied: uint8 for each chunk of the grid; 1 where a result was applied, in a lossy pull at
+            this worker.
+        withheld_chunks: uint32, the chunks whose results a committed pull left out and this rank
+            keeps as its residual.
+        withheld_values: float32, scaled; the results of those chunks, concatenated.
+        delivered: For each region, the fraction of this worker's elements that counted.
+        effective_bounds: For each region, its bound rounded down to whole chunks.
+        exceeded: Indices of the regions whose loss exceeded their bound (plans by time only).
+        stats_sum: The summed statistics of all workers, the same on all ranks.
+        stats_max: The maximised statistics of all workers, the same on all ranks.
+        push_s: Duration of the push in seconds.
+        pull_s: Duration of the pull in seconds.
+        total_s: Duration of the transfer in seconds.
+        bytes_sent: UDP payload that this worker sent, in bytes.
+        packets_sent: Datagrams that this worker sent.
+        retransmissions: Those of them that were sent again.
+        rtprop_s: Smallest round-trip time seen, in seconds.
+        btlbw: Bandwidth of the bottleneck in bytes per second, 0 while it is not known.
+        result_error: float32, scaled; the error of the encoding in the results that this rank
+            aggregated, which it keeps as its residual.
+        error_offset: The first element that `result_error` covers.
+        passes: Passes of the push, the most of any aggregator; 0 under control "stream".
+        datagram: Size in bytes of the longest datagram that all paths of the job carried when the
+            transfer began, the same on all workers; 0 where it was not needed.
     """
 
     op: int
@@ -460,14 +543,20 @@ class TransferReport:
 
 
 def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> Regions:
-    """Makes one region per tensor, pooling neighbours too small for the bound to mean anything.
+    """Makes one region per tensor and pools neighbours that are too small for their bound.
 
     A bound is rounded down to whole chunks, so a tensor of fewer than 1/bound chunks could never
-    lose one: its effective bound would be 0. Such tensors are merged with their neighbours, first
-    within a layer, then across layers, until the pool has 1/bound chunks (docs/design.md,
-    invariant 1). Nothing is pooled at bound 0.
+    lose one. Such tensors are merged with their neighbours, first within a layer, then across
+    layers, until the pool has 1/bound chunks (docs/design.md, invariant 1). Nothing is pooled at
+    bound 0.
 
-    slots: in order, without gaps. chunk_elements: elements that one datagram carries.
+    Args:
+        slots: The tensors in order, without gaps.
+        bound: The bound of all regions, in [0, 1).
+        chunk_elements: Number of elements in one datagram.
+
+    Returns:
+        The regions, which cover the same elements.
     """
     return _pool(slots if isinstance(slots, tuple) else tuple(slots), bound, chunk_elements)
 
@@ -509,7 +598,11 @@ def _pool(slots: tuple[TensorSlot, ...], bound: float, chunk_elements: int) -> R
 
 
 def mix_seed(*parts: int) -> int:
-    """Mixes integers into one 64-bit seed (splitmix64's finaliser), alike on every machine."""
+    """Mixes integers into one 64-bit seed, alike on every machine.
+
+    The mixing function is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable
+    pseudorandom number generators", OOPSLA 2014).
+    """
     state = 0
     for part in parts:
         state = (state + (part & 0xFFFFFFFFFFFFFFFF) + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF

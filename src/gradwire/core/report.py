@@ -1,4 +1,4 @@
-"""One report per step: StepReport, and the JSONL file that takes one line of each."""
+"""StepReport, the report of one step, and the JSONL file to which each adds one line."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ __all__ = ["RegionReport", "ReportWriter", "StepReport", "build_report", "finite
 
 @dataclass(frozen=True)
 class RegionReport:
-    """One region: its bound, the bound after rounding to whole chunks, and what arrived.
+    """One region of a step.
 
-    delivered: fraction of this worker's elements that counted.
+    Attributes:
+        name: Name of the region.
+        bound: Its bound.
+        effective_bound: Its bound rounded down to whole chunks.
+        delivered: Fraction of this worker's elements that counted.
     """
 
     name: str
@@ -39,24 +43,44 @@ class RegionReport:
 class StepReport:
     """One training step as this rank saw it.
 
-    The same on all ranks: step, policy, phase, the bounds, buckets and elements (of all buckets),
-    critical_share, verdict, encoded_share, guard, attachment and `agreed`; the rest is each rank's
-    own.
+    The fields step, policy, phase, buckets, elements, critical_share, verdict, encoded_share,
+    guard, attachment, agreed and the bounds are the same on all ranks.
 
-    packets, retransmissions: datagrams that this worker sent, and of them those sent again.
-    regions: in bucket order. bound and effective_bound: the largest of any region. delivered:
-    fraction of all elements of this worker that counted; applied: fraction of the chunks that had a
-    result. bytes: UDP payload sent by this worker. push_s, pull_s: of the slowest bucket. comm_s:
-    from the first bucket's start to the last bucket's result; exposed_s: from the last bucket's
-    start, when there is nothing left to compute, to the step's end. rtprop_s: smallest round-trip
-    time seen; btlbw: bytes/s, 0 while it is not known yet. exceeded: names of the regions whose
-    loss exceeded their bound. critical_share: of the steps so far; verdict: "phases", or "fixed
-    bound" when nothing has fired since the start. guard: "resent" or "skipped" for a step that
-    delivered too little, "strict" for one made exact because the loss rose, else "". period_s: from
-    the start of the step before to the start of this one, computation included; 0 for the first.
-    passes: of the push that took the most; 0 under control "stream". encoded_share: what the
-    encodings sent of float32's bytes; above 1 where a step was sent again. attachment: the number,
-    from 0, of the attachment among those that share its engine, for files that several write.
+    Attributes:
+        step: The step.
+        rank: This rank.
+        policy: Name of the policy.
+        phase: Phase of the step.
+        bound: Largest bound of any region.
+        effective_bound: Largest effective bound of any region.
+        delivered: Fraction of all elements of this worker that counted.
+        applied: Fraction of the chunks that had a result.
+        regions: The regions in bucket order.
+        buckets: Number of buckets.
+        elements: Number of elements of all buckets.
+        bytes: UDP payload that this worker sent, in bytes.
+        packets: Datagrams that this worker sent.
+        retransmissions: Those of them that were sent again.
+        push_s: Duration of the slowest bucket's push in seconds.
+        pull_s: Duration of the slowest bucket's pull in seconds.
+        comm_s: Seconds from the first bucket's start to the last bucket's result.
+        rtprop_s: Smallest round-trip time seen, in seconds.
+        btlbw: Bandwidth of the bottleneck in bytes per second, 0 while it is not known.
+        critical_share: Share of the steps so far that were critical.
+        verdict: "phases", or "fixed bound" when no phase was detected since the start.
+        exceeded: Names of the regions whose loss exceeded their bound.
+        agreed: What all ranks agreed on in this step.
+        guard: "resent" or "skipped" for a step that delivered too little, "strict" for one made
+            exact because the loss rose, else "".
+        period_s: Seconds from the start of the step before to the start of this one, computation
+            included; 0 for the first.
+        passes: Passes of the push that took the most; 0 under control "stream".
+        exposed_s: Seconds from the last bucket's start, when no computation is left, to the step's
+            end.
+        encoded_share: Bytes that the encodings sent relative to float32; above 1 where a step was
+            sent again.
+        attachment: Number, from 0, of the attachment among those that share its engine, for files
+            to which several write.
     """
 
     step: int
@@ -90,11 +114,11 @@ class StepReport:
     attachment: int = 0
 
     def with_phases(self, critical_share: float, verdict: str) -> StepReport:
-        """The same report with the detector's words on the run so far."""
+        """Returns the same report with what the phase detector says of the run so far."""
         return replace(self, critical_share=critical_share, verdict=verdict)
 
     def line(self) -> str:
-        """The report as one line of JSON; non-finite numbers become null."""
+        """Returns the report as one line of JSON; non-finite numbers become null."""
         return json.dumps(finite(asdict(self)), allow_nan=False, separators=(",", ":"))
 
 
@@ -115,9 +139,26 @@ def build_report(
     resent: Sequence[TransferPlan] = (),
     attachment: int = 0,
 ) -> StepReport:
-    """Joins the transfers of one step's buckets, in bucket order, into one report.
+    """Joins the transfers of one step's buckets into one report.
 
-    resent: plans by which buckets were sent again.
+    Args:
+        step: As in StepReport, like all that follows but for these two:
+        rank: See StepReport.
+        policy: See StepReport.
+        phase: See StepReport.
+        transfers: The plan and report of each bucket, in bucket order.
+        comm_s: See StepReport.
+        agreed: See StepReport.
+        critical_share: See StepReport.
+        verdict: See StepReport.
+        guard: See StepReport.
+        period_s: See StepReport.
+        exposed_s: See StepReport.
+        resent: The plans by which buckets were sent again.
+        attachment: See StepReport.
+
+    Returns:
+        The report of the step.
     """
     regions: list[RegionReport] = []
     exceeded: list[str] = []
@@ -169,15 +210,26 @@ def build_report(
 class ReportWriter:
     """Appends one JSON line per step to a file.
 
-    Rank 0 writes `path`, or whoever is the `first` of a process group of some of the job's ranks;
-    the other ranks write only when `path` holds "{rank}", which every rank then replaces by its own
-    in the job. A file that cannot be written is a ConfigError when it is opened and
-    one warning later on: training goes on without it.
+    A path that holds "{rank}" makes every rank write a file of its own. Any other path is written
+    by one rank. A file that cannot be written later on causes one warning, and training goes on
+    without it.
+
+    Args:
+        path: Name of the file; "{rank}" is replaced by the rank in the job.
+        rank: This rank in the job.
+        first: Whether this rank writes a path without "{rank}"; None for rank 0 alone. A process
+            group of some of the job's ranks passes it.
+
+    Raises:
+        ConfigError: The file cannot be opened for writing.
+
+    Attributes:
+        path: The file that this rank writes; None where it writes none.
     """
 
     def __init__(self, path: str | os.PathLike[str], rank: int, first: bool | None = None) -> None:
         name = str(path)
-        self._mutex = threading.Lock()  # steps end on one thread, and users close on another
+        self._mutex = threading.Lock()  # steps end on one thread, users close on another
         self.path: Path | None = None
         if "{rank}" in name:
             self.path = Path(name.replace("{rank}", str(rank)))
@@ -195,11 +247,11 @@ class ReportWriter:
     def open(
         path: str | os.PathLike[str] | None, rank: int, first: bool | None = None
     ) -> ReportWriter | None:
-        """A writer where a path is given; raises ConfigError for one that cannot be opened."""
+        """Opens a writer where a path is given; raises ConfigError if that is not possible."""
         return None if path is None else ReportWriter(path, rank, first)
 
     def write(self, report: StepReport) -> None:
-        """Appends the report's line and flushes it."""
+        """Appends the report's line and flushes it; warns where the file cannot be written."""
         if self._file is None:
             return
         line = report.line() + "\n"
@@ -217,7 +269,7 @@ class ReportWriter:
             self.close()
 
     def close(self) -> None:
-        """Closes the file; further reports are dropped. What a full disk does not take is lost."""
+        """Closes the file. Further reports are dropped, and so is what a full disk refuses."""
         with self._mutex, contextlib.suppress(OSError):
             file, self._file = self._file, None
             if file is not None:
@@ -225,7 +277,7 @@ class ReportWriter:
 
 
 def finite(value: Any) -> Any:
-    """A value as JSON can hold it: non-finite numbers, however deep in it, become null."""
+    """Returns a value as JSON can hold it: non-finite numbers at any depth become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
 """Reading a saved state: every value is checked before anything is changed.
 
-A `State` is a mapping with the name that errors call it by. Each method returns one checked value
-and raises ConfigError that names the key, the value and what is allowed.
+A `State` is a mapping with the name that errors give it. Each method returns one checked value, and
+raises ConfigError naming the key, the value and what is allowed where the check fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,21 @@ LARGEST_WHOLE = 1 << 62
 
 
 class State:
-    """A mapping out of a saved state. name: where it lies, as in "state['phases']"."""
+    """A mapping out of a saved state.
+
+    Methods that return a value raise ConfigError where it is missing or not allowed.
+
+    Args:
+        value: The mapping.
+        name: Where it lies, as in "state['phases']".
+
+    Raises:
+        ConfigError: The value is no mapping.
+
+    Attributes:
+        name: Where it lies.
+        values: The mapping.
+    """
 
     def __init__(self, value: object, name: str = "state") -> None:
         if not isinstance(value, Mapping):
@@ -30,12 +44,16 @@ class State:
         self.values: Mapping[Any, Any] = value
 
     def keys(self, required: Sequence[str], optional: Sequence[str] = ()) -> None:
-        """Checks that all required keys are there, and none but these and the optional ones."""
+        """Checks that all required keys are there, and no others but the optional ones.
+
+        Raises:
+            ConfigError: A required key is missing, or there is an unknown one.
+        """
         for key in required:
             if key not in self.values:
                 raise ConfigError.about(
                     f"{self.name} has no {key!r}; it needs {', '.join(map(repr, required))}",
-                    "the state is damaged, or of something else",
+                    "the state is damaged, or belongs to something else",
                     setting=self.at(key),
                 )
         for key in self.values:
@@ -49,72 +67,72 @@ class State:
                 )
 
     def at(self, key: object) -> str:
-        """How errors call the value of a key."""
+        """Returns how errors name the value of a key."""
         return f"{self.name}[{key!r}]"
 
     def part(self, key: str) -> State:
-        """The mapping under a key."""
+        """Returns the mapping under a key."""
         return State(self._get(key), self.at(key))
 
     def number(self, key: str, low: float = -math.inf, high: float = math.inf) -> float:
-        """A finite number within [low, high]."""
+        """Returns a finite number within [low, high]."""
         value = plain(self._get(key))
         if not is_number(value) or not low <= value <= high:
             raise self.wrong(key, f"a finite number{_range(low, high)}")
         return float(value)
 
     def magnitude(self, key: str) -> float:
-        """A float from 0 on; also infinity and NaN, as of gradients that are not finite."""
+        """Returns a float from 0 on, infinity and NaN included, as of non-finite gradients."""
         value = plain(self._get(key))
         if (not is_number(value) and not isinstance(value, float)) or value < 0.0:
             raise self.wrong(key, "a number from 0 on")
         return float(value)
 
     def whole(self, key: str, low: int = 0, high: int = LARGEST_WHOLE) -> int:
-        """A whole number within [low, high]."""
+        """Returns a whole number within [low, high]."""
         value = plain(self._get(key))
         if not is_whole(value) or not low <= value <= high:
             raise self.wrong(key, f"a whole number{_range(low, high)}")
         return value
 
     def flag(self, key: str) -> bool:
-        """True or False."""
+        """Returns True or False."""
         value = plain(self._get(key))
         if not isinstance(value, bool):
             raise self.wrong(key, "True or False")
         return value
 
-    def word(self, key: str, allowed: Sequence[str]) -> str:
-        """One of some words."""
+    def choice(self, key: str, allowed: Sequence[str]) -> str:
+        """Returns one of the allowed names."""
         value = self._get(key)
         if not isinstance(value, str) or value not in allowed:
             raise self.wrong(key, " or ".join(map(repr, allowed)))
         return value
 
     def optional(self, key: str, read: Callable[[str], float]) -> float | None:
-        """What `read` makes of the value, or None where it is None."""
+        """Returns what `read` makes of the value, or None where the value is None."""
         return None if self._get(key) is None else read(key)
 
     def numbers(self, key: str, low: float = -math.inf, *, infinite: bool = False) -> list[float]:
-        """A list of numbers from `low` on, all finite unless `infinite`."""
+        """Returns a list of numbers from `low` on, all finite unless `infinite`."""
         values = self._get(key)
         if not isinstance(values, (list, tuple)):
             raise self.wrong(key, "a list of numbers")
         return [self._checked(self.at(key), value, low, infinite) for value in values]
 
     def by_bucket(self, low: float = 0.0) -> dict[int, float]:
-        """The whole mapping as finite numbers from `low` on, by bucket."""
+        """Returns the whole mapping as finite numbers from `low` on, by bucket."""
         return {
             self._bucket(key): self._checked(self.at(key), value, low, False)
             for key, value in self.values.items()
         }
 
     def lists_by_bucket(self, low: float = 0.0) -> dict[int, list[float]]:
-        """The whole mapping as lists of numbers (infinite ones, too) from `low` on, by bucket."""
+        """Returns the whole mapping as lists of numbers from `low` on (or infinite), by bucket."""
         return {self._bucket(key): self.numbers(key, low, infinite=True) for key in self.values}
 
     def by_name(self, low: float = 0.0) -> dict[str, float]:
-        """The whole mapping as numbers (infinite ones, too) from `low` on, by name."""
+        """Returns the whole mapping as numbers from `low` on (or infinite), by name."""
         for key in self.values:
             if not isinstance(key, str):
                 raise ConfigError.about(
@@ -128,14 +146,14 @@ class State:
         }
 
     def wrong(self, key: object, allowed: str) -> ConfigError:
-        """The error for a value that is not allowed."""
+        """Makes the error for a value that is not allowed."""
         return _wrong(self.at(key), self.values[key], f"{allowed} is needed")
 
     def _get(self, key: str) -> Any:
         if key not in self.values:
             raise ConfigError.about(
                 f"{self.name} has no {key!r}",
-                "the state is damaged, or of something else",
+                "the state is damaged, or belongs to something else",
                 setting=self.at(key),
             )
         return self.values[key]

@@ -1,7 +1,7 @@
 """Settings: keyword arguments first, then GRADWIRE_* variables, then the defaults.
 
-Every value but the interface's is checked here, before a socket is opened or a peer is met: an
-unknown name or an impossible value raises ConfigError naming the setting, the value and what is
+Every value but the interface's is checked here, before a socket is opened or a peer is contacted.
+An unknown name or an impossible value raises ConfigError naming the setting, the value and what is
 allowed.
 """
 
@@ -23,61 +23,74 @@ from gradwire.core.plan import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, check_choice
 __all__ = ["PREFIX", "Settings", "from_environment", "setting_names"]
 
 PREFIX = "GRADWIRE_"
-"""What the names of the environment variables begin with."""
+"""The prefix of the environment variables' names."""
 
 FREE_PREFIXES = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
-"""Variables that belong to gradwire's own tools and are not settings."""
+"""Prefixes of variables that belong to gradwire's own tools and are no settings."""
 
 
 LARGEST_RISE = 1e6
 LONGEST_RUN = 1e9
 
 LONGEST_S = 10 * 365 * 86_400.0
-"""The longest time a setting may name: ten years, which still fit 64 bits of nanoseconds."""
+"""The longest time that a setting may name: ten years, which fit 64 bits of nanoseconds."""
 SHORTEST_S = 0.01
-"""The shortest time-out of a rendezvous or a transfer: no store answers and no path is faster."""
+"""The shortest time-out of a rendezvous or a transfer; no store and no path is faster."""
 SMALLEST_MEMORY = 1 << 20
-"""The least memory that an engine may hold for its peers: enough for the first packets of some."""
+"""The least memory in bytes that an engine may hold for its peers: some peers' first packets."""
 SHORTEST_PEER_S = 1.0
-"""The shortest silence that may mean death: five pings go in it, and a busy machine delays some."""
+"""The shortest `peer_timeout`: five pings fit into it, and a busy machine delays some of them."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings common to all policies. Times in seconds, sizes in bytes.
+    """The settings common to all policies. Times are in seconds, sizes in bytes.
 
-    route: "sharded", every rank aggregates its share, or "server", `servers` processes started
-        with `gradwire server` do. servers: their number (None: 1 with route="server").
-    interface: the network interface, by name, or the address of this host, IPv4 or IPv6, that
-        gradwire's datagrams leave by; without it, the one that leads to the store's host. It is
-        checked when the ranks meet (`gradwire.transport.addresses`), beside the host's interfaces.
-        port: the UDP port, 0 for any free one. datagram: largest UDP payload, 0 for what the
-        smallest MTU of interfaces and routes allows.
-    rendezvous_timeout: how long to wait for the peers to appear. peer_timeout: how long a peer's
-        engine may be silent before it is dead. timeout: how long one transfer may take (peers
-        may compute meanwhile); None for the process group's timeout. memory_limit: bytes that
-        this process's engine may hold for its peers, 0 for 2 GiB: sums, results and books of the
-        transfers that it aggregates, contributions that wait for their turn, packets and messages
-        of transfers that have not started here. Transfers that do not fit together take turns;
-        one that does not fit alone, with seven eighths of the limit, is an error. A server's own
-        is GRADWIRE_MEMORY_LIMIT where it runs.
-    error_feedback: give back later what did not count. "auto" goes by the optimizer given to
-        attach (`gradwire.training.feedback.residuals.AUTO`), and is off without one. max_age: how
-        many steps running an element may go uncounted.
-    floor: the share of a step that every worker must deliver, else the guard acts; None for the
-        policy's own, 0 for never. guard: what it does, "resend" the step exactly, "skip" it on
-        all ranks (needs attach(optimizer=…) and error feedback, which gives it back) or "off".
-    loss_rise: by how much the agreed loss may exceed its running mean (0.2: a fifth) before the
-        next `strict_steps` steps are exact; None for never. Losses come by `attachment.loss(x)`;
-        one that is not finite counts as a rise.
-    dscp: the DSCP (RFC 2474) of gradwire's datagrams, 0 to 63, where the plan gives no other.
-    ecn: whether what is acknowledged goes as ECT(0) (RFC 3168) and marks are heeded; a path that
-        does not carry ECT is found out and goes without in any case.
-    seed: of the shuffled orders, alike on all ranks. report: file for one JSON line per step
-        (rank 0; a "{rank}" in the name makes every rank write). on_failure: "raise".
-    drop_rate, drop_burst, drop_seed: loss injected in the receive path, for tests and
-        demonstrations (drop_burst: mean length of a loss run in packets, 1 for independent losses,
-        else at least drop_rate / (1 - drop_rate)).
+    Attributes:
+        route: "sharded", where every rank aggregates its share, or "server", where processes
+            started with `gradwire server` aggregate.
+        servers: Number of those processes; None stands for 1 with route="server".
+        interface: The network interface by which gradwire's datagrams leave, by name or by its
+            address (IPv4 or IPv6); None for the one that leads to the store's host. It is compared
+            with the host's interfaces when the ranks meet (`gradwire.transport.addresses`).
+        port: UDP port, 0 for any free one.
+        datagram: Largest UDP payload, 0 for what the smallest MTU of interfaces and routes allows.
+        rendezvous_timeout: How long to wait for the peers to appear.
+        peer_timeout: How long a peer's engine may be silent before it counts as dead.
+        timeout: How long one transfer may take, during which peers may still compute; None for the
+            process group's time-out.
+        memory_limit: Bytes that this process's engine may hold for its peers, 0 for 2 GiB: sums,
+            results and masks of the transfers that it aggregates, contributions that wait for
+            their turn, packets and messages of transfers that have not started here. Transfers
+            that do not fit together take turns; one that alone needs more than seven eighths of
+            the limit is an error. A server's own limit is GRADWIRE_MEMORY_LIMIT where it runs.
+        error_feedback: Whether a later gradient includes what did not count. "auto" decides by the
+            optimizer given to attach (`gradwire.training.feedback.residuals.AUTO`), and is off
+            without one.
+        max_age: How many steps in a row an element may go uncounted.
+        floor: Share of a step that every worker must deliver, below which the guard acts; None for
+            the policy's own, 0 for never.
+        guard: What the guard does: "resend" the step exactly, "skip" it on all ranks (which needs
+            attach(optimizer=…) and error feedback, which returns it) or "off".
+        loss_rise: By how much the agreed loss may exceed its running mean (0.2: a fifth) before
+            the next `strict_steps` steps are exact; None for never. Losses come from
+            `attachment.loss(x)`; one that is not finite counts as a rise.
+        strict_steps: Number of exact steps after a rise of the loss.
+        seed: Seed of the shuffled orders, alike on all ranks.
+        report: File for one JSON line per step, written by rank 0; with "{rank}" in the name every
+            rank writes its own.
+        on_failure: What a failed transfer does; "raise" is the only choice.
+        drop_rate: Share of packets that the receive path drops, for tests and demonstrations.
+        drop_burst: Mean length of a run of dropped packets: 1 for independent losses, else at
+            least drop_rate / (1 - drop_rate).
+        drop_seed: Seed of the dropped packets.
+        dscp: DSCP of gradwire's datagrams where the plan gives none, 0 to 63 (RFC 2474).
+        ecn: Whether acknowledged packets are sent as ECT(0) and marks are heeded (RFC 3168). A path
+            that does not carry ECT is detected, and goes without in any case.
+
+    Raises:
+        ConfigError: A value is impossible; the error names the setting, the value and what is
+            allowed.
     """
 
     route: str = "sharded"
@@ -198,7 +211,7 @@ class Settings:
         return self.error_feedback is True
 
     def origin(self, name: str) -> str:
-        """Where the value of a setting came from, for errors."""
+        """Returns where the value of a setting came from, for errors."""
         variable = PREFIX + name.upper()
         try:
             read = from_environment({name: typing.get_type_hints(Settings)[name]})
@@ -209,7 +222,7 @@ class Settings:
         return "as given"
 
     def agreed(self) -> dict[str, object]:
-        """The settings that must be the same on all ranks."""
+        """Returns the settings that must be the same on all ranks."""
         return {
             "route": self.route,
             "servers": self.server_count,
@@ -223,7 +236,7 @@ class Settings:
         }
 
     def transport(self) -> dict[str, object]:
-        """The settings an engine is built from; two users of one engine must agree on them."""
+        """Returns the settings of an engine, on which two users of one engine must agree."""
         names = (
             "route",
             "interface",
@@ -246,9 +259,18 @@ class Settings:
         environment: Mapping[str, str] | None = None,
         also_known: Iterable[str] = (),
     ) -> Settings:
-        """Settings from keyword options, then the environment (os.environ when None).
+        """Makes settings from keyword options, then from the environment.
 
-        also_known: further names for the did-you-mean (the policy's options).
+        Args:
+            options: Values by setting.
+            environment: Environment variables; None for os.environ.
+            also_known: Further names to suggest for a misspelt one (the policy's options).
+
+        Returns:
+            The settings.
+
+        Raises:
+            ConfigError: A name is unknown or a value is impossible.
         """
         given = dict(options or {})
         known = setting_names()
@@ -270,16 +292,24 @@ class Settings:
 
 
 def setting_names() -> tuple[str, ...]:
-    """The names of the common settings."""
+    """Returns the names of the common settings."""
     return tuple(field.name for field in dataclasses.fields(Settings))
 
 
 def from_environment(
     hints: Mapping[str, object], environment: Mapping[str, str] | None = None
 ) -> dict[str, object]:
-    """Reads GRADWIRE_<NAME> for each name in `hints` and converts it to the type hinted.
+    """Reads the environment variables GRADWIRE_<NAME> of some settings.
 
-    An empty variable counts as unset. Raises ConfigError for a value that does not convert.
+    Args:
+        hints: The type of each setting by name.
+        environment: Environment variables; None for os.environ. An empty one counts as unset.
+
+    Returns:
+        The values that are set, converted to their types.
+
+    Raises:
+        ConfigError: A value cannot be converted; the error names the variable and the value.
     """
     variables = os.environ if environment is None else environment
     found: dict[str, object] = {}
@@ -292,7 +322,12 @@ def from_environment(
 
 
 def check_environment(known: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
-    """Raises ConfigError for a GRADWIRE_* variable that names no setting (a misspelt one)."""
+    """Checks that each variable GRADWIRE_* names a setting; raises ConfigError for a misspelt one.
+
+    Args:
+        known: Names of the settings and options.
+        environment: Environment variables; None for os.environ.
+    """
     variables = os.environ if environment is None else environment
     allowed = [PREFIX + name.upper() for name in known]
     for variable in variables:
@@ -346,7 +381,7 @@ def _parsers(hint: object) -> list[Callable[[str], object]]:
 
 
 def _describe(hint: object) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     described: list[str] = []
     for part in _alternatives(hint):
         if typing.get_origin(part) is Literal:

@@ -1,4 +1,4 @@
-"""Policies: each published system is one small file that writes plans and reads reports."""
+"""Policies: each published system is one small module that writes plans and reads reports."""
 
 from gradwire.policies.adaptive import Adaptive
 from gradwire.policies.base import PlanContext, Policy

@@ -1,20 +1,20 @@
-"""Policy "adaptive", ours: bound = phase × layer, spent on what the network lost or holds up.
+"""Policy "adaptive": bounds by phase and layer, spent on losses and delays; gradwire's own.
 
-From DBLP the phases, from PLOT that layers differ, from Accordion a phase per layer, from the
-follow-up of DBLP the vesting, from NetSenseML that compression comes only where the network holds
-training up (`gradwire.policies.parts.waiting` says when). A tensor's bound is p_low in its layer's
-critical phases and p_high elsewhere, times its tolerance:
+It combines ideas of several systems: the phases of DBLP (arXiv 2605.01989), vesting as in its
+follow-up, layers of different tolerance as in PLOT, a phase per layer as in Accordion (MLSys
+2021), and compression only where the network delays training, as in NetSenseML (arXiv 2506.16235;
+`gradwire.policies.parts.waiting` decides when). A tensor's bound is p_low in its layer's critical
+phases and p_high elsewhere, times its tolerance:
 
-- with a calibration (`table`, made by `gradwire calibrate`) p_high is the tensor's own bound there
-  and p_low at most that;
-- without one, by shape, name and place: tensors of one dimension (norm layers and biases,
-  whatever they are called) and those named like them 0, the front tenth of the model half.
+- With a calibration (`table`, made by `gradwire calibrate`) p_high is the tensor's bound in the
+  table, and p_low is at most that.
+- Without one the tolerance depends on shape, name and place: 0 for tensors of one dimension (norm
+  layers and biases) and those named like them, half for the front tenth of the model, else 1.
 
-No time-out is guessed. The schedule is learned (`gradwire.policies.parts.lateness`): until a push
-takes longer than pushes do here, all of it is waited for, and what the network loses is sent again;
-from then on a region closes as soon as it is within its bound, whatever the rest waits for: a loss,
-a stalled worker, a link cut for a moment. While the times are not known, a chunk is given up when
-loss detection, whose times follow the measured round trips, declares it lost.
+Time-outs are learned (`gradwire.policies.parts.lateness`). As long as a push takes no longer than
+pushes usually do, all of it is waited for, and lost chunks are sent again. Once it takes longer, a
+region closes as soon as it is within its bound, whatever the cause of the delay. While the usual
+times are not known, a chunk is given up only when loss detection declares it lost.
 """
 
 from __future__ import annotations
@@ -48,21 +48,30 @@ __all__ = ["Adaptive"]
 FRONT, FRONT_TOLERANCE = 0.1, 0.5
 
 TOPK = 0.75 * INT8
-"""Of the dense bytes, top-k's share where it may be had: an eighth of the elements, the last stage.
-Half of int8's bytes cost 0.6 points of accuracy under SGD, and going on to 1/128 cost 20
-(docs/accuracy.md, "Choices")."""
+"""Top-k's share of the dense bytes: an eighth of the elements, which is 3/16 of the bytes.
+
+No encoding of this policy is smaller. docs/accuracy.md, "Choices", compares other shares."""
 
 
 @dataclass
 class Adaptive(Policy):
-    """Phase × layer × congestion.
+    """Bounds by phase and layer, and encodings by congestion.
 
-    p_low, p_high: bounds of critical and of tolerant phases before a tensor's tolerance. table: a
-    file of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"), in place of
-    p_high. eta, every, detector: `gradwire.policies.parts.phases`. compress: "auto" takes f16 or
-    int8 while steps wait for their transfer, "topk" goes on to top-k, 3/16 of the bytes (which
-    needs error feedback, and where there are servers stops at int8), "never" stays dense. fill,
-    order, pull: docs/design.md.
+    Attributes:
+        p_low: Bound of critical phases before a tensor's tolerance, in [0, 1).
+        p_high: Bound of tolerant phases before a tensor's tolerance, in [0, 1).
+        table: File of `gradwire calibrate`, or bounds by tensor-name pattern (see policy "plot"),
+            in place of p_high.
+        eta: Relative change of the norm that makes a phase critical
+            (`gradwire.policies.parts.phases`).
+        every: Steps between two decisions of the detector, or "epoch".
+        detector: Input of the detector.
+        compress: "auto" takes f16 or int8 while steps wait for their transfer; "topk" goes on to
+            top-k, 3/16 of the bytes, which needs error feedback and stops at int8 where there are
+            servers; "never" stays dense.
+        fill: See docs/design.md.
+        order: See docs/design.md.
+        pull: See docs/design.md.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -88,7 +97,7 @@ class Adaptive(Policy):
             raise ConfigError.of(
                 "p_high",
                 self.p_high,
-                "the bound of tolerant phases may not be the stricter one",
+                "the bound of tolerant phases must be p_low or more",
                 beside=f"is below p_low={self.p_low!r}",
             )
         if self.table is not None and not isinstance(self.table, (str, Path, Mapping)):
@@ -102,7 +111,7 @@ class Adaptive(Policy):
             raise ConfigError.of(
                 "p_high",
                 self.p_high,
-                "the table holds the bounds of tolerant phases; leave p_high away",
+                "the table holds the bounds of tolerant phases; leave p_high out",
                 beside="beside table=…",
             )
         check_choice("compress", self.compress, self.compressions)
@@ -112,35 +121,40 @@ class Adaptive(Policy):
         self._choice = Choice(TOPK if self.compress == "topk" else INT8)
         self._waiting = Waiting()
         self._pushes = PushHistory()
-        self._sent = 1.0  # of float32's bytes, by the last step
+        self._sent = 1.0  # bytes of the last step relative to float32
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def options(self) -> dict[str, object]:
-        """The options, with the table's contents in its place: ranks compare those."""
+        """Returns the options with the contents of the table, which the ranks compare."""
         values = {name: getattr(self, name) for name in option_names(type(self))}
         if self._bounds is not None:
             values["table"] = self._bounds.options()["table"]
         return values
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
-        """Checks the table against the model; without a table, notes which tensors are in front."""
+        """Checks the table against the model, and notes which tensors are in its front.
+
+        Raises:
+            ConfigError: No model is known, or the table does not fit it.
+        """
         if tensors is None:
             raise ConfigError.of(
                 "policy",
                 "adaptive",
-                "the hook needs HookState(model=…) for its names, or another policy",
+                "it needs the tensors' names: give the hook HookState(model=…), or choose another "
+                "policy",
                 beside="(the default) without a model",
             )
         if self._bounds is not None:
             self._bounds.prepare(tensors)
         names = list(tensors)
         self._known = {}
-        if self.servers:  # they keep no residuals: what top-k left out of results would be gone
+        if self.servers:  # servers keep no residuals, so what top-k leaves out would be lost
             self._choice.stop_at(INT8)
         self._front = frozenset(names[: int(len(names) * FRONT)])
 
     def bounds_of(self, tensor: str) -> tuple[float, float]:
-        """A tensor's bounds in critical and in tolerant phases."""
+        """Returns a tensor's bounds in critical and in tolerant phases."""
         known = self._known.get(tensor)
         if known is None:
             known = self._known[tensor] = self._find_bounds(tensor)
@@ -157,11 +171,11 @@ class Adaptive(Policy):
         return tolerance * self.p_low, tolerance * self.p_high
 
     def rest(self, elapsed_s: float) -> float:
-        """This worker's view of its last steps; the largest of all is agreed with the next."""
+        """Returns the share of this worker's last steps that would not be waiting; see Policy."""
         return self._waiting.rest(elapsed_s)
 
     def plan(self, context: PlanContext) -> TransferPlan:
-        """One region per tensor (small ones pooled), in the encoding that congestion asks for."""
+        """Makes one region per tensor (small ones pooled), in the encoding of the moment."""
         phases = self.phases
         assert phases is not None
         encoding, kept = self._stage()
@@ -192,7 +206,7 @@ class Adaptive(Policy):
         )
 
     def observe(self, report: StepReport) -> None:
-        """Moves phases and encoding by what was agreed; notes how long this step waited."""
+        """Updates phases, encoding and push times by what was agreed."""
         super().observe(report)
         self._waiting.observe(report)
         self._choice.observe(report.agreed)
@@ -200,7 +214,7 @@ class Adaptive(Policy):
         self._sent = report.encoded_share
 
     def state_dict(self) -> dict[str, object]:
-        """Phases, ratio, push times, and this worker's view of its last steps."""
+        """Returns phases, ratio, push times, and this worker's view of its last steps."""
         return {
             **super().state_dict(),
             "choice": self._choice.state_dict(),
@@ -209,14 +223,14 @@ class Adaptive(Policy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError."""
+        """Restores what `state_dict` returned; raises ConfigError for anything else."""
         self._read(state, "choice", "waiting", "pushes")
         self._choice.load_state_dict(state["choice"])
         self._waiting.load_state_dict(state["waiting"])
         self._pushes.load_state_dict(state["pushes"])
 
     def _stage(self) -> tuple[str, float]:
-        """Encoding and share kept of the next step."""
+        """Returns the encoding and the share kept of the next step."""
         return stage(self._ratio)
 
     @property
@@ -230,5 +244,5 @@ class Adaptive(Policy):
 
 
 def _since_first(delay_s: float, fraction: float) -> CloseStep:
-    """Since the worker's first arrival, so that skew of the workers' compute makes nobody late."""
+    """Starts the clock at a worker's first arrival, so that no worker is late by computing."""
     return CloseStep("first_arrival", "worker", delay_s, fraction)

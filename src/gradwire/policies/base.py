@@ -1,4 +1,4 @@
-"""What every policy is: a pure writer of plans, fed with reports."""
+"""The base class of policies, which write plans and read reports and do nothing else."""
 
 from __future__ import annotations
 
@@ -24,21 +24,27 @@ __all__ = ["PlanContext", "Policy", "check_transfer_options", "option_names"]
 
 
 PATIENCE = 1000
-"""Steps without any epoch before a warning, where a policy goes by epochs."""
+"""Steps without any epoch after which a policy that goes by epochs warns."""
 
 SHARED_ORDERS = ("shuffled", "sequential")
-"""The orders that a user may ask for: "priority" is for policies that give classes."""
+"""The orders that a user may ask for; "priority" is for policies that give classes."""
 REPLICATED_PULLS = ("exact", "committed")
-"""The pulls that give every replica the same result; a push alone is no way to train."""
+"""The pulls that give every replica the same result; a push alone cannot train."""
 
 
 @dataclass(frozen=True)
 class PlanContext:
     """What a plan may depend on; every field is the same on all ranks.
 
-    tensors: the bucket's parameters in order, covering [0, elements). seed: of this step and
-    bucket. chunk_elements: float32 elements that one datagram carries. bucket: its index in the
-    step.
+    Attributes:
+        tensors: The bucket's parameters in order, covering [0, elements).
+        elements: Number of float32 elements of the bucket.
+        step: The training step.
+        phase: The phase of the step.
+        world_size: Number of workers.
+        seed: Seed of this step and bucket.
+        chunk_elements: Number of float32 elements in one datagram.
+        bucket: Index of the bucket in the step.
     """
 
     tensors: tuple[TensorSlot, ...]
@@ -51,10 +57,18 @@ class PlanContext:
     bucket: int = 0
 
     def plan(self, regions: tuple[Region, ...], *, pull: str, **answers: Any) -> TransferPlan:
-        """The bucket's plan: the workers' mean, of regions whose strictest bound a pull keeps too.
+        """Makes the bucket's plan of a mean over the workers.
 
-        answers: the policy's own, fields of `TransferPlan`. Regions with bound 0 are whole in any
-        pull, so it keeps the strictest of the others.
+        A pull that may lose keeps the strictest of the regions' bounds. Regions with bound 0 do
+        not count there, for they are whole in any pull.
+
+        Args:
+            regions: The bucket's regions.
+            pull: How the results come back.
+            answers: Further fields of `TransferPlan`.
+
+        Returns:
+            The plan.
         """
         bounds = [region.bound for region in regions if region.bound]
         pull_bound = min(bounds, default=0.0) if pull in ("committed", "lossy") else 0.0
@@ -70,43 +84,43 @@ class PlanContext:
 
 
 class Policy(ABC):
-    """Base of the policies. Subclasses are dataclasses: their fields are the policy's options.
+    """Base of the policies. Subclasses are dataclasses, whose fields are the policy's options.
 
     `plan` must be a pure function of the configuration, the context and the agreed part of the
-    reports observed (`report.agreed`), so that all ranks write the same plan.
+    observed reports (`report.agreed`), so that all ranks write the same plan.
     """
 
     name: ClassVar[str]
-    """The name `attach(policy=…)` knows it by."""
+    """The name by which `attach(policy=…)` finds it."""
     resting_phase: ClassVar[Phase] = "critical"
-    """The phase that is reported when the policy has no phases."""
+    """The phase that is reported where the policy has no phases."""
     feedback: ClassVar[bool | None] = None
-    """What error_feedback="auto" means for it; None leaves it to the optimizer's family."""
+    """The meaning of error_feedback="auto" for it; None leaves it to the optimizer's family."""
     halt_after: int = 0
-    """After so many guarded steps running training halts; 0 for never."""
+    """The number of guarded steps in a row after which training halts; 0 for never."""
 
     fill: str | None = "zero"
-    """What becomes of missing contributions: one of `gradwire.core.plan.FILLS`, or None, which
-    leaves it to the optimizer (`gradwire.training.configure` decides it then)."""
+    """How missing contributions are filled, one of `gradwire.core.plan.FILLS`.
+
+    None leaves it to the optimizer; `gradwire.training.configure` then decides it."""
 
     fill_was_open: bool = False
-    """Whether it was None and has been decided."""
+    """Whether `fill` was None and has been decided since."""
 
     momentum: float = 0.0
-    """Of the momentum memory that each worker keeps (`gradwire.training.feedback.velocity`); 0 for
-    none."""
+    """Momentum that each worker keeps (`gradwire.training.feedback.velocity`); 0 for none."""
 
     vectors: frozenset[str] = frozenset()
-    """The model's tensors of fewer than two dimensions; set before `prepare`."""
+    """Names of the model's tensors of fewer than two dimensions; set before `prepare`."""
 
     servers: int = 0
-    """How many servers sum the gradients, 0 on the sharded route; set before `prepare`."""
+    """Number of servers that sum the gradients, 0 on the sharded route; set before `prepare`."""
 
     phases: PhaseDetector | None = None
-    """Decides the phase; None for a policy without phases."""
+    """The detector that decides the phase; None for a policy without phases."""
 
     def __post_init__(self) -> None:
-        """Takes numpy's and torch's scalars among the options for the numbers that they hold."""
+        """Replaces numpy's and torch's scalars among the options by the numbers that they hold."""
         for name in option_names(type(self)):
             value = getattr(self, name)
             if isinstance(value, Mapping):
@@ -117,24 +131,36 @@ class Policy(ABC):
 
     @abstractmethod
     def plan(self, context: PlanContext) -> TransferPlan:
-        """Writes the plan of one bucket's all-reduce."""
+        """Writes the plan of one bucket's transfer."""
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:  # noqa: B027, most need none
         """Checks the configuration against the model, before the ranks meet.
 
-        tensors: elements of each parameter by name, None when no model is known (the bare hook).
-        Raises ConfigError for names or sizes that the model does not have.
+        Args:
+            tensors: Number of elements of each parameter by name; None where no model is known
+                (the bare hook).
+
+        Raises:
+            ConfigError: The configuration names tensors that the model lacks, or does not fit it.
         """
 
     def priorities(
         self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
     ) -> Priorities | None:
-        """This worker's class of each chunk, uint8, from 0, which goes first, to 7.
+        """Returns this worker's class of each chunk.
 
-        Asked after `plan`, for plans with order "priority" only, in the thread that starts the
-        transfer. gradient: what will be sent, flat: with the residual, and transformed if the plan
-        has a transform; not to be changed. Unlike a plan the classes may differ between ranks, so
-        they may depend on the gradient. None: all alike. Not asked with `ranks_results`.
+        It is called after `plan`, for plans with order "priority" only and not with
+        `ranks_results`, in the thread that starts the transfer. Unlike a plan the classes may
+        differ between ranks, so they may depend on the gradient.
+
+        Args:
+            context: The context of the plan.
+            gradient: float32, one value per element: what will be sent, residual included, and
+                transformed where the plan has a transform. It must not be changed.
+            chunks: The chunk grid of the plan.
+
+        Returns:
+            uint8 for each chunk, from 0, which goes first, to 7; None where all are of one class.
         """
         return None
 
@@ -145,24 +171,34 @@ class Policy(ABC):
 
     @property
     def fill_beside_adam(self) -> str:
-        """What a fill of None is where the optimizer is of Adam's family, without feedback."""
+        """The fill that None stands for beside an optimizer of Adam's family, without feedback."""
         return "zero"
 
     @property
     def ranks_results(self) -> bool:
-        """Whether plans of order "priority" go by how large each chunk's last result was, the same
-        on all replicas (`gradwire.training.feedback.result_sizes`)."""
+        """Whether plans of order "priority" rank chunks by the magnitudes of their last results.
+
+        These are the same on all replicas (`gradwire.training.feedback.result_sizes`).
+        """
         return False
 
     @property
     def congested(self) -> bool:
-        """Whether this worker's last step found its network congested; travels to all ranks."""
+        """Whether this worker's last step met a congested network; all ranks learn it."""
         return False
 
     def rest(self, elapsed_s: float) -> float:
-        """The share of this worker's last steps that would not be waiting for a transfer if
-        transfers were dense; 1 while that is not known. The largest of all ranks' is agreed, by
-        turns. elapsed_s: since the start of the last step."""
+        """Returns the share of this worker's last steps that would not be waiting for transfers.
+
+        It is an estimate of what would be if transfers were dense. The ranks agree on the largest
+        of all, in every fourth step (`gradwire.core.agreed.GAUGES`).
+
+        Args:
+            elapsed_s: Seconds since the start of the last step.
+
+        Returns:
+            The share in [0, 1]; 1 while it is not known.
+        """
         return 1.0
 
     @property
@@ -171,32 +207,37 @@ class Policy(ABC):
         return 0.0
 
     def observe(self, report: StepReport) -> None:
-        """Reads the report of the step just completed, before the next step's plans; warns,
-        once, where epochs are waited for and none begins."""
+        """Reads the report of the step just completed, before the next step's plans.
+
+        It warns once where the policy goes by epochs and none has begun.
+        """
         if self.phases is not None:
             self.phases.observe(report.agreed)
         waits = getattr(self, "every", None) == "epoch" and report.agreed.epoch < 0
         if waits and report.step + 1 == PATIENCE:
             warnings.warn(
                 f"policy {self.name!r} with every='epoch': {PATIENCE} steps have passed and no "
-                "epoch has begun: call attachment.epoch(n) when one does, or give every= as a "
+                "epoch has begun: call attachment.epoch(n) when one begins, or give every= as a "
                 "number of steps",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def options(self) -> dict[str, object]:
-        """The configuration as plain values; ranks compare it before they start."""
+        """Returns the configuration as plain values, which the ranks compare before they start."""
         return {name: getattr(self, name) for name in option_names(type(self))}
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed run needs to decide as this one would."""
+        """Returns everything that a resumed run needs to decide as this one would."""
         return {} if self.phases is None else {"phases": self.phases.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError for anything else.
+        """Restores what `state_dict` returned.
 
-        A failed call may leave a policy half loaded: an attachment tries a copy first.
+        A failed call may leave a policy half loaded; an attachment therefore tries a copy first.
+
+        Raises:
+            ConfigError: The state is damaged, or of another policy.
         """
         self._read(state)
 
@@ -211,14 +252,14 @@ class Policy(ABC):
 
 
 def option_names(policy: type) -> tuple[str, ...]:
-    """The options of a policy: the fields of its dataclass."""
+    """Returns the names of a policy's options, the fields of its dataclass."""
     if not dataclasses.is_dataclass(policy):
         return ()
     return tuple(field.name for field in dataclasses.fields(policy) if field.init)
 
 
 def check_transfer_options(spend: str, fill: str, order: str, pull: str) -> None:
-    """Raises ConfigError unless the four words common to lossy policies are known."""
+    """Checks the options common to lossy policies; raises ConfigError for an unknown value."""
     check_choice("spend", spend, SPENDS)
     check_choice("fill", fill, FILLS)
     check_choice("order", order, SHARED_ORDERS)

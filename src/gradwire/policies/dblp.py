@@ -1,14 +1,15 @@
-"""Policy "dblp": the bound follows the training phase (arXiv 2605.01989).
+"""Policy "dblp": the bound follows the training phase (DBLP, arXiv 2605.01989).
 
-The paper's: p_low in critical phases and p_low + 40 points elsewhere; a region closes as soon as
-1 - p of it has arrived (the receiver's "stop" in mid-pass); zero fill; the detector's rule and η.
-The authors' code looks every 10 rounds, the paper once an epoch. Ours: one bound per tensor
-instead of one for the whole gradient, small tensors pooled; the shuffled order; the exact way
-down; the detector's default input (`gradwire.policies.parts.phases`); leaving out what had the
-smallest results; the options spend, fill and a table for p_low. Vesting (spend="lost") is the
-authors' later idea. control="probe" is the paper's own: passes with probe, bitmap and stop,
-sequential order and a way down that loses as the way up does, so that replicas drift apart; with
-p_high = p_low it is the baseline of the paper's tables.
+From the paper: p_low in critical phases and p_low + 40 points elsewhere; a region closes as soon
+as 1 - p of it has arrived (the receiver's "stop" in mid-pass); zero fill; the detector's rule and
+η. control="probe" is the paper's own control, passes of probe, bitmap and stop in sequential order
+with a lossy pull, under which replicas drift apart. With p_high = p_low it is the baseline of the
+paper's tables. Vesting (spend="lost") is the authors' later idea. Their code runs the detector
+every 10 rounds, the paper once an epoch.
+
+gradwire's own: one bound per tensor instead of one for the whole gradient, small tensors pooled;
+the shuffled order; the exact pull; the detector's default input (`gradwire.policies.parts.phases`);
+leaving out the chunks with the smallest results; the options spend and fill, and a table for p_low.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gradwire.core.plan import TensorSlot, TransferPlan, check_bound
 from gradwire.policies.base import PlanContext, Policy
 from gradwire.policies.parts.phases import Every, make_detector
 from gradwire.policies.parts.priorities import check_priority
-from gradwire.policies.parts.probe_control import settle_options
+from gradwire.policies.parts.probe_control import bounded_options
 from gradwire.policies.parts.regions import (
     BoundTable,
     check_patterns,
@@ -45,24 +46,32 @@ PRIORITIES = ("none", "results")
 
 @dataclass
 class DBLP(Policy):
-    """p_low in critical phases, p_high elsewhere; training starts critical.
+    """Bound p_low in critical phases, p_high elsewhere; training starts critical.
 
-    p_low: one bound, or a table of bounds by tensor-name pattern ({"head.*": 0.0, "*": 0.02}; the
-    first that matches rules, 0.008 where none does; a pattern that matches nothing is an error).
-    p_high: each tensor's p_low + 0.40 unless given. eta, every, detector: see
-    `gradwire.policies.parts.phases`; every=10 is the cadence of the authors' code, every="epoch"
-    the paper's; detector="layers" gives each layer a phase of its own. spend: "anything" as
-    in the paper, "lost" gives up only what the network lost (vesting). fill: "zero" as in the
-    paper, "mean" divides by the contributors that arrived, "momentum" does that and takes what
-    nobody delivered from the optimizer (`gradwire.training.feedback.optimizer_moments`); None means
-    "momentum" where attach(optimizer=…) has one of Adam's family, regions close on the smallest
-    results and there is no error feedback, else "zero". control: "stream", or "probe" for the
-    paper's passes of probe, bitmap and stop. order, pull: None means what control says, "shuffled"
-    and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
-    priority: "results" sends first, and so does not leave out, chunks whose last result was large,
-    the same ones on all workers; "none" goes by order alone, as the paper. None means "results"
-    where regions close as soon as enough is there and replicas stay the same, unless order is
-    given; else "none".
+    Attributes:
+        p_low: One bound, or a table of bounds by tensor-name pattern such as
+            {"head.*": 0.0, "*": 0.02}: the first pattern that matches applies, and 0.008 where none
+            does. A pattern that matches nothing is an error.
+        p_high: Bound of tolerant phases; None for each tensor's p_low + 0.40.
+        eta: Relative change of the norm that makes a phase critical
+            (`gradwire.policies.parts.phases`).
+        every: Steps between two decisions of the detector (10 in the authors' code), or "epoch", as
+            in the paper.
+        detector: Input of the detector; "layers" gives each layer a phase of its own.
+        spend: "anything" as in the paper; "lost" gives up only what the network lost (vesting).
+        fill: "zero" as in the paper; "mean" divides by the number of contributions that arrived;
+            "momentum" does so too, and takes elements without any contribution from the optimizer
+            (`gradwire.training.feedback.optimizer_moments`). None means "momentum" where
+            attach(optimizer=…) has an optimizer of Adam's family, regions close on the smallest
+            results and there is no error feedback, else "zero".
+        order: Order of the chunks; None means "shuffled", or "sequential" with control="probe".
+        pull: How results come back; None means "exact", or "lossy" with control="probe", under
+            which replicas drift apart.
+        control: "stream", or "probe" for the paper's passes of probe, bitmap and stop.
+        priority: "results" sends chunks with large last results first, which are the same on all
+            workers, and so leaves out those with small ones; "none" goes by order alone, as the
+            paper. None means "results" where regions close as soon as enough has arrived and
+            replicas stay the same, unless order is given; else "none".
     """
 
     name: ClassVar[str] = "dblp"
@@ -102,7 +111,7 @@ class DBLP(Policy):
                 raise ConfigError.of(
                     "p_high",
                     self.p_high,
-                    "the bound of tolerant phases may not be the stricter one",
+                    "the bound of tolerant phases must be p_low or more",
                     beside=f"is below p_low={self.p_low!r}",
                 )
         self._answers()
@@ -110,14 +119,18 @@ class DBLP(Policy):
         self.phases = make_detector(self.eta, self.every, self.detector)
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
-        """Checks the patterns of p_low against the model's names, and p_high against its bounds."""
+        """Checks the patterns of p_low against the model's names, and p_high against its bounds.
+
+        Raises:
+            ConfigError: No model is known, a pattern matches no tensor, or p_high is below a bound.
+        """
         if not isinstance(self.p_low, Mapping):
             return
         if tensors is None:
             raise ConfigError.of(
                 "p_low",
                 self.p_low,
-                "the hook needs HookState(model=…) for its names",
+                "it needs the tensors' names: give the hook HookState(model=…)",
                 beside="without a model",
             )
         check_patterns("p_low", self.p_low, list(tensors))
@@ -127,12 +140,12 @@ class DBLP(Policy):
                 raise ConfigError.of(
                     "p_high",
                     self.p_high,
-                    "the bound of tolerant phases may not be the stricter one",
+                    "the bound of tolerant phases must be p_low or more",
                     beside=f"is below p_low={low!r} of tensor {name!r}, which no pattern matches",
                 )
 
     def plan(self, context: PlanContext) -> TransferPlan:
-        """One region per tensor (small ones pooled), closed at 1 - p(phase).
+        """Makes one region per tensor (small ones pooled), which closes at 1 - p(phase).
 
         Both phases pool for the stricter bound, so that the chunk grid stays the same.
         """
@@ -153,23 +166,26 @@ class DBLP(Policy):
         return context.plan(regions, **answers)
 
     def options(self) -> dict[str, object]:
-        """The options, with what control says of order, pull and priority: ranks compare those."""
+        """Returns the options, with order, pull and priority decided, which the ranks compare."""
         answers = self._answers()
         meant = {"order": answers["order"], "pull": answers["pull"], "priority": self._priority()}
         return {**super().options(), **meant}
 
     def _answers(self) -> dict[str, Any]:
         fill = "zero" if self.fill is None else self.fill
-        return settle_options(self.control, self.spend, fill, self.order, self.pull)
+        return bounded_options(self.control, self.spend, fill, self.order, self.pull)
 
     @property
     def fill_beside_adam(self) -> str:
-        """Momentum where what is left out was small: drawn at random it may do harm."""
+        """The fill beside Adam: "momentum" only where what is left out is small, else "zero".
+
+        Where the missing chunks are random, fill "momentum" may harm (docs/policies.md, "Fill").
+        """
         return "momentum" if self.ranks_results and self.spend == "anything" else "zero"
 
     @property
     def ranks_results(self) -> bool:
-        """Whether chunks go by how large their last results were."""
+        """Whether chunks are ranked by the magnitudes of their last results."""
         return self._priority() == "results"
 
     def _priority(self) -> str:

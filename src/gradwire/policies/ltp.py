@@ -1,17 +1,18 @@
 """Policy "ltp": Early Close with a learned threshold (LTP, IWQoS 2023, arXiv 2305.04279).
 
-The paper's: out-of-order transmission and acknowledgement, the three send queues (critical, normal,
-retransmission; how the engine's differ: docs/policies.md), Early Close that adapts to the network,
-Bubble Filling (zeros in place of what is missing, payloads of whole floats), loss on the gather
-only and a reliable way back. The engine gives all of it to every plan; this file is Early Close.
+From the paper: out-of-order transmission and acknowledgement; the three send queues (critical,
+normal, retransmission; docs/policies.md says how the engine's differ); Early Close that adapts to
+the network; Bubble Filling (zeros in place of what is missing, payloads of whole floats); loss on
+the gather only and a reliable way back. The engine offers all of these to every plan; this module
+is Early Close.
 
-Ours, because nothing public says (gathered in docs/policies.md): the threshold T_lt starts at
-1.5·RTprop + size/BtlBw and is afterwards the best time in which everything arrived in the last
-epoch; from T_lt on 80 % are enough; at T_lt + slack the transfer ends at once, critical chunks
-excepted. T_lt is per bucket and its clock starts with each worker's first arrival, so that skew of
-the workers' compute eats no deadline. `size` is that of a whole step, whose buckets share the
-path. Every number comes from the agreed summary, hence all ranks write the same plan. Chunks go in
-a shuffled order, so that a deadline does not always cut the same ones.
+gradwire's own, where the paper is silent (docs/policies.md): the threshold T_lt starts at
+1.5·RTprop + size/BtlBw, where size is that of a whole step, whose buckets share the path. Later it
+is the shortest time in which everything arrived in the last epoch. From T_lt on 80 % are enough; at
+T_lt + slack the transfer ends at once, critical chunks excepted. T_lt is per bucket, and its clock
+starts with each worker's first arrival, so that slow computation does not shorten the deadline.
+Chunks go in a shuffled order, so that a deadline does not always cut the same ones. All numbers
+come from the agreed summary, so all ranks write the same plan.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SLACKS = {"lan": 0.030, "wan": 0.100}
 
 LONGEST_SLACK = 600.0
 LONGEST_DELAY = 3600.0
-"""Seconds: the latest a schedule may say."""
+"""The longest delay that a schedule may have, in seconds."""
 
 ROUND_TRIPS = 1.5
 
@@ -44,11 +45,17 @@ FLOOR = 0.5
 
 @dataclass
 class LTP(Policy):
-    """Everything until T_lt, then `fraction` of it, at T_lt + slack whatever there is.
+    """Waits for everything until T_lt, then for `fraction` of it, and ends at T_lt + slack.
 
-    fraction: in (0, 1). slack: "lan" (30 ms), "wan" (100 ms) or seconds, 600 at most. every: an
-    epoch of T_lt is so many steps, or "epoch" for those that `attachment.epoch(n)` begins. order,
-    pull: docs/design.md. While RTprop and BtlBw are not known, everything is waited for.
+    While RTprop and BtlBw are not known, everything is waited for.
+
+    Attributes:
+        fraction: The share that is enough from T_lt on, in (0, 1).
+        slack: "lan" (30 ms), "wan" (100 ms) or seconds, 600 at most.
+        every: Steps of an epoch, after which T_lt is updated, or "epoch" for the epochs that
+            `attachment.epoch(n)` begins.
+        order: See docs/design.md.
+        pull: See docs/design.md.
     """
 
     name: ClassVar[str] = "ltp"
@@ -79,11 +86,11 @@ class LTP(Policy):
         self._path = PathEstimate()
         self._clock = EpochClock(self.every)
         self._pushes = BestPushes()
-        self._learned: dict[int, float] = {}  # T_lt by bucket, of the last epoch
+        self._learned: dict[int, float] = {}  # T_lt of the last epoch by bucket
         self._step_bytes = 0
 
     def plan(self, context: PlanContext) -> TransferPlan:
-        """One region per tensor (small ones pooled) that closes by count and time."""
+        """Makes one region per tensor (small ones pooled) that closes by count and time."""
         bound = round(1.0 - self.fraction, 12)
         return context.plan(
             pool(context.tensors, bound, context.chunk_elements),
@@ -95,15 +102,15 @@ class LTP(Policy):
 
     @property
     def floor(self) -> float:
-        """A step of which the deadline left less than half is the guard's. Ours."""
+        """The guard's floor: half of a step. gradwire's own."""
         return FLOOR
 
     def threshold(self, bucket: int) -> float | None:
-        """T_lt of a bucket in seconds; None while it is not known."""
+        """Returns T_lt of a bucket in seconds; None while it is not known."""
         return self._learned.get(bucket, self._estimate())
 
     def observe(self, report: StepReport) -> None:
-        """Learns T_lt, from what all ranks agreed on only."""
+        """Learns T_lt from what all ranks agreed on."""
         super().observe(report)
         summary = report.agreed
         self._step_bytes = 4 * report.elements
@@ -113,7 +120,7 @@ class LTP(Policy):
             self._learn(len(summary.pushes))
 
     def state_dict(self) -> dict[str, object]:
-        """What was learned."""
+        """Returns what was learned."""
         return {
             "path": asdict(self._path),
             "clock": asdict(self._clock),
@@ -123,7 +130,7 @@ class LTP(Policy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError."""
+        """Restores what `state_dict` returned; raises ConfigError for anything else."""
         read = self._read(state, "path", "clock", "best", "learned", "step_bytes")
         clock = read.part("clock")
         clock.keys(("every", "steps", "epoch"))
@@ -149,7 +156,7 @@ class LTP(Policy):
         return self._path.transfer_s(self._step_bytes, ROUND_TRIPS)
 
     def _learn(self, buckets: int) -> None:
-        """An epoch without a whole push waits at least as long as before and as the estimate."""
+        """Updates T_lt; after an epoch without a whole push it does not become shorter."""
         best = self._pushes.take()
         estimate = self._estimate()
         learned = {}

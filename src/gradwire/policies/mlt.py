@@ -1,12 +1,13 @@
 """Policy "mlt": one fixed bound for every tensor, agreed before training (MLT, NSDI 2024).
 
-The paper's: the bound, the bounded-loss receive, zeros for what was lost, and priorities for the
-front layers and the large magnitudes, which a switch reads from the DSCP. Ours: how classes are
-made of them (`MLT.priorities`), and which DSCPs they get. The switch's load balancing is no part
-of this. MLT's lost *parameters* keep the last iteration's value; in a gradient all-reduce a result
-that did not arrive is a zero gradient at that worker, which then keeps its parameters: our
-interpretation (pull="lossy"). control="probe" is the software form of MLT that DBLP's paper
-measures against.
+From the paper: the bound, the bounded-loss receive, zeros for what was lost, and priorities for the
+front layers and the large magnitudes, which a switch reads from the DSCP. control="probe" is the
+software form of MLT that DBLP's paper (arXiv 2605.01989) compares with.
+
+gradwire's own: how classes follow from layers and magnitudes (`MLT.priorities`), and their DSCPs.
+The switch's load balancing is left out. In MLT lost *parameters* keep the last iteration's value;
+in a gradient all-reduce a result that does not arrive is a zero gradient at that worker, which then
+keeps its parameters (pull="lossy").
 """
 
 from __future__ import annotations
@@ -36,30 +37,36 @@ from gradwire.policies.parts.priorities import (
     check_priority,
     lowest,
 )
-from gradwire.policies.parts.probe_control import settle_options
+from gradwire.policies.parts.probe_control import bounded_options
 
 __all__ = ["CLASS_DSCP", "MLT"]
 
 PRIORITIES = ("none", "layer", "magnitude", "both", "results")
 
 CLASS_DSCP = (40, 32, 32, 24, 24, 16, 16, 8)
-"""What class_dscp=True means: class selectors (RFC 2474) CS5 down to CS1, in switches that know
-nothing else their queues 5 to 1; all below the network's own control traffic. Ours."""
+"""The DSCPs of class_dscp=True: the class selectors CS5 down to CS1 (RFC 2474).
+
+They select the queues 5 to 1 in switches that know nothing else, all below the network's own
+control traffic. gradwire's own."""
 
 
 @dataclass
 class MLT(Policy):
     """A fixed bound per tensor.
 
-    p: the bound, in [0, 1); 0.008 is the paper's for EfficientNet-B0 (ResNet-50: 0.024).
-    spend: "anything" closes as soon as 1 - p has arrived. control: "stream", or "probe" for the
-    published passes of probe, bitmap and stop. order, pull: None means what control says,
-    "shuffled" and "exact" or "sequential" and "lossy"; pull="lossy" lets replicas drift apart.
-    fill: docs/design.md.
-    priority: what goes first, and so is not left out: "layer" (front layers), "magnitude" (large
-    gradients, this worker's own), "both", "results" (chunks whose last result was large, alike on
-    all workers; ours), or "none" (`order`). class_dscp: the DSCP of each of the 8 classes for
-    switches that know them; True for `CLASS_DSCP`, False for the setting `dscp` alone.
+    Attributes:
+        p: The bound, in [0, 1); the paper's is 0.008 for EfficientNet-B0 and 0.024 for ResNet-50.
+        spend: "anything" closes a region as soon as 1 - p of it has arrived.
+        fill: See docs/design.md.
+        order: Order of the chunks; None means "shuffled", or "sequential" with control="probe".
+        pull: How results come back; None means "exact", or "lossy" with control="probe", under
+            which replicas drift apart.
+        control: "stream", or "probe" for the published passes of probe, bitmap and stop.
+        priority: What goes first, and so is not left out: "layer" (front layers), "magnitude"
+            (large gradients, this worker's own), "both", "results" (chunks whose last result was
+            large, the same on all workers; gradwire's own), or "none" (`order` alone).
+        class_dscp: DSCPs of the 8 classes for switches that know them; True for `CLASS_DSCP`, False
+            for the setting `dscp` alone.
     """
 
     name: ClassVar[str] = "mlt"
@@ -94,7 +101,7 @@ class MLT(Policy):
         self._layers: LayerOrder | None = None
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
-        """Notes the order of the model's layers."""
+        """Notes the order of the layers; raises ConfigError where it is needed and not known."""
         if tensors is not None:
             self._layers = LayerOrder(tensors)
         elif self.priority in ("layer", "both"):
@@ -105,7 +112,7 @@ class MLT(Policy):
             )
 
     def plan(self, context: PlanContext) -> TransferPlan:
-        """One region per tensor (small ones pooled), closed at 1 - p."""
+        """Makes one region per tensor (small ones pooled), which closes at 1 - p."""
         answers = self._answers()
         if self.priority != "none":
             answers["order"] = "priority"
@@ -116,16 +123,16 @@ class MLT(Policy):
         )
 
     def options(self) -> dict[str, object]:
-        """The options, with what control says of order and pull: ranks compare those."""
+        """Returns the options, with order and pull decided, which the ranks compare."""
         answers = self._answers()
         return {**super().options(), "order": answers["order"], "pull": answers["pull"]}
 
     def _answers(self) -> dict[str, Any]:
-        return settle_options(self.control, self.spend, self.fill, self.order, self.pull)
+        return bounded_options(self.control, self.spend, self.fill, self.order, self.pull)
 
     @property
     def ranks_results(self) -> bool:
-        """Whether chunks go by how large their last results were."""
+        """Whether chunks are ranked by the magnitudes of their last results."""
         return self.priority == "results"
 
     @property
@@ -135,11 +142,11 @@ class MLT(Policy):
     def priorities(
         self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
     ) -> Priorities | None:
-        """Classes of equally many layers, of equally many chunks by mean magnitude, or both.
+        """Returns classes of equally many layers, of equally many chunks by magnitude, or of both.
 
-        With "both" the class is the sum of the layer's quarter and the magnitude's. The last class
-        is that of the chunks that the bound allows to leave out: the share p of each tensor with
-        the smallest magnitudes.
+        Under "both" the class is the sum of the layer's quarter and the magnitude's. The last class
+        holds the chunks that the bound allows to leave out: in each tensor the share p with the
+        smallest magnitudes.
         """
         if self.priority == "none":
             return None

@@ -1,18 +1,18 @@
-"""Policy "netsenseml": compresses only while the network hurts (NetSenseML, Euro-Par 2025).
+"""Policy "netsenseml": compresses only under congestion (NetSenseML, Euro-Par 2025).
 
-arXiv 2506.16235. The paper's: the network is watched and quantisation and compression follow it,
-by the bandwidth-delay product; all ranks agree on the smallest ratio; the ratio's constants are
-those of its code. Nothing is lost on the way: the bound is 0. Where we differ, and why, is in
-`gradwire.policies.parts.ladder`: the signal, the stages, the ramp. Error feedback, which theirs
-lacks, is on: top-k is biased without it. Dense steps (ratio 1) are plain exact sums.
+From the paper (arXiv 2506.16235): quantisation and compression follow the network by the
+bandwidth-delay product, all ranks agree on the smallest ratio, and the ratio's constants are those
+of its code. Nothing is lost on the way, as the bound is 0. `gradwire.policies.parts.ladder` says
+where the signal, the encodings and the start-up differ, and why. Error feedback, which the original
+lacks, is on, because top-k is biased without it. Dense steps (ratio 1) are plain exact sums.
 
-Their code prunes weights before it selects, and keeps a momentum memory. Both are options here,
-off by default, and what they mean is ours: `prune` holds back the gradient elements of each
-tensor's smallest weights from top-k (`gradwire.training.feedback.pruning`). It saves no bytes, as
-top-k's share is given by the ratio, and what is held back waits in the residual until the network
-is free again; so it is for those who compare. `momentum` moves the optimizer's momentum to the
-workers, before the selection (`gradwire.training.feedback.velocity`), and only makes sense with an
-optimizer that has none.
+The original code prunes weights before it selects elements, and keeps a momentum memory. Both are
+options here, off by default, in gradwire's own interpretation. `prune` excludes the gradient
+elements of each tensor's smallest weights from top-k (`gradwire.training.feedback.pruning`). It
+saves no bytes, since the ratio sets top-k's share, and what is held back stays in the residual
+until the network is free again; so it serves comparisons only. `momentum` moves the optimizer's
+momentum to the workers, before the selection (`gradwire.training.feedback.velocity`), and is meant
+for an optimizer without momentum.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ __all__ = ["NetSenseML"]
 class NetSenseML(Policy):
     """Dense while the network is free, else f16, int8 and top-k as far as congestion asks.
 
-    start: the ratio of the first step, doubled each step until the first congestion. share: of
-    the bandwidth-delay product that the data in flight may take. compress: how far it goes,
-    "topk" (needs error feedback; beside servers it stops at int8) or "int8". prune: the share of
-    each tensor's elements, those of its smallest weights, that top-k passes over; in [0, 1), norm
-    layers and biases excepted. momentum: of the workers' momentum memory, in [0, 1); for an
-    optimizer without momentum.
+    Attributes:
+        start: Ratio of the first step, which doubles each step until the first congestion.
+        share: Share of the bandwidth-delay product that the data in flight may take, in (0, 1].
+        compress: The last encoding: "topk", which needs error feedback and stops at int8 where
+            there are servers, or "int8".
+        prune: Share of each tensor's elements, those of its smallest weights, that top-k excludes,
+            in [0, 1); norm layers and biases are exempt.
+        momentum: Momentum of the workers' memory, in [0, 1), for an optimizer without momentum.
     """
 
     name: ClassVar[str] = "netsenseml"
@@ -81,33 +83,33 @@ class NetSenseML(Policy):
 
     @property
     def congested(self) -> bool:
-        """This worker's view of its last step; all ranks' views are agreed with the next."""
+        """Whether this worker's last step met congestion; all ranks agree on it with the next."""
         return self._congested
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
-        """Beside servers int8 is the last stage: they keep no residuals of results."""
+        """Makes int8 the last encoding beside servers, which keep no residuals of results."""
         if self.servers:
             self._ladder.stop_at(INT8)
 
     def plan(self, context: PlanContext) -> TransferPlan:
-        """One exact region in the encoding of the stage."""
+        """Makes one exact region in the encoding that the ratio asks for."""
         encoding, kept = stage(self._ladder.ratio)
         whole = TransferPlan.whole(context.elements, scale=1.0 / context.world_size)
         pruned = self.prune if encoding == "topk" else 0.0
         return replace(whole, encoding=encoding, kept=kept, pruned=pruned)
 
     def observe(self, report: StepReport) -> None:
-        """Moves the ratio by the agreed flag; judges the step's own congestion for the next."""
+        """Updates the ratio by the agreed flag, and decides whether this step was congested."""
         super().observe(report)
         self._ladder.observe(report.agreed)
         self._congested = congested(report, self.share)
 
     def state_dict(self) -> dict[str, object]:
-        """The ratio, and this worker's view of its last step."""
+        """Returns the ratio, and this worker's view of its last step."""
         return {"ladder": self._ladder.state_dict(), "congested": self._congested}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError."""
+        """Restores what `state_dict` returned; raises ConfigError for anything else."""
         read = self._read(state, "ladder", "congested")
         self._congested = read.flag("congested")
         self._ladder.load_state_dict(state["ladder"])

@@ -1,17 +1,17 @@
 """Policy "optireduce": transfers bounded in time (OptiReduce, NSDI 2025, arXiv 2310.06993).
 
-The paper's: transpose all-reduce (route="sharded"); a hard bound tB, the 95th percentile of the
-times of warm-up rounds; an early timeout tC once the last-percentile marker of every sender has
+From the paper: transpose all-reduce (route="sharded"); a hard bound tB, the 95th percentile of the
+times of warm-up rounds; an early time-out tC once the last-percentile marker of every sender has
 been seen; a randomised Hadamard transform, which spreads what is lost; skip or halt on excessive
-loss. Its dynamic incast is the receiver's credit here (docs/design.md).
+loss. The receiver's credit takes the place of its dynamic incast (docs/design.md).
 
-Ours, because nothing public says or because it fits better: the warm-up is `warmup` steps of the
-job itself, carried by gradwire without a limit of time instead of 20 rounds over TCP; times are
-per bucket and the agreed ones, those of the slowest worker. tC is a share of the moving average of
-the whole pushes' times; the share starts at 10 %, doubles up to 50 % after steps that lost more
-than 0.1 % and shrinks by a point after those that lost less than 0.01 %. A region's bound is
-`excess`: more loss than that is reported, and the guard acts (`floor`, `guard`), halting after
-`halt_after` such steps running. After the early timeout or tB whatever there is is taken.
+gradwire's own: the warm-up is the first `warmup` steps of the job, without a limit of time, instead
+of 20 rounds over TCP. Times are per bucket, and are the agreed ones of the slowest worker. tC is a
+share of the moving average of whole pushes' times. The share starts at 10 %, doubles up to 50 %
+after steps that lost more than 0.1 %, and shrinks by a point after those that lost less than
+0.01 %. A region's bound is `excess`; a larger loss is reported, and the guard acts (settings
+`floor` and `guard`), which halts training after `halt_after` such steps in a row. After the early
+time-out or tB a region closes with whatever has arrived.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gradwire.policies.parts.timing import MovingAverages, quantile
 __all__ = ["OptiReduce"]
 
 WEIGHT = 0.1
-"""Of the newest time in the moving average behind tC."""
+"""Weight of the newest time in the moving average behind tC."""
 
 SMALLEST_SHARE, LARGEST_SHARE = 0.01, 0.50
 MUCH_LOSS, LITTLE_LOSS = 1e-3, 1e-4
@@ -39,12 +39,17 @@ MUCH_LOSS, LITTLE_LOSS = 1e-3, 1e-4
 
 @dataclass
 class OptiReduce(Policy):
-    """Everything until tC after the tail markers, or until tB; then whatever there is.
+    """Waits for everything until tC after the tail markers, or until tB, then closes.
 
-    warmup: steps without a limit of time that tB is learned from, 1 or more. quantile: of their
-    times that tB is. excess: the share of a region whose loss is excessive, in (0, 1). hadamard:
-    transform the gradient. halt_after: so many steps running under the guard's floor (1 - excess)
-    end training, 0 for never. order, pull: docs/design.md.
+    Attributes:
+        warmup: Steps without a limit of time from which tB is learned, 1 or more.
+        quantile: The quantile of their times that is tB, in (0, 1).
+        excess: Share of a region above which a loss is excessive, in (0, 1).
+        hadamard: Whether the gradient is transformed.
+        halt_after: Steps in a row below the guard's floor (1 - excess) that end training; 0 for
+            never.
+        order: See docs/design.md.
+        pull: See docs/design.md.
     """
 
     name: ClassVar[str] = "optireduce"
@@ -75,17 +80,17 @@ class OptiReduce(Policy):
         check_choice("order", self.order, SHARED_ORDERS)
         check_choice("pull", self.pull, REPLICATED_PULLS)
         self._steps = 0
-        self._warm: dict[int, list[float]] = {}  # whole pushes of the warm-up, by bucket
+        self._warm: dict[int, list[float]] = {}  # times of whole pushes of the warm-up by bucket
         self._average = MovingAverages(WEIGHT)
         self._share = 0.10
 
     @property
     def floor(self) -> float:
-        """A step that loses more than `excess` is the guard's."""
+        """The guard's floor: a step may lose the share `excess`."""
         return 1.0 - self.excess
 
     def limits(self, bucket: int) -> tuple[float, float] | None:
-        """tB and tC of a bucket in seconds; None during the warm-up."""
+        """Returns tB and tC of a bucket in seconds; None during the warm-up."""
         times = self._warm.get(bucket)
         if self._steps < self.warmup or not times:
             return None
@@ -93,7 +98,7 @@ class OptiReduce(Policy):
         return bound, self._share * self._average.means.get(bucket, bound)
 
     def plan(self, context: PlanContext) -> TransferPlan:
-        """One region per tensor (small ones pooled) that closes by time."""
+        """Makes one region per tensor (small ones pooled) that closes by time."""
         limits = self.limits(context.bucket)
         schedule = [CloseStep("open", "worker", 0.0, 1.0)]
         if limits is not None:
@@ -110,12 +115,12 @@ class OptiReduce(Policy):
         )
 
     def observe(self, report: StepReport) -> None:
-        """Learns the limits, from what all ranks agreed on only."""
+        """Learns the limits from what all ranks agreed on."""
         super().observe(report)
         summary = report.agreed
         whole = {b: t for b, t in enumerate(summary.pushes) if 0.0 < t < math.inf}
         for bucket, push in whole.items():  # pushes are those of the step before
-            # DDP rebuilds its buckets after the first step: one may be new once the warm-up is over
+            # DDP rebuilds its buckets after the first step, so one may be new after the warm-up.
             if self._steps <= self.warmup or bucket not in self._warm:
                 self._warm.setdefault(bucket, []).append(push)
         self._average.observe(whole)
@@ -127,7 +132,7 @@ class OptiReduce(Policy):
                 self._share = max(SMALLEST_SHARE, self._share - 0.01)
 
     def state_dict(self) -> dict[str, object]:
-        """What was learned."""
+        """Returns what was learned."""
         return {
             "steps": self._steps,
             "warm": {bucket: list(times) for bucket, times in self._warm.items()},
@@ -136,7 +141,7 @@ class OptiReduce(Policy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError."""
+        """Restores what `state_dict` returned; raises ConfigError for anything else."""
         read = self._read(state, "steps", "warm", "average", "share")
         average = read.part("average")
         average.keys(("weight", "means"))

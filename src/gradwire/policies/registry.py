@@ -1,4 +1,4 @@
-"""Policies by name."""
+"""The registry of policies by name."""
 
 from __future__ import annotations
 
@@ -22,17 +22,25 @@ _ATTACH = (
     *("model", "policy", "optimizer", "scaler"),
     *("process_group", "find_unused_parameters"),
 )
-"""What `gradwire.attach` and `gradwire.HookState` take for themselves."""
+"""The arguments of `gradwire.attach` and `gradwire.HookState` that are no options of policies."""
 
 _MEANT = ("fill", "momentum", "halt_after")
-"""The attributes of `Policy` that are there for options to take their place."""
+"""The attributes of `Policy` that an option may replace."""
 
 
 def register(policy: type[Policy]) -> type[Policy]:
     """Makes a policy known by its `name`; usable as a class decorator.
 
-    Raises ConfigError for a name that is taken, and for an option that would never be set, because
-    attach() or a common setting has its name, or that hides what gradwire asks every policy for.
+    Args:
+        policy: The class.
+
+    Returns:
+        The same class.
+
+    Raises:
+        ConfigError: The name is taken; or an option can never be set, because an argument of
+            attach() or a common setting has its name; or an option hides an attribute that
+            gradwire reads of every policy.
     """
     for option in option_names(policy):
         if option in setting_names() or option in _ATTACH:
@@ -46,9 +54,9 @@ def register(policy: type[Policy]) -> type[Policy]:
         if option in {*dir(Policy), *Policy.__annotations__} and option not in _MEANT:
             raise ConfigError.about(
                 f"policy {policy.name!r}",
-                f"option {option!r} hides Policy.{option}, which gradwire asks for: give it "
-                "another name, or declare it a ClassVar if it is meant; of Policy's own "
-                f"only {', '.join(_MEANT)} may be options",
+                f"option {option!r} hides Policy.{option}, which gradwire reads of every policy: "
+                "give it another name, or declare it a ClassVar if it replaces that; of Policy's "
+                f"own attributes only {', '.join(_MEANT)} may be options",
                 setting="policy",
                 value=policy.name,
             )
@@ -69,12 +77,12 @@ for _policy in (Reliable, MLT, DBLP, LTP, PLOT, OptiReduce, NetSenseML, Adaptive
 
 
 def names() -> tuple[str, ...]:
-    """The names of all policies."""
+    """Returns the names of all policies."""
     return tuple(_registry)
 
 
 def policy_class(name: str) -> type[Policy]:
-    """The policy of this name; raises ConfigError with the nearest name for an unknown one."""
+    """Returns the policy of this name; raises ConfigError with the nearest name for none."""
     if name not in _registry:
         allowed = ", ".join(repr(known) for known in _registry)
         raise ConfigError.of(
@@ -84,7 +92,18 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def create(name: str, **options: object) -> Policy:
-    """Builds the policy of this name; raises ConfigError naming an option that it lacks."""
+    """Builds a policy.
+
+    Args:
+        name: Its name.
+        options: Its options.
+
+    Returns:
+        The policy.
+
+    Raises:
+        ConfigError: There is no such policy, it lacks an option, or a value is not allowed.
+    """
     policy = policy_class(name)
     allowed = option_names(policy)
     for option, value in options.items():

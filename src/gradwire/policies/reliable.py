@@ -1,4 +1,4 @@
-"""Policy "reliable": nothing may be lost; sums in rank order, reproducible to the bit."""
+"""Policy "reliable": nothing is lost, and sums in rank order are reproducible to the bit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Reliable(Policy):
     """Every chunk of every worker counts (docs/policies.md). It has no options."""
 
     name: ClassVar[str] = "reliable"
-    feedback: ClassVar[bool | None] = False  # nothing is ever owed
+    feedback: ClassVar[bool | None] = False  # all elements count, so no residual arises
 
     def plan(self, context: PlanContext) -> TransferPlan:
-        """One region over the whole bucket, bound 0, averaged."""
+        """Makes one region over the whole bucket with bound 0, averaged."""
         return TransferPlan.whole(context.elements, scale=1.0 / context.world_size)

@@ -1,7 +1,7 @@
-"""The protocol in virtual time: many endpoints on one switch, one seed, one run.
+"""Fabric: many endpoints on one switch in virtual time, where a seed determines the run.
 
-The endpoints are the engine's own; only the network and the clock are computed. Times are seconds
-(of virtual time), rates bytes per second as they count on the wire, sizes bytes.
+The endpoints are the engine's own; only the network and the clock are simulated. Times are virtual
+seconds, rates are bytes per second on the wire, and sizes are bytes.
 
     fabric = Fabric(workers=4, link=NETWORK_A, seed=1)
     fabric.cross_traffic(2, rate=500e6, start=0.01, length=0.01, period=0.2)
@@ -30,21 +30,31 @@ Direction = Literal["up", "down"]
 
 
 class BrokenInvariantError(AssertionError):
-    """An endpoint did what none may do; the message says where and when."""
+    """An endpoint broke an invariant of the protocol; the message says where and when."""
 
 
 @dataclass(frozen=True)
 class Link:
     """One direction of a port.
 
-    rate: bytes/s. delay: seconds one way. queue: bytes of the drop-tail queue.
-    loss: share of packets that the wire loses; loss_burst: mean packets of a run of losses
-    (Gilbert–Elliott, at least loss / (1 - loss); 1: independent). reorder: share that comes late
-    by up to reorder_delay seconds. duplicate: share that comes twice. garbage: share followed by a
-    datagram that no endpoint may heed. flip: share with flipped bits, as if the UDP checksum had
-    not noticed. ecn: bytes in the queue above which ECT packets are marked CE as they come (0: none
-    are). bleach: clears the ECN field of all packets. drop_ect: loses all that are ECT.
-    longest: bytes; loses longer datagrams (UDP payload) and says nothing; 0: none is too long.
+    Attributes:
+        rate: Rate in bytes per second.
+        delay: Delay in seconds, one way.
+        queue: Size of the drop-tail queue in bytes.
+        loss: Share of packets that the wire loses.
+        loss_burst: Mean length of a run of losses in packets (Gilbert–Elliott), at least
+            loss / (1 - loss); 1 for independent losses.
+        reorder: Share of packets that are late.
+        reorder_delay: Largest delay of these in seconds.
+        duplicate: Share of packets that arrive twice.
+        garbage: Share of packets that are followed by an invalid datagram.
+        flip: Share of packets with flipped bits, as if the UDP checksum had not noticed.
+        ecn: Bytes in the queue above which arriving ECT packets are marked CE (RFC 3168); 0 for
+            no marks.
+        bleach: Whether the ECN field of all packets is cleared.
+        drop_ect: Whether all ECT packets are lost.
+        longest: Size in bytes above which datagrams (UDP payload) are lost silently; 0 for no
+            limit.
     """
 
     rate: float = 125e6
@@ -68,7 +78,21 @@ NETWORK_B = Link(rate=25e6, queue=64 << 10)
 
 
 class Sent(NamedTuple):
-    """One datagram in the trace; packet number, op and chunk are those of reliable packets."""
+    """One datagram in the trace; packet number, op and chunk are those of reliable packets.
+
+    Attributes:
+        time_ns: Time of sending in nanoseconds.
+        source: Host that sent it.
+        destination: Host that it is for.
+        kind: Type of the packet.
+        packet_number: Number of the packet.
+        op: The op.
+        chunk: The chunk.
+        bytes: Size of the UDP payload in bytes.
+        fate: "delivered", "queue", "loss" or "unreachable".
+        dscp: The DSCP.
+        lane: The lane of the op.
+    """
 
     time_ns: int
     source: int
@@ -78,7 +102,7 @@ class Sent(NamedTuple):
     op: int
     chunk: int
     bytes: int
-    fate: str  # "delivered", "queue", "loss" or "unreachable"
+    fate: str
     dscp: int
     lane: int
 
@@ -90,11 +114,31 @@ def _ns(seconds: float) -> int:
 class Fabric:
     """Hosts on one switch; hosts 0 … workers - 1 are the workers (ranks), then the servers.
 
-    link: of every direction of every port (see `set_link` for one). overhead: bytes on the wire
-    beside each UDP payload. whole_trains: a train passes queues and losses as one, as under
-    segmentation offload (network A). host_delay, host_jitter: seconds from a datagram's arrival
-    until the process looks at it, and how much that varies. trace: how many datagrams `trace()`
-    keeps. The rest is the engine's configuration.
+    Args:
+        workers: Number of workers.
+        servers: Number of servers.
+        seed: Seed of all random events.
+        link: Every direction of every port (`set_link` changes one).
+        overhead: Bytes on the wire beside each UDP payload.
+        whole_trains: Whether queues and losses treat a train as one packet, as under segmentation
+            offload (network A).
+        host_delay: Seconds from a datagram's arrival until the process reads it.
+        host_jitter: Variation of that delay in seconds.
+        datagram_bytes: Size of datagrams in bytes.
+        peer_timeout: Seconds of silence after which a peer counts as dead.
+        ping_interval: Seconds between pings.
+        delay_target: Queueing delay in seconds at which congestion control aims.
+        receive_buffer: Size of a socket's receive buffer in bytes.
+        memory_limit: Bytes that an endpoint may hold for its peers.
+        pacing: Whether packets are paced.
+        ecn: Whether acknowledged packets are sent as ECT(0).
+        session: Session tag of the packets.
+        trace: Number of datagrams that `trace()` keeps.
+
+    Attributes:
+        workers: Number of workers.
+        servers: Number of servers.
+        datagram_bytes: Size of datagrams in bytes.
     """
 
     def __init__(
@@ -165,18 +209,26 @@ class Fabric:
 
     @property
     def events(self) -> int:
-        """Events of the simulation so far."""
+        """The number of simulated events so far."""
         return self._core.events
 
     @property
     def trace_hash(self) -> int:
-        """Of everything that was sent, when, and of all results: equal runs, equal hashes."""
+        """A hash of all that was sent, when, and of all results; equal runs have equal hashes."""
         return self._core.trace_hash
 
     def run(self, until: float = 120.0, *, until_done: bool = True) -> bool:
-        """Runs to `until` (seconds since the start), or until all ops of living workers are done.
+        """Runs until a time, or until all ops of living workers are done.
 
-        Returns whether they all are. Raises BrokenInvariantError at once when a check fails.
+        Args:
+            until: Seconds since the start.
+            until_done: Whether to stop when all ops are done.
+
+        Returns:
+            Whether all ops are done.
+
+        Raises:
+            BrokenInvariantError: A check failed.
         """
         done = self._core.run(_ns(until), until_done)
         broken = self._core.violations()
@@ -200,7 +252,7 @@ class Fabric:
         )
 
     def link_counters(self, host: int, direction: Direction) -> dict[str, int]:
-        """Packets, bytes, drops by queue and by loss, largest queue, cross traffic."""
+        """Returns packets, bytes, drops by queue and by loss, the longest queue, cross traffic."""
         return self._core.link(host, direction)
 
     def cross_traffic(
@@ -215,8 +267,18 @@ class Fabric:
         packet_bytes: int = 1514,
         train: int = 1,
     ) -> None:
-        """Foreign packets into a port: bursts of `length` seconds at `rate` bytes/s, every `period`
-        seconds (0: once). `train`: packets back to back."""
+        """Sends foreign packets into a port, in bursts.
+
+        Args:
+            host: The host of the port.
+            rate: Rate within a burst in bytes per second.
+            length: Duration of a burst in seconds.
+            start: Start of the first burst, in seconds since the start.
+            period: Seconds from one burst to the next; 0 for a single one.
+            direction: "up" or "down".
+            packet_bytes: Size of a packet in bytes.
+            train: Number of packets back to back.
+        """
         self._core.cross_traffic(
             host,
             direction,
@@ -229,27 +291,27 @@ class Fabric:
         )
 
     def pause(self, host: int) -> None:
-        """The process stands still; its socket buffer fills."""
+        """Stops the process of a host; its socket buffer fills."""
         self._core.pause(host)
 
     def resume(self, host: int) -> None:
-        """The process runs again."""
+        """Continues the process of a host."""
         self._core.resume(host)
 
     def kill(self, host: int) -> None:
-        """The host is gone without a word."""
+        """Ends a host without a message to its peers."""
         self._core.kill(host)
 
     def partition(self, a: int, b: int) -> None:
-        """Nothing passes between two hosts any more."""
+        """Drops all packets between two hosts from now on."""
         self._core.partition(a, b, True)
 
     def heal(self, a: int, b: int) -> None:
-        """Undoes `partition`."""
+        """Ends a `partition`."""
         self._core.partition(a, b, False)
 
     def inject(self, source: int, destination: int, data: bytes) -> None:
-        """Delivers a datagram that somebody sent in the name of `source`."""
+        """Delivers a datagram with a forged source."""
         self._core.inject(source, destination, data)
 
     # ------------------------------------------------------------------ ops
@@ -269,9 +331,21 @@ class Fabric:
         timeout: float = 1800.0,
         at: float = 0.0,
     ) -> None:
-        """One worker's part of one all-reduce, from `at` (seconds since the start) on.
+        """Starts one worker's part of an op.
 
-        lane: ops of a lane are numbered 0, 1, 2, … in the order they start, alike on all workers.
+        Args:
+            worker: The worker.
+            op: Number of the op. Ops of a lane are numbered 0, 1, 2, … in the order they start,
+                the same on all workers.
+            plan: The engine's plan.
+            data: float32, the worker's values.
+            lane: The lane.
+            step: The training step; None for the op's number.
+            critical: Ids of chunks that must count.
+            priorities: uint8, the class of each chunk.
+            stats: Up to eight statistics.
+            timeout: Longest duration in seconds.
+            at: Start in seconds since the fabric's start.
         """
         self._core.start(
             worker=worker,
@@ -301,7 +375,20 @@ class Fabric:
         timeout: float = 1800.0,
         at: float | Sequence[float] = 0.0,
     ) -> None:
-        """One all-reduce by all workers; `at` may differ between them (skew)."""
+        """Starts one op on all workers.
+
+        Args:
+            op: Number of the op in its lane.
+            plan: The engine's plan.
+            data: float32, the values of each worker.
+            lane: The lane.
+            step: The training step; None for the op's number.
+            critical: Ids of chunks that must count, for each worker.
+            priorities: uint8, the class of each chunk, for each worker.
+            stats: Up to eight statistics, for each worker.
+            timeout: Longest duration in seconds.
+            at: Start in seconds since the fabric's start, for all workers or for each.
+        """
         for worker, values in enumerate(data):
             self.start(
                 worker,
@@ -318,47 +405,46 @@ class Fabric:
             )
 
     def close(self, host: int, linger: float = 2.0) -> None:
-        """The endpoint says goodbye; `closed` tells when it has."""
+        """Makes an endpoint leave; `closed` tells when it has."""
         self._core.close(host, _ns(linger))
 
     def forget(self) -> None:
-        """Lets go of the ops that all workers have finished, so that a long run takes no more
-        memory than a short one; their completions and results are gone."""
+        """Frees the memory of ops that all workers have finished; their results are gone."""
         self._core.forget()
 
     # ------------------------------------------------------------------ what came of it
 
     def completion(self, worker: int, op: int, *, lane: int = 0) -> _engine.Completion | None:
-        """None while the op runs."""
+        """Returns the completion of a worker's op; None while it runs."""
         return self._core.completion(worker, op, lane)
 
     def result(self, worker: int, op: int, *, lane: int = 0) -> NDArray[np.float32]:
-        """The worker's buffer after the op; ValueError while it runs."""
+        """Returns a worker's buffer after an op; raises ValueError while it runs."""
         return self._core.result(worker, op, lane)
 
     def round_trip(self, plan: _engine.Plan, data: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the others get of a worker's values under the plan's encoding."""
+        """Returns what the others get of a worker's values under the plan's encoding."""
         values: NDArray[np.float32] = load_engine().round_trip(
             plan, np.ascontiguousarray(data), self.datagram_bytes, self.servers or self.workers
         )
         return values
 
     def finished_at(self, worker: int, op: int, *, lane: int = 0) -> float:
-        """When the worker's op was done, in seconds since the start."""
+        """Returns when a worker's op was done, in seconds since the start."""
         return self._core.finished_at_ns(worker, op, lane) * 1e-9
 
     def failure(self, host: int) -> str:
-        """ "" or why the endpoint can serve no more."""
+        """Returns why an endpoint can no longer serve; "" while it can."""
         return self._core.failure(host)
 
     def closed(self, host: int) -> bool:
-        """Whether the endpoint has said goodbye and been heard."""
+        """Returns whether an endpoint has left, and its peers know it."""
         return self._core.closed(host)
 
     def counters(self, host: int) -> dict[str, float]:
-        """The endpoint's counters, and what its socket buffer dropped."""
+        """Returns an endpoint's counters, and the drops of its socket buffer."""
         return self._core.counters(host)
 
     def trace(self) -> list[Sent]:
-        """The first datagrams that were sent, as many as asked for."""
+        """Returns the first datagrams that were sent, as many as the argument `trace` asked for."""
         return [Sent(*entry) for entry in self._core.trace()]

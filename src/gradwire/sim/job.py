@@ -1,8 +1,7 @@
-"""A job in virtual time: the real pipelines of all ranks in one process, over
-`gradwire.sim.fabric`.
+"""Job: a whole job in virtual time, the real pipelines of all ranks over `gradwire.sim.fabric`.
 
-What runs is what ships: policies, books, guard and phases in `GradientPipeline`, and the engine's
-own protocol. Only the process group, DDP and the network are replaced.
+Policies, books, guard and phases in `GradientPipeline` and the engine's protocol are the product's
+own code. Only the process group, DDP and the network are replaced.
 
     job = Job(4, {"layer.weight": 4096, "layer.bias": 64}, "dblp", p_low=0.1)
     applied = job.step([gradient of rank 0, …])[0]     # the same on every rank
@@ -37,7 +36,11 @@ PATIENCE_S = 3600.0
 
 
 def model_of(tensors: Mapping[str, int]) -> torch.nn.Module:
-    """A module with flat parameters of these names ("layer.weight") and sizes, in this order."""
+    """Makes a module with flat parameters of these names and sizes, in this order.
+
+    Args:
+        tensors: Number of elements by name, as in "layer.weight".
+    """
     root = torch.nn.Module()
     for name, elements in tensors.items():
         module, *path = root, *name.split(".")
@@ -50,14 +53,14 @@ def model_of(tensors: Mapping[str, int]) -> torch.nn.Module:
 
 
 class _Host:
-    """What a communicator needs of an engine, in virtual time."""
+    """The engine of a communicator, in virtual time."""
 
     def __init__(self, fabric: Fabric, rank: int) -> None:
         self.fabric = fabric
         self.rank = rank
         self.datagram = fabric.datagram_bytes
         self.pending: list[tuple[int, Handle, Flat, tuple[float, ...]]] = []
-        self._next = 0  # all that start are of one lane
+        self._next = 0  # all ops are in one lane
 
     def start(
         self,
@@ -89,13 +92,13 @@ class _Host:
         self._next += 1
 
     def collect(self) -> None:
-        """Finishes the handles of what is done; their callbacks may start more."""
+        """Ends the handles of ops that are done; their callbacks may start more."""
         pending, self.pending = self.pending, []
         for entry in pending:
             self.finish(*entry)
 
     def finish(self, op: int, handle: Handle, data: Flat, effective: tuple[float, ...]) -> None:
-        """Finishes one handle."""
+        """Ends one handle."""
         completion = self.fabric.completion(self.rank, op)
         assert completion is not None
         if not completion.ok:
@@ -111,7 +114,7 @@ class _Host:
 
 
 class FlatBucket:
-    """A GradBucket: the gradients of some parameters, one after another."""
+    """A stand-in for DDP's GradBucket: the gradients of some parameters, one after another."""
 
     def __init__(
         self, index: int, last: bool, parameters: list[torch.nn.Parameter], values: Flat
@@ -121,26 +124,47 @@ class FlatBucket:
         self._buffer = torch.from_numpy(values)
 
     def index(self) -> int:
+        """Returns the bucket's index in the step."""
         return self._index
 
     def is_last(self) -> bool:
+        """Returns whether it is the step's last bucket."""
         return self._last
 
     def parameters(self) -> list[torch.nn.Parameter]:
+        """Returns the parameters."""
         return self._parameters
 
     def buffer(self) -> torch.Tensor:
+        """Returns the gradients, flat."""
         return self._buffer
 
 
 class Job:
-    """`world` ranks that train `tensors` (elements by name, or a model) over one network.
+    """Ranks that train a model over one simulated network.
 
-    buckets: how many tensors each bucket holds, in order (None: all in one). backwards: the
-    buckets take the tensors from the last to the first, as DDP's do; gradients and results lie in
-    that order then. datagram: the largest UDP payload. seed: of the network's chances; shuffle:
-    the `seed` of gradwire's settings. optimizer,
-    and all other options: as for `gradwire.attach`.
+    Args:
+        world: Number of ranks.
+        tensors: Number of elements by name, or a model.
+        policy: Name of the policy, or a policy.
+        buckets: Number of tensors of each bucket, in order; None for all in one.
+        backwards: Whether buckets take the tensors from the last to the first, as DDP's do;
+            gradients and results are then in that order.
+        link: Every direction of every port.
+        datagram: Largest UDP payload in bytes.
+        servers: Number of servers.
+        seed: Seed of the network's random events.
+        shuffle: Setting `seed`.
+        optimizer: As for `gradwire.attach`.
+        options: As for `gradwire.attach`.
+
+    Attributes:
+        world: Number of ranks.
+        fabric: The network.
+        hosts: Each rank's engine.
+        groups: The parameters of each bucket.
+        elements: Number of elements of all tensors.
+        pipelines: Each rank's pipeline.
     """
 
     def __init__(
@@ -181,7 +205,7 @@ class Job:
             if isinstance(tensors, torch.nn.Module):
                 chosen.vectors = vectors(model)
             chosen.prepare(elements)
-            face = Communicator(cast(Any, None), 0, 1)  # meets nobody: its host is ours
+            face = Communicator(cast(Any, None), 0, 1)  # opens no engine; it gets the virtual one
             face.rank, face.world_size, face.settings = rank, world, settings
             face.ranks = tuple(range(world))
             face._host = cast(Any, self.hosts[rank])
@@ -216,14 +240,21 @@ class Job:
         return self.pipelines[0].report()
 
     def uplinks(self, link: Link) -> None:
-        """Gives every port's way to the switch these properties from now on."""
+        """Gives every port's direction to the switch these properties from now on."""
         for host in range(self.world + self.fabric.servers):
             self.fabric.set_link(host, "up", link)
 
     def step(self, gradients: Sequence[Flat]) -> list[Flat]:
-        """One step; gradients of each rank over all tensors. Returns what each rank applies.
+        """Runs one step.
 
-        Raises TransferError when it fails, or hangs.
+        Args:
+            gradients: Each rank's gradient over all tensors, float32.
+
+        Returns:
+            What each rank applies.
+
+        Raises:
+            TransferError: A transfer failed, or the step hangs.
         """
         results, futures = self.start(gradients)
         while any(host.pending for host in self.hosts):
@@ -239,7 +270,7 @@ class Job:
     def start(
         self, gradients: Sequence[Flat]
     ) -> tuple[list[Flat], list[torch.futures.Future[torch.Tensor]]]:
-        """Begins a step: where its results will be, and the futures by rank and bucket."""
+        """Begins a step; returns the arrays for its results, and futures by rank and bucket."""
         results = [np.array(gradient, np.float32) for gradient in gradients]
         futures = []
         for rank, pipeline in enumerate(self.pipelines):
@@ -254,11 +285,11 @@ class Job:
         return results, futures
 
     def residual(self, rank: int) -> Flat:
-        """The rank's residual over all tensors; zeros without error feedback."""
+        """Returns a rank's residual over all tensors; zeros without error feedback."""
         return self._kept(rank, "residuals")
 
     def velocity(self, rank: int) -> Flat:
-        """The rank's velocity over all tensors; zeros without a momentum memory."""
+        """Returns a rank's velocity over all tensors; zeros without a momentum memory."""
         return self._kept(rank, "velocities")
 
     def _kept(self, rank: int, what: str) -> Flat:

@@ -1,1 +1,1 @@
-"""The faces to torch: `attach`, the hook, and what a step does to its gradients."""
+"""Training with DDP: `attach`, the communication hook, and what a step does to its gradients."""

@@ -1,8 +1,8 @@
-"""BallotBox: what this worker tells the others with each step.
+"""BallotBox: the values of this worker for the agreement of each step.
 
-Users vote for a phase, begin epochs and give losses; the last step showed a norm, push times, what
-was lost and what the path is like. All of it travels in the ballots that go with the buckets
-(`gradwire.core.agreed.Ballot`).
+Users vote for a phase, begin epochs and give losses. The last step yielded a norm, push times, the
+share that was lost, and estimates of the path. The statistics of the buckets' transfers carry all
+of these to the other ranks, as ballots (`gradwire.core.agreed.Ballot`).
 """
 
 from __future__ import annotations
@@ -27,29 +27,39 @@ __all__ = ["BallotBox"]
 
 
 class BallotBox:
-    """Gathers what one worker has to say until it travels.
+    """Collects one worker's values until they are sent.
 
-    optimizer: the one whose learning rate is watched, None for none. watched: whether somebody
-    acts on the losses.
+    Args:
+        policy: The policy.
+        optimizer: The optimizer whose learning rate is watched, None for none.
+        watched: Whether the losses have an effect (setting `loss_rise`).
+
+    Attributes:
+        epoch: The newest epoch begun, -1 for none.
+        applied_square: Squared norm of the last step's applied gradient; None before there is one.
     """
 
     def __init__(
         self, policy: Policy, optimizer: torch.optim.Optimizer | None, *, watched: bool = False
     ) -> None:
         self.epoch = -1
-        self.applied_square: float | None = None  # of the last step's applied gradient
+        self.applied_square: float | None = None
         self._policy = policy
         self._optimizer = optimizer
         self._warns = not watched
         self._rates = RateWatch()
         self._vote: Phase | None = None
-        self._loss_sum = 0.0  # of the losses given since the last step began
+        self._loss_sum = 0.0  # of the losses since the last step began
         self._losses = 0  # their number
         self._push_s: dict[tuple[TensorSlot, ...], float] = {}
-        self._lost = 0.0  # largest share of a step lost since the ranks were told
+        self._lost = 0.0  # largest share of a step lost since this was last sent
 
     def set_phase(self, phase: Phase | None) -> None:
-        """Votes for a phase from now on; None leaves it to the detector again."""
+        """Votes for a phase from now on; None leaves it to the detector again.
+
+        Raises:
+            ConfigError: There is no such phase, or the policy has no phases.
+        """
         if phase is not None and phase not in PHASES:
             raise ConfigError.of("phase", phase, "allowed are 'critical', 'tolerant', None")
         if phase is not None and self._policy.phases is None:
@@ -61,15 +71,17 @@ class BallotBox:
         self._vote = phase
 
     def begin_epoch(self, epoch: object) -> None:
-        """Notes that an epoch begins."""
+        """Notes that an epoch begins; raises ConfigError for a number that is not possible."""
         epoch = plain(epoch)
         if not is_whole(epoch) or not 0 <= epoch <= LAST_EPOCH:
             raise ConfigError.of("epoch", epoch, f"a whole number from 0 to {LAST_EPOCH}")
         self.epoch = epoch
 
     def add_loss(self, loss: float) -> None:
-        """Adds a training loss to those whose mean travels with the next step; also one that is not
-        finite."""
+        """Adds a training loss to those whose mean is sent with the next step.
+
+        It may be NaN or infinite; the first such loss causes a warning unless losses are watched.
+        """
         self._loss_sum += loss
         self._losses += 1
         if self._warns and not math.isfinite(loss):
@@ -84,8 +96,14 @@ class BallotBox:
     def cast(
         self, step: int, last: StepReport | None, elapsed_s: float = 0.0, scale: float | None = 1.0
     ) -> Ballot:
-        """The ballot of a step that begins; last: the report of the step before it, which began
-        elapsed_s before this one. scale: of the gradients."""
+        """Makes the ballot of a step that begins.
+
+        Args:
+            step: The step.
+            last: The report of the step before it.
+            elapsed_s: Seconds since that step began.
+            scale: What the gradients are multiplied by; None for a worker that has joined.
+        """
         loss = self._loss_sum / self._losses if self._losses else None
         self._loss_sum, self._losses = 0.0, 0
         return Ballot(
@@ -109,8 +127,15 @@ class BallotBox:
         *,
         first: bool,
     ) -> Ballot:
-        """The step's ballot as one bucket carries it; fresh_square: None for a fresh gradient that
-        is not finite. The loss travels with the first bucket only."""
+        """Makes the step's ballot for one bucket.
+
+        Args:
+            ballot: The ballot of the step.
+            slots: The bucket's tensors.
+            fresh_square: Squared norm of the bucket of the fresh gradient; None if it is not
+                finite.
+            first: Whether it is the step's first bucket, the only one that carries the loss.
+        """
         return replace(
             ballot,
             fresh_square=fresh_square or 0.0,
@@ -120,7 +145,7 @@ class BallotBox:
         )
 
     def pushed(self, slots: tuple[TensorSlot, ...], report: TransferReport) -> None:
-        """Notes how long a bucket's push took; the others are told in the next step."""
+        """Notes how long a bucket's push took, which the next step sends."""
         whole = all(share >= 1.0 for share in report.delivered)
         self._push_s[slots] = report.push_s if whole else math.inf
 
@@ -129,7 +154,7 @@ class BallotBox:
         self._lost = max(self._lost, share)
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed run would tell."""
+        """Returns the values that a resumed run needs."""
         return {
             "epoch": self.epoch,
             "applied_square": self.applied_square,
@@ -138,11 +163,16 @@ class BallotBox:
         }
 
     def read(self, state: State) -> Callable[[], None]:
-        """Checks a state that holds what `state_dict` returned; what is returned takes it over. A
-        vote that stands stays where the state has none."""
+        """Checks a saved state, and returns a function that restores it.
+
+        A vote that stands remains where the state has none.
+
+        Raises:
+            ConfigError: The state is damaged.
+        """
         rates = state.numbers("rates", 0.0) if "rates" in state.values else []
         epoch = state.whole("epoch", -1, LAST_EPOCH)
-        square = state.optional("applied_square", state.magnitude)  # of one that may not be finite
+        square = state.optional("applied_square", state.magnitude)  # NaN and infinity are possible
         vote = self._read_vote(state)
 
         def take() -> None:
@@ -155,33 +185,35 @@ class BallotBox:
     def _read_vote(self, state: State) -> Phase | None:
         if state.values.get("vote") is None:
             return None
-        vote = state.word("vote", PHASES)
+        vote = state.choice("vote", PHASES)
         if self._policy.phases is None:
             raise state.wrong("vote", "None")
         return "critical" if vote == "critical" else "tolerant"
 
     def _gauge(self, step: int, last: StepReport | None, elapsed_s: float) -> float:
-        """This worker's value for the slot that step numbers take turns in."""
-        told = GAUGES[step % len(GAUGES)]
-        if told == "lost":
+        """Returns this worker's value of the gauge that this step sends."""
+        name = GAUGES[step % len(GAUGES)]
+        if name == "lost":
             lost, self._lost = self._lost, 0.0
             return lost
-        if told == "rest":
+        if name == "rest":
             return self._policy.rest(elapsed_s)
         if last is None:
             return 0.0
-        if told == "rtprop":
+        if name == "rtprop":
             return last.rtprop_s
         return 1.0 / last.btlbw if last.btlbw > 0 else 0.0
 
 
 def _learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
-    """The rates of its parameter groups; those that make their own (Adafactor's relative steps)
-    have none to be watched."""
+    """Returns the learning rates of the parameter groups.
+
+    Groups that compute their own (Adafactor's relative steps) have none to be watched.
+    """
     rates = (plain(_single(group.get("lr"))) for group in optimizer.param_groups)
     return [float(rate) for rate in rates if is_number(rate)]
 
 
 def _single(rate: object) -> object:
-    """The tensor without dimensions that a tensor of one element is."""
+    """Turns a tensor of one element into one without dimensions."""
     return rate.squeeze() if isinstance(rate, torch.Tensor) else rate

@@ -1,7 +1,7 @@
 """Bucket layouts: which parameters lie where in the bucket that DDP hands over.
 
-DDP rebuilds its buckets after the first iteration, so nothing may hang on a bucket's index; a
-parameter is known by identity and named as in the model.
+DDP rebuilds its buckets after the first iteration, so nothing may depend on a bucket's index. A
+parameter is identified by its object and named as in the model.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from gradwire.core.hashed import HashedTuple
 from gradwire.core.names import named_parameters
 from gradwire.core.plan import TensorSlot
 
-if TYPE_CHECKING:  # torch.distributed offers it without saying so to type checkers
+if TYPE_CHECKING:  # torch.distributed exports it, too, but type checkers do not see it there
     from torch._C._distributed_c10d import GradBucket
 else:
     from torch.distributed import GradBucket
@@ -22,13 +22,18 @@ __all__ = ["GradBucket", "Layouts", "ParameterNames", "in_bucket_order", "slots_
 
 
 class ParameterNames:
-    """Names parameters: as the model does (`gradwire.core.names`), or in the order they are
-    seen."""
+    """Names parameters as the model does (`gradwire.core.names`), or in the order they are seen.
+
+    Args:
+        model: The model; None where it is not known.
+
+    Attributes:
+        trained: Number of elements of each trained parameter by name; None without a model.
+    """
 
     def __init__(self, model: torch.nn.Module | None = None) -> None:
-        self._known: dict[int, tuple[torch.Tensor, str]] = {}  # keeps them: ids stay valid
+        self._known: dict[int, tuple[torch.Tensor, str]] = {}  # keeps tensors, so ids stay valid
         self.trained: dict[str, int] | None = None
-        """The elements of the model's trained parameters by name; None without a model."""
         if model is not None:
             named = named_parameters(model)
             self.trained = {n: p.numel() for n, p in named.items() if p.requires_grad}
@@ -36,11 +41,11 @@ class ParameterNames:
                 self._known[id(parameter)] = (parameter, name)
 
     def knows(self, parameter: torch.Tensor) -> bool:
-        """Whether it has a name already; all that belong to the model have."""
+        """Returns whether a parameter has a name already, as all parameters of the model have."""
         return id(parameter) in self._known
 
     def __call__(self, parameter: torch.Tensor) -> str:
-        """The parameter's name; "p0", "p1", … for those that no model named."""
+        """Returns the parameter's name: "p0", "p1", … for those that no model named."""
         known = self._known.get(id(parameter))
         if known is None:
             known = (parameter, f"p{len(self._known)}")
@@ -49,14 +54,18 @@ class ParameterNames:
 
 
 class Layouts:
-    """The slots of each bucket seen so far."""
+    """The layouts of the buckets seen so far.
+
+    Args:
+        names: The parameters' names.
+    """
 
     def __init__(self, names: ParameterNames) -> None:
         self._names = names
         self._known: dict[tuple[int, ...], HashedTuple[TensorSlot]] = {}
 
     def of(self, bucket: GradBucket) -> HashedTuple[TensorSlot]:
-        """The bucket's slots, in order; the same object for the same layout."""
+        """Returns the bucket's tensors in order; the same object for the same layout."""
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))
         known = self._known.get(key)
@@ -68,9 +77,17 @@ class Layouts:
 
 
 def in_bucket_order(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Values of a parameter's shape as DDP lays the parameter's gradient into a bucket, 1-D.
+    """Lays values of a parameter's shape out as DDP lays its gradient into a bucket.
 
-    That is the order of its memory where it is dense (channels_last too), else that of its indices.
+    That is the order of the parameter's memory where it is dense (channels_last included), else
+    that of its indices.
+
+    Args:
+        values: Values of the parameter's shape.
+        parameter: The parameter.
+
+    Returns:
+        The values, 1-D.
     """
     dims = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
     if parameter.permute(dims).is_contiguous():
@@ -79,7 +96,18 @@ def in_bucket_order(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tens
 
 
 def slots_of(tensors: list[tuple[str, int]], elements: int) -> HashedTuple[TensorSlot]:
-    """Lays (name, elements) pairs out one after another; they must fill `elements` exactly."""
+    """Lays tensors out one after another.
+
+    Args:
+        tensors: Name and number of elements of each.
+        elements: Number of elements of the bucket.
+
+    Returns:
+        The place of each tensor that has elements.
+
+    Raises:
+        ConfigError: The tensors do not fill the bucket exactly.
+    """
     slots: list[TensorSlot] = []
     at = 0
     for name, length in tensors:

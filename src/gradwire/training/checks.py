@@ -1,4 +1,4 @@
-"""Which DDP module `attach` is meant for, and whether DDP hands its gradients to a hook at all."""
+"""Checks that a model is a DDP module whose gradients DDP hands over to a communication hook."""
 
 from __future__ import annotations
 
@@ -36,13 +36,20 @@ _ADVICE = (
         "callback",
     ),
 )
-"""By package (a part of its name) and class: what to do instead. Subclasses come first."""
+"""Advice by package (a part of its name) and class; subclasses come first."""
 
 
 def ddp_of(model: object) -> DistributedDataParallel:
-    """The DDP module: `model`, or the one that `torch.compile` has wrapped.
+    """Returns the DDP module: the model, or the module that `torch.compile` has wrapped.
 
-    Raises ConfigError that says, for each kind of other object, what to give or use instead.
+    Args:
+        model: What the user gave.
+
+    Returns:
+        The DDP module.
+
+    Raises:
+        ConfigError: It is anything else; the error says what to give or use instead.
     """
     found = model
     while not isinstance(found, DistributedDataParallel) and isinstance(found, torch.nn.Module):
@@ -79,7 +86,7 @@ def check_hands_over(model: DistributedDataParallel) -> None:
 
 
 def python_reducer() -> ConfigError:
-    """What is raised where a DDP module was made under that setting of torch's."""
+    """Makes the error of a DDP module that was made under torch's setting "python_reducer"."""
     return ConfigError.of(
         "torch._dynamo.config.optimize_ddp",
         "python_reducer",
@@ -89,7 +96,7 @@ def python_reducer() -> ConfigError:
 
 
 def _advice(found: object) -> str:
-    """What to do with an object that is no DDP module."""
+    """Returns what to do with an object that is no DDP module."""
     if not isinstance(found, torch.nn.Module):
         return "give the module that DistributedDataParallel returned"
     for name, module in found.named_modules():

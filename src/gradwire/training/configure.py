@@ -1,4 +1,4 @@
-"""From what a user writes to a checked policy and checked settings."""
+"""Makes a checked policy and checked settings of what a user writes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,21 @@ def configure(
     environment: Mapping[str, str] | None = None,
     optimizer: object | None = None,
 ) -> tuple[Policy, Settings]:
-    """Splits `options` into the policy's and the common settings, fills in GRADWIRE_* variables.
+    """Splits options into the policy's and the common settings, and reads GRADWIRE_* variables.
 
-    policy: a name, a policy object (it is copied), or None for GRADWIRE_POLICY, else
-        "adaptive".
-    optimizer: decides error_feedback="auto", and a fill that is left to it; what is returned has
-        an answer to both.
-    Raises ConfigError naming the setting, the value and what is allowed.
+    Args:
+        policy: A name, a policy object, which is copied, or None for GRADWIRE_POLICY, else
+            "adaptive".
+        options: Options of the policy, and settings.
+        environment: Environment variables; None for os.environ.
+        optimizer: The optimizer, which decides error_feedback="auto" and a fill that is left to it.
+
+    Returns:
+        The policy and the settings, in which error feedback and fill are decided.
+
+    Raises:
+        ConfigError: A name is unknown or a value impossible; the error names the setting, the
+            value and what is allowed.
     """
     check_environment(all_names(), environment)
     common = {name: value for name, value in options.items() if name in setting_names()}
@@ -67,7 +75,7 @@ def configure(
     if others:
         _explain(chosen, others)
     own = () if isinstance(policy, Policy) else option_names(type(chosen))
-    _tell_unread(chosen, own, os.environ if environment is None else environment)
+    _warn_unread(chosen, own, os.environ if environment is None else environment)
     settings = Settings.build(
         common, environment=environment, also_known=option_names(type(chosen))
     )
@@ -77,15 +85,14 @@ def configure(
         if chosen.fill in _STANDS_IN:
             feedback = False
         settings = dataclasses.replace(settings, error_feedback=feedback)
-    _settle_fill(chosen, settings, optimizer)
+    _decide_fill(chosen, settings, optimizer)
     _check_feedback(chosen, settings, optimizer)
     if settings.guard == "skip" and (optimizer is None or not settings.feedback):
         raise ConfigError.of(
             "guard",
             "skip",
-            "needs attach(optimizer=…), which it keeps from stepping, and "
-            "error_feedback=True, which gives the skipped gradient back; or "
-            "guard='resend'",
+            "needs attach(optimizer=…), whose step it skips, and error_feedback=True, "
+            "which returns the skipped gradient; or use guard='resend'",
         )
     floor = chosen.floor if settings.floor is None else settings.floor
     if settings.guard == "skip" and floor == 0.0:
@@ -101,7 +108,7 @@ def configure(
 
 
 def agreed_configuration(policy: Policy, settings: Settings) -> dict[str, object]:
-    """What must be the same on all ranks, as plain values by name."""
+    """Returns what must be the same on all ranks, as plain values by name."""
     return {
         "policy": policy.name,
         **{f"{policy.name}.{name}": value for name, value in policy.options().items()},
@@ -110,11 +117,11 @@ def agreed_configuration(policy: Policy, settings: Settings) -> dict[str, object
 
 
 _STANDS_IN = {"mean": "the mean of the arrivals", "momentum": "the optimizer's momentum"}
-"""Fills that put something else in the place of what did not arrive, and what."""
+"""The fills that substitute what did not arrive, and what by."""
 
 
-def _settle_fill(policy: Policy, settings: Settings, optimizer: object | None) -> None:
-    """Decides a fill that is left to the optimizer; raises ConfigError for one that cannot be."""
+def _decide_fill(policy: Policy, settings: Settings, optimizer: object | None) -> None:
+    """Decides a fill that is left to the optimizer; raises ConfigError for an impossible one."""
     if policy.fill is None:
         suits = is_of_adams_family(optimizer) and not settings.feedback
         policy.fill = policy.fill_beside_adam if suits else "zero"
@@ -126,7 +133,7 @@ def _settle_fill(policy: Policy, settings: Settings, optimizer: object | None) -
             "momentum",
             "takes what is missing from the running mean of gradients that Adam, "
             "AdamW, NAdam, RAdam and Adamax keep on every rank (without "
-            "maximize=True); give such a one as attach(optimizer=…), or use "
+            "maximize=True); give such an optimizer as attach(optimizer=…), or use "
             "fill='zero' or 'mean'",
             beside=f"with optimizer={kind}",
         )
@@ -134,27 +141,28 @@ def _settle_fill(policy: Policy, settings: Settings, optimizer: object | None) -
         raise ConfigError.of(
             "fill",
             policy.fill,
-            f"{_STANDS_IN[policy.fill]} already stands in for what did not arrive, and "
-            "feedback would give it a second time; use fill='zero' or "
+            f"{_STANDS_IN[policy.fill]} already substitutes what did not arrive, and "
+            "feedback would add it a second time; use fill='zero' or "
             "error_feedback=False",
             beside="with error_feedback=True",
         )
 
 
 _ADAPTIVE = ("betas", "beta2_decay", "centered", "lr_decay", "rho", "etas")
-"""Settings of optimizers with a memory of their own: Adam's family, Adafactor, RMSprop, Adagrad,
-Adadelta, Rprop."""
+"""Settings of optimizers with a memory of their own.
+
+They are Adam's family, Adafactor, RMSprop, Adagrad, Adadelta and Rprop."""
 
 
 def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None) -> None:
-    """Raises ConfigError for what a policy cannot do without error feedback, or twice."""
+    """Raises ConfigError for what a policy cannot do without error feedback, or would do twice."""
     if getattr(policy, "compress", None) == "topk" and not settings.feedback:
         words: tuple[str, ...] = getattr(policy, "compressions", ())
         milder = " or ".join(repr(word) for word in words if word != "topk")
         raise ConfigError.of(
             "compress",
             "topk",
-            "top-k leaves most elements out and only feedback gives them back; set "
+            "top-k leaves most elements out and only feedback returns them; set "
             f"error_feedback=True, or compress={milder}",
             beside="with error_feedback off",
         )
@@ -164,7 +172,8 @@ def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None
         raise ConfigError.of(
             "momentum",
             policy.momentum,
-            "velocities wait in the residuals; set error_feedback=True, or momentum=0",
+            "velocities that are not sent stay in the residuals; set error_feedback=True, or "
+            "momentum=0",
             beside="with error_feedback off",
         )
     groups = getattr(optimizer, "param_groups", [])
@@ -193,7 +202,7 @@ def _create(
 
 
 def _explain(policy: Policy, unknown: Mapping[str, object]) -> None:
-    """Raises the ConfigError for options that belong to nobody, or to another policy."""
+    """Raises the ConfigError for options that are unknown, or belong to another policy."""
     for option, value in unknown.items():
         owners = [name for name in names() if option in option_names(policy_class(name))]
         if owners:
@@ -207,10 +216,10 @@ def _explain(policy: Policy, unknown: Mapping[str, object]) -> None:
     Settings.build(unknown, environment={}, also_known=all_names())
 
 
-def _tell_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, str]) -> None:
-    """Warns of variables that are options of other policies, or of a policy that came as an object.
+def _warn_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, str]) -> None:
+    """Warns of variables that are options of other policies, or of a policy given as an object.
 
-    No error: they may be meant for other jobs of the same environment.
+    It is no error, because they may be meant for other jobs of the same environment.
     """
     read = {"policy", *setting_names(), *own}
     unread = {PREFIX + name.upper() for name in all_names() if name not in read}
@@ -223,6 +232,6 @@ def _tell_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, s
 
 
 def all_names() -> list[str]:
-    """Of all settings and of all policies' options; no other variable may begin with GRADWIRE_."""
+    """Returns the names of all settings and of all policies' options, which variables may have."""
     policies = [option for name in names() for option in option_names(policy_class(name))]
     return ["policy", *setting_names(), *dict.fromkeys(policies)]

@@ -1,11 +1,11 @@
-"""The consultation: one small exact transfer at a step's end, where the ranks must agree on more
-than the buckets' ballots carry.
+"""Consultation: one small exact transfer at a step's end, for what the ballots do not carry.
 
-Three things ask for it: a phase per layer, in the steps that look; the guard, in every step that it
-may have to send again; and scales of gradients that differ, which end the job. It starts when the
-last bucket of its step is done, before DDP has that result, so it comes between the same two steps
-of its attachment on all ranks. Where other modules share the backward pass, their buckets may start
-before or after it: attachments have no common order (`Communicator.take_number`).
+Three things need it: a phase per layer, in the steps in which the detector decides; the guard, in
+every step that it may have to resend; and different scales of the gradients, which end the job.
+It starts when the last bucket of its step is done, before DDP has that result, so it comes between
+the same two steps of its attachment on all ranks. Buckets of other modules in the same backward
+pass may start before or after it, since attachments have no common order
+(`Communicator.take_number`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,20 @@ from gradwire.transport.communicator import Communicator, Handle
 __all__ = ["Consultation"]
 
 MOST_NAMED = 8
-"""Ranks that an error lists."""
+"""How many ranks an error lists at most."""
 
 BETWEEN = 1 << 32
-"""The place of what is added up between two steps: behind every bucket's."""
+"""The place, behind every bucket's, of a sum that is made between two steps."""
 
 
 class Consultation:
-    """Agrees on the layers' norms and on the share that the unluckiest worker lost.
+    """Agrees on the layers' norms and on the largest share that a worker lost.
 
-    number: the attachment's.
+    Args:
+        communicator: The communicator.
+        policy: The policy.
+        settings: The settings.
+        number: The attachment's number.
     """
 
     def __init__(
@@ -47,13 +51,13 @@ class Consultation:
         self._policy = policy
         self._settings = settings
         self._number = number
-        self._layer_squares: dict[str, float] = {}  # since the last look
+        self._layer_squares: dict[str, float] = {}  # since the detector last decided
         self._layer_steps = 0
-        self._names: list[str] = []  # of the layers asked for
+        self._names: list[str] = []  # the layers of the transfer that is running
         self._sums: NDArray[np.float32] = np.zeros(0, np.float32)
 
     def note(self, step: Step, grad_scale: float) -> None:
-        """Adds the norms of a step's layers, where it has any, to those since the last look."""
+        """Adds the norms of a step's layers, if it has any, to those since the last decision."""
         if not step.layer_squares:
             return
         for name, square in step.layer_squares.items():
@@ -62,12 +66,17 @@ class Consultation:
         self._layer_steps += 1
 
     def state_dict(self) -> dict[str, object]:
-        """The sums since the last look."""
+        """Returns the sums since the detector last decided."""
         return {"layer_steps": self._layer_steps, "layer_squares": dict(self._layer_squares)}
 
     def read(self, state: State) -> Callable[[], None]:
-        """Checks a state that holds what `state_dict` returned; what is returned takes it over.
-        One that has none, as of an earlier version, begins anew."""
+        """Checks a saved state, and returns a function that restores it.
+
+        A state of an earlier version may lack the sums, which then start anew.
+
+        Raises:
+            ConfigError: The state is damaged.
+        """
         steps = state.whole("layer_steps") if "layer_steps" in state.values else 0
         squares = {}
         if "layer_squares" in state.values:
@@ -79,20 +88,24 @@ class Consultation:
         return take
 
     def due(self, step: Step, summary: Summary) -> bool:
-        """Whether there is something to agree on at the end of this step."""
+        """Returns whether there is something to agree on at the end of this step."""
         return step.guarded or bool(self._layers_due(summary))
 
     def start(self, step: Step, summary: Summary) -> Handle:
-        """Starts the transfer; `agreed` reads what came of it."""
+        """Starts the transfer, whose outcome `agreed` reads."""
         self._names = self._layers_due(summary)
         self._sums = np.array([self._layer_squares[n] for n in self._names] or [0.0], np.float32)
         place = len(step.transfers)
         return self._exact(self._sums, step.number, place, (0.0, 0.0, 0.0, 0.0, step.lost))
 
     def compare_scales(self, step: int, scale: float | None) -> Handle:
-        """Starts the transfer of everybody's scale, where some have been seen to differ.
+        """Starts the transfer of all ranks' scales, which have been found to differ.
 
-        scale: None for a rank that has none. `refuse_scales` reads the transfer.
+        `refuse_scales` reads it.
+
+        Args:
+            step: The step.
+            scale: This rank's scale; None for a rank that has none.
         """
         self._sums = np.zeros(self._communicator.world_size, np.float32)
         self._sums[self._communicator.rank] = scale or 0.0
@@ -123,8 +136,18 @@ class Consultation:
         return self._exact(values, step, BETWEEN, ())
 
     def agreed(self, summary: Summary, consulted: Handle) -> tuple[Summary, float]:
-        """The completed summary, and the largest share that a worker lost; raises what went wrong
-        with the transfer."""
+        """Returns what the transfer agreed on.
+
+        Args:
+            summary: The summary of the step's ballots.
+            consulted: The transfer, which is done.
+
+        Returns:
+            The summary with the layers' norms, and the largest share that a worker lost.
+
+        Raises:
+            TransferError: The transfer failed.
+        """
         lost = consulted.report.stats_max[0]
         if not self._names:
             return summary, lost
@@ -140,15 +163,15 @@ class Consultation:
         return self._communicator.all_reduce(values, plan, step=step, stats=stats)
 
     def _layers_due(self, summary: Summary) -> list[str]:
-        """The layers whose norms the ranks agree on at the end of this step."""
+        """Returns the layers whose norms the ranks agree on at the end of this step."""
         phases = self._policy.phases
         if phases is None or phases.source != "layers" or not phases.due(summary):
             return []
-        return sorted(self._layer_squares)  # alike on all ranks
+        return sorted(self._layer_squares)  # in the same order on all ranks
 
 
 def _describe(ranks: list[int]) -> str:
-    """ "rank 1", "ranks 0, 2", "ranks 0, 1, … (60)"."""
+    """Names ranks as text: "rank 1", "ranks 0, 2", "ranks 0, 1, … (60)"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     more = f", … ({len(ranks)})" if len(ranks) > MOST_NAMED else ""

@@ -1,17 +1,16 @@
-"""The encodings f16, bf16 and int8 of a bucket on its device, so that half or a quarter of its
-bytes cross to the host instead of all.
+"""The encodings f16, bf16 and int8 on a bucket's device, so that fewer bytes cross to the host.
 
-The engine encodes what the host gets once more, chunk by chunk. Its codec (engine/codec/codec.h)
-returns the values that are decoded here to the bit, so nothing is taken twice: the payload on the
-wire is the one made here. For that the chunks are those of the plan's grid, and two corners of the
-engine's codec are met halfway, because it does not return its own values to the bit there:
+The engine encodes the host's values once more, chunk by chunk. Its codec (engine/codec/codec.h)
+maps the values that are decoded here to themselves, so the payload on the wire is the one made
+here, and nothing is lost twice. For this the chunks are those of the plan's grid. In two cases the
+engine's codec would not map its own values to themselves, so they are avoided here:
 
-int8  The scale is the largest magnitude / 126, rounded; 126 times it, divided again, may be the
-      neighbouring float (1.5 % of all scales). That neighbour is taken at once: it is its own.
-f16   A largest magnitude that rounds up to a power of two is shifted one less at once.
+int8  The scale is the largest magnitude / 126, rounded. 126 times the scale, divided by 126 again,
+      may be the neighbouring float, which maps to itself, so that one is used.
+f16   A largest magnitude that rounds up to a power of two gets a shift that is smaller by one.
 
-Only whole-tensor operations of torch, alike on every device; rounding is to nearest even. On the
-host the engine's own codec decodes, in one pass.
+The code uses only operations of torch on whole tensors, which are the same on every device, and
+rounds to nearest even. On the host the engine's own codec decodes, in one pass.
 """
 
 from __future__ import annotations
@@ -39,20 +38,33 @@ LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True)
 class Payload:
-    """codes: one per element, int16 or int8. heads: one per chunk, f16's shift (int32) or int8's
-    scale (float32); empty for bf16."""
+    """An encoded bucket.
+
+    Attributes:
+        codes: int16 (f16, bf16) or int8, one per element.
+        heads: One per chunk: the shift of f16 (int32) or the scale of int8 (float32); empty for
+            bf16.
+    """
 
     codes: torch.Tensor
     heads: torch.Tensor
 
     def to_host(self, *, pinned: bool) -> Payload:
-        """A copy in host memory; from pinned memory on it is made on the current stream."""
+        """Returns a copy in host memory; a copy to pinned memory is queued on the stream."""
         return Payload(_to_host(self.codes, pinned), _to_host(self.heads, pinned))
 
 
 def encode(values: torch.Tensor, lengths: torch.Tensor, encoding: str) -> Payload:
-    """Encodes float32 values, 1-D; lengths: int64, of the chunks in the order of the elements, on
-    the same device. encoding: one of ENCODABLE."""
+    """Encodes values on their device.
+
+    Args:
+        values: float32, 1-D.
+        lengths: int64, the chunks' lengths in the order of the elements, on the same device.
+        encoding: One of ENCODABLE.
+
+    Returns:
+        The payload, on the same device.
+    """
     if encoding == "bf16":
         return Payload(_bf16(values), lengths.new_zeros(0))
     magnitude = torch.where(torch.isfinite(values), values.abs(), 0.0)
@@ -63,7 +75,7 @@ def encode(values: torch.Tensor, lengths: torch.Tensor, encoding: str) -> Payloa
 
 
 def decode(payload: Payload, lengths: torch.Tensor, encoding: str) -> torch.Tensor:
-    """The float32 values of a payload, on its device."""
+    """Returns the float32 values of a payload, on its device."""
     codes = payload.codes
     if encoding == "bf16":
         return codes.view(torch.bfloat16).to(torch.float32)
@@ -79,8 +91,16 @@ def decode(payload: Payload, lengths: torch.Tensor, encoding: str) -> torch.Tens
 def decode_on_host(
     payload: Payload, lengths: torch.Tensor, encoding: str, out: torch.Tensor
 ) -> None:
-    """Writes the values of `decode` into `out` (float32, 1-D), all of them in host memory; without
-    its many tensors in between, and without the interpreter's lock."""
+    """Decodes a payload into `out`, all in host memory.
+
+    Unlike `decode` it makes no further tensors, and does not hold the interpreter's lock.
+
+    Args:
+        payload: The payload.
+        lengths: int64, the chunks' lengths in the order of the elements.
+        encoding: One of ENCODABLE.
+        out: float32, 1-D, for the values.
+    """
     heads = payload.heads.to(torch.int16) if encoding == "f16" else payload.heads
     load_engine().decode_chunks(
         out.numpy(), lengths.numpy(), _bytes(heads), _bytes(payload.codes), encoding
@@ -88,7 +108,7 @@ def decode_on_host(
 
 
 def finite_chunks(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Per element, whether all values of its chunk are finite."""
+    """Returns for each element whether all values of its chunk are finite."""
     each = torch.isfinite(values).to(torch.float32)
     whole = torch.segment_reduce(each, "min", lengths=lengths, unsafe=True) > 0.5
     return _spread(whole, lengths, values)
@@ -108,7 +128,7 @@ def _encode_f16(values: torch.Tensor, lengths: torch.Tensor, largest: torch.Tens
 def _encode_int8(values: torch.Tensor, lengths: torch.Tensor, largest: torch.Tensor) -> Payload:
     scale = largest / MOST_CODE
     none = scale < SMALLEST
-    # Beyond it 126 codes would read infinity.
+    # With a larger scale a code of 126 would be decoded to infinity.
     over = torch.nextafter(scale, torch.zeros_like(scale))
     scale = torch.where(scale * MOST_CODE > LARGEST, over, scale)
     scale = scale * MOST_CODE / MOST_CODE
@@ -133,7 +153,7 @@ def _bf16(values: torch.Tensor) -> torch.Tensor:
 def _with_specials(
     values: torch.Tensor, codes: torch.Tensor, infinity: int, nan: int
 ) -> torch.Tensor:
-    """The 16-bit codes with those of what is not finite in their places, sign kept."""
+    """Returns the 16-bit codes with those of infinities and NaN in place, signs kept."""
     magnitude = values.view(torch.int32) & MAGNITUDE
     special = torch.where(magnitude > INFINITY, nan, infinity).to(torch.int16)
     special = torch.where(torch.signbit(values), special | -0x8000, special)
@@ -141,12 +161,12 @@ def _with_specials(
 
 
 def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    """2^exponent as float32, for exponents of normal numbers (int32)."""
+    """Returns 2^exponent as float32, for exponents of normal numbers (int32)."""
     return ((exponent + 127) << 23).to(torch.int32).view(torch.float32)
 
 
 def _spread(each: torch.Tensor, lengths: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """One value per chunk, spread over the chunk's elements."""
+    """Spreads one value per chunk over the chunk's elements."""
     return torch.repeat_interleave(each, lengths, output_size=like.numel())
 
 

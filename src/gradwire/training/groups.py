@@ -1,4 +1,4 @@
-"""A torch process group as gradwire sees it: its store, its name there, and its members."""
+"""A torch process group as gradwire uses it: its store, its name there, and its members."""
 
 from __future__ import annotations
 
@@ -22,8 +22,15 @@ WHOLE = "world"
 
 @dataclass(frozen=True)
 class Group:
-    """The place of this process in a process group. rank: in the group. ranks: the members' in the
-    whole job. timeout_s: of one of its collectives."""
+    """The place of this process in a process group.
+
+    Attributes:
+        store: The group's store.
+        name: The group's name in the store.
+        rank: This process's rank in the group.
+        ranks: The members' ranks in the whole job.
+        timeout_s: Time-out of the group's collectives in seconds.
+    """
 
     store: rendezvous.Store
     name: str
@@ -33,7 +40,11 @@ class Group:
 
     @staticmethod
     def of(group: dist.ProcessGroup | None) -> Group:
-        """The place in `group`, None for the default one; raises ConfigError without any."""
+        """Returns this process's place in a group, None for the default one.
+
+        Raises:
+            ConfigError: There is no process group.
+        """
         if not dist.is_initialized():
             raise ConfigError.about(
                 "gradwire needs an initialised process group",
@@ -55,7 +66,7 @@ class Group:
 
     @property
     def world_size(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return len(self.ranks)
 
     @property
@@ -69,7 +80,7 @@ class Group:
         return self.name == WHOLE
 
     def meeting(self, topic: str, timeout_s: float) -> rendezvous.Meeting:
-        """A meeting of the members."""
+        """Makes a meeting of the members in the store, on a topic."""
         return rendezvous.Meeting(
             self.store,
             f"{self.name}/{topic}",
@@ -81,7 +92,7 @@ class Group:
         )
 
     def communicator(self, settings: Settings, meeting: rendezvous.Meeting) -> Communicator:
-        """A communicator of the members, who agree in the meeting on what they open; collective."""
+        """Opens a communicator of the members, who agree in the meeting; collective."""
         return Communicator(
             self.store,
             self.rank,
@@ -96,7 +107,7 @@ class Group:
 
 
 def _timeout(group: dist.ProcessGroup) -> float:
-    """The process group's time-out in seconds; torch's default where it does not tell."""
+    """Returns the group's time-out in seconds, or gradwire's default where none is known."""
     for device in ("cpu", "cuda"):
         try:
             timeout = group._get_backend(torch.device(device)).options._timeout

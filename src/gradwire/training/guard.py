@@ -1,9 +1,9 @@
-"""StepGuard: what becomes of a step that delivered too little; all ranks do the same.
+"""StepGuard: acts on a step that delivered too little, in the same way on all ranks.
 
-The results of a guarded step wait until the ranks have agreed on the share that the unluckiest
-worker lost (`gradwire.training.consultation`). Where the step delivered less than the floor it is
-sent again exactly, or skipped. What is not finite is never skipped: it reaches the optimizer, or
-the loss scaler that waits for it.
+The results of a guarded step wait until the ranks have agreed on the largest share that a worker
+lost (`gradwire.training.consultation`). A step that delivered less than the floor is sent again
+exactly, or skipped. A step with values that are not finite is never skipped; they reach the
+optimizer, or the loss scaler, which handles them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,18 @@ __all__ = ["StepGuard"]
 
 
 class StepGuard:
-    """Judges guarded steps.
+    """Decides about guarded steps.
 
-    settle: does a transfer's books, once it is decided what is applied. attempt: runs a part of a
-    step's end; a failure is the step's.
+    Args:
+        communicator: The communicator.
+        policy: The policy.
+        settings: The settings.
+        books: The books of the buckets.
+        settle: Updates a transfer's books by a report, once it is decided what is applied.
+        attempt: Runs a part of a step's end; an exception fails the step.
+
+    Attributes:
+        floor: The share of a step that every worker must deliver, 0 for none.
     """
 
     def __init__(
@@ -53,17 +61,20 @@ class StepGuard:
         self._books = books
         self._settle = settle
         self._attempt = attempt
-        self._acted = 0  # steps running
+        self._acted = 0  # guarded steps in a row
         self._skipped: list[torch.Tensor] = []
         self._mutex = threading.Lock()
 
     def state_dict(self) -> dict[str, object]:
-        """How many steps running the guard has acted."""
+        """Returns the number of guarded steps in a row."""
         return {"guarded": self._acted}
 
     def read(self, state: State) -> Callable[[], None]:
-        """Checks a state that holds what `state_dict` returned, or none; what is returned takes it
-        over."""
+        """Checks a saved state, which may lack the number, and returns a function that restores it.
+
+        Raises:
+            ConfigError: The state is damaged.
+        """
         acted = state.whole("guarded") if "guarded" in state.values else 0
 
         def take() -> None:
@@ -72,16 +83,21 @@ class StepGuard:
         return take
 
     def take_skipped(self) -> list[torch.Tensor]:
-        """The parameters that the optimizer must not step with, if the step just reduced is
-        skipped; asking resets it."""
+        """Returns, once, the parameters of a step just reduced that the optimizer must skip."""
         skipped, self._skipped = self._skipped, []
         return skipped
 
     def judge(self, step: Step, agreed: Summary, lost: float, conclude: Callable[[], None]) -> None:
-        """Goes by the share that the unluckiest worker lost, the same number on all ranks.
+        """Decides about a step by the largest share that a worker lost, the same on all ranks.
 
-        agreed: the step's summary. conclude: called once it is decided and settled what is applied.
-        Raises GradwireError when the policy halts.
+        Args:
+            step: The step.
+            agreed: The step's summary.
+            lost: The share.
+            conclude: Called once it is decided what is applied and the books are updated.
+
+        Raises:
+            GradwireError: The policy halts the training.
         """
         if 1.0 - lost >= step.floor - 1e-9:
             self._acted = 0
@@ -138,7 +154,7 @@ class StepGuard:
             handle.add_done_callback(callback(transfer))
 
     def _skip_step(self, step: Step) -> None:
-        """Applies nothing: everything sent returns to the residuals, the optimizer is told."""
+        """Applies nothing: all that was sent returns to the residuals, and the optimizer skips."""
         step.action = "skipped"
         for transfer in step.transfers:
             assert transfer.report is not None
@@ -158,7 +174,7 @@ class StepGuard:
 
 
 def _both(first: TransferReport, second: TransferReport) -> TransferReport:
-    """The report of a bucket that was sent twice: what came of it, and what it cost together."""
+    """Makes the report of a bucket that was sent twice: its outcome, and the cost of both."""
     return replace(
         second,
         stats_sum=first.stats_sum,

@@ -1,6 +1,6 @@
-"""The guard: what happens to a step that lost too much, and when a rising loss makes steps strict.
+"""LossWatch: makes steps exact after the training loss rose.
 
-Both decide by agreed values only, so all ranks do the same in the same step.
+It decides by agreed values only, so all ranks do the same in the same step.
 """
 
 from __future__ import annotations
@@ -16,20 +16,30 @@ from gradwire.core.saved_state import State
 __all__ = ["ACTIONS", "Action", "LossWatch"]
 
 PATIENCE = 1000
-"""Steps without any loss before a warning."""
+"""Steps without any loss after which it warns."""
 
 ACTIONS = ("resend", "skip", "off")
 Action = Literal["", "resent", "skipped", "strict"]
-"""What the guard did in a step."""
+"""What happened to a step that lost too much, or that a risen loss made exact."""
 
 
 class LossWatch:
-    """Asks for strict steps after the training loss rose.
+    """Asks for exact steps after the training loss rose.
 
-    rise: the share by which the agreed loss must exceed its running mean, > 0. strict_steps: how
-    many steps are then exact. The mean is exponential over about ten losses and is not judged
-    against before it has seen ten. A loss that is not finite counts as a rise from the first step
-    on, and never enters the mean. Warns, once, where losses are waited for and none comes.
+    The mean is exponential over about ten losses, and no loss is compared with it before it has
+    seen ten. A loss that is not finite counts as a rise from the first step on, and never enters
+    the mean. A warning appears once where losses are expected and none comes.
+
+    Args:
+        rise: Share by which the agreed loss must exceed its running mean, above 0.
+        strict_steps: Number of steps that are then exact.
+
+    Attributes:
+        rise: See above.
+        strict_steps: See above.
+        mean: The running mean.
+        losses: Number of losses in it.
+        left: Number of exact steps to come.
     """
 
     WEIGHT = 0.1
@@ -41,7 +51,7 @@ class LossWatch:
         self.mean = 0.0
         self.losses = 0
         self.left = 0
-        self._waited: int | None = 0  # steps without a loss; None once there was one
+        self._waited: int | None = 0  # steps without a loss; None after the first loss
 
     @property
     def strict(self) -> bool:
@@ -78,15 +88,15 @@ class LossWatch:
             )
 
     def state_dict(self) -> dict[str, float]:
-        """What the next decision depends on."""
+        """Returns everything that the next decision depends on."""
         return {"mean": self.mean, "losses": self.losses, "left": self.left}
 
     def load_state_dict(self, state: object) -> None:
-        """Restores what `state_dict` returned; raises ConfigError, and changes nothing then."""
+        """Restores what `state_dict` returned; raises ConfigError, and then changes nothing."""
         self.read(State(state, "state['losses']"))()
 
     def read(self, state: State) -> Callable[[], None]:
-        """Checks a state; what is returned takes it over."""
+        """Checks a saved state, and returns a function that restores it; raises ConfigError."""
         state.keys(("mean", "losses", "left"))
         read = state.number("mean"), state.whole("losses"), state.whole("left")
 

@@ -1,14 +1,15 @@
 """GradientPipeline: what one attachment does with each bucket, and how a step ends.
 
-Before the push: the bucket comes to host memory, the fresh gradient's norm is taken, the plan is
-written, residuals are added, due and non-finite chunks are marked critical. After the pull: the
-books are settled and the result goes back to the bucket. When the last bucket of a step is done,
-the agreed summary is folded, the policy reads the report and decides the next step's phase: all
-before DDP sees the last future, so every rank enters the next step with the same decision.
+Before the push the bucket comes to host memory, the fresh gradient's norm is computed, the plan is
+written, residuals are added, and chunks that are overdue or not finite are marked critical. After
+the pull the books are updated and the result goes back to the bucket. When the last bucket of a
+step is done, the agreed summary is folded, and the policy reads the report and decides the next
+step's phase. All of this comes before DDP sees the last future, so every rank enters the next step
+with the same decision.
 
-Its rooms: `gradwire.training.ballots` (what travels with the buckets),
-`gradwire.training.feedback.books` (residuals and ages), `gradwire.training.consultation` (what else
-is agreed on at a step's end), `gradwire.training.guard` (a step that delivered too little).
+The parts are in `gradwire.training.ballots` (values that the buckets carry),
+`gradwire.training.feedback.books` (residuals and ages), `gradwire.training.consultation` (further
+agreement at a step's end) and `gradwire.training.guard` (steps that delivered too little).
 """
 
 import copy
@@ -57,11 +58,11 @@ __all__ = ["GradientPipeline"]
 
 STATE_VERSION = 2
 PRIVATE_KEYS = 1
-"""The version whose keys of a detector begin with an underscore."""
+"""The version of states in which a detector's keys begin with an underscore."""
 LAST_STEP = 1 << 52
 SMALLEST_SCALE = float(np.finfo(np.float32).smallest_subnormal)
 LARGEST_SCALE = float(np.finfo(np.float32).max)
-"""That gradients may be multiplied by: their type takes no more, and the square is a float64."""
+"""Bounds of the scale of gradients, which are those of float32; its square is a float64."""
 
 _STATE_KEYS = (
     *("version", "policy", "step", "grad_scale"),
@@ -71,15 +72,32 @@ _LATER_KEYS = (
     *("losses", "rates", "velocities", "ages", "magnitudes", "vote"),
     *("flush", "layer_steps", "layer_squares", "guarded"),
 )
-"""That older states do not have."""
+"""Keys that states of older versions lack."""
 
 
 class GradientPipeline:
     """Carries the buckets of one DDP module; thread-safe against its own completions.
 
-    number: which of the communicator's numbers it has taken; `close` returns it. writer: of the
-    reports, open; `close` closes it. scaler: tells, at each step's start, what gradients are
-    multiplied by, and skips steps that are not finite; None where `set_grad_scale` tells.
+    Args:
+        communicator: The communicator.
+        policy: The policy.
+        settings: The settings.
+        names: Names of the parameters.
+        number: The number that it has taken of the communicator; `close` returns it.
+        optimizer: The optimizer; None where it is not known.
+        writer: The open file of reports, which `close` closes; None for none.
+        clock: Returns the time in seconds.
+        scaler: The loss scaler, which gives the scale of gradients at each step's start and skips
+            steps that are not finite; None where `set_grad_scale` gives the scale.
+
+    Raises:
+        ConfigError: The policy's fill needs the optimizer, which is not known.
+
+    Attributes:
+        communicator: See above.
+        policy: See above.
+        settings: See above.
+        number: See above.
     """
 
     def __init__(
@@ -110,7 +128,7 @@ class GradientPipeline:
         self._clock = clock
         self._scaler = scaler
         self._skips = SkipWatch(scaler, watched=optimizer is not None)
-        self._started: float | None = None  # the last step
+        self._started: float | None = None  # the start of the last step
         self._books = Books(communicator, policy, settings)
         self._consultation = Consultation(communicator, policy, settings, number)
         self._guard = StepGuard(
@@ -139,8 +157,8 @@ class GradientPipeline:
         self._flush = False
         self._grad_scale = 1.0
         self._failure: BaseException | None = None
-        self._awaited: list[threading.Event] = []  # that DDP has the results of the last step begun
-        self._datagram = 0  # that plans are cut for; 0: what the ranks agreed on when they met
+        self._awaited: list[threading.Event] = []  # results of the last step begun, for DDP
+        self._datagram = 0  # the size for which plans cut chunks; 0 for the agreed one
 
     # ------------------------------------------------------------------ what users set and read
 
@@ -163,22 +181,24 @@ class GradientPipeline:
         self._ballots.begin_epoch(epoch)
 
     def add_loss(self, loss: float) -> None:
-        """Stores a training loss, to travel with the next step."""
+        """Adds a training loss, which is sent with the next step."""
         self._ballots.add_loss(loss)
 
     def flush(self) -> None:
-        """Makes the next step exact, which also empties the residuals; the one after it, too, if a
-        scaler skips it."""
+        """Makes the next step exact, which also empties the residuals.
+
+        The step after it is exact, too, if a scaler skips it.
+        """
         self._flush = True
 
     @property
     def flush_pending(self) -> bool:
         """Whether a flush is still to come."""
-        self._skips.look()
+        self._skips.check()
         return self._flush
 
     def set_grad_scale(self, scale: object) -> None:
-        """Tells the scale that gradients are multiplied by from now on."""
+        """Sets the scale of gradients from now on; raises ConfigError for an impossible one."""
         scale = plain(scale)
         if not (is_number(scale) and SMALLEST_SCALE <= scale <= LARGEST_SCALE):
             raise ConfigError.of(
@@ -193,33 +213,38 @@ class GradientPipeline:
 
     @property
     def grad_scale(self) -> float:
-        """The scale that gradients are multiplied by."""
+        """The scale by which gradients are multiplied."""
         return self._grad_scale
 
     @property
     def _scaled(self) -> bool:
-        """Whether somebody skips steps that are not finite: a scaler does at a scale of 1, too."""
+        """Whether steps that are not finite are skipped, as a scaler does even at a scale of 1."""
         return self._grad_scale != 1.0 or (self._scaler is not None and self._scaler.is_enabled())
 
     def report(self) -> StepReport:
-        """The report of the last completed step; raises GradwireError before the first."""
+        """Returns the report of the last completed step; raises GradwireError before the first."""
         if self._last is None:
             raise GradwireError("no step has been completed yet: there is no report")
         return self._last
 
     def find_unused(self) -> None:
-        """Says that DDP looks for unused parameters, whose results it may ignore."""
+        """Notes that DDP looks for unused parameters, whose results it may ignore."""
         self._books.finds_unused = True
 
     def add_up(self, values: NDArray[np.float32]) -> Handle:
-        """Starts an exact sum of a few values over all workers, in place; between two steps, on all
-        ranks between the same ones."""
+        """Starts an exact sum of a few values over all workers, in place.
+
+        It has to come between the same two steps on all ranks.
+        """
         return self._consultation.add_up(values, self._step)
 
     def state_dict(self) -> dict[str, object]:
-        """What a resumed run needs: step, phase, votes, a flush that is to come, norms since the
-        last look; residuals, velocities, ages and magnitudes (this rank's own)."""
-        self._skips.look()
+        """Returns what a resumed run needs.
+
+        That is step, phase, votes, a flush to come, and norms since the detector last decided; and
+        residuals, velocities, ages and magnitudes, which are this rank's own.
+        """
+        self._skips.check()
         return {
             "version": STATE_VERSION,
             "policy": self.policy.name,
@@ -235,10 +260,19 @@ class GradientPipeline:
         }
 
     def load_state_dict(self, state: object, *, strict: bool = True) -> None:
-        """Restores what `state_dict` returned; raises ConfigError for anything else, and changes
-        nothing then. strict: whether values of parameters that the model lacks are an error. The
-        scale of gradients is not restored, for nobody may scale them any more: what is owed is
-        taken over at the present one."""
+        """Restores what `state_dict` returned.
+
+        The scale of gradients is not restored, since they may no longer be scaled; residuals are
+        converted to the present scale.
+
+        Args:
+            state: The state.
+            strict: Whether values of parameters that the model lacks are an error; else they are
+                dropped with a warning.
+
+        Raises:
+            ConfigError: The state is anything else; nothing is changed then.
+        """
         read = State(state)
         version = read.values.get("version")
         if not is_whole(version) or version not in (PRIVATE_KEYS, STATE_VERSION):
@@ -284,7 +318,7 @@ class GradientPipeline:
         self._step = step
 
     def _try_phases(self, phases: dict[str, Any]) -> None:
-        """Loads the policy's state into a copy: a policy may notice late what is wrong with it."""
+        """Loads the policy's state into a copy first, for a policy may find an error late."""
         try:
             copy.deepcopy(self.policy).load_state_dict(copy.deepcopy(phases))
         except ConfigError:
@@ -298,12 +332,11 @@ class GradientPipeline:
             ) from error
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hears that the optimizer steps."""
+        """Notes that the optimizer steps."""
         self._skips.stepped(optimizer)
 
     def take_skipped(self) -> list[torch.Tensor]:
-        """The parameters that the optimizer must not step with, because the step just reduced is
-        skipped; asking resets it."""
+        """Returns, once, the parameters of a step just reduced that the optimizer must skip."""
         return self._guard.take_skipped()
 
     def close(self) -> None:
@@ -321,13 +354,21 @@ class GradientPipeline:
     def reduce(
         self, bucket: GradBucket, *, joined: bool = False
     ) -> torch.futures.Future[torch.Tensor]:
-        """Averages one bucket over the workers; the future's value is the bucket's buffer. What
-        fails is the future."""
+        """Averages one bucket over the workers.
+
+        Args:
+            bucket: The bucket.
+            joined: Whether this worker has joined (`DistributedDataParallel.join`), so that its
+                gradient is none.
+
+        Returns:
+            A future of the bucket's buffer. Transfers that fail make the future fail.
+        """
         if self._failure is not None:
             self._awaited = []
-            told = str(self._failure) or repr(self._failure)
+            reason = str(self._failure) or repr(self._failure)
             return failed(
-                bucket.buffer(), GradwireError(f"gradwire stopped at an earlier failure: {told}")
+                bucket.buffer(), GradwireError(f"gradwire stopped at an earlier failure: {reason}")
             )
         if not bucket.buffer().numel():
             return self._answer_empty(bucket)
@@ -335,14 +376,14 @@ class GradientPipeline:
             transfer = self._begin(bucket, joined)
             result = transfer.stage.future()
             stager = self.communicator.stager
-            if transfer.stage.waits or stager.started:  # then nobody overtakes those that wait
+            if transfer.stage.waits or stager.started:  # no bucket may overtake those that wait
                 stager.submit(lambda: self._guarded_start(transfer, result))
             else:
                 self._start(transfer, result)
-        except GradwireError as error:  # this rank has fallen out of step with the others
+        except GradwireError as error:  # this rank is no longer in the same step as the others
             self._fail(self._running, error.with_traceback(None))
             return failed(bucket.buffer(), error)
-        except BaseException as error:  # Ctrl-C, too
+        except BaseException as error:  # KeyboardInterrupt, too
             self._fail(self._running, error)
             raise
         self._awaited.append(transfer.delivered)
@@ -351,8 +392,8 @@ class GradientPipeline:
     def wait(self) -> None:
         """Waits until DDP has all results of the step whose last bucket has begun.
 
-        On the main thread signals are heeded meanwhile: what their handlers raise is raised here,
-        and stops the pipeline, for this rank has left the step.
+        On the main thread signals are handled meanwhile. An exception of a handler is raised here
+        and stops the pipeline, because this rank has left the step.
         """
         try:
             for delivered in self._awaited:
@@ -362,13 +403,12 @@ class GradientPipeline:
             raise
 
     def _answer_empty(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Answers a bucket without elements, which does not travel; as the last one of a step it
-        may end that."""
+        """Answers a bucket without elements, which is not sent; it may be a step's last one."""
         stage = self._stages.stage(bucket.index(), bucket.buffer())
         result = stage.future()
         with self._mutex:
             if bucket.index() == 0:
-                self._running = None  # the first one with elements begins the step
+                self._running = None  # the first bucket with elements begins the step
             step = self._running
         if step is None or not bucket.is_last():
             stage.deliver(result)
@@ -383,8 +423,8 @@ class GradientPipeline:
         slots = self._layouts.of(bucket)
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
-                self._guard.take_skipped()  # a loss scaler may have kept the optimizer from asking
-                self._skips.look()
+                self._guard.take_skipped()  # a loss scaler may have kept the optimizer from it
+                self._skips.check()
                 self._skips.forget()
                 if self._scaler is not None and not joined:
                     self.set_grad_scale(self._scaler.get_scale())
@@ -407,7 +447,7 @@ class GradientPipeline:
                 self._flush = False
                 self._awaited = []
             step = self._running
-            index = len(step.transfers)  # the bucket's own counts those without elements
+            index = len(step.transfers)  # the bucket's own index counts those without elements
         buffer = bucket.buffer()
         plan = self._plan(step, self._context(step, index, slots, buffer.numel()))
         stage = self._stages.stage(index, buffer, self._books.encoder(step, slots, plan))
@@ -437,7 +477,7 @@ class GradientPipeline:
         plan = transfer.plan
         phases = self.policy.phases
         by_layer = phases is not None and phases.source == "layers"
-        squares = transfer.stage.squares  # of the fresh gradient's tensors
+        squares = transfer.stage.squares  # squared norms of the fresh gradient's tensors
         if squares is None and by_layer:
             squares = tensor_squares(transfer.slots, host)
         square, finite = 0.0, True
@@ -495,11 +535,12 @@ class GradientPipeline:
     def _plan(self, step: Step, context: PlanContext) -> TransferPlan:
         plan = self.policy.plan(context)
         if plan.encoding == "topk" and self.settings.server_count:
-            # A server keeps no residuals, so what top-k left out of its results would be gone.
+            # A server keeps no residuals, so what top-k leaves out of its results would be lost.
             plan = replace(plan, encoding="int8", kept=1.0, pruned=0.0)
         if plan.seed != context.seed:
-            # Also where the order needs none: ranks that number their ops differently then have
-            # different plans, which is an error, and not each other's gradients.
+            # The seed is set even where the order needs none. Ranks that number their ops
+            # differently then have different plans, which is an error, instead of exchanging the
+            # gradients of different buckets.
             plan = replace(plan, seed=context.seed)
         if self._datagram:
             plan = replace(plan, datagram=self._datagram)
@@ -531,7 +572,7 @@ class GradientPipeline:
             transfer.applied_square = square_norm(transfer.stage.host()) / self._grad_scale**2
 
     def _fill(self, transfer: Transfer, plan: TransferPlan, report: TransferReport) -> None:
-        """Takes what nobody's contribution reached from the optimizer."""
+        """Fills elements that no contribution reached from the optimizer."""
         missing = report.applied == 0
         if self._moments is None or not missing.any():
             return
@@ -547,8 +588,12 @@ class GradientPipeline:
     # ------------------------------------------------------------------ a step's end
 
     def _end(self, answer: Answer, *, last: bool = False) -> None:
-        """Notes that a bucket is done; the last one of a step waits for the step's end. last: no
-        other one begins after it."""
+        """Notes that a bucket is done; results of a guarded step, and the last one, are held back.
+
+        Args:
+            answer: The bucket's answer.
+            last: Whether no other bucket begins after it.
+        """
         step = answer.step
         over = hold = False
         with self._mutex:
@@ -575,7 +620,7 @@ class GradientPipeline:
             self._attempt(step, lambda: self._close(step))
 
     def _release(self, step: Step) -> None:
-        """Gives the results that were held back to DDP."""
+        """Hands the results that were held back to DDP."""
         with self._mutex:
             held, step.held = step.held, []
         for answer in held:
@@ -594,8 +639,7 @@ class GradientPipeline:
             answer.delivered.set()
 
     def _fail(self, step: Step | None, error: BaseException) -> None:
-        """Stops this pipeline: what a step holds back goes to DDP as failed, and nothing is held
-        back any more."""
+        """Stops this pipeline, and hands the results that a step holds back to DDP as failed."""
         with self._mutex:
             self._failure = self._failure or error
             held: list[Answer] = []
@@ -606,14 +650,14 @@ class GradientPipeline:
             self._deliver(answer)
 
     def _attempt(self, step: Step, work: Callable[[], None]) -> None:
-        """Does a part of a step's end; a failure is every waiting bucket's."""
+        """Runs a part of a step's end; an exception fails every bucket that waits."""
         try:
             work()
         except Exception as error:
             self._fail(step, error)
 
     def _close(self, step: Step) -> None:
-        """All buckets are done: consults the other ranks if there is something to agree on."""
+        """Ends a step whose buckets are done; consults the other ranks where it is necessary."""
         firsts = [each.first for each in step.transfers if each.first is not None]
         if scales_differ(first.stats_max for first in firsts):
             self._consultation.compare_scales(step.number, step.ballot.scale).add_done_callback(
@@ -634,7 +678,7 @@ class GradientPipeline:
         )
 
     def _judge(self, step: Step, summary: Summary, consulted: Handle) -> None:
-        """The ranks have agreed: a guarded step is judged before it is concluded."""
+        """Continues after the consultation: a guarded step is decided before it is concluded."""
         agreed, lost = self._consultation.agreed(summary, consulted)
         if step.guarded:
             self._guard.judge(step, agreed, lost, lambda: self._conclude(step, agreed))
@@ -644,7 +688,7 @@ class GradientPipeline:
     # ------------------------------------------------------------------ the report
 
     def _conclude(self, step: Step, agreed: Summary) -> None:
-        """The step is decided: the policy reads the report, and DDP gets its results."""
+        """Concludes a decided step: the policy reads the report, and DDP gets its results."""
         if step.scaled:
             kept = [(t.slots, t.before) for t in step.transfers]
             flushes = step.flushes
@@ -669,13 +713,13 @@ class GradientPipeline:
         self._step = step.number + 1
         if self._writer is not None:
             self._writer.write(report)
-        step.transfers.clear()  # they know the step: only a garbage collector would free them
+        step.transfers.clear()  # breaks the reference cycle with the step
         self._release(step)
 
     def _shorten(self, step: Step) -> None:
-        """Cuts later plans for datagrams that all paths still carry, if these became shorter.
+        """Cuts later plans for shorter datagrams, if paths no longer carry the present ones.
 
-        All ranks do so after the same step, because a transfer's report says the same on all.
+        All ranks do so after the same step, because a transfer's report has the same size on all.
         """
         carried = [t.first.datagram for t in step.transfers if t.first is not None]
         shortest = min((size for size in carried if size), default=0)
@@ -683,7 +727,7 @@ class GradientPipeline:
             self._datagram = shortest
 
     def _undo(self, kept: list[tuple[tuple[TensorSlot, ...], Before]], flushes: bool) -> None:
-        """A scaler skips the step: its gradient is void, and nobody got what was owed."""
+        """Reverts the books of a step that a scaler skips, whose gradient nobody applied."""
         for slots, before in kept:
             self._books.undo(slots, before)
         self._flush = self._flush or flushes

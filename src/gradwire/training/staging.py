@@ -1,12 +1,12 @@
-"""Stages: a bucket's gradients as flat float32 in host memory, whatever and wherever they are.
+"""Staging: a bucket's gradients as flat float32 in host memory, whatever their type and device.
 
-float32 on the CPU is used in place. float16 and bfloat16 pass through a float32 copy without
-loss on the way in; the average is rounded to their type once, on the way out. float64 is rounded
-to float32 on the way in (relative error 6e-8; magnitudes beyond 3.4e38 become infinite): the wire
-carries float32 and so do the sums.
+float32 on the CPU is used in place. float16 and bfloat16 pass through a float32 copy, without loss
+on the way in; the average is rounded to their type once, on the way out. float64 is rounded to
+float32 on the way in (relative error 6e-8; magnitudes beyond 3.4e38 become infinite), because the
+wire and the sums are float32.
 
-A bucket on a CUDA device is copied through pinned memory on a stream of its own: the autograd
-thread only queues the copy, and the engine's stager (`gradwire.transport.threads`) waits for it.
+A bucket on a CUDA device is copied through pinned memory on a stream of its own. The autograd
+thread only queues the copy, and the engine's Stager (`gradwire.transport.threads`) waits for it.
 Where the plan has an encoding, the bucket may be encoded on the device first
 (`gradwire.training.feedback.device`), so that half or a quarter of the bytes cross.
 """
@@ -35,49 +35,56 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def failed(buffer: torch.Tensor, error: GradwireError) -> torch.futures.Future[torch.Tensor]:
-    """A future of a bucket that fails with the error, as a transfer's would. A hook that raises
-    leaves a DDP module half way through its step: it is of no use any more then."""
+    """Makes a future of a bucket that fails with an error, as that of a failed transfer does.
+
+    A hook that raises instead leaves a DDP module in the middle of its step, where it cannot be
+    used any more.
+    """
     future = _future(buffer)
     future.set_result(buffer)
 
     def fail(_: object) -> torch.Tensor:
-        raise copy.copy(error)  # its traceback holds whoever runs the backward pass
+        raise copy.copy(error)  # a traceback may hold the frames of the backward pass
 
     return future.then(fail)
 
 
 def _future(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """A future for what lies where this buffer does."""
+    """Makes a future for values on the device of this buffer."""
     on_host = buffer.device.type == "cpu"
     return torch.futures.Future(devices=None if on_host else [buffer.device])
 
 
 class Stage(ABC):
-    """One bucket's way to host memory and back."""
+    """The way of one bucket to host memory and back.
+
+    Attributes:
+        buffer: The bucket's buffer.
+    """
 
     waits = False
-    """Whether `host` waits for a copy, so that the thread that stages is not the one to call it."""
+    """Whether `host` waits for a copy, so that another thread has to call it."""
 
     squares: NDArray[np.float64] | None = None
-    """The squared norm of each tensor's gradient, where `host` brings something else; after it."""
+    """Squared norms of the tensors' gradients, where `host` returns something else; set by it."""
 
     encoded = False
-    """Whether `host` brings what an encoding on the device left of the gradients."""
+    """Whether `host` returns gradients that were encoded and decoded."""
 
     def __init__(self, buffer: torch.Tensor) -> None:
         self.buffer = buffer
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """A new future for `deliver`."""
+        """Makes a new future for `deliver`."""
         return torch.futures.Future()
 
     @abstractmethod
     def host(self) -> NDArray[np.float32]:
-        """The gradients in host memory; waits until they are there."""
+        """Returns the gradients in host memory, float32, 1-D; waits until they are there."""
 
     @abstractmethod
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
-        """Brings the host values back into the bucket and completes the future with it."""
+        """Copies the host values back into the bucket and completes the future with it."""
 
 
 class StagePool:
@@ -92,10 +99,18 @@ class StagePool:
         self._warned = False
 
     def stage(self, index: int, buffer: torch.Tensor, encode: Encode | None = None) -> Stage:
-        """The stage of the bucket with this index; queues the copy of a CUDA bucket at once.
+        """Makes the stage of a bucket; queues the copy of a CUDA bucket at once.
 
-        encode: what may be done to float32 gradients on their device, None for nothing. Raises
-        ConfigError for an element type or device that cannot be carried.
+        Args:
+            index: Index of the bucket.
+            buffer: Its buffer.
+            encode: Encodes float32 gradients on their device; None for no encoding.
+
+        Returns:
+            The stage.
+
+        Raises:
+            ConfigError: The element type or the device is not supported.
         """
         if not buffer.numel():
             return _EmptyStage(buffer)
@@ -133,8 +148,11 @@ class StagePool:
         )
 
     def _copy(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
-        """The float32 host copy of a bucket. By device, because only one device's own stream keeps
-        the next copy into it behind the last copy out of it."""
+        """Returns the float32 host copy of a bucket.
+
+        Devices have separate copies, because only a device's own stream keeps the next copy into
+        it behind the last copy out of it.
+        """
         key = (index, buffer.device)
         copy = self._copies.get(key)
         if copy is None or copy.numel() != buffer.numel():
@@ -145,7 +163,7 @@ class StagePool:
 
 
 class _DirectStage(Stage):
-    """float32 on the CPU: the bucket itself."""
+    """A float32 bucket on the CPU, which is used in place."""
 
     def host(self) -> NDArray[np.float32]:
         memory: NDArray[np.float32] = self.buffer.detach().numpy()
@@ -156,14 +174,14 @@ class _DirectStage(Stage):
 
 
 class _EmptyStage(_DirectStage):
-    """Nothing, wherever it is."""
+    """A bucket without elements, on any device."""
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
         return _future(self.buffer)
 
 
 class _CopyStage(Stage):
-    """On the CPU: what travels is a float32 copy."""
+    """A bucket on the CPU of which a float32 copy is sent."""
 
     def __init__(self, buffer: torch.Tensor, copy: torch.Tensor) -> None:
         super().__init__(buffer)
@@ -179,7 +197,7 @@ class _CopyStage(Stage):
 
 
 class _CastStage(_CopyStage):
-    """Another floating type."""
+    """A bucket on the CPU of another floating-point type."""
 
     def __init__(self, buffer: torch.Tensor, copy: torch.Tensor) -> None:
         super().__init__(buffer, copy)
@@ -187,7 +205,7 @@ class _CastStage(_CopyStage):
 
 
 class _EncodedStage(_CopyStage):
-    """Encoded there as on a device."""
+    """A bucket on the CPU that is encoded as on a device."""
 
     encoded = True
 
@@ -199,7 +217,7 @@ class _EncodedStage(_CopyStage):
 
 
 class _CudaStage(Stage):
-    """On a CUDA device: a float32 copy in pinned memory, made on a side stream."""
+    """A bucket on a CUDA device, with a float32 copy in pinned memory made on a side stream."""
 
     waits = True
 

@@ -1,1 +1,1 @@
-"""How ranks meet, share an engine, and move one buffer: nothing here knows of training."""
+"""How ranks meet, share an engine, and move one buffer; this room knows nothing of training."""

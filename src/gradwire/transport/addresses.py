@@ -1,7 +1,7 @@
-"""Addresses: which of this host's gradwire's datagrams leave by, and how long they may be there.
+"""The local addresses by which gradwire's datagrams leave, and their longest datagrams.
 
-Addresses are texts, IPv4 or IPv6. A host is what shares a loopback: one network namespace of one
-running kernel.
+Addresses are IPv4 or IPv6, as text. A host is whatever shares one loopback: one network namespace
+of one running kernel.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 UDP_OVERHEAD = {4: 28, 6: 48}
-"""Bytes of the IP and UDP headers by IP version."""
+"""Bytes of the IP and UDP headers, by IP version (RFC 791, RFC 8200, RFC 768)."""
 ETHERNET_MTU = 1500
-"""Taken where no interface and no route knows better, and between ranks over loopback."""
+"""The MTU in bytes where no interface and no route names one, and between ranks over loopback."""
 ETHERNET_DATAGRAM = ETHERNET_MTU - UDP_OVERHEAD[4]
 
 NEITHER = "neither an interface nor an address of this host"
@@ -46,23 +46,25 @@ NEITHER = "neither an interface nor an address of this host"
 MOST_LISTED = 24
 """How many interfaces an error lists at most."""
 
-# Of <linux/in.h> and <linux/in6.h>; Python does not name them.
+# Constants of <linux/in.h> and <linux/in6.h> that Python does not name.
 IP_MTU = 14
 IPV6_MTU = 24
 IPV6_ADDR_PREFERENCES = 72
 IPV6_PREFER_SRC_PUBLIC = 2
 
 ANYWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses of nobody (RFC 5737, RFC 3849): the route towards them is the default one."""
+"""Documentation addresses (RFC 5737, RFC 3849), to which the default route leads."""
 
 
 @dataclass(frozen=True)
 class LocalAddress:
     """An address of this host that can be bound.
 
-    address: without the scope of a link-local one, which is `interface`. interface: the name of
-    the one that has it, "" where none lists it. mtu: that interface's, in bytes; 0 where it limits
-    nothing: on loopback, and without an interface.
+    Attributes:
+        address: The address, without the scope of a link-local one, which is `interface`.
+        interface: Name of the interface that has the address, "" where none lists it.
+        mtu: MTU of that interface in bytes; 0 where it limits nothing: on loopback, and without an
+            interface.
     """
 
     address: str
@@ -71,31 +73,40 @@ class LocalAddress:
 
     @property
     def version(self) -> int:
-        """The version of IP: 4 or 6."""
+        """The version of IP, 4 or 6."""
         return _parsed(self.address).version
 
     @property
     def bound(self) -> str:
-        """What a socket is bound to."""
+        """The address to which a socket is bound, with its scope."""
         return scoped(self.address, self.interface)
 
     def datagram(self, route_mtu: int = 0) -> int:
-        """The largest UDP payload in bytes that goes unfragmented by this interface.
+        """Returns the largest UDP payload in bytes that this interface sends unfragmented.
 
-        route_mtu: that of the routes to the peers, 0 where it is not known.
+        Args:
+            route_mtu: MTU of the routes to the peers in bytes, 0 where it is not known.
         """
         mtu = min((mtu for mtu in (self.mtu, route_mtu) if mtu), default=ETHERNET_MTU)
         return min(LARGEST_DATAGRAM, mtu - UDP_OVERHEAD[self.version])
 
 
 def local_addresses(interface: object, towards: str | None) -> tuple[LocalAddress, ...]:
-    """The addresses that this process can announce, at most one of each IP version.
+    """Returns the addresses that this process can announce, at most one of each IP version.
 
-    The preferred one is first: that from which the kernel would send to `towards`, the host of
-    the job's store, or without it to the world. The other version's is of the same interface.
+    The preferred one comes first: the address from which the kernel would send to the host of the
+    job's store, or by the default route without one. The other version's is on the same interface.
 
-    interface: the setting: an interface's name, or one of this host's addresses, which is then
-    the only one. Raises ConfigError, with the interfaces and their addresses, for anything else.
+    Args:
+        interface: The setting `interface`: the name of an interface, or an address of this host,
+            which is then the only one; None for the preferred ones.
+        towards: The host of the job's store, None where it has none.
+
+    Returns:
+        The addresses.
+
+    Raises:
+        ConfigError: The setting is anything else; the error lists the interfaces and addresses.
     """
     known = _interfaces()
     if interface is None:
@@ -111,9 +122,14 @@ def local_addresses(interface: object, towards: str | None) -> tuple[LocalAddres
 
 
 def route_mtu(source: str, destination: str) -> int:
-    """The MTU in bytes of the route from a local address to another; both with their scopes.
+    """Returns the MTU in bytes of the route from a local address to another one.
 
-    Raises OSError where there is no route.
+    Args:
+        source: The local address, with its scope.
+        destination: The other address, with its scope.
+
+    Raises:
+        OSError: There is no route.
     """
     with _probe(source) as probe:
         probe.bind(_place(source))
@@ -124,9 +140,9 @@ def route_mtu(source: str, destination: str) -> int:
 
 
 def host_identity() -> str:
-    """What tells this host from others: the same in all processes that share its loopback.
+    """Returns what identifies this host: the same in all processes that share its loopback.
 
-    It is the kernel's boot id with the number of the network namespace, for host names may be
+    It is the kernel's boot id with the number of the network namespace, because host names may be
     equal on several hosts and differ within one.
     """
     try:
@@ -134,7 +150,7 @@ def host_identity() -> str:
     except OSError:
         boot = socket.gethostname()
     try:
-        # The thread's own: that is where its sockets are.
+        # The thread's own namespace is the one that its sockets are in.
         namespace = os.stat("/proc/thread-self/ns/net").st_ino
     except OSError:
         namespace = 0
@@ -142,7 +158,7 @@ def host_identity() -> str:
 
 
 def reachable_interfaces() -> dict[str, list[str]]:
-    """The interfaces that are up, by name, with those addresses that other hosts may reach."""
+    """Returns the interfaces that are up, with those addresses that other hosts may reach."""
     listed = {
         each.name: [
             address
@@ -157,23 +173,23 @@ def reachable_interfaces() -> dict[str, list[str]]:
 
 
 def describe_interfaces(interfaces: Mapping[str, Sequence[str]]) -> str:
-    """Lists interfaces: "eth0 (10.0.0.1, fd00::1), eth1 (10.1.0.1)"."""
+    """Lists interfaces as text: "eth0 (10.0.0.1, fd00::1), eth1 (10.1.0.1)"."""
     return _listing(f"{name} ({', '.join(each)})" for name, each in interfaces.items()) or "none"
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only processes of one host reach each other by this address."""
+    """Returns whether only processes of one host reach each other by this address."""
     return _parsed(address).is_loopback
 
 
 def is_link_local(address: str) -> bool:
-    """Whether the address is one of IPv6 that needs an interface with it."""
+    """Returns whether the address is a link-local one of IPv6, which needs an interface with it."""
     parsed = _parsed(address)
     return parsed.version == 6 and parsed.is_link_local
 
 
 def scoped(address: str, interface: str) -> str:
-    """The address with the scope that a link-local one needs: the interface it is reached by."""
+    """Returns the address with the scope that a link-local one needs (RFC 4007)."""
     return f"{address}%{interface}" if is_link_local(address) else address
 
 
@@ -181,10 +197,10 @@ def scoped(address: str, interface: str) -> str:
 
 
 def _preferred(towards: str | None) -> str:
-    """The address from which the kernel would send to a host.
+    """Returns the address from which the kernel would send to a host.
 
-    Without one, or where no route leads there: the address that this host's name has, unless it
-    is of loopback, else that of the default route, else loopback's.
+    Without a host, or without a route to it, it is the address that this host's name has, unless
+    that is of loopback; else that of the default route; else that of loopback.
     """
     sources = _sources(towards) if towards else []
     if not sources:
@@ -197,11 +213,13 @@ def _preferred(towards: str | None) -> str:
 
 
 def _sources(host: str) -> list[str]:
-    """The addresses from which the kernel would send to a host's addresses, preferred ones first:
-    those that reach furthest, and of these IPv4, so that all ranks choose alike."""
+    """Returns the addresses from which the kernel would send to a host's addresses.
+
+    Those that reach furthest come first, and of these IPv4, so that all ranks choose alike.
+    """
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):  # UnicodeError: a name that cannot be one
+    except (OSError, UnicodeError):  # UnicodeError: the text cannot be a host's name
         return []
     sources = []
     for family, _, _, _, place in found:
@@ -209,11 +227,11 @@ def _sources(host: str) -> list[str]:
             continue
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             if family == socket.AF_INET6:
-                with contextlib.suppress(OSError):  # an address that does not change every day
+                with contextlib.suppress(OSError):  # prefers an address that stays (RFC 5014)
                     probe.setsockopt(
                         socket.IPPROTO_IPV6, IPV6_ADDR_PREFERENCES, IPV6_PREFER_SRC_PUBLIC
                     )
-            probe.connect(place)  # sends nothing: only asks for the route
+            probe.connect(place)  # sends nothing, and only asks for the route
             sources.append(_text(probe.getsockname()))
     return sorted(dict.fromkeys(sources), key=_reach)
 
@@ -222,7 +240,7 @@ def _sources(host: str) -> list[str]:
 
 
 def _named(known: Sequence[_engine.Interface], name: str) -> _engine.Interface | None:
-    """The interface of this name, or alternative name; None if there is none."""
+    """Returns the interface of this name or alternative name; None if there is none."""
     with contextlib.suppress(OSError, ValueError):
         name = socket.if_indextoname(socket.if_nametoindex(name))
     return next((each for each in known if each.name == name), None)
@@ -267,9 +285,9 @@ def _of_address(known: Sequence[_engine.Interface], interface: str) -> LocalAddr
 
 
 def _no_interface(interface: object, known: Sequence[_engine.Interface], why: str) -> ConfigError:
-    """The error of a setting `interface` that cannot be, with what it could be."""
+    """Makes the error of an impossible setting `interface`, with the possible values."""
     listed = []
-    # Those with an address to choose first.
+    # Interfaces with an address to choose come first.
     for each in sorted(known, key=lambda each: not (each.up and any(each.addresses))):
         wide = [address for address in each.addresses if not is_link_local(address)]
         words = wide or list(each.addresses) or ["no address"]
@@ -288,7 +306,7 @@ def _no_interface(interface: object, known: Sequence[_engine.Interface], why: st
 
 
 def _interfaces() -> list[_engine.Interface]:
-    """This host's interfaces; none where the kernel does not list them."""
+    """Returns this host's interfaces; none where the kernel does not list them."""
     found: list[_engine.Interface] = []
     with contextlib.suppress(OSError):
         found = load_engine().interfaces()
@@ -298,10 +316,10 @@ def _interfaces() -> list[_engine.Interface]:
 def _one_of_each(
     known: Sequence[_engine.Interface], addresses: Iterable[str]
 ) -> list[LocalAddress]:
-    """The first address of each IP version that can be bound.
+    """Returns the first address of each IP version that can be bound.
 
-    Link-local ones of IPv6 count only where they are asked for or there is nothing else: every
-    interface has one, and it leads no further than the next router.
+    Link-local addresses of IPv6 count only where one is asked for or there is nothing else, because
+    every interface has one, and it reaches no further than the next router.
     """
     addresses = [each for each in addresses if _can_be_bound(each)]
     wide = [each for each in addresses if not is_link_local(each)]
@@ -322,11 +340,11 @@ def _local(known: Sequence[_engine.Interface], address: str) -> LocalAddress:
 
 
 def _owner(known: Sequence[_engine.Interface], address: str) -> _engine.Interface | None:
-    """The interface that has an address; None where none lists it."""
+    """Returns the interface that has an address; None where none lists it."""
     for each in known:
         if address in each.addresses:
             return each
-    if is_loopback(address):  # all of 127.0.0.0/8 is of that interface, which lists one
+    if is_loopback(address):  # the loopback interface lists one address of 127.0.0.0/8
         return next((each for each in known if each.loopback), None)
     return None
 
@@ -339,8 +357,10 @@ def _can_be_bound(address: str) -> bool:
 
 
 def _reaches_itself(address: str) -> bool:
-    """Whether a datagram to this address comes to this host: the kernel may let others be bound
-    as well, those of a broadcast for instance."""
+    """Returns whether a datagram to this address comes to this host.
+
+    The kernel may let other addresses be bound as well, such as those of a broadcast.
+    """
     with contextlib.suppress(OSError), _probe(address) as probe:
         probe.bind(_place(address))
         probe.settimeout(1.0)
@@ -356,13 +376,13 @@ def _probe(address: str) -> socket.socket:
 
 
 def _place(address: str) -> Any:
-    """The address as a socket takes it, with its scope."""
+    """Returns the address as a socket takes it, with its scope."""
     found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
     return found[0][4]
 
 
 def _text(place: tuple[Any, ...]) -> str:
-    """The address of what getsockname returns."""
+    """Returns the address in what getsockname returns."""
     address = str(place[0]).partition("%")[0]
     if len(place) == 4 and place[3] and is_link_local(address):
         address += "%" + socket.if_indextoname(place[3])
@@ -374,7 +394,10 @@ def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def _unmapped(address: str) -> str:
-    """In its usual form: IPv4 without IPv6 around it, a scope by name and only where it counts."""
+    """Returns an address in its usual form.
+
+    IPv4 is not mapped into IPv6, and a scope is a name and stands only where it counts.
+    """
     parsed = _parsed(address)
     if parsed.version == 4:
         return str(parsed)
@@ -391,11 +414,11 @@ def _unmapped(address: str) -> str:
 
 
 def _reach(address: str) -> tuple[bool, bool, int]:
-    """A key that sorts addresses: first those that reach further, then by the version of IP."""
+    """Returns a sort key: addresses that reach further come first, then IPv4 before IPv6."""
     return is_loopback(address), is_link_local(address), _parsed(address).version
 
 
-def _listing(words: Iterable[str]) -> str:
-    words = list(words)
-    more = len(words) - MOST_LISTED
-    return ", ".join(words[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+def _listing(items: Iterable[str]) -> str:
+    items = list(items)
+    more = len(items) - MOST_LISTED
+    return ", ".join(items[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""The memory that an all-reduce works on in place."""
+"""The memory on which a transfer works in place."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ __all__ = ["as_float32"]
 
 
 def as_float32(array: NDArray[np.float32] | torch.Tensor) -> NDArray[np.float32]:
-    """A flat (1-D) view of the array's memory, without a copy.
+    """Returns a flat (1-D) view of the array's memory, without a copy.
 
-    Raises TypeError for another dtype, device or kind of object, ValueError for memory that is
-    not contiguous or not writable.
+    Args:
+        array: float32, contiguous; a writable numpy array or a torch tensor on the CPU.
+
+    Returns:
+        The view.
+
+    Raises:
+        TypeError: The dtype, the device or the kind of object is another one.
+        ValueError: The memory is not contiguous or not writable.
     """
     if not isinstance(array, np.ndarray):
         array = _tensor_memory(array)

@@ -1,9 +1,9 @@
-"""Communicator: buckets in, handles out; owns this process's engine.
+"""Communicator: starts transfers of float32 arrays over this process's engine.
 
 One engine (one UDP socket, one engine thread) serves all communicators of the same group of
-processes: it is opened by the first and closed with the last. A group with other members gets an
-engine of its own. Completions run on a pool of threads distinct from the engine's, see
-`gradwire.transport.threads`.
+processes. It is opened by the first of them and closed with the last. A group with other members
+gets an engine of its own. Completions run on a pool of threads apart from the engine's
+(`gradwire.transport.threads`).
 """
 
 from __future__ import annotations
@@ -41,30 +41,45 @@ if TYPE_CHECKING:
 __all__ = ["ChunkGrid", "Communicator", "Handle"]
 
 DEFAULT_TIMEOUT_S = 1800.0
-"""How long one all-reduce may take where neither a setting nor a process group says."""
+"""Longest duration of one transfer where neither a setting nor a process group names one."""
 
 
 NUMBERS = 4095
-"""How many numbers there are: an engine has 4,096 lanes, the first one for those without."""
+"""How many numbers there are: an engine has 4,096 lanes, the first one for users without one."""
 
 
 class Communicator(Connected):
     """All-reduces float32 arrays among `world_size` processes over UDP.
 
-    store: a torch.distributed Store that all processes share. config: Settings, or a mapping of
-    them. group: which group of processes this is; communicators of one process that share store
-    and group share an engine. timeout_s: of one transfer where the settings name none;
-    timeout_from: whose that is, for errors. meeting: of the workers, in which they met already;
-    None for one of their own. ranks: the workers' ranks in the job, which errors name, where these
-    are some of them; None for 0, 1, 2, ….
+    Every rank calls `all_reduce` in the same order with the same plans. This order is one for all
+    communicators of an engine that have taken no number. Each communicator that has
+    (`take_number`) has an order of its own, and its calls may come before or after the others' on
+    any rank. One worker without a server needs no sockets.
 
-    Every rank calls `all_reduce` in the same order with the same plans. That order is one for all
-    communicators of an engine that have taken no number; each that has (`take_number`) has an
-    order of its own, so that its calls may come before or after the others', on each rank
-    otherwise. Needs no sockets when there is one worker and no server.
+    Args:
+        store: A torch.distributed Store that all processes share.
+        rank: This worker's rank, from 0 to world_size - 1.
+        world_size: Number of workers.
+        config: Settings, or a mapping of them.
+        group: Name of this group of processes; communicators of one process with the same store
+            and group share an engine.
+        timeout_s: Longest duration of one transfer in seconds, where the settings name none.
+        timeout_from: Origin of that time-out, for errors.
+        meeting: A meeting of the workers that has begun; None for one of its own.
+        ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
 
-    Raises ConfigError for impossible settings (a port in use among them) and RendezvousError
-    naming the ranks that are absent, of another version or configured otherwise.
+    Raises:
+        ConfigError: A setting is impossible, or its port is in use.
+        RendezvousError: Ranks are absent, of another version or of another configuration; the error
+            names them.
+
+    Attributes:
+        rank: This worker's rank in the group.
+        world_size: Number of workers.
+        ranks: The workers' ranks in the job.
+        settings: The settings.
+        timeout_s: Longest duration of one transfer in seconds.
+        store: The store.
     """
 
     def __init__(
@@ -103,52 +118,62 @@ class Communicator(Connected):
         self.store = store
         self._group = group
         self._plans: dict[object, tuple[ChunkGrid, tuple[float, ...]]] = {}
-        self._grids: dict[object, ChunkGrid] = {}  # of whatever bounds
-        self._lane = 0  # of all who have no number
+        self._grids: dict[object, ChunkGrid] = {}  # for any bounds
+        self._lane = 0  # the lane of all that have no number
         self._closed = False
         self._host: EngineHost | None = None
         if world_size > 1 or settings.server_count > 0:
             with contextlib.closing(self.meeting("open")) as own:
                 self._host = join_host(meeting or own, store, group, settings)
         elif settings.interface is not None:
-            addresses.local_addresses(settings.interface, None)  # wrong with one worker, too
+            addresses.local_addresses(settings.interface, None)  # checks it for one worker, too
         self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
         self._forget = weakref.finalize(self, forget_host, self._host, self._stager)
-        self._forget.atexit = False  # the engines are closed by this module's own atexit
+        self._forget.atexit = False  # `gradwire.transport.engines` closes the engines at exit
 
     @property
     def job_rank(self) -> int:
-        """This worker's rank in the job, which reports and errors name."""
+        """The rank of this worker in the job, which reports and errors name."""
         return self.ranks[self.rank]
 
     @property
     def aggregators(self) -> int:
-        """How many aggregators share a bucket: the ranks, or the servers."""
+        """The number of aggregators that share a bucket: the ranks, or the servers."""
         return self.settings.server_count or self.world_size
 
     @property
     def stager(self) -> Stager:
-        """The queue of the all-reduces that start later than they are asked for; one for all
-        communicators of the engine. Whoever uses the engine starts through it once it is started.
+        """The queue of the transfers that start later than they are asked for.
+
+        All communicators of the engine share it. Once it is started, every transfer of the engine
+        has to start through it.
         """
         return self._stager
 
     @property
     def datagram(self) -> int:
-        """The agreed datagram size in bytes."""
+        """The agreed size of datagrams in bytes."""
         return addresses.ETHERNET_DATAGRAM if self._host is None else self._host.datagram
 
     @property
     def chunk_elements(self) -> int:
-        """How many float32 elements one datagram of the agreed size carries."""
+        """The number of float32 elements in one datagram of the agreed size."""
         return self.elements_per_chunk("f32")
 
     def take_number(self, meeting: rendezvous.Meeting) -> int:
-        """The smallest number from 0 on that no user of this engine has taken on any rank.
+        """Takes the smallest number from 0 on that no user of this engine has taken on any rank.
 
-        From now on the all-reduces of this communicator are in order among themselves alone.
-        Collective, in a meeting of the workers. Raises GradwireError, on all ranks alike, when
-        there is none left.
+        From then on the transfers of this communicator are in order among themselves alone. The
+        call is collective.
+
+        Args:
+            meeting: A meeting of the workers.
+
+        Returns:
+            The number, the same on all ranks.
+
+        Raises:
+            GradwireError: No number is left; on all ranks alike.
         """
         if self._host is None:
             return 0
@@ -165,12 +190,12 @@ class Communicator(Connected):
         return number
 
     def return_number(self, number: int) -> None:
-        """Gives back what `take_number` returned; once."""
+        """Gives back the number that `take_number` returned; to be called once."""
         if self._host is not None:
             self._host.return_number(number)
 
     def meeting(self, topic: str) -> rendezvous.Meeting:
-        """A meeting of the workers in the store."""
+        """Makes a meeting of the workers in the store, on a topic."""
         return rendezvous.Meeting(
             self.store,
             f"{self._group}/{topic}",
@@ -191,16 +216,28 @@ class Communicator(Connected):
         priorities: NDArray[np.uint8] | None = None,
         stats: Sequence[float] = (),
     ) -> Handle:
-        """Starts the all-reduce of a float32 array (numpy, or a torch CPU tensor) in place.
+        """Starts a transfer: the sum of a float32 array over all workers, in place.
 
-        The array stays untouched by the caller until the handle is done. plan: an exact sum when
-        None. step: for reports and errors. critical: ids of chunks that must count. priorities:
-        this worker's class of each chunk of the plan's grid, uint8 from 0, which goes first, to 7;
-        for plans with order "priority" (None: all alike). stats: up to eight finite numbers; the
-        first four are summed over the workers, the others maximised.
+        The caller leaves the array untouched until the handle is done.
 
-        Raises TypeError and ValueError for an array that cannot be reduced, ConfigError for
-        priorities that do not fit the plan, TransferError when the engine has failed or is closed.
+        Args:
+            array: float32, contiguous; a numpy array or a torch tensor on the CPU.
+            plan: The plan; None for an exact sum.
+            step: The training step, for reports and errors.
+            critical: uint32, the ids of chunks that must count.
+            priorities: This worker's class of each chunk of the plan's grid, for plans with order
+                "priority": uint8 from 0, which goes first, to 7; None for one class.
+            stats: Up to eight finite numbers; the first four are summed over the workers, the
+                others maximised.
+
+        Returns:
+            The handle of the transfer.
+
+        Raises:
+            TypeError: The array is of another kind.
+            ValueError: The array's memory cannot be worked on in place.
+            ConfigError: The plan does not fit the array, or the priorities do not fit the plan.
+            TransferError: The engine has failed or is closed.
         """
         flat = as_float32(array)
         if self._closed:
@@ -242,29 +279,32 @@ class Communicator(Connected):
         return handle
 
     def chunk_grid(self, plan: TransferPlan) -> ChunkGrid:
-        """The chunk grid of a plan on this communicator's datagram size and aggregators."""
+        """Returns the chunk grid of a plan for the agreed datagrams and aggregators."""
         if self._host is None:
             one = np.zeros(1, np.uint32)
             return ChunkGrid(np.zeros(1, np.uint64), np.array([plan.elements], np.uint32), one, one)
         return self._described(plan)[0]
 
     def effective_bounds(self, plan: TransferPlan) -> tuple[float, ...]:
-        """Each region's bound after rounding down to whole chunks."""
+        """Returns each region's bound after rounding down to whole chunks."""
         if self._host is None:
             return (0.0,) * len(plan.regions)
         return self._described(plan)[1]
 
     def elements_per_chunk(self, encoding: str, kept: float = 1.0, datagram: int = 0) -> int:
-        """How many elements a datagram carries in an encoding.
+        """Returns how many elements a datagram carries in an encoding.
 
-        datagram: its size in bytes; 0 for the agreed one.
+        Args:
+            encoding: The encoding.
+            kept: Share of the elements that "topk" keeps.
+            datagram: Size of the datagram in bytes; 0 for the agreed one.
         """
         if self._host is None:
             encoding, kept, datagram = "f32", 1.0, 0
         return int(load_engine().chunk_elements(encoding, kept, datagram or self.datagram))
 
     def round_trip(self, plan: TransferPlan, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the other ranks get of these values under the plan's encoding; a new array."""
+        """Returns what the other ranks get of these float32 values under the plan's encoding."""
         if self._host is None:
             return values.copy()
         native = native_plan(plan)
@@ -276,10 +316,15 @@ class Communicator(Connected):
     def keep_encoding_error(
         self, plan: TransferPlan, sent: NDArray[np.float32], counted: NDArray[np.uint8]
     ) -> None:
-        """Leaves in `sent` (what was pushed) what did not count of it, in place.
+        """Replaces what was pushed, in place, by the part of it that did not count.
 
-        Of chunks that counted, what the encoding took; nothing of those with a value that is not
-        finite. Chunks that did not count stay as they are. counted: of the transfer's report.
+        For chunks that counted that is the error of the encoding, or nothing where a value is not
+        finite. Chunks that did not count stay as they are.
+
+        Args:
+            plan: The plan of the transfer.
+            sent: float32, what was pushed.
+            counted: uint8 for each chunk, from the transfer's report.
         """
         if self._host is None:
             sent.fill(0.0)  # no wire, no encoding
@@ -289,22 +334,30 @@ class Communicator(Connected):
         )
 
     def counters(self) -> dict[str, float]:
-        """The engine's counters; empty without an engine."""
+        """Returns the engine's counters; empty without an engine."""
         return {} if self._host is None else self._host.counters()
 
     def failure(self) -> str:
-        """Why the engine has failed; "" while it has not."""
+        """Returns why the engine has failed; "" while it has not."""
         failure = None if self._host is None else self._host.failure()
         return "" if failure is None else failure.text
 
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
-        """Injects loss of DATA packets in the receive path (tests and demonstrations)."""
+        """Injects loss of DATA packets in the receive path, for tests and demonstrations.
+
+        Args:
+            rate: Share of packets that are dropped, in [0, 1).
+            burst: Mean length of a run of dropped packets; 1 for independent losses.
+            seed: Seed of the losses.
+        """
         if self._host is not None:
             self._host.set_drop(rate, burst, seed)
 
     def let_go(self) -> None:
-        """Closes the communicator; beside servers, which end with the engine, that stays open for
-        the next communicator. Idempotent."""
+        """Closes the communicator, but not an engine that is used with servers. Idempotent.
+
+        Servers end with the engine, so it stays open for the next communicator.
+        """
         if self.settings.server_count:
             self._closed = True
             self._forget()

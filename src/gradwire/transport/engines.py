@@ -1,10 +1,10 @@
-"""Engine hosts: the open engines of this process, each shared by all users of one group.
+"""EngineHost: an open engine of this process, shared by all users of one group.
 
-An engine is opened by the first communicator of its group and closed with the last one that is
-closed. Ranks close in their own time, so whether those that join next reuse an engine or open one
-is agreed on: where one rank has none, or another one than the others, all open a new one. A
-communicator that is merely forgotten closes nothing, because when garbage is collected differs from
-rank to rank, and a peer may still be in a transfer.
+An engine is opened by the first communicator of its group and closed with the last. Ranks close at
+different times, so they agree whether the next communicator reuses an engine: where one rank has
+none, or another one than the others, all open a new one. A communicator that is garbage-collected
+closes nothing, because the time of the collection differs from rank to rank, and a peer may still
+be in a transfer.
 """
 
 from __future__ import annotations
@@ -45,15 +45,24 @@ __all__ = ["EngineHost", "collect_forgotten", "forget_host", "join_host", "relea
 log = logging.getLogger("gradwire")
 
 FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
-"""After how long a transfer that waits is logged, and how much later again."""
+"""Seconds after which a transfer that waits is logged, and until it is logged again."""
 
 POLL_NS = 500_000_000
-"""How long a thread waits in the engine before it looks whether the engine has failed."""
+"""How long a thread waits in the engine before it checks whether the engine has failed."""
 
 
 @dataclass
 class Pending:
-    """A transfer that the engine has not completed."""
+    """A transfer that the engine has not completed.
+
+    Attributes:
+        handle: Its handle.
+        step: Its training step.
+        effective_bounds: Each region's effective bound.
+        timeout_s: Its longest duration in seconds.
+        begun: When it began, in seconds of the monotonic clock.
+        warn_at: When its wait is logged, in seconds of the monotonic clock.
+    """
 
     handle: Handle
     step: int
@@ -64,7 +73,32 @@ class Pending:
 
 
 class EngineHost:
-    """An open engine with its completion threads, shared by communicators of one group."""
+    """An open engine with its completion threads, shared by communicators of one group.
+
+    Args:
+        engine: The engine.
+        store: Identity of the store (`identity_of`).
+        group: Name of the group.
+        rank: This worker's rank in the group.
+        world_size: Number of workers.
+        settings: The settings.
+        session: Session tag of the engine's packets.
+        datagram: The agreed size of datagrams in bytes.
+        meeting: The meeting in which the engine was opened.
+
+    Attributes:
+        engine: The engine; None once it is closed.
+        store: See above.
+        group: See above.
+        rank: See above.
+        world_size: See above.
+        settings: See above.
+        session: See above.
+        datagram: See above.
+        users: Number of communicators that use it.
+        pid: The process that opened it.
+        stager: The queue of transfers that start later.
+    """
 
     def __init__(
         self,
@@ -79,8 +113,8 @@ class EngineHost:
         datagram: int,
         meeting: rendezvous.Meeting,
     ) -> None:
-        self.engine: _engine.Engine | None = engine  # None once it is closed
-        self._totals: dict[str, float] = {}  # the counters of one that is closed
+        self.engine: _engine.Engine | None = engine
+        self._totals: dict[str, float] = {}  # the counters of a closed engine
         self.store = store
         self.group = group
         self.rank = rank
@@ -92,7 +126,7 @@ class EngineHost:
         self.users = 1
         self._numbers: set[int] = set()
         self.pid = os.getpid()
-        # An open engine does not keep a store that it needs no more.
+        # Without servers an open engine does not keep a store that is no longer needed.
         self._meeting = meeting if settings.server_count else None
         self._names = meeting.names
         self._name = meeting.describe([rank])
@@ -100,7 +134,7 @@ class EngineHost:
         self._next_ops: collections.Counter[int] = collections.Counter()  # by lane
         self._pending: dict[tuple[int, int], Pending] = {}
         self._failed_at: float | None = None
-        self._broken: Exception | None = None  # why no completion can be read any more
+        self._broken: Exception | None = None  # the reason why no completion can be read
         self.stager = Stager(f"gradwire-stage-{rank}")
         self._pool: CompletionPool[_engine.Completion] = CompletionPool(
             self._poll, self._complete, f"gradwire-{rank}", self._break
@@ -121,10 +155,25 @@ class EngineHost:
         timeout_s: float,
         timeout_from: str,
     ) -> None:
-        """Gives one all-reduce to the engine, numbered in the order of these calls in its lane.
+        """Hands one op to the engine, numbered in the order of these calls in its lane.
 
-        lane: alike on all ranks, which start the all-reduces of a lane in one order, and those of
-        different lanes in any. timeout_from: whose setting the time-out is, for errors.
+        The ranks start the ops of a lane in the same order, and those of different lanes in any.
+
+        Args:
+            handle: The handle, which is ended with the op.
+            lane: The lane, the same on all ranks.
+            engine_plan: The engine's form of the plan.
+            effective_bounds: Each region's effective bound, for the report.
+            data: float32, the array.
+            step: The training step.
+            critical: uint32, the ids of chunks that must count.
+            priorities: uint8, the class of each chunk.
+            stats: Up to eight statistics.
+            timeout_s: Longest duration in seconds.
+            timeout_from: Origin of the time-out, for errors.
+
+        Raises:
+            TransferError: The engine has failed or is closed, or belongs to another process.
         """
         if os.getpid() != self.pid:
             raise TransferError(
@@ -161,13 +210,13 @@ class EngineHost:
                     text = f"{self._name}, step {step}: {error}"
                     raise TransferError(text, step=step) from error
                 raise self._error(failure, step) from error
-            except BaseException:  # the engine has not taken the array: nobody waits for it
+            except BaseException:  # the engine has not taken the array, so nobody waits for it
                 del self._pending[lane, op]
                 raise
             self._next_ops[lane] += 1
 
     def numbers(self) -> list[int]:
-        """The numbers that users of this engine have taken."""
+        """Returns the numbers that users of this engine have taken."""
         with _hosts_lock:
             return sorted(self._numbers)
 
@@ -177,17 +226,17 @@ class EngineHost:
             self._numbers.add(number)
 
     def return_number(self, number: int) -> None:
-        """Gives back what `take_number` took."""
+        """Gives back a number that `take_number` took."""
         with _hosts_lock:
             self._numbers.discard(number)
 
     def counters(self) -> dict[str, float]:
-        """The engine's counters; of a closed one the last."""
+        """Returns the engine's counters; of a closed engine the last."""
         engine = self.engine
         return dict(self._totals if engine is None else engine.counters())
 
     def failure(self) -> _engine.Failure | None:
-        """Why the engine has failed; None while it has not, and once it is closed."""
+        """Returns why the engine has failed; None while it has not, and once it is closed."""
         engine = self.engine
         return None if engine is None else engine.failure()
 
@@ -199,8 +248,8 @@ class EngineHost:
     def close(self) -> None:
         """Closes the engine and ends the threads; open transfers fail.
 
-        It lets go of the engine, too: whoever still holds the host, as a graph of autograd does to
-        the interpreter's end, holds no object of the engine's then.
+        The host then holds no object of the engine, even where the host itself lives on until the
+        interpreter's end, as it does in a graph of autograd.
         """
         engine = self.engine
         if engine is None or os.getpid() != self.pid:
@@ -216,7 +265,7 @@ class EngineHost:
             self.engine = None
 
     def leave_to_parent(self) -> None:
-        """In a forked child: never uses, nor destroys, what is the parent's."""
+        """Makes a forked child neither use nor destroy what belongs to the parent."""
         engine, self.engine = self.engine, None
         if engine is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
@@ -233,7 +282,7 @@ class EngineHost:
         return completion
 
     def _watch_patience(self, engine: _engine.Engine) -> None:
-        """Logs, while the oldest transfer waits for long, who has not begun it."""
+        """Logs, where the oldest transfer has waited for long, the ranks that have not begun it."""
         with self._mutex:
             key = next(iter(self._pending), None)
             waits = None if key is None else self._pending[key]
@@ -249,16 +298,16 @@ class EngineHost:
             if peer.endpoint < self.world_size and not peer.has_begun(op, lane)
         ]
         log.warning(
-            "%s, step %d: waits since %.0f s (timeout=%g); %s",
+            "%s, step %d: a transfer has waited for %.0f s (timeout=%g); %s",
             self._name,
             waits.step,
             now - waits.begun,
             waits.timeout_s,
-            ", ".join(absent) or "all ranks that it talks to have begun it",
+            ", ".join(absent) or "all ranks with which it exchanges data have begun it",
         )
 
     def _watch_failure(self, engine: _engine.Engine) -> None:
-        """Fails what is open when the engine has failed without saying so per transfer."""
+        """Fails open transfers when the engine has failed without completing them."""
         failure = engine.failure()
         if failure is None:
             return
@@ -269,7 +318,7 @@ class EngineHost:
             threading.Thread(target=self._fail_pending, args=(error,), daemon=True).start()
 
     def _break(self, error: Exception) -> None:
-        """No completion can be read any more: what is open fails, and whatever starts later."""
+        """Fails open and later transfers after an error of reading completions."""
         with self._mutex:
             self._broken = error
         self._fail_pending(functools.partial(self._unread, error))
@@ -281,7 +330,7 @@ class EngineHost:
         )
 
     def _error(self, failure: _engine.Failure, step: int) -> TransferError:
-        """What a transfer of this step raises once the engine has failed."""
+        """Makes the error of a transfer of this step once the engine has failed."""
         return TransferError(
             f"{self._name}, step {step}: {failure.text}{self._refusal()}",
             rank=self._names.rank_of(failure.rank),
@@ -290,7 +339,7 @@ class EngineHost:
         )
 
     def _refusal(self) -> str:
-        """What this host's own kernel has to do with a failure, as the end of its text."""
+        """Returns what this host's kernel refused, as the end of a failure's text."""
         engine = self.engine
         refusal = "" if engine is None else engine.refusal()
         return (
@@ -303,13 +352,13 @@ class EngineHost:
         )
 
     def _watch_datagram(self, carried: int) -> None:
-        """Logs it, once, when the paths of the job carry shorter datagrams than before."""
+        """Logs once when the paths of the job carry shorter datagrams than before."""
         if not 0 < carried < self._carried:
             return
         self._carried = carried
         log.warning(
-            "%s: a path of the job does not carry datagrams of %d bytes, as agreed, but of %d: later "
-            "steps use that size (set datagram=%d, or raise the MTU)",
+            "%s: a path of the job does not carry datagrams of %d bytes, as agreed, but of %d: "
+            "later steps use that size (set datagram=%d, or raise the MTU)",
             self._name,
             self.datagram,
             carried,
@@ -317,7 +366,7 @@ class EngineHost:
         )
 
     def _fail_pending(self, error: Callable[[int], TransferError]) -> None:
-        """Ends what is open with the error of its step."""
+        """Ends the open transfers, each with the error of its step."""
         with self._mutex:
             pending, self._pending = self._pending, {}
         ended = [each.handle.end(error(each.step)) for each in pending.values()]
@@ -335,7 +384,7 @@ class EngineHost:
             self._watch_datagram(completion.datagram_bytes)
             try:
                 outcome = transfer_report(completion, known.effective_bounds)
-            except Exception as error:  # of memory, say: whoever waits has to know
+            except Exception as error:  # such as a lack of memory: whoever waits has to learn it
                 outcome = self._unread(error, step)
         else:
             rank = self._names.rank_of(completion.error_rank)
@@ -351,12 +400,24 @@ class EngineHost:
 def join_host(
     meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
 ) -> EngineHost:
-    """The open engine of this group in this store, or a new one; whoever joins releases it.
+    """Returns the open engine of this group in this store, or opens one; release it after use.
 
-    Collective: in the meeting, which is the workers', all agree whether they reuse theirs or open.
-    Raises ConfigError if the open one runs with other transport settings and is in use,
-    RendezvousError where that is so on another rank, or where one is in use that others have
-    closed or lost, and what `open_engine` raises.
+    The call is collective: all ranks agree whether they reuse their engines or open new ones.
+
+    Args:
+        meeting: A meeting of the workers.
+        store: The job's store.
+        group: Name of the group.
+        settings: The settings.
+
+    Returns:
+        The engine's host.
+
+    Raises:
+        ConfigError: The open engine runs with other transport settings and is in use; or what
+            `open_engine` raises.
+        RendezvousError: That is so on another rank; or an engine is in use that others have closed
+            or lost; or what `open_engine` raises.
     """
     identity = rendezvous.identity_of(store)
     try:
@@ -384,7 +445,7 @@ def join_host(
 def _take(
     meeting: rendezvous.Meeting, identity: str, group: str, settings: Settings
 ) -> EngineHost | None:
-    """The engine that this rank could reuse, with one more user; None if there is none."""
+    """Returns the engine that this rank could reuse, with one more user; None if there is none."""
     with _hosts_lock:
         host = _find(identity, group, meeting.endpoint, meeting.workers)
     if host is not None and host.settings.transport() != settings.transport():
@@ -398,12 +459,12 @@ def _take(
         return None
     _check_same_transport(host.settings, settings)
     with _hosts_lock:
-        host.users += 1  # first, so that nobody closes it after the look
+        host.users += 1  # before the check, so that nobody closes it in between
         return host if host in _hosts else None
 
 
 def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
-    """Whether all ranks would reuse the same engine, or all have none."""
+    """Returns whether all ranks would reuse the same engine, or all have none."""
     if host is not None and host.users > 1:
         collect_forgotten()
     own = [0, False] if host is None else [host.session, host.users > 1]
@@ -442,7 +503,7 @@ def _open(
     settings: Settings,
 ) -> EngineHost:
     rank, world_size = meeting.endpoint, meeting.workers
-    for old in list(_hosts):  # of a store that is gone: they would keep port and threads
+    for old in list(_hosts):  # engines of a store that is gone would keep port and threads
         if (old.group, old.rank, old.world_size) == (group, rank, world_size):
             _drop_unused(old)
     if settings.server_count:
@@ -482,19 +543,23 @@ def _check_same_transport(open_: Settings, wanted: Settings) -> None:
 
 _hosts: list[EngineHost] = []
 _hosts_lock = threading.RLock()
-"""Finalizers take it, on whatever thread collects garbage, also on one that holds it already: so
-nothing waits while it is held, for a store least of all."""
+"""Guards `_hosts`. Nothing may wait while it is held, least of all for a store.
+
+Finalizers take it on whatever thread collects garbage, even on one that holds it already."""
 
 
 def collect_forgotten() -> None:
-    """Collects communicators that are only forgotten, which are no use of an engine. Twice: a DDP
-    module is garbage in a circle, and what its reducer held, in C++, only once that is gone."""
+    """Collects communicators that nobody refers to, which do not count as users of an engine.
+
+    Two collections are needed: a DDP module is garbage in a cycle, and its reducer, in C++, drops
+    what it holds only once the module is gone.
+    """
     gc.collect()
     gc.collect()
 
 
 def forget_host(host: EngineHost | None, stager: Stager) -> None:
-    """A communicator is used no more; its engine stays open for the next one."""
+    """Notes that a communicator is garbage; its engine stays open for the next one."""
     if host is None:
         stager.stop()
     elif os.getpid() == host.pid:
@@ -503,7 +568,7 @@ def forget_host(host: EngineHost | None, stager: Stager) -> None:
 
 
 def release_host(host: EngineHost | None) -> None:
-    """A communicator was closed: with the last one its engine is, too."""
+    """Notes that a communicator was closed, and closes its engine with the last one."""
     if host is None or os.getpid() != host.pid:
         return
     with _hosts_lock:
@@ -512,7 +577,7 @@ def release_host(host: EngineHost | None) -> None:
 
 
 def _drop_unused(host: EngineHost) -> bool:
-    """Closes the host unless somebody uses it; whether nobody did."""
+    """Closes the host unless somebody uses it; returns whether nobody did."""
     with _hosts_lock:
         unused = host.users <= 0
         known = unused and host in _hosts
@@ -542,8 +607,10 @@ def _close_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The engines' threads exist only in the parent: the child keeps its hands off them, and does
-    not hold their ports when the parent has closed them."""
+    """Makes a forked child drop the engines, whose threads exist only in the parent.
+
+    Their ports are then free once the parent has closed them.
+    """
     global _hosts_lock
     _hosts_lock = threading.RLock()
     for host in _hosts:
@@ -552,9 +619,10 @@ def _after_fork_in_child() -> None:
 
 
 def _close_at_exit() -> None:
-    """Once in each process: one that multiprocessing has forked ends without `atexit`.
+    """Registers the closing of the engines once in each process.
 
-    What still has to be sent again, for the others' last step, is sent while the engines close.
+    A process that multiprocessing has forked ends without `atexit`, hence the finalizer. While the
+    engines close they still resend what the others need for their last step.
     """
     global _closes_at_exit
     if _closes_at_exit != os.getpid():

@@ -1,5 +1,7 @@
-"""What crosses between Python and the compiled engine: plans in, chunk grids and reports out, and
-the engine's arithmetic over the chunks of a grid."""
+"""The bridge to the compiled engine: plans in, chunk grids and reports out.
+
+It also offers the engine's arithmetic over the chunks of a grid.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ __all__ = ["ChunkGrid", "load_engine", "native_plan", "transfer_report", "trivia
 
 
 def load_engine() -> Any:
-    """Imports `gradwire._engine`; raises EngineMissingError saying how to build it."""
+    """Imports `gradwire._engine`.
+
+    Returns:
+        The module.
+
+    Raises:
+        EngineMissingError: It cannot be imported; the error says how to build it.
+    """
     try:
         from gradwire import _engine
     except ImportError as error:
@@ -33,9 +42,13 @@ def load_engine() -> Any:
 
 
 class ChunkGrid:
-    """The chunks of a plan: what one datagram carries each. Arrays of one entry per chunk.
+    """The chunks of a plan, each carried by one datagram: arrays of one entry per chunk.
 
-    offsets: uint64, lengths: uint32, in elements; regions, aggregators: uint32.
+    Attributes:
+        offsets: uint64; each chunk's first element.
+        lengths: uint32; each chunk's number of elements.
+        regions: uint32; the index of the region that a chunk belongs to.
+        aggregators: uint32; the index of the aggregator that sums it.
     """
 
     def __init__(
@@ -62,14 +75,14 @@ class ChunkGrid:
     def groups(
         self,
     ) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.intp], NDArray[np.intp]]:
-        """Of each chunk: the group it is in, where that begins, how many chunks are in it.
+        """For each chunk its group, where that begins, and how many chunks are in it.
 
-        A group is the chunks of one region at one aggregator; they lie beside each other.
+        A group is the chunks of one region at one aggregator, which are neighbours.
         """
         changes = (np.diff(self.regions) != 0) | (np.diff(self.aggregators) != 0)
         starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
         sizes = np.diff(np.append(starts, len(self)))
-        # Of 16 bits where that is enough, which numpy sorts by radix.
+        # numpy sorts 16-bit integers by radix, so they are used where they suffice.
         kind = np.dtype(np.uint16 if len(sizes) < 1 << 16 else np.uint64)
         groups: NDArray[Any] = np.repeat(np.arange(len(sizes)).astype(kind), sizes)
         return groups, np.repeat(starts, sizes), np.repeat(sizes, sizes)
@@ -79,8 +92,14 @@ class ChunkGrid:
         return np.repeat(values[self.rising], self.lengths[self.rising])
 
     def mean_magnitudes(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The mean magnitude of each chunk's elements; infinite where their sum is not finite.
-        The same to the bit on any machine."""
+        """Returns each chunk's mean magnitude, the same to the bit on any machine.
+
+        Args:
+            values: float32, one value per element.
+
+        Returns:
+            float32 for each chunk, infinite where the sum of its magnitudes is not finite.
+        """
         means: NDArray[np.float32] = load_engine().mean_magnitudes(
             values, self.offsets, self.lengths
         )
@@ -94,10 +113,14 @@ class ChunkGrid:
         begin: int,
         factor: float,
     ) -> None:
-        """Writes into some chunks of `values`, in place, what `source` has of them.
+        """Writes what `source` holds of some chunks into `values`, in place.
 
-        values: one per element. chunks: ids. source: of the elements from `begin` on, as many as
-        it has; times `factor`.
+        Args:
+            values: float32, one value per element.
+            chunks: Ids of the chunks.
+            source: float32, values of the elements from `begin` on.
+            begin: The first element of `source`.
+            factor: Factor of the values that are written.
         """
         load_engine().write_chunks(
             values, self.offsets[chunks], self.lengths[chunks], source, begin, factor
@@ -105,9 +128,9 @@ class ChunkGrid:
 
     @functools.cached_property
     def runs(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Runs of neighbouring chunks of one length: (first chunk, chunks, offset, length).
+        """The runs of neighbouring chunks of one length, as (first chunk, chunks, offset, length).
 
-        Chunks first … first + chunks - 1 cover the elements from `offset` on, `length` each, so
+        The chunks first … first + chunks - 1 cover the elements from `offset` on, `length` each, so
         that a run can be treated as the rows of a matrix.
         """
         if not len(self):
@@ -122,7 +145,7 @@ class ChunkGrid:
 
 
 def native_plan(plan: TransferPlan) -> _engine.Plan:
-    """The plan as the engine takes it; its times are in nanoseconds."""
+    """Returns the plan as the engine takes it; its times are in nanoseconds."""
     native: _engine.Plan = load_engine().Plan(
         elements=plan.elements,
         regions=[(region.offset, region.length, region.bound) for region in plan.regions],
@@ -147,7 +170,12 @@ def native_plan(plan: TransferPlan) -> _engine.Plan:
 
 
 def transfer_report(completion: _engine.Completion, effective: tuple[float, ...]) -> TransferReport:
-    """The report of a transfer that went well. effective: each region's effective bound."""
+    """Makes the report of a transfer that went well.
+
+    Args:
+        completion: The engine's completion.
+        effective: Each region's effective bound.
+    """
     return TransferReport(
         op=completion.op,
         step=completion.step,
@@ -178,7 +206,7 @@ def transfer_report(completion: _engine.Completion, effective: tuple[float, ...]
 def trivial_report(
     plan: TransferPlan, elements: int, step: int, stats: Sequence[float]
 ) -> TransferReport:
-    """The report of a transfer that needed no network: everything counted."""
+    """Makes the report of a transfer that needed no network, in which everything counted."""
     padded = [*stats, *[0.0] * (8 - len(stats))]
     chunks = 1 if elements else 0
     return TransferReport(

@@ -1,4 +1,4 @@
-"""Opening an engine: the endpoints meet in the store, then over UDP."""
+"""Opening an engine: the endpoints meet in the store, then reach each other over UDP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ MOST_NAMED = 16
 
 
 class OpenEngine:
-    """An engine that has met all its peers. For communicators and `gradwire server`."""
+    """An engine that has reached all its peers, for communicators and `gradwire server`.
+
+    Attributes:
+        engine: The engine.
+        session: The session tag of its packets.
+        datagram: The agreed size of datagrams in bytes.
+        meeting: The meeting of its endpoints.
+    """
 
     def __init__(
         self, engine: _engine.Engine, session: int, datagram: int, meeting: rendezvous.Meeting
@@ -55,9 +62,20 @@ def meet_servers(
     workers: int,
     ranks: Sequence[int] | None = None,
 ) -> rendezvous.Meeting:
-    """The meeting of workers and servers, for either of them.
+    """Makes the meeting of workers and servers, for either of them.
 
     It is in the store under all prefixes, because servers know no process group.
+
+    Args:
+        store: The job's store.
+        group: Name of the group.
+        settings: The settings.
+        endpoint: This endpoint's number: workers by rank, then servers.
+        workers: Number of workers.
+        ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
+
+    Returns:
+        The meeting.
     """
     return rendezvous.Meeting(
         rendezvous.base_store(store),
@@ -73,10 +91,19 @@ def meet_servers(
 def open_engine(
     store: rendezvous.Store, meeting: rendezvous.Meeting, settings: Settings
 ) -> OpenEngine:
-    """Meets the other endpoints of the meeting, opens the engine and connects it; collective.
+    """Meets the other endpoints, opens the engine and connects it; collective.
 
-    Raises ConfigError for an address or port that cannot be had, and RendezvousError naming the
-    endpoints that are absent, differ or do not answer.
+    Args:
+        store: The job's store.
+        meeting: The meeting of the endpoints.
+        settings: The settings.
+
+    Returns:
+        The engine, connected to all its peers.
+
+    Raises:
+        ConfigError: An address or port cannot be used.
+        RendezvousError: Endpoints are absent, differ or do not answer; the error names them.
     """
     native = load_engine()
     endpoint, workers, servers = meeting.endpoint, meeting.workers, meeting.servers
@@ -160,9 +187,9 @@ def _connect(
 ) -> None:
     """Waits until all endpoints have answered each other over UDP.
 
-    setup: how this endpoint is set up, for the log, where endpoint 0 notes everybody's. The first
-    that waits too long makes all publish whom they hear, so that all raise the same
-    RendezvousError, which names the directions that carry nothing.
+    The first endpoint that waits too long makes all publish which peers they hear. So all raise
+    the same RendezvousError, which names the directions in which nothing arrives. `setup` is this
+    endpoint's line for the log, in which endpoint 0 writes the lines of all.
     """
     deadline = time.monotonic() + timeout_s
     while engine.wait_connected(200_000_000) and engine.failure() is None:
@@ -171,7 +198,7 @@ def _connect(
             meeting.hurry()
         if meeting.hurried():
             break
-    # Whoever is connected waits here for those who are not, hence for longer than they do.
+    # Endpoints that are connected wait here for the others, so they need a longer time-out.
     own = json.dumps(asdict(_hearing(engine, setup)))
     texts = meeting.exchange(own, 1.5 * timeout_s + 1.0)
     hearings = [Hearing(**json.loads(text)) for text in texts]
@@ -190,7 +217,7 @@ def _setup(
     places: list[tuple[str, int]],
     datagram: int,
 ) -> str:
-    """One line that says how an endpoint is set up."""
+    """Returns one line that describes an endpoint's addresses, buffers and peers."""
     features = engine.features()
     peers = [
         f"{meeting.describe([peer.endpoint])} at {_place(*places[peer.endpoint])}"
@@ -215,11 +242,15 @@ def _place(address: str, port: int) -> str:
 
 @dataclass
 class Hearing:
-    """Whom an endpoint has reached over UDP when it had reached all, or gave up.
+    """The peers that an endpoint reached over UDP, when it had reached all or gave up.
 
-    peers: whom it has to reach. answered: who has answered it. heard: of whom anything has come.
-    refusal: why the kernel refused its datagrams; "" where it took them. failure: why its engine
-    failed; "" where it has not. setup: how it is set up, in one line.
+    Attributes:
+        peers: The endpoints that it has to reach.
+        answered: Those that answered it.
+        heard: Those of which any packet arrived.
+        refusal: Why the kernel refused its datagrams; "" where it did not.
+        failure: Why its engine failed; "" where it has not.
+        setup: Its line for the log.
     """
 
     peers: list[int]
@@ -251,7 +282,7 @@ def _unconnected(
     datagram: int,
     timeout_s: float,
 ) -> RendezvousError:
-    """The error of endpoints that do not all reach each other; the same on all of them."""
+    """Makes the error of endpoints that do not all reach each other, the same on all of them."""
     known = []
     refused, deaf, mute = [], [], []
     for endpoint, hearing in enumerate(hearings):

@@ -1,4 +1,4 @@
-"""Handle: one all-reduce on its way, and whoever waits for its end."""
+"""Handle: one transfer in progress, on whose end callers wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Connected:
-    """What is connected to this process's engine, and so is neither copied nor pickled."""
+    """Base of objects that belong to this process's engine, so are neither copied nor pickled."""
 
     _instead: ClassVar[str] = ""  # what to copy or save
 
@@ -28,7 +28,15 @@ class Connected:
 
 
 class Handle(Connected):
-    """One all-reduce on its way. The array belongs to the engine until it is done."""
+    """One transfer in progress. The array belongs to the engine until it is done.
+
+    Args:
+        plan: The plan; None for an empty array.
+        keep: The memory of the array, which has to stay until the end.
+
+    Attributes:
+        plan: The plan; None for an empty array.
+    """
 
     def __init__(self, plan: TransferPlan | None, keep: object) -> None:
         self.plan = plan
@@ -40,16 +48,24 @@ class Handle(Connected):
         self._error: TransferError | None = None
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Returns whether the transfer has ended, well or not."""
         return self._done.is_set()
 
     def wait(self, timeout: float | None = None) -> TransferReport:
-        """Waits (seconds; None: as long as it takes) for the result, which is then in the array.
+        """Waits for the result, which is then in the array.
 
-        Raises TransferError when the transfer failed, TimeoutError when the wait did.
+        Args:
+            timeout: Seconds to wait; None for as long as it takes.
+
+        Returns:
+            The report.
+
+        Raises:
+            TransferError: The transfer failed.
+            TimeoutError: The transfer is not done within the time-out.
         """
         if not self._done.wait(timeout):
-            raise TimeoutError(f"the all-reduce is not done after {timeout:g} s")
+            raise TimeoutError(f"the transfer is not done after {timeout:g} s")
         return self.report
 
     @property
@@ -58,18 +74,18 @@ class Handle(Connected):
         if self._error is not None:
             raise self._error
         if self._report is None:
-            raise TransferError("the all-reduce is not done yet: wait() first")
+            raise TransferError("the transfer is not done yet: wait() first")
         return self._report
 
     @property
     def error(self) -> TransferError | None:
-        """Why the transfer failed; None while it runs and when it went well."""
+        """The reason why the transfer failed; None while it runs and when it went well."""
         return self._error
 
     def add_done_callback(self, callback: Callable[[Handle], None]) -> None:
         """Calls `callback(handle)` once done, on a completion thread; at once if already done.
 
-        The callback may wait for other handles. What it raises is logged and dropped.
+        The callback may wait for other handles. An exception that it raises is logged and dropped.
         """
         with self._mutex:
             if not self._done.is_set():
@@ -78,12 +94,15 @@ class Handle(Connected):
         self._call(callback)
 
     def finish(self, outcome: TransferReport | TransferError) -> None:
-        """Ends the handle and runs its callbacks on this thread. For the communicator."""
+        """Ends the handle and runs its callbacks on this thread; for the communicator only."""
         self.end(outcome)()
 
     def end(self, outcome: TransferReport | TransferError) -> Callable[[], None]:
-        """Ends the handle, and returns what runs its callbacks; of handles that end together all
-        are to be ended first, for a callback may wait for another handle."""
+        """Ends the handle, and returns a function that runs its callbacks.
+
+        Of handles that end together all have to be ended first, since a callback may wait for
+        another handle.
+        """
         with self._mutex:
             callbacks, self._callbacks = self._callbacks, []
             if not self._done.is_set():
@@ -103,5 +122,5 @@ class Handle(Connected):
     def _call(self, callback: Callable[[Handle], None]) -> None:
         try:
             callback(self)
-        except Exception:  # its own fault: others wait for the same end
-            log.exception("a callback of an all-reduce raised")
+        except Exception:  # other callbacks wait for the same end
+            log.exception("a callback of a transfer raised")

@@ -1,12 +1,12 @@
-"""Rendezvous: how the processes of a job find each other through the store that torch has.
+"""Rendezvous: how the processes of a job find each other through torch's store.
 
-Each endpoint (the workers by rank, then the servers) writes an introduction, waits for all the
-others' and checks them: protocol version, configuration, reachability. Then it opens its engine
-on the agreed datagram size and session tag, and tells its port. Everything that can be wrong
-is found by every rank from the same introductions, so all of them raise the same error.
+Each endpoint (the workers by rank, then the servers) publishes an introduction, waits for those of
+all others and checks them: protocol version, configuration, reachability. Then it opens its engine
+with the agreed datagram size and session tag, and publishes its port. Every rank finds any mismatch
+in the same introductions, so all of them raise the same error.
 
-Waiting polls the store instead of blocking in it: a blocked `store.wait` would hold the store's
-lock against the process group's own threads.
+Waiting polls the store, because a blocking `store.wait` would hold the store's lock against the
+process group's own threads.
 """
 
 from __future__ import annotations
@@ -56,22 +56,41 @@ log = logging.getLogger("gradwire")
 class Store(Protocol):
     """The part of torch.distributed.Store that gradwire uses."""
 
-    def set(self, key: str, value: str, /) -> Any: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
-    def delete_key(self, key: str, /) -> bool: ...
+    def set(self, key: str, value: str, /) -> Any:
+        """Sets the value of a key."""
+
+    def get(self, key: str, /) -> bytes:
+        """Returns the value of a key; waits for it."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Returns whether all keys have a value."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Adds to a counter, and returns its value."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Sets the value of a key where it is the expected one; returns the value then."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Removes a key; returns whether it had a value."""
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What an endpoint says of itself.
+    """What an endpoint publishes about itself.
 
-    addresses: that it can be reached at, the preferred one first, at most one of each version of
-    IP. port: the fixed UDP port, or 0. datagram: the largest UDP payload in bytes that it was
-    configured for, or 0. host: the host's name, for errors; identity: what tells the host from
-    others. interfaces: the addresses by which other hosts may reach this one, by interface.
+    Attributes:
+        endpoint: Its number: workers by rank, then servers.
+        protocol: Version of the protocol.
+        addresses: Addresses at which it can be reached, the preferred one first, at most one of
+            each version of IP.
+        port: The fixed UDP port, 0 for any.
+        datagram: Largest UDP payload in bytes that it was configured for, 0 for none.
+        host: Name of its host, for errors.
+        identity: Identity of its host (`host_identity`).
+        interfaces: The addresses by which other hosts may reach its host, by interface.
+        configuration: What has to be the same on all endpoints.
+        session: The session tag, from endpoint 0.
     """
 
     endpoint: int
@@ -87,7 +106,7 @@ class Introduction:
 
     @staticmethod
     def parse(text: str) -> Introduction:
-        """Reads an introduction; what only another version knows or understands is left out."""
+        """Reads an introduction; fields that only another version knows are left out."""
         values = _known(Introduction, json.loads(text))
         try:
             values["addresses"] = tuple(
@@ -99,23 +118,27 @@ class Introduction:
 
 
 def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of these values those that are fields of a dataclass."""
+    """Returns those of the values that are fields of a dataclass."""
     names = {each.name for each in fields(kind)}
     return {name: value for name, value in values.items() if name in names}
 
 
 @dataclass(frozen=True)
 class Names:
-    """What errors call the endpoints of a job: the workers by these ranks, the servers counted."""
+    """The names of the endpoints in errors: workers by their rank in the job, servers by index.
+
+    Attributes:
+        ranks: The workers' ranks in the job.
+    """
 
     ranks: tuple[int, ...]
 
     def rank_of(self, endpoint: int) -> int:
-        """A worker's rank in the job; a server is its endpoint's number."""
+        """Returns a worker's rank in the job, or a server's endpoint number."""
         return self.ranks[endpoint] if 0 <= endpoint < len(self.ranks) else endpoint
 
     def describe(self, endpoints: Iterable[int]) -> str:
-        """Names endpoints: "rank 2", "ranks 1, 3", "server 0"."""
+        """Names endpoints as text: "rank 2", "ranks 1, 3", "server 0"."""
         endpoints, workers = list(endpoints), len(self.ranks)
         ranks = [str(self.ranks[e]) for e in endpoints if e < workers]
         servers = [str(e - workers) for e in endpoints if e >= workers]
@@ -129,12 +152,15 @@ class Names:
 
 @dataclass
 class Outcome:
-    """How an exchange ended.
+    """The end of an exchange.
 
-    why: the failure; "" where all is well. texts: everybody's, in order; after a failure of the
-    first exchange None stands for an endpoint that was not there. gave_up: which endpoint waited
-    too long in the first exchange, and for how many seconds; only endpoint 0 knows who was there,
-    and completes such an outcome.
+    Attributes:
+        why: The failure; "" where there is none.
+        at_fault: The endpoints at fault.
+        texts: The texts of all endpoints, in order. After a failure of the first exchange None
+            stands for an endpoint that was absent.
+        gave_up: The endpoint that waited too long in the first exchange, and its time-out in
+            seconds. Only endpoint 0 knows who was present, and completes such an outcome.
     """
 
     why: str = ""
@@ -143,7 +169,7 @@ class Outcome:
     gave_up: tuple[int, float] | None = None
 
     def dump(self) -> str:
-        """The outcome as the store holds it, with texts that are alike only once."""
+        """Returns the outcome as the store holds it, in which equal texts are held once."""
         distinct = list(dict.fromkeys(self.texts))
         place = {text: index for index, text in enumerate(distinct)}
         places = [place[text] for text in self.texts]
@@ -151,7 +177,7 @@ class Outcome:
 
     @staticmethod
     def load(text: str) -> Outcome:
-        """The outcome that `dump` wrote."""
+        """Reads what `dump` returned."""
         why, at_fault, distinct, places, gave_up = json.loads(text)
         return Outcome(why, at_fault, [distinct[place] for place in places], gave_up)
 
@@ -161,24 +187,38 @@ class SupersededError(RendezvousError):
 
 
 class Meeting:
-    """One meeting of `workers` workers and `servers` servers in a store, under `name`.
+    """One meeting of workers and servers in a store.
+
+    The endpoints exchange texts, all in the same order. Endpoint 0 collects the texts of an
+    exchange and publishes them together, so that an exchange costs an endpoint a handful of store
+    operations. The end of an exchange is decided once for all, by the endpoint that writes its
+    outcome first.
 
     A store may outlive the processes of a job and hold what an earlier life of the job left.
     Therefore each meeting has a random id, which endpoint 0 publishes when it comes, and all other
     keys are under that id. In the first exchange every endpoint publishes a random number of its
     own. It trusts the id once endpoint 0 has repeated that number, since no process of an earlier
-    life can have done so. Until then it follows the newest id, so that newcomers always meet.
-
-    The endpoints exchange texts, all in the same order. Endpoint 0 collects the texts of an
-    exchange and publishes them together, so that an exchange costs an endpoint a handful of store
-    operations. How an exchange ended is decided once, for all, by whoever writes its outcome first.
+    life can have done so. Until then it follows the newest id, so that new processes always meet.
 
     An endpoint leaves by `close`, or when a failure is raised. The last one to close removes the
     keys. After a failure endpoint 0 stays until the others have read it, at most LINGER_S, because
     its process often hosts the store.
 
-    timeout_s: how long an exchange may take. ranks: the workers' in the job, which errors name;
-    None where they are 0, 1, 2, ….
+    Args:
+        store: The store.
+        name: Name of the meeting, the same on all endpoints.
+        endpoint: This endpoint's number: workers by rank, then servers.
+        workers: Number of workers.
+        servers: Number of servers.
+        timeout_s: Longest duration of an exchange in seconds.
+        ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
+
+    Attributes:
+        endpoint: This endpoint's number.
+        workers: Number of workers.
+        servers: Number of servers.
+        timeout_s: Longest duration of an exchange in seconds.
+        names: The endpoints' names.
     """
 
     def __init__(
@@ -201,27 +241,35 @@ class Meeting:
         self._root = f"gradwire/{name}"
         self._newest = f"{self._root}/newest"
         self._number = secrets.token_hex(8)
-        self._id = ""  # not trusted yet
-        self._next = 0  # exchange
+        self._id = ""  # empty until it is trusted
+        self._next = 0  # number of the next exchange
         self._left = False
 
     @property
     def endpoints(self) -> int:
-        """Workers and servers together."""
+        """The number of workers and servers together."""
         return self.workers + self.servers
 
     @property
     def prefix(self) -> str:
-        """Of keys that belong to this meeting alone; the same on all endpoints once it is open."""
+        """The prefix of this meeting's keys, the same on all endpoints once it has begun."""
         return f"{self._root}/{self._id}"
 
     # ------------------------------------------------------------------ exchanges
 
     def exchange(self, text: str, timeout_s: float | None = None) -> list[str]:
-        """Publishes `text` and returns every endpoint's text, in order.
+        """Publishes a text and returns every endpoint's text, in order.
 
-        timeout_s: instead of the meeting's. Raises RendezvousError, on all endpoints alike, naming
-        those that did not publish within the time-out, or one that failed.
+        Args:
+            text: This endpoint's text.
+            timeout_s: Seconds to wait; None for the meeting's time-out.
+
+        Returns:
+            The texts of all endpoints.
+
+        Raises:
+            RendezvousError: Endpoints did not publish in time, or one failed; on all endpoints
+                alike, naming those at fault.
         """
         if self.endpoints == 1:
             return [text]
@@ -232,16 +280,16 @@ class Meeting:
             return self._exchange(text, timeout_s)
 
     def introduce(self, introduction: Introduction) -> list[Introduction]:
-        """Publishes this endpoint's introduction and returns everybody's, in order."""
+        """Publishes this endpoint's introduction and returns those of all, in order."""
         texts = self.exchange(json.dumps(asdict(introduction)))
         return [Introduction.parse(text) for text in texts]
 
     def tell_failure(self, error: BaseException) -> None:
         """Publishes, in place of a text in the next exchange, that this endpoint has failed.
 
-        Those that have not come yet are waited for, at most LINGER_S, unless somebody wants this
-        process to end. A store that does not answer raises nothing here, since that error would
-        hide the cause.
+        It waits at most LINGER_S for endpoints that have not come yet, and not at all where the
+        error ends the process (KeyboardInterrupt). Errors of the store are dropped, since they
+        would hide the cause.
         """
         if self.endpoints == 1 or self._left:
             return
@@ -271,7 +319,7 @@ class Meeting:
             self._store.set(self._key(HURRY), "1")
 
     def hurried(self) -> bool:
-        """Whether somebody has asked for that."""
+        """Returns whether some endpoint has called `hurry`."""
         with store_errors():
             return self._peek(self._key(HURRY)) is not None
 
@@ -280,7 +328,7 @@ class Meeting:
     def close(self) -> None:
         """Leaves the meeting; the last endpoint to do so removes its keys.
 
-        Idempotent. A store that is gone raises nothing.
+        Idempotent. Errors of the store are dropped.
         """
         if self._left or not self._id:
             return
@@ -293,30 +341,30 @@ class Meeting:
                     self._store.delete_key(self._newest)
 
     def finish(self) -> None:
-        """Publishes that this worker needs the servers no more, and leaves.
+        """Publishes that this worker no longer needs the servers, and leaves.
 
-        A store that is gone raises nothing.
+        Errors of the store are dropped.
         """
         with contextlib.suppress(Exception):
             self._store.add(self._key(FINISHED), 1)
         self.close()
 
     def all_finished(self) -> bool:
-        """Whether no worker needs the servers any more."""
+        """Returns whether no worker needs the servers any longer."""
         return self._store.add(self._key(FINISHED), 0) >= self.workers
 
     def error(self, why: str, endpoints: Iterable[int] = ()) -> RendezvousError:
-        """An error that names the endpoints at fault."""
+        """Makes an error that names the endpoints at fault."""
         return RendezvousError(why, map(self.names.rank_of, endpoints))
 
     def describe(self, endpoints: Iterable[int]) -> str:
-        """The endpoints' names; see `Names`."""
+        """Names endpoints as text; see `Names`."""
         return self.names.describe(endpoints)
 
     # ------------------------------------------------------------------ how they find each other
 
     def _gather(self, timeout_s: float) -> None:
-        """The first exchange: all others are there, and the id is trusted."""
+        """Runs the first exchange, after which all endpoints are present and the id is trusted."""
         if self.endpoint == 0:
             self._open()
             self._exchange(self._number, timeout_s)
@@ -342,14 +390,21 @@ class Meeting:
     def _follow(self, wait: Wait, refusal: Outcome | None = None) -> Outcome:
         """Publishes this endpoint's number under the newest id, until endpoint 0 repeats it.
 
-        refusal: the failure that this endpoint publishes before its number. Returns the outcome of
-        the first exchange; raises RendezvousError where endpoint 0 does not come in time.
+        Args:
+            wait: The wait for endpoint 0.
+            refusal: A failure of this endpoint, which it publishes before its number.
+
+        Returns:
+            The outcome of the first exchange.
+
+        Raises:
+            RendezvousError: Endpoint 0 does not come in time.
         """
         seen = earlier = unlike = ""
         while True:
             newest = self._peek(self._newest)
             if newest is not None and newest != seen:
-                if seen:  # it was of an earlier life, whose keys are removed
+                if seen:  # that id was of an earlier life, whose keys are removed
                     self._store.delete_key(self._key(0, self.endpoint))
                     self._store.delete_key(self._key(0))
                 seen = newest
@@ -367,14 +422,14 @@ class Meeting:
             if wait.over():
                 if refusal is None and seen and not unlike and not wait.extended:
                     self._decide(Outcome(gave_up=(self.endpoint, wait.timeout_s)))
-                    wait.extend(ANSWER_S)  # endpoint 0 may be there, and know who is not
+                    wait.extend(ANSWER_S)  # endpoint 0 may be present, and know who is absent
                     continue
                 self._id = ""
                 raise self.error(unlike or self._without_first(wait.timeout_s, earlier), [0])
             wait.pause()
 
     def _unlike(self, workers: int, servers: int) -> str:
-        """What is wrong with the numbers that endpoint 0 counts; "" if they are this endpoint's."""
+        """Returns how endpoint 0's numbers of endpoints differ from this one's, "" if not."""
         if (workers, servers) == (self.workers, self.servers):
             return ""
         return (
@@ -408,7 +463,7 @@ class Meeting:
         return [text or "" for text in outcome.texts]
 
     def _lead(self, wait: Wait) -> Outcome:
-        """Endpoint 0's part: publishes all texts, once they are there."""
+        """Publishes all texts once they are there; the part of endpoint 0."""
         keys = self._keys()
         while (outcome := self._outcome()) is None:
             if self._store.check(keys):
@@ -429,13 +484,13 @@ class Meeting:
         return outcome
 
     def _await(self, wait: Wait) -> Outcome:
-        """The others' part."""
+        """Waits for the outcome; the part of the other endpoints."""
         while (outcome := self._outcome()) is None:
             newest = self._peek(self._newest)
             if newest not in (None, self._opening()) and self._outcome() is None:
                 self._leave()
                 raise SupersededError(
-                    f"{self.describe([0])} has begun to meet anew: it was started again, or failed",
+                    f"{self.describe([0])} has begun another meeting: it was restarted, or failed",
                     [self.names.rank_of(0)],
                 )
             if wait.over():
@@ -444,7 +499,7 @@ class Meeting:
         return outcome
 
     def _incomplete(self, endpoint: int, timeout_s: float) -> Outcome:
-        """The outcome of an exchange that this endpoint waited for in vain."""
+        """Makes the outcome of an exchange for which this endpoint waited too long."""
         absent = self._absent() or [0]
         return Outcome(
             f"{self.describe(absent)} did not join within {timeout_s:g} s "
@@ -454,7 +509,7 @@ class Meeting:
         )
 
     def _complete(self, outcome: Outcome) -> Outcome:
-        """Endpoint 0 repeats, in a failed first exchange, the numbers of those that are there."""
+        """Repeats, in a failed first exchange, the numbers of the endpoints that are present."""
         if outcome.gave_up is not None and not outcome.why:
             endpoint, timeout_s = outcome.gave_up
             outcome = self._incomplete(endpoint, timeout_s)
@@ -470,8 +525,10 @@ class Meeting:
     def _leave(self, linger_s: float | None = None, *, everybody: bool = False) -> None:
         """Leaves a meeting that failed.
 
-        Endpoint 0 waits until the others have left, at most for linger_s (None: LINGER_S).
-        everybody: it waits for those that have not come, too.
+        Args:
+            linger_s: Seconds for which endpoint 0 waits at most until the others have left; None
+                for LINGER_S.
+            everybody: Whether it also waits for endpoints that have not come.
         """
         if self._left or not self._id:
             return
@@ -500,11 +557,11 @@ class Meeting:
         return [self._key(self._next, endpoint) for endpoint in range(self.endpoints)]
 
     def _absent(self) -> list[int]:
-        """The endpoints that have published nothing in the next exchange."""
+        """Returns the endpoints that have published nothing in the next exchange."""
         return [e for e, key in enumerate(self._keys()) if not self._store.check([key])]
 
     def _peek(self, key: str) -> str | None:
-        """The value of a key that may be missing, or be removed meanwhile; waits for nothing."""
+        """Returns the value of a key, None where it is missing; waits for nothing."""
         value = self._store.compare_set(key, MISSING, MISSING).decode()
         return None if value == MISSING else value
 
@@ -513,12 +570,12 @@ class Meeting:
         return None if text is None else Outcome.load(text)
 
     def _decide(self, outcome: Outcome) -> Outcome:
-        """How the next exchange ended: as given, unless somebody else was faster."""
+        """Ends the next exchange with this outcome, unless another one came first; returns it."""
         key = self._key(self._next)
         return Outcome.load(self._store.compare_set(key, "", outcome.dump()).decode())
 
     def _remove(self, earlier: str, endpoints: int) -> None:
-        """Removes the keys of a meeting that not all have left by `close`."""
+        """Removes the keys of a meeting of so many endpoints that not all have left by `close`."""
         prefix = f"{self._root}/{earlier}"
         for number in itertools.count():
             for endpoint in range(endpoints):
@@ -538,20 +595,26 @@ class Meeting:
 
 
 MISSING = "?"
-"""What compare_set returns in place of a value that is missing; no value of ours is this."""
+"""Stands for a missing value in compare_set; no value of a meeting equals it."""
 HURRY, FINISHED, LEFT = "hurry", "finished", "left"
 LINGER_S = 5.0
-"""How long who failed stays for those that have not heard of it."""
+"""Seconds for which a failed endpoint stays at most, until the others have read of it."""
 ANSWER_S = 1.0
-"""How long endpoint 0 takes at most to complete the outcome of who gave up."""
+"""Seconds that endpoint 0 takes at most to complete the outcome of an endpoint that gave up."""
 FIRST_WARNING_S, NEXT_WARNING_S = 30.0, 60.0
 
 
 class Wait:
-    """A wait that polls: ever more rarely, until its time is over.
+    """A wait that polls, ever more rarely, until its time is over.
 
-    what: what is waited for; the log has it as a warning after FIRST_WARNING_S, and again every
-    NEXT_WARNING_S.
+    Args:
+        timeout_s: Seconds to wait.
+        what: Describes what is waited for; it is logged as a warning after FIRST_WARNING_S, and
+            again every NEXT_WARNING_S.
+
+    Attributes:
+        timeout_s: See above.
+        extended: Whether `extend` was called.
     """
 
     def __init__(self, timeout_s: float, what: Callable[[], str] | None = None) -> None:
@@ -564,21 +627,21 @@ class Wait:
         self._pause_s = 0.002
 
     def over(self) -> bool:
-        """Whether the time is up."""
+        """Returns whether the time is up."""
         return time.monotonic() >= self._deadline
 
     def extend(self, seconds: float) -> None:
-        """Waits for that much longer, from now on."""
+        """Waits for so many seconds more, from now on."""
         self.extended = True
         self._deadline = time.monotonic() + seconds
 
     def pause(self) -> None:
-        """Sleeps until it is worth looking again."""
+        """Sleeps until the next poll."""
         now = time.monotonic()
         if self._what is not None and now >= self._warn_at:
             self._warn_at = now + NEXT_WARNING_S
             log.warning(
-                "%s since %.0f s (rendezvous_timeout=%g)",
+                "%s; %.0f s have passed (rendezvous_timeout=%g)",
                 self._what(),
                 now - self._begun,
                 self.timeout_s,
@@ -589,7 +652,7 @@ class Wait:
 
 @contextlib.contextmanager
 def store_errors() -> Iterator[None]:
-    """torch's errors, of a store that is gone or does not answer, as ours."""
+    """Turns torch's errors of a store that does not answer into RendezvousError."""
     try:
         yield
     except RendezvousError:
@@ -597,17 +660,26 @@ def store_errors() -> Iterator[None]:
     except RuntimeError as error:
         raise RendezvousError(
             f"the job's store does not answer: {error}; the process that hosts it (rank 0, under "
-            "most launchers) may have ended, and then its own output has the cause",
+            "most launchers) may have ended, and its own output then shows the cause",
             [],
         ) from error
 
 
 def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> list[LocalAddress]:
-    """Returns the address that each endpoint is to use, all of one version of IP.
+    """Checks that all endpoints can work together, and chooses their addresses.
 
-    Raises RendezvousError, on all endpoints alike, unless they can work together. Checked:
-    protocol version, configuration, that they have a version of IP in common, that no endpoint
-    would be looked for on another host than its own, and that no two want the same port.
+    The checks: the same protocol version and configuration; a version of IP that all have; no
+    endpoint would be looked for on another host than its own; no two want the same port.
+
+    Args:
+        meeting: The meeting.
+        everybody: The introductions of all endpoints.
+
+    Returns:
+        The address that each endpoint is to use, all of one version of IP.
+
+    Raises:
+        RendezvousError: A check fails; on all endpoints alike, naming those at fault.
     """
     first = everybody[0]
     for other in everybody[1:]:
@@ -626,7 +698,7 @@ def check_introductions(meeting: Meeting, everybody: list[Introduction]) -> list
 
 
 def _choose_addresses(meeting: Meeting, everybody: list[Introduction]) -> list[LocalAddress]:
-    """Each endpoint's address of the version of IP that all have and most prefer."""
+    """Returns each endpoint's address of the version of IP that all have and most prefer."""
     offers = [[place.version for place in each.addresses] for each in everybody]
     lacking = {
         version: [e for e, offer in enumerate(offers) if version not in offer] for version in (4, 6)
@@ -654,7 +726,7 @@ def _addresses_of(everybody: list[Introduction], endpoints: Iterable[int]) -> st
 
 
 MOST_HOSTS = 4
-"""Of how many hosts at fault an error lists the interfaces at most."""
+"""How many hosts at fault an error lists with their interfaces at most."""
 
 
 def _check_hosts(
@@ -663,7 +735,7 @@ def _check_hosts(
     """Raises RendezvousError naming endpoints that other hosts would look for on themselves."""
 
     def refuse(at_fault: list[int], why: str) -> RendezvousError:
-        """An error that lists the interfaces of the hosts at fault."""
+        """Makes an error that lists the interfaces of the hosts at fault."""
         hosts = list({everybody[e].identity: everybody[e] for e in at_fault}.values())
         words = [
             f"host {each.host!r} has {describe_interfaces(each.interfaces)}"
@@ -727,12 +799,23 @@ def _check_ports(
 def agree_datagram(
     meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
 ) -> int:
-    """The largest datagram in bytes that every endpoint is configured for, or else its interface
-    and its routes to the others take; collective.
+    """Agrees on the largest datagram that every endpoint can send; collective.
 
-    Raises ConfigError if this endpoint's routes do not take what it is configured for, and
-    RendezvousError naming the endpoints where another's do not, where there is no route, or
-    where the datagrams would be too short.
+    An endpoint can send what it is configured for, or else what its interface and its routes to
+    the others take.
+
+    Args:
+        meeting: The meeting.
+        everybody: The introductions of all endpoints.
+        chosen: The address of each endpoint.
+
+    Returns:
+        The size in bytes.
+
+    Raises:
+        ConfigError: This endpoint's routes do not take what it is configured for.
+        RendezvousError: That is so on another endpoint, there is no route, or the datagrams would
+            be too short; the error names the endpoints.
     """
     mtus = [0] * len(everybody)
     if len({each.identity for each in everybody}) > 1:
@@ -757,7 +840,7 @@ def agree_datagram(
 def _exchange_routes(
     meeting: Meeting, everybody: list[Introduction], chosen: list[LocalAddress]
 ) -> list[int]:
-    """The smallest MTU in bytes of each endpoint's routes to the other hosts; 0: it has none."""
+    """Returns the smallest MTU of each endpoint's routes to other hosts in bytes; 0 for none."""
     here, own = everybody[meeting.endpoint], chosen[meeting.endpoint]
     mtus: dict[str, int] = {}
     unreachable: dict[int, str] = {}
@@ -797,7 +880,7 @@ def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> No
     """Raises RendezvousError naming the first field in which an endpoint differs from the first."""
     first = configurations[0]
     for endpoint, other in enumerate(configurations):
-        # Another policy has other options: its name says why.
+        # The policy's name goes first, for it explains why other options differ.
         for name in sorted(set(first) | set(other), key=lambda name: (name != "policy", name)):
             ours, theirs = first.get(name, "unset"), other.get(name, "unset")
             if ours != theirs:
@@ -816,9 +899,15 @@ def agree(
 ) -> None:
     """Checks that every endpoint of the meeting passes the same configuration; collective.
 
-    failure: why this endpoint cannot; it is raised here, and the others are told. Raises
-    RendezvousError naming an endpoint that failed, or one and the field in which it differs from
-    the first.
+    Args:
+        meeting: The meeting.
+        configuration: This endpoint's configuration.
+        failure: Why this endpoint cannot take part. It is raised here, and the others are notified.
+
+    Raises:
+        ConfigError: `failure`.
+        RendezvousError: An endpoint failed, or its configuration differs from the first one's; the
+            error names the endpoint and the field.
     """
     if failure is not None:
         meeting.tell_failure(failure)
@@ -828,26 +917,26 @@ def agree(
 
 
 def base_store(store: Any) -> Any:
-    """The store under all prefixes, the one that other process groups and servers share."""
+    """Returns the store under all prefixes, which other process groups and servers share."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
 
 
 def identity_of(store: Any) -> str:
-    """What tells the store under all prefixes from any other; the same for all its users."""
+    """Returns an identifier of the store under all prefixes, the same for all its users."""
     with store_errors():
         made: bytes = base_store(store).compare_set("gradwire/identity", "", secrets.token_hex(8))
     return made.decode()
 
 
 def new_session() -> int:
-    """A session tag: 31 random bits and an odd last one, so never 0."""
+    """Returns a session tag of 31 random bits and a last bit of 1, so that it is never 0."""
     return secrets.randbits(32) | 1
 
 
 def store_host(store: object) -> str | None:
-    """The host of the job's store: a TCPStore's own, else MASTER_ADDR, else None."""
+    """Returns the host of the job's store: a TCPStore's own, else MASTER_ADDR, else None."""
     host = getattr(base_store(store), "host", None)
     if isinstance(host, str) and host:
         return host

@@ -1,13 +1,14 @@
-"""The threads of an engine's users: CompletionPool for what ends, Stager for what begins.
+"""The threads of an engine's users: CompletionPool handles what ends, Stager starts transfers.
 
-CompletionPool: a callback may block on another completion (PowerSGD's does), so completions may
-never queue behind a running callback. Hence leader and followers: one thread at a time, the
-leader, waits for the next completion; before it runs that one's callbacks it hands the lead to
-another thread and starts one if none is free. The pool so grows to the number of callbacks that
-run at once, and a completion reaches its callbacks without a hop between threads.
+A callback may wait for another completion, as PowerSGD's hook does, so a completion must never
+queue behind a running callback. CompletionPool therefore works by leader and followers: one
+thread, the leader, waits for the next completion. Before it runs the callbacks of that one, another
+thread becomes the leader; it is created if none is free. So the pool grows to the number of
+callbacks that run at once, and a completion reaches its callbacks without a change of threads.
 
-Stager: ops are numbered as they start, alike on all ranks, while the copies that starts wait for
-are done sooner or later on each: so one queue holds all starts in the order they were asked for.
+Ops are numbered in the order in which they start, which has to be the same on all ranks, whereas
+the copies that they wait for end at different times on each rank. So Stager starts all of them from
+one queue, in the order in which they were asked for.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ SPARE_THREADS = 2
 class CompletionPool(Generic[T]):
     """Calls `handle(item)` for each item that `poll()` returns, on threads of its own.
 
-    poll: waits for a bounded time without the GIL; returns None when nothing came. It is called
-    by one thread at a time. handle: may block; what it raises is printed and dropped. broken:
-    called once with what `poll` raised, after which the pool ends.
+    Args:
+        poll: Waits for a bounded time without the GIL, and returns None when there is no item. One
+            thread at a time calls it.
+        handle: Handles an item, and may block. An exception that it raises is printed and dropped.
+        name: Prefix of the threads' names.
+        broken: Called once with the exception that `poll` raised, after which the pool ends.
     """
 
     def __init__(
@@ -48,7 +52,7 @@ class CompletionPool(Generic[T]):
         self._handle = handle
         self._name = name
         self._broken = broken
-        self._ended = False  # `poll` has failed
+        self._ended = False  # whether `poll` has failed
         self._lead = threading.Lock()
         self._mutex = threading.Lock()
         self._free = 0  # threads that lead or wait to lead
@@ -59,9 +63,12 @@ class CompletionPool(Generic[T]):
             self._spawn()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Ends the threads; waits for those whose callbacks return within the time-out.
+        """Ends the threads.
 
         Items that `poll` still returns are handled first.
+
+        Args:
+            timeout_s: Seconds to wait at most for each thread that runs a callback.
         """
         self._stopping = True
         with self._mutex:
@@ -107,7 +114,7 @@ class CompletionPool(Generic[T]):
             return False
         try:
             self._handle(item)
-        except Exception:  # a callback's own fault must not end the pool
+        except Exception:  # an error of a callback must not end the pool
             traceback.print_exc()
         with self._mutex:
             if self._free > SPARE_THREADS:
@@ -116,7 +123,7 @@ class CompletionPool(Generic[T]):
         return True
 
     def _next(self) -> tuple[T | None, Exception | None]:
-        """The next item, None when the pool ends; and why `poll` failed, to whom it does."""
+        """Returns the next item, None when the pool ends; and why `poll` failed, once."""
         try:
             while not self._ended:
                 item = self._poll()
@@ -130,14 +137,18 @@ class CompletionPool(Generic[T]):
     def _grow(self) -> None:
         try:
             self._spawn()
-        except RuntimeError:  # the system gives no thread: this one leads again after its callback
-            log.warning("%s: no further thread for completions", self._name, exc_info=True)
+        except RuntimeError:  # the system has no thread left, so this one leads after its callback
+            log.warning("%s: no further thread can be started", self._name, exc_info=True)
 
 
 class Stager:
-    """Runs what it is given one after another, in the order given, on one thread.
+    """Runs what is submitted one after another, in order, on one thread.
 
-    Ordered are the calls of `submit`: calls from several threads at once come in either order.
+    The order is that of the calls of `submit`. Calls from several threads at once come in either
+    order.
+
+    Args:
+        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -148,12 +159,15 @@ class Stager:
 
     @property
     def started(self) -> bool:
-        """Whether anything was submitted since the start (or since `stop`): then whatever must
-        not overtake it is to be submitted too. False in a forked child, which has no thread."""
+        """Whether anything was submitted since the start or since `stop`.
+
+        If so, whatever must not overtake it has to be submitted, too. It is False in a forked
+        child, which has no thread.
+        """
         return self._thread is not None and self._thread.is_alive()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Queues `work` and returns at once. What it raises is logged and dropped."""
+        """Queues `work` and returns at once. An exception that it raises is logged and dropped."""
         with self._mutex:
             if not self.started:
                 self._queue = queue.SimpleQueue()
@@ -174,6 +188,6 @@ def _run_in_order(waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None
     while (work := waiting.get()) is not None:
         try:
             work()
-        except Exception:  # its own fault must not keep the others from their turn
-            log.exception("a start raised")
-        del work  # the queue may stay empty for long
+        except Exception:  # an error must not keep the others from their turn
+            log.exception("starting a transfer raised")
+        del work  # the queue may stay empty for long, and this would keep the work's memory

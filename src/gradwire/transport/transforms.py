@@ -1,9 +1,9 @@
-"""The randomised Hadamard transform of a bucket: a lost chunk costs every element a little.
+"""The randomised Hadamard transform of a bucket, which spreads a lost chunk over many elements.
 
-In place and orthonormal, so its own inverse up to the signs and to rounding (OptiReduce, arXiv
-2310.06993; the blocks, in which about eleven datagrams of 1,472 bytes share each loss, are ours).
-The signs are drawn from the plan's seed, alike on all ranks, and all replicas compute the same
-bits. The engine does it, block by block in the nearest cache.
+It works in place and is orthonormal, so it is its own inverse up to the signs and to rounding
+(OptiReduce, arXiv 2310.06993). It is applied in blocks, in which about eleven datagrams of 1,472
+bytes share each loss; the blocks are gradwire's own. The signs are drawn from the plan's seed, so
+all replicas compute the same bits. The engine computes it, block by block in the nearest cache.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Flat = NDArray[np.float32]
 
 
 def forward(values: Flat, seed: int) -> None:
-    """Transforms in place: random signs, then the Walsh–Hadamard transform of each block."""
+    """Transforms float32 values in place: random signs, then the transform of each block."""
     load_engine().hadamard(values, seed)
 
 
 def inverse(values: Flat, seed: int) -> None:
-    """Undoes `forward` with the same seed, to rounding."""
+    """Inverts `forward` with the same seed in place, up to rounding."""
     load_engine().hadamard(values, seed, inverse=True)

@@ -1,4 +1,4 @@
-"""Which tensors may lose nothing where nobody says otherwise: norm layers and biases."""
+"""The tensors that may lose nothing by default: those of norm layers and biases."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ _NAMES = re.compile(r"(^|\.)bias$|norm|(^|[._])(bn|ln)\d*([._]|$)", re.IGNORECAS
 
 
 def is_fragile(name: str) -> bool:
-    """Whether a tensor is called as those of norm layers and biases are.
+    """Returns whether a tensor is named as those of norm layers and biases are.
 
-    Most have one dimension, which tells them better; but a layer norm over two has a weight of two.
+    Most of them have one dimension, which is the better test; but a layer norm over two dimensions
+    has a weight of two.
     """
     return _NAMES.search(name) is not None

@@ -1,19 +1,20 @@
-"""The BDP rule of NetSenseML with a congestion signal that works, and the ladder of encodings.
+"""The ratio of NetSenseML: how much compression the network's congestion asks for.
 
 The rule (arXiv 2506.16235 and its code): while the data in flight exceed 0.9 of the
-bandwidth-delay product, the ratio shrinks by the factor 0.95, down to 0.005; else it grows by
+bandwidth-delay product (BDP), the ratio shrinks by the factor 0.95, down to 0.005; else it grows by
 0.001, up to 1, which is dense. All ranks use the smallest of their ratios.
 
-Theirs takes a transfer's own duration for the round-trip time, so a transfer that fills the link
-always looks congested and the ratio decays on an idle link. Here RTprop comes from acknowledgements
-and BtlBw from the delivery rate, and the data in flight are the mean over the step, by Little's
-law: bytes sent per step time (computation included) times RTprop. A step that would keep a free
-link busy for more than 0.9 of its time is congested, one that hides behind computation is not.
+The signal differs. The original takes a transfer's own duration for the round-trip time, so a
+transfer that fills the link always looks congested, and the ratio decays on an idle link. Here
+RTprop comes from acknowledgements and BtlBw from the delivery rate, and the data in flight are the
+mean over the step by Little's law: bytes sent per step time (computation included) times RTprop. So
+a step is congested if it would keep a free link busy for more than 0.9 of its time, and one that
+hides behind computation is not.
 
-Ours, too: the stages (dense, f16, int8, top-k) are chosen by what they leave of the bytes, indices
-counted; and a start-up ramp doubles the ratio each step until the first congestion, which takes it
-back to half of what congested the network. Without that a job whose dense steps take seconds would
-need a hundred of them to come down by twentieths.
+Two more things are gradwire's own. The encodings (dense, f16, int8, top-k) are chosen by the bytes
+that they leave, indices included. And the ratio doubles in each step until the first congestion,
+which sets it to half of the ratio that congested the network; a job with slow dense steps would
+otherwise need many of them to reach its ratio by twentieths.
 """
 
 from __future__ import annotations
@@ -37,9 +38,16 @@ RAMP = 2.0
 
 
 def congested(report: StepReport, share: float) -> bool:
-    """Whether the mean of this worker's data in flight exceeds `share` of its path's BDP.
+    """Returns whether this worker's data in flight exceed `share` of its path's BDP.
 
-    Both sides hold RTprop as a factor, so it is left out. Not known: not congested.
+    RTprop is a factor of both sides, so it is left out.
+
+    Args:
+        report: A step's report.
+        share: Share of the bandwidth-delay product.
+
+    Returns:
+        True for congestion; False, too, while the path is not known.
     """
     if report.period_s <= 0.0 or report.btlbw <= 0.0:
         return False
@@ -48,7 +56,13 @@ def congested(report: StepReport, share: float) -> bool:
 
 @dataclass
 class Ladder:
-    """The agreed ratio: the share of the dense bytes that a step may send; never below `floor`."""
+    """The agreed ratio of bytes that a step may send to dense ones.
+
+    Attributes:
+        ratio: The ratio, in [floor, 1].
+        ramping: Whether it still doubles in each step.
+        floor: The smallest ratio.
+    """
 
     ratio: float = 0.1
     ramping: bool = True
@@ -58,14 +72,14 @@ class Ladder:
         self._judged = self.ratio
 
     def stop_at(self, floor: float) -> None:
-        """The ratio goes no lower than `floor`: what is below it could not be sent."""
+        """Raises the smallest ratio to `floor`, where smaller ones could not be sent."""
         self.floor = max(self.floor, floor)
         self.ratio = max(self.ratio, self.floor)
 
     def observe(self, summary: Summary) -> None:
         """Takes the agreed flag: one congested rank is enough, so all keep the smallest ratio.
 
-        The flag is of the step before the one that has just ended.
+        The flag is about the step before the one that has just ended.
         """
         judged, self._judged = self._judged, self.ratio
         if summary.congested:
@@ -79,11 +93,11 @@ class Ladder:
             self.ratio = min(1.0, self.ratio + GROW)
 
     def state_dict(self) -> dict[str, Any]:
-        """The ratio, whether it still ramps up, and the ratio that the next flag is of."""
+        """Returns the ratio, whether it still doubles, and the ratio of the next flag's step."""
         return {"ratio": self.ratio, "ramping": self.ramping, "judged": self._judged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError."""
+        """Restores what `state_dict` returned; raises ConfigError for anything else."""
         read = State(state, "state['phases']['ladder']")
         read.keys(("ratio", "ramping", "judged"))
         ratio = max(self.floor, read.number("ratio", FLOOR, 1.0))
@@ -92,7 +106,14 @@ class Ladder:
 
 
 def stage(ratio: float) -> tuple[str, float]:
-    """(encoding, kept) that sends at most `ratio` of the dense bytes, the mildest that does."""
+    """Returns the mildest encoding that sends at most `ratio` of the dense bytes.
+
+    Args:
+        ratio: Bytes relative to dense ones, in (0, 1].
+
+    Returns:
+        The encoding, and the share of elements that it keeps.
+    """
     if ratio >= 1.0:
         return "f32", 1.0
     if ratio >= 0.5:
@@ -103,5 +124,5 @@ def stage(ratio: float) -> tuple[str, float]:
 
 
 def wider(chunk_elements: int, encoding: str, kept: float) -> int:
-    """About how many elements a datagram carries; for pooling small tensors."""
+    """Returns about how many elements a datagram holds in an encoding, for pooling tensors."""
     return max(1, int(chunk_elements / encoded_share(encoding, kept)))

@@ -1,17 +1,16 @@
-"""PushHistory: from when on a push is late, learned from how long pushes take.
+"""PushHistory: the time after which a push is late, learned from the times of earlier pushes.
 
-Ours; no paper's. Loss detection sees a chunk that the network dropped; it cannot see that a worker
-stalls, that a link is cut for a while or that somebody else took half of it. What tells those is
-that a push takes longer than pushes do here: longer than the upper quartile of its last whole
-ones by four times the distance between median and that quartile (and by two round trips at least,
-so that a single loss can be repaired before). Up to a quarter of those pushes may have been in
-trouble themselves. Every number is agreed, hence the same on all ranks.
+This is gradwire's own. Loss detection notices a chunk that the network dropped, but not a worker
+that stalls, a link that is cut for a while, or other traffic that takes half of it. These show in
+pushes that take longer than usual. A push is late once it exceeds the upper quartile of the last
+whole pushes by four times the distance between median and upper quartile, and by two round trips at
+least, in which a single loss can be repaired. Thus a quarter of those pushes may have been delayed
+themselves. Every number is agreed, hence the same on all ranks.
 
-Where fewer than half of the last pushes were whole, nothing is late: either the network got slower
-for good, and waiting teaches the new times, or loss is so heavy that loss alone decides.
+Where fewer than half of the last pushes were whole, nothing is late: either the network has become
+slower for good, and waiting reveals the new times, or the loss is so heavy that it alone decides.
 
-Pushes in another encoding take other times, so each share of float32's bytes has a history of its
-own: who comes back to one finds what was learned with it.
+Pushes in other encodings take other times, so each share of float32's bytes has its own history.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from gradwire.policies.parts.timing import PathEstimate, quantile
 __all__ = ["PushHistory"]
 
 WINDOW = 20
-"""Steps that are looked back on."""
+"""Number of the last steps that count."""
 
 SPREADS = 4.0
 ROUND_TRIPS = 2.0
 LONGEST_S = 3600.0
-"""The longest delay that a schedule takes."""
+"""The longest delay that a schedule takes, in seconds."""
 
 
 Pushes = dict[int, list[float]]
@@ -43,13 +42,18 @@ Pushes = dict[int, list[float]]
 
 @dataclass
 class PushHistory:
-    """The last push times by the share of float32's bytes that was sent, and by bucket."""
+    """The last push times by the share of float32's bytes that was sent, and by bucket.
+
+    Attributes:
+        path: The path's estimates.
+        pushes: Push times in seconds, by share and bucket.
+    """
 
     path: PathEstimate = field(default_factory=PathEstimate)
     pushes: dict[float, Pushes] = field(default_factory=dict)
 
     def observe(self, summary: Summary, share: float = 1.0) -> None:
-        """Takes the agreed push times of the step before, which sent this share."""
+        """Takes the agreed push times of the step before, which sent this share of the bytes."""
         self.path.observe(summary)
         known = self.pushes.setdefault(_rounded(share), {})
         for bucket, push in enumerate(summary.pushes):
@@ -57,7 +61,7 @@ class PushHistory:
                 known[bucket] = [*known.get(bucket, []), push][-WINDOW:]
 
     def late_after(self, bucket: int, share: float = 1.0) -> float | None:
-        """Seconds after which a bucket's push is late; None while that is not known."""
+        """Returns the seconds after which a bucket's push is late; None while not known."""
         known = self.pushes.get(_rounded(share), {}).get(bucket, [])
         whole = [push for push in known if push < math.inf]
         if len(whole) < WINDOW / 2 or self.path.rtprop_s is None:
@@ -67,7 +71,7 @@ class PushHistory:
         return min(high + margin, LONGEST_S)
 
     def state_dict(self) -> dict[str, Any]:
-        """The times and the path's estimates."""
+        """Returns the times and the path's estimates."""
         return {
             "pushes": {
                 repr(share): {bucket: list(times) for bucket, times in known.items()}
@@ -77,7 +81,7 @@ class PushHistory:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError."""
+        """Restores what `state_dict` returned; raises ConfigError for anything else."""
         read = State(state, "state['phases']['pushes']")
         read.keys(("pushes", "path"))
         path = read.values["path"]
@@ -96,7 +100,7 @@ class PushHistory:
 
 
 def _rounded(share: float) -> float:
-    """The same for what several buckets sent together."""
+    """Rounds a share, so that several buckets of one encoding have the same."""
     return round(share, 6)
 
 

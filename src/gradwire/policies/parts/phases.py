@@ -1,20 +1,20 @@
-"""Training phases: the detectors that read what the ranks agree on.
+"""Training phases: the detectors that decide them from what the ranks agree on.
 
-The detector of DBLP (arXiv 2605.01989): a phase is critical when the gradient's norm changed by at
-least the share η since the last look, |prev - curr| / prev >= η; training starts critical. Two
-inputs are offered:
+The detector of DBLP (arXiv 2605.01989) compares the gradient's norm with that of its last
+decision. A phase is critical when the norm changed by the share η or more,
+|prev - curr| / prev >= η. Training starts critical. There are three inputs:
 
-"ours"   RMS over the steps since the last look of the norms of the workers' *fresh* gradients
-         (before residuals are added and before anything is lost). Minibatch noise is averaged
-         out and the detector does not see its own loss.
-"paper"  the L2 norm of one step's averaged gradient as it was applied, what the paper looks at.
-"layers" a phase per layer, after Accordion (MLSys 2021): each layer's norm is measured against its
-         own last one. Ours: the norm is that of "ours", RMS over the steps, where Accordion takes
-         the norm of the gradient accumulated over the epoch. The layers' norms take one small
-         exact transfer of their own at each look.
+"ours"   Root mean square, over the steps since the last decision, of the norms of the workers'
+         *fresh* gradients, before residuals are added and before anything is lost. It averages out
+         minibatch noise, and the detector does not see the loss that it causes.
+"paper"  L2 norm of one step's averaged gradient as it was applied, which is the paper's input.
+"layers" A phase per layer, after Accordion (MLSys 2021): each layer's norm is compared with its
+         own last one. The norm is that of "ours", where Accordion takes the norm of the gradient
+         accumulated over the epoch. The layers' norms take one small exact transfer of their own
+         at each decision.
 
-As in Accordion, a drop of the learning rate counts as critical too (`RateWatch`). And a user may
-vote by hand; a vote overrules the detector as long as it stands.
+As in Accordion, a drop of the learning rate counts as critical too (`RateWatch`). Users may also
+vote for a phase; a vote overrules the detector as long as it stands.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DETECTORS = ("ours", "paper", "layers")
 
 
 def check_every(name: str, value: object) -> None:
-    """Raises ConfigError unless `value` is a cadence: a number of steps, or "epoch"."""
+    """Checks that `value` is a number of steps or "epoch"; raises ConfigError otherwise."""
     named = isinstance(value, str) and value == "epoch"
     if not named and not (is_whole(value) and value >= 1):
         raise ConfigError.of(name, value, "a number of steps (1 or more) or 'epoch'")
@@ -53,9 +53,25 @@ def check_every(name: str, value: object) -> None:
 class PhaseDetector:
     """Decides the phase of the next step from the agreed summaries of the steps before.
 
-    eta: relative change of the norm that makes a phase critical, > 0. every: look every so many
-    steps, or "epoch" for once an epoch (`attachment.epoch(n)`). source: "ours" or "paper".
-    Zero and non-finite norms mean critical. `phase` is the phase of the next step.
+    Zero and non-finite norms mean critical.
+
+    Args:
+        eta: Relative change of the norm that makes a phase critical, above 0.
+        every: Steps between two decisions, or "epoch" for one per epoch (`attachment.epoch(n)`).
+        source: Input of the detector, "ours" or "paper".
+
+    Raises:
+        ConfigError: An argument is not as above.
+
+    Attributes:
+        eta: See above.
+        every: See above.
+        source: See above.
+        phase: The phase of the next step.
+        steps: Number of steps observed.
+        critical_steps: Number of them that were critical.
+        looks: Number of times that the norm was evaluated.
+        fired: Number of times that a change of the norm, or another cause, made the phase critical.
     """
 
     def __init__(self, eta: float = 0.5, every: Every = 10, source: str = "ours") -> None:
@@ -85,17 +101,17 @@ class PhaseDetector:
 
     @property
     def verdict(self) -> str:
-        """ "phases", or "fixed bound" for a run in which nothing fired after the start."""
+        """The kind of run: "phases", or "fixed bound" where nothing fired after the start."""
         return "phases" if self.fired else "fixed bound"
 
     def due(self, summary: Summary) -> bool:
-        """Whether `observe` will look at this summary's step."""
+        """Returns whether `observe` will make a decision at this summary's step."""
         if self.every == "epoch":
             return self._begins(summary)
         return (self.steps + 1) % self.every == 0
 
     def phase_of(self, layer: str) -> Phase:
-        """The phase of the next step for one layer: the same for all, but for "layers"."""
+        """Returns the phase of the next step for one layer, which is `phase` but for "layers"."""
         return self.phase
 
     def observe(self, summary: Summary) -> None:
@@ -108,16 +124,16 @@ class PhaseDetector:
                 self._epoch = summary.epoch
                 if self.source == "paper":
                     self._gather(summary)
-                self._look()
+                self._decide()
             if self.source == "ours":
                 self._gather(summary)
         else:
             self._gather(summary)
             if self.steps % self.every == 0:
-                self._look()
+                self._decide()
         if summary.nonfinite or summary.falling:
             self._fire()
-            # The next window is cut short.
+            # The next window is cut short, so its decision is suspended.
             self._hold = self._hold or (summary.falling and not begins)
         self.phase = summary.vote if summary.vote is not None else self._detected
 
@@ -125,15 +141,18 @@ class PhaseDetector:
         **{key: key for key in ("phase", "steps", "critical_steps", "looks", "fired")},
         **{key: f"_{key}" for key in ("detected", "previous", "squares", "count", "epoch", "hold")},
     }
-    """The attribute that each key of a saved state stands for."""
+    """The attribute of each key of a saved state."""
 
     def state_dict(self) -> dict[str, object]:
-        """Everything the next decision depends on, as plain values."""
+        """Returns everything that the next decision depends on, as plain values."""
         return {key: getattr(self, attribute) for key, attribute in self._KEPT.items()}
 
     def load_state_dict(self, state: object) -> None:
-        """Restores what `state_dict` returned; raises ConfigError for anything else, and changes
-        nothing then."""
+        """Restores what `state_dict` returned.
+
+        Raises:
+            ConfigError: The state is anything else; nothing is changed then.
+        """
         read = State(state, "state['phases']['phases']")
         read.keys(sorted(self._KEPT))
         for key, value in self._read(read).items():
@@ -142,12 +161,12 @@ class PhaseDetector:
     def _read(self, state: State) -> dict[str, object]:
         steps = state.whole("steps")
         return {
-            "phase": state.word("phase", PHASES),
+            "phase": state.choice("phase", PHASES),
             "steps": steps,
             "critical_steps": state.number("critical_steps", 0.0, steps),
             "looks": state.whole("looks"),
             "fired": state.whole("fired"),
-            "detected": state.word("detected", PHASES),
+            "detected": state.choice("detected", PHASES),
             "previous": state.optional("previous", state.magnitude),
             "squares": state.magnitude("squares"),
             "count": state.whole("count"),
@@ -156,7 +175,7 @@ class PhaseDetector:
         }
 
     def _begins(self, summary: Summary) -> bool:
-        """Whether a window of whole epochs begins with this summary's step."""
+        """Returns whether a window of whole epochs begins with this summary's step."""
         return self.every == "epoch" and summary.epoch > self._epoch
 
     def _gather(self, summary: Summary) -> None:
@@ -167,7 +186,7 @@ class PhaseDetector:
             self._squares += summary.fresh_norm**2
             self._count += 1
 
-    def _look(self) -> None:
+    def _decide(self) -> None:
         if not self._count:
             return
         current = math.sqrt(self._squares / self._count)
@@ -190,22 +209,26 @@ class PhaseDetector:
 
 
 class LayerDetector(PhaseDetector):
-    """A phase per layer. `phase` is critical while any layer is; `critical_share` counts layers.
+    """Decides a phase per layer; a layer is critical until two decisions have seen its norm.
 
-    eta, every: as for PhaseDetector. A layer is critical until it has been looked at twice.
+    `phase` is critical while any layer is, and `critical_share` counts layers.
+
+    Args:
+        eta: As for PhaseDetector.
+        every: As for PhaseDetector.
     """
 
     def __init__(self, eta: float = 0.5, every: Every = 10) -> None:
         super().__init__(eta, every, "layers")
         self._norms: dict[str, float] = {}
-        self._settled: frozenset[str] = frozenset()  # the layers that are tolerant
+        self._tolerant_layers: frozenset[str] = frozenset()
         self._vote: Phase | None = None
 
     def phase_of(self, layer: str) -> Phase:
-        """The phase of the next step for one layer."""
+        """Returns the phase of the next step for one layer."""
         if self._vote is not None:
             return self._vote
-        return "tolerant" if layer in self._settled else "critical"
+        return "tolerant" if layer in self._tolerant_layers else "critical"
 
     def observe(self, summary: Summary) -> None:
         """Takes the summary of the step just completed and decides the phases of the next."""
@@ -213,31 +236,33 @@ class LayerDetector(PhaseDetector):
         if self._vote is not None or not self._norms:
             self.critical_steps += self.phase == "critical"
         else:
-            self.critical_steps += 1.0 - len(self._settled) / len(self._norms)
+            self.critical_steps += 1.0 - len(self._tolerant_layers) / len(self._norms)
         begins = self._begins(summary)
         self._epoch = max(self._epoch, summary.epoch)
         if summary.layers is not None:
-            self._look_at(summary.layers)
+            self._decide_layers(summary.layers)
         if summary.nonfinite or summary.falling:
-            self._settled = frozenset()
+            self._tolerant_layers = frozenset()
             self._hold = self._hold or (summary.falling and not begins)
             self.fired += 1
         self._vote = summary.vote
-        tolerant = bool(self._norms) and len(self._settled) == len(self._norms)
+        tolerant = bool(self._norms) and len(self._tolerant_layers) == len(self._norms)
         self._detected = "tolerant" if tolerant else "critical"
         self.phase = self._vote if self._vote is not None else self._detected
 
     _KEPT: ClassVar[dict[str, str]] = {
         **PhaseDetector._KEPT,
-        **{key: f"_{key}" for key in ("norms", "settled", "vote")},
+        "norms": "_norms",
+        "settled": "_tolerant_layers",
+        "vote": "_vote",
     }
 
     def state_dict(self) -> dict[str, object]:
-        """Everything the next decision depends on; sets as lists, which torch.load takes."""
+        """Returns all that the next decision depends on; sets become lists, for torch.load."""
         return {
             **super().state_dict(),
             "norms": dict(self._norms),
-            "settled": sorted(self._settled),
+            "settled": sorted(self._tolerant_layers),
         }
 
     def _read(self, state: State) -> dict[str, object]:
@@ -249,10 +274,10 @@ class LayerDetector(PhaseDetector):
             **super()._read(state),
             "norms": state.part("norms").by_name(),
             "settled": frozenset(settled),
-            "vote": None if vote is None else state.word("vote", PHASES),
+            "vote": None if vote is None else state.choice("vote", PHASES),
         }
 
-    def _look_at(self, norms: Mapping[str, float]) -> None:
+    def _decide_layers(self, norms: Mapping[str, float]) -> None:
         self.looks += 1
         before, self._norms = self._norms, dict(norms)
         if self._hold:
@@ -264,14 +289,17 @@ class LayerDetector(PhaseDetector):
             if changed(before.get(layer, 0.0), norm, self.eta)
         }
         self.fired += bool(fired)
-        self._settled = frozenset(layer for layer in norms if layer in before) - fired
+        self._tolerant_layers = frozenset(layer for layer in norms if layer in before) - fired
 
 
 class RateWatch:
-    """Notices when a learning rate drops: to half of what it was, at once or bit by bit.
+    """Notices when a learning rate drops to half of what it was, at once or bit by bit.
 
-    Accordion counts any decay as critical; a rate that falls a little every step (cosine) would
-    then be critical for ever, so this looks at halvings. Ours.
+    Accordion (MLSys 2021) counts any decay as critical. A rate that falls a little in every step
+    (cosine) would then be critical for ever, so only halvings count here.
+
+    Attributes:
+        reference: The rates with which the next ones are compared, by parameter group.
     """
 
     SHARE = 0.5
@@ -280,7 +308,7 @@ class RateWatch:
         self.reference: list[float] = []
 
     def observe(self, rates: Sequence[float]) -> bool:
-        """Takes the rates of all parameter groups before a step; whether one has dropped."""
+        """Takes the rates of all parameter groups before a step; returns whether one dropped."""
         known = self.reference if len(self.reference) == len(rates) else list(rates)
         fell = [
             now <= self.SHARE * before < before for now, before in zip(rates, known, strict=True)
@@ -293,7 +321,19 @@ class RateWatch:
 
 
 def make_detector(eta: float, every: Every, source: str) -> PhaseDetector:
-    """The detector of this source; raises ConfigError for what it cannot be."""
+    """Makes the detector of an input.
+
+    Args:
+        eta: Relative change of the norm that makes a phase critical, above 0.
+        every: Steps between two decisions, or "epoch".
+        source: The input, "ours", "paper" or "layers".
+
+    Returns:
+        The detector.
+
+    Raises:
+        ConfigError: An argument is not as above.
+    """
     check_choice("detector", source, DETECTORS)
     if source == "layers":
         return LayerDetector(eta, every)
@@ -301,6 +341,6 @@ def make_detector(eta: float, every: Every, source: str) -> PhaseDetector:
 
 
 def changed(before: float, now: float, eta: float) -> bool:
-    """Whether a norm changed by the share eta or more; zero and non-finite ones count as that."""
+    """Returns whether a norm changed by the share eta or more, or is zero or not finite."""
     usable = math.isfinite(before) and math.isfinite(now) and before > 0 and now > 0
     return not usable or abs(before - now) / before >= eta

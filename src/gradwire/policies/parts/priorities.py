@@ -1,8 +1,8 @@
-"""Priority classes of chunks, 0 first: by a layer's place, by the gradient, by the last result.
+"""Priority classes of chunks by layer, by gradient magnitude or by last result; class 0 goes first.
 
-Everything here is a pass or two of vectorised arithmetic over a bucket. A gradient's magnitudes are
-each worker's own; so are the classes, and no other rank needs to know them. Those of the last
-results all replicas know alike, and so leave out the same chunks.
+Everything here is a pass or two of vectorised arithmetic over a bucket. Classes by magnitude are
+each worker's own, and no other rank needs to know them. Last results are the same on all replicas,
+which therefore leave out the same chunks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ Priorities = NDArray[np.uint8]
 class Chunks(Protocol):
     """The chunk grid of a plan, as far as a policy needs it: arrays of one entry per chunk.
 
-    offsets: uint64, rising, lengths: uint32, in elements. regions, aggregators: uint32, rising:
-    which region a chunk is of, and who sums it.
+    Attributes:
+        offsets: uint64, rising; each chunk's first element.
+        lengths: uint32; each chunk's number of elements.
+        regions: uint32, rising; the index of the region that a chunk belongs to.
+        aggregators: uint32, rising; the index of the aggregator that sums it.
     """
 
     offsets: NDArray[np.uint64]
@@ -45,20 +48,23 @@ class Chunks(Protocol):
     def groups(
         self,
     ) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.intp], NDArray[np.intp]]:
-        """Of each chunk: which of the groups it is in, where that begins, how many are in it. A
-        group is the chunks of one region at one aggregator."""
+        """For each chunk its group, where that begins, and how many chunks are in it.
+
+        A group is the chunks of one region at one aggregator.
+        """
         ...
 
     def mean_magnitudes(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The mean magnitude of each chunk's elements; infinite where their sum is not finite."""
+        """Returns each chunk's mean magnitude, infinite where the sum is not finite."""
         ...
 
 
 class LayerOrder:
-    """Where each layer of a model stands, front to back.
+    """The place of each layer of a model, front to back.
 
-    tensors: names of the parameters in the order of `model.named_parameters()`. A layer is the
-    module that owns a parameter.
+    Args:
+        tensors: Names of the parameters in the order of `model.named_parameters()`. A layer is the
+            module that owns a parameter.
     """
 
     def __init__(self, tensors: Iterable[str]) -> None:
@@ -67,7 +73,16 @@ class LayerOrder:
             self._place.setdefault(TensorSlot(name, 0, 1).layer, len(self._place))
 
     def classes(self, slots: tuple[TensorSlot, ...], chunks: Chunks, count: int) -> Priorities:
-        """`count` classes of equally many layers; a chunk has that of its first element's layer."""
+        """Makes classes of equally many layers.
+
+        Args:
+            slots: The bucket's tensors.
+            chunks: The chunk grid.
+            count: Number of classes.
+
+        Returns:
+            uint8 for each chunk, the class of its first element's layer.
+        """
         layers = len(self._place)
         of_slot = [self._place[slot.layer] * count // layers for slot in slots]
         starts = np.array([slot.offset for slot in slots], np.uint64)
@@ -76,9 +91,14 @@ class LayerOrder:
 
 
 def by_size(order: NDArray[np.intp], count: int) -> Priorities:
-    """`count` classes of equally many chunks, the largest first.
+    """Makes `count` classes of equally many chunks, the largest first.
 
-    order: the chunks from the smallest to the largest (argsort).
+    Args:
+        order: The chunks from the smallest to the largest (argsort).
+        count: Number of classes.
+
+    Returns:
+        uint8 for each chunk.
     """
     classes = np.empty(len(order), np.uint8)
     classes[order[::-1]] = np.arange(len(order)) * count // max(1, len(order))
@@ -86,16 +106,23 @@ def by_size(order: NDArray[np.intp], count: int) -> Priorities:
 
 
 def by_region(values: NDArray[np.float32], chunks: Chunks, seed: int) -> Priorities:
-    """All classes, of equally many of each region's chunks at each aggregator, the largest first.
+    """Spreads each region's chunks at each aggregator equally over all classes, the largest first.
 
-    values: one per chunk, none below 0; those that are equal (an embedding's rows without a
-    gradient) go in an order that the seed draws. An eager close leaves out a share of each region,
-    hence the last classes of each: what the share is need not be known.
+    An eager close leaves out a share of each region, hence the last classes of each, whatever that
+    share is.
+
+    Args:
+        values: float32 for each chunk, none below 0.
+        chunks: The chunk grid.
+        seed: Seed of the order of equal values (an embedding's rows without a gradient).
+
+    Returns:
+        uint8 for each chunk.
     """
     groups, starts, sizes = chunks.groups
     drawn = np.random.default_rng(seed).permutation(len(values))
-    # Sorted by one number of 64 bits: group, value (a float's bits rise with it), place in the
-    # draw. Values lose their last bits where the other two leave no room for 31.
+    # The sort key is one number of 64 bits: group, value (a float's bits rise with it), place in a
+    # random permutation. Values lose their last bits where the other two leave less than 31 bits.
     low = len(values).bit_length()
     bits = min(31, 64 - low - int(groups.max(initial=0)).bit_length())
     keys = (values[drawn].view(np.uint32) & np.uint32(0x7FFFFFFF)).astype(np.uint64)
@@ -112,9 +139,17 @@ def by_region(values: NDArray[np.float32], chunks: Chunks, seed: int) -> Priorit
 
 
 def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.bool_]:
-    """Marks the smallest chunks: `share` of each region's, at each aggregator.
+    """Marks the smallest chunks: the share `share`, rounded up, of each region at each aggregator.
 
-    Rounded up; an eager close of bound `share` leaves out none but these. order: as in `by_size`.
+    An eager close of bound `share` leaves out no others, where these are in the last class.
+
+    Args:
+        order: The chunks from the smallest to the largest (argsort).
+        chunks: The chunk grid.
+        share: The share, in [0, 1).
+
+    Returns:
+        bool for each chunk.
     """
     groups, starts, sizes = chunks.groups
     within = order[np.argsort(groups[order], kind="stable")]
@@ -126,7 +161,18 @@ def lowest(order: NDArray[np.intp], chunks: Chunks, share: float) -> NDArray[np.
 def check_priority(
     priority: object, allowed: tuple[str, ...], control: str, order: str | None, pull: str | None
 ) -> None:
-    """Raises ConfigError for a priority that is not allowed, or not beside the other three."""
+    """Checks a priority beside the other options.
+
+    Args:
+        priority: The value of the option.
+        allowed: Its allowed values.
+        control: The option `control`.
+        order: The option `order`.
+        pull: The option `pull`.
+
+    Raises:
+        ConfigError: The priority is not allowed, or does not go with another option.
+    """
     check_choice("priority", priority, allowed)
     if priority == "none":
         return
@@ -134,7 +180,7 @@ def check_priority(
         raise ConfigError.of(
             "control",
             control,
-            "passes go through all chunks alike; set control='stream' or priority='none'",
+            "every pass goes through all chunks; set control='stream' or priority='none'",
             beside=f"with priority={priority!r}",
         )
     if order not in (None, "shuffled"):
@@ -149,7 +195,7 @@ def check_priority(
         raise ConfigError.of(
             "pull",
             "lossy",
-            "replicas get different results then, by which they cannot rank alike; set "
+            "replicas then get different results and would rank chunks differently; set "
             "pull='exact' or 'committed', or priority='none'",
             beside="with priority='results'",
         )

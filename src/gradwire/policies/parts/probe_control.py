@@ -1,8 +1,8 @@
-"""The published control of bounded-loss transfers: probe, bitmap, stop (docs/design.md).
+"""The published control of bounded-loss transfers: probe, bitmap and stop (docs/design.md).
 
-It is that of DBLP and of its baseline, a software MLT: chunks in sequential order and in passes, a
-way down that loses as the way up does. control="probe" therefore means order="sequential" and
-pull="lossy" unless they are given; under "stream", the engine's own, "shuffled" and "exact".
+DBLP and its baseline, a software MLT, use it: chunks go in sequential order and in passes, and the
+pull may lose as the push may. control="probe" therefore means order="sequential" and pull="lossy"
+unless these are given. Under "stream", the engine's own control, they are "shuffled" and "exact".
 """
 
 from __future__ import annotations
@@ -19,20 +19,31 @@ from gradwire.core.plan import (
 )
 from gradwire.policies.base import SHARED_ORDERS
 
-__all__ = ["BOUNDED_PULLS", "settle_options"]
+__all__ = ["BOUNDED_PULLS", "bounded_options"]
 
 BOUNDED_PULLS = ("exact", "committed", "lossy")
-"""The pulls of policies whose papers lose on the way down too; "lossy" lets replicas differ."""
+"""The pulls of policies whose papers lose on the way back, too; "lossy" lets replicas differ."""
 
 _MEANT = {"stream": ("shuffled", "exact"), "probe": ("sequential", "lossy")}
 
 
-def settle_options(
+def bounded_options(
     control: str, spend: str, fill: str, order: str | None, pull: str | None
 ) -> dict[str, Any]:
-    """The fields of a plan that closes by its bound; order and pull are control's where None.
+    """Returns the fields of a plan that closes by its bound.
 
-    Raises ConfigError naming the option, its value and what is allowed.
+    Args:
+        control: "stream" or "probe".
+        spend: Which missing chunks may be given up.
+        fill: How missing contributions are filled.
+        order: Order of the chunks; None for the control's own.
+        pull: How results come back; None for the control's own.
+
+    Returns:
+        Fields of `TransferPlan`.
+
+    Raises:
+        ConfigError: A value is not allowed; the error names the option and the value.
     """
     check_choice("control", control, CONTROLS)
     check_choice("spend", spend, SPENDS)
@@ -43,7 +54,7 @@ def settle_options(
     pull = meant_pull if pull is None else pull
     check_choice("order", order, SHARED_ORDERS)
     check_choice("pull", pull, BOUNDED_PULLS)
-    # In passes no two workers leave out the same chunks, so no worker waits for the others' start.
+    # In passes workers leave out different chunks, so none has to wait for the others to start.
     scope = "worker" if control == "probe" else "all"
     return {
         "control": control,

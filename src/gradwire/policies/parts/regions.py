@@ -1,4 +1,4 @@
-"""Bounds by tensor: name patterns, and the regions that a bucket gets from them."""
+"""Bounds by tensor-name pattern, and the regions that a bucket gets from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BoundTable", "check_patterns", "check_table", "regions_by_tensor"]
 
 
 def check_table(name: str, table: Mapping[str, float]) -> None:
-    """Raises ConfigError unless `table` maps name patterns to bounds; `name` is the setting's."""
+    """Checks that a table maps name patterns to bounds; raises ConfigError naming the setting."""
     if not table:
         raise ConfigError.about(
             f"{name}={{}}",
@@ -34,9 +34,18 @@ def check_table(name: str, table: Mapping[str, float]) -> None:
 
 
 def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]) -> None:
-    """Raises ConfigError for a pattern that matches none of the model's tensors, or never counts,
-    because a broader one stands before it. One that is broader still may stand for what is left,
-    even if nothing is."""
+    """Checks a table's patterns against a model.
+
+    Args:
+        name: Name of the setting, for errors.
+        table: Bounds by pattern; the first pattern that matches a tensor applies.
+        tensors: Names of the model's tensors.
+
+    Raises:
+        ConfigError: A pattern matches no tensor; or it has no effect, because one that stands
+            before it matches all of its tensors. A broader pattern after narrower ones is allowed
+            even if nothing is left for it.
+    """
     matches: dict[str, set[str]] = {}
     for pattern, bound in table.items():
         found = {tensor for tensor in tensors if fnmatch.fnmatchcase(tensor, pattern)}
@@ -53,8 +62,8 @@ def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]
             if narrower and bound != table[earlier]:
                 raise ConfigError.about(
                     f"{name}[{pattern!r}]={bound!r} never counts",
-                    f"{earlier!r} stands before it, matches all of its tensors, and the first "
-                    "pattern that matches a tensor rules it; put the narrower one first",
+                    f"{earlier!r} stands before it and matches all of its tensors, and the first "
+                    "pattern that matches a tensor applies; put the narrower one first",
                     setting=name,
                     value=pattern,
                 )
@@ -62,7 +71,12 @@ def check_patterns(name: str, table: Mapping[str, float], tensors: Sequence[str]
 
 
 class BoundTable:
-    """The bound of each tensor: that of the first pattern that matches its name, else `default`."""
+    """The bound of each tensor: that of the first pattern that matches its name.
+
+    Args:
+        table: Bounds by pattern.
+        default: The bound of tensors that no pattern matches.
+    """
 
     def __init__(self, table: Mapping[str, float], default: float) -> None:
         self._table = dict(table)
@@ -70,6 +84,7 @@ class BoundTable:
         self._known: dict[str, float] = {}
 
     def __call__(self, tensor: str) -> float:
+        """Returns the bound of a tensor."""
         known = self._known.get(tensor)
         if known is None:
             hits = (b for p, b in self._table.items() if fnmatch.fnmatchcase(tensor, p))
@@ -83,13 +98,21 @@ def regions_by_tensor(
     grid_bounds: Sequence[float],
     chunk_elements: int,
 ) -> Regions:
-    """Makes the regions of a bucket whose tensors have a bound each; the same object for the same.
+    """Makes the regions of a bucket whose tensors have a bound each.
 
-    slots: in order, without gaps. bounds: of this step. grid_bounds: those that decide which
-    tensors share a region, alike in all phases, so that the chunk grid stays. As in
-    `gradwire.core.plan.pool`, a tensor of fewer than 1/bound chunks is merged with its neighbours,
-    first within its layer; the strictest bound of its tensors is the region's. Tensors that are
-    critical by `grid_bounds` share regions among themselves only.
+    As in `gradwire.core.plan.pool`, a tensor of fewer than 1/bound chunks is merged with its
+    neighbours, first within its layer. Tensors that are critical by `grid_bounds` share regions
+    among themselves only. A region's bound is the strictest of its tensors.
+
+    Args:
+        slots: The tensors in order, without gaps.
+        bounds: Their bounds in this step.
+        grid_bounds: The bounds that decide which tensors share a region; the same in all phases, so
+            that the chunk grid stays.
+        chunk_elements: Number of elements in one datagram.
+
+    Returns:
+        The regions; the same object for the same arguments.
     """
     return _regions(
         slots if isinstance(slots, tuple) else tuple(slots),
@@ -121,7 +144,7 @@ def _regions(
 def _pools(
     slots: tuple[TensorSlot, ...], bounds: tuple[float, ...], chunk_elements: int
 ) -> tuple[tuple[int, int], ...]:
-    """The first and last tensor of each region."""
+    """Returns the first and last tensor of each region."""
 
     def enough(first: int, last: int) -> bool:
         elements = slots[last].offset + slots[last].length - slots[first].offset

@@ -1,4 +1,4 @@
-"""What policies by time learn from the agreed summaries: the path's estimates, and push times."""
+"""Estimates from the agreed summaries for policies by time: the path, and times of pushes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ __all__ = ["BestPushes", "EpochClock", "MovingAverages", "PathEstimate", "quanti
 
 @dataclass
 class PathEstimate:
-    """RTprop (seconds) and BtlBw (bytes/s) as last agreed: the slowest rank's; None: not known."""
+    """RTprop and BtlBw of the slowest rank, as last agreed.
+
+    Attributes:
+        rtprop_s: Round-trip time in seconds; None while it is not known.
+        btlbw: Bandwidth of the bottleneck in bytes per second; None while it is not known.
+    """
 
     rtprop_s: float | None = None
     btlbw: float | None = None
 
     @staticmethod
     def read(state: State) -> PathEstimate:
-        """From the fields of one that was saved; raises ConfigError."""
+        """Reads the fields of a saved one; raises ConfigError."""
         state.keys(("rtprop_s", "btlbw"))
 
         def above_0(key: str) -> float:
@@ -32,14 +37,14 @@ class PathEstimate:
         return PathEstimate(state.optional("rtprop_s", above_0), state.optional("btlbw", above_0))
 
     def observe(self, summary: Summary) -> None:
-        """Takes what this step's summary tells."""
+        """Takes the estimates that this step's summary holds."""
         if summary.rtprop_s is not None:
             self.rtprop_s = summary.rtprop_s
         if summary.btlbw is not None:
             self.btlbw = summary.btlbw
 
     def transfer_s(self, payload_bytes: int, round_trips: float) -> float | None:
-        """round_trips · RTprop + payload / BtlBw; None while either is not known."""
+        """Returns round_trips · RTprop + payload / BtlBw in seconds; None while not known."""
         if self.rtprop_s is None or self.btlbw is None:
             return None
         return round_trips * self.rtprop_s + payload_bytes / self.btlbw
@@ -47,14 +52,20 @@ class PathEstimate:
 
 @dataclass
 class EpochClock:
-    """Says when an epoch ends: every so many steps, or when a rank begins one."""
+    """Detects the end of an epoch: after so many steps, or when a rank begins the next.
+
+    Attributes:
+        every: Steps of an epoch, or "epoch" for those that the ranks begin.
+        steps: Number of steps so far.
+        epoch: The newest epoch begun, -1 for none.
+    """
 
     every: Every
     steps: int = 0
     epoch: int = -1
 
     def observe(self, summary: Summary) -> bool:
-        """Whether an epoch has ended with this step."""
+        """Takes a step's summary; returns whether an epoch has ended with this step."""
         self.steps += 1
         if self.every != "epoch":
             return self.steps % self.every == 0
@@ -66,7 +77,11 @@ class EpochClock:
 
 @dataclass
 class BestPushes:
-    """The best time of a whole push per bucket, since `take` was last called."""
+    """The shortest time of a whole push per bucket, since `take` was last called.
+
+    Attributes:
+        best: The times in seconds by bucket.
+    """
 
     best: dict[int, float] = field(default_factory=dict)
 
@@ -77,14 +92,19 @@ class BestPushes:
                 self.best[bucket] = min(push, self.best.get(bucket, math.inf))
 
     def take(self) -> dict[int, float]:
-        """The best times by bucket; starts anew."""
+        """Returns the shortest times by bucket, and starts anew."""
         taken, self.best = self.best, {}
         return taken
 
 
 @dataclass
 class MovingAverages:
-    """An exponential moving average per bucket; the first value is its start."""
+    """An exponential moving average per bucket, which starts with the first value.
+
+    Attributes:
+        weight: Weight of the newest value.
+        means: The averages by bucket.
+    """
 
     weight: float
     means: dict[int, float] = field(default_factory=dict)
@@ -99,6 +119,6 @@ class MovingAverages:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest of the values that at least `share` of them do not exceed."""
+    """Returns the smallest of the values that at least `share` of them do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

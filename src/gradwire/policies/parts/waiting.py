@@ -1,24 +1,24 @@
-"""When compression pays: the share of a step that passes with waiting for its transfer.
+"""The decision when compression pays: how much of a step passes with waiting for its transfer.
 
-Ours; no paper's. NetSenseML compresses while the data in flight exceed 0.9 of the bandwidth-delay
-product (`gradwire.policies.parts.ladder`). A step that does nothing but communicate fills its path
-to 0.75 or 0.8 only, as pushes come before pulls and both have ends, so that rule calls it free; and
-it cannot see that others took most of the path. What compression can save is the time that training
-waits for the transfer: from the start of its last bucket, when there is nothing left to compute, to
-the end of the step. What hides behind computation, or behind a slower worker, saves nothing.
+This is gradwire's own. NetSenseML compresses while the data in flight exceed 0.9 of the
+bandwidth-delay product (`gradwire.policies.parts.ladder`). That rule has two gaps: a step that does
+nothing but communicate fills its path to 0.75 or 0.8 only, because pushes come before pulls and
+both have ends, and it does not notice that other traffic took most of the path. What compression
+can save is the time for which training waits: from the start of the step's last bucket, when no
+computation is left, to the end of the step. Transfers that hide behind computation or behind a
+slower worker cost nothing.
 
-So each worker says which share of its steps is *rest*, spent otherwise, if transfers were dense:
-of what it waited three round trips stay what they are, the remainder shrinks with the bytes. The
-largest rest of all workers is agreed (a worker that waits for a slower one has less than that one),
-and the encoding is the mildest that leaves a transfer at most its share of the step: a small one,
-since f16 costs nothing and int8 far less than what counts as lossless (docs/accuracy.md); top-k
-costs more, and needs a better reason than they.
+So each worker estimates its *rest*, the share of its steps that would not be waiting if transfers
+were dense. Of the time that it waited three round trips stay, and the remainder is proportional to
+the bytes. The ranks agree on the largest rest, since a worker that waits for a slower one has less
+than that one. The encoding is the mildest under which waiting takes at most its allowed share of a
+step. For f16 and int8 that share is small, because they cost next to no accuracy
+(docs/accuracy.md); top-k costs more and has a larger one.
 
-It does not flap: a milder encoding has to be good enough by the factor `EASE`, and a return that
-had to be taken back doubles the time until the next (a transfer that computation hides when it is
-small may need to be waited for when it is large; then the estimate of the dense step is too low).
-
-Nor does it take a pause (an evaluation, a checkpoint) for the computation of the steps to come.
+Two things keep the choice steady. A milder encoding must suffice with the factor `EASE` to spare,
+and each return that does not last doubles the time until the next. (A transfer that computation
+hides when it is small may have to be waited for when it is large; the estimate of the dense step is
+then too low.) And a pause (an evaluation, a checkpoint) does not count as a step's computation.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from gradwire.policies.parts.ladder import INT8
 __all__ = ["Choice", "Waiting"]
 
 ROUND_TRIPS = 3.0
-"""Of what is waited for, in RTprop, that no encoding makes shorter."""
+"""Round trips (RTprop) of the waiting time that no encoding shortens."""
 
 MEMORY = 0.8
-"""What a step's times weigh after another one: the last five or so count."""
+"""Weight of a step's times after another step; about the last five count."""
 
 PAUSE = 2.0
-"""What a step may have spent otherwise, in mean steps of before; more was no step's computation, or
-is believed when it comes again: the mean grows with it."""
+"""Most that a step may spend without waiting, in mean steps of before.
+
+More is taken for a pause. Where it recurs, the mean grows with it, until it is taken in full."""
 
 SHARE, SHARE_OF_INT8 = 0.15, 0.4
-"""What of a step may be waiting for its transfer: in f32 and f16, and in int8, after which only
-top-k comes."""
+"""Largest share of a step that may be waiting: in f32 and f16, and in int8 before top-k."""
 
 EASE = 1.5
 HOLD, LONGEST_HOLD = 16, 512
@@ -57,10 +57,13 @@ F32_BYTES = 4
 
 @dataclass(frozen=True)
 class _Wait:
-    """How long a step waited; how long it took is known when the next one begins.
+    """The waiting time of a step, whose duration is known only when the next one begins.
 
-    exposed_s, rtprop_s: seconds. ratio: the share of the dense bytes that were sent. short: the
-    path takes the gradient within a round trip.
+    Attributes:
+        exposed_s: Seconds from the last bucket's start to the step's end.
+        rtprop_s: RTprop in seconds.
+        ratio: Share of the dense bytes that was sent.
+        short: Whether the path takes the gradient within a round trip.
     """
 
     exposed_s: float
@@ -69,7 +72,7 @@ class _Wait:
     short: bool
 
     def of(self, period_s: float) -> tuple[float, float]:
-        """(waiting, other) of a step that took `period_s`, were it dense."""
+        """Returns (waiting, other) in seconds of a step that took `period_s`, were it dense."""
         waited = min(self.exposed_s, period_s) - ROUND_TRIPS * self.rtprop_s
         if self.short or waited <= 0.0:
             return 0.0, period_s
@@ -78,7 +81,14 @@ class _Wait:
 
 @dataclass
 class Waiting:
-    """One worker's times in seconds, as if its transfers were dense, and steps: decaying sums."""
+    """One worker's times, as if its transfers were dense: sums that decay with each step.
+
+    Attributes:
+        waiting_s: Seconds of waiting for transfers.
+        other_s: Seconds of anything else.
+        steps: Number of steps.
+        last: The step whose duration is not known yet.
+    """
 
     waiting_s: float = 0.0
     other_s: float = 0.0
@@ -86,9 +96,13 @@ class Waiting:
     last: _Wait | None = None
 
     def rest(self, elapsed_s: float) -> float:
-        """The share of the last steps that would not be waiting; 1 while nothing is known.
+        """Returns the share of the last steps that would not be waiting.
 
-        elapsed_s: since the start of the last one.
+        Args:
+            elapsed_s: Seconds since the start of the last step.
+
+        Returns:
+            The share in [0, 1]; 1 while nothing is known.
         """
         waiting, other, _ = self._with_last(elapsed_s)
         return other / (waiting + other) if waiting > 0.0 else 1.0
@@ -97,7 +111,7 @@ class Waiting:
         """Takes a step's report.
 
         A gradient that the path takes within a round trip has nothing to save. A step whose path
-        is not known yet counts for nothing: it may have been all waiting, or none.
+        is not known yet does not count, for the share of its waiting is unknown.
         """
         if report.period_s > 0.0:
             self.waiting_s, self.other_s, self.steps = self._with_last(report.period_s)
@@ -111,18 +125,18 @@ class Waiting:
         if self.last is None:
             return self.waiting_s, self.other_s, self.steps
         waiting, other = self.last.of(period_s)
-        if self.steps > 1.0:  # one step alone may itself have been anything
+        if self.steps > 1.0:  # a single step may have been a pause itself
             other = min(other, PAUSE * (self.waiting_s + self.other_s) / self.steps)
         sums = (self.waiting_s, waiting), (self.other_s, other), (self.steps, 1.0)
         waiting_s, other_s, steps = (MEMORY * old + new for old, new in sums)
         return waiting_s, other_s, steps
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums; after a restart no step has begun that could be paired with the last one."""
+        """Returns the sums; the last step is left out, since its duration stays unknown."""
         return {"waiting_s": self.waiting_s, "other_s": self.other_s, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError."""
+        """Restores what `state_dict` returned; raises ConfigError for anything else."""
         read = State(state, "state['phases']['waiting']")
         read.keys(("waiting_s", "other_s", "steps"))
         self.waiting_s, self.other_s = read.number("waiting_s", 0.0), read.number("other_s", 0.0)
@@ -132,11 +146,16 @@ class Waiting:
 
 @dataclass
 class Choice:
-    """The agreed ratio: 1, 1/2, 1/4 …, with `floor` in place of the first below it; the same on
-    all ranks.
+    """The agreed ratio of bytes sent to dense ones: 1, 1/2, 1/4 … and `floor` at the end.
 
-    age: steps since it changed. hold: how old it must be before it may rise. eased: whether it rose
-    at the last change.
+    It is the same on all ranks.
+
+    Attributes:
+        floor: The smallest ratio.
+        ratio: The ratio.
+        age: Steps since it changed.
+        hold: Age in steps from which on it may rise.
+        eased: Whether it rose at the last change.
     """
 
     floor: float
@@ -146,13 +165,12 @@ class Choice:
     eased: bool = False
 
     def stop_at(self, floor: float) -> None:
-        """The ratio goes no lower than `floor`: what is below it could not be sent."""
+        """Raises the smallest ratio to `floor`, where smaller ones could not be sent."""
         self.floor = max(self.floor, floor)
         self.ratio = max(self.ratio, self.floor)
 
     def observe(self, summary: Summary) -> None:
-        """Takes the agreed rest, in the steps that tell it, and moves the ratio at once as far as
-        it says."""
+        """Takes the agreed rest, in the steps that hold it, and adapts the ratio at once."""
         self.age += 1
         if summary.rest is None:
             return
@@ -167,18 +185,18 @@ class Choice:
         self.ratio, self.age, self.eased = ratio, 0, eased
 
     def _rung(self, rest: float, room: float = 1.0) -> float:
-        """The mildest ratio that is enough, with room by this factor."""
+        """Returns the mildest ratio that suffices with the factor `room` to spare."""
         ratio = 1.0
         while ratio > self.floor and room * ratio > _most(ratio, rest):
             ratio = max(self.floor, ratio / 2.0)
         return ratio
 
     def state_dict(self) -> dict[str, Any]:
-        """Ratio, age, hold, and whether the last change was a rise."""
+        """Returns ratio, age, hold, and whether the last change was a rise."""
         return {"ratio": self.ratio, "age": self.age, "hold": self.hold, "eased": self.eased}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError."""
+        """Restores what `state_dict` returned; raises ConfigError for anything else."""
         read = State(state, "state['phases']['choice']")
         read.keys(("ratio", "age", "hold", "eased"))
         ratio = read.number("ratio", 0.0, 1.0)
@@ -187,6 +205,6 @@ class Choice:
 
 
 def _most(ratio: float, rest: float) -> float:
-    """The share of the dense bytes with which waiting takes what it may of a step at `ratio`."""
+    """Returns the share of dense bytes under which waiting takes its allowed share of a step."""
     share = SHARE if ratio > INT8 else SHARE_OF_INT8
     return share / (1.0 - share) * rest / max(1.0 - rest, 1e-9)

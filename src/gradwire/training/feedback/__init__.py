@@ -1,1 +1,1 @@
-"""What is owed to the gradients: residuals, velocities, and what fills gaps."""
+"""What is owed to gradients (residuals, velocities), and what substitutes missing elements."""

@@ -1,5 +1,7 @@
-"""Books: residuals, ages and magnitudes of one attachment's buckets, before and after each
-transfer."""
+"""Books: the values kept for one attachment's buckets before and after each transfer.
+
+They are residuals, velocities, the chunks' ages and the magnitudes of results.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,17 @@ __all__ = ["Books"]
 
 @dataclass
 class Books:
-    """What did not count, kept for later (`gradwire.training.feedback.residuals`), momentum kept at
-    the worker (`gradwire.training.feedback.velocity`), and how large results were
-    (`gradwire.training.feedback.result_sizes`)."""
+    """The values that error feedback and policies keep from step to step.
+
+    These are the parts that did not count (`gradwire.training.feedback.residuals`), the momentum
+    that a worker keeps (`gradwire.training.feedback.velocity`), and the magnitudes of results
+    (`gradwire.training.feedback.result_sizes`).
+
+    Attributes:
+        communicator: The communicator.
+        policy: The policy.
+        settings: The settings.
+    """
 
     communicator: Communicator
     policy: Policy
@@ -57,15 +67,17 @@ class Books:
         self._ages = AgeBook(self.settings.max_age)
         self._magnitudes = MagnitudeBook() if self.policy.ranks_results else None
         self._copies = FlatCopies()
-        self.finds_unused = False  # DDP looks for parameters that a step does not use
-        self._selects = self.communicator.world_size > 1  # one worker alone keeps everything
+        self.finds_unused = False  # whether DDP looks for parameters that a step does not use
+        self._selects = self.communicator.world_size > 1  # a single worker keeps everything
 
     def encoder(
         self, step: Step, slots: tuple[TensorSlot, ...], plan: TransferPlan
     ) -> Callable[[torch.Tensor], Encoded] | None:
-        """What encodes a bucket on its device; None where the host needs the gradient itself: for
-        the momentum memory, for what the guard may have to send again exactly, and to see which
-        tensors were not used."""
+        """Returns a function that encodes a bucket on its device.
+
+        It is None where the host needs the gradient itself: for the momentum memory, for exact
+        resending by the guard, and to see which tensors were not used.
+        """
         if plan.encoding not in ENCODABLE or plan.transform != "none":
             return None
         if self._velocities is not None or step.guarded or not self._selects:
@@ -76,8 +88,15 @@ class Books:
         return lambda gradient: self._device.encode(slots, gradient, grid, plan.encoding)
 
     def open(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
-        """Adds what is owed to a bucket about to be sent, and keeps aside what is sent where the
-        guard may have to send it again; takes out what the plan prunes."""
+        """Prepares a bucket that is about to be sent, in place.
+
+        It adds what is owed, keeps a copy where the guard may have to resend, and removes what the
+        plan prunes.
+
+        Args:
+            transfer: The bucket's transfer.
+            host: float32, the fresh gradient.
+        """
         unused = self._unused(transfer, host)
         if self._residuals is not None:
             for slots, values in self._device.recall(transfer.slots, but=transfer.stage.encoded):
@@ -101,8 +120,7 @@ class Books:
             transfer.kept = self._copies.of((transfer.index, "sent"), host)
 
     def _bypasses(self, transfer: Transfer) -> bool:
-        """Whether a bucket has nothing to do with the residuals: nothing is owed, and nothing of
-        it can stay behind."""
+        """Returns whether a bucket needs no residuals: nothing is owed, and all will count."""
         assert self._residuals is not None
         plan = transfer.plan
         exact = not plan.lossy and plan.encoding == "f32" and not transfer.step.guarded
@@ -118,17 +136,25 @@ class Books:
                 transfer.before.append((values, before))
 
     def undo(self, slots: tuple[TensorSlot, ...], before: Before) -> None:
-        """Brings a bucket's books back to where they were: its step's gradient is void."""
+        """Restores a bucket's books to their values before its step, whose gradient is void."""
         for values, kept in before:
             np.copyto(values, kept)
         if self._residuals is not None:
-            self._residuals.soil(slots)
+            self._residuals.mark_dirty(slots)
 
     def critical(
         self, transfer: Transfer, host: NDArray[np.float32], finite: bool
     ) -> NDArray[np.uint32] | None:
-        """The chunks that have to count: those of full age, and those with a value that is not
-        finite. finite: whether the fresh gradient is."""
+        """Returns the chunks that have to count: overdue ones, and those that are not finite.
+
+        Args:
+            transfer: The bucket's transfer.
+            host: float32, what will be sent.
+            finite: Whether the fresh gradient is finite.
+
+        Returns:
+            uint32, the chunks' ids; None for none.
+        """
         grid = self.communicator.chunk_grid(transfer.plan)
         parts = [self._ages.due(transfer.slots, grid)]
         if not finite or (self._residuals is not None and not is_finite(host)):
@@ -136,7 +162,7 @@ class Books:
         return join_chunks(parts)
 
     def settle(self, transfer: Transfer, report: TransferReport) -> None:
-        """Leaves in the residuals what did not count, and ages the chunks."""
+        """Updates residuals and ages by a report: what did not count stays in the residuals."""
         plan = transfer.resent or transfer.plan
         grid = self.communicator.chunk_grid(plan)
         if self._residuals is not None and not transfer.bypasses:
@@ -147,7 +173,7 @@ class Books:
             changed = keep_error is not None or owed or not report.counted.all()
             turn = plan.transform != "none" and changed
             sent = self._residuals.sent(transfer.slots)
-            if turn:  # what is owed is known by coefficient
+            if turn:  # the report is about coefficients
                 transforms.forward(sent, plan.seed)
             self._residuals.settle(transfer.slots, grid, report, plan.scale, keep_error)
             if turn:
@@ -156,12 +182,14 @@ class Books:
         self._ages.settle(transfer.slots, grid, report)
 
     def close(self) -> None:
-        """Lets go of what lasts for one step only."""
+        """Frees memory that is needed within a step only."""
         self._copies.clear()
 
     def last_magnitudes(self, transfer: Transfer) -> NDArray[np.float32] | None:
-        """The mean magnitude of each chunk's last result, if the policy wants it and any is
-        known."""
+        """Returns the mean magnitudes of the chunks' last results.
+
+        It is None if the policy does not use them, or none is known.
+        """
         if self._magnitudes is None or not self._selects:
             return None
         grid = self.communicator.chunk_grid(transfer.plan)
@@ -174,34 +202,34 @@ class Books:
         result: NDArray[np.float32],
         grad_scale: float,
     ) -> None:
-        """Keeps how large a bucket's result is, if the policy wants it."""
+        """Keeps the magnitudes of a bucket's result, if the policy uses them."""
         if self._magnitudes is not None and self._selects:
             grid = self.communicator.chunk_grid(transfer.resent or transfer.plan)
             self._magnitudes.note(transfer.slots, grid, report, result, grad_scale)
 
     def _prune(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
-        """Takes the elements of the smallest weights out of what is sent."""
+        """Removes the elements of the smallest weights from what is sent."""
         where = smallest_weights(
             transfer.slots, transfer.parameters, transfer.plan.pruned, self.policy.vectors
         )
-        where = where[np.isfinite(host[where])]  # what is not finite passes, as everywhere
+        where = where[np.isfinite(host[where])]  # values that are not finite are always sent
         transfer.pruned = where, host[where]
         self.sent(transfer)[where] = 0.0
         host[where] = 0.0
 
     def restore_pruned(self, transfer: Transfer) -> None:
-        """Puts what was pruned back into what is sent, which all of it is now."""
+        """Returns what was pruned to what is sent, for a transfer that sends everything."""
         if transfer.pruned is not None:
             where, values = transfer.pruned
             self.sent(transfer)[where] += values
             transfer.pruned = None
 
     def _unused(self, transfer: Transfer, host: NDArray[np.float32]) -> list[slice]:
-        """Where this worker's fresh gradient has nothing, because the step did not use a tensor.
+        """Returns the ranges of tensors that the step did not use: their fresh gradient is zero.
 
-        DDP ignores the results of tensors that no worker used; what is owed for one is not sent
-        with them. Nobody needs to be asked: a worker that used it makes the result count, and one
-        that did not waits until it does.
+        DDP ignores the results of tensors that no worker used, so what is owed for such a tensor
+        is not sent. This needs no agreement: the result of a tensor counts if any worker used it,
+        and a worker that did not use it keeps what it owes until it does.
         """
         if not self.finds_unused or self._residuals is None:
             return []
@@ -209,10 +237,10 @@ class Books:
         return [part for part in parts if not host[part].any()]
 
     def _put_back(self, transfer: Transfer) -> None:
-        """Puts back into the residuals what was not sent with the others."""
+        """Returns to the residuals what was excluded from the transfer."""
         self.restore_pruned(transfer)
         if transfer.unused and self._residuals is not None:
-            self._residuals.soil(transfer.slots)
+            self._residuals.mark_dirty(transfer.slots)
         for part, values in transfer.unused:
             self.sent(transfer)[part] += values
         transfer.unused = []
@@ -226,28 +254,30 @@ class Books:
     ) -> None:
         self.communicator.keep_encoding_error(plan, sent, counted)
         if plan.transform != "none":
-            return  # these are coefficients, of no element
+            return  # these are coefficients, which belong to no single element
         self._put_back(transfer)
         if self._velocities is not None and plan.encoding == "topk" and self._selects:
             self._velocities.mask(transfer.slots, sent)
 
     def sent(self, transfer: Transfer) -> NDArray[np.float32]:
-        """What this worker sent: the residual as it is before it is settled, or the copy."""
+        """Returns what this worker sent: the residual before it is settled, or the copy."""
         if self._residuals is not None:
             return self._residuals.sent(transfer.slots)
         assert transfer.kept is not None
         return transfer.kept
 
     def rescale(self, factor: float) -> None:
-        """Multiplies all residuals (a gradient scaler has changed its scale)."""
+        """Multiplies all residuals by a factor, after a loss scaler has changed its scale."""
         self._device.rescale(factor)
         for book in (self._residuals, self._velocities):
             if book is not None:
                 book.rescale(factor)
 
     def state_dict(self) -> dict[str, object]:
-        """Residuals, velocities, ages and magnitudes by parameter name, as tensors (this rank's
-        own)."""
+        """Returns residuals, velocities, ages and magnitudes by parameter name, as tensors.
+
+        They are this rank's own.
+        """
         if self._residuals is not None:
             for slots, values in self._device.recall_all():
                 self._residuals.add(slots, values)
@@ -261,11 +291,20 @@ class Books:
     def read(
         self, state: State, trained: Mapping[str, int] | None, *, strict: bool
     ) -> Callable[[], None]:
-        """Checks a state that holds what `state_dict` returned; what is returned takes it over.
+        """Checks a saved state, and returns a function that restores it.
 
-        trained: the model's parameters, elements by name; None where no model is known. strict:
-        whether values of other parameters are an error, else they are dropped with a warning.
-        Raises ConfigError.
+        Args:
+            state: The state.
+            trained: Number of elements of the model's parameters by name; None where no model is
+                known.
+            strict: Whether values of other parameters are an error; else they are dropped with a
+                warning.
+
+        Returns:
+            The function.
+
+        Raises:
+            ConfigError: The state is damaged, or does not fit the model or the settings.
         """
         books: dict[str, FlatBook | ChunkBook] = {
             "residuals": self._residuals or ResidualBook(),
@@ -302,7 +341,7 @@ class Books:
                     raise ConfigError.about(
                         f"{state.at(key)}[{unknown[0]!r}]",
                         f"the model trains no such parameter{suggestion(unknown[0], trained)}; "
-                        "load_state_dict(state, strict=False) drops what other parameters are owed",
+                        "load_state_dict(state, strict=False) drops values of other parameters",
                         setting=f"{state.at(key)}[{unknown[0]!r}]",
                         value=None,
                     )
@@ -347,7 +386,7 @@ def _check_sizes(
 
 
 def _arrays(part: State) -> dict[str, NDArray[Any]]:
-    """Arrays by name from a state's tensors, wherever the loader mapped them to."""
+    """Returns arrays by name from a state's tensors, on whatever device the loader put them."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, values in part.values.items():
         if not isinstance(name, str) or not isinstance(values, (torch.Tensor, np.ndarray)):

@@ -1,7 +1,7 @@
-"""One value per chunk of each bucket, that outlives a bucket's layout; by parameter in states.
+"""ChunkBook: one value per chunk of each bucket, which outlives a bucket's layout.
 
-DDP rebuilds its buckets, and plans cut them into other chunks: what is known of a chunk is carried
-over to whatever chunks hold its elements now.
+DDP rebuilds its buckets, and plans cut them into other chunks. Values are carried over to the
+chunks that then hold the same elements, and saved by parameter.
 """
 
 from __future__ import annotations
@@ -20,42 +20,45 @@ from gradwire.transport.communicator import ChunkGrid
 __all__ = ["ChunkBook"]
 
 LARGEST = (1 << 32) - 1
-"""Elements of one run of equal values."""
+"""Largest number of elements in one run of equal values."""
 
 Values = NDArray[Any]
 
 
 class ChunkBook:
-    """Values of the chunks of buckets; thread-safe. Subclasses say of what kind.
+    """Values of the chunks of buckets; thread-safe. Subclasses define their kind.
 
     Chunks of a new layout take the largest of the values that their elements had.
     """
 
     what: ClassVar[str]
-    """The values' name, in the plural, and the key of a state."""
+    """Name of the values, in the plural; it is also their key in a state."""
     allowed: ClassVar[str]
-    """What a state's values may be, in words."""
+    """What a state's values may be, as text."""
     dtype: ClassVar[type[np.generic]]
     unknown: ClassVar[float]
     """The value of a chunk of which nothing is known."""
     runs_dtype: ClassVar[type[np.generic]]
-    """Of a state's (elements, value)."""
+    """Type of (elements, value) in a state."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, Values]] = {}
-        self._mutex = threading.Lock()  # buckets begin and end on threads of their own
+        self._mutex = threading.Lock()  # buckets begin and end on different threads
 
     @staticmethod
     def sound(values: Values) -> bool:
-        """Whether a state's values are what they may be."""
+        """Returns whether a state's values are allowed."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Values]:
-        """The values by parameter name, for those that have any: of shape [runs, 2], one
-        (elements, value) per run of equal values, in the order of the elements."""
+        """Returns the values by parameter name, for parameters that have any.
+
+        Each array has the shape [runs, 2]: one (elements, value) per run of equal values, in the
+        order of the elements.
+        """
         with self._mutex:
             spread: dict[str, Values] = {}
-            for slots, (grid, values) in self._kept.items():  # the newest comes last and rules
+            for slots, (grid, values) in self._kept.items():  # the newest comes last and wins
                 elements = grid.per_element(values)
                 for slot in slots:
                     spread[slot.name] = elements[slot.offset : slot.offset + slot.length]
@@ -66,14 +69,15 @@ class ChunkBook:
         }
 
     def load_state_dict(self, state: Mapping[str, Values]) -> None:
-        """Replaces the values by those of `state`, as `state_dict` returned it.
+        """Replaces the values by those that `state_dict` returned.
 
-        Raises ConfigError for other shapes and other values, and changes nothing then.
+        Raises:
+            ConfigError: Shapes or values are not allowed; nothing is changed then.
         """
         self.read(state)()
 
     def read(self, state: Mapping[str, Values]) -> Callable[[], None]:
-        """Checks values; what is returned takes them over."""
+        """Checks a saved state, and returns a function that restores it; raises ConfigError."""
         loaded: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, Values]] = {}
         for name, each in state.items():
             runs = np.asarray(each)
@@ -103,7 +107,7 @@ class ChunkBook:
         return take
 
     def _open(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> Values:
-        """A bucket's values, which may be changed; the mutex must be held."""
+        """Returns a bucket's values, which may be changed; the mutex must be held."""
         known = self._kept.get(slots)
         if known is not None and known[0] is grid:
             return known[1]
@@ -117,8 +121,10 @@ class ChunkBook:
         return values
 
     def _drop_outdated(self) -> None:
-        """Forgets the layouts whose parameters newer ones hold, all of them: DDP rebuilds its
-        buckets one after another, and each finds its values in what the old layouts still say."""
+        """Drops layouts all of whose parameters newer layouts hold.
+
+        DDP rebuilds its buckets one after another, and each finds its values in the old layouts.
+        """
         newer: set[str] = set()
         for key in reversed(list(self._kept)):
             names = {slot.name for slot in key}
@@ -127,7 +133,7 @@ class ChunkBook:
             newer |= names
 
     def _elements(self, slots: tuple[TensorSlot, ...]) -> Values:
-        """The value of each element of a bucket, from whatever grids the parameters last had."""
+        """Returns the value of each element of a bucket, from the parameters' last grids."""
         elements = np.full(sum(slot.length for slot in slots), self.unknown, self.dtype)
         place = {slot.name: slot for slot in slots}
         for key, (grid, values) in self._kept.items():
@@ -153,7 +159,7 @@ class ChunkBook:
 
 
 def _runs(values: Values) -> Values:
-    """(elements, value) of each run of equal values, of shape [runs, 2]."""
+    """Returns (elements, value) of each run of equal values, of shape [runs, 2]."""
     starts = np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
     lengths = np.diff(np.append(starts, len(values)))
     return np.stack([lengths, values[starts]], axis=1)

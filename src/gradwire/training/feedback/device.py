@@ -1,11 +1,10 @@
-"""DeviceBook: what the encoding of buckets on their device took, kept there.
+"""DeviceBook: the errors of encodings that buckets had on their device, kept there.
 
-With error feedback, what an encoding takes has to be given back, so it is taken from the gradient
-itself, where that lies: values = gradient + what is owed here, owed = values - decoded(values).
-The host gets the decoded values, and its residuals hold the rest of what is owed: chunks that did
-not count, results' errors. Each error is thus kept once, in one of two places; what leaves the
-encodings (an exact step, a checkpoint, a bucket that DDP rebuilt) first brings the device's part
-home to the host's residuals.
+With error feedback the error of an encoding is added to a later gradient. On the device this is
+values = gradient + owed, and then owed = values - decoded(values). The host gets the decoded
+values, and its residuals hold the rest of what is owed: chunks that did not count, and errors of
+results. So each error is kept once, in one of two places. Whatever leaves the encodings (an exact
+step, a checkpoint, a rebuilt bucket) first moves the device's part to the host's residuals.
 """
 
 from __future__ import annotations
@@ -30,8 +29,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Encoded:
-    """A bucket on its way to the host. norms: of each tensor's fresh gradient, float64; both lie
-    on the device. lengths: of the chunks, in the host's memory."""
+    """An encoded bucket, on the device or in host memory.
+
+    Attributes:
+        payload: The encoded values.
+        norms: float64, the norm of each tensor's fresh gradient, beside the payload.
+        lengths: int64, the chunks' lengths, in host memory.
+        encoding: The encoding.
+    """
 
     payload: Payload
     norms: torch.Tensor
@@ -39,18 +44,18 @@ class Encoded:
     encoding: str
 
     def to_host(self, *, pinned: bool) -> Encoded:
-        """A copy in host memory; into pinned memory it is only queued on the current stream."""
+        """Returns a copy in host memory; a copy to pinned memory is queued on the stream."""
         norms = torch.empty(self.norms.shape, dtype=torch.float64, pin_memory=pinned)
         norms.copy_(self.norms, non_blocking=pinned)
         payload = self.payload.to_host(pinned=pinned)
         return Encoded(payload, norms, self.lengths, self.encoding)
 
     def decode_into(self, host: torch.Tensor) -> None:
-        """Writes the values (float32); for a copy in host memory."""
+        """Decodes a copy in host memory into float32 values."""
         decode_on_host(self.payload, self.lengths, self.encoding, host)
 
     def squares(self) -> NDArray[np.float64]:
-        """The squared norm of each tensor's fresh gradient; for a copy in host memory."""
+        """Returns the squared norms of the tensors' fresh gradients, of a copy in host memory."""
         norms: NDArray[np.float64] = self.norms.numpy()
         return norms**2
 
@@ -58,19 +63,30 @@ class Encoded:
 class DeviceBook:
     """What one attachment's buckets owe on their devices, by bucket layout.
 
-    feedback: whether what encodings take is kept.
+    Args:
+        feedback: Whether the errors of encodings are kept.
     """
 
     def __init__(self, *, feedback: bool) -> None:
         self._feedback = feedback
         self._owed: dict[Slots, torch.Tensor] = {}
-        self._factors: dict[Slots, float] = {}  # of what is owed, since it was kept
+        self._factors: dict[Slots, float] = {}  # changes of scale since it was kept
         self._lengths: dict[tuple[int, torch.device], tuple[ChunkGrid, torch.Tensor]] = {}
 
     def encode(
         self, slots: Slots, gradient: torch.Tensor, grid: ChunkGrid, encoding: str
     ) -> Encoded:
-        """Encodes a bucket (float32, 1-D) and keeps what that takes; on the current stream."""
+        """Encodes a bucket on the current stream, and keeps the error.
+
+        Args:
+            slots: The bucket's tensors.
+            gradient: float32, 1-D.
+            grid: The chunk grid.
+            encoding: One of `gradwire.training.cuda_codec.ENCODABLE`.
+
+        Returns:
+            The encoded bucket, on the device.
+        """
         lengths = self._chunk_lengths(grid, gradient.device)
         norms = torch.stack(
             [
@@ -92,8 +108,15 @@ class DeviceBook:
         return Encoded(payload, norms, self._chunk_lengths(grid, CPU), encoding)
 
     def recall(self, slots: Slots, *, but: bool) -> Iterator[tuple[Slots, NDArray[np.float32]]]:
-        """Takes home what is owed for any of these tensors, by the layout it was kept for; `but`:
-        except what is owed for this very layout."""
+        """Removes and yields what is owed for any of these tensors, by the layout it is kept for.
+
+        Args:
+            slots: The tensors.
+            but: Whether what is owed for exactly this layout stays.
+
+        Yields:
+            The layout and its values, float32.
+        """
         names = {slot.name for slot in slots}
         for key in list(self._owed):
             if (but and key == slots) or not any(slot.name in names for slot in key):
@@ -101,30 +124,32 @@ class DeviceBook:
             yield key, self._take(key)
 
     def recall_all(self) -> Iterator[tuple[Slots, NDArray[np.float32]]]:
-        """Takes home all that is owed."""
+        """Removes and yields all that is owed, by layout."""
         for key in list(self._owed):
             yield key, self._take(key)
 
     def rescale(self, factor: float) -> None:
-        """Multiplies all that is owed (a gradient scaler has changed its scale)."""
+        """Multiplies all that is owed, after a loss scaler has changed its scale."""
         for key in self._factors:
             self._factors[key] *= factor
 
     def clear(self) -> None:
-        """Forgets all that is owed."""
+        """Drops all that is owed."""
         self._owed.clear()
         self._factors.clear()
 
     def _take(self, key: Slots) -> NDArray[np.float32]:
         owed = self._owed.pop(key)
-        if owed.device.type == "cuda":  # it was kept on a stream of its own
+        if owed.device.type == "cuda":  # it was computed on a stream of its own
             torch.cuda.synchronize(owed.device)
         values: NDArray[np.float32] = owed.cpu().numpy()
         return values * np.float32(self._factors.pop(key))
 
     def _chunk_lengths(self, grid: ChunkGrid, device: torch.device) -> torch.Tensor:
-        """The chunks' lengths in the order of the elements; copied to a device once, because that
-        copy waits for what the stream has to do before it."""
+        """Returns the chunks' lengths in the order of the elements.
+
+        They are copied to a device once, because the copy waits for all earlier work of the stream.
+        """
         key = (id(grid), device)
         known = self._lengths.get(key)
         if known is None or known[0] is not grid:

@@ -1,7 +1,7 @@
 """FlatBook: one float32 value per gradient element, kept by parameter from step to step.
 
-DDP rebuilds its buckets, so the values belong to parameters; each bucket's lie in one flat array,
-so that adding and clearing are single passes.
+The values belong to parameters, because DDP rebuilds its buckets. Those of a bucket lie in one flat
+array, so that adding and clearing are single passes.
 """
 
 from __future__ import annotations
@@ -20,48 +20,52 @@ __all__ = ["FlatArray", "FlatBook", "blocks"]
 FlatArray = NDArray[np.float32]
 
 BLOCK = 1 << 16
-"""Elements that are worked on at once where NumPy needs memory in between."""
+"""Number of elements that are processed at once where NumPy needs temporary memory."""
 
 
 def blocks(values: FlatArray) -> Iterator[FlatArray]:
-    """Views of the values (1-D), one after another."""
+    """Returns consecutive views of the values (1-D)."""
     return (values[at : at + BLOCK] for at in range(0, len(values), BLOCK))
 
 
 class FlatBook:
-    """Values of one rank, by parameter name; 0 where there are none."""
+    """Values of one rank by parameter name; 0 where there are none."""
 
     kind: ClassVar[str]
-    """What a value is, in one word."""
+    """Name of one value, for errors."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, FlatArray] = {}
         self._flat: dict[tuple[TensorSlot, ...], FlatArray] = {}
 
     def values(self, slots: tuple[TensorSlot, ...]) -> FlatArray:
-        """The flat array of a bucket that is open."""
+        """Returns the flat array of a bucket that is open."""
         return self._flat[slots]
 
     def rescale(self, factor: float) -> None:
-        """Multiplies all values (a gradient scaler has changed its scale)."""
+        """Multiplies all values by a factor, after a loss scaler has changed its scale."""
         for values in self._by_name.values():
             values *= np.float32(factor)
 
     def clear(self) -> None:
-        """Forgets all values."""
+        """Drops all values."""
         self._by_name.clear()
         self._flat.clear()
 
     def state_dict(self) -> dict[str, FlatArray]:
-        """A copy of the values, by parameter name."""
+        """Returns a copy of the values by parameter name."""
         return {name: values.copy() for name, values in self._by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, FlatArray]) -> None:
-        """Replaces the values by those of `state`; raises ConfigError, and changes nothing then."""
+        """Restores what `state_dict` returned; raises ConfigError, and then changes nothing."""
         self.read(state)()
 
     def read(self, state: Mapping[str, FlatArray]) -> Callable[[], None]:
-        """Checks values (finite floats, 1-D, by name); what is returned takes them over."""
+        """Checks values (finite floats, 1-D, by name), and returns a function that restores them.
+
+        Raises:
+            ConfigError: Shapes, types or values are not allowed.
+        """
         read: dict[str, FlatArray] = {}
         for name, values in state.items():
             array = np.asarray(values)
@@ -90,7 +94,11 @@ class FlatBook:
         return take
 
     def open(self, slots: tuple[TensorSlot, ...], elements: int) -> FlatArray:
-        """The flat array of a bucket; gathers it from its parameters when it is new."""
+        """Returns the flat array of a bucket; gathers a new one from its parameters.
+
+        Raises:
+            ConfigError: A parameter has another size than its restored values.
+        """
         flat = self._flat.get(slots)
         if flat is not None:
             return flat

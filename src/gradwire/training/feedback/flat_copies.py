@@ -1,7 +1,7 @@
 """FlatCopies: copies that last for one step, in memory that is kept for the next.
 
-Memory that a step takes anew and gives back is paged in anew, and cleared, each time: for 8 MB that
-may take longer than the copy.
+Memory that is allocated anew in each step is also paged in and cleared anew, which may take longer
+than the copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FlatCopies:
         self._by_key: dict[Hashable, FlatArray] = {}
 
     def of(self, key: Hashable, values: FlatArray) -> FlatArray:
-        """A copy of the values (float32, 1-D); it lasts until the key's next one."""
+        """Returns a copy of the values (float32, 1-D), valid until the key's next copy."""
         copy = self._by_key.get(key)
         if copy is None or copy.size != values.size:
             copy = self._by_key[key] = np.empty_like(values)
@@ -30,5 +30,5 @@ class FlatCopies:
         return copy
 
     def clear(self) -> None:
-        """Keeps none any longer; who has one may go on using it."""
+        """Drops all copies; whoever holds one may go on using it."""
         self._by_key.clear()

@@ -1,14 +1,14 @@
-"""fill="momentum": what nobody delivered is taken from the optimizer's first moment.
+"""fill="momentum": elements that nobody delivered are taken from the optimizer's first moment.
 
-An element of the sum that no contribution reached is zero, which an optimizer of Adam's family
-takes for a gradient of zero: its first moment m shrinks, and the step with it. Ours: such an
-element is m, so that m = β m + (1 - β) m stands still and the optimizer goes on as it went (but
-for clipping, and weight decay that is part of the gradient). Where what is left out is small this
-takes away most of what leaving out costs under Adam; where it is drawn at random it may do harm
-(docs/policies.md, "Fill").
+An element of the sum that no contribution reached is zero. An optimizer of Adam's family takes it
+for a gradient of zero, so its first moment m shrinks, and the step with it. With this fill, which
+is gradwire's own, such an element is m instead: then β m + (1 - β) m = m, and the optimizer
+continues as before (except for clipping, and for weight decay that is part of the gradient). Where
+the missing elements are small this removes most of the cost of leaving them out under Adam; where
+they are random it may harm (docs/policies.md, "Fill").
 
-Replicas hold the same first moments, to the bit, so what they apply stays identical; there is no
-state of our own to keep, save or send.
+Replicas hold the same first moments to the bit, so the results stay identical, and no further state
+has to be kept, saved or sent.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ _FAMILY = (
 )
 
 KEY = "exp_avg"
-"""Of an optimizer's state: Adam, AdamW, NAdam, RAdam, Adamax, and others that follow them."""
+"""Key of the first moment in the state of Adam, AdamW, NAdam, RAdam, Adamax and similar ones."""
 
 
 def keeps_first_moment(optimizer: object | None) -> bool:
-    """Whether each replica's optimizer keeps a running mean of all gradients: those that have
-    `betas`, the first above 0.
+    """Returns whether each replica's optimizer keeps a running mean of all gradients.
 
-    False for `ZeroRedundancyOptimizer`, whose replicas keep a part of it each, and with `maximize`,
-    where the mean is that of the gradients' negatives.
+    Such optimizers have `betas`, the first above 0. Excluded are `ZeroRedundancyOptimizer`, whose
+    replicas keep a part of the mean each, and `maximize`, where it is that of the negatives.
     """
     if any(family.__name__ == "ZeroRedundancyOptimizer" for family in type(optimizer).__mro__):
         return False
@@ -54,12 +53,16 @@ def keeps_first_moment(optimizer: object | None) -> bool:
 
 
 def is_of_adams_family(optimizer: object | None) -> bool:
-    """Whether it is one of torch's whose first moment is known to be the mean of the gradients."""
+    """Returns whether it is an optimizer of torch whose first moment is the mean of gradients."""
     return isinstance(optimizer, _FAMILY) and keeps_first_moment(optimizer)
 
 
 class FirstMoments:
-    """The first moments of one optimizer, in the order of buckets."""
+    """The first moments of one optimizer, in the order of buckets.
+
+    Args:
+        optimizer: The optimizer.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -74,11 +77,17 @@ class FirstMoments:
         missing: NDArray[np.bool_],
         scale: float,
     ) -> None:
-        """Writes them into a bucket's result where chunks are missing.
+        """Writes first moments into a bucket's result where chunks are missing.
 
-        parameters: the bucket's, in order, empty ones included. result: one entry per element.
-        missing: one per chunk of the grid. scale: what gradients are multiplied by (a loss
-        scaler's). A parameter that the optimizer has not stepped with keeps zeros.
+        Parameters with which the optimizer has not stepped keep zeros.
+
+        Args:
+            slots: The bucket's tensors.
+            parameters: The bucket's parameters, in order, empty ones included.
+            result: float32, one value per element.
+            grid: The chunk grid.
+            missing: bool for each chunk of the grid.
+            scale: What gradients are multiplied by (a loss scaler's).
         """
         lost = grid.rising[missing[grid.rising]]
         starts = grid.offsets[lost].astype(np.intp)

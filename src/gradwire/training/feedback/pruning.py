@@ -1,9 +1,9 @@
-"""Weight pruning in a gradient transport: which elements of a bucket are held back.
+"""Weight pruning in a gradient transport: the elements of a bucket that are held back.
 
-What NetSenseML's authors mean by it is to leave small weights out. A transport cannot change
-weights, so this is our interpretation: the gradient elements of each tensor's smallest weights do
-not compete for top-k's places and wait in the residual. Replicas are identical, so all workers
-hold back the same elements.
+NetSenseML (arXiv 2506.16235) prunes small weights. A transport cannot change weights, so gradwire
+interprets it in its own way: the gradient elements of each tensor's smallest weights do not compete
+for top-k's places, and stay in the residual. Replicas are identical, so all workers hold back the
+same elements.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ def smallest_weights(
     share: float,
     spared: frozenset[str],
 ) -> NDArray[np.intp]:
-    """Where in the bucket the `share` of each tensor's weights of smallest magnitude lies.
+    """Returns where in a bucket each tensor's weights of smallest magnitude lie.
 
-    parameters: the bucket's, in order, empty ones included. share: in [0, 1), rounded down to
-    whole elements. spared: tensors of which nothing is held back.
+    Args:
+        slots: The bucket's tensors.
+        parameters: The bucket's parameters, in order, empty ones included.
+        share: Share of each tensor's weights, in [0, 1), rounded down to whole elements.
+        spared: Names of tensors of which nothing is held back.
+
+    Returns:
+        Indices of elements of the bucket.
     """
     found = [np.zeros(0, np.intp)]
     filled = [parameter for parameter in parameters if parameter.numel()]

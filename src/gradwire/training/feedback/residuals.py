@@ -1,16 +1,16 @@
 """Error feedback and ages: the books of what did not count (docs/design.md, invariants 5 and 8).
 
-A residual is what a worker's gradient still has to give: it is added before the push, and after
-the push holds exactly what did not count, an encoding's error included. Residuals are float32, per
-rank, and belong to parameters, because DDP rebuilds its buckets; each bucket's residuals lie in one
-flat array, so that adding and clearing are single passes.
+A residual is the part of a worker's gradients that has not counted yet. It is added to the bucket
+before the push, and after the push it holds exactly what did not count, errors of the encoding
+included. Residuals are float32 and each rank's own. They belong to parameters, because DDP rebuilds
+its buckets; those of a bucket lie in one flat array, so that adding and clearing are single passes.
 
-The engine overwrites the bucket with the result, so what was sent must be kept aside. The cheapest
-place is the residual itself: `residual += gradient; bucket = residual` before, `residual[counted]
-= 0` after: no third array and no pass more than a staging copy would cost.
+The engine overwrites the bucket with the result, so what was sent has to be kept elsewhere. It is
+kept in the residual itself: `residual += gradient; bucket = residual` before the transfer and
+`residual[counted] = 0` after it need no third array, and no pass beyond that of a copy.
 
-Ages count for how many steps running a chunk went without counting; a chunk that reaches max_age
-is critical. They are kept with and without feedback.
+An age is the number of steps in a row in which a chunk did not count; a chunk that reaches max_age
+is critical. Ages are kept with and without feedback.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from gradwire.transport.communicator import ChunkGrid
 __all__ = ["AUTO", "AgeBook", "ResidualBook", "auto_feedback", "nonfinite_chunks"]
 
 KeepError = Callable[[FlatArray, NDArray[np.uint8]], None]
-"""Leaves in what was sent, in place, what did not count of it: all of a chunk that did not, and
-what the encoding took of one that did. Called with what was sent and the report's `counted`."""
+"""Replaces what was sent, in place, by the part that did not count; also takes `counted`.
+
+That is all of a chunk that did not count, and the encoding's error in one that did."""
 
 
 AUTO = {
@@ -45,16 +46,15 @@ AUTO = {
     "RMSprop": False,
     "Rprop": False,
 }
-"""error_feedback="auto" by optimizer family: the first class of the optimizer's ancestry in here.
+"""error_feedback="auto" by optimizer: the first class of the optimizer's ancestry that is listed.
 
-At a few per cent of loss it made no difference. At an eager 40 % it took two thirds of the price
-away under SGD and doubled it for a transformer under AdamW (ten seeds each, docs/policies.md): a
-residual comes back late and at once, and an optimizer that divides by the gradient's second moment
-takes the lump for variance. The other families follow these two by kind."""
+docs/policies.md has the measurements for SGD and AdamW, and the other families follow these two by
+kind. A residual arrives late and at once, which an optimizer that divides by the gradient's second
+moment takes for variance. Under heavy loss feedback therefore costs accuracy there."""
 
 
 def auto_feedback(optimizer: object | None) -> bool:
-    """What error_feedback="auto" means beside this optimizer; off for none and unknown ones."""
+    """Returns what error_feedback="auto" means beside an optimizer; False for none and unknown."""
     for family in type(optimizer).__mro__:
         if family.__name__ in AUTO:
             return AUTO[family.__name__]
@@ -69,20 +69,20 @@ class ResidualBook(FlatBook):
     def __init__(self) -> None:
         super().__init__()
         self._clean: set[tuple[TensorSlot, ...]] = set()
-        self._mutex = threading.Lock()  # of that: buckets begin and end on threads of their own
+        self._mutex = threading.Lock()  # guards `_clean`: buckets begin and end on other threads
 
     def clean(self, slots: tuple[TensorSlot, ...]) -> bool:
-        """Whether nothing is owed for a bucket of this layout; False where that is not known."""
+        """Returns whether nothing is owed for a bucket of this layout; False if it is not known."""
         with self._mutex:
             return slots in self._clean
 
-    def soil(self, slots: tuple[TensorSlot, ...]) -> None:
-        """Notes that somebody wrote into the bucket's values."""
+    def mark_dirty(self, slots: tuple[TensorSlot, ...]) -> None:
+        """Notes that the bucket's values may no longer be zero."""
         with self._mutex:
             self._clean.discard(slots)
 
     def open(self, slots: tuple[TensorSlot, ...], elements: int) -> FlatArray:
-        """See `FlatBook.open`: of the layouts that a new one replaces nothing is known any more."""
+        """Returns a bucket's flat array (`FlatBook.open`); of new layouts nothing is known."""
         known = slots in self._flat
         flat = super().open(slots, elements)
         if not known:
@@ -91,13 +91,13 @@ class ResidualBook(FlatBook):
         return flat
 
     def clear(self) -> None:
-        """Forgets all values."""
+        """Drops all values."""
         super().clear()
         with self._mutex:
             self._clean.clear()
 
     def add_to(self, slots: tuple[TensorSlot, ...], bucket: FlatArray) -> None:
-        """Adds the residuals to a bucket (float32, flat) and keeps aside what is now sent."""
+        """Adds the residuals to a bucket (float32, flat), and keeps what is now sent."""
         residual = self.open(slots, bucket.size)
         np.add(residual, bucket, out=residual)
         np.copyto(bucket, residual)
@@ -106,7 +106,7 @@ class ResidualBook(FlatBook):
         """Adds what is owed for a bucket of this layout and was kept elsewhere."""
         residual = self.open(slots, values.size)
         residual += values
-        self.soil(slots)
+        self.mark_dirty(slots)
 
     def settle(
         self,
@@ -116,11 +116,17 @@ class ResidualBook(FlatBook):
         scale: float,
         keep_error: KeepError | None = None,
     ) -> None:
-        """Leaves in the residuals what did not count, and what stays with us of the results that
-        we aggregated: those a committed pull withheld, and what their encoding took.
+        """Updates the residuals by a report: they then hold what did not count.
 
-        scale: what the results were multiplied by; what is kept of one returns to the sum as
-        result / scale. keep_error: for plans with an encoding, see `KeepError`.
+        They also take what this rank keeps of the results that it aggregated: those that a
+        committed pull withheld, and the encoding's error.
+
+        Args:
+            slots: The bucket's tensors.
+            grid: The chunk grid.
+            report: The transfer's report.
+            scale: Factor of the results; a result is returned to the sum as result / scale.
+            keep_error: For plans with an encoding; see `KeepError`.
         """
         residual = self.values(slots)
         counted = report.counted.astype(bool)
@@ -129,7 +135,7 @@ class ResidualBook(FlatBook):
             with self._mutex:
                 self._clean.add(slots)
         else:
-            self.soil(slots)
+            self.mark_dirty(slots)
         if keep_error is not None:
             keep_error(residual, report.counted)
         elif whole:
@@ -151,17 +157,24 @@ class ResidualBook(FlatBook):
                 mine += error / np.float32(scale)
 
     def sent(self, slots: tuple[TensorSlot, ...]) -> FlatArray:
-        """What was sent for a bucket: gradient and residual, between `add_to` and `settle`."""
+        """Returns gradient plus residual of a bucket, between `add_to` and `settle`."""
         return self.values(slots)
 
     def norm(self) -> float:
-        """The L2 norm of all residuals."""
+        """Returns the L2 norm of all residuals."""
         squares = (float(np.dot(v, v)) for v in self._by_name.values())
         return float(np.sqrt(sum(squares)))
 
 
 class AgeBook(ChunkBook):
-    """How many steps running each chunk of each bucket has not counted; thread-safe."""
+    """The number of steps in a row in which each chunk did not count; thread-safe.
+
+    Args:
+        max_age: The age at which a chunk has to count.
+
+    Attributes:
+        max_age: See above.
+    """
 
     what = "ages"
     allowed = "integers (elements, age), no age beyond 255,"
@@ -175,29 +188,29 @@ class AgeBook(ChunkBook):
 
     @staticmethod
     def sound(values: NDArray[np.int64]) -> bool:
-        """Whether these are ages."""
+        """Returns whether these are ages."""
         return bool(((values >= 0) & (values <= 255)).all())
 
     def due(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.uint32]:
-        """The chunks that have to count in this step: their ids, in rising order."""
+        """Returns the ids of the chunks that have to count in this step, rising."""
         with self._mutex:
             return np.flatnonzero(self._open(slots, grid) >= self.max_age).astype(np.uint32)
 
     def settle(
         self, slots: tuple[TensorSlot, ...], grid: ChunkGrid, report: TransferReport
     ) -> None:
-        """Starts anew for the chunks that counted and whose result was applied; ages the others."""
+        """Resets the ages of chunks that counted and whose result was applied; ages the others."""
         missed = (report.counted & report.applied) == 0
         with self._mutex:
             if not self._kept and not missed.any():
-                return  # nothing has an age, and nothing gets one
+                return  # no chunk has an age, and none gets one
             ages = self._open(slots, grid)
             ages += missed & (ages < 255)
             ages[~missed] = 0
 
 
 def nonfinite_chunks(grid: ChunkGrid, bucket: FlatArray) -> NDArray[np.uint32]:
-    """The chunks that hold a NaN or an infinity; they are critical, so that nobody loses one."""
+    """Returns the chunks that hold a NaN or an infinity; as critical ones they cannot be lost."""
     bad = ~np.isfinite(bucket)
     starts, order = _sorted_starts(grid)
     hit = np.logical_or.reduceat(bad, starts)
@@ -205,7 +218,7 @@ def nonfinite_chunks(grid: ChunkGrid, bucket: FlatArray) -> NDArray[np.uint32]:
 
 
 def join_chunks(parts: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32] | None:
-    """The union of several lists of chunks, sorted; None when it is empty."""
+    """Returns the union of several lists of chunks, sorted; None when it is empty."""
     filled = [part for part in parts if len(part)]
     if not filled:
         return None
@@ -213,12 +226,12 @@ def join_chunks(parts: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32] | Non
 
 
 def _sorted_starts(grid: ChunkGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The chunks' offsets in rising order, and which chunk each belongs to."""
+    """Returns the chunks' offsets in rising order, and the chunk of each."""
     return grid.offsets[grid.rising].astype(np.intp), grid.rising
 
 
 def _fill_chunks(array: FlatArray, grid: ChunkGrid, chunks: NDArray[np.bool_]) -> None:
-    """Sets the elements of the marked chunks to zero, whatever they held (NaN too)."""
+    """Sets the elements of the marked chunks to zero, even where they are NaN."""
     for first, count, offset, length in grid.runs:
         marked = chunks[first : first + count]
         if marked.any():

@@ -1,8 +1,8 @@
-"""How large the last result of each chunk was: what all replicas know alike of a gradient to come.
+"""MagnitudeBook: the magnitude of each chunk's last result, which all replicas know.
 
-A policy whose priorities go by it leaves out the same chunks on all workers, so that the pull
-shrinks with the push, and those that had least to say when they were last heard. Ours; MLT's
-magnitudes are each worker's own (`gradwire.policies.mlt`).
+A policy that sets priorities by it leaves out the same chunks on all workers, so the pull shrinks
+with the push, and these chunks are those with the smallest last results. It is gradwire's own;
+MLT's magnitudes are each worker's own (`gradwire.policies.mlt`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["MagnitudeBook"]
 class MagnitudeBook(ChunkBook):
     """The mean magnitude of each chunk's last result; thread-safe.
 
-    Infinite for a chunk that was never heard of, or whose result was not finite.
+    It is infinite for a chunk whose result was not finite, or that has had none.
     """
 
     what = "magnitudes"
@@ -31,11 +31,11 @@ class MagnitudeBook(ChunkBook):
 
     @staticmethod
     def sound(values: NDArray[np.float64]) -> bool:
-        """Whether these are magnitudes."""
+        """Returns whether these are magnitudes."""
         return bool((values >= 0.0).all())
 
     def of(self, slots: tuple[TensorSlot, ...], grid: ChunkGrid) -> NDArray[np.float32] | None:
-        """A bucket's magnitudes, one per chunk; None while nothing is known of it."""
+        """Returns a bucket's magnitudes, float32 for each chunk; None while none is known."""
         with self._mutex:
             known: NDArray[np.float32] = self._open(slots, grid).copy()
         return known if np.isfinite(known).any() else None
@@ -48,10 +48,14 @@ class MagnitudeBook(ChunkBook):
         result: NDArray[np.float32],
         scale: float,
     ) -> None:
-        """Takes those of the chunks that anybody's contribution reached.
+        """Takes the magnitudes of chunks that any contribution reached.
 
-        result: a bucket's, float32, one value per element. scale: what gradients are multiplied by
-        (a loss scaler's).
+        Args:
+            slots: The bucket's tensors.
+            grid: The chunk grid.
+            report: The transfer's report.
+            result: float32, the bucket's result, one value per element.
+            scale: What gradients are multiplied by (a loss scaler's).
         """
         fresh = grid.mean_magnitudes(result) / np.float32(scale)
         with self._mutex:

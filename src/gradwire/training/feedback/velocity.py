@@ -1,13 +1,13 @@
-"""VelocityBook: the momentum memory of a worker that selects what it sends (momentum correction).
+"""VelocityBook: the momentum of a worker that selects what it sends (momentum correction).
 
-Where only the largest elements of a gradient travel, an optimizer's momentum sees those that waited
-as one late lump. Deep Gradient Compression (ICLR 2018) therefore keeps the momentum at the worker,
-before the selection: velocity = momentum · velocity + gradient, and what is sent, or waits in the
-residual, are velocities. An element that was selected starts anew (momentum factor masking), so
-that nothing stale goes on pushing it.
+Where only the largest elements of a gradient are sent, an optimizer's momentum gets those that
+waited late and at once. Deep Gradient Compression (ICLR 2018, arXiv 1712.01887, section 3)
+therefore keeps the momentum at the worker, before the selection: velocity = momentum · velocity +
+gradient, and velocities are what is sent or stays in the residual. The velocity of an element that
+was selected is reset (momentum factor masking), so that it does not act twice.
 
-Ours: where nothing is selected, under f32, f16 or int8, all elements travel and no velocity is
-masked, which is momentum SGD's own; masking there would leave no momentum at all.
+Under f32, f16 or int8 nothing is selected and all elements are sent, so no velocity is reset, which
+equals SGD with momentum. Resetting all of them would leave no momentum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ __all__ = ["VelocityBook"]
 
 
 class VelocityBook(FlatBook):
-    """The velocities of one rank, by parameter name. momentum: in (0, 1)."""
+    """The velocities of one rank by parameter name.
+
+    Args:
+        momentum: The momentum, in (0, 1).
+
+    Attributes:
+        momentum: The momentum as a float32.
+    """
 
     kind = "velocity"
 
@@ -30,8 +37,10 @@ class VelocityBook(FlatBook):
         self.momentum = np.float32(momentum)
 
     def advance(self, slots: tuple[TensorSlot, ...], bucket: FlatArray) -> None:
-        """Replaces a bucket's fresh gradient by its velocity. What is not finite passes through
-        and leaves no velocity behind."""
+        """Replaces a bucket's fresh gradient by its velocity, in place.
+
+        Values that are not finite are sent, and leave a velocity of 0.
+        """
         velocity = self.open(slots, bucket.size)
         velocity *= self.momentum
         velocity += bucket
@@ -40,6 +49,6 @@ class VelocityBook(FlatBook):
             np.copyto(part, 0.0, where=~np.isfinite(part))
 
     def mask(self, slots: tuple[TensorSlot, ...], left: FlatArray) -> None:
-        """Starts the elements anew of which nothing is left to send."""
+        """Resets the velocities of elements of which nothing is left to send."""
         for part, rest in zip(blocks(self.values(slots)), blocks(left), strict=True):
             np.copyto(part, 0.0, where=rest == 0.0)
