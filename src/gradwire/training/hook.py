@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.names import named_parameters, plain_name
+from gradwire.core.plan import LARGEST_DATAGRAM
 from gradwire.core.report import ReportWriter
 from gradwire.core.settings import Settings
 from gradwire.policies import PLOT, Policy
@@ -418,7 +419,7 @@ def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int)
         return
     native = load_engine()
     plan = native.Plan(elements=elements, regions=[(0, elements, 0.0)])
-    least = native.least_memory_limit(plan, settings.datagram or world_size)
+    least = native.least_memory_limit(plan, settings.datagram or LARGEST_DATAGRAM, world_size)
     if (settings.memory_limit or native.DEFAULT_MEMORY_LIMIT) >= least:
         return
     default = "" if settings.memory_limit else f"(the default, {native.DEFAULT_MEMORY_LIMIT})"
