@@ -2,26 +2,21 @@
 
 import contextlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.calibration.in_job import JobCalibration
-from gradwire.calibration.roll import CalibrationRoll
-from gradwire.calibration.search import LossFunction
 from gradwire.core.agreed import Phase
 from gradwire.core.checks import plain
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.report import StepReport
-from gradwire.policies import PLOT, Calibration, Policy
+from gradwire.policies import Policy
 from gradwire.training.checks import check_hands_over, ddp_of
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.operation import Connected
-from gradwire.transport.rendezvous import Names
 
 __all__ = ["Attachment", "attach"]
 
@@ -74,15 +69,9 @@ class Attachment(Connected):
 
     _instead = ": save its state_dict(), and attach the copy of the module"
 
-    def __init__(
-        self, state: HookState, pipeline: GradientPipeline, module: torch.nn.Module
-    ) -> None:
+    def __init__(self, state: HookState, pipeline: GradientPipeline) -> None:
         self._state = state
         self._pipeline = pipeline
-        self._module = module
-        self._calibration: JobCalibration | None = None
-        self._roll: CalibrationRoll | None = None
-        self._unwatch: Callable[[], None] = _nothing
         self._detached = False
 
     @property
@@ -148,81 +137,6 @@ class Attachment(Connected):
         except OverflowError:
             self._pipeline.add_loss(math.inf if held > 0 else -math.inf)
 
-    def calibrate(self, loss_fn: LossFunction, batch: Any) -> Calibration | None:
-        """One step of the calibration that policy="plot" asks for with calibrate=n.
-
-        A collective call: before each step, every rank alike, with the batch it trains on.
-        loss_fn(module, batch): the training loss, a scalar tensor; module is the one inside DDP
-        and is left as it was. Returns None until all is found, after three rounds of n calls, and
-        from then on the calibration, at no cost: `.save("bounds.toml")` keeps it for
-        table="bounds.toml". Until then every step is exact. Call it before the step's first
-        forward pass.
-
-        Raises ConfigError for a policy that is not calibrated and, on all ranks alike, when the
-        calibration's steps do not decrease the loss (lr=…); TransferError, which names a rank that
-        began a step without its call.
-        """
-        self._check()
-        policy = self._pipeline.policy
-        if not isinstance(policy, PLOT) or not (policy.calibrate or policy.calibration):
-            raise ConfigError.about(
-                f"calibrate() with policy {policy.name!r}",
-                "it needs policy='plot' with calibrate=8 (steps of a round) and without a table "
-                "by patterns",
-                setting="policy",
-                value=policy.name,
-            )
-        if policy.calibration is None:
-            self._calibrate(policy, loss_fn, batch)
-        return policy.calibration
-
-    def _calibrate(self, policy: PLOT, loss_fn: LossFunction, batch: Any) -> None:
-        communicator = self._pipeline.communicator
-        if self._calibration is None:
-            self._calibration = JobCalibration(
-                policy,
-                self._module,
-                rank=communicator.rank,
-                seed=self._pipeline.settings.seed,
-                chunk_elements=communicator.chunk_elements,
-            )
-        try:
-            sums = self._calibration.weigh(loss_fn, batch)
-        except BaseException as error:
-            if self._roll is not None:
-                why = str(error) or type(error).__name__
-                self._roll.fail(self.step, self._calibration.calls, why)
-            raise
-        if sums is not None:
-            if self._roll is not None:
-                self._roll.wait(self.step, self._calibration.calls)
-            self._pipeline.add_up(sums).wait()
-            self._calibration.take(sums)
-
-    def watch_calibration(self, ddp: DistributedDataParallel) -> None:
-        """Notes, until the calibration is found, when a step's forward pass begins."""
-        policy, communicator = self._pipeline.policy, self._pipeline.communicator
-        if not isinstance(policy, PLOT) or not policy.calibrate or communicator.world_size == 1:
-            return
-        roll = self._roll = CalibrationRoll(
-            communicator.store,
-            f"{self._state.prefix}/calibration",
-            communicator.rank,
-            Names(communicator.ranks),
-            communicator.timeout_s,
-            communicator.failure,
-        )
-
-        def begins() -> None:
-            if policy.calibration is not None:
-                self._unwatch()
-                roll.close()
-            else:
-                made = self._calibration
-                roll.begin(self.step, 0 if made is None else made.calls)
-
-        self._unwatch = ddp.register_forward_pre_hook(_TrainingWatch(begins)).remove
-
     def report(self) -> StepReport:
         """The report of the last completed step; raises GradwireError before the first."""
         return self._pipeline.report()
@@ -274,9 +188,6 @@ class Attachment(Connected):
         """
         if not self._detached:
             self._detached = True
-            self._unwatch()
-            if self._roll is not None:
-                self._roll.close()
             self._state.deactivate()
 
     def counters(self) -> dict[str, float]:
@@ -290,24 +201,6 @@ class Attachment(Connected):
     def _check(self) -> None:
         if self._detached:
             raise GradwireError("this attachment is detached: attach the module again")
-
-
-class _TrainingWatch:
-    """A hook that calls `begins` before each forward pass that trains; its copies call nothing."""
-
-    def __init__(self, begins: Callable[[], None]) -> None:
-        self._begins = begins
-
-    def __call__(self, module: torch.nn.Module, _: object) -> None:
-        if module.training and torch.is_grad_enabled():
-            self._begins()
-
-    def __reduce__(self) -> tuple[type["_TrainingWatch"], tuple[Callable[[], None]]]:
-        return _TrainingWatch, (_nothing,)
-
-
-def _nothing() -> None:
-    """No forward pass is watched."""
 
 
 def _configured(
@@ -390,10 +283,7 @@ def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
         state.attached = True
         seen = getattr(model, "_static_graph_delay_allreduce_enqueued", True)
         state.delayed = bool(model.static_graph) and not seen
-        pipeline = state.pipeline
-        attachment = Attachment(state, pipeline, model.module)
-        attachment.watch_calibration(model)
-        return attachment
+        return Attachment(state, state.pipeline)
     except BaseException:
         state.deactivate()  # the module goes on over its process group
         raise

@@ -21,7 +21,7 @@ from gradwire.core.names import named_parameters, plain_name
 from gradwire.core.plan import LARGEST_DATAGRAM
 from gradwire.core.report import ReportWriter
 from gradwire.core.settings import Settings
-from gradwire.policies import PLOT, Policy
+from gradwire.policies import Policy
 from gradwire.training.bucket import GradBucket, ParameterNames
 from gradwire.training.checks import python_reducer
 from gradwire.training.configure import agreed_configuration, configure
@@ -82,7 +82,6 @@ class HookState:
         self._unhook: Callable[[], None] = _nothing
         self._configure(policy, options, optimizer, scaler)
         self._pipeline: GradientPipeline | None = None
-        self.prefix = ""  # of keys in the store that belong to this attachment alone
 
     @property
     def pipeline(self) -> GradientPipeline:
@@ -118,7 +117,6 @@ class HookState:
                         communicator.return_number(number)
                     communicator.let_go()  # also while somebody holds the error
                 raise
-            self.prefix = meeting.prefix
             meeting.close()
             if self._optimizer is not None:
                 self._unhook = self._optimizer.register_step_pre_hook(
@@ -276,7 +274,6 @@ class HookState:
         if self._policy.fill_was_open:  # what decided it is not copied
             self._policy.fill = "zero"
         self._pipeline = None
-        self.prefix = ""
 
 
 def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -339,9 +336,7 @@ def _nothing() -> None:
 def _check_alone(policy: Policy, settings: Settings) -> None:
     """Raises ConfigError for what waits for calls that only an attachment has."""
     waits: tuple[str, object, str, str] | None = None
-    if isinstance(policy, PLOT) and policy.calibrate and policy.calibration is None:
-        waits = "calibrate", policy.calibrate, "calibrate", "give a table="
-    elif getattr(policy, "every", None) == "epoch":
+    if getattr(policy, "every", None) == "epoch":
         waits = "every", "epoch", "epoch", "give every= as a number of steps"
     elif settings.loss_rise is not None:
         waits = "loss_rise", settings.loss_rise, "loss", "leave it out"

@@ -13,12 +13,11 @@ from typing import Literal
 from gradwire.core.agreed import Summary
 from gradwire.core.saved_state import State
 
-__all__ = ["ACTIONS", "Action", "LossWatch"]
+__all__ = ["Action", "LossWatch"]
 
 PATIENCE = 1000
 """Steps without any loss before a warning."""
 
-ACTIONS = ("resend", "skip", "off")
 Action = Literal["", "resent", "skipped", "strict"]
 """What the guard did in a step."""
 

@@ -211,11 +211,6 @@ class GradientPipeline:
         """Says that DDP looks for unused parameters, whose results it may ignore."""
         self._books.finds_unused = True
 
-    def add_up(self, values: NDArray[np.float32]) -> Handle:
-        """Starts an exact sum of a few values over all workers, in place; between two steps, on all
-        ranks between the same ones."""
-        return self._consultation.add_up(values, self._step)
-
     def state_dict(self) -> dict[str, object]:
         """What a resumed run needs: step, phase, votes, a flush that is to come, norms since the
         last look; residuals, velocities, ages and magnitudes (this rank's own)."""

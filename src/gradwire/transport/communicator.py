@@ -292,11 +292,6 @@ class Communicator(Connected):
         """The engine's counters; empty without an engine."""
         return {} if self._host is None else self._host.counters()
 
-    def failure(self) -> str:
-        """Why the engine has failed; "" while it has not."""
-        failure = None if self._host is None else self._host.failure()
-        return "" if failure is None else failure.text
-
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
         """Injects loss of DATA packets in the receive path (tests and demonstrations)."""
         if self._host is not None:
