@@ -23,7 +23,6 @@ class DelayWindow {
   double bytes() const { return window_; }
   // The standing queue that is aimed at: longer on a long path of a moderate rate.
   Nanos target() const { return target_; }
-  bool competitive() const { return competition_.competes(); }
   Nanos queue_delay() const { return last_delay_; }
   // Doubles each round, because the path's rate has not shown yet.
   bool ramps() const { return ramps_; }

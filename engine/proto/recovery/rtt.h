@@ -51,7 +51,6 @@ class Rtt {
     min_.add(latest, now);
     // The peer's word for its delay never makes a sample shorter than what has been seen.
     const Nanos adjusted = std::max(latest - ack_delay, min_.get());
-    latest_ = adjusted;
     if (!any_) {
       any_ = true;
       smoothed_ = adjusted;
@@ -68,7 +67,6 @@ class Rtt {
   Nanos smoothed() const { return any_ ? smoothed_ : kInitial; }
   // From sending to hearing of it, the peer's delay of its ACKs included.
   Nanos round() const { return smoothed() + held_; }
-  Nanos latest() const { return latest_; }
   Nanos minimum() const { return min_.any() ? min_.get() : 0; }
   // Time-out of a tail probe, before backoff.
   Nanos probe_timeout() const {
@@ -84,7 +82,6 @@ class Rtt {
   bool any_ = false;
   Nanos smoothed_ = 0;
   Nanos deviation_ = 0;
-  Nanos latest_ = 0;
   Nanos held_ = 0;
   WindowedMin min_;
 };
