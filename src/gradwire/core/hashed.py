@@ -1,4 +1,8 @@
-"""HashedTuple: a tuple that is looked up in every step, of as many items as a model has tensors."""
+"""HashedTuple is a tuple that computes its hash once.
+
+A bucket's layout and its regions have an item for each tensor, and are the keys of dictionaries
+that every step looks into several times.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,12 @@ Item = TypeVar("Item")
 
 
 class HashedTuple(tuple[Item, ...]):
-    """A tuple that works its hash out once; equal to, and hashed like, a plain one."""
+    """A tuple that keeps its hash; it equals a plain tuple and hashes like one."""
 
     _hash: int
 
     def __hash__(self) -> int:
-        """That of a plain tuple of these items."""
+        """Returns the hash of a plain tuple of these items."""
         try:
             return self._hash
         except AttributeError:
@@ -23,5 +27,5 @@ class HashedTuple(tuple[Item, ...]):
             return self._hash
 
     def __reduce__(self) -> tuple[type[Any], tuple[tuple[Item, ...]]]:
-        """Without the hash: another process hashes text otherwise."""
+        """Leaves the hash out of a pickle, because another process hashes text differently."""
         return type(self), (tuple(self),)
