@@ -22,7 +22,6 @@ from gradwire.core.plan import (
     TensorSlot,
     TransferPlan,
     mix_seed,
-    pool,
 )
 from gradwire.policies import (
     DBLP,
@@ -35,6 +34,7 @@ from gradwire.policies import (
     create,
     names,
     policy_class,
+    pool,
     register,
 )
 from gradwire.policies.base import option_names
