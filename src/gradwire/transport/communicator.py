@@ -138,11 +138,6 @@ class Communicator(Connected):
         """The agreed datagram size in bytes."""
         return addresses.ETHERNET_DATAGRAM if self._host is None else self._host.datagram
 
-    @property
-    def chunk_elements(self) -> int:
-        """How many float32 elements one datagram of the agreed size carries."""
-        return self.elements_per_chunk("f32")
-
     def take_number(self, meeting: rendezvous.Meeting) -> int:
         """The smallest number from 0 on that no user of this engine has taken on any rank.
 
