@@ -54,7 +54,6 @@ def detaches(rank: int, world: int) -> None:
         lambda: setattr(first, "phase", None),
         lambda: setattr(first, "grad_scale", 2.0),
         lambda: first.load_state_dict({}),
-        lambda: first.calibrate(lambda *_: torch.zeros(()), None),
     ]
     for change in changes:
         with pytest.raises(gradwire.GradwireError, match="detached: attach the module again"):
@@ -154,7 +153,6 @@ def waits(rank: int, world: int, name: str, options: dict[str, object]) -> str:
 @pytest.mark.parametrize(
     ("name", "options", "told", "call"),
     [
-        ("plot", {"calibrate": 2}, "calibrate=2", "calibrate"),
         ("dblp", {"every": "epoch"}, "every='epoch'", "epoch"),
         ("mlt", {"loss_rise": 0.5}, "loss_rise=0.5", "loss"),
     ],

@@ -309,29 +309,6 @@ def test_a_copy_of_an_attached_module_can_be_attached(two: Ranks, way: str, deta
     two.run(copied, way=way, detached=detached)
 
 
-def copied_in_calibration(rank: int, world: int) -> None:
-    """A copy's forward pass is no step of the original's calibration."""
-
-    def loss(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = module(x).square().mean()
-        return out
-
-    ddp = wrap(model())
-    attachment = gradwire.attach(ddp, "plot", calibrate=1, lr=0.001)
-    for twin in (copy.deepcopy(ddp), saved(ddp)):
-        if rank == 0:
-            twin(batch(rank, 0)).square().mean()
-    for step in range(3):
-        attachment.calibrate(loss, batch(rank, step))
-        train(ddp, rank, range(step, step + 1), lr=0.001)
-    assert attachment.calibrate(loss, batch(rank, 3)) is not None
-    attachment.detach()
-
-
-def test_a_module_can_be_copied_while_it_is_calibrated(two: Ranks) -> None:
-    two.run(copied_in_calibration)
-
-
 def by_hand(rank: int, world: int) -> None:
     """The bare hook stays who registered it; attach cannot take its place."""
     ddp = wrap(model())

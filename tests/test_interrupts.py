@@ -103,19 +103,6 @@ def in_first_backward(rank: int, world: int, folder: str) -> float:
     return interrupted(rank, folder, loss.backward)
 
 
-def in_calibrate(rank: int, world: int, folder: str) -> float:
-    ddp = wrap(model())
-    attachment = gradwire.attach(ddp, "plot", calibrate=1)
-
-    def wait() -> None:
-        attachment.calibrate(lambda module, x: module(x).square().mean(), batch(rank, 0))
-
-    try:
-        return interrupted(rank, folder, wait)
-    finally:
-        attachment.detach()
-
-
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
@@ -123,7 +110,6 @@ def in_calibrate(rank: int, world: int, folder: str) -> float:
         (in_backward, {"options": {"policy": "ltp"}}),  # guarded: no bucket is handed over
         (in_static_graph, {"first": False}),
         (in_handle, {}),
-        (in_calibrate, {}),
     ],
 )
 def test_ctrl_c_ends_a_wait_for_a_late_rank(

@@ -559,8 +559,6 @@ TRAINING = ALL_REDUCE.replace('"all_reduce"\nlayers = 4', '"training"').replace(
     [
         (ALL_REDUCE, 'table = { "layer4.*" = 0.1 }', r"table\['layer4.\*'\]: matches no tensor"),
         (TRAINING, 'table = { "blocks.2.*" = 0.1 }', r"table\['blocks.2.\*'\]: matches no tensor"),
-        (ALL_REDUCE, "calibrate = 8", r"calibrate=8: the lab's ranks never calibrate"),
-        (TRAINING, "calibrate = 8", r"calibrate=8: the lab's ranks never calibrate"),
         (
             ALL_REDUCE,
             'table = { "*" = 0.1 }, route = "server"',

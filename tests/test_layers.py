@@ -19,10 +19,10 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "core": (),
         "policies": ("core",),
         "transport": ("core", "_engine"),
-        "calibration": ("core", "policies", "transport"),
-        "training": ("core", "policies", "transport", "calibration"),
+        "calibration": ("core", "policies"),
+        "training": ("core", "policies", "transport"),
         "sim": ("core", "policies", "transport", "training", "_engine"),
-        "": ("core", "policies", "transport", "calibration", "training"),
+        "": ("core", "policies", "transport", "training", "calibration"),
         "server": ("core", "policies", "transport", "training"),
         "cli": (),  # finds the commands by name
     },

@@ -22,7 +22,6 @@ from gradwire.core.plan import (
     TensorSlot,
     TransferPlan,
     mix_seed,
-    pool,
 )
 from gradwire.policies import (
     DBLP,
@@ -35,6 +34,7 @@ from gradwire.policies import (
     create,
     names,
     policy_class,
+    pool,
     register,
 )
 from gradwire.policies.base import option_names
@@ -393,7 +393,7 @@ OTHER_VALUES: dict[str, list[dict[str, object]]] = {
         {"every": "epoch", "detector": "layers"},
     ],
     "ltp": [{"every": 5}, {"slack": "wan"}, {"fraction": 0.5}],
-    "plot": [{"table": {"*": 0.3}}, {"table": None, "calibrate": 4}, {"spend": "anything"}],
+    "plot": [{"table": {"*": 0.3}}, {"order": "sequential"}, {"spend": "anything"}],
     "optireduce": [{"warmup": 3}, {"excess": 0.5}, {"hadamard": False}],
     "netsenseml": [{"start": 1.0}, {"start": 0.25}, {"compress": "int8"}, {"prune": 0.5}],
     "adaptive": [{"table": {"*": 0.3}}, {"compress": "topk"}, {"detector": "ours"}, {"p_low": 0}],

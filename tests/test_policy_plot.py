@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
-import signal
 import sys
-import threading
-import time
-import warnings
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from typer.testing import CliRunner
 
 import gradwire
-from gradwire.calibration.in_job import JobCalibration
-from gradwire.calibration.roll import CalibrationRoll
-from gradwire.calibration.search import CANDIDATES, HALVINGS, LayerSearch
+from gradwire.calibration.search import CANDIDATES, LayerSearch
 from gradwire.cli import app
-from gradwire.core.errors import ConfigError, TransferError
+from gradwire.core.errors import ConfigError
 from gradwire.policies import PLOT, Adaptive, Calibration
 from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job
-from gradwire.transport.rendezvous import Names
-from gradwire_calls import until
-from ranks import Ranks
 
 CHUNK = 358
 TENSORS = {
@@ -168,10 +154,10 @@ def test_a_name_that_no_file_has_is_one_that_cannot_be_read(policy: type[PLOT]) 
 
 
 def test_a_table_is_needed_and_has_to_match() -> None:
-    with pytest.raises(ConfigError, match=r"table=None.*or None with calibrate=8"):
-        PLOT()
-    with pytest.raises(ConfigError, match="table='': the file of a calibration"):
-        PLOT(table="")
+    for table in (None, ""):
+        with pytest.raises(ConfigError, match="make a table with `gradwire calibrate`") as raised:
+            PLOT(table=table)
+        assert (raised.value.setting, raised.value.value) == ("table", table)
     with pytest.raises(ConfigError, match="matches no tensor"):
         Job(2, TENSORS, "plot", table={"head.*": 0.1})
     with pytest.raises(ConfigError, match="without a model"):
@@ -288,9 +274,6 @@ def test_the_scalars_of_numpy_and_torch_are_settings_too(tmp_path: Path) -> None
     )
 
 
-# ---------------------------------------------------------------------------- in the job itself
-
-
 def test_the_front_bears_half_of_the_most() -> None:
     """Whatever single steps say of it; there is no more than one front layer in so few."""
     torch.manual_seed(2)
@@ -306,142 +289,19 @@ def test_the_front_bears_half_of_the_most() -> None:
     assert [found.bounds[f"{n}.weight"] for n in range(3)] == [0.2, 0.6, 0.6]
 
 
-def shifted(rank: int, step: int) -> torch.Tensor:
-    return torch.randn(32, 64, generator=torch.Generator().manual_seed(100 * step + rank))
-
-
-def add_up(job: Job, each: list[np.ndarray]) -> None:
-    """What attachment.calibrate does at the end of a round, on all ranks at once."""
-    handles = [p.add_up(v) for p, v in zip(job.pipelines, each, strict=True)]
-    while any(host.pending for host in job.hosts):
-        job.fabric.run(job.fabric.now + 10.0)
-        for host in job.hosts:
-            host.collect()
-    assert all(handle.report.bytes_sent for handle in handles)
-
-
-def test_the_first_steps_of_a_job_find_the_table_alike_on_all_ranks() -> None:
+def test_a_job_keeps_the_bounds_of_a_calibration(tmp_path: Path) -> None:
+    path = str(tmp_path / "bounds.toml")
+    found = gradwire.calibrate(Uneven(), loss_of, batches(), eps=0.05, steps=6, lr=0.5)
+    found.save(path)
     sizes = {name: p.numel() for name, p in Uneven().named_parameters()}
-    job = Job(3, sizes, "plot", calibrate=2, lr=0.5, link=Link(loss=0.3), datagram=256)
-    models = [Uneven() for _ in range(3)]
-    calibrations = [
-        JobCalibration(
-            p.policy, model, rank=rank, seed=0, chunk_elements=p.communicator.chunk_elements
-        )
-        for rank, (p, model) in enumerate(zip(job.pipelines, models, strict=True))
-    ]
+    job = Job(3, sizes, "plot", table=path, link=Link(loss=0.3), datagram=256)
     chance = np.random.default_rng(0)
-    elements = sum(sizes.values())
-    for step in range(2 * HALVINGS + 20):
-        fresh = [chance.standard_normal(elements).astype(np.float32) for _ in range(3)]
-        if step < 2 * HALVINGS:
-            assert all(policy.calibration is None for policy in job.policies)
-            job.step(fresh)
-            assert job.report.bound == 0.0
-            found = [c.weigh(loss_of, shifted(r, step)) for r, c in enumerate(calibrations)]
-            if step % 2:
-                assert not np.array_equal(found[0], found[1])
-                add_up(job, found)
-                assert np.array_equal(found[0], found[1])
-                for calibration, sums in zip(calibrations, found, strict=True):
-                    calibration.take(sums)
-            else:
-                assert found == [None] * 3
-        else:
-            job.step(fresh)
-    tables = [policy.calibration for policy in job.policies]
-    assert tables[0] == tables[1] == tables[2]
-    bounds = tables[0].bounds
-    assert bounds["back.weight"] == CANDIDATES[-1]
-    assert bounds["front.weight"] < 0.2
-    assert bounds["front.bias"] == bounds["norm.weight"] == 0.0
+    for _ in range(10):
+        job.step([chance.standard_normal(sum(sizes.values())).astype(np.float32) for _ in "abc"])
     regions = {region.name: region for region in job.report.regions}
     assert regions["back.weight"].bound == CANDIDATES[-1]
     assert 0.4 <= regions["back.weight"].delivered < 0.95
-    assert all(
-        torch.equal(a, b) for a, b in zip(*(m.parameters() for m in models[:2]), strict=True)
-    )
-
-
-def test_a_found_table_is_resumed_and_saved(tmp_path: Path) -> None:
-    found = Calibration(Calibration.fingerprint(TENSORS), {"back.weight": 0.4}, {"eps": 0.05})
-    first = PLOT(calibrate=4)
-    first.learn(found)
-    second = PLOT(calibrate=4)
-    second.load_state_dict(first.state_dict())
-    assert second.bound_of("back.weight") == 0.4
-    assert second.bound_of("front.weight") == 0.0
-    assert PLOT(calibrate=4).state_dict() == {}
-    second.calibration.save(tmp_path / "found.toml")
-    assert PLOT(table=str(tmp_path / "found.toml")).bound_of("back.weight") == 0.4
-
-
-def test_a_forgotten_calibration_warns_once() -> None:
-    job = Job(2, TENSORS, "plot", calibrate=1)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        for step in range(15):
-            job.step(gradients(step, 2))
-    assert len(seen) == 2  # a rank each
-    assert "10 steps, all exact" in str(seen[0].message)
-    assert "attachment.calibrate" in str(seen[0].message)
-    assert job.report.delivered == 1.0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"calibrate": -1}, "calibrate=-1: how many steps"),
-        ({"calibrate": True}, "calibrate=True: how many steps"),
-        ({"calibrate": np.array([1, 2])}, "calibrate=array([1, 2]): how many steps"),
-        ({"calibrate": torch.ones(2)}, "calibrate=tensor([1., 1.]): how many steps"),
-        ({"calibrate": 4, "table": {"*": 0.1}}, "calibrate=4 with table="),
-        ({"eps": 0.2, "table": {"*": 0.1}}, "eps=0.2 with table="),
-        ({"calibrate": 4, "eps": 1.0}, "eps=1.0: a share"),
-        ({"calibrate": 4, "lr": 0.0}, "lr=0.0: a finite number above 0"),
-    ],
-)
-def test_impossible_settings_of_it_name_themselves(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        PLOT(**options)
-    assert message in str(raised.value)
-
-
-def train(rank: int, world: int, path: str) -> tuple[dict[str, float], float, str]:
-    """Six steps that calibrate, then four with the table; bounds, loss of the last, error."""
-    module = DistributedDataParallel(Uneven())
-    transport = {"datagram": 256, "drop_rate": 0.3, "drop_seed": rank}
-    attachment = gradwire.attach(module, policy="plot", calibrate=2, lr=0.5, **transport)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    for step in range(10):
-        batch = shifted(rank, step)
-        found = attachment.calibrate(loss_of, batch)
-        assert (found is None) == (step < 5)
-        optimizer.zero_grad()
-        loss_of(module, batch).backward()
-        assert attachment.report().bound == (0.0 if found is None else max(found.bounds.values()))
-        optimizer.step()
-    assert found is not None
-    if rank == 0:
-        found.save(path)
-    total = float(sum(p.detach().double().sum() for p in module.parameters()))
-    attachment.detach()
-    other = gradwire.attach(module, policy="mlt", **transport)
-    try:
-        other.calibrate(loss_of, batch)
-    except ConfigError as error:
-        return found.bounds, total, str(error)
-    raise AssertionError("policy 'mlt' was calibrated")
-
-
-def test_real_processes_calibrate_while_they_train(tmp_path: Path) -> None:
-    path = str(tmp_path / "found.toml")
-    with Ranks(2) as ranks:
-        first, second = ranks.run(train, path=path)
-    assert first == second, (first, second)  # tables, and parameters to the bit
-    assert Calibration.load(path).bounds == first[0]
-    assert first[0]["back.weight"] > first[0]["front.weight"]
-    assert "calibrate() with policy 'mlt'" in first[2]
+    assert regions["front.weight"].bound == found.bounds["front.weight"] < 0.2
 
 
 @pytest.mark.parametrize(
@@ -529,161 +389,3 @@ def test_a_file_in_place_of_a_module_is_explained() -> None:
     done = CliRunner().invoke(app, ["calibrate", "mine.py:make"])
     assert done.exit_code == 2
     assert "as in mine:make" in done.output
-
-
-def forgets(rank: int, world: int, forgotten: list[int]) -> tuple[str, int, str, float]:
-    """Rank 1 leaves out calls; the first error of each rank: its type, culprit, text, seconds."""
-    module = DistributedDataParallel(Uneven())
-    attachment = gradwire.attach(module, policy="plot", calibrate=2, lr=0.5)
-    started = time.monotonic()
-    try:
-        for step in range(8):
-            with torch.no_grad():
-                module(shifted(rank, step))  # what is only looked at begins no step
-            if rank != 1 or step not in forgotten:
-                attachment.calibrate(loss_of, shifted(rank, step))
-            with module.no_sync():
-                loss_of(module, shifted(rank, step)).backward()
-            loss_of(module, shifted(rank, step)).backward()
-    except TransferError as error:
-        return type(error).__name__, error.rank, str(error), time.monotonic() - started
-    raise AssertionError("nobody noticed")
-
-
-@pytest.mark.parametrize("forgotten", [[1], [2], list(range(8))])
-def test_a_rank_that_forgets_to_calibrate_is_named_at_once(forgotten: list[int]) -> None:
-    with Ranks(2) as ranks:
-        ranks.start(forgets, forgotten=forgotten)
-        (first,) = ranks.collect(30, ranks=[0])
-        ranks.kill(1)  # it may wait for rank 0 in a collective of gloo's
-        outcomes = [
-            first,
-            *(each for each in ranks.collect(30, ranks=[1]) if isinstance(each, tuple)),
-        ]
-    for outcome in outcomes:
-        assert outcome[:2] == ("TransferError", 1), outcome
-        assert "rank 1 began step" in outcome[2]
-        assert "every rank has to call it before each step" in outcome[2]
-        assert outcome[3] < 20
-
-
-def fails(rank: int, world: int, how: str) -> tuple[str, int, str, float]:
-    """Rank 1 fails in its first call, or dies in it; what rank 0 hears, and after how long."""
-    module = DistributedDataParallel(Uneven())
-    options = {"peer_timeout": 2.0, "timeout": 60.0}
-    attachment = gradwire.attach(module, policy="plot", calibrate=1, lr=0.5, **options)
-
-    def loss(net: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        if rank == 1 and how == "raises":
-            raise RuntimeError("a bad batch")
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return loss_of(net, batch)
-
-    started = time.monotonic()
-    try:
-        attachment.calibrate(loss, shifted(rank, 0))
-    except TransferError as error:
-        return type(error).__name__, error.rank, str(error), time.monotonic() - started
-    except RuntimeError as error:
-        return type(error).__name__, rank, str(error), 0.0
-    raise AssertionError("nobody noticed")
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("raises", r"rank 1 failed in attachment\.calibrate\(\.\.\.\) before step 0: a bad batch"),
-        ("dies", r"rank 0, step 0: .*rank 1"),
-    ],
-)
-def test_a_rank_that_fails_in_its_call_is_named_at_once(how: str, said: str) -> None:
-    with Ranks(2) as ranks:
-        ranks.start(fails, how=how)
-        (outcome,) = ranks.collect(40, ranks=[0])
-        ranks.kill(1)
-    assert outcome[0] == "TransferError"
-    assert re.match(said, outcome[2]), outcome
-    assert outcome[3] < 30
-
-
-class Counting:
-    """A store that counts what it is asked."""
-
-    def __init__(self) -> None:
-        self.store = dist.HashStore()
-        self.asked: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        self.asked[name] += 1
-        return getattr(self.store, name)
-
-
-def rolls_of(
-    store: Any, ranks: tuple[int, ...], timeout_s: float = 0.2, prefix: str = "t"
-) -> list[CalibrationRoll]:
-    names = Names(ranks)
-    return [CalibrationRoll(store, prefix, r, names, timeout_s) for r in range(len(ranks))]
-
-
-def test_a_rank_that_never_comes_to_calibrate_is_named_at_the_time_out() -> None:
-    rolls = rolls_of(dist.HashStore(), (4, 7))
-    rolls[1].begin(3, 1)  # an earlier step: it may still come
-    with pytest.raises(
-        TransferError, match=r"^rank 4, step 4: rank 7 has not called attachment.calibrate"
-    ) as raised:
-        rolls[0].wait(4, 2)
-    assert raised.value.rank == 7
-
-
-@pytest.mark.parametrize("world", [2, 256])
-def test_a_wait_asks_the_store_alike_for_many_ranks_and_for_two(world: int) -> None:
-    """But once, at the time-out, to name those that are missing."""
-    store = Counting()
-    with pytest.raises(TransferError) as raised:
-        rolls_of(store, tuple(range(world)))[0].wait(0, 1)
-    assert raised.value.rank == 1
-    looks = store.asked["add"]
-    assert looks > 1
-    assert sum(store.asked.values()) <= 5 * looks + world + 5
-
-
-def test_a_call_that_failed_may_be_made_again() -> None:
-    rolls = rolls_of(dist.HashStore(), (0, 1))
-    rolls[1].fail(0, 0, "a bad batch")
-    with pytest.raises(TransferError, match=r"rank 1 failed .* before step 0: a bad batch"):
-        rolls[0].wait(0, 1)
-    store = dist.HashStore()
-    rolls = rolls_of(store, (0, 1), 20.0)
-    rolls[1].fail(0, 0, "a bad batch")
-    again = threading.Thread(target=rolls[1].wait, args=(0, 1))
-    again.start()
-    assert until(lambda: store.add("t/arrived", 0) == 1, 10.0)
-    rolls[0].wait(0, 1)
-    again.join(10)
-    assert not again.is_alive()
-
-
-def test_ranks_meet_at_the_end_of_each_round() -> None:
-    """Whoever comes last; and one roll knows nothing of another's rounds."""
-    store = dist.HashStore()
-    for prefix in ("first", "second"):
-        rolls = rolls_of(store, tuple(range(3)), 20.0, prefix)
-        for number in range(1, 4):
-            done: list[int] = []
-
-            def come(rank: int, calls: int, rolls: Any = rolls, done: list[int] = done) -> None:
-                rolls[rank].wait(calls, calls)
-                done.append(rank)
-
-            first = [threading.Thread(target=come, args=(rank, number)) for rank in (0, 2)]
-            for thread in first:
-                thread.start()
-            time.sleep(0.05)
-            assert done == []
-            come(1, number)
-            for thread in first:
-                thread.join(10)
-            assert sorted(done) == [0, 1, 2]
-            for roll in rolls:
-                roll.begin(number, number)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.saved_state import State
-from gradwire.policies import PLOT, Calibration
 from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job
 
@@ -25,7 +24,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "mlt": {"p": 0.3, "error_feedback": True, "loss_rise": 0.5},
     "dblp": {"p_low": 0.2, "error_feedback": True},
     "ltp": {},
-    "plot": {"calibrate": 2},
+    "plot": {"table": {"*": 0.1}},
     "optireduce": {"warmup": 2},
     "netsenseml": {"momentum": 0.5},
     "adaptive": {},
@@ -44,12 +43,6 @@ def job(policy: str, steps: int) -> Job:
         for pipeline in made.pipelines:
             pipeline.add_loss(1.0)
         made.step(gradients(step))
-    first = made.pipelines[0].policy
-    if isinstance(first, PLOT) and steps:
-        for pipeline in made.pipelines:
-            found = Calibration(Calibration.fingerprint(TENSORS), dict.fromkeys(TENSORS, 0.1))
-            assert isinstance(pipeline.policy, PLOT)
-            pipeline.policy.learn(found)
     return made
 
 
@@ -231,7 +224,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "dblp-paper": ("dblp", {"p_low": 0.2, "every": "epoch", "detector": "paper"}),
     "dblp-layers": ("dblp", {"p_low": 0.2, "every": 2, "detector": "layers"}),
     "ltp": ("ltp", {"every": 2}),
-    "plot": ("plot", {"calibrate": 2}),
+    "plot": ("plot", {"table": {"*": 0.1}}),
     "optireduce": ("optireduce", {"warmup": 2}),
     "netsenseml": ("netsenseml", {"momentum": 0.5}),
     "adaptive-layers": ("adaptive", {"every": 2}),
@@ -259,6 +252,7 @@ def test_a_state_of_version_1_is_taken_whole(kind: str) -> None:
     if detector is not None:
         assert any(key.startswith("_") for key in detector)
         expected["phases"]["phases"] = {key.lstrip("_"): detector[key] for key in detector}
+    expected["phases"].pop("calibration", None)  # that older versions found during training
     begun = {"flush": False, "layer_steps": 0, "layer_squares": {}, "guarded": 0}
     assert same(again, {**begun, **expected})
     here.step([np.ones(sum(SMALL.values()), np.float32)] * 2)
@@ -272,15 +266,20 @@ def test_the_keys_of_a_state_are_public(kind: str) -> None:
         assert not any(str(key).startswith("_") for key in path), path
 
 
-def test_a_calibration_of_another_model_is_refused() -> None:
-    good = job("plot", 1).pipelines[0].state_dict()
-    here = job("plot", 0).pipelines[0]
-    with pytest.raises(ConfigError, match=r"\['calibration'\]: made for model 0{16}"):
-        here.load_state_dict(put(good, ("phases", "calibration", "model"), "0" * 16))
-    assert isinstance(here.policy, PLOT)
-    assert here.policy.calibration is None
-    here.load_state_dict(good)
-    assert here.policy.bound_of("back.weight") == 0.1
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_calibration_in_an_older_state_is_ignored(version: int) -> None:
+    """The table rules, also where the state's bounds are others."""
+    old = copy.deepcopy(SAVED["plot"]) | {"version": version}
+    assert old["phases"]["calibration"]["bounds"]
+    old["phases"]["calibration"]["bounds"] = dict.fromkeys(SMALL, 0.5)
+    here = Job(2, SMALL, "plot", buckets=[2, 1], datagram=256, table={"*": 0.1})
+    for pipeline in here.pipelines:
+        pipeline.load_state_dict(copy.deepcopy(old))
+    state = here.pipelines[0].state_dict()
+    assert state["phases"] == {}
+    here.step([np.ones(sum(SMALL.values()), np.float32)] * 2)
+    assert here.report.step == 7
+    assert here.report.bound == 0.1
 
 
 def test_numbers_come_back_from_tensors_and_numpy() -> None:

@@ -26,7 +26,6 @@ class DelayWindow {
   double bytes() const { return window_; }
   // The standing queue aimed at; longer on a long path whose rate is moderate.
   Nanos target() const { return target_; }
-  bool competitive() const { return competition_.competes(); }
   Nanos queue_delay() const { return last_delay_; }
   // True in slow start: the window doubles each round, because the path's rate is not known yet.
   bool ramps() const { return ramps_; }

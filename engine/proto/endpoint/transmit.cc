@@ -67,7 +67,6 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   path.limit.sent(packet.bytes, now);
   packet.ect = path.ecn.capable();
   if (packet.ect) path.ecn.sent();
-  path.sent.count_bytes(packet);
   in_flight_bytes += packet.bytes;
   path.probe_base = now;
   const bool data = packet.kind == wire::Kind::push || packet.kind == wire::Kind::pull;

@@ -52,7 +52,6 @@ class Rtt {
     min_.add(latest, now);
     // The peer's reported ACK delay never brings a sample below the minimum (RFC 9002 §5.3).
     const Nanos adjusted = std::max(latest - ack_delay, min_.get());
-    latest_ = adjusted;
     if (!any_) {
       any_ = true;
       smoothed_ = adjusted;
@@ -69,7 +68,6 @@ class Rtt {
   Nanos smoothed() const { return any_ ? smoothed_ : kInitial; }
   // The smoothed time from sending a packet to receiving its ACK, with the peer's ACK delay.
   Nanos round() const { return smoothed() + held_; }
-  Nanos latest() const { return latest_; }
   Nanos minimum() const { return min_.any() ? min_.get() : 0; }
   // The probe time-out before backoff (RFC 9002 §6.2.1).
   Nanos probe_timeout() const {
@@ -88,7 +86,6 @@ class Rtt {
   bool any_ = false;
   Nanos smoothed_ = 0;
   Nanos deviation_ = 0;
-  Nanos latest_ = 0;
   Nanos held_ = 0;
   WindowedMin min_;
 };

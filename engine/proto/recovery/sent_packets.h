@@ -36,7 +36,6 @@ class SentPackets {
   uint64_t next() const { return next_; }
   uint64_t lowest() const { return lowest_; }  // no packet below it is in flight
   uint64_t in_flight() const { return in_flight_; }
-  uint64_t bytes_in_flight() const { return bytes_in_flight_; }
   bool full() const { return next_ - lowest_ >= kMost - 1; }
 
   SentPacket& push() {
@@ -50,7 +49,6 @@ class SentPackets {
     ++in_flight_;
     return p;
   }
-  void count_bytes(const SentPacket& p) { bytes_in_flight_ += p.bytes; }
 
   uint64_t history() const { return ring_.size(); }
 
@@ -61,10 +59,7 @@ class SentPackets {
   }
 
   void settle(SentPacket& p, SentPacket::State state) {
-    if (p.state == SentPacket::State::flight) {
-      --in_flight_;
-      bytes_in_flight_ -= p.bytes;
-    }
+    if (p.state == SentPacket::State::flight) --in_flight_;
     p.state = state;
     while (lowest_ < next_ && at(lowest_).state != SentPacket::State::flight) ++lowest_;
   }
@@ -84,7 +79,6 @@ class SentPackets {
   uint64_t next_ = 1;
   uint64_t lowest_ = 1;
   uint64_t in_flight_ = 0;
-  uint64_t bytes_in_flight_ = 0;
 };
 
 }  // namespace gradwire

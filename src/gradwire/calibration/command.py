@@ -1,8 +1,8 @@
-"""Calibration: which layers bear how much loss, measured on the user's own model.
+"""`gradwire calibrate` measures how much loss each layer of a user's own model bears.
 
-For each layer the largest p whose random zeroing worsens the step's loss decrease by less than
-`eps` over k calibration steps (`gradwire.calibration.search`): our reading of PLOT. Here it is a
-run of its own.
+For each layer it finds the largest bound whose damage costs less than the share `eps` of a step's
+loss decrease (`gradwire.calibration.search`). The result is a table for policies "plot" and
+"adaptive". It is made before training, in one process and without any peer.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ import torch
 import typer
 
 from gradwire.calibration.search import LayerSearch, LossFunction
-from gradwire.core.checks import is_whole, plain
+from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError
 from gradwire.core.names import named_parameters
-from gradwire.policies.plot import EPS, LR, Calibration, check_eps, check_lr
+from gradwire.policies.plot import Calibration
 
 __all__ = ["calibrate"]
 
 app = typer.Typer(add_completion=False)
 
+EPS = 0.05
+"""The share of a step's loss decrease that the damage to one layer may cost."""
+
+LR = 0.05
+"""The learning rate of the plain gradient steps."""
+
 LARGEST = 1 << 62
+"""The largest whole number that a setting may be."""
 
 
 def calibrate(
@@ -42,16 +49,31 @@ def calibrate(
     chunk_elements: int = 361,
     seed: int = 0,
 ) -> Calibration:
-    """Finds a bound per layer; the model is left as it was.
+    """Finds the bound of each layer; the model is left as it was.
 
-    loss_fn(model, batch) is the training loss, a scalar tensor. batches: at least `steps` of
-    them. eps: the share of a step's loss decrease that a layer's loss may cost. lr: of the plain
-    gradient steps the decrease is measured by. chunk_elements: elements of a datagram.
+    About 3 · steps · (layers + 2) evaluations of loss_fn are needed. The search is our reading of
+    PLOT (IEEE TNSM 21(6), 2024), whose derivation is not public.
 
-    Takes about 3 · steps · (layers + 2) evaluations of loss_fn. Raises ConfigError when a setting
-    is impossible, batches are too few, or no calibration step decreases the loss.
+    Args:
+        model: not wrapped in DDP.
+        loss_fn: called as loss_fn(model, batch); returns the training loss as a scalar tensor.
+        batches: holds at least `steps` batches, of which the first are used.
+        eps: the share of a step's loss decrease, above 0 and below 1, that the damage to one layer
+            may cost.
+        steps: how many batches each candidate is judged by.
+        lr: the learning rate of the plain gradient steps, above 0.
+        chunk_elements: how many elements one datagram carries, for that many are lost together.
+        seed: of the zeroed chunks and of the model's own random numbers.
+
+    Returns:
+        The bounds by tensor name, with what identifies the model; `save` writes the file for
+        `attach(…, table=…)`.
+
+    Raises:
+        ConfigError: a setting is impossible, batches are too few, or no calibration step decreases
+            the loss.
     """
-    eps, lr = check_eps(eps), check_lr(lr)
+    eps, lr = _eps(eps), _lr(lr)
     steps = _whole("steps", steps, 1)
     chunk_elements = _whole("chunk_elements", chunk_elements, 1)
     seed = _whole("seed", seed, 0)
@@ -65,9 +87,7 @@ def calibrate(
     search = LayerSearch(trained, eps=eps, lr=lr, chunk_elements=chunk_elements)
     chance = torch.Generator().manual_seed(seed)
     while not search.done:
-        for index, batch in enumerate(few):
-            search.weigh(model, loss_fn, batch, seed=seed + index, chance=chance)
-        search.settle()
+        search.halve(model, loss_fn, few, seed=seed, chance=chance)
     sizes = {name: p.numel() for name, p in trained.items()}
     settings = {"eps": eps, "steps": steps, "lr": lr, "chunk_elements": chunk_elements}
     return Calibration(Calibration.fingerprint(sizes), search.bounds, settings)
@@ -81,14 +101,14 @@ def command(
     function: str = typer.Argument(
         ..., help="module:function that returns (model, loss_fn, batches)."
     ),
-    out: str = typer.Option("bounds.toml", "--out", help="File to write, for policy 'plot'."),
-    eps: float = typer.Option(EPS, help="Share of a step's loss decrease that a layer may cost."),
-    steps: int = typer.Option(8, help="Calibration steps, a batch each."),
-    lr: float = typer.Option(LR, help="Of the plain gradient steps."),
-    seed: int = typer.Option(0, help="Of what is zeroed."),
+    out: str = typer.Option("bounds.toml", "--out", help="The file to write, for table=."),
+    eps: float = typer.Option(EPS, help="The share of the loss decrease that a layer may cost."),
+    steps: int = typer.Option(8, help="How many batches are used."),
+    lr: float = typer.Option(LR, help="The learning rate of the steps."),
+    seed: int = typer.Option(0, help="The seed of what is zeroed."),
     as_json: bool = typer.Option(False, "--json", help="Print the bounds as JSON."),
 ) -> None:
-    """Find how much loss each layer of a model bears, for policy "plot"."""
+    """Find how much loss each layer of a model bears, for policies "plot" and "adaptive"."""
     folder = Path(out).resolve().parent
     if not folder.is_dir() or Path(out).is_dir():
         typer.echo(f"gradwire calibrate: --out {out}: a file in a folder that exists", err=True)
@@ -113,8 +133,24 @@ def command(
     typer.echo(f"written to {out}: attach(model, policy='plot', table={out!r})")
 
 
+def _eps(eps: object) -> float:
+    """Returns the number if it is a share of the loss decrease, else raises ConfigError."""
+    eps = plain(eps)
+    if not is_number(eps) or not 0.0 < eps < 1.0:
+        raise ConfigError.of("eps", eps, "a share of the loss decrease, above 0 and below 1")
+    return eps
+
+
+def _lr(lr: object) -> float:
+    """Returns the number if it is a learning rate, else raises ConfigError."""
+    lr = plain(lr)
+    if not is_number(lr) or not lr > 0.0:
+        raise ConfigError.of("lr", lr, "a finite number above 0")
+    return lr
+
+
 def _whole(name: str, value: object, low: int) -> int:
-    """The number, from `low` to the largest; raises ConfigError for anything else."""
+    """Returns the number if it is whole and from `low` to LARGEST, else raises ConfigError."""
     value = plain(value)
     if not is_whole(value) or not low <= value <= LARGEST:
         raise ConfigError.of(name, value, f"a whole number from {low} to {LARGEST}")
@@ -147,7 +183,11 @@ def _check_subject(model: object, loss_fn: object, batches: object) -> None:
 
 
 def _parts(function: str, made: object) -> tuple[torch.nn.Module, LossFunction, Iterable[Any]]:
-    """What the user's function returned, checked; raises ConfigError for anything else."""
+    """Returns the model, the loss and the batches that a user's function made.
+
+    Raises:
+        ConfigError: names the function, and says that it returned something else.
+    """
     if not isinstance(made, (tuple, list)) or len(made) != 3:
         found = f"{type(made).__name__} of {len(made)}" if isinstance(made, (tuple, list)) else ""
         raise ConfigError.of(
@@ -167,6 +207,7 @@ def _parts(function: str, made: object) -> tuple[torch.nn.Module, LossFunction, 
 
 
 def _load(function: str) -> Callable[[], object]:
+    """Imports a function by "module:name", from the current folder too, or raises ConfigError."""
     module, colon, name = function.partition(":")
     if not (module and colon and name):
         raise ConfigError.of("function", function, "module:function is needed, as in mine:make")

@@ -1,6 +1,7 @@
-"""HashedTuple: a tuple that remembers its hash.
+"""HashedTuple is a tuple that computes its hash once.
 
-Caches look up tuples with one item for each tensor of a model in every step.
+A bucket's layout and its regions have an item for each tensor, and are the keys of dictionaries
+that every step looks into several times.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Item = TypeVar("Item")
 
 
 class HashedTuple(tuple[Item, ...]):
-    """A tuple that computes its hash once; it equals a plain one and has the same hash."""
+    """A tuple that keeps its hash; it equals a plain tuple and hashes like one."""
 
     _hash: int
 
@@ -26,5 +27,5 @@ class HashedTuple(tuple[Item, ...]):
             return self._hash
 
     def __reduce__(self) -> tuple[type[Any], tuple[tuple[Item, ...]]]:
-        """Pickles the items without the hash, since hashes of text differ between processes."""
+        """Leaves the hash out of a pickle, because another process hashes text differently."""
         return type(self), (tuple(self),)

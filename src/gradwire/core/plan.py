@@ -50,7 +50,6 @@ __all__ = [
     "check_share",
     "encoded_share",
     "mix_seed",
-    "pool",
 ]
 
 SPENDS = ("nothing", "late", "lost", "anything")
@@ -540,61 +539,6 @@ class TransferReport:
     error_offset: int = 0
     passes: int = 0
     datagram: int = 0
-
-
-def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> Regions:
-    """Makes one region per tensor and pools neighbours that are too small for their bound.
-
-    A bound is rounded down to whole chunks, so a tensor of fewer than 1/bound chunks could never
-    lose one. Such tensors are merged with their neighbours, first within a layer, then across
-    layers, until the pool has 1/bound chunks (docs/design.md, invariant 1). Nothing is pooled at
-    bound 0.
-
-    Args:
-        slots: The tensors in order, without gaps.
-        bound: The bound of all regions, in [0, 1).
-        chunk_elements: Number of elements in one datagram.
-
-    Returns:
-        The regions, which cover the same elements.
-    """
-    return _pool(slots if isinstance(slots, tuple) else tuple(slots), bound, chunk_elements)
-
-
-@functools.lru_cache(maxsize=REMEMBERED)
-def _pool(slots: tuple[TensorSlot, ...], bound: float, chunk_elements: int) -> Regions:
-    if bound <= 0.0:
-        return Regions(Region(slot.offset, slot.length, bound, slot.name) for slot in slots)
-    enough = math.ceil(1.0 / bound - 1e-9)
-
-    def chunks(group: list[TensorSlot]) -> int:
-        return sum(slot.length for slot in group) // chunk_elements
-
-    def merge(groups: list[list[TensorSlot]], within_layer: bool) -> list[list[TensorSlot]]:
-        merged: list[list[TensorSlot]] = []
-        for group in groups:
-            previous = merged[-1] if merged else None
-            if (
-                previous is not None
-                and (chunks(previous) < enough or chunks(group) < enough)
-                and (not within_layer or previous[-1].layer == group[0].layer)
-            ):
-                previous.extend(group)
-            else:
-                merged.append(list(group))
-        return merged
-
-    groups = merge([[slot] for slot in slots], within_layer=True)
-    groups = merge(groups, within_layer=False)
-    return Regions(
-        Region(
-            group[0].offset,
-            sum(slot.length for slot in group),
-            bound,
-            group[0].name if len(group) == 1 else f"{group[0].name} … {group[-1].name}",
-        )
-        for group in groups
-    )
 
 
 def mix_seed(*parts: int) -> int:

@@ -7,6 +7,7 @@ from gradwire.policies.ltp import LTP
 from gradwire.policies.mlt import MLT
 from gradwire.policies.netsenseml import NetSenseML
 from gradwire.policies.optireduce import OptiReduce
+from gradwire.policies.parts.regions import pool
 from gradwire.policies.plot import PLOT, Calibration
 from gradwire.policies.registry import create, names, policy_class, register
 from gradwire.policies.reliable import Reliable
@@ -26,5 +27,6 @@ __all__ = [
     "create",
     "names",
     "policy_class",
+    "pool",
     "register",
 ]

@@ -23,10 +23,11 @@ from typing import Any, ClassVar, Literal
 from gradwire.core.agreed import Phase
 from gradwire.core.checks import is_number
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import SMALLEST_BOUND, CloseStep, TransferPlan, check_choice, pool
+from gradwire.core.plan import SMALLEST_BOUND, CloseStep, TransferPlan, check_choice
 from gradwire.core.report import StepReport
 from gradwire.policies.base import REPLICATED_PULLS, SHARED_ORDERS, PlanContext, Policy
 from gradwire.policies.parts.phases import Every, check_every
+from gradwire.policies.parts.regions import pool
 from gradwire.policies.parts.timing import BestPushes, EpochClock, PathEstimate
 
 __all__ = ["LTP"]

@@ -26,7 +26,6 @@ from gradwire.core.plan import (
     TransferPlan,
     check_bound,
     check_class_dscp,
-    pool,
 )
 from gradwire.policies.base import PlanContext, Policy
 from gradwire.policies.parts.priorities import (
@@ -38,6 +37,7 @@ from gradwire.policies.parts.priorities import (
     lowest,
 )
 from gradwire.policies.parts.probe_control import bounded_options
+from gradwire.policies.parts.regions import pool
 
 __all__ = ["CLASS_DSCP", "MLT"]
 

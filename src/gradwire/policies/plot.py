@@ -1,10 +1,13 @@
 """Policy "plot": a bound of its own for each layer (PLOT, IEEE TNSM 21(6):6112–6125, 2024).
 
-The paper's idea: the tolerable loss differs by layer, and layer-specific tolerance cuts the tail
-of gradient transfers over UDP. Nothing else of it is public: no derivation, no header, no numbers.
-All the rest is **our interpretation**: a table of bounds by tensor, enforced per tensor region;
-the bound spent on what the network lost only (spend="lost"); and how the table is made
-(`gradwire.calibrate`: norm layers and biases at 0; in a table by hand its patterns rule them, too).
+The paper shows that layers tolerate different losses, and that a tolerance per layer shortens the
+tail of gradient transfers over UDP. Its derivation, its header and its numbers are not public, so
+all the rest is **our interpretation**:
+
+- A table gives each tensor a bound, which holds for each region of a bucket.
+- The bound is spent on what the network lost only (spend="lost").
+- `gradwire.calibrate` makes the table before training, with bound 0 for norm layers and biases. In
+  a table written by hand its patterns rule those tensors too.
 """
 
 from __future__ import annotations
@@ -12,17 +15,15 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gradwire.core.agreed import Phase
-from gradwire.core.checks import is_number, is_whole, plain
+from gradwire.core.checks import plain
 from gradwire.core.errors import ConfigError, suggestion
 from gradwire.core.plan import TransferPlan, check_bound
-from gradwire.core.report import StepReport
 from gradwire.core.saved_state import State
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
 from gradwire.policies.parts.regions import (
@@ -37,38 +38,20 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["EPS", "LR", "PLOT", "Calibration", "check_eps", "check_lr"]
+__all__ = ["PLOT", "Calibration"]
 
 FORMAT = 1
-
-EPS, LR = 0.05, 0.05
-"""What a layer may cost of a step's loss decrease, and the rate of the plain gradient steps."""
-
-PATIENCE = 10
-"""Steps without a table for each step of a calibration's round before a warning."""
-
-
-def check_eps(eps: object) -> float:
-    """The number, which is a share of the loss decrease; raises ConfigError for anything else."""
-    eps = plain(eps)
-    if not is_number(eps) or not 0.0 < eps < 1.0:
-        raise ConfigError.of("eps", eps, "a share of the loss decrease, above 0 and below 1")
-    return eps
-
-
-def check_lr(lr: object) -> float:
-    """The number, which is a learning rate; raises ConfigError for anything else."""
-    lr = plain(lr)
-    if not is_number(lr) or not lr > 0.0:
-        raise ConfigError.of("lr", lr, "a finite number above 0")
-    return lr
+"""The version of a calibration's file."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Bounds by tensor name for one model, as `gradwire.calibrate` found them.
+    """The bounds of one model's tensors, as `gradwire.calibrate` found them.
 
-    model: a fingerprint of the model's tensor names and sizes. settings: how it was made.
+    Attributes:
+        model: `fingerprint` of the model's tensors.
+        bounds: the share of each tensor's elements, in [0, 1), that may be missing, by name.
+        settings: the settings of `gradwire.calibrate` that it was made with.
     """
 
     model: str
@@ -77,12 +60,16 @@ class Calibration:
 
     @staticmethod
     def fingerprint(tensors: Mapping[str, int]) -> str:
-        """What tells one model's tensors from another's: names and sizes, in whatever order."""
+        """Returns 16 hexadecimal digits that identify a model's trained tensors.
+
+        Args:
+            tensors: the number of elements by name, in any order.
+        """
         text = json.dumps(sorted(tensors.items()))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
-        """Writes the calibration as TOML."""
+        """Writes the calibration to a TOML file, which `load` reads."""
         lines = [
             "# Bounds by tensor, made by gradwire.calibrate for one model.",
             f"format = {FORMAT}",
@@ -98,7 +85,11 @@ class Calibration:
 
     @staticmethod
     def load(path: str | Path) -> Calibration:
-        """Reads what `save` wrote; raises ConfigError naming the file and what is wrong."""
+        """Reads a file that `save` wrote.
+
+        Raises:
+            ConfigError: names the file, and says why it cannot be read or is no calibration.
+        """
         try:
             found: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
@@ -127,30 +118,31 @@ class Calibration:
 
 
 def _quoted(name: str) -> str:
-    """A name as a string of TOML, which takes neither surrogates nor a bare DEL."""
+    """Returns a name as a TOML string, which may hold neither surrogates nor a bare DEL."""
     return json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass
 class PLOT(Policy):
-    """A fixed bound per tensor.
+    """A fixed bound for each tensor.
 
-    table: a file that `gradwire calibrate` wrote, or bounds by tensor-name pattern
-    ({"features.0.*": 0.01, "*.weight": 0.2}; the first that matches rules, a tensor that none
-    matches is critical; a pattern that matches nothing, or only what a broader one before it rules,
-    is an error). A file for another model is an error. calibrate: instead of a table, find it in
-    the first steps of the job, which are exact: so many calls of `attachment.calibrate(loss_fn,
-    batch)` in each of three rounds; eps, lr: its settings (`gradwire.calibrate`). spend: "lost"
-    gives up only what the network lost. fill, order, pull: docs/design.md.
+    Attributes:
+        table: the file of a calibration, or bounds by tensor-name pattern, such as
+            {"features.0.*": 0.01, "*.weight": 0.2}. The first pattern that matches a tensor gives
+            its bound, and a tensor that none matches is critical (bound 0).
+        spend: what a bound may be spent on; "lost" gives up only what the network lost.
+        fill: what stands in for missing contributions (`gradwire.core.plan.FILLS`).
+        order: the order in which chunks are sent, "shuffled" or "sequential".
+        pull: "exact" or "committed": how results come back, the same on all replicas.
+
+    Raises:
+        ConfigError: there is no table, or an option is impossible.
     """
 
     name: ClassVar[str] = "plot"
     resting_phase: ClassVar[Phase] = "tolerant"
 
     table: str | dict[str, float] | None = None
-    calibrate: int = 0
-    eps: float = EPS
-    lr: float = LR
     spend: str = "lost"
     fill: str = "zero"
     order: str = "shuffled"
@@ -158,108 +150,57 @@ class PLOT(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.calibration: Calibration | None = None  # of a file, or found in the job
-        self._waited = 0  # steps without a table
-        self._tensors: Mapping[str, int] | None = None  # of the model, once it is known
-        self._check_calibrate()
+        self._calibration: Calibration | None = None  # read from the file
         if isinstance(self.table, Mapping):
             check_table("table", self.table)
             self._bounds = BoundTable(self.table, 0.0)
         elif isinstance(self.table, (str, Path)) and self.table != "":
-            self.calibration = Calibration.load(self.table)
-        elif self.table is not None or self.calibrate == 0:
+            self._calibration = Calibration.load(self.table)
+        else:
             raise ConfigError.of(
                 "table",
                 self.table,
-                "the file of a calibration (`gradwire calibrate` makes one), bounds by "
-                "tensor-name pattern, or None with calibrate=8 to find them in the first "
-                "steps",
+                "make a table with `gradwire calibrate` and give its file, or give bounds by "
+                "tensor-name pattern",
             )
         check_transfer_options(self.spend, self.fill, self.order, self.pull)
 
-    def _check_calibrate(self) -> None:
-        if not is_whole(self.calibrate) or not 0 <= self.calibrate <= 1 << 20:
-            raise ConfigError.of(
-                "calibrate",
-                self.calibrate,
-                "how many steps a round of the calibration takes, a whole number; 0 for none",
-            )
-        check_eps(self.eps)
-        check_lr(self.lr)
-        if self.table is not None:
-            for name, default in (("calibrate", 0), ("eps", EPS), ("lr", LR)):
-                if getattr(self, name) != default:
-                    raise ConfigError.of(
-                        name,
-                        getattr(self, name),
-                        "a table is there already; leave one of them out",
-                        beside=f"with table={self.table!r}",
-                    )
-
     def bound_of(self, tensor: str) -> float:
-        """The bound of a tensor; 0 while the calibration runs."""
-        if self.calibration is not None:
-            return self.calibration.bounds.get(tensor, 0.0)
-        return 0.0 if self.table is None else self._bounds(tensor)
-
-    def learn(self, calibration: Calibration) -> None:
-        """Takes the calibration that was found in the job; the same on all ranks."""
-        self.calibration = calibration
-
-    def observe(self, report: StepReport) -> None:
-        """Warns, once, where the calibration was asked for and is forgotten."""
-        super().observe(report)
-        if self.calibrate and self.calibration is None:
-            self._waited += 1
-            if self._waited == PATIENCE * self.calibrate:
-                warnings.warn(
-                    f"policy 'plot' with calibrate={self.calibrate}: {self._waited} steps, all "
-                    "exact, have passed without a calibration: call attachment.calibrate(loss_fn, "
-                    "batch) before each step on every rank",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-
-    def state_dict(self) -> dict[str, object]:
-        """The calibration found in the job; one that is not complete starts anew."""
-        found = self.calibration if self.calibrate else None
-        return {} if found is None else {"calibration": asdict(found)}
+        """Returns the bound of a tensor; 0 where the table has none."""
+        if self._calibration is not None:
+            return self._calibration.bounds.get(tensor, 0.0)
+        return self._bounds(tensor)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; raises ConfigError, also for a calibration of
-        another model. A policy with a table needs none, and leaves the state's alone."""
-        read = State(state, "state['phases']")
-        read.keys((), ("calibration",))
-        if "calibration" not in read.values:
-            return
-        found = read.part("calibration")
-        found.keys(("model", "bounds"), ("settings",))
-        bounds = found.part("bounds")
-        for name, bound in bounds.values.items():
-            check_bound(bounds.at(name), plain(bound))
-        settings: dict[str, Any] = {}
-        if "settings" in found.values:
-            settings = {key: plain(v) for key, v in found.part("settings").values.items()}
-            found.part("settings").by_name()
-        if not self.calibrate:
-            return
-        model = found.values["model"]
-        if not isinstance(model, str):
-            raise found.wrong("model", "a model's fingerprint")
-        calibration = Calibration(model, bounds.by_name(), settings)
-        if self._tensors is not None:
-            _check_model(found.name, calibration, self._tensors)
-        self.learn(calibration)
+        """Accepts an empty state, for the table is all that this policy decides by.
+
+        Older states may hold a "calibration" that was found during training. It is ignored.
+
+        Raises:
+            ConfigError: the state has another key.
+        """
+        State(state, "state['phases']").keys((), ("calibration",))
 
     def options(self) -> dict[str, object]:
-        """The options, with the file's contents in its place: ranks compare those."""
+        """Returns the options with the bounds in place of a file's name.
+
+        Ranks compare options, and their copies of the file may lie in different places.
+        """
         values = {name: getattr(self, name) for name in option_names(type(self))}
-        if self.table is not None and self.calibration is not None:
-            values["table"] = self.calibration.bounds
+        if self._calibration is not None:
+            values["table"] = self._calibration.bounds
         return values
 
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
-        """Checks the table against the model."""
+        """Checks the table against the model.
+
+        Args:
+            tensors: the elements of each trained parameter by name; None without a model.
+
+        Raises:
+            ConfigError: there is no model, the file was made for another one, or a pattern
+                matches nothing or only what a broader one before it rules.
+        """
         if tensors is None:
             raise ConfigError.of(
                 "table",
@@ -267,16 +208,13 @@ class PLOT(Policy):
                 "the hook needs HookState(model=…) for its names",
                 beside="without a model",
             )
-        self._tensors = tensors
-        if isinstance(self.table, Mapping):
+        if self._calibration is not None:
+            _check_model(f"table={self.table!r}", self._calibration, tensors)
+        elif isinstance(self.table, Mapping):
             check_patterns("table", self.table, list(tensors))
-        elif self.table is not None and self.calibration is not None:
-            _check_model(f"table={self.table!r}", self.calibration, tensors)
 
     def plan(self, context: PlanContext) -> TransferPlan:
-        """One region per tensor (small ones pooled) with its own bound; exact without a table."""
-        if self.table is None and self.calibration is None:
-            return TransferPlan.whole(context.elements, scale=1.0 / context.world_size)
+        """Returns a plan with one region per tensor, where small ones share a region."""
         bounds = [self.bound_of(slot.name) for slot in context.tensors]
         regions = regions_by_tensor(context.tensors, bounds, bounds, context.chunk_elements)
         return context.plan(

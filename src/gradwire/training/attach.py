@@ -1,27 +1,22 @@
-"""`gradwire.attach`: one line that lets a DDP module's gradients travel over gradwire."""
+"""`gradwire.attach` lets the gradients of a DDP module travel over gradwire."""
 
 import contextlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.calibration.in_job import JobCalibration
-from gradwire.calibration.roll import CalibrationRoll
-from gradwire.calibration.search import LossFunction
 from gradwire.core.agreed import Phase
 from gradwire.core.checks import plain
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.report import StepReport
-from gradwire.policies import PLOT, Calibration, Policy
+from gradwire.policies import Policy
 from gradwire.training.checks import check_hands_over, ddp_of
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.operation import Connected
-from gradwire.transport.rendezvous import Names
 
 __all__ = ["Attachment", "attach"]
 
@@ -39,26 +34,34 @@ def attach(
     A collective call: every rank of the module's process group makes it, alike, between
     construction and the first backward pass. It returns once all ranks have met.
 
-    policy: a name ("reliable", "dblp", …: docs/policies.md), a policy object, or None for
-    GRADWIRE_POLICY, else "adaptive". optimizer: the one that steps once after each backward pass:
-    a learning rate that has halved counts as critical, its family decides error_feedback="auto",
-    and guard="skip" can keep it from stepping. scaler: the one that scales the loss: norms and
-    residuals follow its scale, and a step that it skips takes nothing of what was owed with it.
-    options: the policy's own (p_low=0.01, …) and the common settings of
-    `gradwire.core.settings.Settings` (route=…, interface=…, report="steps.jsonl", …); what is not
-    given is read from GRADWIRE_* variables.
-
-    Several modules may be attached, alike on all ranks, and may share backward passes, on one
-    device or on several: their buckets and the ends of their steps need not come in the same order
+    Several modules may be attached, alike on all ranks, and may share backward passes on one
+    device or on several. Their buckets and the ends of their steps need not come in the same order
     on all ranks.
 
-    model may have been compiled (`torch.compile(ddp)`), and may be a copy of one that is attached,
-    made by copy.deepcopy or torch.save: it averages over its process group until it is attached.
+    Args:
+        model: the DDP module, which may be compiled (`torch.compile(ddp)`). A copy of an attached
+            module, made by copy.deepcopy or torch.save, averages over its process group until it
+            is attached itself.
+        policy: a name ("reliable", "dblp", …: docs/policies.md) or a policy object. None takes the
+            name in GRADWIRE_POLICY, else "adaptive".
+        optimizer: the optimizer that steps once after each backward pass. Its family decides
+            error_feedback="auto", a learning rate that has halved makes a phase critical, and
+            guard="skip" keeps it from stepping.
+        scaler: the GradScaler that scales the loss. Norms and residuals follow its scale, and a
+            step that it skips uses up no residual.
+        **options: the policy's options (p_low=0.01, …) and the common settings of
+            `gradwire.Settings` (route=…, interface=…, report="steps.jsonl", …). One that is not
+            given is read from its GRADWIRE_* variable.
 
-    Raises ConfigError for a module that is not DDP, that already has a communication hook, whose
-    gradients reach no hook (torch._dynamo.config.optimize_ddp = "python_reducer"), or
-    for impossible options, a report file that cannot be opened among them; RendezvousError naming
-    ranks that are absent, configured otherwise, or failed in their part.
+    Returns:
+        The attachment, which has the last report and the state to save.
+
+    Raises:
+        ConfigError: the module is not DDP, already has a communication hook, or hands its
+            gradients to no hook (torch._dynamo.config.optimize_ddp = "python_reducer"); or an
+            option is impossible, such as a report file that cannot be opened.
+        RendezvousError: ranks, which it names, are absent, configured differently or failed.
+        EngineMissingError: the engine was not built.
     """
     ddp = ddp_of(model)
     state = _configured(ddp, policy, optimizer, scaler, options)
@@ -66,23 +69,17 @@ def attach(
 
 
 class Attachment(Connected):
-    """A DDP module whose gradients travel over gradwire. Made by `attach`.
+    """The connection of one DDP module with gradwire, as `attach` makes it.
 
-    After `detach` it still tells its last report, state and counters; all that would change
-    something raises GradwireError.
+    After `detach` its last report, state and counters can still be read, and every call that would
+    change something raises GradwireError.
     """
 
     _instead = ": save its state_dict(), and attach the copy of the module"
 
-    def __init__(
-        self, state: HookState, pipeline: GradientPipeline, module: torch.nn.Module
-    ) -> None:
+    def __init__(self, state: HookState, pipeline: GradientPipeline) -> None:
         self._state = state
         self._pipeline = pipeline
-        self._module = module
-        self._calibration: JobCalibration | None = None
-        self._roll: CalibrationRoll | None = None
-        self._unwatch: Callable[[], None] = _nothing
         self._detached = False
 
     @property
@@ -99,9 +96,12 @@ class Attachment(Connected):
     def phase(self) -> Phase:
         """The phase of the next step, the same on all ranks.
 
-        Assigning "critical" or "tolerant" votes for that phase, None leaves it to the detector:
-        the vote travels with the next step and rules from the one after it, on all ranks as soon
-        as one rank votes ("critical" wins). Raises ConfigError for a policy without phases.
+        Assigning "critical" or "tolerant" votes for that phase, and assigning None withdraws the
+        vote. A vote travels with the next step and decides from the one after it. One rank's vote
+        is enough for all, and "critical" wins over "tolerant".
+
+        Raises:
+            ConfigError: the policy has no phases.
         """
         return self._pipeline.phase
 
@@ -112,10 +112,11 @@ class Attachment(Connected):
 
     @property
     def grad_scale(self) -> float:
-        """The factor that gradients are multiplied by (1 without a GradScaler).
+        """The factor that the loss, hence each gradient, is multiplied by; 1 without a scaler.
 
-        Norms and residuals follow it. `attach(…, scaler=…)` asks a GradScaler at each step's
-        start; where something else scales the loss assign it before the backward pass.
+        Norms and residuals follow it. With `attach(…, scaler=…)` it is read from the GradScaler at
+        the start of each step. Where something else scales the loss, assign it before the backward
+        pass.
         """
         return self._pipeline.grad_scale
 
@@ -125,15 +126,23 @@ class Attachment(Connected):
         self._pipeline.set_grad_scale(scale)
 
     def epoch(self, number: int) -> None:
-        """Says that epoch `number` begins; what every="epoch" looks at."""
+        """Notes that epoch `number` begins; policies with every="epoch" need this call."""
         self._check()
         self._pipeline.begin_epoch(number)
 
     def loss(self, value: float | torch.Tensor) -> None:
-        """Takes a training loss, a number or a tensor that holds one. Each worker's mean since the
-        last step travels with the next, whose report has the mean over the workers. One that is
-        not finite makes that mean NaN on all ranks and counts as a rise (setting loss_rise; without
-        it, a warning)."""
+        """Adds a training loss to this worker's mean since the last step.
+
+        The mean travels with the next step, whose report has the mean over all workers. A loss
+        that is not finite makes that mean NaN on all ranks. It counts as a rise where the setting
+        loss_rise is given, and is warned of otherwise.
+
+        Args:
+            value: a number, or a tensor that holds one.
+
+        Raises:
+            ConfigError: the value is no number.
+        """
         self._check()
         held = plain(value.detach().squeeze() if isinstance(value, torch.Tensor) else value)
         if isinstance(held, bool) or not isinstance(held, (int, float)):
@@ -148,91 +157,17 @@ class Attachment(Connected):
         except OverflowError:
             self._pipeline.add_loss(math.inf if held > 0 else -math.inf)
 
-    def calibrate(self, loss_fn: LossFunction, batch: Any) -> Calibration | None:
-        """One step of the calibration that policy="plot" asks for with calibrate=n.
-
-        A collective call: before each step, every rank alike, with the batch it trains on.
-        loss_fn(module, batch): the training loss, a scalar tensor; module is the one inside DDP
-        and is left as it was. Returns None until all is found, after three rounds of n calls, and
-        from then on the calibration, at no cost: `.save("bounds.toml")` keeps it for
-        table="bounds.toml". Until then every step is exact. Call it before the step's first
-        forward pass.
-
-        Raises ConfigError for a policy that is not calibrated and, on all ranks alike, when the
-        calibration's steps do not decrease the loss (lr=…); TransferError, which names a rank that
-        began a step without its call.
-        """
-        self._check()
-        policy = self._pipeline.policy
-        if not isinstance(policy, PLOT) or not (policy.calibrate or policy.calibration):
-            raise ConfigError.about(
-                f"calibrate() with policy {policy.name!r}",
-                "it needs policy='plot' with calibrate=8 (steps of a round) and without a table "
-                "by patterns",
-                setting="policy",
-                value=policy.name,
-            )
-        if policy.calibration is None:
-            self._calibrate(policy, loss_fn, batch)
-        return policy.calibration
-
-    def _calibrate(self, policy: PLOT, loss_fn: LossFunction, batch: Any) -> None:
-        communicator = self._pipeline.communicator
-        if self._calibration is None:
-            self._calibration = JobCalibration(
-                policy,
-                self._module,
-                rank=communicator.rank,
-                seed=self._pipeline.settings.seed,
-                chunk_elements=communicator.chunk_elements,
-            )
-        try:
-            sums = self._calibration.weigh(loss_fn, batch)
-        except BaseException as error:
-            if self._roll is not None:
-                why = str(error) or type(error).__name__
-                self._roll.fail(self.step, self._calibration.calls, why)
-            raise
-        if sums is not None:
-            if self._roll is not None:
-                self._roll.wait(self.step, self._calibration.calls)
-            self._pipeline.add_up(sums).wait()
-            self._calibration.take(sums)
-
-    def watch_calibration(self, ddp: DistributedDataParallel) -> None:
-        """Notes, until the calibration is found, when a step's forward pass begins."""
-        policy, communicator = self._pipeline.policy, self._pipeline.communicator
-        if not isinstance(policy, PLOT) or not policy.calibrate or communicator.world_size == 1:
-            return
-        roll = self._roll = CalibrationRoll(
-            communicator.store,
-            f"{self._state.prefix}/calibration",
-            communicator.rank,
-            Names(communicator.ranks),
-            communicator.timeout_s,
-            communicator.failure,
-        )
-
-        def begins() -> None:
-            if policy.calibration is not None:
-                self._unwatch()
-                roll.close()
-            else:
-                made = self._calibration
-                roll.begin(self.step, 0 if made is None else made.calls)
-
-        self._unwatch = ddp.register_forward_pre_hook(_TrainingWatch(begins)).remove
-
     def report(self) -> StepReport:
-        """The report of the last completed step; raises GradwireError before the first."""
+        """Returns the report of the last completed step; raises GradwireError before the first."""
         return self._pipeline.report()
 
     def flush(self) -> None:
-        """Makes the next step exact and so empties the residuals.
+        """Makes the next step exact, which empties the residuals.
 
-        Call it on every rank before the same step: before a checkpoint that only rank 0 writes,
-        and before the number of workers changes. A step that is not finite and that a `GradScaler`
-        therefore skips delivers nothing: then the next one is exact (`flush_pending`).
+        Call it on every rank before the same step. It is needed before a checkpoint that rank 0
+        alone writes, and before the number of workers changes. A step that a GradScaler skips,
+        because it is not finite, delivers nothing, so the step after it is exact instead
+        (`flush_pending`).
         """
         self._check()
         self._pipeline.flush()
@@ -243,71 +178,66 @@ class Attachment(Connected):
         return self._pipeline.flush_pending
 
     def state_dict(self) -> dict[str, object]:
-        """Step, phase, and by parameter name what this rank keeps: residuals and, with a momentum
-        memory, velocities (float32 tensors, 1-D), ages (int64 tensors of shape [runs, 2]:
-        elements, steps running without counting) and, with priority="results", magnitudes
-        (float64 tensors of shape [runs, 2]: elements, mean magnitude of the last result)."""
+        """Returns what a resumed run needs: the step, the phase, and tensors by parameter name.
+
+        The tensors are this rank's own:
+
+        - residuals, and with a momentum memory velocities: float32, 1-D.
+        - ages: int64 of shape [runs, 2], a number of elements and for how many steps in a row they
+          have not counted.
+        - magnitudes, with priority="results": float64 of shape [runs, 2], a number of elements and
+          the mean magnitude of their last result.
+        """
         return self._pipeline.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        """Restores what `state_dict` returned, each rank its own, all before the same step.
+        """Restores what `state_dict` returned; each rank loads its own, all before the same step.
 
-        What was owed under another loss scale is owed under the present one (`grad_scale`). A
-        parameter that the state does not name is owed nothing. One that it names and the model does
-        not train is an error; with strict=False what it was owed is dropped with a warning.
-        Raises ConfigError naming key, value and what is allowed for a state that is damaged, of
-        another policy, of another model, of a parameter with another size, or that owes something
-        while error feedback is off; then nothing is changed. GradwireError after detach.
+        Residuals are converted from the loss scale that they were saved under to the present one
+        (`grad_scale`). A parameter that the state does not name has no residual.
+
+        Args:
+            state: of this version or an earlier one.
+            strict: whether a parameter that the state names and the model does not train is an
+                error; with False its residual is dropped with a warning.
+
+        Raises:
+            ConfigError: the state is damaged, belongs to another policy or model, or has residuals
+                while error feedback is off. The error names the key, the value and what is
+                allowed, and nothing is changed.
+            GradwireError: the attachment is detached.
         """
         self._check()
         self._pipeline.load_state_dict(state, strict=strict)
 
     def detach(self) -> None:
-        """Gives the gradients back to the process group: the hook forwards to it from now on.
+        """Ends the connection; from now on the process group averages the gradients.
 
-        Call it on every rank between the same steps: the last attachment over an engine closes it
-        and its socket, and a rank that is in a step then fails. The module can be attached again.
-        What is still owed is lost: flush() before the last step delivers it. The report file is
-        closed, and what the hook holds is let go; this object keeps its last report, state and
-        counters. Beside servers, which end when all workers have left, the engine stays open for
-        the next attachment, to the end of the process. Idempotent.
+        Call it on every rank between the same steps, because the last attachment over an engine
+        closes the engine and its socket, and a rank that is in a step then fails. Residuals are
+        lost unless flush() was called before the last step. The report file is closed. The module
+        can be attached again. Calling it twice does no harm.
+
+        Beside servers, which end when all workers have left, the engine stays open for the next
+        attachment until the process ends.
         """
         if not self._detached:
             self._detached = True
-            self._unwatch()
-            if self._roll is not None:
-                self._roll.close()
             self._state.deactivate()
 
     def counters(self) -> dict[str, float]:
-        """The engine's totals since the ranks met; empty without any peer.
+        """Returns the engine's totals since the ranks met; empty without any peer.
 
-        Packets (datagrams) and bytes (UDP payload) sent and received, retransmissions, losses
-        declared, system calls; of the path that is measured now rtprop_ns and queue_delay_ns
-        (nanoseconds), btlbw (bytes/s), send_window and receive_window (bytes)."""
+        They are the packets (datagrams) and bytes (UDP payload) sent and received, the
+        retransmissions, the losses declared and the system calls. The path that is measured now
+        adds rtprop_ns and queue_delay_ns (nanoseconds), btlbw (bytes/s), send_window and
+        receive_window (bytes).
+        """
         return self._pipeline.communicator.counters()
 
     def _check(self) -> None:
         if self._detached:
             raise GradwireError("this attachment is detached: attach the module again")
-
-
-class _TrainingWatch:
-    """A hook that calls `begins` before each forward pass that trains; its copies call nothing."""
-
-    def __init__(self, begins: Callable[[], None]) -> None:
-        self._begins = begins
-
-    def __call__(self, module: torch.nn.Module, _: object) -> None:
-        if module.training and torch.is_grad_enabled():
-            self._begins()
-
-    def __reduce__(self) -> tuple[type["_TrainingWatch"], tuple[Callable[[], None]]]:
-        return _TrainingWatch, (_nothing,)
-
-
-def _nothing() -> None:
-    """No forward pass is watched."""
 
 
 def _configured(
@@ -317,9 +247,9 @@ def _configured(
     scaler: torch.amp.GradScaler | None,
     options: dict[str, object],
 ) -> HookState:
-    """The module's hook state, new or taken up again, with the policy and settings asked for.
+    """Returns the module's hook state, new or reused, with the policy and settings asked for.
 
-    What makes this rank fail is told to the others, who would wait for it where they meet.
+    A failure of this rank is published, because the others would wait for it where they meet.
     """
     try:
         check_hands_over(model)
@@ -339,15 +269,17 @@ def _configured(
         _register(model, state)
         return state
     except BaseException as error:
-        with contextlib.suppress(Exception):  # of a store that is gone: the cause is the other
+        with contextlib.suppress(Exception):  # a store that is gone is not the cause
             meeting = Group.of(model.process_group).meeting("attach", 0.0)
             meeting.tell_failure(error)
         raise
 
 
 def _found(model: DistributedDataParallel) -> HookState | None:
-    """The state of gradwire's hook, where the module was attached before and is detached; None for
-    a copy of such a module, which has the list of hooks but no hook."""
+    """Returns the hook state of a module that was attached before and is detached, else None.
+
+    A copy of such a module has the list of hooks but no hook, so it gives None too.
+    """
     if not model._comm_hooks:
         return None
     hook, found = model._comm_hooks[0]
@@ -371,7 +303,7 @@ def _found(model: DistributedDataParallel) -> HookState | None:
 
 
 def _register(model: DistributedDataParallel, state: HookState) -> None:
-    listed, model._comm_hooks = model._comm_hooks, []  # those of the module that this is a copy of
+    listed, model._comm_hooks = model._comm_hooks, []  # a copy lists the original's hooks
     try:
         model.register_comm_hook(state, comm_hook)
     except RuntimeError as error:
@@ -390,10 +322,7 @@ def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
         state.attached = True
         seen = getattr(model, "_static_graph_delay_allreduce_enqueued", True)
         state.delayed = bool(model.static_graph) and not seen
-        pipeline = state.pipeline
-        attachment = Attachment(state, pipeline, model.module)
-        attachment.watch_calibration(model)
-        return attachment
+        return Attachment(state, state.pipeline)
     except BaseException:
         state.deactivate()  # the module goes on over its process group
         raise

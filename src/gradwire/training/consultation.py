@@ -30,8 +30,8 @@ __all__ = ["Consultation"]
 MOST_NAMED = 8
 """How many ranks an error lists at most."""
 
-BETWEEN = 1 << 32
-"""The place, behind every bucket's, of a sum that is made between two steps."""
+SCALES = (1 << 32) + 1
+"""The place, in the seed, of the transfer that compares scales; it is behind every bucket's."""
 
 
 class Consultation:
@@ -109,7 +109,7 @@ class Consultation:
         """
         self._sums = np.zeros(self._communicator.world_size, np.float32)
         self._sums[self._communicator.rank] = scale or 0.0
-        return self._exact(self._sums, step, BETWEEN + 1, ())
+        return self._exact(self._sums, step, SCALES, ())
 
     def refuse_scales(self, compared: Handle) -> None:
         """Raises TransferError naming each scale and its ranks; the same on all ranks."""
@@ -130,10 +130,6 @@ class Consultation:
             step=step,
             cause="plan",
         )
-
-    def add_up(self, values: NDArray[np.float32], step: int) -> Handle:
-        """Starts an exact sum in place, before the step of this number."""
-        return self._exact(values, step, BETWEEN, ())
 
     def agreed(self, summary: Summary, consulted: Handle) -> tuple[Summary, float]:
         """Returns what the transfer agreed on.

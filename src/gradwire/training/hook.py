@@ -1,6 +1,8 @@
-"""The bare DDP communication hook, for frameworks that take nothing but a hook.
+"""The bare DDP communication hook serves frameworks that take nothing but a hook.
 
 ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwire.comm_hook)
+
+`gradwire.attach` registers the same hook.
 """
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
@@ -21,7 +23,7 @@ from gradwire.core.names import named_parameters, plain_name
 from gradwire.core.plan import LARGEST_DATAGRAM
 from gradwire.core.report import ReportWriter
 from gradwire.core.settings import Settings
-from gradwire.policies import PLOT, Policy
+from gradwire.policies import Policy
 from gradwire.training.bucket import GradBucket, ParameterNames
 from gradwire.training.checks import python_reducer
 from gradwire.training.configure import agreed_configuration, configure
@@ -36,20 +38,25 @@ __all__ = ["HookState", "comm_hook"]
 
 
 class HookState:
-    """What `comm_hook` needs: a policy, settings, and the pipeline that it opens when first used.
+    """The state of `comm_hook`: a policy, settings, and a pipeline that opens at the first use.
 
-    policy: a name or a policy object; None for GRADWIRE_POLICY, else "adaptive". model: names
-    the parameters, which "adaptive" needs; without it they are named in the order they appear.
-    optimizer, scaler: the ones that step with these gradients and scale the loss (see
-    `gradwire.attach`). process_group: the group the gradients are averaged over, None for the
-    default one. find_unused_parameters: as given to DDP, which then ignores the results of
-    parameters that no worker used: what is owed to one waits until it is used. options: policy
-    options and common settings (`gradwire.core.settings.Settings`). Raises ConfigError;
-    EngineMissingError where the engine was not built.
+    Options that need calls of an attachment (every="epoch", loss_rise=) are refused at the first
+    use without one. Copies and pickles keep the configuration and open a connection of their own.
 
-    What only an attachment can be told (epochs, losses, a calibration's batches) is refused when
-    the hook is first used without one. Copies and pickles keep the configuration and drop the
-    connection: they open their own.
+    Args:
+        policy: a name or a policy object. None takes the name in GRADWIRE_POLICY, else "adaptive".
+        model: the module inside DDP, which names the parameters; "adaptive" and "plot" need it.
+            Without it parameters are named in the order they appear.
+        process_group: the group that the gradients are averaged over; None is the default group.
+        optimizer: the optimizer that steps with these gradients (see `gradwire.attach`).
+        scaler: the GradScaler that scales the loss (see `gradwire.attach`).
+        find_unused_parameters: as given to DDP, which then ignores the results of parameters that
+            no worker used. The residual of such a parameter waits until the parameter is used.
+        **options: the policy's options and the common settings of `gradwire.Settings`.
+
+    Raises:
+        ConfigError: an option is impossible.
+        EngineMissingError: the engine was not built.
     """
 
     _optimizer: torch.optim.Optimizer | None
@@ -76,17 +83,16 @@ class HookState:
         self._finds_unused = find_unused_parameters
         self._ddp: Callable[[], DistributedDataParallel | None] = _nothing
         self.active = True
-        self.attached = False  # whether an attachment feeds it
-        self.delayed = False  # whether DDP calls it next when the backward pass is over
+        self.attached = False  # whether it belongs to an attachment
+        self.delayed = False  # whether DDP's next call comes after the backward pass
         self._know(model)
         self._unhook: Callable[[], None] = _nothing
         self._configure(policy, options, optimizer, scaler)
         self._pipeline: GradientPipeline | None = None
-        self.prefix = ""  # of keys in the store that belong to this attachment alone
 
     @property
     def pipeline(self) -> GradientPipeline:
-        """The open pipeline. Opening it is collective: every rank of the group takes part."""
+        """The open pipeline; the first use opens it, and every rank of the group takes part."""
         if self._pipeline is None:
             group = Group.of(self.process_group)
             meeting = group.meeting("attach", self._settings.rendezvous_timeout)
@@ -118,7 +124,6 @@ class HookState:
                         communicator.return_number(number)
                     communicator.let_go()  # also while somebody holds the error
                 raise
-            self.prefix = meeting.prefix
             meeting.close()
             if self._optimizer is not None:
                 self._unhook = self._optimizer.register_step_pre_hook(
@@ -127,7 +132,11 @@ class HookState:
         return self._pipeline
 
     def _ready(self, group: Group) -> tuple[ReportWriter | None, ConfigError | None]:
-        """The open report file, or why this rank cannot take part: the others have to be told."""
+        """Opens the report file, or finds why this rank cannot take part.
+
+        Returns:
+            The file and None, or None and the error, which the caller publishes for the others.
+        """
         try:
             if not self.attached:
                 _check_alone(self._policy, self._settings)
@@ -146,16 +155,18 @@ class HookState:
             return None, error
 
     def serve(self, ddp: DistributedDataParallel) -> None:
-        """Notes which module's hook has this state."""
+        """Notes the module whose hook has this state."""
         self._ddp = weakref.ref(ddp)
 
     def serves(self, ddp: DistributedDataParallel) -> bool:
-        """Whether this module's hook has this state, as noted: a copy's has not, for DDP keeps no
-        hook in a copy, though its list does."""
+        """Returns whether `serve` was called for this module.
+
+        It was not for a copy of one, whose list of hooks names this state though it has no hook.
+        """
         return self._ddp() is ddp
 
     def check_join(self) -> None:
-        """Raises ConfigError within `join` of the module with another division than by all."""
+        """Raises ConfigError within the module's `join` unless that divides by all workers."""
         ddp = self._ddp()
         if ddp is None or not ddp._join_config.enable or ddp._divide_by_initial_world_size:
             return
@@ -174,9 +185,14 @@ class HookState:
         model: torch.nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Takes up a new policy after `deactivate`.
+        """Configures a state anew after `deactivate`.
 
-        model: names the parameters anew; None keeps the names known.
+        Args:
+            policy: as for the constructor, and so are options, optimizer and scaler.
+            options: the policy's options and the common settings.
+            optimizer: the optimizer that steps with these gradients.
+            model: names the parameters; None keeps their names.
+            scaler: the GradScaler that scales the loss.
         """
         if model is not None:
             self._know(model)
@@ -185,8 +201,10 @@ class HookState:
         self.active = True
 
     def deactivate(self) -> None:
-        """From now on the hook forwards to the host group. All that it needed before is let go:
-        DDP holds the state for as long as the module lives, and so does every graph of its."""
+        """Closes the pipeline; from now on the hook forwards to the process group.
+
+        DDP holds the state for as long as the module lives, so all that it held is let go.
+        """
         self.active = self.attached = False
         self._unhook()
         self._unhook = _nothing
@@ -196,8 +214,11 @@ class HookState:
             pipeline.close()
 
     def _know(self, model: torch.nn.Module | None) -> None:
-        """Takes the names of a model's parameters, and what policies ask of them; raises
-        ConfigError for one whose gradients cannot be carried."""
+        """Notes the names of a model's parameters and what policies ask of them.
+
+        Raises:
+            ConfigError: the gradients of a parameter cannot be carried.
+        """
         if model is not None:
             _check_devices(model)
             _check_real(model)
@@ -214,7 +235,7 @@ class HookState:
         optimizer: torch.optim.Optimizer | None,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        load_engine()  # one that is missing should be told of before the ranks meet
+        load_engine()  # a missing engine is an error before the ranks meet
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError.of("optimizer", optimizer, "a torch.optim.Optimizer, or None")
         if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
@@ -273,17 +294,24 @@ class HookState:
         self._scaler = None
         self._unhook = _nothing
         self._policy, self._settings = state["policy"], state["settings"]
-        if self._policy.fill_was_open:  # what decided it is not copied
+        if self._policy.fill_was_open:  # the optimizer decided it, and is not copied
             self._policy.fill = "zero"
         self._pipeline = None
-        self.prefix = ""
 
 
 def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a DDP bucket over the workers by gradwire, within the policy's bounds.
+    """Averages a DDP bucket over the workers, within the policy's bounds.
 
-    The future's value is the bucket's buffer (its own dtype, 1-D). A failure names rank, step
-    and cause and surfaces in backward() as a RuntimeError.
+    Args:
+        state: registered together with this hook.
+        bucket: as DDP hands it over.
+
+    Returns:
+        A future of the bucket's buffer (1-D, of its own dtype). A failure names rank, step and
+        cause, and backward() raises it as a RuntimeError.
+
+    Raises:
+        ConfigError: the state is no HookState, or the module hands gradients to no hook.
     """
     if not isinstance(state, HookState):
         raise ConfigError.about(
@@ -299,7 +327,7 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
         return _forward_to_host(state, bucket)
     state.check_join()
     pipeline = state.pipeline
-    # Outside of a backward pass DDP asks for the part of a rank that has joined.
+    # Outside of a backward pass DDP calls the hook on behalf of a rank that has joined.
     future = pipeline.reduce(bucket, joined=torch._C._current_graph_task_id() == -1)
     if bucket.is_last() and threading.current_thread() is threading.main_thread():
         _heed_signals(state, pipeline)
@@ -309,9 +337,9 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
 def _heed_signals(state: HookState, pipeline: GradientPipeline) -> None:
     """Lets Ctrl-C, and any other signal, act while this thread waits for the step's results.
 
-    DDP waits in C++, which looks at no signal, in a callback that autograd runs when all gradients
-    are there. It adds that after this bucket's hook, so the one that is added here runs before it.
-    In the first step of a static graph that callback itself calls the hooks.
+    DDP waits for them in C++, where Python handles no signal, in a callback that autograd runs
+    when all gradients are there. DDP adds that callback after this bucket's hook, so the callback
+    added here runs first. In the first step of a static graph DDP's callback calls the hooks.
     """
     if state.delayed:
         state.delayed = False
@@ -322,8 +350,11 @@ def _heed_signals(state: HookState, pipeline: GradientPipeline) -> None:
 
 
 def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before the optimizer steps: without gradients, nothing of a skipped step is applied, and
-    neither momentum nor weight decay moves. What it holds of other modules is none of ours."""
+    """Takes the gradients of a skipped step away before the optimizer steps.
+
+    Without gradients neither the parameters nor momentum nor weight decay move. Parameters of
+    other modules keep theirs.
+    """
     pipeline.stepped(optimizer)
     skipped = set(map(id, pipeline.take_skipped()))
     for group in optimizer.param_groups if skipped else ():
@@ -333,15 +364,13 @@ def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_:
 
 
 def _nothing() -> None:
-    """There is no optimizer to let go of, and no module that is known."""
+    """Stands in for a missing optimizer's handle and for a missing module."""
 
 
 def _check_alone(policy: Policy, settings: Settings) -> None:
-    """Raises ConfigError for what waits for calls that only an attachment has."""
+    """Raises ConfigError for options that need calls which only an attachment has."""
     waits: tuple[str, object, str, str] | None = None
-    if isinstance(policy, PLOT) and policy.calibrate and policy.calibration is None:
-        waits = "calibrate", policy.calibrate, "calibrate", "give a table="
-    elif getattr(policy, "every", None) == "epoch":
+    if getattr(policy, "every", None) == "epoch":
         waits = "every", "epoch", "epoch", "give every= as a number of steps"
     elif settings.loss_rise is not None:
         waits = "loss_rise", settings.loss_rise, "loss", "leave it out"
@@ -356,7 +385,7 @@ def _check_alone(policy: Policy, settings: Settings) -> None:
 
 
 def _check_devices(model: torch.nn.Module) -> None:
-    """Raises ConfigError for a trained parameter on a device that gradients cannot be taken off."""
+    """Raises ConfigError for a trained parameter on a device whose gradients are not carried."""
     ignored = _ignored(model)
     for name, parameter in model.named_parameters():
         here = parameter.device.type in DEVICES
@@ -384,7 +413,7 @@ def _check_real(model: torch.nn.Module) -> None:
 
 
 def _check_dense(model: torch.nn.Module) -> None:
-    """Raises ConfigError for a trained weight whose gradient is sparse: an embedding's."""
+    """Raises ConfigError for a trained weight whose gradient is sparse, as embeddings' can be."""
     ignored = _ignored(model)
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
@@ -402,7 +431,7 @@ def _check_dense(model: torch.nn.Module) -> None:
 
 
 def _largest(model: torch.nn.Module) -> tuple[str, int]:
-    """The name and the elements of the largest parameter that DDP averages; "" and 0 for none."""
+    """Returns name and elements of the largest parameter that DDP averages; "" and 0 for none."""
     ignored = _ignored(model)
     averaged = [each for each in sizes(model).items() if each[0] not in ignored]
     return max(averaged, key=lambda each: each[1], default=("", 0))
@@ -411,8 +440,8 @@ def _largest(model: torch.nn.Module) -> tuple[str, int]:
 def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int) -> None:
     """Raises ConfigError where a parameter needs more memory than this rank's engine may hold.
 
-    A parameter travels in one transfer, and every rank sums its share of it. What else DDP puts
-    into the same bucket is known only when it comes.
+    A parameter travels in one all-reduce, and every rank sums its share of it. What else DDP puts
+    into the same bucket is known only when the bucket comes.
     """
     name, elements = largest
     if settings.server_count or world_size == 1 or elements == 0:
@@ -433,24 +462,24 @@ def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int)
 
 
 def _ignored(model: torch.nn.Module) -> Collection[str]:
-    """The names of the parameters that DDP is told to leave alone: it averages none of those."""
+    """Returns the names of the parameters that DDP is told not to average."""
     names: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     return names
 
 
 def sizes(model: torch.nn.Module) -> dict[str, int]:
-    """The elements of each parameter that is trained, by name."""
+    """Returns the number of elements of each trained parameter by name."""
     return {n: p.numel() for n, p in named_parameters(model).items() if p.requires_grad}
 
 
 def vectors(model: torch.nn.Module) -> frozenset[str]:
-    """The names of the trained parameters of fewer than two dimensions."""
+    """Returns the names of the trained parameters of fewer than two dimensions."""
     trained = {n: p for n, p in named_parameters(model).items() if p.requires_grad}
     return frozenset(name for name, parameter in trained.items() if parameter.dim() < 2)
 
 
 def _forward_to_host(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """What DDP does without a hook: the process group's own all-reduce, averaged."""
+    """Averages a bucket by the process group's own all-reduce, as DDP does without a hook."""
     group = state.process_group if state.process_group is not None else dist.group.WORLD
     buffer = bucket.buffer()
     buffer.div_(dist.get_world_size(group))

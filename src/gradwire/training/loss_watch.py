@@ -13,12 +13,11 @@ from typing import Literal
 from gradwire.core.agreed import Summary
 from gradwire.core.saved_state import State
 
-__all__ = ["ACTIONS", "Action", "LossWatch"]
+__all__ = ["Action", "LossWatch"]
 
 PATIENCE = 1000
 """Steps without any loss after which it warns."""
 
-ACTIONS = ("resend", "skip", "off")
 Action = Literal["", "resent", "skipped", "strict"]
 """What happened to a step that lost too much, or that a risen loss made exact."""
 

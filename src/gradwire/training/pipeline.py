@@ -231,13 +231,6 @@ class GradientPipeline:
         """Notes that DDP looks for unused parameters, whose results it may ignore."""
         self._books.finds_unused = True
 
-    def add_up(self, values: NDArray[np.float32]) -> Handle:
-        """Starts an exact sum of a few values over all workers, in place.
-
-        It has to come between the same two steps on all ranks.
-        """
-        return self._consultation.add_up(values, self._step)
-
     def state_dict(self) -> dict[str, object]:
         """Returns what a resumed run needs.
 

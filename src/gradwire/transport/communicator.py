@@ -155,11 +155,6 @@ class Communicator(Connected):
         """The agreed size of datagrams in bytes."""
         return addresses.ETHERNET_DATAGRAM if self._host is None else self._host.datagram
 
-    @property
-    def chunk_elements(self) -> int:
-        """The number of float32 elements in one datagram of the agreed size."""
-        return self.elements_per_chunk("f32")
-
     def take_number(self, meeting: rendezvous.Meeting) -> int:
         """Takes the smallest number from 0 on that no user of this engine has taken on any rank.
 
@@ -336,11 +331,6 @@ class Communicator(Connected):
     def counters(self) -> dict[str, float]:
         """Returns the engine's counters; empty without an engine."""
         return {} if self._host is None else self._host.counters()
-
-    def failure(self) -> str:
-        """Returns why the engine has failed; "" while it has not."""
-        failure = None if self._host is None else self._host.failure()
-        return "" if failure is None else failure.text
 
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
         """Injects loss of DATA packets in the receive path, for tests and demonstrations.

@@ -83,11 +83,6 @@ def check_policy(
     _check_known(options, known)
     if votes and made.phases is None:
         raise ScenarioError(f"policy={policy!r} with tolerant: it has no phases to vote for")
-    if getattr(made, "calibrate", 0):
-        raise ScenarioError(
-            f"calibrate={made.options()['calibrate']!r}: the lab's ranks never calibrate, so every "
-            "step would be exact; give a table"
-        )
     if getattr(made, "every", None) == "epoch":
         raise ScenarioError("every='epoch': the lab tells no epochs; a number of steps is allowed")
     if options.get("loss_rise") is not None and work.kind != "training":

@@ -1,16 +1,16 @@
-"""Bounds by tensor-name pattern, and the regions that a bucket gets from them."""
+"""Regions of a bucket: tables of bounds by tensor name, and pools of tensors that are small."""
 
 from __future__ import annotations
 
 import fnmatch
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gradwire.core.errors import ConfigError, suggestion
 from gradwire.core.plan import REMEMBERED, Region, Regions, TensorSlot, check_bound
 
-__all__ = ["BoundTable", "check_patterns", "check_table", "regions_by_tensor"]
+__all__ = ["BoundTable", "check_patterns", "check_table", "pool", "regions_by_tensor"]
 
 
 def check_table(name: str, table: Mapping[str, float]) -> None:
@@ -92,6 +92,24 @@ class BoundTable:
         return known
 
 
+def pool(slots: Iterable[TensorSlot], bound: float, chunk_elements: int) -> Regions:
+    """Makes one region per tensor with a common bound, and merges tensors that are small.
+
+    A bound is rounded down to whole chunks, so a tensor of fewer than 1/bound chunks could never
+    lose one. Such a tensor is merged with its neighbours, first within its layer, until the region
+    has 1/bound chunks (docs/design.md, invariant 1). At bound 0 nothing is merged.
+
+    Args:
+        slots: the bucket's tensors in order, without gaps.
+        bound: the share of a region's elements, in [0, 1), that may be missing.
+        chunk_elements: elements that one datagram carries.
+
+    Returns:
+        The regions; the same object for the same arguments.
+    """
+    return _pool(slots if isinstance(slots, tuple) else tuple(slots), bound, chunk_elements)
+
+
 def regions_by_tensor(
     slots: Sequence[TensorSlot],
     bounds: Sequence[float],
@@ -100,16 +118,15 @@ def regions_by_tensor(
 ) -> Regions:
     """Makes the regions of a bucket whose tensors have a bound each.
 
-    As in `gradwire.core.plan.pool`, a tensor of fewer than 1/bound chunks is merged with its
-    neighbours, first within its layer. Tensors that are critical by `grid_bounds` share regions
-    among themselves only. A region's bound is the strictest of its tensors.
+    Small tensors are merged as by `pool`, and the strictest bound of a region's tensors is its
+    bound. Tensors that are critical by `grid_bounds` share regions among themselves only.
 
     Args:
-        slots: The tensors in order, without gaps.
-        bounds: Their bounds in this step.
-        grid_bounds: The bounds that decide which tensors share a region; the same in all phases, so
-            that the chunk grid stays.
-        chunk_elements: Number of elements in one datagram.
+        slots: the bucket's tensors in order, without gaps.
+        bounds: the bound of each tensor in this step.
+        grid_bounds: the bounds that decide which tensors share a region. They are the same in all
+            phases, so that the chunk grid stays.
+        chunk_elements: elements that one datagram carries.
 
     Returns:
         The regions; the same object for the same arguments.
@@ -120,6 +137,14 @@ def regions_by_tensor(
         tuple(grid_bounds),
         chunk_elements,
     )
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _pool(slots: tuple[TensorSlot, ...], bound: float, chunk_elements: int) -> Regions:
+    if bound <= 0.0:
+        return Regions(Region(slot.offset, slot.length, bound, slot.name) for slot in slots)
+    bounds = (bound,) * len(slots)
+    return _regions(slots, bounds, bounds, chunk_elements)
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
