@@ -78,8 +78,10 @@ def meanings(docstring: str, known: Iterable[str]) -> dict[str, str]:
     hits = list(entry.finditer(text))
     for hit, following in zip(hits, [*hits[1:], None], strict=True):
         end = len(text) if following is None else following.start()
-        for name in hit[1].split(", "):
-            found[name] = text[hit.end() : end].strip(" (")
+        said = text[hit.end() : end].strip(" (").removesuffix(".").removesuffix(";")
+        if text[hit.start() - 1 : hit.start()] == "(":
+            said = said.removesuffix(")")
+        found |= dict.fromkeys(hit[1].split(", "), said)
     return found
 
 
@@ -88,8 +90,7 @@ def described(docstring: str, name: str, found: dict[str, str]) -> str:
     said = found.get(name, "")
     if name in SHARED and (not said or "docs/" in said or "parts.phases" in said):
         return SHARED[name]
-    said = said.removesuffix(".").removesuffix(";")
-    return said.removesuffix(")") if said.count(")") > said.count("(") else said
+    return said
 
 
 def cell(text: str) -> str:
