@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.names import named_parameters, plain_name
+from gradwire.core.plan import LARGEST_DATAGRAM
 from gradwire.core.report import ReportWriter
 from gradwire.core.settings import Settings
 from gradwire.policies import PLOT, Policy
