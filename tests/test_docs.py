@@ -87,6 +87,17 @@ def test_the_navigation_has_every_page() -> None:
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
+def test_files_that_pages_name_exist() -> None:
+    name = re.compile(r"`((?:src|lab|engine|tests|tools|examples|experiments)/[\w./-]+)`")
+    missing = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in PAGES
+        for path in name.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    ]
+    assert not missing
+
+
 def test_python_on_the_pages_is_python() -> None:
     for page in PAGES:
         for code in blocks(page, "python"):
