@@ -4,7 +4,7 @@ SHELL := bash
 BIN := .venv/bin
 ENGINE_FILES = find engine -name '*.cc' -o -name '*.h'
 
-.PHONY: demo test traces lint format bench venv engine clean help
+.PHONY: demo test traces lint format docs bench venv engine clean help
 
 demo: venv  ## train over a bursting network, beside TCP
 	@$(BIN)/gradwire demo $(ARGS)
@@ -25,6 +25,12 @@ format: venv  ## put everything in form
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 	@$(ENGINE_FILES) | xargs -r $(BIN)/clang-format -i
+
+docs: venv  ## build the pages into out/docs, strictly; the tests check links and snippets
+	@$(BIN)/python -c 'import material' 2>/dev/null || \
+		$(BIN)/python -m pip install -q -c constraints.txt mkdocs-material
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "gradwire: the pages are in out/docs/index.html"
 
 bench: venv  ## the measurements on the standard networks (ARGS="--network A --case …")
 	@$(BIN)/gradwire bench net $(ARGS)

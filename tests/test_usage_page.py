@@ -1,4 +1,4 @@
-"""docs/usage.md: the policy that it shows is one, and its recipes are Python."""
+"""The guides: the policy that they show is one, and their recipes are Python."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from gradwire.core.plan import TensorSlot
 from gradwire.policies import PlanContext, registry
 from gradwire.training.configure import configure
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "usage.md"
+GUIDES = Path(__file__).resolve().parent.parent / "docs" / "guides"
 
 
-def section(title: str) -> str:
-    text = PAGE.read_text(encoding="utf-8").split(f"\n## {title}\n")[1]
-    return text.split("\n## ")[0]
-
-
-def snippets(title: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", section(title), re.DOTALL)
+def snippets(page: str, title: str = "") -> list[str]:
+    text = (GUIDES / page).read_text(encoding="utf-8")
+    if title:
+        text = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 def context(step: int) -> PlanContext:
@@ -37,12 +35,12 @@ def context(step: int) -> PlanContext:
     )
 
 
-def test_the_policy_of_the_usage_page_goes_by_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = snippets("A policy of your own")
+def test_the_policy_of_the_guide_goes_by_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = snippets("choosing-a-policy.md", "A policy of your own")
     definition, line = code.split("gradwire.attach(")
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))
-    program = compile(definition, str(PAGE), "exec", dont_inherit=True)  # no future annotations
-    exec(program, {"__name__": "usage_page"})
+    program = compile(definition, "choosing-a-policy.md", "exec", dont_inherit=True)
+    exec(program, {"__name__": "choosing_a_policy"})  # without future annotations
     assert line == 'model, policy="warmup", p=0.05)\n'
 
     policy, _ = configure("warmup", {"p": 0.05}, environment={"GRADWIRE_STEPS": "3"})
@@ -55,7 +53,7 @@ def test_the_policy_of_the_usage_page_goes_by_its_options(monkeypatch: pytest.Mo
 
 
 def test_the_recipes_for_frameworks_attach_and_detach() -> None:
-    *recipes, bare = snippets("Frameworks")
+    *recipes, bare = snippets("launchers.md")
     assert len(recipes) == 4
     for recipe in recipes:
         calls = [
@@ -66,3 +64,15 @@ def test_the_recipes_for_frameworks_attach_and_detach() -> None:
         assert calls.count("attach") == calls.count("detach") == 1
     assert "gradwire.comm_hook" in bare
     ast.parse(bare)
+
+
+def test_the_calls_of_attach_on_the_guide_of_policies_are_possible() -> None:
+    (code,) = [text for text in snippets("choosing-a-policy.md") if "# adaptive" in text]
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call):
+            given = {
+                word.arg: ast.literal_eval(word.value)
+                for word in node.keywords
+                if word.arg is not None and word.arg != "optimizer"
+            }
+            configure(given.pop("policy", None), given, environment={})

@@ -1,0 +1,181 @@
+"""The pages: links and anchors resolve, snippets parse, commands exist, errors are the code's."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from gradwire import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), ROOT / "experiments/results/README.md"])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def prose(page: Path) -> str:
+    """The page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The code blocks of a page in these languages ("" for those that name none)."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    return [code for language, code in found if language in languages]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs.yml make them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} (.+)$", prose(page), re.M):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
+        slug = re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-")
+        while slug in found:
+            slug += "-1"
+        found.add(slug)
+    return found
+
+
+def generator() -> str:
+    path = ROOT / "tools" / "settings_page.py"
+    spec = importlib.util.spec_from_file_location("settings_page", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module.page())
+
+
+def test_links_and_anchors_resolve() -> None:
+    broken = []
+    for page in PAGES:
+        for target in LINK.findall(prose(page)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            other = (page.parent / path).resolve() if path else page
+            if not other.exists() or (anchor and anchor not in anchors(other)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not broken
+
+
+def test_lines_are_short_and_the_readme_is_read_in_two_minutes() -> None:
+    long = [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 100 and not line.startswith("|")
+    ]
+    assert not long
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700
+
+
+def test_the_page_of_settings_is_what_the_code_says() -> None:
+    written = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
+    assert written == generator(), "run: python tools/settings_page.py --write"
+
+
+def test_the_navigation_has_every_page() -> None:
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_files_that_pages_name_exist() -> None:
+    name = re.compile(r"`((?:src|lab|engine|tests|tools|examples|experiments)/[\w./-]+)`")
+    missing = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in PAGES
+        for path in name.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    ]
+    assert not missing
+
+
+def test_python_on_the_pages_is_python() -> None:
+    for page in PAGES:
+        for code in blocks(page, "python"):
+            try:
+                ast.parse(code.replace("…", "..."))
+            except SyntaxError as error:
+                pytest.fail(f"{page.relative_to(ROOT)}: {error}\n{code}")
+
+
+# ---------------------------------------------------------------------------- commands
+
+
+def commands() -> Iterator[tuple[Path, list[str]]]:
+    """The lines of shell blocks, without comments, as words."""
+    for page in PAGES:
+        for code in blocks(page, "sh", ""):
+            for line in code.splitlines():
+                words = re.sub(r"(^|\s)#.*", "", line).split()
+                if words:
+                    yield page, words
+
+
+def subcommand(words: list[str]) -> tuple[Any, list[str]]:
+    """The command of gradwire that the words name, and the words after it."""
+    found: Any = typer.main.get_command(cli.app)
+    while words and hasattr(found, "get_command") and not words[0].startswith("-"):
+        inner = found.get_command(None, words[0])
+        assert inner is not None, words
+        found, words = inner, words[1:]
+    return found, words
+
+
+def test_commands_and_their_options_exist() -> None:
+    seen = 0
+    for page, words in commands():
+        if words[0] != "gradwire":
+            continue
+        found, rest = subcommand(words[1:])
+        known = {option for parameter in found.params for option in parameter.opts}
+        for word in rest:
+            option = word.partition("=")[0]
+            assert not option.startswith("--") or option in {*known, "--help"}, (page, words)
+        seen += 1
+    assert seen > 20
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page, words in commands():
+        if "make" in words[:3]:
+            target = words[words.index("make") + 1]
+            assert target in targets, (page, words)
+
+
+# ---------------------------------------------------------------------------- errors
+
+
+def texts() -> str:
+    """All literal texts of the sources, in which adjacent literals are one."""
+    found: list[str] = []
+    for path in (ROOT / "src" / "gradwire").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    for path in (ROOT / "engine").rglob("*.cc"):
+        joined = re.sub(r'"\s*"', "", path.read_text(encoding="utf-8"))
+        found += re.findall(r'"((?:[^"\\\n]|\\.)*)"', joined)
+    return "\n".join(found)
+
+
+def test_the_questions_are_errors_of_gradwire() -> None:
+    known = texts()
+    headings = re.findall(r"^### (.+)$", (DOCS / "questions.md").read_text(), re.M)
+    assert len(headings) >= 15
+    missing = [
+        heading
+        for heading in headings
+        for part in heading.split("…")
+        if len(part.split()) > 1 and part.strip() not in known
+    ]
+    assert not missing
