@@ -1,4 +1,4 @@
-"""Imports point downwards only, in the package and in the engine (docs/design.md, "Layers")."""
+"""Imports point downwards only, in the package and in the engine (docs/design.md, "Layout")."""
 
 import ast
 import re

@@ -1,7 +1,7 @@
 """A run that goes on from saved states applies what the uninterrupted run applies, to the bit.
 
 With two workers, whose sums know no order of arrival, and in steps that nothing disturbs: what a
-policy learns from measured times is another run's otherwise (docs/usage.md, "Checkpoints").
+policy learns from measured times is another run's otherwise (docs/guides/checkpoints.md).
 """
 
 from __future__ import annotations
