@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,12 @@ from gradwire.sim.fabric import NETWORK_A, Link
 from gradwire.sim.job import Job
 from gradwire.training.configure import configure
 from gradwire.training.loss_watch import LossWatch
+from job_gradients import normal
 
 TENSORS = {"a.weight": 60 * 358, "b.weight": 60 * 358}
 ELEMENTS = sum(TENSORS.values())
 BURST = Link(loss=0.7)
-
-
-def gradients(step: int, world: int = 3) -> list[np.ndarray]:
-    chance = np.random.default_rng(step)
-    return [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
+gradients = partial(normal, ELEMENTS)
 
 
 def sgd() -> torch.optim.Optimizer:
