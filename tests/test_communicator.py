@@ -25,6 +25,7 @@ from gradwire.core.settings import Settings
 from gradwire.transport import communicator, engines, rendezvous
 from gradwire.transport.communicator import Communicator, Handle
 from gradwire.transport.threads import CompletionPool, Stager
+from threads import at_once
 
 Array = NDArray[np.float32]
 
@@ -62,20 +63,7 @@ class Team:
 
     def all(self, call: Callable[[int], Any]) -> list[Any]:
         """call(rank) on every rank at once; raises what a rank raised."""
-        results: list[Any] = [None] * self.world
-
-        def run(rank: int) -> None:
-            try:
-                results[rank] = call(rank)
-            except Exception as error:
-                results[rank] = error
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.world)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
+        results = at_once(self.world, call)
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -948,20 +936,10 @@ def test_a_port_in_use_is_named_and_told_to_the_others() -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         store = dist.HashStore()
-        errors: list[Any] = [None, None]
-
-        def join(rank: int) -> None:
-            try:
-                config = {"port": port if rank == 1 else 0, "interface": "lo"}
-                Communicator(store, rank, 2, config)
-            except Exception as error:
-                errors[rank] = error
-
-        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        config = {"interface": "lo"}
+        errors = at_once(
+            2, lambda rank: Communicator(store, rank, 2, {**config, "port": port if rank else 0})
+        )
     assert isinstance(errors[1], ConfigError)
     assert (errors[1].setting, errors[1].value) == ("port", port)
     assert isinstance(errors[0], RendezvousError)
@@ -1002,19 +980,8 @@ def test_an_interface_is_checked_with_one_worker_and_told_to_the_others() -> Non
     with pytest.raises(ConfigError, match=": neither an interface") as raised:
         Communicator(dist.HashStore(), 0, 1, wrong)
     assert (raised.value.setting, raised.value.value) == ("interface", "no-such-interface")
-    store, found = dist.HashStore(), {}
-
-    def join(rank: int) -> None:
-        try:
-            Communicator(store, rank, 2, wrong if rank else {"rendezvous_timeout": 120})
-        except (ConfigError, RendezvousError) as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    store, right = dist.HashStore(), {"rendezvous_timeout": 120}
+    found = at_once(2, lambda rank: Communicator(store, rank, 2, wrong if rank else right))
     assert isinstance(found[1], ConfigError)
     assert isinstance(found[0], RendezvousError)
     assert found[0].ranks == (1,)
