@@ -11,7 +11,7 @@ OR = || { code=$$?; [ $$code = 5 ] || status=$$code; }
 
 # Two files at a time, but for the tests that measure networks: these run one after the other.
 define quick
-$(call pytest,600) -m "not slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR); \
+$(call pytest,900) -m "not slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR); \
 	$(call pytest,600) -m "not slow and netns" $(ARGS) $(OR)
 endef
 
@@ -20,10 +20,10 @@ endef
 demo: venv  ## train over a bursting network, beside TCP
 	@$(BIN)/gradwire demo $(ARGS)
 
-test: venv  ## run the tests, but for the slow ones (limit: 20 minutes)
+test: venv  ## run the tests, but for the slow ones (limit: 25 minutes)
 	@status=0; $(quick); exit $$status
 
-test-all: venv  ## run all the tests: those of `make test`, then the slow ones (limit: 40 minutes)
+test-all: venv  ## run all the tests: those of `make test`, then the slow ones (limit: 45 minutes)
 	@status=0; $(quick); \
 	$(call pytest,1200) -m slow $(ARGS) $(OR); exit $$status
 
