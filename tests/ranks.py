@@ -8,6 +8,7 @@ one start serves many tests; they are forked from a server that has torch import
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -163,6 +164,7 @@ def _serve(rank: int, world: int, end: Connection, variables: dict[str, str], gr
 
     os.environ.update(variables)
     torch.set_num_threads(1)
+    gc.freeze()  # as conftest.py does
     if group:
         dist.init_process_group("gloo", rank=rank, world_size=world)
     modules: dict[str, ModuleType] = {}

@@ -25,6 +25,7 @@ from gradwire.core.settings import Settings
 from gradwire.transport import communicator, engines, rendezvous
 from gradwire.transport.communicator import Communicator, Handle
 from gradwire.transport.threads import CompletionPool, Stager
+from threads import at_once
 
 Array = NDArray[np.float32]
 
@@ -62,20 +63,7 @@ class Team:
 
     def all(self, call: Callable[[int], Any]) -> list[Any]:
         """call(rank) on every rank at once; raises what a rank raised."""
-        results: list[Any] = [None] * self.world
-
-        def run(rank: int) -> None:
-            try:
-                results[rank] = call(rank)
-            except Exception as error:
-                results[rank] = error
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.world)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
+        results = at_once(self.world, call)
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -480,8 +468,9 @@ def test_one_engine_has_one_dscp() -> None:
         def other(rank: int) -> None:
             Communicator(team.store, rank, 2, {"dscp": 12, "peer_timeout": 10})
 
-        with pytest.raises(ConfigError, match="dscp=12: this process's engine already runs with"):
+        with pytest.raises(ConfigError) as raised:
             team.all(other)
+        assert (raised.value.setting, raised.value.value) == ("dscp", 12)
     finally:
         team.close()
 
@@ -728,8 +717,9 @@ def test_world_size_1_needs_no_sockets() -> None:
     alone.keep_encoding_error(coarse, sent, alone.all_reduce(array, coarse).wait().counted)
     assert not sent.any()
     alone.close()
-    with pytest.raises(TransferError, match="closed"):
+    with pytest.raises(TransferError) as raised:
         alone.all_reduce(array)
+    assert raised.value.cause == "closed"
 
 
 def test_a_groups_endless_timeout_is_one_the_engine_can_count() -> None:
@@ -741,8 +731,9 @@ def test_a_groups_endless_timeout_is_one_the_engine_can_count() -> None:
 def test_communicators_of_one_group_share_an_engine(two: Team) -> None:
     more = two.all(lambda rank: Communicator(two.store, rank, 2, two.members[rank].settings))
     assert more[0]._host is two.members[0]._host
-    with pytest.raises(ConfigError, match="port=4567: this process's engine already runs with"):
+    with pytest.raises(ConfigError, match="this process's engine already runs with") as raised:
         Communicator(two.store, 0, 2, {"port": 4567})
+    assert (raised.value.setting, raised.value.value) == ("port", 4567)
     for member in more:
         member.close()
     two.reduce([np.ones(10, np.float32) for _ in range(2)])  # the first ones still work
@@ -912,12 +903,13 @@ def test_another_plan_is_an_error_that_names_the_rank() -> None:
         member.all_reduce(np.ones(5000, np.float32), lossy(5000, bound), step=4)
         for member, bound in zip(team.members, (0.1, 0.2), strict=True)
     ]
-    messages = []
+    errors = []
     for handle in handles:
         with pytest.raises(TransferError) as raised:
             handle.wait(15)
-        messages.append(str(raised.value))
-    assert any("plan" in message and "rank" in message for message in messages)
+        errors.append(raised.value)
+    assert {error.step for error in errors} == {4}
+    assert any(error.cause == "plan" and error.rank >= 0 for error in errors)
     team.close()
 
 
@@ -932,11 +924,9 @@ def test_a_transfer_that_one_rank_has_no_memory_for_ends_on_all_ranks_and_names_
             team.members[rank].all_reduce(np.ones(3_000_000, np.float32), step=9).wait(30)
         return raised.value
 
-    started = time.monotonic()
-    for error in team.all(lambda rank: [attempt(rank)]):
+    for error in team.all(lambda rank: [attempt(rank)]):  # at once, else it would be a time-out
         assert (error[0].rank, error[0].step, error[0].cause) == (1, 9, "memory")
         assert "memory_limit=1048576 at rank 1" in str(error[0])
-    assert time.monotonic() - started < 5
     team.close()
 
 
@@ -945,24 +935,14 @@ def test_a_port_in_use_is_named_and_told_to_the_others() -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         store = dist.HashStore()
-        errors: list[Any] = [None, None]
-
-        def join(rank: int) -> None:
-            try:
-                config = {"port": port if rank == 1 else 0, "interface": "lo"}
-                Communicator(store, rank, 2, config)
-            except Exception as error:
-                errors[rank] = error
-
-        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        config = {"interface": "lo"}
+        errors = at_once(
+            2, lambda rank: Communicator(store, rank, 2, {**config, "port": port if rank else 0})
+        )
     assert isinstance(errors[1], ConfigError)
-    assert f"port={port}" in str(errors[1])
+    assert (errors[1].setting, errors[1].value) == ("port", port)
     assert isinstance(errors[0], RendezvousError)
-    assert "rank 1 failed" in str(errors[0])
+    assert errors[0].ranks == (1,)
     assert f"port={port}" in str(errors[0])
 
 
@@ -972,49 +952,38 @@ def test_closing_fails_what_is_open() -> None:
     team.members[0].close()
     with pytest.raises(TransferError):
         handle.wait(10)
-    with pytest.raises(TransferError, match="closed"):
+    with pytest.raises(TransferError) as raised:
         team.members[0].all_reduce(np.ones(4, np.float32))
+    assert raised.value.cause == "closed"
     team.close()
 
 
 def test_a_transfer_that_a_peer_never_joins_times_out() -> None:
     team = Team(2, timeout=1.0)
-    started = time.monotonic()
     handle = team.members[0].all_reduce(np.ones(5000, np.float32), step=9)
     with pytest.raises(TransferError) as raised:
-        handle.wait(10)
-    assert time.monotonic() - started < 5
-    assert "step 9" in str(raised.value)
-    assert "rank 1" in str(raised.value)
+        handle.wait(60)
+    assert (raised.value.rank, raised.value.step, raised.value.cause) == (1, 9, "timeout")
     team.close()
 
 
 @pytest.mark.parametrize(("rank", "world"), [(2, 2), (-1, 2), (0, 0)])
 def test_an_impossible_rank_is_an_error(rank: int, world: int) -> None:
-    with pytest.raises(ConfigError, match="rank="):
+    with pytest.raises(ConfigError) as raised:
         Communicator(dist.HashStore(), rank, world)
+    assert (raised.value.setting, raised.value.value) == ("rank", rank)
 
 
 def test_an_interface_is_checked_with_one_worker_and_told_to_the_others() -> None:
     wrong = {"interface": "no-such-interface", "rendezvous_timeout": 20}
-    with pytest.raises(ConfigError, match="interface='no-such-interface': neither an interface"):
+    with pytest.raises(ConfigError, match=": neither an interface") as raised:
         Communicator(dist.HashStore(), 0, 1, wrong)
-    store, found = dist.HashStore(), {}
-
-    def join(rank: int) -> None:
-        try:
-            Communicator(store, rank, 2, wrong if rank else {"rendezvous_timeout": 20})
-        except (ConfigError, RendezvousError) as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
-    started = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert time.monotonic() - started < 10
+    assert (raised.value.setting, raised.value.value) == ("interface", "no-such-interface")
+    store, right = dist.HashStore(), {"rendezvous_timeout": 120}
+    found = at_once(2, lambda rank: Communicator(store, rank, 2, wrong if rank else right))
     assert isinstance(found[1], ConfigError)
+    assert isinstance(found[0], RendezvousError)
+    assert found[0].ranks == (1,)
     assert "rank 1 failed: interface='no-such-interface'" in str(found[0])
 
 
@@ -1029,7 +998,7 @@ def test_errors_name_ranks_of_the_job() -> None:
     handle = team.members[0].all_reduce(np.ones(5000, np.float32), step=3)
     with pytest.raises(TransferError, match=r"rank 7 .*step 3") as raised:
         handle.wait(10)
-    assert raised.value.rank == 7
+    assert (raised.value.rank, raised.value.step) == (7, 3)
     team.close()
 
 

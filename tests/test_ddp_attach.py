@@ -384,9 +384,7 @@ def no_report(rank: int, world: int, path: str) -> tuple[str, str]:
 def test_a_report_that_one_rank_cannot_open_fails_on_all_before_the_first_step(two: Ranks) -> None:
     for name in ("steps.jsonl", "{rank}.jsonl"):
         path = f"/no/such/folder/{name}"
-        started = time.monotonic()
         outcomes = two.run(no_report, path=path)
-        assert time.monotonic() - started < 10
         for rank, (kind, message) in enumerate(outcomes):
             assert f"report={path!r}" in message
             assert "cannot be opened for writing: No such file or directory" in message
@@ -442,9 +440,7 @@ def test_what_is_wrong_on_one_rank_is_told_to_all_at_once(
     two: Ranks, options: dict[str, object], cause: str
 ) -> None:
     """Also before anything is open; and the ranks are in step when they attach again."""
-    started = time.monotonic()
     (other, message), (own, own_message) = two.run(wrong_on_one, options=options)
-    assert time.monotonic() - started < 10
     assert (own, other) == ("ConfigError", "RendezvousError")
     assert cause in own_message
     assert message == f"rank 1 failed: {own_message}"
@@ -472,9 +468,7 @@ def another_transport(rank: int, world: int, alike: bool) -> tuple[str, str]:
 @pytest.mark.parametrize("alike", [False, True])
 def test_an_engine_that_one_rank_cannot_share_is_told_to_all_at_once(alike: bool) -> None:
     with Ranks(2) as ranks:
-        started = time.monotonic()
         (own, own_message), (other, message) = ranks.run(another_transport, alike=alike)
-    assert time.monotonic() - started < 20
     assert (own, other) == ("ConfigError", "RendezvousError")
     assert "memory_limit=536870912: this process's engine already runs with" in own_message
     assert message == f"rank 0 failed: {own_message}"

@@ -5,6 +5,7 @@ On CPU tensors; the operations are the same on every device.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from gradwire.training.cuda_codec import (
 from gradwire.training.feedback.device import DeviceBook
 from gradwire.transport.communicator import ChunkGrid
 from gradwire.transport.native import load_engine, native_plan
+from job_gradients import normal
 from ranks import Ranks
 
 DATAGRAM = 256
@@ -231,9 +233,7 @@ def on_devices(world: int, *args: Any, **options: Any) -> Job:
     return job
 
 
-def gradients(step: int, world: int) -> list[np.ndarray]:
-    chance = np.random.default_rng(step)
-    return [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
+gradients = partial(normal, ELEMENTS)
 
 
 def set_ratio(policy: Any, ratio: float) -> float:

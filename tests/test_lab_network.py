@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -26,10 +25,10 @@ from gradwire_lab.network import (
     Preset,
     windows,
 )
+from lab_processes import ENVIRONMENT, alive, own_and_kill, wait_until_dead
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 # Counts what arrives on port 5000 until nothing has for half a second; UDP_GRO, so that a train
 # that is still one is seen as one.
@@ -246,24 +245,10 @@ def test_impossible_requests_are_refused() -> None:
         network.port_stats(0)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-
-
-def _wait_until_dead(pids: list[int]) -> None:
-    deadline = time.monotonic() + 10
-    while any(_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, "processes are left behind"
-        time.sleep(0.02)
-
-
 def _namespaces_in_use() -> set[str]:
     spaces = set()
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and _alive(int(folder.name)):
+        if folder.name.isdigit() and alive(int(folder.name)):
             try:
                 spaces.add(os.readlink(folder / "ns" / "net"))
             except OSError:
@@ -281,7 +266,7 @@ def test_nothing_is_left_when_the_network_is_closed() -> None:
         assert process.stdout is not None
         child, parent, namespace = process.stdout.readline().split()
         assert namespace in _namespaces_in_use()
-    _wait_until_dead([int(child), int(parent)])
+    wait_until_dead([int(child), int(parent)])
     assert namespace not in _namespaces_in_use()
     process.stdout.close()
 
@@ -307,23 +292,8 @@ time.sleep(1000)
 """
 
 
-def _own_and_kill(command: list[str]) -> None:
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"},
-    ) as owner:
-        assert owner.stdout is not None
-        pids = [int(text) for text in owner.stdout.readline().split()]
-        assert len(pids) == 6
-        assert all(_alive(pid) for pid in pids)
-        owner.send_signal(signal.SIGKILL)
-    _wait_until_dead(pids)
-
-
 def test_nothing_is_left_when_the_owner_is_killed() -> None:
-    _own_and_kill([sys.executable, "-c", OWNER])
+    own_and_kill([sys.executable, "-c", OWNER], 6)
 
 
 def _drop(user: int, capabilities: str) -> list[str]:
@@ -351,11 +321,11 @@ def test_an_ordinary_user_can_do_it_too(user: int, capabilities: str) -> None:
         [*drop, sys.executable, "-c", "from gradwire_lab.network import probe; print(probe())"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=ENVIRONMENT,
     )
     if "Permission denied" in asked.stderr or "ModuleNotFoundError" in asked.stderr:
         pytest.skip("this user may not read the Python or the package under test")
     assert not asked.returncode, asked.stderr
     if asked.stdout.strip() != "None":
         pytest.skip(asked.stdout.strip())
-    _own_and_kill([*drop, sys.executable, "-c", OWNER])
+    own_and_kill([*drop, sys.executable, "-c", OWNER], 6)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 import pytest
 
 from gradwire_lab.bench.wire_trial import round_trips, wire_load
 from gradwire_lab.network import NETWORK_A, NETWORK_B, LabUnavailable, Network, Preset, Wire
+from lab_processes import ENVIRONMENT, own_and_kill
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("wires")]
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1"}
 SLACK = 0.015
 """Seconds that a busy machine may add to a median round trip."""
 
@@ -236,33 +233,8 @@ time.sleep(1000)
 """
 
 
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _own_and_kill(command: list[str]) -> None:
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    ) as owner:
-        assert owner.stdout is not None
-        pids = [int(text) for text in owner.stdout.readline().split()]
-        assert len(pids) == 3
-        assert all(_alive(pid) for pid in pids)
-        owner.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while any(_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, "processes are left behind"
-        time.sleep(0.02)
-
-
 def test_nothing_is_left_when_the_owner_is_killed() -> None:
-    _own_and_kill([sys.executable, "-c", OWNER])
+    own_and_kill([sys.executable, "-c", OWNER], 3)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests show it already")
@@ -272,4 +244,4 @@ def test_it_works_in_a_user_namespace() -> None:
         pytest.skip("needs setpriv to give powers up")
     # What an ordinary user has where everybody may open /dev/net/tun.
     drop = [setpriv, "--bounding-set=-all,+setfcap", "--inh-caps=-all"]
-    _own_and_kill([*drop, sys.executable, "-c", OWNER])
+    own_and_kill([*drop, sys.executable, "-c", OWNER], 3)

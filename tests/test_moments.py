@@ -20,6 +20,7 @@ from gradwire.training.configure import configure
 from gradwire.training.feedback.optimizer_moments import FirstMoments, keeps_first_moment
 from gradwire.training.hook import HookState
 from gradwire.transport.communicator import ChunkGrid
+from job_gradients import normal
 
 WORLD = 3
 EAGER = {"p": 0.4, "fill": "momentum"}
@@ -28,11 +29,6 @@ EAGER = {"p": 0.4, "fill": "momentum"}
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(300, 80), nn.Linear(80, 20))
-
-
-def gradients(step: int, elements: int) -> list[np.ndarray]:
-    chance = np.random.default_rng(step)
-    return [chance.standard_normal(elements).astype(np.float32) for _ in range(WORLD)]
 
 
 class Training:
@@ -45,7 +41,7 @@ class Training:
 
     def step(self, number: int, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
         """What all ranks apply, and the workers' mean; Adam steps with the former over `scale`."""
-        fresh = [scale * gradient for gradient in gradients(number, self.job.elements)]
+        fresh = [scale * gradient for gradient in normal(self.job.elements, number, WORLD)]
         applied = self.job.step(fresh)
         assert all(np.array_equal(applied[0], other) for other in applied[1:])
         at = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from gradwire.policies.parts.lateness import PushHistory
 from gradwire.sim.fabric import NETWORK_B, Link
 from gradwire.sim.job import Job
 from gradwire.training.hook import HookState
+from job_gradients import normal
 
 TENSORS = {
     "stem.weight": 30 * 361,
@@ -27,11 +29,7 @@ TENSORS = {
     "head.weight": 30 * 361,
 }
 ELEMENTS = sum(TENSORS.values())
-
-
-def gradients(step: int, world: int = 3) -> list[np.ndarray]:
-    chance = np.random.default_rng(step)
-    return [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
+gradients = partial(normal, ELEMENTS)
 
 
 def test_bounds_are_phase_times_layer() -> None:

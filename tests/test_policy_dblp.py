@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from gradwire.policies.parts.regions import regions_by_tensor
 from gradwire.sim.fabric import NETWORK_A, Link
 from gradwire.sim.job import Job
 from gradwire.training.ballots import BallotBox
+from job_gradients import normal
 
 CHUNK = 358
 TENSORS = {"body.weight": 40 * CHUNK, "body.bias": 64, "head.weight": 40 * CHUNK}
@@ -29,10 +31,7 @@ def context(phase: str) -> PlanContext:
     return PlanContext(tuple(slots), at, 0, phase, 4, 1, CHUNK)  # type: ignore[arg-type]
 
 
-def gradients(step: int, world: int, scale: float = 1.0) -> list[np.ndarray]:
-    chance = np.random.default_rng(step)
-    elements = sum(TENSORS.values())
-    return [scale * chance.standard_normal(elements).astype(np.float32) for _ in range(world)]
+gradients = partial(normal, sum(TENSORS.values()))
 
 
 def test_a_table_bounds_each_tensor_by_its_first_matching_pattern() -> None:

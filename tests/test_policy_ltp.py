@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -12,16 +14,12 @@ from gradwire.policies import LTP
 from gradwire.policies.parts.timing import EpochClock
 from gradwire.sim.fabric import NETWORK_A, Link
 from gradwire.sim.job import Job
+from job_gradients import normal
 
 CHUNK = 358
 TENSORS = {"a.weight": 120 * CHUNK, "a.bias": 64, "b.weight": 120 * CHUNK}
 BURST = Link(loss=0.8)
-
-
-def gradients(step: int, world: int) -> list[np.ndarray]:
-    chance = np.random.default_rng(step)
-    elements = sum(TENSORS.values())
-    return [chance.standard_normal(elements).astype(np.float32) for _ in range(world)]
+gradients = partial(normal, sum(TENSORS.values()))
 
 
 def run(job: Job, steps: range) -> list[list[np.ndarray]]:

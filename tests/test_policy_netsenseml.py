@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,15 +18,12 @@ from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job
 from gradwire.training.configure import configure
 from gradwire.training.feedback.pruning import smallest_weights
+from job_gradients import normal
 
 TENSORS = {"a.weight": 200 * 361, "b.weight": 200 * 361}
 ELEMENTS = sum(TENSORS.values())
 SLOW = Link(rate=12.5e6)
-
-
-def gradients(step: int, world: int = 2) -> list[np.ndarray]:
-    chance = np.random.default_rng(step)
-    return [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
+gradients = partial(normal, ELEMENTS, world=2)
 
 
 def encodings(job: Job, steps: range, compute: float) -> list[str]:

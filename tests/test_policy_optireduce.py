@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,15 +17,12 @@ from gradwire.policies.parts.timing import MovingAverages, quantile
 from gradwire.sim.fabric import NETWORK_A, Link
 from gradwire.sim.job import Job
 from gradwire.transport import transforms
+from job_gradients import normal
 
 TENSORS = {"a.weight": 60 * 358, "a.bias": 64, "b.weight": 60 * 358}
 ELEMENTS = sum(TENSORS.values())
 BLOCK = _engine.HADAMARD_BLOCK
-
-
-def gradients(step: int, world: int = 4) -> list[np.ndarray]:
-    chance = np.random.default_rng(step)
-    return [chance.standard_normal(ELEMENTS).astype(np.float32) for _ in range(world)]
+gradients = partial(normal, ELEMENTS)
 
 
 # ---------------------------------------------------------------------------- the transform
@@ -87,7 +86,7 @@ def test_a_lost_chunk_costs_every_element_of_its_block_a_little() -> None:
 def test_limits_follow_the_warm_up_and_are_alike_on_all_ranks() -> None:
     job = Job(4, TENSORS, "optireduce", warmup=6)
     for step in range(8):
-        job.step(gradients(step))
+        job.step(gradients(step, 4))
         if step < 6:
             assert all(policy.limits(0) is None for policy in job.policies[1:]) or step == 5
             assert job.report.delivered == 1.0
@@ -106,13 +105,13 @@ def test_a_burst_ends_in_time_and_replicas_stay_alike() -> None:
     for seed in range(5):
         job = Job(4, TENSORS, "optireduce", warmup=4, floor=0.0, seed=seed)
         for step in range(8):
-            job.step(gradients(step))
+            job.step(gradients(step, 4))
         job.uplinks(Link(loss=0.5))
-        results = job.step(gradients(8))
+        results = job.step(gradients(8, 4))
         delivered.append(job.report.delivered)
         exceeded += bool(job.report.exceeded)
         assert all(np.array_equal(results[0], other) for other in results)
-        true = np.mean(gradients(8), axis=0)
+        true = np.mean(gradients(8, 4), axis=0)
         error = np.linalg.norm(results[0] - true) / np.linalg.norm(true)
         assert error < 1.0
     assert np.median(delivered) < 0.9

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,24 +13,7 @@ from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.transport import rendezvous
 from gradwire.transport.addresses import LocalAddress
 from gradwire.transport.rendezvous import Introduction, Meeting
-
-
-def together(count: int, call: Callable[[int], Any]) -> list[Any]:
-    """Calls call(0…count-1) at once; a result that is an exception is returned."""
-    results: list[Any] = [None] * count
-
-    def run(index: int) -> None:
-        try:
-            results[index] = call(index)
-        except Exception as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    return results
+from threads import at_once
 
 
 def meeting(
@@ -65,7 +47,7 @@ def meet(
         rendezvous.check_introductions(here, everybody)
         return everybody
 
-    return together(workers + servers, join)
+    return at_once(workers + servers, join)
 
 
 def test_all_see_the_same_introductions() -> None:
@@ -78,13 +60,13 @@ def test_all_see_the_same_introductions() -> None:
 def test_a_name_can_be_used_again() -> None:
     store = dist.HashStore()
     for text in ("first", "second"):
-        results = together(2, lambda r, t=text: meeting(store, r, workers=2).exchange(t))
+        results = at_once(2, lambda r, t=text: meeting(store, r, workers=2).exchange(t))
         assert results == [[text, text]] * 2
 
 
 def test_missing_peers_are_named() -> None:
     store = dist.HashStore()
-    joined = together(2, lambda r: meeting(store, r, workers=4, timeout_s=0.3).exchange("here"))
+    joined = at_once(2, lambda r: meeting(store, r, workers=4, timeout_s=0.3).exchange("here"))
     for error in joined:
         assert isinstance(error, RendezvousError)
         assert error.ranks == (2, 3)
@@ -128,7 +110,7 @@ def test_another_configuration_is_named_with_both_values() -> None:
 
 def test_policies_are_compared_field_by_field() -> None:
     store = dist.HashStore()
-    errors = together(
+    errors = at_once(
         3,
         lambda r: rendezvous.agree(
             meeting(store, r), {"policy": "mlt", "mlt.p": 0.1 if r == 2 else 0.2}
@@ -147,7 +129,7 @@ def test_a_failure_told_is_raised_by_the_others_at_once() -> None:
             return here.tell_failure(ConfigError("cannot open UDP 127.0.0.1 port=7"))
         return here.exchange("1")
 
-    results = together(3, join)
+    results = at_once(3, join)
     for rank in (0, 2):
         assert "rank 1 failed: cannot open UDP 127.0.0.1 port=7" in str(results[rank])
 
@@ -165,7 +147,7 @@ def test_a_failure_told_is_raised_though_others_are_still_to_come(
             return here.tell_failure(ConfigError("no such table"))
         return here.exchange("here")
 
-    error = together(2, join)[0]
+    error = at_once(2, join)[0]
     assert isinstance(error, RendezvousError)
     assert error.ranks == (1,)
     assert "no such table" in str(error)
@@ -183,7 +165,7 @@ def test_a_failure_is_told_to_those_who_come_a_little_later(first: int) -> None:
         time.sleep(0.5)
         return meeting(store, rank, workers=2).exchange("here")
 
-    outcomes = together(2, join)
+    outcomes = at_once(2, join)
     assert outcomes[first] == "gone"
     assert isinstance(outcomes[1 - first], RendezvousError)
     assert outcomes[1 - first].ranks == (first,)
@@ -206,7 +188,7 @@ def test_endpoint_0_stays_until_a_failure_of_a_later_exchange_has_been_read() ->
             here.exchange("second")
         return raised.value.ranks
 
-    assert together(2, join) == [True, (0,)]
+    assert at_once(2, join) == [True, (0,)]
 
 
 def test_who_comes_when_the_others_have_given_up_hears_why() -> None:
@@ -219,7 +201,7 @@ def test_who_comes_when_the_others_have_given_up_hears_why() -> None:
         meeting(store, 1, workers=2, timeout_s=0.2).exchange("here, too")
     assert late.value.ranks == (0,)
     assert str(early.value) in str(late.value)
-    again = together(2, lambda r: meeting(store, r, workers=2).exchange(str(r)))
+    again = at_once(2, lambda r: meeting(store, r, workers=2).exchange(str(r)))
     assert again == [["0", "1"]] * 2
 
 
@@ -234,7 +216,7 @@ def test_all_or_nobody_meet_however_close_to_the_deadline() -> None:
             time.sleep(0.0 if rank == attempt % 3 else 0.0004 * attempt)
             return here.exchange(str(rank))
 
-        outcomes = together(3, join)
+        outcomes = at_once(3, join)
         met = [outcome == ["0", "1", "2"] for outcome in outcomes]
         assert all(met) or not any(met), (attempt, outcomes)
 
@@ -246,7 +228,7 @@ def test_who_gives_up_first_names_all_that_are_absent() -> None:
     errors = {
         rank: error
         for rank, error in enumerate(
-            together(
+            at_once(
                 3,
                 lambda r: (
                     meeting(store, r, workers=4, timeout_s=patience[r]).exchange("here")
@@ -299,7 +281,7 @@ def live(store: Any, texts: list[str], deaths: dict[int, int], timeout_s: float)
         here.close()
         return [first, second]
 
-    return together(len(texts), join)
+    return at_once(len(texts), join)
 
 
 @pytest.mark.parametrize("mortal", [0, 1])
@@ -339,7 +321,7 @@ def test_a_life_of_another_size_meets(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     for workers in (3, 2, 4):
         live(store, ["old"] * workers, {0: 6}, 0.05)
-    new = together(2, lambda r: meeting(store, r, workers=2).exchange("new"))
+    new = at_once(2, lambda r: meeting(store, r, workers=2).exchange("new"))
     assert new == [["new", "new"]] * 2
 
 
@@ -351,7 +333,7 @@ def test_who_counts_the_others_otherwise_is_told_so() -> None:
             here = meeting(store, rank, workers=counts[rank], timeout_s=2.0)
             return here.exchange(str(rank))
 
-        errors = together(2, join)
+        errors = at_once(2, join)
         for error in errors:
             assert isinstance(error, RendezvousError), errors
             assert f"rank 0 counts {counts[0]} workers and 0 servers" in str(error)
@@ -370,7 +352,7 @@ def test_a_meeting_whose_first_endpoint_begins_anew_is_over() -> None:
             return None
         return here.exchange("second")
 
-    error = together(2, join)[1]
+    error = at_once(2, join)[1]
     assert isinstance(error, rendezvous.SupersededError)
     assert error.ranks == (0,)
 
@@ -461,7 +443,7 @@ def test_a_failure_may_be_looked_for_without_waiting() -> None:
         while True:
             here.check_failures()
 
-    error = together(2, join)[0]
+    error = at_once(2, join)[0]
     assert isinstance(error, RendezvousError)
     assert error.ranks == (1,)
 
@@ -489,7 +471,7 @@ def test_a_server_sees_when_all_workers_are_done() -> None:
             return seen
         return None
 
-    assert together(3, join)[2] is False
+    assert at_once(3, join)[2] is False
     assert store.num_keys() == 0
 
 
