@@ -388,8 +388,8 @@ def test_the_next_life_removes_what_an_earlier_one_left(size: int) -> None:
         if not dies:
             here.close()
 
-    together(3, lambda rank: join(rank, 3, rank == 2))
-    together(size, lambda rank: join(rank, size, False))
+    at_once(3, lambda rank: join(rank, 3, rank == 2))
+    at_once(size, lambda rank: join(rank, size, False))
     assert store.num_keys() == before
 
 
