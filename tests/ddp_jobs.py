@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.transport.communicator import Communicator
 
 
 class Branches(nn.Module):
@@ -81,5 +82,14 @@ def fingerprint(module: nn.Module) -> bytes:
     return digest.digest()
 
 
+def communicator_of(attachment: gradwire.Attachment) -> Communicator:
+    return attachment._pipeline.communicator
+
+
+def number_of(attachment: gradwire.Attachment) -> int:
+    """Which of its engine's users this is; all ranks count alike."""
+    return attachment._pipeline.number
+
+
 def set_drop(attachment: gradwire.Attachment, rate: float, burst: float = 1.0) -> None:
-    attachment._pipeline.communicator.set_drop(rate, burst, 5)
+    communicator_of(attachment).set_drop(rate, burst, 5)

@@ -24,7 +24,17 @@ from torch.distributed.optim import (  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from ddp_jobs import average_of, batch, fingerprint, gradients, local_gradients, model, train, wrap
+from ddp_jobs import (
+    average_of,
+    batch,
+    communicator_of,
+    fingerprint,
+    gradients,
+    local_gradients,
+    model,
+    train,
+    wrap,
+)
 from ranks import Ranks
 
 
@@ -336,7 +346,7 @@ def copied_parts(rank: int, world: int) -> None:
     for part in (optimizer, scaler, attachment.policy, attachment.report(), ddp.module):
         copy.deepcopy(part)
         torch.save(part, io.BytesIO())
-    communicator: Any = attachment._pipeline.communicator
+    communicator: Any = communicator_of(attachment)
     for live in (attachment, communicator):
         for way in (copy.copy, copy.deepcopy, lambda each: torch.save(each, io.BytesIO())):
             with pytest.raises(TypeError, match=type(live).__name__):

@@ -85,15 +85,19 @@ def reports(rank: int, world: int, path: str) -> None:
     with pytest.raises(gradwire.GradwireError, match="no step"):
         attachment.report()
     for wrong in ("0.5", None, torch.zeros(2), True, 1j):
-        with pytest.raises(gradwire.ConfigError, match="a number, or a tensor that holds one"):
+        with pytest.raises(gradwire.ConfigError) as raised:
             attachment.loss(wrong)  # type: ignore[arg-type]
+        assert raised.value.allowed.startswith("a number, or a tensor that holds one")
     for wrong in (-1, 0.5, "1", True, 10**400):
-        with pytest.raises(gradwire.ConfigError, match=r"epoch=.*: a whole number from 0"):
+        with pytest.raises(gradwire.ConfigError) as raised:
             attachment.epoch(wrong)  # type: ignore[arg-type]
+        assert (raised.value.setting, raised.value.value) == ("epoch", wrong)
     attachment.epoch(np.int64(0))  # type: ignore[arg-type]
     for wrong in (0.0, float("nan"), "1", True, 10**400, 1e160, 1e-160):
-        with pytest.raises(gradwire.ConfigError, match=r"grad_scale=.*: a finite number above 0"):
+        with pytest.raises(gradwire.ConfigError) as raised:
             attachment.grad_scale = wrong  # type: ignore[assignment]
+        assert raised.value.setting == "grad_scale"
+        assert raised.value.value is wrong
     attachment.grad_scale = torch.tensor([1.0]).squeeze()  # type: ignore[assignment]
     for step in range(3):
         attachment.loss(torch.tensor([float(rank)], requires_grad=True))

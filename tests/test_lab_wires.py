@@ -203,7 +203,7 @@ def test_what_cannot_be_is_refused() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide a device")
 def test_without_tap_devices_the_lab_says_so() -> None:
     program = (
-        "from gradwire_lab import *\n"
+        "from gradwire_lab.network import LabUnavailable, Network, Wire\n"
         "try: Network(1, wires={0: Wire()})\n"
         "except LabUnavailable as error: print(error)\n"
         "Network(1).close()"

@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from ddp_jobs import communicator_of
 from gradwire._engine import PROTOCOL_VERSION
 from gradwire.core.errors import ConfigError, GradwireError, RendezvousError
 from gradwire.core.settings import Settings
@@ -78,7 +79,7 @@ def trains(rank: int, world: int, servers: int, policy: str) -> tuple[bytes, flo
         ddp(x).square().mean().backward()
         optimizer.step()
     delivered = attachment.report().delivered
-    attachment._pipeline.communicator.close()
+    communicator_of(attachment).close()
     parameters = [p.detach().flatten() for p in net.parameters()]
     return torch.cat(parameters).numpy().tobytes(), delivered
 
@@ -115,7 +116,7 @@ def trains_together(rank: int, world: int) -> list[bytes]:
         optimizer.step()
         assert [each.report().guard for each in attachments] == ["resent", "resent"]
     for each in attachments:
-        each._pipeline.communicator.close()
+        communicator_of(each).close()
     return [p.detach().numpy().tobytes() for net in nets for p in net.parameters()]
 
 

@@ -466,12 +466,14 @@ def test_a_forked_child_lets_go_of_the_port() -> None:
     done = run_python(PAIR + """
     port = pair[0].address[1]
     ours, theirs = os.pipe()
+    left, leaves = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(theirs)
         before = len(os.listdir("/proc/self/fd"))
         for e in pair: e.leave_to_parent(); e.leave_to_parent()
         gone = before - len(os.listdir("/proc/self/fd"))
+        os.write(leaves, b"x")
         os.read(ours, 1)
         os._exit(gone)
     buffers = [np.ones(10**6, np.float32) for _ in pair]
@@ -480,6 +482,7 @@ def test_a_forked_child_lets_go_of_the_port() -> None:
         e.all_reduce(op=0, step=0, plan=plan, data=b)
     for e in pair: assert e.next_completion(10 * 10**9).ok
     for e in pair: e.close()
+    os.read(left, 1)
     engine(0, port=port)
     os.close(theirs)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) >= 6)

@@ -244,6 +244,7 @@ def test_beside_tcp_in_a_long_queue_the_window_competes() -> None:
     assert theirs > 0.3
 
 
+@pytest.mark.slow
 def test_beside_tcp_in_a_very_long_queue_the_window_competes() -> None:
     """One flow that keeps 4 to 8 ms of queue: giving way leaves 4 %; even would be a half."""
     ours, theirs = beside_tcp(Link(queue=1 << 20), 1, 8.0, 1_000_000)
@@ -258,6 +259,7 @@ def test_beside_one_tcp_flow_the_port_is_shared() -> None:
     assert theirs > 0.27
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queue", [256 << 10, 1 << 20])
 def test_a_rival_that_comes_back_is_met_at_once(queue: int) -> None:
     """Giving way until a trial has told who it is cost seconds at a quarter of the rate. A queue of
