@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError, RendezvousError
-from gradwire.transport import rendezvous
+from gradwire.transport import bounded_store, rendezvous
 from gradwire.transport.addresses import LocalAddress
 from gradwire.transport.rendezvous import Introduction, Meeting
 from threads import at_once
@@ -404,9 +404,10 @@ class SilentStore:
         return b""
 
 
-def test_a_store_that_does_not_answer_ends_the_wait() -> None:
+def test_a_store_that_does_not_answer_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_store, "LEAST_S", 0.2)
     store = SilentStore()
-    here = meeting(store, 1, timeout_s=0.2)
+    here = meeting(store, 1, timeout_s=0.1)
     began = time.monotonic()
     with pytest.raises(RendezvousError) as caught:
         here.exchange("x")

@@ -18,6 +18,9 @@ __all__ = ["BoundedStore"]
 
 Answer = TypeVar("Answer")
 
+LEAST_S = 5.0
+"""Seconds that an operation may take in any case: a store that answers at all does so by then."""
+
 
 class BoundedStore:
     """A store whose operations raise RuntimeError when no answer comes in time.
@@ -27,12 +30,12 @@ class BoundedStore:
 
     Args:
         store: the store to ask.
-        timeout_s: how long an operation may take, in seconds.
+        timeout_s: how long an operation may take, in seconds; LEAST_S if that is longer.
     """
 
     def __init__(self, store: Store, timeout_s: float) -> None:
         self._store = store
-        self._timeout_s = timeout_s
+        self._timeout_s = max(timeout_s, LEAST_S)
         self._stuck = False
 
     def set(self, key: str, value: str, /) -> None:

@@ -357,11 +357,11 @@ class EngineHost:
             return
         self._carried = carried
         log.warning(
-            "%s: a path of the job does not carry datagrams of %d bytes, as agreed, but of %d: "
+            "%s: a path of the job carries datagrams of %d bytes, not of the %d that were agreed: "
             "later steps use that size (set datagram=%d, or raise the MTU)",
             self._name,
-            self.datagram,
             carried,
+            self.datagram,
             carried,
         )
 
