@@ -10,7 +10,8 @@ from rich.text import Text
 
 from gradwire_lab.demo.course import Audience
 from gradwire_lab.demo.ground import Ground
-from gradwire_lab.training.scenario import Entry, Scenario
+from gradwire_lab.demo.scenario import Scenario
+from gradwire_lab.training.recipe import Entry
 
 _SMOOTH = 0.9
 

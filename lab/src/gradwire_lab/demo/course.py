@@ -10,9 +10,10 @@ from gradwire_lab.contest.measure import softnet_drops
 from gradwire_lab.contest.ranks import RankError, Ranks
 from gradwire_lab.demo import crew
 from gradwire_lab.demo.ground import Ground, open_ground
+from gradwire_lab.demo.scenario import Scenario
 from gradwire_lab.network.bursts import BurstRecord
 from gradwire_lab.training.block import Block
-from gradwire_lab.training.scenario import Entry, Scenario
+from gradwire_lab.training.recipe import Entry
 
 READY_SECONDS = 60.0
 BLOCK_SECONDS = 90.0

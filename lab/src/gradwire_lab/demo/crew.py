@@ -6,7 +6,7 @@ import os
 
 from gradwire_lab.contest.ranks import Ranks
 from gradwire_lab.demo.ground import Ground
-from gradwire_lab.training.scenario import Scenario
+from gradwire_lab.demo.scenario import Scenario
 from gradwire_lab.training.startline import memory
 
 

@@ -13,7 +13,13 @@ from matplotlib.patches import Patch
 from gradwire_lab.demo.words import Document
 from gradwire_lab.report.drawing import BURST, IDEAL, STYLE, figure_of, legend, plain, smooth, svg
 
-COLOURS = {"gloo": "#d1603d", "reliable": "#3b78b5", "dblp": "#2a9d76", "adaptive": "#8a5a9e"}
+COLOURS = {
+    "gloo": "#d1603d",
+    "gloo-fp16": "#e0b84c",
+    "reliable": "#3b78b5",
+    "dblp": "#2a9d76",
+    "adaptive": "#8a5a9e",
+}
 """Told apart by people who see colours otherwise, too."""
 
 _ZOOM_SECONDS = 3.0

@@ -12,12 +12,16 @@ from typing import Any
 from gradwire.core.report import finite
 from gradwire_lab.contest.measure import all_reduce_payload, environment, header_ideal, percentile
 from gradwire_lab.demo.course import Outcome
-from gradwire_lab.demo.words import headline, notes
+from gradwire_lab.demo.scenario import TAIL_STEPS
+from gradwire_lab.demo.words import against_gloo, headline, notes
 from gradwire_lab.training.block import Block, Step, join
-from gradwire_lab.training.scenario import TAIL_STEPS, Entry
+from gradwire_lab.training.recipe import Entry
 
 FORMAT = 1
 _FLOAT_BYTES = 4
+
+HALF = 0.5
+"""Share of float32's bytes from which on a step's gradients count as compressed."""
 
 
 def summarize(steps: Sequence[Step], tail_steps: int = TAIL_STEPS) -> dict[str, Any]:
@@ -26,6 +30,7 @@ def summarize(steps: Sequence[Step], tail_steps: int = TAIL_STEPS) -> dict[str, 
     comm = [step.comm for step in timed]
     elapsed = sum(step.took for step in timed)
     phases = [step.critical for step in steps if step.critical is not None]
+    encoded = [step.encoded for step in timed if step.encoded is not None]
     return {
         "steps": len(steps),
         "timed_steps": len(timed),
@@ -38,12 +43,18 @@ def summarize(steps: Sequence[Step], tail_steps: int = TAIL_STEPS) -> dict[str, 
         "delivered": statistics.fmean(step.delivered for step in steps),
         "delivered_min": min(step.delivered for step in steps),
         "critical_share": sum(phases) / len(phases) if phases else None,
+        "encoded_share": statistics.fmean(encoded) if encoded else None,
+        "compressed_share": (
+            sum(share <= HALF for share in encoded) / len(encoded) if encoded else None
+        ),
     }
 
 
 def document(outcome: Outcome, command: str) -> dict[str, Any]:
     """Everything that is known about a demo, as JSON; non-finite numbers become null."""
     known: dict[str, Any] = finite(_document(outcome, command))
+    for entry in known["contestants"]:
+        entry.update(against_gloo(known, entry))
     return {"headline": headline(known), **known, "notes": notes(known)}
 
 

@@ -8,13 +8,15 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from gradwire_lab.demo.words import Document, milliseconds, number, percent
+from gradwire_lab.demo.words import Document, milliseconds, number, percent, speed
 
 IDEAL = "header ideal"
 
 COLUMNS = (
     "",
     "steps/s",
+    "× peer",
+    "peer",
     "comm median",
     "p90",
     "p99",
@@ -30,19 +32,23 @@ COLUMNS = (
 def rows(document: Document) -> list[list[str]]:
     """The cells: a row for each contestant, and one for the header ideal where there is one."""
     ideal = document["header_ideal_s"]
-    cells = [_row(entry, ideal) for entry in document["contestants"]]
+    labels = {entry["name"]: entry["label"] for entry in document["contestants"]}
+    cells = [_row(entry, ideal, labels) for entry in document["contestants"]]
     if ideal is not None:
-        blank = ["–"] * (len(COLUMNS) - 3)
-        blank[3] = "1.00"
-        cells.append([IDEAL, "–", milliseconds(ideal), *blank])
+        known = {"": IDEAL, "comm median": milliseconds(ideal), "× ideal": "1.00"}
+        cells.append([known.get(column, "–") for column in COLUMNS])
     return cells
 
 
-def _row(entry: Mapping[str, Any], ideal: float | None) -> list[str]:
+def _row(
+    entry: Mapping[str, Any], ideal: float | None, labels: Mapping[str | None, str]
+) -> list[str]:
     median = entry["comm_median_s"]
     return [
         entry["label"],
         f"{entry['steps_per_s']:.2f}",
+        speed(entry),
+        labels.get(entry["peer"], "–"),
         milliseconds(median),
         milliseconds(entry["comm_p90_s"]),
         milliseconds(entry["comm_p99_s"]),
@@ -59,7 +65,7 @@ def terminal_table(document: Document) -> Table:
     """The table for the terminal, turned so that it fits into 80 columns."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD)
     cells = rows(document)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for row in cells:
         table.add_column(row[0], justify="right", style="dim" if row[0] == IDEAL else None)
     for place, column in enumerate(COLUMNS[1:], 1):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from gradwire_lab.contest.rank_program import Commands, obey
 from gradwire_lab.contest.ranks import Message
+from gradwire_lab.demo.scenario import Scenario
 from gradwire_lab.network.kernel import die_with_parent
 from gradwire_lab.training.rank import TrainingRank
-from gradwire_lab.training.scenario import Scenario
 from gradwire_lab.training.text import load
 from gradwire_lab.training.trainee import Trainee
 
@@ -28,17 +29,19 @@ class Worker(TrainingRank[Trainee]):
         """Meet the other ranks and set all contestants up.
 
         Args:
-            config: scenario, rank, store (host and port), lossy, line (descriptor of the start
-                line's memory).
+            config: scenario, rank, store (host and port), lossy (whether gradwire drops some of
+                its packets), line (descriptor of the start line's memory).
             tell: called with each step.
         """
         scenario = Scenario.from_json(config["scenario"])
         super().__init__(config, scenario.ranks, _GROUP_SECONDS, tell)
         text = load()
+        drops = {"drop_rate": scenario.drop_rate, "drop_burst": scenario.drop_burst}
         for entry in scenario.entries:
+            each = replace(entry, options={**drops, **entry.options}) if config["lossy"] else entry
             try:
                 self.trainees[entry.name] = Trainee(
-                    entry, scenario, text, self.rank, self.start_line, config["lossy"]
+                    each, scenario, text, self.rank, self.start_line
                 )
             except Exception as error:
                 raise RuntimeError(f"{entry.label}: {error}") from error

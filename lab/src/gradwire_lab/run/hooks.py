@@ -8,13 +8,10 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
-    allreduce_hook,
-    fp16_compress_hook,
-)
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from gradwire.training.bucket import GradBucket
+from gradwire_lab.training.trainee import TORCH_HOOKS
 
 __all__ = ["POWERSGD_RANK", "TOPK_SHARE", "hook_of", "topk_hook"]
 
@@ -37,12 +34,9 @@ def hook_of(name: str, group: Any) -> tuple[Any, Hook]:
             start_powerSGD_iter=POWERSGD_START,
         )
         return state, cast(Hook, powerSGD_hook)
-    hooks: dict[str, tuple[Any, Any]] = {
-        "none": (group, allreduce_hook),
-        "fp16": (group, fp16_compress_hook),
-        "topk": (TopK(group), topk_hook),
-    }
-    return hooks[name]
+    if name == "topk":
+        return TopK(group), topk_hook
+    return group, TORCH_HOOKS[name]
 
 
 class TopK:

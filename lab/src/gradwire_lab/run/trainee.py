@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-import gradwire
 from gradwire.training.bucket import GradBucket
 from gradwire_lab.network.clock import sleep_until
 from gradwire_lab.run.endpoints import choose_congestion_control, open_sockets
 from gradwire_lab.run.hooks import hook_of
 from gradwire_lab.scenario.contestant import Contestant
 from gradwire_lab.scenario.work import THIRDS, Model
-from gradwire_lab.training.scenario import Entry
-from gradwire_lab.training.scenario import Scenario as DemoScenario
+from gradwire_lab.training.recipe import Entry, Recipe
 from gradwire_lab.training.startline import StartLine
 from gradwire_lab.training.stopwatch import TimedDDP
 from gradwire_lab.training.text import Text
@@ -97,7 +96,7 @@ class LabTrainee(Trainee):
         self,
         contestant: Contestant,
         model: Model,
-        demo: DemoScenario,
+        recipe: Recipe,
         text: Text,
         rank: int,
         line: StartLine,
@@ -109,7 +108,7 @@ class LabTrainee(Trainee):
         Args:
             contestant: what carries the gradients.
             model: sizes, and how computation and communication meet.
-            demo: the same as the demo's trainee takes it.
+            recipe: the same sizes as every trainee takes them.
             text: what is learnt.
             rank: of this process.
             line: where the ranks wait for each other.
@@ -122,8 +121,10 @@ class LabTrainee(Trainee):
         self.pace = Pace()
         self.layers: list[dict[str, float]] = []
         policy = contestant.policy if contestant.transport == "gradwire" else None
-        entry = Entry(contestant.name, contestant.name, policy, contestant.options)
-        super().__init__(entry, demo, text, rank, line, False)
+        name, options = contestant.name, contestant.options
+        super().__init__(
+            Entry(name, name, policy, options, contestant.hook), recipe, text, rank, line
+        )
 
     def _wrap(self, line: StartLine) -> TimedDDP:
         before = open_sockets()
@@ -144,14 +145,8 @@ class LabTrainee(Trainee):
             )
         return PacedDDP(self.model, line, self.pace, process_group=self._group)
 
-    def _connect(self, entry: Entry, lossy: bool) -> gradwire.Attachment | None:
-        if entry.policy is None:
-            state, hook = hook_of(self._contestant.hook, self._group)
-            self._ddp.register_comm_hook(state, hook)
-            return None
-        return gradwire.attach(
-            self._ddp, policy=entry.policy, optimizer=self._optimizer, **entry.options
-        )
+    def _hook(self) -> tuple[Any, Callable[..., Any]]:
+        return hook_of(self._contestant.hook, self._group)
 
     def _train(self) -> RankStep:
         self.pace.began = time.monotonic()

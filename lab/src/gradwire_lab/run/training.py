@@ -113,10 +113,8 @@ def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int)
             for each in scenario.contestants
         ],
         "model": asdict(model),
-        "demo": {
+        "recipe": {
             "ranks": scenario.topology.workers,
-            "block": scenario.work.block + scenario.work.warm_up,
-            "warm_up": scenario.work.warm_up,
             "batch": model.batch,
             "learning_rate": model.learning_rate,
             "seed": seed,

@@ -18,7 +18,7 @@ from gradwire_lab.run.trainee import LabTrainee
 from gradwire_lab.scenario.contestant import contestant_of
 from gradwire_lab.scenario.work import Model
 from gradwire_lab.training.rank import TrainingRank
-from gradwire_lab.training.scenario import Scenario as DemoScenario
+from gradwire_lab.training.recipe import Recipe
 from gradwire_lab.training.text import load
 
 _GROUP_SECONDS = 300.0
@@ -31,12 +31,12 @@ class Worker(TrainingRank[LabTrainee]):
         """Meet the other ranks and set all contestants up.
 
         Args:
-            config: contestants, model, demo (its scenario), steps, trials, rank, store (host and
+            config: contestants, model, recipe, steps, trials, rank, store (host and
                 port), line (descriptor of the start line's memory).
             tell: called with each step of rank 0.
         """
-        demo = DemoScenario(**config["demo"])
-        super().__init__(config, demo.ranks, _GROUP_SECONDS, tell)
+        recipe = Recipe(**config["recipe"])
+        super().__init__(config, recipe.ranks, _GROUP_SECONDS, tell)
         text = load()
         model = Model(**config["model"])
         for fields in config["contestants"]:
@@ -45,7 +45,7 @@ class Worker(TrainingRank[LabTrainee]):
                 self.trainees[each.name] = LabTrainee(
                     each,
                     model,
-                    demo,
+                    recipe,
                     text,
                     self.rank,
                     self.start_line,
@@ -79,7 +79,7 @@ class Server:
         Args:
             config: as for `Worker`.
         """
-        workers = config["demo"]["ranks"]
+        workers = config["recipe"]["ranks"]
         contestants = [contestant_of(fields) for fields in config["contestants"]]
         ours = [each for each in contestants if each.transport == "gradwire"]
         self._thread: ServerThread | None = None
@@ -107,7 +107,7 @@ class Server:
 
 def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
     """Set the rank up."""
-    if config["rank"] >= config["demo"]["ranks"]:
+    if config["rank"] >= config["recipe"]["ranks"]:
         server = Server(config)
         return {}, {"block": server.look, "fingerprints": server.look, "close": server.close}
     worker = Worker(config, tell)

@@ -44,6 +44,7 @@ class Step:
         loss: mean over the ranks, in nats per character.
         delivered: mean over the ranks of the share of gradients that counted.
         critical: whether the phase was critical; None where there are no phases.
+        encoded: bytes of the encoded gradients over those of float32; None if it is not known.
     """
 
     step: int
@@ -55,6 +56,7 @@ class Step:
     loss: float
     delivered: float
     critical: bool | None
+    encoded: float | None = None
 
 
 def join(block: Block, number: int, origin: float) -> list[Step]:
@@ -75,6 +77,7 @@ def join(block: Block, number: int, origin: float) -> list[Step]:
                 loss=statistics.fmean(view["loss"] for view in views),
                 delivered=statistics.fmean(view["delivered"] for view in views),
                 critical=views[0]["critical"],
+                encoded=views[0]["encoded"],
             )
         )
         before = ended
