@@ -21,8 +21,9 @@ from gradwire_lab.demo.page import render
 from gradwire_lab.demo.results import document, summarize
 from gradwire_lab.demo.scenario import ENTRIES, Scenario, quick
 from gradwire_lab.demo.table import COLUMNS, IDEAL, rows, terminal_table
-from gradwire_lab.demo.words import headline, milliseconds, notes, percent
+from gradwire_lab.demo.words import headline, milliseconds, notes
 from gradwire_lab.network import BURSTS, NETWORKS, BurstRecord
+from gradwire_lab.report.words import share
 from gradwire_lab.training.block import Block, Step, join
 from gradwire_lab.training.model import CharacterModel, Shape
 from gradwire_lab.training.startline import StartLine, memory
@@ -291,9 +292,9 @@ def test_a_loss_that_is_no_number_is_null_and_still_shown() -> None:
 
 
 def test_what_is_not_all_never_reads_as_all() -> None:
-    assert percent(1.0) == "100.0 %"
-    assert percent(0.99999) == "> 99.9 %"
-    assert percent(None) == milliseconds(None) == "–"
+    assert share(1.0) == "100.0 %"
+    assert share(0.99999) == "> 99.9 %"
+    assert share(None) == milliseconds(None) == "–"
 
 
 def test_the_headline_says_what_was_gained_and_what_was_lost() -> None:

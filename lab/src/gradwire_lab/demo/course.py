@@ -8,10 +8,10 @@ from typing import Any
 
 from gradwire_lab.contest.measure import softnet_drops
 from gradwire_lab.contest.ranks import RankError, Ranks
-from gradwire_lab.demo import crew
 from gradwire_lab.demo.ground import Ground, open_ground
 from gradwire_lab.demo.scenario import Scenario
 from gradwire_lab.network.bursts import BurstRecord
+from gradwire_lab.training import crew
 from gradwire_lab.training.block import Block
 from gradwire_lab.training.recipe import Entry
 
@@ -86,7 +86,7 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
             outcome.ground = ground
             audience.grounded(ground)
             audience.stage("starting the ranks")
-            with crew.start(ground, scenario) as ranks:
+            with _start(ground, scenario) as ranks:
                 outcome.facts = ranks.gather(time.monotonic() + READY_SECONDS)[0]
                 ground.start_bursts()
                 audience.stage("training in turn")
@@ -103,6 +103,22 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
         outcome.error = str(error)
         outcome.details = getattr(error, "details", "")
     return outcome
+
+
+def _start(ground: Ground, scenario: Scenario) -> Ranks:
+    """Start the ranks; their first answers are facts about model and text."""
+    configs = [
+        {
+            "scenario": scenario.as_json(),
+            "rank": rank,
+            "store_host": ground.store[0],
+            "store_port": ground.store[1],
+            "lossy": ground.reason is not None,
+            "parent": ground.parent,
+        }
+        for rank in range(scenario.ranks)
+    ]
+    return crew.start(ground.spawn, "gradwire_lab.demo.worker", configs, scenario.ranks)
 
 
 def _train(
@@ -136,21 +152,17 @@ def _block(
     if ground.traffic is not None:
         start = ground.traffic.next_phase(_PHASE * ground.traffic.burst.period, after=start)
     try:
-        answers = ranks.ask(
-            {"command": "block", "contestant": entry.name, "steps": steps, "start": start},
+        return crew.train(
+            ranks,
+            entry.name,
+            steps,
+            start,
             start + BLOCK_SECONDS,
-            lambda step: audience.tick(entry, step),
+            warm_up=min(scenario.warm_up, steps - 1),
+            progress=lambda step: audience.tick(entry, step),
         )
     except RankError as error:
         raise RankError(f"{entry.label}: {error}", error.details) from error
-    return Block(
-        contestant=entry.name,
-        start=start,
-        warm_up=min(scenario.warm_up, steps - 1),
-        ranks=[answer["steps"] for answer in answers],
-        validation=sum(answer["validation"] for answer in answers) / len(answers),
-        verdict=answers[0]["verdict"],
-    )
 
 
 def _close(ranks: Ranks, ground: Ground, outcome: Outcome) -> None:

@@ -68,8 +68,7 @@ class _Hosts:
     def spawn(
         self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[Any]:
-        with uninterrupted():
-            return self._network.spawn(rank, command, env=env, **options)
+        return self._network.spawn(rank, command, env=env, **options)
 
     def start_bursts(self) -> None:
         assert self.burst is not None
@@ -99,10 +98,8 @@ class _Loopback:
     def spawn(
         self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[Any]:
-        with uninterrupted():
-            return subprocess.Popen(
-                command, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env}, **options
-            )
+        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env}
+        return subprocess.Popen(command, env=env, **options)
 
     def start_bursts(self) -> None:
         """Nothing bursts on loopback."""

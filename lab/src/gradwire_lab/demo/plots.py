@@ -11,7 +11,18 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from gradwire_lab.demo.words import Document
-from gradwire_lab.report.drawing import BURST, IDEAL, STYLE, figure_of, legend, plain, smooth, svg
+from gradwire_lab.report.drawing import (
+    BURST,
+    IDEAL,
+    STYLE,
+    cumulate,
+    figure_of,
+    legend,
+    line,
+    logarithmic,
+    smooth,
+    svg,
+)
 
 COLOURS = {
     "gloo": "#d1603d",
@@ -61,8 +72,7 @@ def over_time(document: Document) -> str:
     handles += _ideal_line(document, axes.axhline) + _burst_patch(document)
     axes.set(xlabel="seconds since the start", ylabel="communication of a step, ms")
     if _has_far_outliers(document):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(plain)
+        logarithmic(axes, "y")
     else:
         axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
@@ -119,23 +129,13 @@ def distribution(document: Document) -> str:
     """What share of steps communicated no longer than a time."""
     figure, axes = figure_of(4.7, 3.3)
     for entry in document["contestants"]:
-        times = sorted(step["comm"] * 1000 for step in entry["series"] if step["timed"])
-        shares = [(number + 1) / len(times) * 100 for number in range(len(times))]
-        axes.step(
-            [times[0], *times],
-            [0.0, *shares],
-            where="post",
-            color=_colour(entry),
-            label=entry["label"],
-            linewidth=1.8,
-        )
+        times = [step["comm"] for step in entry["series"] if step["timed"]]
+        cumulate(axes, times, _colour(entry))
     handles = [_line(entry) for entry in document["contestants"]]
     handles += _ideal_line(document, axes.axvline)
     axes.set(xlabel="communication of a step, ms", ylabel="steps no longer than that, %")
-    axes.set_ylim(0, 102)
     if _has_far_outliers(document):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(plain)
+        logarithmic(axes, "x")
     else:
         axes.set_xlim(left=0)
     legend(axes, handles, 2)
@@ -202,7 +202,7 @@ def _dot(entry: Entry) -> Line2D:
 
 
 def _line(entry: Entry) -> Line2D:
-    return Line2D([], [], color=_colour(entry), linewidth=1.8, label=entry["label"])
+    return line(entry["label"], _colour(entry))
 
 
 def _burst_patch(document: Document) -> list[Any]:

@@ -8,7 +8,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from gradwire_lab.demo.words import Document, milliseconds, number, percent, speed
+from gradwire_lab.demo.words import Document, milliseconds, number, speed
+from gradwire_lab.report.words import NONE, share
 
 IDEAL = "header ideal"
 
@@ -36,7 +37,7 @@ def rows(document: Document) -> list[list[str]]:
     cells = [_row(entry, ideal, labels) for entry in document["contestants"]]
     if ideal is not None:
         known = {"": IDEAL, "comm median": milliseconds(ideal), "× ideal": "1.00"}
-        cells.append([known.get(column, "–") for column in COLUMNS])
+        cells.append([known.get(column, NONE) for column in COLUMNS])
     return cells
 
 
@@ -48,15 +49,15 @@ def _row(
         entry["label"],
         f"{entry['steps_per_s']:.2f}",
         speed(entry),
-        labels.get(entry["peer"], "–"),
+        labels.get(entry["peer"], NONE),
         milliseconds(median),
         milliseconds(entry["comm_p90_s"]),
         milliseconds(entry["comm_p99_s"]),
         milliseconds(entry["comm_max_s"]),
-        "–" if ideal is None else f"{median / ideal:.2f}",
-        percent(entry["comm_share"]),
-        percent(entry["delivered"]),
-        percent(entry["critical_share"]),
+        NONE if ideal is None else f"{median / ideal:.2f}",
+        share(entry["comm_share"]),
+        share(entry["delivered"]),
+        share(entry["critical_share"]),
         number(entry["final_loss"]),
     ]
 

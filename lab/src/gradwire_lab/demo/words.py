@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradwire_lab.demo.scenario import TAIL_STEPS
+from gradwire_lab.report.words import NONE, share
 
 Document = Mapping[str, Any]
 
@@ -18,17 +19,7 @@ _OURS = ("adaptive", "dblp", "reliable")
 
 def milliseconds(seconds: float | None) -> str:
     """A time as people read it; a dash where there is none."""
-    return "–" if seconds is None else f"{seconds * 1000:.0f} ms"
-
-
-def percent(share: float | None) -> str:
-    """A share as people read it; what is not all never reads as 100 %."""
-    if share is None:
-        return "–"
-    text = f"{share * 100:.1f}"
-    if text == "100.0" and share < 1:
-        return "> 99.9 %"
-    return f"{text} %"
+    return NONE if seconds is None else f"{seconds * 1000:.0f} ms"
 
 
 def number(value: float | None) -> str:
@@ -96,7 +87,7 @@ def _peer(document: Document, ours: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def speed(entry: Mapping[str, Any]) -> str:
     """A contestant's speed over that of its peer; a dash where it has none."""
-    return "–" if entry["peer"] is None else f"{entry['speed_over'][entry['peer']]:.2f}"
+    return NONE if entry["peer"] is None else f"{entry['speed_over'][entry['peer']]:.2f}"
 
 
 def _alone(entry: Mapping[str, Any]) -> str:
@@ -108,7 +99,7 @@ def _alone(entry: Mapping[str, Any]) -> str:
 
 def _lossy(document: Document, ours: Mapping[str, Any]) -> str:
     return (
-        f"On loopback {ours['label']} trains with {percent(document['scenario']['drop_rate'])} of "
+        f"On loopback {ours['label']} trains with {share(document['scenario']['drop_rate'])} of "
         "its packets dropped, and TCP with none."
     )
 
@@ -137,7 +128,7 @@ def _faster(ratio: float) -> str:
 def _losses(peer: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     return (
         f"After {ours['steps']} steps the held-out loss is {number(ours['final_loss'])} "
-        f"against {number(peer['final_loss'])}, with {percent(ours['delivered'])} of the gradients "
+        f"against {number(peer['final_loss'])}, with {share(ours['delivered'])} of the gradients "
         "delivered."
     )
 
@@ -151,7 +142,7 @@ def notes(document: Document) -> list[str]:
         scenario = document["scenario"]
         lines.append(
             f"{document['reason']}. So this ran on loopback, which has no rate, no queue and no "
-            f"bursts; {percent(scenario['drop_rate'])} of gradwire's packets were dropped on "
+            f"bursts; {share(scenario['drop_rate'])} of gradwire's packets were dropped on "
             f"arrival, in runs of {scenario['drop_burst']:g} on average. TCP cannot be treated so: "
             "it lost nothing, and its times are those of copies in memory. Compare the losses and "
             "the delivered share, not the times."
@@ -188,10 +179,10 @@ def notes(document: Document) -> list[str]:
 def _phase_note(entry: Mapping[str, Any]) -> str:
     if entry["critical_share"] == 1.0:
         return f"{entry['label']}: every step was critical; the run was too short for more."
-    share = f"{entry['label']}: {percent(entry['critical_share'])} of the steps were critical"
+    critical = f"{entry['label']}: {share(entry['critical_share'])} of the steps were critical"
     if entry["verdict"] == "phases":
-        return f"{share}; the detector fired again after the start."
-    return f"{share}; after the start the detector did not fire: a fixed bound."
+        return f"{critical}; the detector fired again after the start."
+    return f"{critical}; after the start the detector did not fire: a fixed bound."
 
 
 def _peers_note(document: Document) -> list[str]:
@@ -217,8 +208,8 @@ def _encoding_note(document: Document) -> list[str]:
         return []
     return [
         f"{ours['label']} sends half precision while steps wait for their gradients, or int8 where "
-        f"that is not enough: in {percent(ours['compressed_share'])} of its timed steps, and "
-        f"{percent(ours['bytes_sent'] / exact['bytes_sent'])} of the bytes of {exact['label']} in "
+        f"that is not enough: in {share(ours['compressed_share'])} of its timed steps, and "
+        f"{share(ours['bytes_sent'] / exact['bytes_sent'])} of the bytes of {exact['label']} in "
         "all."
     ]
 

@@ -51,11 +51,10 @@ class Worker(TrainingRank[Trainee]):
             "files": text.files,
         }
 
-    def block(self, contestant: str, steps: int, start: float) -> dict[str, Any]:
-        """Train one contestant for some steps, then look at the held-out text."""
-        trainee = self.trainees[contestant]
-        done = trainee.block(steps, start, self.stepped)
-        return {"steps": done, "validation": trainee.validate(), "verdict": trainee.verdict}
+    def block(self, contestant: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Train one contestant; its answer has the phase detector's verdict, too."""
+        answer = super().block(contestant, *arguments, **options)
+        return {**answer, "verdict": self.trainees[contestant].verdict}
 
 
 def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
@@ -63,11 +62,7 @@ def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, C
     if config["parent"]:
         die_with_parent(config["parent"])
     worker = Worker(config, tell)
-    return worker.facts, {
-        "block": worker.block,
-        "fingerprints": worker.fingerprints,
-        "close": worker.close,
-    }
+    return worker.facts, worker.commands
 
 
 if __name__ == "__main__":

@@ -136,10 +136,10 @@ def _page(document: dict[str, Any]) -> str:
 
 
 def _comparison(documents: dict[str, dict[str, Any]]) -> str:
-    from gradwire_lab.report.page import fill
+    from gradwire_lab.report.template import fill
 
     return fill(
-        "compare.html.j2",
+        Path(__file__).with_name("compare.html.j2"),
         title="Runs side by side",
         columns=COLUMNS,
         rows=compare(documents),

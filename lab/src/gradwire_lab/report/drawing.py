@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 
@@ -12,8 +12,21 @@ matplotlib.use("svg")
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-__all__ = ["BURST", "IDEAL", "STYLE", "figure_of", "legend", "plain", "smooth", "svg"]
+__all__ = [
+    "BURST",
+    "IDEAL",
+    "STYLE",
+    "cumulate",
+    "figure_of",
+    "legend",
+    "line",
+    "logarithmic",
+    "plain",
+    "smooth",
+    "svg",
+]
 
 BURST = "#c9a227"
 IDEAL = "#888888"
@@ -60,6 +73,29 @@ def legend(axes: Axes, handles: Sequence[Any], columns: int | None = None) -> No
         handlelength=1.4,
         columnspacing=1.4,
     )
+
+
+def line(label: str, colour: str) -> Line2D:
+    """A contestant's line in a legend."""
+    return Line2D([], [], color=colour, linewidth=1.7, label=label)
+
+
+def cumulate(axes: Axes, seconds: Sequence[float], colour: str) -> None:
+    """Draw what share of samples took no longer than a time, in per cent over milliseconds."""
+    times = sorted(1000 * each for each in seconds)
+    shares = [(number + 1) / len(times) * 100 for number in range(len(times))]
+    axes.step([times[0], *times], [0.0, *shares], where="post", color=colour, linewidth=1.7)
+    axes.set_ylim(0, 102)
+
+
+def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Let one of the axes be logarithmic, with plain numbers."""
+    if which == "x":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(plain)
+    else:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(plain)
 
 
 def figure_of(width: float, height: float) -> tuple[Figure, Axes]:

@@ -10,7 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gradwire_lab.report.drawing import BURST, IDEAL, STYLE, figure_of, legend, plain, svg
+from gradwire_lab.report.drawing import (
+    BURST,
+    IDEAL,
+    STYLE,
+    cumulate,
+    figure_of,
+    legend,
+    line,
+    logarithmic,
+    svg,
+)
 
 __all__ = ["cell_plots", "colours", "literal"]
 
@@ -70,15 +80,12 @@ def distribution(cell: Cell, palette: Mapping[str, str]) -> str:
     """What share of samples took no longer than a time."""
     figure, axes = figure_of(4.9, 3.4)
     for entry in cell["contestants"]:
-        times = sorted(1000 * each for track in entry["tracks"] for each in track["seconds"])
-        shares = [(number + 1) / len(times) * 100 for number in range(len(times))]
         colour = palette[entry["name"]]
-        axes.step([times[0], *times], [0.0, *shares], where="post", color=colour, linewidth=1.7)
+        cumulate(axes, [each for track in entry["tracks"] for each in track["seconds"]], colour)
         if entry["limit_s"] is not None:
             axes.axvline(entry["limit_s"] * 1000, color=colour, linestyle=":", linewidth=0.9)
     _time_axis(axes, cell, "x")
     axes.set(xlabel="ms", ylabel="no longer than that, %")
-    axes.set_ylim(0, 102)
     dotted = Line2D([], [], color=IDEAL, linestyle=":", label="limit")
     legend(axes, [*_lines(cell, palette), dotted], 2)
     return svg(figure)
@@ -146,20 +153,12 @@ def learning(cell: Cell, palette: Mapping[str, str], over: str) -> str:
 
 
 def _lines(cell: Cell, palette: Mapping[str, str]) -> list[Any]:
-    return [
-        Line2D([], [], color=palette[entry["name"]], linewidth=1.7, label=literal(entry["name"]))
-        for entry in cell["contestants"]
-    ]
+    names = [entry["name"] for entry in cell["contestants"]]
+    return [line(literal(name), palette[name]) for name in names]
 
 
 def _time_axis(axes: Axes, cell: Cell, which: Literal["x", "y"]) -> None:
     """Logarithmic where the longest would press all others together."""
     medians: Sequence[float] = [entry["median_s"] for entry in cell["contestants"]]
-    if max(entry["max_s"] for entry in cell["contestants"]) <= _FAR * min(medians):
-        return
-    if which == "x":
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(plain)
-    else:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(plain)
+    if max(entry["max_s"] for entry in cell["contestants"]) > _FAR * min(medians):
+        logarithmic(axes, which)

@@ -9,6 +9,7 @@ from gradwire_lab.scenario.mark import P99_SAMPLES
 
 __all__ = [
     "COLUMNS",
+    "NONE",
     "dates",
     "failures",
     "mark_rows",
@@ -92,11 +93,11 @@ def number(value: float | None) -> str:
 
 def row(entry: Mapping[str, Any]) -> list[str]:
     """A contestant's cells, in the order of `COLUMNS`."""
-    low_high = entry.get("intervals", {}).get("median_s")
-    moved, wired = entry["bytes_per_round"], entry.get("wire_bytes_per_round")
+    low_high = entry["intervals"]["median_s"]
+    moved, wired = entry["bytes_per_round"], entry["wire_bytes_per_round"]
     throughput = entry["throughput_bps"]
     steps = f"{entry['steps_per_s']:.3g} steps/s"
-    passes, push = entry["passes_median"], entry.get("push")
+    passes, push = entry["passes_median"], entry["push"]
     return [
         entry["name"],
         str(entry["samples"]),
@@ -107,12 +108,12 @@ def row(entry: Mapping[str, Any]) -> list[str]:
         seconds(entry["limit_s"]),
         NONE if entry["over_limit"] is None else f"{entry['over_limit']:.2f}",
         rate(throughput) if throughput is not None else steps,
-        rate(goodput) if (goodput := entry.get("goodput_bps")) != throughput else NONE,
+        rate(goodput) if (goodput := entry["goodput_bps"]) != throughput else NONE,
         share(entry["comm_share"]),
         share(entry["delivered"]),
         share(entry["retransmitted"]),
         NONE if passes is None else f"{passes} (max {entry['passes_max']})",
-        share(entry.get("critical_share")),
+        share(entry["critical_share"]),
         NONE if moved is None else f"{moved / 1e6:.3g} MB",
         NONE if wired is None else f"{wired / 1e6:.3g} MB",
         rate(entry["rival_goodput_bps"]),
@@ -164,7 +165,7 @@ def wanted(mark: Mapping[str, Any]) -> str:
 
 def dates(document: Mapping[str, Any]) -> str:
     """The days on which it was measured."""
-    first, last = (day[:10] for day in document.get("dates", [document["date"]] * 2))
+    first, last = (day[:10] for day in document["dates"])
     return first if first == last else f"{first} to {last}"
 
 
@@ -187,12 +188,12 @@ def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
 
 def failures(document: Mapping[str, Any]) -> list[str]:
     """What failed, a line each; a cell's numbers are those of its other seeds, if it has any."""
-    return [f"Failed: {error}" for error in document.get("errors", ())]
+    return [f"Failed: {error}" for error in document["errors"]]
 
 
 def missing(document: Mapping[str, Any]) -> list[str]:
     """What was not run, or failed, in a line, if anything was."""
-    count = document.get("missing", 0)
+    count = document["missing"]
     if not count:
         return []
     total = len(document["cells"]) * len(document["work"]["seeds"])
@@ -207,7 +208,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
             "The short form, made to see that everything works: too few samples to judge by."
         )
     lines += missing(document)
-    if document.get("elsewhere"):
+    if document["elsewhere"]:
         lines.append(
             f"Made by gradwire {document['gradwire']} "
             f"(commits: {', '.join(document['commits']) or 'unknown'}) on "
@@ -217,9 +218,9 @@ def notes(document: Mapping[str, Any]) -> list[str]:
             )
             + "."
         )
-    if others := document.get("other_forms"):
+    if others := document["other_forms"]:
         lines.append(f"Of another form of these cells than the file now has: {'; '.join(others)}.")
-    if outside := document.get("settings"):
+    if outside := document["settings"]:
         lines.append(
             "Set from outside, for all contestants of gradwire: "
             f"{', '.join(f'{name}={value}' for name, value in outside.items())}."
@@ -227,7 +228,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     kernel = document["kernel"]
     lines.append(
         f"Real processes in network namespaces of one machine; "
-        f"{' or '.join(kernel.get('topology', ['one switch']))}; {kernel['shaper']}; segmentation "
+        f"{' or '.join(kernel['topology'])}; {kernel['shaper']}; segmentation "
         f"offloads {' and '.join(kernel['offloads'])}, alike for all contestants; loss by "
         f"chance: {' or '.join(kernel['loss'])}; wires: {', '.join(kernel['wires'])}."
     )
@@ -241,7 +242,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     lines.append(
         f"Contestants take turns of {work['block']} rounds in one run, so that what disturbs the "
         f"machine disturbs all alike; the first {work['warm_up']} of a turn are not timed. "
-        f"Seeds: {', '.join(map(str, document.get('seeds', work['seeds'])))}."
+        f"Seeds: {', '.join(map(str, document['seeds']))}."
     )
     lines.append(
         "A 99th percentile is given from 300 samples on, a 99.9th from 3,000. Limit: the bytes "
@@ -270,19 +271,19 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
             f"{cell['name']}: the machine was too slow: it dropped {drops} packets or trains of "
             "them outside of any queue."
         )
-    marked = sum(run.get("marked_packets", 0) for run in cell["runs"])
-    if cell.get("ecn") is not None:
+    marked = sum(run["marked_packets"] for run in cell["runs"])
+    if cell["ecn"] is not None:
         lines.append(f"{cell['name']}: the switches marked {marked} packets (ECN).")
     untold = sum(run["wire_failures"] for run in cell["runs"])
     if untold:
         lines.append(f"{cell['name']}: the lab's own wires lost {untold} packets untold.")
     for run in cell["runs"]:
-        if (run.get("stolen") or 0.0) >= STOLEN:
+        if (run["stolen"] or 0.0) >= STOLEN:
             lines.append(
                 f"{cell['name']}, seed {run['seed']}: of the processor time that was wanted the "
                 f"machine's host gave {run['stolen']:.0%} to others."
             )
-        planned = sum(burst.get("planned", 0) for burst in run["bursts"])
+        planned = sum(burst["planned"] for burst in run["bursts"])
         if planned and (sent := sum(burst["bytes"] for burst in run["bursts"])) < SHORT * planned:
             lines.append(
                 f"{cell['name']}, seed {run['seed']}: the bursts had only {share(sent / planned)} "
@@ -297,7 +298,7 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
             lines.append(
                 f"{cell['name']}, seed {run['seed']}: a step's computation is {seconds(compute)}."
             )
-    asked = cell.get("communication_share")
+    asked = cell["communication_share"]
     if asked and cell["contestants"]:
         first = cell["contestants"][0]
         if abs(first["comm_share"] - asked) > ANOTHER_SHARE:

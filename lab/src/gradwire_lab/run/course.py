@@ -89,12 +89,8 @@ def outcome_of(experiment: Experiment, journal: Journal) -> Outcome:
     """What a journal has of an experiment, whichever cells and seeds were asked for."""
     order = {cell.name: number for number, cell in enumerate(experiment.cells)}
     records = journal.known(experiment.cells, experiment.quick)
-    # Older journals calibrated each cell's own network.
-    networks = {
-        (topology.ports.name, topology.hosts)
-        for cell in experiment.cells
-        for topology in (fastest(cell.scenario), cell.scenario.topology)
-    }
+    topologies = [fastest(cell.scenario) for cell in experiment.cells]
+    networks = {(topology.ports.name, topology.hosts) for topology in topologies}
     newest = {
         (each.network, each.hosts, each.wanted): each
         for each in journal.calibrations

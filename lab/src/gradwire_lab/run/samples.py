@@ -123,7 +123,7 @@ _NUMBERS = ("starts", "seconds", "bytes", "packets", "retransmissions", "push_s"
 
 
 def _track_of(table: dict[str, Any]) -> Track:
-    numbers = [value for name in _NUMBERS for value in table.get(name, ())]
+    numbers = [value for name in _NUMBERS for value in table[name]]
     numbers += [table["job_s"], *table["layers"].values(), *chain.from_iterable(table["delivered"])]
     if not all(map(is_number, numbers)):
         raise TypeError("samples that are no numbers")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gradwire_lab.contest.interrupts import uninterrupted
 from gradwire_lab.contest.measure import percentile
 from gradwire_lab.contest.ranks import Ranks
 from gradwire_lab.contest.serving import route_settings
@@ -22,8 +20,8 @@ from gradwire_lab.run.samples import CellRun, Track
 from gradwire_lab.run.transfers import Progress, round_limit
 from gradwire_lab.scenario.schema import Scenario
 from gradwire_lab.scenario.work import turn_length
+from gradwire_lab.training import crew
 from gradwire_lab.training.block import Block, Step, join
-from gradwire_lab.training.startline import memory
 
 __all__ = ["run_training", "segments"]
 
@@ -74,21 +72,13 @@ def run_training(
         LabUnavailable: the ground gave way.
     """
     work = scenario.work
-    line = memory(scenario.topology.workers)
-    try:
-        hosts = range(scenario.topology.hosts)
-        configs = [_config(scenario, seed, ground, rank, line) for rank in hosts]
-        with uninterrupted():
-            ranks = Ranks(
-                ground.network.spawn,
-                "gradwire_lab.run.training_worker",
-                configs,
-                pass_fds=[line],
-                env={"GRADWIRE_SEED": str(seed)},
-            )
-    finally:
-        os.close(line)
-    with ranks:
+    with crew.start(
+        ground.network.spawn,
+        "gradwire_lab.run.training_worker",
+        [_config(scenario, seed, ground, rank) for rank in range(scenario.topology.hosts)],
+        scenario.topology.workers,
+        env={"GRADWIRE_SEED": str(seed)},
+    ) as ranks:
         run.facts = ranks.gather(time.monotonic() + _READY_SECONDS)[0]
         course = _Course(scenario, ground, ranks, run, progress)
         ground.victim = ranks.signal
@@ -102,7 +92,7 @@ def run_training(
         course.close()
 
 
-def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int) -> dict[str, Any]:
+def _config(scenario: Scenario, seed: int, ground: Ground, rank: int) -> dict[str, Any]:
     model = scenario.model
     settings = {"timeout": round_limit(scenario), **route_settings(scenario.topology.servers)}
     return {
@@ -128,7 +118,6 @@ def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int)
         "rank": rank,
         "store_host": ground.network.address(0),
         "store_port": STORE_PORT,
-        "line": line,
     }
 
 
@@ -230,25 +219,15 @@ class _Course:
             self._ground.faults.begin(name, start)
         each = self._compute_s + _STEP_SECONDS
         limit = each * steps + round_limit(self._scenario) + _CLOSE_SECONDS
-        answers = self._ranks.ask(
-            {
-                "command": "block",
-                "contestant": name,
-                "steps": steps,
-                "start": start,
-                "compute_s": self._compute_s,
-                "validate": validate,
-            },
+        return crew.train(
+            self._ranks,
+            name,
+            steps,
+            start,
             start + limit,
-        )[: self._scenario.topology.workers]
-        losses = [answer["validation"] for answer in answers]
-        return Block(
-            contestant=name,
-            start=start,
-            warm_up=0,
-            ranks=[answer["steps"] for answer in answers],
-            validation=statistics.fmean(losses) if validate else None,  # type: ignore[arg-type]
-            verdict=None,
+            trainees=self._scenario.topology.workers,
+            compute_s=self._compute_s,
+            validate=validate,
         )
 
     def close(self) -> None:

@@ -58,15 +58,15 @@ class Worker(TrainingRank[LabTrainee]):
         self.facts = {"parameters": first.model.parameter_count, "characters": len(text.train)}
 
     def block(
-        self, contestant: str, steps: int, start: float, compute_s: float, validate: bool
+        self, contestant: str, *arguments: Any, compute_s: float = 0.0, **options: Any
     ) -> dict[str, Any]:
-        """Train one contestant for some steps; then look at the held-out text, if asked to."""
+        """Train one contestant at a pace; its steps have the shares delivered by layer, too."""
         trainee = self.trainees[contestant]
         trainee.pace.compute_s = compute_s
-        done = trainee.block(steps, start, self.stepped)
-        for step, layers in zip(done, trainee.take_layers(), strict=True):
+        answer = super().block(contestant, *arguments, **options)
+        for step, layers in zip(answer["steps"], trainee.take_layers(), strict=True):
             step["layers"] = layers
-        return {"steps": done, "validation": trainee.validate() if validate else None}
+        return answer
 
 
 class Server:
@@ -111,11 +111,7 @@ def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, C
         server = Server(config)
         return {}, {"block": server.look, "fingerprints": server.look, "close": server.close}
     worker = Worker(config, tell)
-    return worker.facts, {
-        "block": worker.block,
-        "fingerprints": worker.fingerprints,
-        "close": worker.close,
-    }
+    return worker.facts, worker.commands
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ class Block:
         start: when the ranks began, in seconds of ``time.monotonic()``.
         warm_up: how many of the steps are not timed.
         ranks: each rank's steps as JSON, see `gradwire_lab.training.trainee.RankStep`.
-        validation: mean loss of the held-out text after the block.
+        validation: mean loss of the held-out text after the block; None if nobody looked.
         verdict: of the phase detector on the run so far; None where there is none.
     """
 
@@ -26,7 +26,7 @@ class Block:
     start: float
     warm_up: int
     ranks: list[list[dict[str, Any]]]
-    validation: float
+    validation: float | None
     verdict: str | None
 
 

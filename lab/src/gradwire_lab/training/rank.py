@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 
+from gradwire_lab.contest.rank_program import Commands
 from gradwire_lab.contest.ranks import Message
 from gradwire_lab.training.startline import StartLine
 from gradwire_lab.training.trainee import RankStep, Trainee
@@ -47,7 +48,20 @@ class TrainingRank(Generic[T]):
         )
         self.start_line = StartLine(config["line"], self.rank, ranks)
 
-    def stepped(self, step: RankStep) -> None:
+    @property
+    def commands(self) -> Commands:
+        """The parent's commands."""
+        return {"block": self.block, "fingerprints": self.fingerprints, "close": self.close}
+
+    def block(
+        self, contestant: str, steps: int, start: float, validate: bool = True
+    ) -> dict[str, Any]:
+        """Train one contestant for some steps; then look at the held-out text, if asked to."""
+        trainee = self.trainees[contestant]
+        done = trainee.block(steps, start, self._stepped)
+        return {"steps": done, "validation": trainee.validate() if validate else None}
+
+    def _stepped(self, step: RankStep) -> None:
         """Tell of a step, on rank 0."""
         if self.rank == 0:
             self._tell(asdict(step))
