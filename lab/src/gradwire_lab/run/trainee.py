@@ -1,4 +1,4 @@
-"""One contestant in one rank of a training scenario: the demo's trainee, carried as asked for."""
+"""A lab trainee is one contestant in one rank of a training scenario."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gradwire_lab.training.trainee import LINE_SECONDS, RankStep, Trainee
 __all__ = ["LabTrainee"]
 
 FORWARD_SHARE = 1 / 3
-"""Of a step's computation, before the first gradient is there."""
+"""Share of a step's computation that is over before its first gradient is there."""
 
 
 class Pace:
-    """Stretches a step's computation to that of an accelerator of a given speed.
+    """A pace stretches a step's computation to that of an accelerator of a given speed.
 
     Attributes:
         compute_s: seconds of a step's computation; 0 leaves it as it is.
@@ -46,7 +46,7 @@ class Pace:
 
 
 class PacedDDP(TimedDDP):
-    """One bucket, which sets out when the stretched computation is over."""
+    """DDP with one bucket, which sets out when the stretched computation is over."""
 
     def __init__(
         self, module: torch.nn.Module, line: StartLine, pace: Pace, **options: Any
@@ -61,10 +61,10 @@ class PacedDDP(TimedDDP):
 
 
 class OverlappingDDP(PacedDDP):
-    """Several buckets that set out while the backward pass goes on.
+    """DDP with several buckets, which set out while the backward pass goes on.
 
-    What is timed is from the first bucket's start to the last one's result; the ranks do not wait
-    for each other before.
+    The time runs from the first bucket's start to the last one's result; the ranks do not wait for
+    each other before.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class OverlappingDDP(PacedDDP):
 
 
 class LabTrainee(Trainee):
-    """A model that learns over one contestant.
+    """A trainee trains a model over one contestant.
 
     Attributes:
         pace: of its computation.
-        layers: the shares delivered by region, of each step since they were last taken.
+        layers: the shares delivered by region, of each step since `take_layers`.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class LabTrainee(Trainee):
 
     def _wrap(self, line: StartLine) -> TimedDDP:
         before = open_sockets()
-        # A group for each contestant: its connections and its congestion control.
+        # Each contestant has a group, and so connections and congestion control, of its own.
         self._group = dist.new_group()
         dist.barrier(group=self._group)
         if self._contestant.transport == "gloo":
@@ -152,7 +152,7 @@ class LabTrainee(Trainee):
         self.pace.began = time.monotonic()
         wanted = self._contestant.tolerant
         if wanted and self._attachment is not None:
-            # A vote rules from the next step on: this one is for the step after this.
+            # A phase set now holds from the next step on.
             third = THIRDS[self._third(self._step + 1)]
             self._attachment.phase = "tolerant" if third in wanted else "critical"
         return super()._train()
@@ -161,7 +161,7 @@ class LabTrainee(Trainee):
         return super()._learning_rate(step) * self._shape.gamma ** self._third(step)
 
     def _third(self, step: int) -> int:
-        """Which third of the training a step is in: 0, 1, 2."""
+        """Return which third of the training a step is in: 0, 1 or 2."""
         return min(2, 3 * max(0, step - self._trials) // self._steps)
 
     def _record(self, step: int, began: float, ended: float, loss: float) -> RankStep:
@@ -171,6 +171,6 @@ class LabTrainee(Trainee):
         return found
 
     def take_layers(self) -> list[dict[str, float]]:
-        """The shares delivered by region, of each step since the last call."""
+        """Return the shares delivered by region, of each step since the last call."""
         taken, self.layers = self.layers, []
         return taken

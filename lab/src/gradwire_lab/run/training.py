@@ -1,4 +1,4 @@
-"""Cells that train: the same ranks train every contestant, in turns."""
+"""In a training cell the same ranks train every contestant, in turns."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _READY_SECONDS = 180.0
 _CLOSE_SECONDS = 30.0
 _LEAD_SECONDS = 0.02
 _STEP_SECONDS = 2.0
-"""A step may take so long beside its computation, and one of a turn as long as a round may."""
+"""Seconds of a step beside its computation; one step of a turn may take as long as a round."""
 _QUIET_STEPS, _TRIALS = 6, 2
 _SHORTEST_S = 1e-4
-"""Of a stretched computation: 0 would leave it as it is."""
+"""The least seconds of a stretched computation, since 0 would not stretch it."""
 
 
 def segments(
     first: int, steps: int, losing: tuple[int, ...], begin: int = 0
 ) -> Iterator[tuple[int, bool]]:
-    """A turn cut where a step loses: how many steps, and whether they lose.
+    """Cut a turn where a step loses packets: how many steps, and whether they lose.
 
     Args:
         first: number of the turn's first step.
         steps: of the turn.
-        losing: numbers of the steps that lose.
+        losing: numbers of the steps in which links lose packets.
         begin: cut before this step of the turn, too.
     """
     count = 0
@@ -65,11 +65,11 @@ def segments(
 def run_training(
     scenario: Scenario, seed: int, ground: Ground, run: CellRun, progress: Progress
 ) -> None:
-    """Train every contestant of a cell; what they did goes to `run`.
+    """Train every contestant of a cell; their samples go to `run`.
 
     Raises:
         RankError: a rank failed, or took too long.
-        LabUnavailable: the ground gave way.
+        LabUnavailable: the network failed.
     """
     work = scenario.work
     with crew.start(
@@ -122,7 +122,7 @@ def _config(scenario: Scenario, seed: int, ground: Ground, rank: int) -> dict[st
 
 
 class _Course:
-    """The turns of one cell."""
+    """A course runs the turns of one cell."""
 
     def __init__(
         self, scenario: Scenario, ground: Ground, ranks: Ranks, run: CellRun, progress: Progress
@@ -142,10 +142,10 @@ class _Course:
     def set_pace(self) -> None:
         """Stretch computation until communication has the share that is asked for.
 
-        The first steps, on a quiet network, tell how long the first contestant communicates and
-        what a step takes beside that and its computation, which is computation, too. Twice, for
-        ranks that compute all the time hold each other's transfers up. The others take these steps
-        as well, so that all have trained alike.
+        The first steps, on a quiet network, show how long the first contestant communicates, and
+        what else a step takes besides its computation; this counts as computation, too. It is
+        measured twice, because ranks that compute all the time delay each other's transfers. The
+        other contestants do these steps as well, so that all have trained alike.
         """
         share = self._scenario.model.communication_share
         if not share:
@@ -161,8 +161,10 @@ class _Course:
         self._run.facts["compute_s"] = self._compute_s
 
     def _rest(self, block: Block) -> list[float]:
-        """Seconds of each step in which it neither communicates nor computes, as far as one can
-        tell: where those two overlap, or computation was not stretched, what follows them."""
+        """Return the seconds of each step in which it neither communicates nor computes.
+
+        Where those two overlap, or computation was not stretched, it is the time after both.
+        """
         if self._compute_s and not self._scenario.model.overlap:
             steps = join(block, 0, 0.0)
             return [max(0.0, step.took - step.comm - self._compute_s) for step in steps]
@@ -172,10 +174,10 @@ class _Course:
         ]
 
     def all_turns(self, done: int, steps: int) -> None:
-        """A turn of every contestant, from their step number `done` on."""
+        """Give every contestant a turn, from their step number `done` on."""
         self._ground.next_turns()
         for each in self._scenario.contestants:
-            self._settle()  # outside of what goes by the clock from a turn's start
+            self._settle()  # before the clocks of the turn start
             with self._ground.changing(), self._ground.faults.turn(each.name):
                 self._turn(each.name, done, steps)
         self._turns += 1
@@ -189,7 +191,7 @@ class _Course:
             sleep_until(start - _LEAD_SECONDS)
 
     def _turn(self, name: str, done: int, steps: int) -> None:
-        """One contestant's turn, from its step number `done` on."""
+        """Give one contestant a turn, from its step number `done` on."""
         track = self._run.tracks[name]
         loss, warm_up = self._scenario.loss, self._scenario.work.warm_up
         steps_so_far = 0
@@ -231,7 +233,7 @@ class _Course:
         )
 
     def close(self) -> None:
-        """Compare the replicas and let go."""
+        """Collect the replicas' fingerprints, and let the ranks close."""
         deadline = time.monotonic() + _CLOSE_SECONDS
         answers = self._ranks.ask({"command": "fingerprints"}, deadline)
         answers = answers[: self._scenario.topology.workers]
@@ -244,14 +246,14 @@ class _Course:
 
 
 def _median(seconds: Sequence[float]) -> float:
-    """Of the later half: the first steps make connections."""
+    """Return the median of the later half, since the first steps open connections."""
     return percentile(seconds[len(seconds) // 2 :], 50)
 
 
 def _keep(
     track: Track, shares: dict[str, list[float]], step: Step, block: Block, index: int
 ) -> None:
-    """Take one timed step of a turn; its shares delivered by region, too."""
+    """Add one timed step of a turn to a track, and its shares delivered by region."""
     views = [views[index] for views in block.ranks]
     track.starts.append(step.start)
     track.seconds.append(step.comm)

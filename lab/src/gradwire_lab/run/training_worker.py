@@ -1,6 +1,7 @@
-"""One rank of a training scenario, a program: argument DESCRIPTOR, of a socket to the parent.
+"""This program is one rank of a training scenario.
 
-Obeys as `gradwire_lab.contest.rank_program` says.
+Its argument is the descriptor of a socket to the parent, whose commands it obeys, see
+`gradwire_lab.contest.rank_program`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _GROUP_SECONDS = 300.0
 
 
 class Worker(TrainingRank[LabTrainee]):
-    """One rank with all contestants."""
+    """A worker is a rank that trains all contestants."""
 
     def __init__(self, config: Message, tell: Callable[[Message], None]) -> None:
         """Meet the other ranks and set all contestants up.
@@ -70,8 +71,10 @@ class Worker(TrainingRank[LabTrainee]):
 
 
 class Server:
-    """A rank after the workers': sums for all contestants that are gradwire's, which share their
-    group and so their engine; learns nothing."""
+    """A server is a rank after the workers' that sums for them and trains nothing.
+
+    It serves all contestants of gradwire's together, since they share a group and so an engine.
+    """
 
     def __init__(self, config: Message) -> None:
         """Serve the job from now on.
@@ -93,7 +96,7 @@ class Server:
             )
 
     def look(self, **_: Any) -> dict[str, Any]:
-        """Whatever the workers do: only whether the server still serves."""
+        """Check that the server still serves, whatever the command to the workers is."""
         if self._thread is not None:
             self._thread.check()
         return {}
