@@ -27,7 +27,7 @@ _LATE_SECONDS = 0.001
 def round_trips(
     network: Network, source: int, target: int, count: int, interval: float = 0.001
 ) -> list[float | None]:
-    """Round-trip times of small datagrams between two hosts, one at a time.
+    """Return the round-trip times of small datagrams between two hosts, one at a time.
 
     Args:
         network: of the hosts.

@@ -86,7 +86,7 @@ class GlooAllReduce:
             raise ValueError(f"gloo: the sum is not {expected} everywhere")
 
     def report(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return nothing."""
         return {}
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class TcpPush:
         """Nothing to check: TCP counted the bytes."""
 
     def report(self) -> dict[str, Any]:
-        """The congestion control that the connections really use."""
+        """Return the congestion control that the connections really use."""
         return {"congestion_control": _congestion_control_of(self._sockets[0])}
 
     def close(self) -> None:

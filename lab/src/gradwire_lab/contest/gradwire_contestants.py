@@ -24,7 +24,7 @@ _GRACE = 5.0
 
 
 def make_plan(elements: int, bound: float, spend: str, pull: str, seed: int) -> TransferPlan:
-    """One region with one bound; spend "anything" closes eagerly, "lost" only what was lost."""
+    """Make a plan of one region and bound; spend "anything" closes it eagerly."""
     return TransferPlan(
         elements,
         (Region(0, elements, bound, "all"),),
@@ -101,7 +101,7 @@ class GradwireAllReduce:
             raise ValueError(f"gradwire: values {values[:8]} where the sum is {total}")
 
     def report(self) -> dict[str, Any]:
-        """Counters of the engine and what was delivered."""
+        """Return the counters of the engine and what was delivered."""
         assert self._rounds is not None
         delivered = self._delivered or [1.0]
         return {
@@ -180,7 +180,7 @@ class GradwirePush:
         """Nothing comes back that could be checked; the sums are, where they are pulled."""
 
     def report(self) -> dict[str, Any]:
-        """Counters of the worker's engine."""
+        """Return the counters of the worker's engine."""
         return {} if self._rounds is None else self._rounds.report()
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class GradwirePush:
 
 
 def said(report: TransferReport) -> dict[str, Any]:
-    """What a transfer has to say about its round."""
+    """Return what a transfer reports about its round."""
     passes = getattr(report, "passes", 0)
     return {
         **({"passes": passes} if passes else {}),

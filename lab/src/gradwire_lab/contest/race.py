@@ -41,7 +41,7 @@ GLOO = Entry("gloo", "gradwire_lab.contest.contestants:GlooAllReduce")
 
 
 def tcp_push(congestion_control: str) -> Entry:
-    """The entry of a raw-TCP push with a given congestion control."""
+    """Return the entry of a raw-TCP push with a given congestion control."""
     return Entry(
         f"tcp-{congestion_control}",
         "gradwire_lab.contest.contestants:TcpPush",
@@ -211,7 +211,7 @@ class Race:
         )
 
     def reports(self) -> dict[str, list[dict[str, Any]]]:
-        """What each contestant's ranks have to say, by contestant and in rank order.
+        """Return the reports of each contestant's ranks, by contestant and in rank order.
 
         Raises:
             RankError: a rank failed.

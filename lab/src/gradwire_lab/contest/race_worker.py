@@ -66,7 +66,7 @@ class Worker:
         return {"seconds": seconds, "details": details or {}}
 
     def report(self) -> dict[str, Any]:
-        """What each contestant has to say."""
+        """Return each contestant's report."""
         return {name: contestant.report() for name, contestant in self._contestants.items()}
 
     def close(self) -> dict[str, Any]:

@@ -203,7 +203,7 @@ class _Rank:
             raise RankError(f"rank {self.number}: {self._fate()}") from error
 
     def receive(self) -> list[Message]:
-        """The messages that are complete; reading does not block when there is something."""
+        """Return the messages that are complete; reading does not block when there is something."""
         try:
             data = self.channel.recv(_READ_BYTES)
         except OSError:

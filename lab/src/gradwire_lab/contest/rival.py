@@ -46,7 +46,7 @@ def receive(address: str) -> None:
 
 
 def connect(address: str, congestion_control: str) -> socket.socket:
-    """A connection with a congestion control, once somebody listens."""
+    """Connect with a congestion control, once the other end listens."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:

@@ -23,8 +23,7 @@ has given up by then."""
 
 
 def route_settings(servers: int) -> dict[str, Any]:
-    """The settings by which gradwire goes over so many servers, or, whatever the environment says,
-    over none."""
+    """Return the settings for so many servers, or for none, whatever the environment says."""
     return {"route": "server" if servers else "sharded", "servers": servers}
 
 

@@ -1,4 +1,4 @@
-"""Progress bars on the terminal while the demo runs."""
+"""Progress bars show on the terminal while the demo runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The course of the demo: blocks of steps in turn, until time or steps are used up."""
+"""The demo runs blocks of steps in turn, until its time or its steps are used up."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CLOSE_SECONDS = 10.0
 _LEAD_SECONDS = 0.02
 _CAUTION = 0.9
 _WORTH_WHILE = 3
-"""A last, shorter turn has at least so many timed steps."""
+"""The least timed steps of a last, shorter turn."""
 _PHASE = 0.6
-"""Blocks begin at this part of the bursts' period, behind a burst."""
+"""Blocks begin after this share of the bursts' period, behind a burst."""
 
 
 @dataclass
 class Outcome:
-    """What came of the demo.
+    """An outcome holds what the demo measured.
 
     Attributes:
         scenario: what was to be done.
@@ -74,7 +74,7 @@ class Audience:
 
 
 def run(scenario: Scenario, audience: Audience) -> Outcome:
-    """Run the demo; what fails ends it, and is told in the outcome.
+    """Run the demo; an error ends it, and is in the outcome.
 
     Args:
         scenario: what to do.

@@ -43,13 +43,13 @@ class Ground(Protocol):
 
     @property
     def parent(self) -> int:
-        """The process that the rank must see to die with; 0 if that is seen to."""
+        """Return the process with which a rank must end by itself; 0 if it is killed anyway."""
 
     def start_bursts(self) -> None:
         """Let the cross traffic begin, where there is any."""
 
     def dropped(self) -> int:
-        """Packets lost in the network so far, cross traffic included."""
+        """Return the packets lost in the network so far, cross traffic included."""
 
 
 class _Hosts:

@@ -1,4 +1,4 @@
-"""The demo's page: one HTML file that needs nothing else."""
+"""The demo's page is one HTML file that needs no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradwire_lab.report.template import fill
 
 
 def render(document: Document) -> str:
-    """The page as text."""
+    """Return the page as text."""
     drawn = all_plots(document) if document["contestants"] else {}
     return fill(
         Path(__file__).with_name("page.html.j2"),

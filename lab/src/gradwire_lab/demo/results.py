@@ -1,4 +1,4 @@
-"""From what the ranks saw to numbers: the demo's JSON."""
+"""The demo's JSON is computed from what its ranks measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HALF = 0.5
 
 
 def summarize(steps: Sequence[Step], tail_steps: int = TAIL_STEPS) -> dict[str, Any]:
-    """A contestant's steps in a few numbers; times in seconds, only of timed steps."""
+    """Summarise a contestant's steps; times are in seconds, and of timed steps only."""
     timed = [step for step in steps if step.timed]
     comm = [step.comm for step in timed]
     elapsed = sum(step.took for step in timed)
@@ -51,7 +51,7 @@ def summarize(steps: Sequence[Step], tail_steps: int = TAIL_STEPS) -> dict[str, 
 
 
 def document(outcome: Outcome, command: str) -> dict[str, Any]:
-    """Everything that is known about a demo, as JSON; non-finite numbers become null."""
+    """Put everything that is known about a demo into JSON; non-finite numbers become null."""
     known: dict[str, Any] = finite(_document(outcome, command))
     for entry in known["contestants"]:
         entry.update(against_gloo(known, entry))
@@ -97,7 +97,7 @@ def _document(outcome: Outcome, command: str) -> dict[str, Any]:
 
 
 def _ideal(outcome: Outcome) -> tuple[float | None, float | None]:
-    """Bytes per port and direction of a step's all-reduce, and the seconds they need."""
+    """Return the bytes per port and direction of a step's all-reduce, and the seconds they need."""
     if not outcome.facts:
         return None, None
     size = outcome.facts["parameters"] * _FLOAT_BYTES
@@ -134,6 +134,6 @@ def _contestant(outcome: Outcome, entry: Entry) -> dict[str, Any]:
 
 
 def _total(blocks: Sequence[tuple[int, Block]], key: str) -> int | None:
-    """Sum of a number over all steps of all ranks; None where ranks do not know it."""
+    """Sum a number over all steps of all ranks; None where a rank does not know it."""
     values = [step[key] for _, block in blocks for steps in block.ranks for step in steps]
     return None if any(value is None for value in values) else sum(values)

@@ -1,4 +1,4 @@
-"""What the demo does: who takes part, on which network, for how long."""
+"""A demo's scenario says who takes part, on which network, and for how long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TAIL_STEPS = 300
 
 @dataclass(frozen=True)
 class Scenario(Recipe):
-    """One demo: a training, and how its contestants take turns.
+    """A scenario is a training, and how its contestants take turns.
 
     Attributes:
         network: name of the standard network.
@@ -61,21 +61,21 @@ class Scenario(Recipe):
             raise ValueError(f"warm_up={self.warm_up}: fewer steps than a block of {self.block}")
 
     def as_json(self) -> dict[str, Any]:
-        """The scenario as plain values."""
+        """Return the scenario as plain values."""
         return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Scenario:
-        """The scenario that `as_json` was made from."""
+        """Return the scenario that `as_json` was made from."""
         entries = tuple(Entry(**entry) for entry in values["entries"])
         return Scenario(**{**values, "entries": entries})
 
 
 def standard(network: str, entries: tuple[Entry, ...] = ENTRIES) -> Scenario:
-    """The demo as it is run if nothing else is asked for; slower networks get shorter turns."""
+    """Return the default demo of a network; a slower network gets shorter turns."""
     return Scenario(network=network, entries=entries, block=20 if network == "A" else 10)
 
 
 def quick(network: str, entries: tuple[Entry, ...] = ENTRIES) -> Scenario:
-    """A demo of a few steps, to see that everything works."""
+    """Return a demo of a few steps, to see that everything works."""
     return Scenario(network=network, entries=entries, seconds=22.0, steps=8, block=4, warm_up=1)

@@ -1,4 +1,4 @@
-"""The demo's table, the same columns on the terminal and on the page."""
+"""The demo's table has the same columns on the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 def rows(document: Document) -> list[list[str]]:
-    """The cells: a row for each contestant, and one for the header ideal where there is one."""
+    """Return a row for each contestant, and one for the header ideal where there is one."""
     ideal = document["header_ideal_s"]
     labels = {entry["name"]: entry["label"] for entry in document["contestants"]}
     cells = [_row(entry, ideal, labels) for entry in document["contestants"]]
@@ -63,7 +63,7 @@ def _row(
 
 
 def terminal_table(document: Document) -> Table:
-    """The table for the terminal, turned so that it fits into 80 columns."""
+    """Return the table for the terminal, turned so that it fits into 80 columns."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD)
     cells = rows(document)
     table.add_column("", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The demo's result in words: the headline and what limits it."""
+"""The demo's result is put into words: the headline, and notes on what limits it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _OURS = ("adaptive", "dblp", "reliable")
 
 
 def milliseconds(seconds: float | None) -> str:
-    """A time as people read it; a dash where there is none."""
+    """Return a time as people read it; a dash where there is none."""
     return NONE if seconds is None else f"{seconds * 1000:.0f} ms"
 
 
 def number(value: float | None) -> str:
-    """A loss as people read it; a word where it is none."""
+    """Return a loss as people read it; a word where it is none."""
     return "diverged" if value is None else f"{value:.3f}"
 
 
 def contestant(document: Document, name: str) -> Mapping[str, Any] | None:
-    """A contestant's part of the document; None if it took no part or failed before its turn."""
+    """Return a contestant's part of the document; None if it had no turn."""
     for entry in document["contestants"]:
         if entry["name"] == name:
             found: Mapping[str, Any] = entry
@@ -37,7 +37,7 @@ def contestant(document: Document, name: str) -> Mapping[str, Any] | None:
 
 
 def against_gloo(document: Document, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """How a contestant of gradwire's compares with Gloo's.
+    """Compare a contestant of gradwire's with those of Gloo's.
 
     Returns:
         ``speed_over``: its steps per second over those of each of Gloo's contestants, by name.
@@ -59,7 +59,7 @@ def _compresses(entry: Mapping[str, Any]) -> bool:
 
 
 def headline(document: Document) -> str:
-    """A few sentences with the numbers that matter most."""
+    """Return a few sentences with the numbers that matter most."""
     if document["error"]:
         return f"The demo ended early: {document['error']}"
     compared = [
@@ -79,14 +79,14 @@ def headline(document: Document) -> str:
 
 
 def _peer(document: Document, ours: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The contestant of Gloo's that one of gradwire's is compared with."""
+    """Return the contestant of Gloo's that one of gradwire's is compared with."""
     found = contestant(document, ours["peer"])
     assert found is not None
     return found
 
 
 def speed(entry: Mapping[str, Any]) -> str:
-    """A contestant's speed over that of its peer; a dash where it has none."""
+    """Return a contestant's speed over that of its peer; a dash where it has none."""
     return NONE if entry["peer"] is None else f"{entry['speed_over'][entry['peer']]:.2f}"
 
 
@@ -134,7 +134,7 @@ def _losses(peer: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def notes(document: Document) -> list[str]:
-    """What a reader must know to judge the numbers."""
+    """Return notes that a reader needs to judge the numbers."""
     if not document["contestants"]:
         return []
     lines = []

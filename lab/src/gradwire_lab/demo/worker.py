@@ -1,7 +1,7 @@
-"""One rank of the demo, a program: argument DESCRIPTOR, of a socket to the parent.
+"""This program is one rank of the demo.
 
-Obeys as `gradwire_lab.contest.rank_program` says; a block also tells of each of its steps as it
-ends.
+Its argument is the descriptor of a socket to the parent, whose commands it obeys, see
+`gradwire_lab.contest.rank_program`. During a block it also reports each step as it ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GROUP_SECONDS = 60.0
 
 
 class Worker(TrainingRank[Trainee]):
-    """One rank with all contestants."""
+    """A worker is a rank that trains all contestants."""
 
     def __init__(self, config: Message, tell: Callable[[Message], None]) -> None:
         """Meet the other ranks and set all contestants up.
@@ -58,7 +58,7 @@ class Worker(TrainingRank[Trainee]):
 
 
 def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
-    """Set the rank up; the configuration names the process to die with, 0 if that is seen to."""
+    """Set the rank up; it dies with the process that the configuration names, if it is not 0."""
     if config["parent"]:
         die_with_parent(config["parent"])
     worker = Worker(config, tell)

@@ -17,12 +17,12 @@ ADDRESS_VARIABLE = "GRADWIRE_LAB_ADDRESS"
 
 
 def host_address(number: int) -> str:
-    """IPv4 address of a host."""
+    """Return the IPv4 address of a host."""
     return f"10.77.0.{number + 1}"
 
 
 def discard_address(number: int) -> str:
-    """An address behind a host's port that the host silently drops.
+    """Return an address behind a host's port that the host silently drops.
 
     Cross traffic goes there: it crosses the port's queue, and costs the host neither a socket
     nor an error message to the sender.
@@ -31,5 +31,5 @@ def discard_address(number: int) -> str:
 
 
 def host_mac(number: int) -> str:
-    """Ethernet address of a host."""
+    """Return the Ethernet address of a host."""
     return f"02:00:00:00:00:{number + 1:02x}"

@@ -37,7 +37,7 @@ DISCARD_PORT = 9
 
 
 def open_socket(address: str) -> socket.socket:
-    """A socket whose datagrams the kernel cuts into packets."""
+    """Return a socket whose datagrams the kernel cuts into packets."""
     sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sender.setsockopt(SOL_UDP, UDP_SEGMENT, PAYLOAD)
     sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)

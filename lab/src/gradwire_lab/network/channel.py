@@ -49,7 +49,7 @@ class KeeperChannel:
         trouble: str = "the network is closed",
         descriptors: int = 0,
     ) -> tuple[dict[str, Any], list[int]]:
-        """What the keeper answers, with so many descriptors at most.
+        """Return what the keeper answers, with so many descriptors at most.
 
         Where no answer is received, for whatever reason, none is to any later question: it could
         be the one to this.

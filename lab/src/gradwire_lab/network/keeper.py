@@ -44,7 +44,7 @@ def make_namespace() -> int | None:
 
 
 def explain(error: BaseException) -> str:
-    """One line on why no network could be made."""
+    """Say in a line why no network could be made."""
     if isinstance(error, ImportError):
         return f"{error}: install gradwire[lab]"
     if isinstance(error, TapUnavailable):
@@ -98,7 +98,7 @@ def obey(request: dict[str, Any], topology: Any) -> dict[str, Any]:
 
 
 def make_plan(request: dict[str, Any]) -> Any:
-    """The plan as the owner sent it."""
+    """Return the plan as the owner sent it."""
     from gradwire_lab.network.topology import Plan
 
     preset, leaves = Preset(**request.pop("preset")), request.pop("leaves")

@@ -26,7 +26,7 @@ class Leaves:
             raise ValueError(f"leaves={self.count}: 2 and more are allowed; one is a single switch")
 
     def of(self, host: int, hosts: int) -> int:
-        """The leaf that a host is on: in rank order, as many on each as can be.
+        """Return the leaf that a host is on: in rank order, as many on each as can be.
 
         Args:
             host: number of the host.
@@ -35,6 +35,6 @@ class Leaves:
         return host * self.count // hosts
 
     def sizes(self, hosts: int) -> list[int]:
-        """How many hosts are on each leaf."""
+        """Return how many hosts are on each leaf."""
         places = [self.of(host, hosts) for host in range(hosts)]
         return [places.count(leaf) for leaf in range(self.count)]

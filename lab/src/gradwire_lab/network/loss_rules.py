@@ -101,7 +101,7 @@ class LossRules:
 
 
 def _by_chance(rate: float) -> bytes:
-    """A random number below the rate is a drop."""
+    """Make expressions that match where a random number is below the rate."""
     number = _number(1, _REGISTER) + _number(2, SCALE) + _number(3, 1)
     swap = b"".join(
         _number(kind, value)
@@ -112,7 +112,7 @@ def _by_chance(rate: float) -> bytes:
 
 
 def _longer_than(longest: int) -> bytes:
-    """A total length in the IPv4 header above the longest is a drop."""
+    """Make expressions that match where the total length in the IPv4 header is larger."""
     return _dropping(
         ("payload", _header(0, 1)),
         ("cmp", _compared(_EQUAL, b"\x45")),  # IPv4, and not ARP
@@ -122,7 +122,7 @@ def _longer_than(longest: int) -> bytes:
 
 
 def _header(offset: int, length: int) -> bytes:
-    """Bytes of the network header, into the register."""
+    """Make the expression that loads bytes of the network header into the register."""
     return _number(1, _REGISTER) + _number(2, 1) + _number(3, offset) + _number(4, length)
 
 

@@ -33,7 +33,7 @@ def shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
 
 
 def queue_stats(netlink: Any, index: int) -> dict[str, int]:
-    """What a device's queue has seen since it was made: fields of `network.QueueStats`.
+    """Return what a device's queue has seen since it was made: fields of `network.QueueStats`.
 
     Raises:
         OSError: it is gone.

@@ -65,7 +65,7 @@ class Plan:
     ports: dict[int, Preset] = field(default_factory=dict)
 
     def port(self, number: int) -> Preset:
-        """How a host's port is shaped."""
+        """Return how a host's port is shaped."""
         return self.ports.get(number, self.preset)
 
 
@@ -160,7 +160,7 @@ class Topology:
         return host
 
     def _marks(self, number: int) -> bool:
-        """Whether the switch's queue towards a host is its wire's, which marks."""
+        """Return whether the switch's queue towards a host is its wire's, which marks."""
         return self._plan.ecn > 0 and number < self._plan.hosts
 
     def _fill_tables(self, number: int) -> None:
@@ -189,7 +189,7 @@ class Topology:
                 )
 
     def port_stats(self, number: int) -> dict[str, dict[str, int]]:
-        """What both queues of a host's port have seen since they were made."""
+        """Return what both queues of a host's port have seen since they were made."""
         host = self.hosts[number]
         stats = {
             "uplink": queue_stats(host.netlink, host.uplink),

@@ -26,7 +26,7 @@ class _End:
     index: int
 
     def unsent(self) -> int:
-        """Frames that the device dropped after its queue had let them go."""
+        """Return the frames that the device dropped after its queue had let them go."""
         (link,) = self.netlink.get_links(self.index)
         return int(link.get_attr("IFLA_STATS64")["tx_dropped"])
 
@@ -68,7 +68,7 @@ class Wires:
 
     @property
     def carrier(self) -> str | None:
-        """What carries packets over the wires, as results shall name it; None without wires."""
+        """Name what carries packets over the wires, for results; None without wires."""
         return ", ".join(sorted(self._carriers)) or None
 
     def add(self, number: int, near: Near, port: str, seed: int) -> None:
@@ -128,8 +128,9 @@ class Wires:
         self.set(number, self._wires.get((number, direction), Wire()), [direction])
 
     def queue_stats(self, number: int, direction: str) -> dict[str, int] | None:
-        """What the queue that `mark` gave a direction has seen, as `network.QueueStats` names it;
-        None where it gave none.
+        """Return the counters of the queue that `mark` gave a direction; None where it gave none.
+
+        They have the names of `network.QueueStats`.
 
         Raises:
             OSError: the wire has failed.
@@ -147,7 +148,7 @@ class Wires:
         }
 
     def stats(self, number: int) -> dict[str, dict[str, int]]:
-        """What both directions of a link have seen: as the engine counts, and `overrun`.
+        """Return what both directions of a link have seen: as the engine counts, and `overrun`.
 
         Raises:
             OSError: the wire has failed.
@@ -158,10 +159,10 @@ class Wires:
         return stats
 
     def arrived(self, number: int) -> int | None:
-        """Packets that have left the switch's queue for a host; None where it has no wire.
+        """Count the packets that left the switch's queue for a host; None where it has no wire.
 
-        The kernel counts a train from a TAP device as no packet at all, so where trains came over
-        somebody's wire its own count is of no use.
+        The kernel counts a train from a TAP device as no packet at all, so its own count is of no
+        use where trains came over somebody's wire.
 
         Raises:
             OSError: the wire has failed.

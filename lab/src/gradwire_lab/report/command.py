@@ -74,7 +74,7 @@ def report(
 
 
 def _tables(found: list[dict[str, Any]]) -> list[Table]:
-    """A table for each cell: a row for each contestant, a column for each run."""
+    """Return a table for each cell: a row for each contestant, a column for each run."""
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in found:
         cells.setdefault((row["scenario"], row["cell"]), []).append(row)
@@ -99,7 +99,7 @@ def _cell(row: dict[str, Any] | None) -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The JSON of a run's folder, or of the file itself."""
+    """Return the JSON of a run's folder, or of the file itself."""
     path = _file(folder)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

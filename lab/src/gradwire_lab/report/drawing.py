@@ -1,4 +1,4 @@
-"""How the pages of the demo and the lab draw: one style, figures as SVG text."""
+"""The pages of demo and lab draw in one style, with figures as SVG text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def plain(value: float, position: float) -> str:
 
 
 def smooth(values: Sequence[float], keep: float = 0.8) -> list[float]:
-    """A running mean that forgets."""
+    """Return a running mean that forgets."""
     smoothed: list[float] = []
     for value in values:
         smoothed.append(value if not smoothed else keep * smoothed[-1] + (1 - keep) * value)
@@ -76,7 +76,7 @@ def legend(axes: Axes, handles: Sequence[Any], columns: int | None = None) -> No
 
 
 def line(label: str, colour: str) -> Line2D:
-    """A contestant's line in a legend."""
+    """Return a contestant's line in a legend."""
     return Line2D([], [], color=colour, linewidth=1.7, label=label)
 
 
@@ -99,13 +99,13 @@ def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
 
 
 def figure_of(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes, sizes in inches."""
+    """Return a figure with one pair of axes, sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
 def svg(figure: Figure) -> str:
-    """A figure as the text of an SVG element."""
+    """Return a figure as the text of an SVG element."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()

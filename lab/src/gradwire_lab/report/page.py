@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that needs nothing else."""
+"""The page of a run is one HTML file that needs no other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["render", "write_page"]
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The page of a run's JSON as text."""
+    """Return the page of a run's JSON as text."""
     palette = colours(document)
     cells = [
         (cell, *rows(cell), *(list(map(Markup, plots)) for plots in cell_plots(cell, palette)))

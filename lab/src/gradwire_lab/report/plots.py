@@ -45,14 +45,14 @@ _PALETTE = (
 _LOSS = "#8c1d40"
 _FAR = 8
 _MOST_WORDS = 20
-"""Events beyond so many are drawn without their words."""
+"""With more events than this, they are drawn without their words."""
 
 Entry = Mapping[str, Any]
 Cell = Mapping[str, Any]
 
 
 def colours(document: Mapping[str, Any]) -> dict[str, str]:
-    """A colour for each contestant, the same in all cells."""
+    """Return a colour for each contestant, the same in all cells."""
     names = dict.fromkeys(
         entry["name"] for cell in document["cells"] for entry in cell["contestants"]
     )
@@ -60,13 +60,12 @@ def colours(document: Mapping[str, Any]) -> dict[str, str]:
 
 
 def literal(text: str) -> str:
-    """A text as matplotlib draws it to the letter: no formulas between dollars."""
+    """Return a text as matplotlib draws it to the letter: no formulas between dollars."""
     return text.replace("$", r"\$")
 
 
 def cell_plots(cell: Cell, palette: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """A cell's plots: wide ones (the time line), and narrow ones (the distribution, and learning
-    where there is any)."""
+    """Draw a cell's plots: wide ones (the time line), and narrow ones (distribution, learning)."""
     if not cell["contestants"]:
         return [], []
     with matplotlib.rc_context(STYLE):
@@ -77,7 +76,7 @@ def cell_plots(cell: Cell, palette: Mapping[str, str]) -> tuple[list[str], list[
 
 
 def distribution(cell: Cell, palette: Mapping[str, str]) -> str:
-    """What share of samples took no longer than a time."""
+    """Draw what share of samples took no longer than a time."""
     figure, axes = figure_of(4.9, 3.4)
     for entry in cell["contestants"]:
         colour = palette[entry["name"]]
@@ -92,7 +91,7 @@ def distribution(cell: Cell, palette: Mapping[str, str]) -> str:
 
 
 def time_line(cell: Cell, palette: Mapping[str, str]) -> str:
-    """Every sample over the time of the first seed that counts, bursts and events drawn in."""
+    """Draw every sample over the time of the first seed that counts, with bursts and events."""
     figure, axes = figure_of(9.6, 3.3)
     counted = {track["seed"] for entry in cell["contestants"] for track in entry["tracks"]}
     run = next((each for each in cell["runs"] if each["seed"] in counted), cell["runs"][0])

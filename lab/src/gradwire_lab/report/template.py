@@ -11,7 +11,7 @@ __all__ = ["fill"]
 
 
 def fill(template: Path, **values: Any) -> str:
-    """A template with its values; it may extend others of its folder.
+    """Fill a template with its values; it may extend others of its folder.
 
     Raises:
         LookupError: a value that the template wants is missing.

@@ -1,4 +1,4 @@
-"""Numbers and marks as people read them."""
+"""Numbers and marks are written here as people read them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = [
 NONE = "–"
 TOO_SLOW = 0.85
 STOLEN = 0.02
-"""Of the processor time wanted: from here on the report tells of it (ours)."""
+"""Stolen share of the processor time wanted from which on a report tells of it (ours)."""
 
 SHORT = 0.9
-"""Of the bytes that bursts should have had: below it they were others than the file's (ours)."""
+"""Share of their bytes below which bursts were others than the file's (ours)."""
 
 ANOTHER_SHARE = 0.03
-"""So far from the communication share that a file asks for the report tells of it (ours)."""
+"""Distance from the communication share asked for at which a report tells of it (ours)."""
 
 COLUMNS = (
     "",
@@ -63,7 +63,7 @@ COLUMNS = (
 
 
 def seconds(value: float | None) -> str:
-    """A time, in the unit that suits it."""
+    """Return a time, in the unit that suits it."""
     if value is None:
         return NONE
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
@@ -74,12 +74,12 @@ def seconds(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Bits per second."""
+    """Return a rate, given in bits per second."""
     return NONE if value is None else f"{value / 1e6:{'.4g' if value < 9999.5e6 else '.0f'}} Mbit/s"
 
 
 def share(value: float | None) -> str:
-    """A share; what is not all never reads as 100 %."""
+    """Return a share; what is not all never reads as 100 %."""
     if value is None:
         return NONE
     text = f"{value * 100:.1f}"
@@ -87,12 +87,12 @@ def share(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A plain number."""
+    """Return a plain number."""
     return NONE if value is None else f"{value:.3g}"
 
 
 def row(entry: Mapping[str, Any]) -> list[str]:
-    """A contestant's cells, in the order of `COLUMNS`."""
+    """Return a contestant's cells, in the order of `COLUMNS`."""
     low_high = entry["intervals"]["median_s"]
     moved, wired = entry["bytes_per_round"], entry["wire_bytes_per_round"]
     throughput = entry["throughput_bps"]
@@ -123,7 +123,7 @@ def row(entry: Mapping[str, Any]) -> list[str]:
 
 
 def rows(cell: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of a cell, without the columns in which nothing stands."""
+    """Return the columns and rows of a cell, without the columns in which nothing stands."""
     found = [row(entry) for entry in cell["contestants"]]
     kept = [
         place
@@ -134,7 +134,7 @@ def rows(cell: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def verdict(mark: Mapping[str, Any]) -> str:
-    """Whether a mark is met, and by how much it is missed."""
+    """Return whether a mark is met, and by how much it is missed."""
     why = list(dict.fromkeys(row["why"] for row in mark["cells"] if row.get("why")))
     if mark["met"] is None and why:
         return f"open: {'; '.join(why)}"
@@ -149,7 +149,7 @@ def verdict(mark: Mapping[str, Any]) -> str:
 
 
 def reached(row: Mapping[str, Any]) -> str:
-    """What a mark, or a cell of it, came to, and its interval; of a difference signed."""
+    """Return the value of a mark, or of a cell of it, with its interval; a difference is signed."""
     reach = row.get("interval")
     if reach is None or row["value"] is None:  # None: infinite, though no seed's own is
         return number(row["value"])
@@ -158,19 +158,19 @@ def reached(row: Mapping[str, Any]) -> str:
 
 
 def wanted(mark: Mapping[str, Any]) -> str:
-    """What a mark asks for."""
+    """Return what a mark asks for."""
     sign = "± " if mark.get("difference") and mark["wanted"] is not None else ""
     return sign + number(mark["wanted"])
 
 
 def dates(document: Mapping[str, Any]) -> str:
-    """The days on which it was measured."""
+    """Return the days on which it was measured."""
     first, last = (day[:10] for day in document["dates"])
     return first if first == last else f"{first} to {last}"
 
 
 def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    """The marks: text, ours, wanted, verdict."""
+    """Return the marks: text, ours, wanted, verdict."""
     found = []
     for mark in document["marks"]:
         scope = {"every": "every cell; the worst", "mean": "mean of cells", "max": "largest cell"}
@@ -187,12 +187,12 @@ def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
 
 
 def failures(document: Mapping[str, Any]) -> list[str]:
-    """What failed, a line each; a cell's numbers are those of its other seeds, if it has any."""
+    """Return what failed, a line each; a cell's numbers are those of its other seeds."""
     return [f"Failed: {error}" for error in document["errors"]]
 
 
 def missing(document: Mapping[str, Any]) -> list[str]:
-    """What was not run, or failed, in a line, if anything was."""
+    """Return what was not run, or failed, in a line, if anything was."""
     count = document["missing"]
     if not count:
         return []
@@ -201,7 +201,7 @@ def missing(document: Mapping[str, Any]) -> list[str]:
 
 
 def notes(document: Mapping[str, Any]) -> list[str]:
-    """What a reader must know to judge the numbers."""
+    """Return what a reader must know to judge the numbers."""
     lines = []
     if document["quick"]:
         lines.append(
@@ -257,7 +257,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
 
 
 def _tuned_to(tail: Mapping[str, Any]) -> str:
-    """What the tuning saw, where its attempts had the samples that a 99th percentile takes."""
+    """Say what ratio the tuning reached, if its attempts had enough samples."""
     if tail.get("rounds", 0) < P99_SAMPLES:
         return "; its attempts had too few rounds for a 99th percentile"
     return f" and gave one of {tail['reached']:.2f}"

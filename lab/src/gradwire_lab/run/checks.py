@@ -107,7 +107,7 @@ def _needs_wires(scenario: Scenario) -> bool:
 
 
 def _needs_packet_filter(scenario: Scenario) -> bool:
-    """Whether links lose packets, or are cut, that have no wires of the lab's own."""
+    """Return whether links lose packets, or are cut, that have no wires of the lab's own."""
     cut = {fault.host for fault in scenario.faults if fault.kind == "cut"}
     losing = set(range(scenario.topology.hosts)) if scenario.loss.any else cut
     return bool(losing - set(wires_of(scenario))) and not scenario.topology.ecn
@@ -125,7 +125,7 @@ def memory_needed(scenario: Scenario) -> int:
 
 
 def _has_congestion_control(name: str) -> bool:
-    """Whether the kernel has it, perhaps after loading a module; not whether we may use it."""
+    """Return whether the kernel has it, perhaps after loading a module."""
     with socket.socket() as endpoint:
         try:
             endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())

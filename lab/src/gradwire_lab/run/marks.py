@@ -104,7 +104,7 @@ def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _met(mark: Mark, rows: Sequence[Mapping[str, Any]], missed: float) -> bool | None:
-    """Whether a mark is met; None while a cell or a seed that is not there could change it."""
+    """Return whether a mark is met; None while a missing cell or seed could change it."""
     settled = [row["met"] for row in rows if row["complete"] and row["value"] is not None]
     if len(settled) == len(rows):
         return missed <= 0

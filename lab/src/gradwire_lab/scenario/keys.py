@@ -17,7 +17,7 @@ COLUMNS = ("key", "default", "allowed", "meaning")
 
 
 def key_rows() -> list[tuple[str, str, str, str]]:
-    """Every key: its place, default, allowed values and meaning."""
+    """Return every key: its place, default, allowed values and meaning."""
     return list(_rows(Scenario, ""))
 
 

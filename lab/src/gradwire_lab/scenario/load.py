@@ -46,7 +46,7 @@ class Experiment:
 
     @property
     def first(self) -> Scenario:
-        """The scenario of the first cell: name, title and marks are the same in all."""
+        """Return the scenario of the first cell: name, title and marks are the same in all."""
         return self.cells[0].scenario
 
 

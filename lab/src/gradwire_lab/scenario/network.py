@@ -130,23 +130,23 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """Workers and servers."""
+        """Return the workers and servers."""
         return self.workers + self.servers
 
     @property
     def ports(self) -> Preset:
-        """How every port is shaped; where they differ, at the highest rate and longest queue."""
+        """Return how ports are shaped; where they differ, the highest rate and longest queue."""
         rate = round(max(self.rates)) if self.rates else None
         return self._shaped(rate, max(self.queues) if self.queues else None)
 
     def port(self, host: int) -> Preset:
-        """How one host's port is shaped."""
+        """Return how one host's port is shaped."""
         rate = round(self.rates[host]) if self.rates else None
         return self._shaped(rate, self.queues[host] if self.queues else None)
 
     @property
     def odd_ports(self) -> dict[int, Preset]:
-        """Those that are not as `ports`, by host."""
+        """Return those that are not as `ports`, by host."""
         each = {host: self.port(host) for host in range(self.hosts)}
         return {host: port for host, port in each.items() if port != self.ports}
 
@@ -163,7 +163,7 @@ class Topology:
 
     @property
     def spread(self) -> Leaves | None:
-        """The leaves and how their uplinks are shaped; None for one switch."""
+        """Return the leaves and how their uplinks are shaped; None for one switch."""
         if self.leaves == 1:
             return None
         ports = self.ports
@@ -172,7 +172,7 @@ class Topology:
         return Leaves(self.leaves, _preset(rate, queue, ports.offloads))
 
     def _leaf_rate(self) -> int:
-        """What the ports of a leaf carry together, of the leaf where that is most."""
+        """Return what the ports of a leaf carry together, of the leaf where that is most."""
         leaves = Leaves(self.leaves, self.ports)  # whatever their uplinks
         rates = [0] * self.leaves
         for host in range(self.hosts):
@@ -181,7 +181,7 @@ class Topology:
 
     @property
     def words(self) -> str:
-        """What is built, for people."""
+        """Return what is built, for people."""
         spread = self.spread
         marks = "" if self.ecn is None else f", marks above {self.ecn / 1024:.3g} KiB"
         hosts = f"{self.hosts} hosts"
@@ -259,11 +259,11 @@ class Loss:
 
     @property
     def any(self) -> bool:
-        """Whether anything is lost."""
+        """Return whether anything is lost."""
         return self.rate > 0 or any(self.per_worker)
 
     def of_worker(self, worker: int) -> float:
-        """The share that a worker's way loses."""
+        """Return the share that a worker's way loses."""
         return self.per_worker[worker] if self.per_worker else self.rate
 
 
@@ -292,7 +292,7 @@ class Bursts:
 
     @property
     def each(self) -> Burst:
-        """What one source sends."""
+        """Return what one source sends."""
         return Burst(self.rate / self.sources, self.on_s, self.period_s, self.phase_s)
 
 
@@ -335,7 +335,7 @@ class Fault:
 
     @property
     def lasts_s(self) -> float:
-        """How long a freeze or a cut lasts, s."""
+        """Return how long a freeze or a cut lasts, s."""
         return _FAULT_S if self.for_s is None else self.for_s
 
 

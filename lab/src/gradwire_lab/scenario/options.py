@@ -122,8 +122,10 @@ def check_one_engine(options: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def bound_of_policy(policy: str, options: Mapping[str, Any]) -> float:
-    """The share that a policy need not deliver in its loosest phase; 0 where it closes by time or
-    by layer."""
+    """Return the share that a policy may leave out in its loosest phase.
+
+    It is 0 where the policy closes by time or by layer.
+    """
     made, _ = configure(policy, options, environment={})
     if made.name == "mlt":
         return float(getattr(made, "p", 0.0))
@@ -160,7 +162,7 @@ def _policy_options() -> tuple[str, ...]:
 
 
 def _build(options: Mapping[str, Any], policy: str | None = None) -> Any:
-    """The policy, or the settings without one, of options whose names are known."""
+    """Return the policy, or the settings without one, of options whose names are known."""
     try:
         if policy is None:
             return Settings.build({**route_settings(1), **options}, environment={})
@@ -178,7 +180,7 @@ def _prepare(policy: Policy, tensors: Mapping[str, int]) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _tensors(model: Model) -> Mapping[str, int]:
-    """What training trains: elements of each parameter by name."""
+    """Return what training trains: elements of each parameter by name."""
     import torch
 
     from gradwire_lab.training.model import CharacterModel, Shape

@@ -148,7 +148,7 @@ class Scenario:
 
     @property
     def congestion_controls(self) -> dict[str, str]:
-        """Those of TCP that take part, by the key that asks for each."""
+        """Return those of TCP that take part, by the key that asks for each."""
         asked = {
             f"contestants: {each.name}: congestion_control": each.congestion_control
             for each in self.contestants
@@ -190,7 +190,7 @@ class Scenario:
 
     @property
     def extra_hosts(self) -> int:
-        """Hosts for cross traffic and rivals."""
+        """Return the hosts for cross traffic and rivals."""
         return sum(each.sources for each in self.bursts) + bool(self.rivals.streams)
 
 
@@ -208,5 +208,5 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The labels in one line."""
+        """Return the labels in one line."""
         return ", ".join(self.labels.values()) or "the only cell"

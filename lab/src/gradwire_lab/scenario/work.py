@@ -76,7 +76,7 @@ class Work:
 
     @property
     def timed(self) -> int:
-        """Rounds or steps of a contestant and a seed that are samples."""
+        """Return the rounds or steps of a contestant and a seed that are samples."""
         if self.kind != "training":
             return self.rounds
         timed = done = 0
@@ -93,15 +93,17 @@ class Work:
 
 
 def layer_sizes(elements: int, layers: int) -> dict[str, int]:
-    """A buffer cut into so many equal layers, or one for each element: elements by name."""
+    """Cut a buffer into so many equal layers, at most one per element: elements by name."""
     count = min(layers, elements)
     edges = [elements * number // count for number in range(count + 1)]
     return {f"layer{n}.weight": edges[n + 1] - edges[n] for n in range(count)}
 
 
 def turn_length(work: Work, left: int) -> int:
-    """Steps of training's next turn: the last is longer rather than so short that none is
-    timed."""
+    """Return the steps of training's next turn.
+
+    The last turn is longer rather than so short that no step is timed.
+    """
     steps = min(work.block + work.warm_up, left)
     return left if left - steps <= work.warm_up else steps
 

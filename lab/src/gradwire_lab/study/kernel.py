@@ -76,7 +76,7 @@ def train_on_kernel(cell: Cell) -> Outcome:
 
 
 def _by_round(parts: list[list[Message]], key: str) -> list[tuple[float, ...]]:
-    """What the workers told of each round, of all parts."""
+    """Return what the workers told of each round, of all parts."""
     return [
         told for answers in parts for told in zip(*(each[key] for each in answers), strict=True)
     ]

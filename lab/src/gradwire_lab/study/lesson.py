@@ -28,10 +28,10 @@ class Lesson(Protocol):
     rounds_per_epoch: int
 
     def loss(self, round_number: int, worker: int) -> torch.Tensor:
-        """The training loss of this worker's batch; the same batch at every call."""
+        """Return the training loss of this worker's batch; the same batch at every call."""
 
     def score(self) -> float:
-        """How good the model is on data that it was not trained with."""
+        """Return how good the model is on data that it was not trained with."""
 
 
 @dataclass(frozen=True)

@@ -26,16 +26,16 @@ class Paired:
 
     @property
     def low(self) -> float:
-        """Where the interval begins."""
+        """Return where the interval begins."""
         return self.mean - (math.inf if self.half is None else self.half)
 
     @property
     def high(self) -> float:
-        """Where the interval ends."""
+        """Return where the interval ends."""
         return self.mean + (math.inf if self.half is None else self.half)
 
     def verdict(self, margin: float, more_is_better: bool) -> Verdict:
-        """What the interval says of an arm whose differences to lossless these are."""
+        """Return what the interval says of an arm whose differences to lossless these are."""
         if -margin <= self.low and self.high <= margin:
             return "as good"
         if self.low > margin:
@@ -46,7 +46,7 @@ class Paired:
 
 
 def compare(values: Sequence[float], baseline: Sequence[float]) -> Paired:
-    """The differences value - baseline, pair by pair; at least one pair."""
+    """Return the differences value - baseline, pair by pair; at least one pair."""
     differences = [value - base for value, base in zip(values, baseline, strict=True)]
     count = len(differences)
     mean = math.fsum(differences) / count

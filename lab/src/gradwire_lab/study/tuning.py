@@ -49,7 +49,7 @@ class TuningLesson(TextLesson):
 
 @functools.lru_cache(maxsize=2)
 def trained(seed: int) -> dict[str, torch.Tensor]:
-    """The parameters that all arms of a seed begin with."""
+    """Return the parameters that all arms of a seed begin with."""
     lesson = TextLesson(seed, 0, "mixed")
     text = load()
     first = Text(text.train[: len(text.train) // 2], text.held_out, text.files)

@@ -34,7 +34,7 @@ class PhaseWatch:
 
     @property
     def phase(self) -> Phase:
-        """The phase of the coming round."""
+        """Return the phase of the coming round."""
         return self._detector.phase
 
     def observe(self, round_number: int, gradients: Sequence[NDArray[np.float32]]) -> None:

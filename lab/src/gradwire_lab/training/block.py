@@ -1,4 +1,4 @@
-"""One turn of a contestant in training, and its steps with all ranks' views joined."""
+"""A block is one turn of a contestant in training; its steps join all ranks' views."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Block", "Step", "join"]
 
 @dataclass(frozen=True)
 class Block:
-    """One turn of a contestant.
+    """A block is one turn of a contestant.
 
     Attributes:
         contestant: its name.
@@ -32,13 +32,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one contestant, all ranks together.
+    """A step is one of a contestant's, all ranks together.
 
     Attributes:
         step: its number, from 0.
         turn: number of the turn that it belongs to, counted over all contestants.
         timed: False for the warm-up of a turn.
-        start: when all ranks had their gradients, in seconds since the demo began.
+        start: when all ranks had their gradients, in seconds since `join`'s origin.
         comm: seconds from then until the last rank had the averaged gradients.
         took: seconds from the end of the step before until the last rank had moved its weights.
         loss: mean over the ranks, in nats per character.
@@ -60,7 +60,13 @@ class Step:
 
 
 def join(block: Block, number: int, origin: float) -> list[Step]:
-    """Join the ranks' views of one turn."""
+    """Join the ranks' views of one turn.
+
+    Args:
+        block: the turn.
+        number: of the turn, counted over all contestants.
+        origin: time from which starts count, in seconds of ``time.monotonic()``.
+    """
     steps = []
     before = block.start
     for index, views in enumerate(zip(*block.ranks, strict=True)):

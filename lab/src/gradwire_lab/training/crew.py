@@ -1,4 +1,4 @@
-"""The parent's side of ranks that train: starting them, and giving them turns."""
+"""The parent of ranks that train starts them and gives them turns."""
 
 from __future__ import annotations
 

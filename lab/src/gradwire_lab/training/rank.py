@@ -1,4 +1,4 @@
-"""A rank that trains several contestants in turn, as the demo's and the lab's programs do."""
+"""A training rank trains several contestants in turn, for demo and lab alike."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ T = TypeVar("T", bound=Trainee)
 
 
 class TrainingRank(Generic[T]):
-    """One rank with all contestants.
+    """A training rank has a trainee of each contestant.
 
-    trainees: by contestant; subclasses fill them in. start_line: where the ranks line up.
+    Attributes:
+        rank: its number.
+        trainees: by contestant; subclasses fill them in.
+        start_line: where the ranks wait for each other.
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class TrainingRank(Generic[T]):
             config: rank, store (host and port), line (descriptor of the start line's memory).
             ranks: how many there are.
             seconds: that a collective may take.
-            tell: called with each step of rank 0.
+            tell: called with each step, on rank 0.
         """
         self._tell = tell
         self.rank: int = config["rank"]
@@ -50,7 +53,7 @@ class TrainingRank(Generic[T]):
 
     @property
     def commands(self) -> Commands:
-        """The parent's commands."""
+        """Return the parent's commands."""
         return {"block": self.block, "fingerprints": self.fingerprints, "close": self.close}
 
     def block(
@@ -62,16 +65,16 @@ class TrainingRank(Generic[T]):
         return {"steps": done, "validation": trainee.validate() if validate else None}
 
     def _stepped(self, step: RankStep) -> None:
-        """Tell of a step, on rank 0."""
+        """Report a step to the parent, if this is rank 0."""
         if self.rank == 0:
             self._tell(asdict(step))
 
     def fingerprints(self) -> dict[str, Any]:
-        """A hash of each contestant's weights."""
+        """Return a hash of each contestant's weights."""
         return {name: trainee.fingerprint() for name, trainee in self.trainees.items()}
 
     def close(self) -> dict[str, Any]:
-        """Let go of everything, together with the other ranks."""
+        """Close all trainees, together with the other ranks."""
         for trainee in self.trainees.values():
             trainee.close()
         self.trainees.clear()

@@ -1,4 +1,4 @@
-"""What a training on a lab network needs to know: who carries the gradients, and what is learnt."""
+"""A recipe says what is trained on a lab network; an entry says what carries its gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Entry", "Recipe"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant.
+    """An entry is a contestant: one way to carry the gradients.
 
     Attributes:
         name: what the JSON calls it.
@@ -31,7 +31,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The model, its data and its optimizer, the same for all contestants.
+    """A recipe sets the model, its data and its optimizer, the same for all contestants.
 
     Attributes:
         ranks: processes, one on each host.

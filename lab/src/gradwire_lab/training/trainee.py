@@ -1,4 +1,4 @@
-"""One contestant in one rank: a model that learns over one kind of transport."""
+"""A trainee is one contestant in one rank: a model that learns over one transport."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HOOK_SHARES = {"none": 1.0, "fp16": 0.5}
 
 @dataclass(frozen=True)
 class RankStep:
-    """One step as one rank saw it; moments are seconds of ``time.monotonic()``.
+    """A rank step is one step as one rank saw it; moments are of ``time.monotonic()``.
 
     Attributes:
         step: its number, from 0.
@@ -71,7 +71,7 @@ class RankStep:
 
 
 class Trainee:
-    """A model, its optimizer and its transport. Making one is collective."""
+    """A trainee has a model, its optimizer and its transport; making one is collective."""
 
     def __init__(
         self, entry: Entry, recipe: Recipe, text: Text, rank: int, line: StartLine
@@ -98,7 +98,7 @@ class Trainee:
         self._step = 0
 
     def _wrap(self, line: StartLine) -> TimedDDP:
-        """The model as DDP sees it."""
+        """Return the model as DDP sees it."""
         return TimedDDP(self.model, line, LINE_SECONDS)
 
     def _connect(self) -> gradwire.Attachment | None:
@@ -112,7 +112,7 @@ class Trainee:
         )
 
     def _hook(self) -> tuple[Any, Callable[..., Any]]:
-        """The state and the communication hook of a contestant on a process group."""
+        """Return the state and the communication hook of a contestant on a process group."""
         return None, TORCH_HOOKS[self._entry.hook]
 
     def block(self, steps: int, start: float, progress: Callable[[RankStep], None]) -> list[Any]:
@@ -162,7 +162,7 @@ class Trainee:
 
     @property
     def verdict(self) -> str | None:
-        """What the phase detector says of the run so far; None where there are no phases."""
+        """Return the phase detector's verdict on the run so far; None without phases."""
         if self._attachment is None or self._attachment.policy.phases is None:
             return None
         return self._attachment.policy.phases.verdict
@@ -192,7 +192,7 @@ class Trainee:
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Mean loss of this rank's share of the held-out text."""
+        """Return the mean loss of this rank's share of the held-out text."""
         recipe = self._recipe
         samples = self._text.validation(
             rank=self._rank, seed=recipe.seed, size=recipe.validation, context=recipe.context
@@ -200,10 +200,10 @@ class Trainee:
         return float(self.model(*samples))
 
     def fingerprint(self) -> str:
-        """A hash of all weights: equal on all ranks if the replicas are."""
+        """Return a hash of all weights, which is equal for equal replicas."""
         return fingerprint(self.model)
 
     def close(self) -> None:
-        """Let go of the transport."""
+        """Detach from the transport."""
         if self._attachment is not None:
             self._attachment.detach()
