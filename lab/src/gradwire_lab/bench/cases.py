@@ -13,7 +13,7 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """One row.
+    """A case is one row of the table.
 
     Attributes:
         name: on the command line.

@@ -1,4 +1,4 @@
-"""What runs in a race: one way to move a buffer between hosts, and the two TCP baselines."""
+"""A contestant of a race is one way to move a buffer; two TCP baselines are here, too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ_BYTES = 1 << 20
 
 
 class Contestant(Protocol):
-    """One way to move a buffer; every rank of a race has one instance of each contestant."""
+    """A contestant is one way to move a buffer; every rank of a race has one instance."""
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Connect, before anything is timed.
@@ -56,14 +56,14 @@ class Contestant(Protocol):
         """
 
     def report(self) -> dict[str, Any]:
-        """Whatever else is worth knowing, as JSON, since `setup`."""
+        """Return whatever else is worth knowing since `setup`, as JSON."""
 
     def close(self) -> None:
         """Let go of everything."""
 
 
 class GlooAllReduce:
-    """All-reduce by PyTorch's Gloo over TCP."""
+    """This contestant is an all-reduce by PyTorch's Gloo over TCP."""
 
     _group: Any
 
@@ -95,7 +95,7 @@ class GlooAllReduce:
 
 
 class TcpPush:
-    """All workers send their buffers at once to the last rank, each over its own connection.
+    """In this contestant all workers send to the last rank at once, each over a connection.
 
     The server reads into one scratch buffer and sums nothing: this is the lower bound of what TCP
     takes to bring the bytes there.

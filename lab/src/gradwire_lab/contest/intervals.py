@@ -1,4 +1,4 @@
-"""How wide an interval of confidence is, for as many runs as there are."""
+"""The width of a confidence interval depends on how many runs there are."""
 
 from __future__ import annotations
 

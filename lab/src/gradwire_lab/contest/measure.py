@@ -117,7 +117,7 @@ def softnet_drops() -> int:
 
 @dataclass(frozen=True)
 class ProcessorTime:
-    """The time that all processors spent since the machine started (proc(5), /proc/stat).
+    """A processor time is what all processors spent since the machine started (/proc/stat).
 
     Attributes:
         wanted: ticks in which something was ready to run.

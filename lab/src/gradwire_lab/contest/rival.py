@@ -1,4 +1,4 @@
-"""One end of competing TCP streams, a program on a host, standard library only.
+"""This program is one end of competing TCP streams; it uses the standard library only.
 
 Arguments: "receive" ADDRESS, or "send" ADDRESS STREAMS CONGESTION_CONTROL. The receiving end prints
 its port, then every INTERVAL seconds a line of JSON with the moment and the bytes read since the

@@ -1,4 +1,4 @@
-"""Competing TCP streams into one port of a network, and what they get of it."""
+"""Competing TCP streams go into one port of a network, and count what they get of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RivalStreams"]
 
 
 class RivalStreams:
-    """TCP streams from an extra host to a host, while a ``with`` block lasts."""
+    """Rival streams go from an extra host to a host, while a ``with`` block lasts."""
 
     def __init__(
         self, network: Network, streams: int, congestion_control: str, *, target: int, source: int

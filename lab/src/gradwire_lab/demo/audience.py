@@ -17,14 +17,14 @@ _SMOOTH = 0.9
 
 
 class _Clock(TimeElapsedColumn):
-    """The time since the start, once and not on every line."""
+    """This column shows the time since the start, once and not on every line."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.id == 0 else Text("")
 
 
 class Bars(Audience):
-    """A bar for each contestant, with its last communication time and its loss."""
+    """Bars show each contestant's progress, its last communication time and its loss."""
 
     def __init__(self, console: Console, scenario: Scenario) -> None:
         """Prepare the bars; they show while the ``with`` block lasts.

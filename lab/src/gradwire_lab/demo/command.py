@@ -24,7 +24,7 @@ _INTERRUPTED = 130
 
 
 class NetworkName(str, enum.Enum):
-    """The standard networks."""
+    """These are the standard networks."""
 
     A = "A"
     B = "B"

@@ -58,7 +58,7 @@ class Outcome:
 
 
 class Audience:
-    """Hears how the demo gets on; this one does nothing with it."""
+    """An audience is told of the demo's progress; this one ignores it."""
 
     def stage(self, text: str) -> None:
         """A new stage has begun."""

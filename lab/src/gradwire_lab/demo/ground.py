@@ -1,4 +1,4 @@
-"""Where the demo runs: on hosts of a lab network, or, where none can be made, on loopback."""
+"""The demo runs on a lab network, or on loopback where none can be made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Ground(Protocol):
-    """Something that ranks can run on.
+    """A ground is what ranks run on.
 
     Attributes:
         preset: how the ports are shaped; None without a network.
@@ -53,7 +53,7 @@ class Ground(Protocol):
 
 
 class _Hosts:
-    """A lab network with a burst sender."""
+    """This ground is a lab network with a burst sender."""
 
     reason: str | None = None
     parent = 0
@@ -80,7 +80,7 @@ class _Hosts:
 
 
 class _Loopback:
-    """All ranks on this machine's loopback."""
+    """This ground has all ranks on this machine's loopback."""
 
     preset: Preset | None = None
     burst: Burst | None = None

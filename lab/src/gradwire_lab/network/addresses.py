@@ -1,16 +1,16 @@
-"""Who is where in a lab network."""
+"""Hosts of a lab network have fixed addresses."""
 
 from __future__ import annotations
 
 INTERFACE = "eth0"
-"""A host's only interface besides its loopback."""
+"""Name of a host's only interface besides its loopback."""
 
 PREFIX_LENGTH = 24
 DISCARD_NETWORK = "10.78.0.0/24"
 MAX_HOSTS = 200
 
 STORE_PORT = 29400
-"""Where torch's store listens on rank 0's host: all ports of a host are free."""
+"""Port of torch's store on rank 0's host, where all ports are free."""
 
 ADDRESS_VARIABLE = "GRADWIRE_LAB_ADDRESS"
 """Environment variable in which a program on a host finds the host's own address."""

@@ -1,4 +1,4 @@
-"""How the lab starts its own small helper processes."""
+"""The lab starts small helper processes of its own."""
 
 from __future__ import annotations
 

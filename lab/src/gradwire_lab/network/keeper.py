@@ -1,8 +1,8 @@
-"""The process that makes a network's namespaces, holds them, and cleans up behind them.
+"""The keeper process makes a network's namespaces, holds them, and cleans up behind them.
 
-Arguments: the descriptor of a socket to the owner, and the owner's process id. The first message
-is the plan. When the owner closes the socket or dies, however it dies, every process on the hosts
-is killed and this one ends; the namespaces have no names and go with it.
+Its arguments are the descriptor of a socket to the owner, and the owner's process id. The first
+message is the plan. When the owner closes the socket or dies, however it dies, every process on
+the hosts is killed and this one ends; the namespaces have no names and go with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Leaf switches under one spine: which hosts share which, and what their uplinks carry."""
+"""Hosts may be on leaf switches under one spine, whose uplinks they share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Leaves"]
 
 @dataclass(frozen=True)
 class Leaves:
-    """Two tiers of switches in the place of one.
+    """Leaves are two tiers of switches in place of one switch.
 
     Attributes:
         count: leaves, each with an uplink to the one spine.

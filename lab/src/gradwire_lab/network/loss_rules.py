@@ -1,7 +1,7 @@
-"""Random loss at a network device, by the kernel's packet filter (nftables, family netdev).
+"""Random loss at a network device is made by the kernel's packet filter (nftables, netdev).
 
 What arrives at the device is dropped with a chance, each packet by itself; a train that passes
-whole counts as one. The rules are spoken to the kernel directly, because the program `nft` is not
+whole counts as one. The rules are sent to the kernel directly, because the program `nft` is not
 on every machine. Numbers and layouts are those of the kernel's `linux/netfilter/nf_tables.h`.
 """
 
@@ -27,7 +27,7 @@ SCALE = 1_000_000
 
 
 class LossRules:
-    """The rules of the network namespace that the process is in when this object is made.
+    """Loss rules belong to the network namespace in which this object is made.
 
     Raises:
         OSError: the kernel has no packet filter, or the process may not use it.

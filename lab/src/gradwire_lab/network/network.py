@@ -31,7 +31,7 @@ _STOP_SECONDS = 2.0
 
 
 class Network:
-    """N hosts on one switch, every port with a rate and a drop-tail queue in both directions.
+    """A network has hosts on one switch; every port has a rate and a drop-tail queue each way.
 
     Or on several, the leaves, each with an uplink to one spine that is shaped as the ports are;
     two hosts on one leaf meet there, all others across the spine.

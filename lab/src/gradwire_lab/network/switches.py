@@ -1,8 +1,8 @@
-"""The switches of a network: one bridge, or leaves under a spine with shaped uplinks between.
+"""A network's switches are one bridge, or leaves under a spine with shaped uplinks.
 
-Runs in the keeper, as the topology does. All bridges live in one namespace, the switches'. An
-uplink is a veth pair between two of them with a token bucket on each end, or, where queues mark, a
-TAP pair whose link has rate and queue.
+This code runs in the keeper, as the topology does. All bridges are in one namespace, the
+switches'. An uplink is a veth pair between two of them with a token bucket on each end, or, where
+queues mark, a TAP pair whose link has rate and queue.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["Switches", "index_of", "up"]
 
 _SPINE = "spine"
 _NUMBERS = MAX_HOSTS
-"""Links of uplinks are numbered behind those of hosts."""
+"""Number of the first uplink's link; those of hosts come before."""
 
 
 class Switches:
-    """The bridges, their uplinks and their tables of addresses."""
+    """Switches are bridges with their uplinks and tables of addresses."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Namespaces, links, queues and tables of hosts and their switches.
+"""A topology is made of namespaces, links, queues and tables of hosts and their switches.
 
-Runs in the keeper's process, which has one thread and no other business: the functions move it
-from one network namespace to another.
+This code runs in the keeper's process, which has one thread and no other task, because the
+functions move it from one network namespace to another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gradwire_lab.network.wires import Near, Wires
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be built.
+    """A plan says what is to be built.
 
     Attributes:
         hosts: hosts whose ports are shaped in both directions.
@@ -71,7 +71,7 @@ class Plan:
 
 @dataclass
 class Host:
-    """One built host.
+    """A host has been built.
 
     Attributes:
         namespace: descriptor of its network namespace.
@@ -87,7 +87,7 @@ class Host:
 
 
 class Topology:
-    """A built network.
+    """A topology is a network that has been built.
 
     Attributes:
         hosts: by number.

@@ -1,7 +1,6 @@
-"""The links that are more than a veth pair, wires of hosts and ports that mark: what a topology
-keeps of them.
+"""Wires of hosts and ports that mark are links that are more than a veth pair.
 
-Runs in the keeper, as the topology does.
+This code runs in the keeper, as the topology does.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _RING = 4096
 
 @dataclass(frozen=True)
 class _End:
-    """One device of a wire: a socket inside its namespace, and its index there."""
+    """An end is one device of a wire: a socket inside its namespace, and its index there."""
 
     netlink: Any
     index: int
@@ -33,7 +32,7 @@ class _End:
 
 @dataclass(frozen=True)
 class Near:
-    """Where the first device of a link is.
+    """A near end says where the first device of a link is.
 
     Attributes:
         namespace: descriptor of its network namespace.
@@ -47,7 +46,7 @@ class Near:
 
 
 class Wires:
-    """Pairs of TAP devices with a thread between them, in the place of veth pairs."""
+    """Wires are pairs of TAP devices with a thread between them, in place of veth pairs."""
 
     def __init__(self, switch: Any, switch_namespace: int, *, offloads: bool) -> None:
         """Make none yet.

@@ -1,4 +1,4 @@
-"""`gradwire report`: the page of a run again, or several runs side by side."""
+"""`gradwire report` makes the page of a run again, or shows several runs side by side."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def smooth(values: Sequence[float], keep: float = 0.8) -> list[float]:
 
 
 def legend(axes: Axes, handles: Sequence[Any], columns: int | None = None) -> None:
-    """A legend above the axes."""
+    """Draw a legend above the axes."""
     axes.legend(
         handles=handles,
         loc="lower left",

@@ -1,4 +1,4 @@
-"""The plots of a run's page."""
+"""The plots of a run's page are drawn as SVG."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def time_line(cell: Cell, palette: Mapping[str, str]) -> str:
 
 
 def learning(cell: Cell, palette: Mapping[str, str], over: str) -> str:
-    """Held-out loss after each turn, over the seconds that a contestant trained or its steps."""
+    """Draw the held-out loss after each turn, over a contestant's seconds of training or steps."""
     figure, axes = figure_of(4.9, 3.4)
     place = {"step": 0, "seconds": 1}[over]
     for entry in cell["contestants"]:
@@ -157,7 +157,7 @@ def _lines(cell: Cell, palette: Mapping[str, str]) -> list[Any]:
 
 
 def _time_axis(axes: Axes, cell: Cell, which: Literal["x", "y"]) -> None:
-    """Logarithmic where the longest would press all others together."""
+    """Make an axis logarithmic where the longest times would press all others together."""
     medians: Sequence[float] = [entry["median_s"] for entry in cell["contestants"]]
     if max(entry["max_s"] for entry in cell["contestants"]) > _FAR * min(medians):
         logarithmic(axes, which)

@@ -1,4 +1,4 @@
-"""Pages are made from templates: one HTML file each, which needs nothing else."""
+"""Pages are made from templates; each is one HTML file that needs no other."""
 
 from __future__ import annotations
 

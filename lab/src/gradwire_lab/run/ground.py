@@ -25,7 +25,7 @@ _LEAD_SECONDS = 0.5
 _START_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _SETTLE_SECONDS = 0.3
-"""How long rivals have to find their share before the first round."""
+"""Seconds that rivals have to find their share before the first round."""
 
 
 @dataclass

@@ -149,7 +149,7 @@ def _uneven_limit(scenario: Scenario, size: int) -> float:
 
 
 def _all_reduce_limit(workers: int, through: float, servers: int, kept: float) -> float:
-    """Times one gradient's time, of the best division of the sums between workers and servers.
+    """Return the time of the best division of the sums, over that of one gradient.
 
     As Jiang et al. (OSDI 2020, section 4.1), but with links that lose; ours. If a part x of the
     gradient is summed by the servers, each worker sends x + c·(1 - x), c = 2·(n - 1)/n, of which
@@ -164,7 +164,7 @@ def _all_reduce_limit(workers: int, through: float, servers: int, kept: float) -
 
 
 def probe_passes(loss: float, bound: float) -> int:
-    """Passes over what is missing until the bound is kept: ceil(ln p / ln L)."""
+    """Return the passes over what is missing until the bound is kept: ceil(ln p / ln L)."""
     if loss <= bound:
         return 1
     return math.ceil(math.log(bound) / math.log(loss) - 1e-9)

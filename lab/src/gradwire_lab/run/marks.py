@@ -32,7 +32,7 @@ _KEYS = {
 _MORE_IS_BETTER = {"throughput", "goodput", "steps_per_s", "rival_goodput"}
 
 _TAIL = 0.25
-"""A cell whose tuned tail missed the one wanted by more than this share of it is another cell."""
+"""Share of the wanted tail by which a tuned one may differ; with more it is another cell."""
 
 
 @dataclass(frozen=True)

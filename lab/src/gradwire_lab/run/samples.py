@@ -1,4 +1,4 @@
-"""What a cell leaves behind: raw samples, contestant by contestant."""
+"""The raw samples of a cell are kept contestant by contestant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of scenario files as rows of a table, from the dataclasses that read them."""
+"""The keys of scenario files are listed from the dataclasses that read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks that no run of a file could ever measure: told before hours are spent on it."""
+"""Marks that no run of a file could measure are refused before hours are spent on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_measurable", "labels_of"]
 
 
 def check_measurable(cells: Sequence[Cell]) -> None:
-    """Whether the marks of a long form can be measured.
+    """Check that the marks of a long form can be measured.
 
     Raises:
         ScenarioError: names the mark and what it lacks.

@@ -1,4 +1,4 @@
-"""The network of a scenario: hosts, ports, and what goes wrong in it."""
+"""A scenario's network has hosts and ports, and faults, loss and cross traffic."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ _BUCKET_SECONDS = 0.3e-3
 """Depth of a token bucket as network B has it: what a busy machine's late timer may miss."""
 
 _FASTEST = 3e10
-"""Bit/s: the kernel's token bucket takes bytes per second in 32 bits."""
+"""Highest rate in bit/s, since the kernel's token bucket takes bytes per second in 32 bits."""
 
 _FAULT_S = 1.0
-"""How long a fault lasts whose length is not said, s."""
+"""Seconds that a fault lasts if its length is not given."""
 
 CONGESTION_CONTROLS = ("reno", "cubic", "bbr", "dctcp")
-"""TCP's; dctcp only where the switches mark and the kernel has it."""
+"""TCP's congestion controls; dctcp only where the switches mark and the kernel has it."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts on one switch, or on leaves under one spine; both directions of every port and uplink
-    shaped, drop-tail."""
+    """A topology has hosts on one switch, or on leaves under one spine.
+
+    Both directions of every port and uplink are shaped, and drop-tail.
+    """
 
     preset: str = key(
         "A", "standard network that gives what is not named here", choices=[*NETWORKS]
@@ -208,7 +210,7 @@ def _preset(rate: int, queue: int, offloads: bool) -> Preset:
 
 @dataclass(frozen=True)
 class Loss:
-    """Packets that the links lose by chance, behind their rate and queue."""
+    """Loss is the packets that links lose by chance, behind their rate and queue."""
 
     rate: float = key(0.0, "share of the packets lost", low=0.0, high=0.99)
     per_worker: tuple[float, ...] = key(
@@ -269,7 +271,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Bursts:
-    """Cross traffic that comes and goes, in UDP, from hosts of its own."""
+    """Bursts are cross traffic in UDP that comes and goes, from hosts of its own."""
 
     rate: float = key(
         MISSING, "while it is on, of all sources together, bit/s", above=0.0, high=1e11
@@ -298,7 +300,7 @@ class Bursts:
 
 @dataclass(frozen=True)
 class Rivals:
-    """TCP streams that want all they can get, from one host of their own."""
+    """Rivals are TCP streams that take all they can get, from one host of their own."""
 
     streams: int = key(0, "how many", low=0, high=256)
     congestion_control: str = key("cubic", "theirs", choices=CONGESTION_CONTROLS)
@@ -307,7 +309,7 @@ class Rivals:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that fails in each contestant's first turn."""
+    """A fault is something that fails in each contestant's first turn."""
 
     kind: str = key(
         MISSING,
@@ -341,7 +343,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A rate that changes."""
+    """A bandwidth is a rate of the ports that changes."""
 
     rates: tuple[float, ...] = key(
         (),

@@ -1,4 +1,4 @@
-"""Whether gradwire takes a contestant's options, and whether the lab can give what they need."""
+"""A contestant's options are checked: gradwire takes them, and the lab can give what they need."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _OWN = ("route", "servers")
 
 
 class Lacking(ScenarioError):
-    """This gradwire knows no such option: another one may."""
+    """This gradwire lacks an option that another one may have."""
 
 
 def check_push(options: Mapping[str, Any], control: str) -> None:
-    """Whether pushes take these settings.
+    """Check that pushes take these settings.
 
     Raises:
         Lacking: one is unknown.
@@ -60,7 +60,7 @@ def check_policy(
     votes: bool,
     servers: int,
 ) -> None:
-    """Whether a policy takes these options, and whether they can do anything here.
+    """Check that a policy takes these options, and that they can do something here.
 
     Args:
         policy: its name.
@@ -98,7 +98,7 @@ def check_policy(
 
 
 def check_one_engine(options: Mapping[str, Mapping[str, Any]]) -> None:
-    """Whether the contestants of one training can share an engine.
+    """Check that the contestants of one training can share an engine.
 
     Args:
         options: of gradwire's contestants, by name; each alone is right.

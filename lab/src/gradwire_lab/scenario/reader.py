@@ -1,4 +1,4 @@
-"""From a TOML table to a dataclass, strictly: every key is known and every value possible."""
+"""The reader makes dataclasses from TOML tables; it refuses unknown keys and bad values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 
 class ScenarioError(ValueError):
-    """A scenario that cannot be run: the message names the file, the key, the value and what is
-    allowed."""
+    """A scenario cannot be run; the message names file, key, value and what is allowed."""
 
 
 def key(

@@ -1,4 +1,4 @@
-"""The short form of a scenario file: its table ``quick`` merged over the rest."""
+"""A scenario file's short form is its table ``quick`` merged over the rest."""
 
 from __future__ import annotations
 

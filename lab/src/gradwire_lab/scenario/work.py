@@ -1,4 +1,4 @@
-"""What a scenario moves: buffers, or the gradients of a model."""
+"""A scenario's work is to move buffers, or the gradients of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_SEED = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Work:
-    """What is moved, and how often."""
+    """Work says what is moved, and how often."""
 
     kind: str = key(
         MISSING,
@@ -88,7 +88,7 @@ class Work:
 
     @property
     def tensors(self) -> dict[str, int]:
-        """Of an all-reduce: elements of each layer of the buffer, by the name that policies see."""
+        """Return the elements of each layer of an all-reduce's buffer, by the name policies see."""
         return layer_sizes(self.bytes // 4, self.layers)
 
 
@@ -110,7 +110,7 @@ def turn_length(work: Work, left: int) -> int:
 
 @dataclass(frozen=True)
 class Model:
-    """What training trains: a character-level transformer, as the demo does."""
+    """A model is a character-level transformer, as in the demo, and how it trains."""
 
     width: int = key(128, "of the residual stream", low=8, high=4096)
     layers: int = key(2, "blocks", low=1, high=64)

@@ -1,4 +1,4 @@
-"""Task "digits": scikit-learn's 1,797 digits of 8 × 8 pixels, five folds, a small conv net.
+"""In task "digits" a small conv net learns scikit-learn's 1,797 digits, in five folds.
 
 Task "digits-decay" is the same with a learning rate that falls by thirds of training, for the
 question when in training loss hurts.
@@ -28,7 +28,7 @@ BRIGHTEST = 16.0
 
 
 class DigitsModel(nn.Module):
-    """Two convolutions and two linear layers: 31,000 parameters."""
+    """This net has two convolutions and two linear layers, with 31,000 parameters."""
 
     def __init__(self) -> None:
         """Make it; the weights come from torch's global random generator."""
@@ -47,7 +47,7 @@ class DigitsModel(nn.Module):
 
 
 class DigitsLesson:
-    """One fold of one seed."""
+    """This lesson is one fold of one seed."""
 
     def __init__(self, seed: int, fold: int, data: str) -> None:
         """Deal the images out to the workers and make the model."""

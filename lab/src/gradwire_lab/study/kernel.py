@@ -1,4 +1,4 @@
-"""Cells over a kernel network: real processes, sockets and clocks, to check the virtual ones by."""
+"""Cells over a kernel network, with real processes and clocks, check the virtual ones."""
 
 from __future__ import annotations
 

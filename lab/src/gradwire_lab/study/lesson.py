@@ -1,4 +1,4 @@
-"""What a task offers to the trainer."""
+"""A task offers lessons to the trainer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ __all__ = ["DATA", "WORKERS", "Lesson", "MissingDataError", "Task"]
 WORKERS = 4
 
 DATA = ("mixed", "own")
-"""mixed: all workers draw from the same data. own: each has another part of it (digits: other
-classes; text: other files)."""
+"""How workers share the data.
+
+With "mixed" all workers draw from the same data; with "own" each has another part of it (digits:
+other classes; text: other files).
+"""
 
 
 class MissingDataError(Exception):
@@ -22,7 +25,7 @@ class MissingDataError(Exception):
 
 
 class Lesson(Protocol):
-    """One training of one task: a model, and each worker's loss in each round."""
+    """A lesson is one training of a task: a model, and each worker's loss in each round."""
 
     model: torch.nn.Module
     rounds_per_epoch: int
@@ -36,7 +39,7 @@ class Lesson(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """A task.
+    """A task is what the study trains.
 
     Attributes:
         name: on the command line.

@@ -18,7 +18,7 @@ __all__ = ["Result", "notes", "results"]
 
 @dataclass(frozen=True)
 class Result:
-    """One row of one training, over the seeds that are done.
+    """A result is one row of one training, over the seeds that are done.
 
     Attributes:
         training: task, optimizer, rounds and parts.

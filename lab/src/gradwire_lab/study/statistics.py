@@ -1,4 +1,4 @@
-"""Paired differences, their 90 % interval, and what it says beside a margin."""
+"""Paired differences are judged by their 90 % interval beside a margin."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from gradwire_lab.contest.intervals import t_quantile
 __all__ = ["Paired", "Verdict", "compare"]
 
 Verdict = Literal["as good", "worse", "better", "open"]
-"""as good: the interval lies within the margin. worse, better: beyond it. open: neither; more seeds
-would tell."""
+"""A verdict says where the interval lies.
+
+It is "as good" within the margin, "worse" or "better" beyond it, else "open": more seeds would
+tell.
+"""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences of pairs. half: of the 90 % interval; None for fewer than two pairs."""
+    """These are differences of pairs; half is of the 90 % interval, None below two pairs."""
 
     pairs: int
     mean: float

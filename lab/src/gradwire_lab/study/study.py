@@ -1,4 +1,4 @@
-"""The rows of the study, and the cells that they are made of."""
+"""The study has rows, which are made of cells."""
 
 from __future__ import annotations
 

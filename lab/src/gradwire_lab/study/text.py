@@ -1,4 +1,4 @@
-"""Task "text": the standard library's sources, character by character, a small transformer.
+"""In task "text" a small transformer learns the standard library's sources by character.
 
 Text and model are the demo's, in smaller sizes.
 """

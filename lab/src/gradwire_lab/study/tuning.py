@@ -1,4 +1,4 @@
-"""Task "tuning": the text's model, trained already, goes on on other files.
+"""In task "tuning" the text's model, trained already, goes on with other files.
 
 As in the paper that sets eager closing's price in perplexity, where a trained language model is
 tuned (our reading: its perplexity of 1.6 is no first training's). What was learnt before is the
