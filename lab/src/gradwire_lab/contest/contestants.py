@@ -122,18 +122,8 @@ class TcpPush:
             self._sockets = [socket.create_connection((host, int(port)))]
         for connection in self._sockets:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._choose(connection)  # not before: connecting takes the route's choice
-
-    def _choose(self, endpoint: socket.socket) -> None:
-        name = self._congestion_control
-        if name is None or name == _congestion_control_of(endpoint):
-            return
-        try:
-            endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-        except OSError as error:
-            raise OSError(
-                error.errno, f"TCP congestion control {name!r} is not to be had: {error.strerror}"
-            ) from error
+            if self._congestion_control is not None:  # not before: connecting takes the route's
+                use_congestion_control(connection, self._congestion_control)
 
     def run_round(self, buffer: torch.Tensor) -> None:
         """Send the buffer, or on the server read as many bytes from every worker."""
@@ -170,6 +160,22 @@ class TcpPush:
         for connection in self._sockets:
             with contextlib.suppress(OSError):
                 connection.close()
+
+
+def use_congestion_control(endpoint: socket.socket, name: str) -> None:
+    """Let a TCP socket use this congestion control.
+
+    Raises:
+        OSError: the kernel does not have it, or does not let this user choose it.
+    """
+    if name == _congestion_control_of(endpoint):
+        return
+    try:
+        endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except OSError as error:
+        raise OSError(
+            error.errno, f"TCP congestion control {name!r} is not available: {error.strerror}"
+        ) from error
 
 
 def _congestion_control_of(endpoint: socket.socket) -> str:

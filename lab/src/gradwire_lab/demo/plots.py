@@ -26,7 +26,7 @@ from gradwire_lab.report.drawing import (
 
 COLOURS = {
     "gloo": "#d1603d",
-    "gloo-fp16": "#e0b84c",
+    "gloo-fp16": "#7a3b12",
     "reliable": "#3b78b5",
     "dblp": "#2a9d76",
     "adaptive": "#8a5a9e",

@@ -15,7 +15,7 @@ from gradwire.training.bucket import GradBucket, ParameterNames
 from gradwire.training.configure import configure
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.communicator import Communicator
-from gradwire_lab.contest.contestants import GlooAllReduce
+from gradwire_lab.contest.contestants import GlooAllReduce, use_congestion_control
 from gradwire_lab.contest.serving import ServerThread
 from gradwire_lab.scenario.work import layer_sizes
 
@@ -52,15 +52,7 @@ def choose_congestion_control(descriptors: set[int], name: str) -> int:
         with socket.socket(fileno=os.dup(descriptor)) as endpoint:
             if endpoint.family != socket.AF_INET or endpoint.type != socket.SOCK_STREAM:
                 continue
-            now = endpoint.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-            if now.split(b"\0")[0].decode() != name:
-                try:
-                    endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-                except OSError as error:
-                    raise OSError(
-                        error.errno,
-                        f"TCP congestion control {name!r} is not to be had: {error.strerror}",
-                    ) from error
+            use_congestion_control(endpoint, name)
             chosen += 1
     return chosen
 

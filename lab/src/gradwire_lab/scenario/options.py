@@ -33,7 +33,7 @@ def check_push(options: Mapping[str, Any], control: str) -> None:
 
     Raises:
         Lacking: one is unknown.
-        ScenarioError: a value, or what it needs, is not to be had.
+        ScenarioError: a value, or what it needs, is not available.
     """
     _check_own(options)
     known = {name: value for name, value in options.items() if name in setting_names()}
@@ -72,7 +72,7 @@ def check_policy(
 
     Raises:
         Lacking: an option is unknown.
-        ScenarioError: a value, or what it needs, is not to be had.
+        ScenarioError: a value, or what it needs, is not available.
     """
     if policy not in names():
         _build({}, policy)
