@@ -19,12 +19,13 @@ from gradwire_lab.demo import command, course
 from gradwire_lab.demo.course import Outcome
 from gradwire_lab.demo.page import render
 from gradwire_lab.demo.results import document, summarize
-from gradwire_lab.demo.table import COLUMNS, rows, terminal_table
-from gradwire_lab.demo.words import headline, milliseconds, notes, percent
+from gradwire_lab.demo.scenario import ENTRIES, Scenario, quick
+from gradwire_lab.demo.table import COLUMNS, IDEAL, rows, terminal_table
+from gradwire_lab.demo.words import headline, milliseconds, notes
 from gradwire_lab.network import BURSTS, NETWORKS, BurstRecord
+from gradwire_lab.report.words import share
 from gradwire_lab.training.block import Block, Step, join
 from gradwire_lab.training.model import CharacterModel, Shape
-from gradwire_lab.training.scenario import ENTRIES, Scenario, quick
 from gradwire_lab.training.startline import StartLine, memory
 from gradwire_lab.training.text import SYMBOLS, NoText, Text, load
 
@@ -182,6 +183,7 @@ def _rank_step(step: int, rank: int, at: float, comm: float, **more: Any) -> dic
         "critical": None,
         "bytes": None,
         "retransmissions": None,
+        "encoded": 1.0,
         **more,
     }
 
@@ -290,9 +292,9 @@ def test_a_loss_that_is_no_number_is_null_and_still_shown() -> None:
 
 
 def test_what_is_not_all_never_reads_as_all() -> None:
-    assert percent(1.0) == "100.0 %"
-    assert percent(0.99999) == "> 99.9 %"
-    assert percent(None) == milliseconds(None) == "–"
+    assert share(1.0) == "100.0 %"
+    assert share(0.99999) == "> 99.9 %"
+    assert share(None) == milliseconds(None) == "–"
 
 
 def test_the_headline_says_what_was_gained_and_what_was_lost() -> None:
@@ -305,17 +307,70 @@ def test_the_headline_says_what_was_gained_and_what_was_lost() -> None:
 
 def test_the_default_policy_is_in_the_headline_and_its_encoding_in_the_notes() -> None:
     known = _document()
-    assert not any("half precision" in note for note in notes(known))
-    blocks = [
-        _block("gloo", 101.0, [0.9, 0.2]),
-        _block("reliable", 105.0, [0.9, 0.2], bytes=100),
-        _block("dblp", 109.0, [0.9, 0.1], bytes=60, delivered=0.6, critical=True),
-        _block("adaptive", 113.0, [0.9, 0.05], bytes=50, delivered=1.0),
-    ]
-    known = _document(blocks=blocks)
+    assert not any("sends half precision" in note for note in notes(known))
+    known = _document(blocks=_all_blocks(encoded=0.5))
     assert "Over gradwire adaptive the model trains" in headline(known)
     assert any("50.0 % of the bytes of gradwire reliable" in note for note in notes(known))
     assert "<svg" in render(known)
+
+
+def _all_blocks(encoded: float) -> list[Block]:
+    return [
+        _block("gloo", 101.0, [0.9, 0.2]),
+        _block("gloo-fp16", 103.0, [0.9, 0.1], encoded=0.5),
+        _block("reliable", 105.0, [0.9, 0.2], bytes=100),
+        _block("dblp", 109.0, [0.9, 0.1], bytes=60, delivered=0.6, critical=True),
+        _block("adaptive", 113.0, [0.9, 0.05], bytes=50, encoded=encoded),
+    ]
+
+
+def _peers(document: dict[str, Any]) -> dict[str, str | None]:
+    return {entry["name"]: entry["peer"] for entry in document["contestants"]}
+
+
+def test_like_is_compared_with_like() -> None:
+    known = _document(blocks=_all_blocks(encoded=0.25))
+    assert _peers(known) == {
+        "gloo": None,
+        "gloo-fp16": None,
+        "reliable": "gloo",
+        "dblp": "gloo",
+        "adaptive": "gloo-fp16",
+    }
+    adaptive = known["contestants"][-1]
+    assert adaptive["compressed_share"] == 1.0
+    assert adaptive["encoded_share"] == 0.25
+    assert adaptive["speed_over"] == {
+        "gloo": pytest.approx(0.4 / 0.25),
+        "gloo-fp16": pytest.approx(0.3 / 0.25),
+    }
+    line = headline(known)
+    assert "Over gradwire adaptive the model trains 1.20 times as fast as over Gloo fp16" in line
+    assert "Over gradwire dblp the model trains 1.33 times as fast as over Gloo f32" in line
+    places = [COLUMNS.index(column) for column in ("× peer", "peer")]
+    assert [[row[place] for place in places] for row in rows(known)] == [
+        ["–", "–"],
+        ["–", "–"],
+        ["1.00", "Gloo f32"],
+        ["1.33", "Gloo f32"],
+        ["1.20", "Gloo fp16"],
+        ["–", "–"],
+    ]
+
+
+def test_what_was_not_compressed_is_compared_with_single_precision() -> None:
+    known = _document(blocks=_all_blocks(encoded=1.0))
+    assert _peers(known)["adaptive"] == "gloo"
+    assert "1.60 times as fast as over Gloo f32" in headline(known)
+    assert "Gloo fp16" not in headline(known)
+
+
+def test_without_a_peer_the_headline_compares_nothing() -> None:
+    blocks = [each for each in _all_blocks(0.5) if each.contestant in ("gloo", "adaptive")]
+    known = _document(blocks=blocks)
+    assert _peers(known) == {"gloo": None, "adaptive": None}
+    assert "times as fast" not in headline(known)
+    assert any("gradwire adaptive with none here" in note for note in notes(known))
 
 
 def test_the_headline_says_so_when_it_is_slower() -> None:
@@ -329,7 +384,8 @@ def test_on_loopback_no_times_are_compared() -> None:
     assert known["header_ideal_s"] is None
     assert "times as fast" not in headline(known)
     assert any("TCP cannot be treated so" in note for note in notes(known))
-    assert [row[0] for row in rows(known)] == [entry.label for entry in ENTRIES[:3]]
+    labels = {entry.name: entry.label for entry in ENTRIES}
+    assert [row[0] for row in rows(known)] == [labels[n] for n in ("gloo", "reliable", "dblp")]
 
 
 def test_replicas_that_differ_are_told() -> None:
@@ -340,13 +396,13 @@ def test_replicas_that_differ_are_told() -> None:
 
 def test_the_table_fits_a_narrow_terminal() -> None:
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(terminal_table(_document()))
+    console.print(terminal_table(_document(blocks=_all_blocks(encoded=0.5))))
     text = console.export_text()
     console.file.close()
     for column in COLUMNS[1:]:
         assert column in text
     assert "…" not in text
-    assert "header ideal" in text
+    assert all(word in text for word in IDEAL.split())
 
 
 # ---------------------------------------------------------------------------- page
@@ -429,10 +485,10 @@ def test_turns_go_on_until_steps_or_time_are_used_up(
 ) -> None:
     clock = [1000.0]
     monkeypatch.setattr(course, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    scenario = Scenario(seconds=95.0, steps=50)
+    scenario = Scenario(seconds=118.0, steps=50)
     outcome = Outcome(scenario, origin=1000.0)
     crew: Any = _Crew(clock, seconds)
     course._train(scenario, crew, _Hosts(), outcome, course.Audience())
     expected = [(entry.name, steps) for steps in turns for entry in ENTRIES]
     assert crew.asked == expected
-    assert clock[0] - 1000.0 < 95.0
+    assert clock[0] - 1000.0 < 118.0

@@ -12,7 +12,7 @@ import pytest
 
 from gradwire_calls import Call
 
-CONTESTANTS = ["gloo", "reliable", "dblp", "adaptive"]
+CONTESTANTS = ["gloo", "gloo-fp16", "reliable", "dblp", "adaptive"]
 NUMBERS = (
     "steps",
     "timed_steps",
@@ -25,7 +25,9 @@ NUMBERS = (
     "final_loss",
     "final_training_loss",
 )
-STEP_KEYS = {"step", "turn", "timed", "start", "comm", "took", "loss", "delivered", "critical"}
+STEP_KEYS = {
+    *("step", "turn", "timed", "start", "comm", "took", "loss", "delivered", "critical", "encoded"),
+}
 KEYS = {
     "headline",
     "format",
@@ -80,14 +82,24 @@ def _check_document(document: dict[str, Any], demo: Demo) -> None:
         assert set(entry["series"][0]) == STEP_KEYS
         assert len(entry["series"]) == entry["steps"]
         assert entry["validation"][-1]["step"] == entry["steps"]
-    gloo, reliable, dblp, adaptive = document["contestants"]
-    assert gloo["steps"] == reliable["steps"] == dblp["steps"] == adaptive["steps"] >= 4
+    gloo, half, reliable, dblp, adaptive = document["contestants"]
+    assert {entry["steps"] for entry in document["contestants"]} == {gloo["steps"]}
+    assert gloo["steps"] >= 4
+    assert [gloo["compressed_share"], half["compressed_share"]] == [0.0, 1.0]
+    assert [gloo["peer"], half["peer"], reliable["peer"], dblp["peer"]] == [
+        None,
+        None,
+        *2 * ["gloo"],
+    ]
+    assert adaptive["peer"] == ("gloo-fp16" if adaptive["compressed_share"] > 0.5 else "gloo")
+    assert set(adaptive["speed_over"]) == {"gloo", "gloo-fp16"}
     assert gloo["delivered"] == reliable["delivered"] == 1.0
     # The bound of the critical phase in which training starts, by what was delivered.
     assert 0.99 <= dblp["delivered_min"] <= 1.0
     assert dblp["critical_share"] == 1.0
     # Nothing was lost, so the models differ by the order of additions only.
     assert abs(gloo["final_loss"] - reliable["final_loss"]) < 1e-3
+    assert abs(gloo["final_loss"] - half["final_loss"]) < 0.01
     assert abs(gloo["final_loss"] - dblp["final_loss"]) < 0.1
     assert abs(gloo["final_loss"] - adaptive["final_loss"]) < 0.1
     page = (demo.out / "demo.html").read_text()
@@ -110,8 +122,9 @@ def test_a_quick_demo_in_namespaces(tmp_path: Path) -> None:
     assert 0.1 < ideal < 0.12
     # What crosses a port cannot be faster than the port; dblp leaves out up to 0.8 %, and adaptive
     # sends half or a quarter of the bytes once it knows what steps wait for.
-    assert all(entry["comm_median_s"] > 0.9 * ideal for entry in document["contestants"][:3])
-    reliable, adaptive = document["contestants"][1], document["contestants"][3]
+    gloo, half, reliable, dblp, adaptive = document["contestants"]
+    assert all(entry["comm_median_s"] > 0.9 * ideal for entry in (gloo, reliable, dblp))
+    assert half["comm_median_s"] > 0.45 * ideal
     assert adaptive["bytes_sent"] < reliable["bytes_sent"]
     assert adaptive["series"][-1]["comm"] > 0.2 * ideal
     _check_document(document, demo)
@@ -128,7 +141,7 @@ def test_a_quick_demo_on_loopback(tmp_path: Path) -> None:
     assert document["bursts_sent"] == []
     assert "GRADWIRE_DEMO_LOOPBACK" in document["reason"]
     assert demo.said().count("on loopback instead, with injected loss") == 1
-    assert document["contestants"][1]["retransmissions"] > 0  # loss really was injected
+    assert document["contestants"][2]["retransmissions"] > 0  # loss really was injected
     _check_document(document, demo)
     demo.check_that_nothing_is_left()
 
@@ -165,8 +178,8 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     os.kill(victim, signal.SIGKILL)
     assert demo.wait(20.0) == 1
     document = json.loads((demo.out / "demo.json").read_text())
-    assert "Gloo over TCP: rank " in document["error"]
-    assert document["headline"].startswith("The demo ended early: Gloo over TCP: rank ")
+    assert "Gloo f32: rank " in document["error"]
+    assert document["headline"].startswith("The demo ended early: Gloo f32: rank ")
     assert (demo.out / "demo.html").exists()
     demo.check_that_nothing_is_left()
 

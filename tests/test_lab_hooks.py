@@ -146,7 +146,7 @@ def trained(rank: int, world: int, gamma: float, trials: int = 0) -> list[float]
     from gradwire_lab.run.trainee import LabTrainee
     from gradwire_lab.scenario.contestant import Contestant
     from gradwire_lab.scenario.work import Model
-    from gradwire_lab.training.scenario import Scenario
+    from gradwire_lab.training.recipe import Recipe
     from gradwire_lab.training.startline import StartLine, memory
     from gradwire_lab.training.text import SYMBOLS, Text
 
@@ -156,7 +156,7 @@ def trained(rank: int, world: int, gamma: float, trials: int = 0) -> list[float]
     trainee = LabTrainee(
         contestant,
         Model(**sizes, gamma=gamma),
-        Scenario(**sizes, learning_rate=0.5, rise=2),
+        Recipe(**sizes, learning_rate=0.5, rise=2),
         text,
         rank,
         StartLine(memory(1), 0, 1),

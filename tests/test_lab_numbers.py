@@ -626,6 +626,7 @@ def test_rivals_and_final_losses_stand_in_the_tables() -> None:
         "passes_max": None,
         "rival_goodput_bps": 5e7,
         "final_loss": 2.25,
+        **dict.fromkeys(("wire_bytes_per_round", "push", "goodput_bps", "critical_share")),
     }
     columns, (found,) = rows({"contestants": [entry]})
     shown = dict(zip(columns, found, strict=True))
@@ -638,8 +639,10 @@ def test_rivals_and_final_losses_stand_in_the_tables() -> None:
             "published": "",
             "quick": False,
             "command": "c",
-            "date": "2026-05-01",
+            "dates": ["2026-05-01"] * 2,
             "machine": {"cores": 2, "cpu": "x", "kernel": "6", "torch": "2"},
+            "errors": [],
+            "missing": 0,
             "marks": [],
             "cells": cells,
         }

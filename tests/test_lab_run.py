@@ -290,7 +290,7 @@ def test_a_report_makes_the_folder_it_is_written_to(tmp_path: Path) -> None:
         "scenario": "s",
         "title": "t",
         "quick": False,
-        "date": "2026-05-01T10:00:00+00:00",  # as older ones have it
+        "dates": ["2026-05-01T10:00:00+00:00"] * 2,
         "command": "gradwire lab run",
         "cells": [],
         "marks": [],

@@ -78,7 +78,7 @@ class Recorder:
     def counting(self, contestant: str, rounds: int) -> Iterator[None]:
         yield
 
-    def ask(self, question: dict[str, Any], deadline: float) -> list[dict[str, Any]]:
+    def ask(self, question: dict[str, Any], *_: Any) -> list[dict[str, Any]]:
         self.done.append(f"{question['contestant']}: {question['steps']}")
         self.steps += question["steps"]
         step = RankStep(0, 0, 0, 0, 1, 1, 2.0, 1.0, None, 1, 1, 0, 0.1, 0)

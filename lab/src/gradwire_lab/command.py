@@ -294,7 +294,7 @@ def _check_folder(folder: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """What the folder does not take ends the program with a word of it."""
+    """Refuse to go on where the folder cannot be written."""
     try:
         yield
     except OSError as error:

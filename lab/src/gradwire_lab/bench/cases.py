@@ -13,7 +13,7 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """One row.
+    """A case is one row of the table.
 
     Attributes:
         name: on the command line.
@@ -37,12 +37,12 @@ class Case:
 
 
 def gradwire_all_reduce(name: str, **options: object) -> Entry:
-    """An all-reduce entry with the options of `GradwireAllReduce`."""
+    """Return an all-reduce entry with the options of `GradwireAllReduce`."""
     return Entry(name, f"{_FACTORY}:GradwireAllReduce", options)
 
 
 def cases(network: str) -> dict[str, Case]:
-    """The cases of a standard network, by name."""
+    """Return the cases of a standard network, by name."""
     preset = NETWORKS[network]
     bound = {"A": 0.10, "B": 0.40}[network]
     exact = gradwire_all_reduce("gradwire reliable")

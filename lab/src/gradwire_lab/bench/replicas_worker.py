@@ -1,6 +1,7 @@
-"""One rank of the replicas benchmark, a program on a lab host: argument DESCRIPTOR, of a socket.
+"""This program is one rank of the replicas benchmark, which trains by DDP over gradwire.
 
-Trains by DDP over gradwire and obeys as `gradwire_lab.contest.rank_program` says.
+Its argument is the descriptor of a socket to the parent, whose commands it obeys, see
+`gradwire_lab.contest.rank_program`.
 """
 
 from __future__ import annotations

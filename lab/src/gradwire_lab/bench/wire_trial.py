@@ -27,7 +27,7 @@ _LATE_SECONDS = 0.001
 def round_trips(
     network: Network, source: int, target: int, count: int, interval: float = 0.001
 ) -> list[float | None]:
-    """Round-trip times of small datagrams between two hosts, one at a time.
+    """Return the round-trip times of small datagrams between two hosts, one at a time.
 
     Args:
         network: of the hosts.
@@ -70,7 +70,7 @@ def round_trips(
 
 @dataclass(frozen=True)
 class DelayError:
-    """How far round trips over a wire are from those that were asked for.
+    """These numbers say how far round trips over a wire are from those asked for.
 
     Attributes:
         delay_s: of each direction, as set.
@@ -121,7 +121,7 @@ def _answered(times: list[float | None]) -> list[float]:
 
 @dataclass(frozen=True)
 class WireLoad:
-    """What a wire did with packets of 1,514 bytes in both directions at once.
+    """These numbers say what a wire did with full packets in both directions at once.
 
     Attributes:
         rate: of the ports, in bits per second.

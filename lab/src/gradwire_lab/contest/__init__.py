@@ -1,1 +1,1 @@
-"""Contests on a lab network: what moves buffers, on which ranks, in turn, and how it is timed."""
+"""In contests on a lab network contestants move buffers in turn, and are timed."""

@@ -1,4 +1,4 @@
-"""What runs in a race: one way to move a buffer between hosts, and the two TCP baselines."""
+"""A contestant of a race is one way to move a buffer; two TCP baselines are here, too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ_BYTES = 1 << 20
 
 
 class Contestant(Protocol):
-    """One way to move a buffer; every rank of a race has one instance of each contestant."""
+    """A contestant is one way to move a buffer; every rank of a race has one instance."""
 
     def setup(self, rank: int, world: int, store: Store) -> None:
         """Connect, before anything is timed.
@@ -56,14 +56,14 @@ class Contestant(Protocol):
         """
 
     def report(self) -> dict[str, Any]:
-        """Whatever else is worth knowing, as JSON, since `setup`."""
+        """Return whatever else is worth knowing since `setup`, as JSON."""
 
     def close(self) -> None:
         """Let go of everything."""
 
 
 class GlooAllReduce:
-    """All-reduce by PyTorch's Gloo over TCP."""
+    """This contestant is an all-reduce by PyTorch's Gloo over TCP."""
 
     _group: Any
 
@@ -86,7 +86,7 @@ class GlooAllReduce:
             raise ValueError(f"gloo: the sum is not {expected} everywhere")
 
     def report(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return nothing."""
         return {}
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class GlooAllReduce:
 
 
 class TcpPush:
-    """All workers send their buffers at once to the last rank, each over its own connection.
+    """In this contestant all workers send to the last rank at once, each over a connection.
 
     The server reads into one scratch buffer and sums nothing: this is the lower bound of what TCP
     takes to bring the bytes there.
@@ -122,18 +122,8 @@ class TcpPush:
             self._sockets = [socket.create_connection((host, int(port)))]
         for connection in self._sockets:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._choose(connection)  # not before: connecting takes the route's choice
-
-    def _choose(self, endpoint: socket.socket) -> None:
-        name = self._congestion_control
-        if name is None or name == _congestion_control_of(endpoint):
-            return
-        try:
-            endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-        except OSError as error:
-            raise OSError(
-                error.errno, f"TCP congestion control {name!r} is not to be had: {error.strerror}"
-            ) from error
+            if self._congestion_control is not None:  # not before: connecting takes the route's
+                use_congestion_control(connection, self._congestion_control)
 
     def run_round(self, buffer: torch.Tensor) -> None:
         """Send the buffer, or on the server read as many bytes from every worker."""
@@ -162,7 +152,7 @@ class TcpPush:
         """Nothing to check: TCP counted the bytes."""
 
     def report(self) -> dict[str, Any]:
-        """The congestion control that the connections really use."""
+        """Return the congestion control that the connections really use."""
         return {"congestion_control": _congestion_control_of(self._sockets[0])}
 
     def close(self) -> None:
@@ -170,6 +160,22 @@ class TcpPush:
         for connection in self._sockets:
             with contextlib.suppress(OSError):
                 connection.close()
+
+
+def use_congestion_control(endpoint: socket.socket, name: str) -> None:
+    """Let a TCP socket use this congestion control.
+
+    Raises:
+        OSError: the kernel does not have it, or does not let this user choose it.
+    """
+    if name == _congestion_control_of(endpoint):
+        return
+    try:
+        endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except OSError as error:
+        raise OSError(
+            error.errno, f"TCP congestion control {name!r} is not available: {error.strerror}"
+        ) from error
 
 
 def _congestion_control_of(endpoint: socket.socket) -> str:

@@ -1,4 +1,4 @@
-"""Whether replicas are bit-identical is seen by a hash of each."""
+"""A hash of each replica shows whether they are bit-identical."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """SHA-256 of all parameters' bytes, in order: equal on all ranks if the replicas are."""
+    """Return the SHA-256 of all parameters' bytes, which is equal for equal replicas."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().contiguous().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""gradwire's contestants in races on a lab network (see `gradwire_lab.contest.contestants`)."""
+"""gradwire has contestants of its own in races, see `gradwire_lab.contest.contestants`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _ROUND_TIMEOUT = 60.0
-"""Seconds of a round where no setting says otherwise."""
+"""Seconds that a round may take where no setting says otherwise."""
 
 _GRACE = 5.0
 
 
 def make_plan(elements: int, bound: float, spend: str, pull: str, seed: int) -> TransferPlan:
-    """One region with one bound; spend "anything" closes eagerly, "lost" only what was lost."""
+    """Make a plan of one region and bound; spend "anything" closes it eagerly."""
     return TransferPlan(
         elements,
         (Region(0, elements, bound, "all"),),
@@ -38,7 +38,7 @@ def make_plan(elements: int, bound: float, spend: str, pull: str, seed: int) -> 
 
 
 class _Rounds:
-    """The rounds of one contestant on a communicator, counted.
+    """A contestant's rounds on a communicator are counted here.
 
     The engine is shared by this process's contestants: its counters are everybody's.
     """
@@ -69,7 +69,7 @@ class _Rounds:
 
 
 class GradwireAllReduce:
-    """All-reduce over the sharded route; bound 0 is exact."""
+    """This contestant is an all-reduce over the sharded route; bound 0 is exact."""
 
     def __init__(self, bound: float = 0.0, spend: str = "nothing", pull: str = "exact") -> None:
         """Choose the plan: see `make_plan`."""
@@ -101,7 +101,7 @@ class GradwireAllReduce:
             raise ValueError(f"gradwire: values {values[:8]} where the sum is {total}")
 
     def report(self) -> dict[str, Any]:
-        """Counters of the engine and what was delivered."""
+        """Return the counters of the engine and what was delivered."""
         assert self._rounds is not None
         delivered = self._delivered or [1.0]
         return {
@@ -117,7 +117,7 @@ class GradwireAllReduce:
 
 
 class GradwirePush:
-    """All ranks but the last push to a server on the last; nothing is pulled."""
+    """In this contestant all ranks but the last push to a server on the last; nothing is pulled."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class GradwirePush:
         """Nothing comes back that could be checked; the sums are, where they are pulled."""
 
     def report(self) -> dict[str, Any]:
-        """Counters of the worker's engine."""
+        """Return the counters of the worker's engine."""
         return {} if self._rounds is None else self._rounds.report()
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class GradwirePush:
 
 
 def said(report: TransferReport) -> dict[str, Any]:
-    """What a transfer has to say about its round."""
+    """Return what a transfer reports about its round."""
     passes = getattr(report, "passes", 0)
     return {
         **({"passes": passes} if passes else {}),

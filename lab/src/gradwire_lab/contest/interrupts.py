@@ -1,4 +1,4 @@
-"""How a command is told to end: Ctrl-C, `kill`, and a terminal that closes."""
+"""A command ends by Ctrl-C, by `kill`, or because its terminal closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How wide an interval of confidence is, for as many runs as there are."""
+"""The width of a confidence interval depends on how many runs there are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Z95 = 1.644854
 
 
 def t_quantile(freedom: int) -> float:
-    """The 95 % quantile of Student's t: the half width of a 90 % interval in standard errors."""
+    """Return Student's 95 % quantile: half of a 90 % interval, in standard errors."""
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom: 1 or more")
     if freedom <= len(_T95):

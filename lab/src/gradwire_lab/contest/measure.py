@@ -1,4 +1,4 @@
-"""What times mean: ideals, percentiles, and the machine that they were taken on."""
+"""Times are read with ideals, percentiles, and the machine that they were taken on."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TAIL_ROUNDS = 1000
 
 
 def all_reduce_payload(size: int, hosts: int, servers: int = 0) -> float:
-    """Bytes per direction and port of an all-reduce of ``size`` bytes over ``hosts`` hosts.
+    """Return the bytes per direction and port of an all-reduce of ``size`` bytes over hosts.
 
-    With ``servers`` that sum as well, of the best division of the sums between all of them (Jiang
-    et al., A Unified Architecture for Accelerating Distributed DNN Training, OSDI 2020, section
-    4.1); more than ``hosts`` of them gain nothing.
+    With ``servers`` that sum as well, it is the best division of the sums between hosts and servers
+    (Jiang et al., A Unified Architecture for Accelerating Distributed DNN Training, OSDI 2020,
+    section 4.1). More servers than ``hosts`` gain nothing.
     """
     if hosts < 2:
         return 0.0
@@ -34,12 +34,12 @@ def all_reduce_payload(size: int, hosts: int, servers: int = 0) -> float:
 
 
 def push_payload(size: int, workers: int) -> float:
-    """Bytes into the server's port when every worker pushes ``size`` bytes."""
+    """Return the bytes into the server's port when every worker pushes ``size`` bytes."""
     return float(size * workers)
 
 
 def header_ideal(payload: float, rate: float) -> float:
-    """Seconds that the busiest port needs for the payload and its headers, and nothing else.
+    """Return the seconds that the busiest port needs for the payload and its headers alone.
 
     Args:
         payload: bytes per direction on the busiest port.
@@ -49,7 +49,7 @@ def header_ideal(payload: float, rate: float) -> float:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that is not exceeded by ``percent`` per cent of the values.
+    """Return the smallest value that is not exceeded by ``percent`` per cent of the values.
 
     Raises:
         ValueError: no values, or a percentage outside 0 … 100.
@@ -62,7 +62,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """A set of rounds in a few numbers.
+    """A summary puts a set of rounds into a few numbers.
 
     Attributes:
         rounds: how many.
@@ -106,7 +106,7 @@ def summarize(seconds: Sequence[float], ideal: float, tail_rounds: int = TAIL_RO
 
 
 def softnet_drops() -> int:
-    """Packets that this machine's CPUs have dropped between two devices since it started.
+    """Count the packets that this machine's CPUs dropped between two devices since it started.
 
     No queue of a lab network counts them. If the number grows during a measurement, the machine
     was too slow for it.
@@ -117,7 +117,7 @@ def softnet_drops() -> int:
 
 @dataclass(frozen=True)
 class ProcessorTime:
-    """What all processors together spent since the machine started (proc(5), /proc/stat).
+    """A processor time is what all processors spent since the machine started (/proc/stat).
 
     Attributes:
         wanted: ticks in which something was ready to run.
@@ -128,7 +128,7 @@ class ProcessorTime:
     stolen: int
 
     def stolen_since(self, before: ProcessorTime) -> float | None:
-        """The share of the time wanted since `before` that was stolen; None: none was wanted."""
+        """Return the stolen share of the time wanted since `before`; None if none was wanted."""
         wanted = self.wanted - before.wanted
         return (self.stolen - before.stolen) / wanted if wanted > 0 else None
 
@@ -145,7 +145,7 @@ def processor_time(stat: str | None = None) -> ProcessorTime:
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the software, as JSON."""
+    """Describe the machine and the software, as JSON."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),

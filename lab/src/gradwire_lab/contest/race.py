@@ -24,7 +24,7 @@ _LEAD_SECONDS = 0.003
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant that takes part.
+    """An entry is a contestant that takes part in a race.
 
     Attributes:
         name: what tables call it.
@@ -41,7 +41,7 @@ GLOO = Entry("gloo", "gradwire_lab.contest.contestants:GlooAllReduce")
 
 
 def tcp_push(congestion_control: str) -> Entry:
-    """The entry of a raw-TCP push with a given congestion control."""
+    """Return the entry of a raw-TCP push with a given congestion control."""
     return Entry(
         f"tcp-{congestion_control}",
         "gradwire_lab.contest.contestants:TcpPush",
@@ -51,7 +51,7 @@ def tcp_push(congestion_control: str) -> Entry:
 
 @dataclass(frozen=True)
 class Round:
-    """One timed round.
+    """A round is one timed transfer of a contestant.
 
     Attributes:
         start: the moment that all ranks started, in seconds of ``time.monotonic()``.
@@ -65,12 +65,12 @@ class Round:
 
     @property
     def seconds(self) -> float:
-        """From the common start until the last rank was done."""
+        """Return the seconds from the common start until the last rank was done."""
         return max(self.ranks)
 
 
 class Race:
-    """One process per host, each with every contestant, taking turns in blocks of rounds.
+    """A race has one process per host, in which all contestants take turns in blocks of rounds.
 
     Blocks are interleaved so that whatever disturbs the machine disturbs all alike. All ranks
     start a round at the same moment of the clock that the hosts share, so no barrier crosses the
@@ -195,7 +195,7 @@ class Race:
         raise AssertionError("turns do not end")
 
     def _rest(self) -> None:
-        """Before a round and outside of what surrounds it: its loss does not pass meanwhile."""
+        """Pause before a round, outside of what surrounds it, so that its loss has not begun."""
         time.sleep(self._pause)
 
     def _round(self, name: str) -> Round:
@@ -211,7 +211,7 @@ class Race:
         )
 
     def reports(self) -> dict[str, list[dict[str, Any]]]:
-        """What each contestant's ranks have to say, by contestant and in rank order.
+        """Return the reports of each contestant's ranks, by contestant and in rank order.
 
         Raises:
             RankError: a rank failed.

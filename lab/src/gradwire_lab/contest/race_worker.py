@@ -1,6 +1,7 @@
-"""One rank of a race, a program on a host: argument DESCRIPTOR, of a socket to the parent.
+"""This program is one rank of a race.
 
-Obeys as `gradwire_lab.contest.rank_program` says.
+Its argument is the descriptor of a socket to the parent, whose commands it obeys, see
+`gradwire_lab.contest.rank_program`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def load(entry: dict[str, Any]) -> Contestant:
 
 
 class Worker:
-    """One rank's contestants and buffer."""
+    """A worker has one rank's contestants and buffer."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         """Set all contestants up.
@@ -66,7 +67,7 @@ class Worker:
         return {"seconds": seconds, "details": details or {}}
 
     def report(self) -> dict[str, Any]:
-        """What each contestant has to say."""
+        """Return each contestant's report."""
         return {name: contestant.report() for name, contestant in self._contestants.items()}
 
     def close(self) -> dict[str, Any]:

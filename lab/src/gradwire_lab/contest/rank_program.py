@@ -1,4 +1,4 @@
-"""What the programs of ranks have in common: the rank's end of `gradwire_lab.contest.ranks`."""
+"""Rank programs share their end of the channel to the parent (`gradwire_lab.contest.ranks`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from gradwire_lab.contest.ranks import Message
 
 Commands = Mapping[str, Callable[..., Message]]
-"""What the parent may ask for: answered with what is returned, given the arguments by name."""
+"""The parent's commands by name: each gets its arguments by name and returns the answer."""
 
 
 def obey(

@@ -1,7 +1,7 @@
-"""The parent's end of ranks: starts one on each host, gives commands, notices when one fails.
+"""The parent of ranks starts one on each host, gives commands, and notices when one fails.
 
-Parent and rank write lines of JSON to each other: the parent the configuration, then commands;
-the rank an answer to each (its end is `gradwire_lab.contest.rank_program`).
+Parent and rank write lines of JSON to each other: the parent writes the configuration, then
+commands, and the rank answers each (its end is `gradwire_lab.contest.rank_program`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RankError(RuntimeError):
 
 
 class _RemoteTraceback(Exception):
-    """A rank's traceback, as the cause of what is raised here: so that it is printed with it."""
+    """A rank's traceback is the cause of an error raised here, so that both are printed."""
 
     def __str__(self) -> str:
         return f"in the rank:\n{self.args[0]}"
@@ -64,7 +64,7 @@ class Spawn(Protocol):
 
 
 class Ranks:
-    """One process for each rank, rank k on host k; a ``with`` block kills them at its end."""
+    """Ranks are processes, rank k on host k; a ``with`` block kills them at its end."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Ranks:
 
 
 class _Rank:
-    """The parent's end of one rank."""
+    """This is the parent's end of one rank."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class _Rank:
             raise RankError(f"rank {self.number}: {self._fate()}") from error
 
     def receive(self) -> list[Message]:
-        """The messages that are complete; reading does not block when there is something."""
+        """Return the messages that are complete; reading does not block when there is something."""
         try:
             data = self.channel.recv(_READ_BYTES)
         except OSError:

@@ -1,4 +1,4 @@
-"""One end of competing TCP streams, a program on a host, standard library only.
+"""This program is one end of competing TCP streams; it uses the standard library only.
 
 Arguments: "receive" ADDRESS, or "send" ADDRESS STREAMS CONGESTION_CONTROL. The receiving end prints
 its port, then every INTERVAL seconds a line of JSON with the moment and the bytes read since the
@@ -46,7 +46,7 @@ def receive(address: str) -> None:
 
 
 def connect(address: str, congestion_control: str) -> socket.socket:
-    """A connection with a congestion control, once somebody listens."""
+    """Connect with a congestion control, once the other end listens."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:

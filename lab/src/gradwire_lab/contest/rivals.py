@@ -1,4 +1,4 @@
-"""Competing TCP streams into one port of a network, and what they get of it."""
+"""Competing TCP streams go into one port of a network, and count what they get of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RivalStreams"]
 
 
 class RivalStreams:
-    """TCP streams from an extra host to a host, while a ``with`` block lasts."""
+    """Rival streams go from an extra host to a host, while a ``with`` block lasts."""
 
     def __init__(
         self, network: Network, streams: int, congestion_control: str, *, target: int, source: int
@@ -51,8 +51,9 @@ class RivalStreams:
             self._processes.append(process)
 
     def read(self) -> list[tuple[float, int]]:
-        """What the streams delivered so far: moments of ``time.monotonic()``, and the bytes since
-        the moment before.
+        """Return what the streams delivered so far.
+
+        It is a list of moments of ``time.monotonic()``, each with the bytes since the one before.
 
         Raises:
             LabUnavailable: one end has died.
@@ -66,7 +67,7 @@ class RivalStreams:
         return [(float(each["at"]), int(each["bytes"])) for each in found]
 
     def sending(self) -> bool:
-        """Whether the streams, which connect one after another first, have delivered anything.
+        """Return whether the streams, which first connect one by one, have delivered anything.
 
         Raises:
             LabUnavailable: one end has died.
@@ -88,7 +89,7 @@ class RivalStreams:
 
 
 def goodput(read: list[tuple[float, int]], spans: list[tuple[float, float]]) -> float | None:
-    """Mean bytes per second within spans of time; None where nothing was seen in them.
+    """Return the mean bytes per second within spans of time; None where nothing was seen in them.
 
     Args:
         read: as `RivalStreams.read` gave it.

@@ -1,5 +1,4 @@
-"""Servers of a scenario: the settings that lead to them, and one in a thread of a rank's own
-process, on a host that sums for the workers."""
+"""A scenario's servers run in threads of ranks' processes, on hosts that sum for workers."""
 
 from __future__ import annotations
 
@@ -18,13 +17,14 @@ __all__ = ["ServerThread", "route_settings"]
 
 _STOP_SECONDS = 10.0
 _MEETING_SECONDS = 300.0
-"""The workers meet it one contestant after the other, when each is set up; the parent of the ranks
-has given up by then."""
+"""Seconds that a server waits for its workers, which meet it one contestant after the other.
+
+The parent of the ranks has given up by then.
+"""
 
 
 def route_settings(servers: int) -> dict[str, Any]:
-    """The settings by which gradwire goes over so many servers, or, whatever the environment says,
-    over none."""
+    """Return the settings for so many servers, or for none, whatever the environment says."""
     return {"route": "server" if servers else "sharded", "servers": servers}
 
 

@@ -1,4 +1,4 @@
-"""`gradwire demo`: a model trains over a bursting network, on TCP and on gradwire in turn."""
+"""In `gradwire demo` a model trains over a bursting network, on TCP and gradwire in turn."""
 
 from gradwire_lab.demo.command import app
 

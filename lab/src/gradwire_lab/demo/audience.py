@@ -1,4 +1,4 @@
-"""Progress bars on the terminal while the demo runs."""
+"""Progress bars show on the terminal while the demo runs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from rich.text import Text
 
 from gradwire_lab.demo.course import Audience
 from gradwire_lab.demo.ground import Ground
-from gradwire_lab.training.scenario import Entry, Scenario
+from gradwire_lab.demo.scenario import Scenario
+from gradwire_lab.training.recipe import Entry
 
 _SMOOTH = 0.9
 
 
 class _Clock(TimeElapsedColumn):
-    """The time since the start, once and not on every line."""
+    """This column shows the time since the start, once and not on every line."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.id == 0 else Text("")
 
 
 class Bars(Audience):
-    """A bar for each contestant, with its last communication time and its loss."""
+    """Bars show each contestant's progress, its last communication time and its loss."""
 
     def __init__(self, console: Console, scenario: Scenario) -> None:
         """Prepare the bars; they show while the ``with`` block lasts.

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from gradwire_lab.contest.interrupts import end_as_ctrl_c_does
-from gradwire_lab.training.scenario import ENTRIES, Scenario, quick, standard
+from gradwire_lab.demo.scenario import ENTRIES, Scenario, quick, standard
 
 app = typer.Typer(add_completion=False)
 
@@ -24,7 +24,7 @@ _INTERRUPTED = 130
 
 
 class NetworkName(str, enum.Enum):
-    """The standard networks."""
+    """These are the standard networks."""
 
     A = "A"
     B = "B"
@@ -62,8 +62,9 @@ def demo(
     """Train a small model over a bursting network: on TCP and on gradwire, in turn.
 
     Four hosts on one switch are made on this machine. The same four processes train the same
-    model over Gloo on TCP, over gradwire without loss, and over gradwire with bounded loss, while
-    cross traffic bursts into one port. Takes less than three minutes.
+    model over Gloo on TCP (in single and in half precision), over gradwire without loss, and over
+    gradwire with bounded loss, while cross traffic bursts into one port. Takes less than three
+    minutes.
     """
     end_as_ctrl_c_does()
     progress = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""The course of the demo: blocks of steps in turn, until time or steps are used up."""
+"""The demo runs blocks of steps in turn, until its time or its steps are used up."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 from gradwire_lab.contest.measure import softnet_drops
 from gradwire_lab.contest.ranks import RankError, Ranks
-from gradwire_lab.demo import crew
 from gradwire_lab.demo.ground import Ground, open_ground
+from gradwire_lab.demo.scenario import Scenario
 from gradwire_lab.network.bursts import BurstRecord
+from gradwire_lab.training import crew
 from gradwire_lab.training.block import Block
-from gradwire_lab.training.scenario import Entry, Scenario
+from gradwire_lab.training.recipe import Entry
 
 READY_SECONDS = 60.0
 BLOCK_SECONDS = 90.0
@@ -20,14 +21,14 @@ CLOSE_SECONDS = 10.0
 _LEAD_SECONDS = 0.02
 _CAUTION = 0.9
 _WORTH_WHILE = 3
-"""A last, shorter turn has at least so many timed steps."""
+"""The least timed steps of a last, shorter turn."""
 _PHASE = 0.6
-"""Blocks begin at this part of the bursts' period, behind a burst."""
+"""Blocks begin after this share of the bursts' period, behind a burst."""
 
 
 @dataclass
 class Outcome:
-    """What came of the demo.
+    """An outcome holds what the demo measured.
 
     Attributes:
         scenario: what was to be done.
@@ -57,7 +58,7 @@ class Outcome:
 
 
 class Audience:
-    """Hears how the demo gets on; this one does nothing with it."""
+    """An audience is told of the demo's progress; this one ignores it."""
 
     def stage(self, text: str) -> None:
         """A new stage has begun."""
@@ -73,7 +74,7 @@ class Audience:
 
 
 def run(scenario: Scenario, audience: Audience) -> Outcome:
-    """Run the demo; what fails ends it, and is told in the outcome.
+    """Run the demo; an error ends it, and is in the outcome.
 
     Args:
         scenario: what to do.
@@ -85,7 +86,7 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
             outcome.ground = ground
             audience.grounded(ground)
             audience.stage("starting the ranks")
-            with crew.start(ground, scenario) as ranks:
+            with _start(ground, scenario) as ranks:
                 outcome.facts = ranks.gather(time.monotonic() + READY_SECONDS)[0]
                 ground.start_bursts()
                 audience.stage("training in turn")
@@ -102,6 +103,22 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
         outcome.error = str(error)
         outcome.details = getattr(error, "details", "")
     return outcome
+
+
+def _start(ground: Ground, scenario: Scenario) -> Ranks:
+    """Start the ranks; their first answers are facts about model and text."""
+    configs = [
+        {
+            "scenario": scenario.as_json(),
+            "rank": rank,
+            "store_host": ground.store[0],
+            "store_port": ground.store[1],
+            "lossy": ground.reason is not None,
+            "parent": ground.parent,
+        }
+        for rank in range(scenario.ranks)
+    ]
+    return crew.start(ground.spawn, "gradwire_lab.demo.worker", configs, scenario.ranks)
 
 
 def _train(
@@ -135,21 +152,17 @@ def _block(
     if ground.traffic is not None:
         start = ground.traffic.next_phase(_PHASE * ground.traffic.burst.period, after=start)
     try:
-        answers = ranks.ask(
-            {"command": "block", "contestant": entry.name, "steps": steps, "start": start},
+        return crew.train(
+            ranks,
+            entry.name,
+            steps,
+            start,
             start + BLOCK_SECONDS,
-            lambda step: audience.tick(entry, step),
+            warm_up=min(scenario.warm_up, steps - 1),
+            progress=lambda step: audience.tick(entry, step),
         )
     except RankError as error:
         raise RankError(f"{entry.label}: {error}", error.details) from error
-    return Block(
-        contestant=entry.name,
-        start=start,
-        warm_up=min(scenario.warm_up, steps - 1),
-        ranks=[answer["steps"] for answer in answers],
-        validation=sum(answer["validation"] for answer in answers) / len(answers),
-        verdict=answers[0]["verdict"],
-    )
 
 
 def _close(ranks: Ranks, ground: Ground, outcome: Outcome) -> None:

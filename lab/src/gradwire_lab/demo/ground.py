@@ -1,4 +1,4 @@
-"""Where the demo runs: on hosts of a lab network, or, where none can be made, on loopback."""
+"""The demo runs on a lab network, or on loopback where none can be made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Ground(Protocol):
-    """Something that ranks can run on.
+    """A ground is what ranks run on.
 
     Attributes:
         preset: how the ports are shaped; None without a network.
@@ -43,17 +43,17 @@ class Ground(Protocol):
 
     @property
     def parent(self) -> int:
-        """The process that the rank must see to die with; 0 if that is seen to."""
+        """Return the process with which a rank must end by itself; 0 if it is killed anyway."""
 
     def start_bursts(self) -> None:
         """Let the cross traffic begin, where there is any."""
 
     def dropped(self) -> int:
-        """Packets lost in the network so far, cross traffic included."""
+        """Return the packets lost in the network so far, cross traffic included."""
 
 
 class _Hosts:
-    """A lab network with a burst sender."""
+    """This ground is a lab network with a burst sender."""
 
     reason: str | None = None
     parent = 0
@@ -68,8 +68,7 @@ class _Hosts:
     def spawn(
         self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[Any]:
-        with uninterrupted():
-            return self._network.spawn(rank, command, env=env, **options)
+        return self._network.spawn(rank, command, env=env, **options)
 
     def start_bursts(self) -> None:
         assert self.burst is not None
@@ -81,7 +80,7 @@ class _Hosts:
 
 
 class _Loopback:
-    """All ranks on this machine's loopback."""
+    """This ground has all ranks on this machine's loopback."""
 
     preset: Preset | None = None
     burst: Burst | None = None
@@ -99,10 +98,8 @@ class _Loopback:
     def spawn(
         self, rank: int, command: Sequence[str], /, *, env: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[Any]:
-        with uninterrupted():
-            return subprocess.Popen(
-                command, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env}, **options
-            )
+        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env}
+        return subprocess.Popen(command, env=env, **options)
 
     def start_bursts(self) -> None:
         """Nothing bursts on loopback."""

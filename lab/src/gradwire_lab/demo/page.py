@@ -1,26 +1,22 @@
-"""The demo's page: one HTML file that needs nothing else."""
+"""The demo's page is one HTML file that needs no other."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import jinja2
 from markupsafe import Markup
 
 from gradwire_lab.demo.plots import all_plots
 from gradwire_lab.demo.table import COLUMNS, rows
 from gradwire_lab.demo.words import Document
-
-_TEMPLATE = Path(__file__).with_name("page.html.j2")
+from gradwire_lab.report.template import fill
 
 
 def render(document: Document) -> str:
-    """The page as text."""
-    template = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    """Return the page as text."""
     drawn = all_plots(document) if document["contestants"] else {}
-    return template.render(
+    return fill(
+        Path(__file__).with_name("page.html.j2"),
         document=document,
         columns=COLUMNS,
         rows=rows(document) if document["contestants"] else [],

@@ -1,4 +1,4 @@
-"""The plots of the demo's page, as SVG."""
+"""The plots of the demo's page are drawn as SVG."""
 
 from __future__ import annotations
 
@@ -11,10 +11,27 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from gradwire_lab.demo.words import Document
-from gradwire_lab.report.drawing import BURST, IDEAL, STYLE, figure_of, legend, plain, smooth, svg
+from gradwire_lab.report.drawing import (
+    BURST,
+    IDEAL,
+    STYLE,
+    cumulate,
+    figure_of,
+    legend,
+    line,
+    logarithmic,
+    smooth,
+    svg,
+)
 
-COLOURS = {"gloo": "#d1603d", "reliable": "#3b78b5", "dblp": "#2a9d76", "adaptive": "#8a5a9e"}
-"""Told apart by people who see colours otherwise, too."""
+COLOURS = {
+    "gloo": "#d1603d",
+    "gloo-fp16": "#7a3b12",
+    "reliable": "#3b78b5",
+    "dblp": "#2a9d76",
+    "adaptive": "#8a5a9e",
+}
+"""People with colour blindness can tell these colours apart, too."""
 
 _ZOOM_SECONDS = 3.0
 _FAR = 8
@@ -23,7 +40,7 @@ Entry = Mapping[str, Any]
 
 
 def all_plots(document: Document) -> dict[str, str]:
-    """Every plot, by its name in the page's template."""
+    """Draw every plot, by its name in the page's template."""
     plots: dict[str, Callable[[Document], str]] = {
         "over_time": over_time,
         "close_up": close_up,
@@ -35,7 +52,7 @@ def all_plots(document: Document) -> dict[str, str]:
 
 
 def over_time(document: Document) -> str:
-    """Every step's communication time over the time of the demo, bursts drawn in."""
+    """Draw every step's communication time over the time of the demo, with the bursts."""
     figure, axes = figure_of(9.6, 3.4)
     starts = [burst["start"] for burst in document["bursts_sent"]]
     axes.vlines(starts, 0, 0.03, color=BURST, linewidth=0.5, transform=axes.get_xaxis_transform())
@@ -55,8 +72,7 @@ def over_time(document: Document) -> str:
     handles += _ideal_line(document, axes.axhline) + _burst_patch(document)
     axes.set(xlabel="seconds since the start", ylabel="communication of a step, ms")
     if _has_far_outliers(document):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(plain)
+        logarithmic(axes, "y")
     else:
         axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
@@ -65,7 +81,7 @@ def over_time(document: Document) -> str:
 
 
 def close_up(document: Document) -> str:
-    """The first seconds of one turn of each contestant, on a clock set to the bursts."""
+    """Draw the first seconds of one turn of each contestant, on a clock set to the bursts."""
     entries = document["contestants"]
     figure, axes = figure_of(9.6, 0.9 + 0.62 * len(entries))
     for row, entry in enumerate(entries):
@@ -84,7 +100,7 @@ def close_up(document: Document) -> str:
 
 
 def _lane(axes: Axes, height: float, entry: Entry, document: Document) -> None:
-    """One contestant's steps as bars, from the middle one of its turns."""
+    """Draw one contestant's steps as bars, from the middle one of its turns."""
     turns = sorted({step["turn"] for step in entry["series"]})
     turn = turns[len(turns) // 2]
     steps = [step for step in entry["series"] if step["turn"] == turn]
@@ -110,26 +126,16 @@ def _lane(axes: Axes, height: float, entry: Entry, document: Document) -> None:
 
 
 def distribution(document: Document) -> str:
-    """What share of steps communicated no longer than a time."""
+    """Draw what share of steps communicated no longer than a time."""
     figure, axes = figure_of(4.7, 3.3)
     for entry in document["contestants"]:
-        times = sorted(step["comm"] * 1000 for step in entry["series"] if step["timed"])
-        shares = [(number + 1) / len(times) * 100 for number in range(len(times))]
-        axes.step(
-            [times[0], *times],
-            [0.0, *shares],
-            where="post",
-            color=_colour(entry),
-            label=entry["label"],
-            linewidth=1.8,
-        )
+        times = [step["comm"] for step in entry["series"] if step["timed"]]
+        cumulate(axes, times, _colour(entry))
     handles = [_line(entry) for entry in document["contestants"]]
     handles += _ideal_line(document, axes.axvline)
     axes.set(xlabel="communication of a step, ms", ylabel="steps no longer than that, %")
-    axes.set_ylim(0, 102)
     if _has_far_outliers(document):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(plain)
+        logarithmic(axes, "x")
     else:
         axes.set_xlim(left=0)
     legend(axes, handles, 2)
@@ -137,7 +143,7 @@ def distribution(document: Document) -> str:
 
 
 def losses(document: Document) -> str:
-    """Training loss, smoothed, and the held-out loss after each turn."""
+    """Draw the smoothed training loss, and the held-out loss after each turn."""
     figure, axes = figure_of(4.7, 3.3)
     for entry in document["contestants"]:
         steps, training = _training_curve(entry)
@@ -161,13 +167,13 @@ def losses(document: Document) -> str:
 
 
 def _training_curve(entry: Entry) -> tuple[list[int], list[float]]:
-    """Steps and smoothed training loss, as far as it was a number."""
+    """Return steps and smoothed training loss, where it is a number."""
     known = [step for step in entry["series"] if step["loss"] is not None]
     return [step["step"] + 1 for step in known], smooth([step["loss"] for step in known])
 
 
 def _loss_range(document: Document) -> tuple[float, float]:
-    """Leaves out the plunge of the first steps, beside which all curves look the same."""
+    """Return a range without the steep first steps, beside which all curves look the same."""
     points: list[float] = []
     for entry in document["contestants"]:
         training = _training_curve(entry)[1]
@@ -179,7 +185,7 @@ def _loss_range(document: Document) -> tuple[float, float]:
 
 
 def _has_far_outliers(document: Document) -> bool:
-    """Whether the longest steps would press all others together on a linear axis."""
+    """Return whether the longest steps would press all others together on a linear axis."""
     entries = document["contestants"]
     typical = max(entry["comm_median_s"] for entry in entries)
     return bool(max(entry["comm_max_s"] for entry in entries) > _FAR * typical)
@@ -196,7 +202,7 @@ def _dot(entry: Entry) -> Line2D:
 
 
 def _line(entry: Entry) -> Line2D:
-    return Line2D([], [], color=_colour(entry), linewidth=1.8, label=entry["label"])
+    return line(entry["label"], _colour(entry))
 
 
 def _burst_patch(document: Document) -> list[Any]:

@@ -1,4 +1,4 @@
-"""From what the ranks saw to numbers: the demo's JSON."""
+"""The demo's JSON is computed from what its ranks measured."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from typing import Any
 from gradwire.core.report import finite
 from gradwire_lab.contest.measure import all_reduce_payload, environment, header_ideal, percentile
 from gradwire_lab.demo.course import Outcome
-from gradwire_lab.demo.words import headline, notes
+from gradwire_lab.demo.scenario import TAIL_STEPS
+from gradwire_lab.demo.words import against_gloo, headline, notes
 from gradwire_lab.training.block import Block, Step, join
-from gradwire_lab.training.scenario import TAIL_STEPS, Entry
+from gradwire_lab.training.recipe import Entry
 
 FORMAT = 1
 _FLOAT_BYTES = 4
 
+HALF = 0.5
+"""Share of float32's bytes from which on a step's gradients count as compressed."""
+
 
 def summarize(steps: Sequence[Step], tail_steps: int = TAIL_STEPS) -> dict[str, Any]:
-    """A contestant's steps in a few numbers; times in seconds, only of timed steps."""
+    """Summarise a contestant's steps; times are in seconds, and of timed steps only."""
     timed = [step for step in steps if step.timed]
     comm = [step.comm for step in timed]
     elapsed = sum(step.took for step in timed)
     phases = [step.critical for step in steps if step.critical is not None]
+    encoded = [step.encoded for step in timed if step.encoded is not None]
     return {
         "steps": len(steps),
         "timed_steps": len(timed),
@@ -38,12 +43,18 @@ def summarize(steps: Sequence[Step], tail_steps: int = TAIL_STEPS) -> dict[str, 
         "delivered": statistics.fmean(step.delivered for step in steps),
         "delivered_min": min(step.delivered for step in steps),
         "critical_share": sum(phases) / len(phases) if phases else None,
+        "encoded_share": statistics.fmean(encoded) if encoded else None,
+        "compressed_share": (
+            sum(share <= HALF for share in encoded) / len(encoded) if encoded else None
+        ),
     }
 
 
 def document(outcome: Outcome, command: str) -> dict[str, Any]:
-    """Everything that is known about a demo, as JSON; non-finite numbers become null."""
+    """Put everything that is known about a demo into JSON; non-finite numbers become null."""
     known: dict[str, Any] = finite(_document(outcome, command))
+    for entry in known["contestants"]:
+        entry.update(against_gloo(known, entry))
     return {"headline": headline(known), **known, "notes": notes(known)}
 
 
@@ -86,7 +97,7 @@ def _document(outcome: Outcome, command: str) -> dict[str, Any]:
 
 
 def _ideal(outcome: Outcome) -> tuple[float | None, float | None]:
-    """Bytes per port and direction of a step's all-reduce, and the seconds they need."""
+    """Return the bytes per port and direction of a step's all-reduce, and the seconds they need."""
     if not outcome.facts:
         return None, None
     size = outcome.facts["parameters"] * _FLOAT_BYTES
@@ -123,6 +134,6 @@ def _contestant(outcome: Outcome, entry: Entry) -> dict[str, Any]:
 
 
 def _total(blocks: Sequence[tuple[int, Block]], key: str) -> int | None:
-    """Sum of a number over all steps of all ranks; None where ranks do not know it."""
+    """Sum a number over all steps of all ranks; None where a rank does not know it."""
     values = [step[key] for _, block in blocks for steps in block.ranks for step in steps]
     return None if any(value is None for value in values) else sum(values)

@@ -1,4 +1,4 @@
-"""The demo's table, the same columns on the terminal and on the page."""
+"""The demo's table has the same columns on the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from gradwire_lab.demo.words import Document, milliseconds, number, percent
+from gradwire_lab.demo.words import Document, milliseconds, number, speed
+from gradwire_lab.report.words import NONE, share
 
 IDEAL = "header ideal"
 
 COLUMNS = (
     "",
     "steps/s",
+    "× peer",
+    "peer",
     "comm median",
     "p90",
     "p99",
@@ -28,38 +31,42 @@ COLUMNS = (
 
 
 def rows(document: Document) -> list[list[str]]:
-    """The cells: a row for each contestant, and one for the header ideal where there is one."""
+    """Return a row for each contestant, and one for the header ideal where there is one."""
     ideal = document["header_ideal_s"]
-    cells = [_row(entry, ideal) for entry in document["contestants"]]
+    labels = {entry["name"]: entry["label"] for entry in document["contestants"]}
+    cells = [_row(entry, ideal, labels) for entry in document["contestants"]]
     if ideal is not None:
-        blank = ["–"] * (len(COLUMNS) - 3)
-        blank[3] = "1.00"
-        cells.append([IDEAL, "–", milliseconds(ideal), *blank])
+        known = {"": IDEAL, "comm median": milliseconds(ideal), "× ideal": "1.00"}
+        cells.append([known.get(column, NONE) for column in COLUMNS])
     return cells
 
 
-def _row(entry: Mapping[str, Any], ideal: float | None) -> list[str]:
+def _row(
+    entry: Mapping[str, Any], ideal: float | None, labels: Mapping[str | None, str]
+) -> list[str]:
     median = entry["comm_median_s"]
     return [
         entry["label"],
         f"{entry['steps_per_s']:.2f}",
+        speed(entry),
+        labels.get(entry["peer"], NONE),
         milliseconds(median),
         milliseconds(entry["comm_p90_s"]),
         milliseconds(entry["comm_p99_s"]),
         milliseconds(entry["comm_max_s"]),
-        "–" if ideal is None else f"{median / ideal:.2f}",
-        percent(entry["comm_share"]),
-        percent(entry["delivered"]),
-        percent(entry["critical_share"]),
+        NONE if ideal is None else f"{median / ideal:.2f}",
+        share(entry["comm_share"]),
+        share(entry["delivered"]),
+        share(entry["critical_share"]),
         number(entry["final_loss"]),
     ]
 
 
 def terminal_table(document: Document) -> Table:
-    """The table for the terminal, turned so that it fits into 80 columns."""
+    """Return the table for the terminal, turned so that it fits into 80 columns."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD)
     cells = rows(document)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for row in cells:
         table.add_column(row[0], justify="right", style="dim" if row[0] == IDEAL else None)
     for place, column in enumerate(COLUMNS[1:], 1):

@@ -1,41 +1,34 @@
-"""The demo's result in words: the headline and what limits it."""
+"""The demo's result is put into words: the headline, and notes on what limits it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from gradwire_lab.training.scenario import TAIL_STEPS
+from gradwire_lab.demo.scenario import TAIL_STEPS
+from gradwire_lab.report.words import NONE, share
 
 Document = Mapping[str, Any]
 
 _ENOUGH_STEPS = 50
+_MOST = 0.5
+"""Share of the timed steps above which a contestant counts as one that compresses."""
 _OURS = ("adaptive", "dblp", "reliable")
-"""Of gradwire's contestants, the one in the headline is the first that takes part."""
+"""gradwire's contestants in the order in which the headline prefers them."""
 
 
 def milliseconds(seconds: float | None) -> str:
-    """A time as people read it; a dash where there is none."""
-    return "–" if seconds is None else f"{seconds * 1000:.0f} ms"
-
-
-def percent(share: float | None) -> str:
-    """A share as people read it; what is not all never reads as 100 %."""
-    if share is None:
-        return "–"
-    text = f"{share * 100:.1f}"
-    if text == "100.0" and share < 1:
-        return "> 99.9 %"
-    return f"{text} %"
+    """Return a time as people read it; a dash where there is none."""
+    return NONE if seconds is None else f"{seconds * 1000:.0f} ms"
 
 
 def number(value: float | None) -> str:
-    """A loss as people read it; a word where it is none."""
+    """Return a loss as people read it; a word where it is none."""
     return "diverged" if value is None else f"{value:.3f}"
 
 
 def contestant(document: Document, name: str) -> Mapping[str, Any] | None:
-    """A contestant's part of the document; None if it took no part or failed before its turn."""
+    """Return a contestant's part of the document; None if it had no turn."""
     for entry in document["contestants"]:
         if entry["name"] == name:
             found: Mapping[str, Any] = entry
@@ -43,17 +36,58 @@ def contestant(document: Document, name: str) -> Mapping[str, Any] | None:
     return None
 
 
+def against_gloo(document: Document, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare a contestant of gradwire's with those of Gloo's.
+
+    Returns:
+        ``speed_over``: its steps per second over those of each of Gloo's contestants, by name.
+        ``peer``: the one of these that sends alike: half precision, if the contestant compressed
+        most of its timed steps, else single precision; None if that one takes no part.
+    """
+    if entry["policy"] is None:
+        return {"speed_over": {}, "peer": None}
+    gloo = [each for each in document["contestants"] if each["policy"] is None]
+    alike = [each["name"] for each in gloo if _compresses(each) == _compresses(entry)]
+    return {
+        "speed_over": {each["name"]: entry["steps_per_s"] / each["steps_per_s"] for each in gloo},
+        "peer": alike[0] if alike else None,
+    }
+
+
+def _compresses(entry: Mapping[str, Any]) -> bool:
+    return (entry["compressed_share"] or 0.0) > _MOST
+
+
 def headline(document: Document) -> str:
-    """One or two sentences with the numbers that matter most."""
+    """Return a few sentences with the numbers that matter most."""
     if document["error"]:
         return f"The demo ended early: {document['error']}"
-    tcp = contestant(document, "gloo")
-    ours = next(filter(None, (contestant(document, name) for name in _OURS)), None)
-    if tcp is None or ours is None:
+    compared = [
+        entry
+        for entry in (contestant(document, name) for name in _OURS)
+        if entry is not None and entry["peer"] is not None
+    ]
+    if not compared:
         return "; ".join(_alone(entry) for entry in document["contestants"])
+    ours = compared[0]
+    peer = _peer(document, ours)
     if document["mode"] == "loopback":
-        return f"{_lossy(document, ours)} {_losses(tcp, ours)}"
-    return f"{_times(document, tcp, ours)} {_losses(tcp, ours)}"
+        return f"{_lossy(document, ours)} {_losses(peer, ours)}"
+    others = [entry for entry in compared if entry["peer"] != ours["peer"]][:1]
+    second = [_times(document, entry) for entry in others]
+    return " ".join([_times(document, ours), _losses(peer, ours), *second])
+
+
+def _peer(document: Document, ours: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the contestant of Gloo's that one of gradwire's is compared with."""
+    found = contestant(document, ours["peer"])
+    assert found is not None
+    return found
+
+
+def speed(entry: Mapping[str, Any]) -> str:
+    """Return a contestant's speed over that of its peer; a dash where it has none."""
+    return NONE if entry["peer"] is None else f"{entry['speed_over'][entry['peer']]:.2f}"
 
 
 def _alone(entry: Mapping[str, Any]) -> str:
@@ -65,22 +99,23 @@ def _alone(entry: Mapping[str, Any]) -> str:
 
 def _lossy(document: Document, ours: Mapping[str, Any]) -> str:
     return (
-        f"On loopback {ours['label']} trains with {percent(document['scenario']['drop_rate'])} of "
+        f"On loopback {ours['label']} trains with {share(document['scenario']['drop_rate'])} of "
         "its packets dropped, and TCP with none."
     )
 
 
-def _times(document: Document, tcp: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+def _times(document: Document, ours: Mapping[str, Any]) -> str:
+    peer = _peer(document, ours)
     tail, name = ("comm_p99_s", "99th percentile")
-    if tcp[tail] is None or ours[tail] is None:
+    if peer[tail] is None or ours[tail] is None:
         tail, name = "comm_max_s", "longest"
-    speed = _faster(ours["steps_per_s"] / tcp["steps_per_s"])
+    ratio = ours["speed_over"][ours["peer"]]
     return (
-        f"Over {ours['label']} the model trains {speed} as over {tcp['label']} while the network "
-        "bursts: "
+        f"Over {ours['label']} the model trains {_faster(ratio)} as over {peer['label']} while the "
+        "network bursts: "
         f"a step's gradients take {milliseconds(ours['comm_median_s'])} and "
-        f"{milliseconds(tcp['comm_median_s'])} (median; {name} {milliseconds(ours[tail])} and "
-        f"{milliseconds(tcp[tail])})."
+        f"{milliseconds(peer['comm_median_s'])} (median; {name} {milliseconds(ours[tail])} and "
+        f"{milliseconds(peer[tail])})."
     )
 
 
@@ -90,16 +125,16 @@ def _faster(ratio: float) -> str:
     return f"{ratio:.2f} times as fast"
 
 
-def _losses(tcp: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+def _losses(peer: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     return (
         f"After {ours['steps']} steps the held-out loss is {number(ours['final_loss'])} "
-        f"against {number(tcp['final_loss'])}, with {percent(ours['delivered'])} of the gradients "
+        f"against {number(peer['final_loss'])}, with {share(ours['delivered'])} of the gradients "
         "delivered."
     )
 
 
 def notes(document: Document) -> list[str]:
-    """What a reader must know to judge the numbers."""
+    """Return notes that a reader needs to judge the numbers."""
     if not document["contestants"]:
         return []
     lines = []
@@ -107,7 +142,7 @@ def notes(document: Document) -> list[str]:
         scenario = document["scenario"]
         lines.append(
             f"{document['reason']}. So this ran on loopback, which has no rate, no queue and no "
-            f"bursts; {percent(scenario['drop_rate'])} of gradwire's packets were dropped on "
+            f"bursts; {share(scenario['drop_rate'])} of gradwire's packets were dropped on "
             f"arrival, in runs of {scenario['drop_burst']:g} on average. TCP cannot be treated so: "
             "it lost nothing, and its times are those of copies in memory. Compare the losses and "
             "the delivered share, not the times."
@@ -115,6 +150,7 @@ def notes(document: Document) -> list[str]:
     else:
         lines.append(_network_note(document))
     lines.append(_turns_note(document))
+    lines.extend(_peers_note(document))
     lines.append(
         "Communication time runs from the moment when all ranks have their gradients until the "
         "last rank has the averaged ones; all gradients travel as one bucket after the backward "
@@ -143,10 +179,27 @@ def notes(document: Document) -> list[str]:
 def _phase_note(entry: Mapping[str, Any]) -> str:
     if entry["critical_share"] == 1.0:
         return f"{entry['label']}: every step was critical; the run was too short for more."
-    share = f"{entry['label']}: {percent(entry['critical_share'])} of the steps were critical"
+    critical = f"{entry['label']}: {share(entry['critical_share'])} of the steps were critical"
     if entry["verdict"] == "phases":
-        return f"{share}; the detector fired again after the start."
-    return f"{share}; after the start the detector did not fire: a fixed bound."
+        return f"{critical}; the detector fired again after the start."
+    return f"{critical}; after the start the detector did not fire: a fixed bound."
+
+
+def _peers_note(document: Document) -> list[str]:
+    gloo = [entry["label"] for entry in document["contestants"] if entry["policy"] is None]
+    ours = [entry for entry in document["contestants"] if entry["policy"] is not None]
+    if not gloo or not ours:
+        return []
+    alike = ", ".join(
+        f"{entry['label']} with "
+        + ("none here" if entry["peer"] is None else _peer(document, entry)["label"])
+        for entry in ours
+    )
+    return [
+        f"{' and '.join(gloo)}: DDP over TCP. Speeds compare like with like: a contestant that "
+        "sent most timed steps in half precision or less with Gloo in half precision (torch's "
+        f"fp16_compress_hook), every other one with Gloo in single precision: {alike}."
+    ]
 
 
 def _encoding_note(document: Document) -> list[str]:
@@ -155,8 +208,9 @@ def _encoding_note(document: Document) -> list[str]:
         return []
     return [
         f"{ours['label']} sends half precision while steps wait for their gradients, or int8 where "
-        f"that is not enough: {percent(ours['bytes_sent'] / exact['bytes_sent'])} of the bytes of "
-        f"{exact['label']} here."
+        f"that is not enough: in {share(ours['compressed_share'])} of its timed steps, and "
+        f"{share(ours['bytes_sent'] / exact['bytes_sent'])} of the bytes of {exact['label']} in "
+        "all."
     ]
 
 

@@ -1,20 +1,21 @@
-"""One rank of the demo, a program: argument DESCRIPTOR, of a socket to the parent.
+"""This program is one rank of the demo.
 
-Obeys as `gradwire_lab.contest.rank_program` says; a block also tells of each of its steps as it
-ends.
+Its argument is the descriptor of a socket to the parent, whose commands it obeys, see
+`gradwire_lab.contest.rank_program`. During a block it also reports each step as it ends.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from gradwire_lab.contest.rank_program import Commands, obey
 from gradwire_lab.contest.ranks import Message
+from gradwire_lab.demo.scenario import Scenario
 from gradwire_lab.network.kernel import die_with_parent
 from gradwire_lab.training.rank import TrainingRank
-from gradwire_lab.training.scenario import Scenario
 from gradwire_lab.training.text import load
 from gradwire_lab.training.trainee import Trainee
 
@@ -22,23 +23,25 @@ _GROUP_SECONDS = 60.0
 
 
 class Worker(TrainingRank[Trainee]):
-    """One rank with all contestants."""
+    """A worker is a rank that trains all contestants."""
 
     def __init__(self, config: Message, tell: Callable[[Message], None]) -> None:
         """Meet the other ranks and set all contestants up.
 
         Args:
-            config: scenario, rank, store (host and port), lossy, line (descriptor of the start
-                line's memory).
+            config: scenario, rank, store (host and port), lossy (whether gradwire drops some of
+                its packets), line (descriptor of the start line's memory).
             tell: called with each step.
         """
         scenario = Scenario.from_json(config["scenario"])
         super().__init__(config, scenario.ranks, _GROUP_SECONDS, tell)
         text = load()
+        drops = {"drop_rate": scenario.drop_rate, "drop_burst": scenario.drop_burst}
         for entry in scenario.entries:
+            each = replace(entry, options={**drops, **entry.options}) if config["lossy"] else entry
             try:
                 self.trainees[entry.name] = Trainee(
-                    entry, scenario, text, self.rank, self.start_line, config["lossy"]
+                    each, scenario, text, self.rank, self.start_line
                 )
             except Exception as error:
                 raise RuntimeError(f"{entry.label}: {error}") from error
@@ -48,23 +51,18 @@ class Worker(TrainingRank[Trainee]):
             "files": text.files,
         }
 
-    def block(self, contestant: str, steps: int, start: float) -> dict[str, Any]:
-        """Train one contestant for some steps, then look at the held-out text."""
-        trainee = self.trainees[contestant]
-        done = trainee.block(steps, start, self.stepped)
-        return {"steps": done, "validation": trainee.validate(), "verdict": trainee.verdict}
+    def block(self, contestant: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Train one contestant; its answer has the phase detector's verdict, too."""
+        answer = super().block(contestant, *arguments, **options)
+        return {**answer, "verdict": self.trainees[contestant].verdict}
 
 
 def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
-    """Set the rank up; the configuration names the process to die with, 0 if that is seen to."""
+    """Set the rank up; it dies with the process that the configuration names, if it is not 0."""
     if config["parent"]:
         die_with_parent(config["parent"])
     worker = Worker(config, tell)
-    return worker.facts, {
-        "block": worker.block,
-        "fingerprints": worker.fingerprints,
-        "close": worker.close,
-    }
+    return worker.facts, worker.commands
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A test network on one machine: hosts, a switch, queues, bursts, and the baselines on it."""
+"""A lab network on one machine has hosts, switches, queues and bursts."""
 
 from gradwire_lab.network.bursts import BurstRecord, BurstTraffic, windows
 from gradwire_lab.network.leaves import Leaves

@@ -1,6 +1,6 @@
-"""The program on a cross-traffic host: arguments ADDRESS SCHEDULE, the latter a JSON object.
+"""This program on a cross-traffic host sends bursts until it is killed.
 
-Writes a line of JSON for each burst. Runs until it is killed.
+Its arguments are ADDRESS and SCHEDULE, a JSON object. It writes a line of JSON for each burst.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MAX_PACKETS = 44
 """Packets of the longest train: a datagram may have 65,507 bytes before it is cut."""
 
 TRAIN_SECONDS = 125e-6
-"""A train carries what the rate sends in this time."""
+"""Seconds of sending at the rate that one train carries."""
 
 GRACE_SECONDS = 0.010
-"""A burst that was held up may last so much longer (ours)."""
+"""Seconds that a burst may last longer if it was held up (ours)."""
 
 DISCARD_PORT = 9
 
 
 def open_socket(address: str) -> socket.socket:
-    """A socket whose datagrams the kernel cuts into packets."""
+    """Return a socket whose datagrams the kernel cuts into packets."""
     sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sender.setsockopt(SOL_UDP, UDP_SEGMENT, PAYLOAD)
     sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)

@@ -1,4 +1,4 @@
-"""Bursts of cross traffic into one port of a network."""
+"""Bursts of cross traffic go into one port of a network."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gradwire_lab.network.presets import Burst
 
 _LEAD_SECONDS = 0.5
 _GOLDEN = 0.618
-"""From turn to turn, of a period: no phase comes again soon."""
+"""Share of a period by which phases move from turn to turn, so that none comes again soon."""
 
 
 @dataclass(frozen=True)
 class BurstRecord:
-    """One burst as it really was.
+    """A record tells how a burst really was.
 
     Attributes:
         start: when its first packet went out, in seconds of ``time.monotonic()``.
         stop: when its last one did.
         bytes: sent, Ethernet headers counted.
-        planned: what it should have sent; 0 in journals from before it was written down.
+        planned: the bytes that it should have sent; 0 if they are not known.
     """
 
     start: float
@@ -38,7 +38,7 @@ class BurstRecord:
 
 
 def windows(burst: Burst, origin: float, since: float, until: float) -> Iterator[BurstRecord]:
-    """The bursts as planned that overlap a span of time.
+    """Return the bursts as planned that overlap a span of time.
 
     Args:
         burst: their rate and rhythm.
@@ -55,8 +55,10 @@ def windows(burst: Burst, origin: float, since: float, until: float) -> Iterator
 
 
 def phase_of(turn: int, burst: Burst) -> float:
-    """Where in a burst's period a turn begins, s: no two turns that are near each other at the
-    same phase."""
+    """Return where in a burst's period a turn begins, in seconds.
+
+    Turns that follow each other begin at different phases.
+    """
     return turn * _GOLDEN % 1.0 * burst.period
 
 
@@ -109,7 +111,7 @@ class BurstTraffic:
         )
 
     def next_phase(self, offset: float = 0.0, *, after: float | None = None) -> float:
-        """The next time at which the bursts are at a given phase.
+        """Return the next time at which the bursts are at a given phase.
 
         Args:
             offset: seconds after a burst's start.
@@ -124,7 +126,7 @@ class BurstTraffic:
         return first + number * self.burst.period
 
     def records(self) -> list[BurstRecord]:
-        """The bursts sent so far.
+        """Return the bursts sent so far.
 
         Raises:
             LabUnavailable: the sender has died.
@@ -135,7 +137,7 @@ class BurstTraffic:
         return [_record(json.loads(line)) for line in lines if line.endswith(b"\n")]
 
     def sending(self) -> bool:
-        """Whether it has sent a burst.
+        """Return whether it has sent a burst.
 
         Raises:
             LabUnavailable: the sender has died.

@@ -1,4 +1,4 @@
-"""The way from a network's owner to its keeper."""
+"""A network's owner asks its keeper over a channel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LabUnavailable(OSError):
 
 
 class KeeperChannel:
-    """A keeper's process, and questions to it, one at a time from whatever thread."""
+    """A channel starts a keeper's process and asks it, one question at a time, from any thread."""
 
     def __init__(self) -> None:
         """Start the process, which waits for a plan."""
@@ -40,7 +40,7 @@ class KeeperChannel:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the id of the process."""
         return self._process.pid
 
     def ask(
@@ -49,7 +49,7 @@ class KeeperChannel:
         trouble: str = "the network is closed",
         descriptors: int = 0,
     ) -> tuple[dict[str, Any], list[int]]:
-        """What the keeper answers, with so many descriptors at most.
+        """Return what the keeper answers, with so many descriptors at most.
 
         Where no answer is received, for whatever reason, none is to any later question: it could
         be the one to this.

@@ -1,4 +1,4 @@
-"""The clock that all hosts of a lab share, ``time.monotonic()``."""
+"""All hosts of a lab share the clock ``time.monotonic()``."""
 
 from __future__ import annotations
 

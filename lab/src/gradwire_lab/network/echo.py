@@ -1,6 +1,7 @@
-"""Round trips of small datagrams: arguments `serve`, or ADDRESS COUNT INTERVAL.
+"""This program measures round trips of small datagrams.
 
-The first answers for ever, and says so once it listens; the second writes a JSON list of round-trip
+With the argument `serve` it answers for ever, and says so once it listens. With ADDRESS COUNT
+INTERVAL it writes a JSON list of round-trip
 times in seconds, null for those lost. Datagrams are one at a time, INTERVAL seconds apart.
 """
 

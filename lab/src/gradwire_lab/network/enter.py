@@ -1,6 +1,6 @@
-"""Start a program on a host of the lab: arguments USER_FD NET_FD PARENT PROGRAM ARGUMENT….
+"""This program starts a program on a host: arguments USER_FD NET_FD PARENT PROGRAM ARGUMENT….
 
-Runs in a process of its own with one thread: only such a process may enter a user namespace.
+It has one thread, because only such a process may enter a user namespace.
 USER_FD is -1 where there is none, PARENT 0 where the program may outlive the thread that starts
 it.
 """

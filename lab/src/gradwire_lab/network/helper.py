@@ -1,4 +1,4 @@
-"""How the lab starts its own small helper processes."""
+"""The lab starts small helper processes of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ runpy.run_module({module!r}, run_name="__main__", alter_sys=False)
 
 
 def helper_command(module: str, *arguments: object, bare: bool = False) -> list[str]:
-    """The command line that runs a module of the lab without importing gradwire as a whole.
+    """Return the command line that runs a module of the lab without importing gradwire as a whole.
 
     A helper must start fast, stay small and have one thread: torch and numpy, which the package
     may import, take a second, 200 MB, and start threads, with which a process may not enter a

@@ -1,8 +1,8 @@
-"""The process that makes a network's namespaces, holds them, and cleans up behind them.
+"""The keeper process makes a network's namespaces, holds them, and cleans up behind them.
 
-Arguments: the descriptor of a socket to the owner, and the owner's process id. The first message
-is the plan. When the owner closes the socket or dies, however it dies, every process on the hosts
-is killed and this one ends; the namespaces have no names and go with it.
+Its arguments are the descriptor of a socket to the owner, and the owner's process id. The first
+message is the plan. When the owner closes the socket or dies, however it dies, every process on
+the hosts is killed and this one ends; the namespaces have no names and go with it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def make_namespace() -> int | None:
 
 
 def explain(error: BaseException) -> str:
-    """One line on why no network could be made."""
+    """Say in a line why no network could be made."""
     if isinstance(error, ImportError):
         return f"{error}: install gradwire[lab]"
     if isinstance(error, TapUnavailable):
@@ -98,7 +98,7 @@ def obey(request: dict[str, Any], topology: Any) -> dict[str, Any]:
 
 
 def make_plan(request: dict[str, Any]) -> Any:
-    """The plan as the owner sent it."""
+    """Return the plan as the owner sent it."""
     from gradwire_lab.network.topology import Plan
 
     preset, leaves = Preset(**request.pop("preset")), request.pop("leaves")

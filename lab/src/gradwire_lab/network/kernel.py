@@ -1,4 +1,4 @@
-"""The few system calls of namespaces that Python before 3.12 does not offer."""
+"""These are the system calls of namespaces that Python before 3.12 does not offer."""
 
 from __future__ import annotations
 

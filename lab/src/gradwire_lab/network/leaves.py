@@ -1,4 +1,4 @@
-"""Leaf switches under one spine: which hosts share which, and what their uplinks carry."""
+"""Hosts may be on leaf switches under one spine, whose uplinks they share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Leaves"]
 
 @dataclass(frozen=True)
 class Leaves:
-    """Two tiers of switches in the place of one.
+    """Leaves are two tiers of switches in place of one switch.
 
     Attributes:
         count: leaves, each with an uplink to the one spine.
@@ -26,7 +26,7 @@ class Leaves:
             raise ValueError(f"leaves={self.count}: 2 and more are allowed; one is a single switch")
 
     def of(self, host: int, hosts: int) -> int:
-        """The leaf that a host is on: in rank order, as many on each as can be.
+        """Return the leaf that a host is on: in rank order, as many on each as can be.
 
         Args:
             host: number of the host.
@@ -35,6 +35,6 @@ class Leaves:
         return host * self.count // hosts
 
     def sizes(self, hosts: int) -> list[int]:
-        """How many hosts are on each leaf."""
+        """Return how many hosts are on each leaf."""
         places = [self.of(host, hosts) for host in range(hosts)]
         return [places.count(leaf) for leaf in range(self.count)]

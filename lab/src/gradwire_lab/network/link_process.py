@@ -1,7 +1,7 @@
-"""The process whose threads carry frames between TAP devices.
+"""The threads of this process carry frames between TAP devices.
 
-Arguments: the process id of the keeper and the descriptor of a socket to it. Does what the keeper
-asks for and dies with it.
+Its arguments are the process id of the keeper and the descriptor of a socket to it. It does what
+the keeper asks for and dies with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Random loss at a network device, by the kernel's packet filter (nftables, family netdev).
+"""Random loss at a network device is made by the kernel's packet filter (nftables, netdev).
 
 What arrives at the device is dropped with a chance, each packet by itself; a train that passes
-whole counts as one. The rules are spoken to the kernel directly, because the program `nft` is not
+whole counts as one. The rules are sent to the kernel directly, because the program `nft` is not
 on every machine. Numbers and layouts are those of the kernel's `linux/netfilter/nf_tables.h`.
 """
 
@@ -27,7 +27,7 @@ SCALE = 1_000_000
 
 
 class LossRules:
-    """The rules of the network namespace that the process is in when this object is made.
+    """Loss rules belong to the network namespace in which this object is made.
 
     Raises:
         OSError: the kernel has no packet filter, or the process may not use it.
@@ -101,7 +101,7 @@ class LossRules:
 
 
 def _by_chance(rate: float) -> bytes:
-    """A random number below the rate is a drop."""
+    """Make expressions that match where a random number is below the rate."""
     number = _number(1, _REGISTER) + _number(2, SCALE) + _number(3, 1)
     swap = b"".join(
         _number(kind, value)
@@ -112,7 +112,7 @@ def _by_chance(rate: float) -> bytes:
 
 
 def _longer_than(longest: int) -> bytes:
-    """A total length in the IPv4 header above the longest is a drop."""
+    """Make expressions that match where the total length in the IPv4 header is larger."""
     return _dropping(
         ("payload", _header(0, 1)),
         ("cmp", _compared(_EQUAL, b"\x45")),  # IPv4, and not ARP
@@ -122,7 +122,7 @@ def _longer_than(longest: int) -> bytes:
 
 
 def _header(offset: int, length: int) -> bytes:
-    """Bytes of the network header, into the register."""
+    """Make the expression that loads bytes of the network header into the register."""
     return _number(1, _REGISTER) + _number(2, 1) + _number(3, offset) + _number(4, length)
 
 

@@ -31,7 +31,7 @@ _STOP_SECONDS = 2.0
 
 
 class Network:
-    """N hosts on one switch, every port with a rate and a drop-tail queue in both directions.
+    """A network has hosts on one switch; every port has a rate and a drop-tail queue each way.
 
     Or on several, the leaves, each with an uplink to one spine that is shaped as the ports are;
     two hosts on one leaf meet there, all others across the spine.
@@ -140,12 +140,12 @@ class Network:
         return namespaces, user
 
     def address(self, host: int) -> str:
-        """IPv4 address of a host."""
+        """Return the IPv4 address of a host."""
         self._check(host)
         return host_address(host)
 
     def discard_address(self, host: int) -> str:
-        """IPv4 address behind a host's port whose packets the host silently drops."""
+        """Return the IPv4 address behind a host's port whose packets the host silently drops."""
         self._check(host)
         return discard_address(host)
 
@@ -204,7 +204,7 @@ class Network:
         return process
 
     def port_stats(self, host: int) -> PortStats:
-        """What both queues of a host's port have seen since the network was made.
+        """Return what both queues of a host's port have seen since the network was made.
 
         Raises:
             IndexError: there is no such host.
@@ -215,7 +215,7 @@ class Network:
         return port_stats(answer["stats"])
 
     def uplink_stats(self, leaf: int) -> PortStats:
-        """What both queues of a leaf's uplink have seen since the network was made.
+        """Return what both queues of a leaf's uplink have seen since the network was made.
 
         Raises:
             IndexError: there is no such leaf.
@@ -224,7 +224,7 @@ class Network:
         return port_stats(self._ask_of_leaf("uplink statistics", leaf))
 
     def uplink_wire_stats(self, leaf: int) -> dict[str, WireStats]:
-        """What the link of a leaf's uplink has seen, as `wire_stats` says it; only with `ecn`.
+        """Return the counters of a leaf's uplink, as `wire_stats` has them; only with `ecn`.
 
         Raises:
             IndexError: there is no such leaf.
@@ -245,7 +245,7 @@ class Network:
         return stats
 
     def lost_packets(self) -> int:
-        """Packets that went into a switch and neither came out to a host nor wait in one.
+        """Count the packets that went into a switch and neither came out to a host nor wait in one.
 
         Exact when nothing is being sent, and with trains too, of which `QueueStats.drops` counts
         each only once. Cross traffic is included, and so is what a host's wire loses on the way in.
@@ -313,7 +313,7 @@ class Network:
         self._keeper.ask(request)
 
     def wire_stats(self, host: int) -> dict[str, WireStats]:
-        """What the wire of a host has seen since the network was made: "uplink", "downlink".
+        """Return what the wire of a host has seen since the network was made: "uplink", "downlink".
 
         Raises:
             IndexError: there is no such host.

@@ -14,7 +14,7 @@ def _is_offload(feature: str) -> bool:
 
 
 def active_offloads(device: str) -> set[str]:
-    """The names of the GSO, TSO, USO and GRO features that a device has on."""
+    """Return the names of the GSO, TSO, USO and GRO features that a device has on."""
     with closing(IoctlEthtool(device)) as ethtool:
         features = ethtool.get_features()
         return {name for name, on, *_ in features if on and _is_offload(name)}

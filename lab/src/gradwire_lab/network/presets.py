@@ -1,4 +1,4 @@
-"""The two standard networks and the bursts that belong to them."""
+"""There are two standard networks, with bursts that belong to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Preset:
-    """How every port of a network is shaped, in both directions.
+    """A preset says how every port of a network is shaped, in both directions.
 
     Attributes:
         name: what tables call this network.
@@ -55,7 +55,7 @@ NETWORKS = {preset.name: preset for preset in (NETWORK_A, NETWORK_B)}
 
 @dataclass(frozen=True)
 class Burst:
-    """Cross traffic that comes and goes.
+    """A burst is cross traffic that comes and goes.
 
     Attributes:
         rate: while it is on, in bits per second, Ethernet headers counted.

@@ -1,4 +1,4 @@
-"""Rates and drop-tail queues of network devices: the kernel's token bucket (tbf)."""
+"""Network devices get a rate and a drop-tail queue by the kernel's token bucket (tbf)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from gradwire_lab.network.presets import Preset
 __all__ = ["NO_BOTTLENECK", "queue_stats", "shape"]
 
 NO_BOTTLENECK = Preset("no bottleneck", 10_000_000_000, 8 << 20, 1 << 17, offloads=True)
-"""Fast enough never to be the bottleneck, and a queue all the same, because a queue counts a
-train's packets and a bare link does not."""
+"""A shaping that is never the bottleneck.
+
+It has a queue all the same, because a queue counts a train's packets and a bare link does not.
+"""
 
 
 def shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
@@ -33,7 +35,7 @@ def shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
 
 
 def queue_stats(netlink: Any, index: int) -> dict[str, int]:
-    """What a device's queue has seen since it was made: fields of `network.QueueStats`.
+    """Return what a device's queue has seen since it was made: fields of `network.QueueStats`.
 
     Raises:
         OSError: it is gone.

@@ -1,4 +1,4 @@
-"""What the queues of a network have seen."""
+"""The queues of a network count what they have seen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["PortStats", "QueueStats", "port_stats"]
 
 @dataclass(frozen=True)
 class QueueStats:
-    """What one queue has seen since the network was made.
+    """These are the counters of one queue since the network was made.
 
     Attributes:
         bytes: sent, Ethernet headers counted.
@@ -30,7 +30,7 @@ class QueueStats:
 
 @dataclass(frozen=True)
 class PortStats:
-    """Both directions of a host's port, or of a leaf's uplink.
+    """These are the counters of both directions of a host's port, or of a leaf's uplink.
 
     Attributes:
         uplink: the host's own queue, towards the switch; or the leaf's, towards the spine.
@@ -42,5 +42,5 @@ class PortStats:
 
 
 def port_stats(answer: dict[str, Any]) -> PortStats:
-    """From what the keeper says."""
+    """Make it from the keeper's answer."""
     return PortStats(QueueStats(**answer["uplink"]), QueueStats(**answer["downlink"]))

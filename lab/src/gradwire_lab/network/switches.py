@@ -1,8 +1,8 @@
-"""The switches of a network: one bridge, or leaves under a spine with shaped uplinks between.
+"""A network's switches are one bridge, or leaves under a spine with shaped uplinks.
 
-Runs in the keeper, as the topology does. All bridges live in one namespace, the switches'. An
-uplink is a veth pair between two of them with a token bucket on each end, or, where queues mark, a
-TAP pair whose link has rate and queue.
+This code runs in the keeper, as the topology does. All bridges are in one namespace, the
+switches'. An uplink is a veth pair between two of them with a token bucket on each end, or, where
+queues mark, a TAP pair whose link has rate and queue.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["Switches", "index_of", "up"]
 
 _SPINE = "spine"
 _NUMBERS = MAX_HOSTS
-"""Links of uplinks are numbered behind those of hosts."""
+"""Number of the first uplink's link; those of hosts come before."""
 
 
 class Switches:
-    """The bridges, their uplinks and their tables of addresses."""
+    """Switches are bridges with their uplinks and tables of addresses."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Switches:
         up(self._netlink, self._bridges[name])
 
     def _add_uplink(self, leaf: int, leaves: Leaves) -> tuple[int, int]:
-        """An uplink's two ends: that of the leaf, and that of the spine."""
+        """Return an uplink's two ends: that of the leaf, and that of the spine."""
         names = f"uplink{leaf}", f"downlink{leaf}"
         if self._ecn:
             self._wires.add(_NUMBERS + leaf, self._near(names[0]), names[1], seed=0)
@@ -133,7 +133,7 @@ class Switches:
         )
 
     def uplink_stats(self, leaf: int) -> dict[str, dict[str, int]]:
-        """What both queues of a leaf's uplink have seen since they were made."""
+        """Return what both queues of a leaf's uplink have seen since they were made."""
         return {
             direction: self._wires.queue_stats(_NUMBERS + leaf, direction)
             or queue_stats(self._netlink, index)
@@ -141,12 +141,12 @@ class Switches:
         }
 
     def wire_stats(self, leaf: int) -> dict[str, dict[str, int]]:
-        """What the link of a leaf's uplink has seen, where uplinks mark; see `Wires.stats`."""
+        """Return the counters of a leaf's uplink, where uplinks mark; see `Wires.stats`."""
         return self._wires.stats(_NUMBERS + leaf)
 
 
 def index_of(netlink: Any, name: str) -> int:
-    """The index of a device in a socket's namespace."""
+    """Return the index of a device in a socket's namespace."""
     return int(netlink.link_lookup(ifname=name)[0])
 
 

@@ -1,4 +1,4 @@
-"""TAP devices: network devices whose wire is a file descriptor."""
+"""TAP devices are network devices whose wire is a file descriptor."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Links of two TAP devices, one on a host and one at the switch, with a thread between them.
+"""A TAP link is two TAP devices, on a host and at the switch, with a thread between them.
 
-Runs in the keeper. The threads (`engine/lab`) are those of one helper process, which dies with it.
+This code runs in the keeper. The threads (`engine/lab`) are those of one helper process, which
+dies with it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _STOP_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class TapPair:
-    """A link's two devices.
+    """A TAP link has two devices.
 
     Attributes:
         host: descriptor of the one on the host.
@@ -69,7 +70,7 @@ def make_pair(namespace: int, interface: str, switch: int, port: str, *, offload
 
 
 class TapLinks:
-    """All such links of a network."""
+    """These are all TAP links of a network."""
 
     def __init__(self) -> None:
         self._channel: socket.socket | None = None
@@ -108,7 +109,7 @@ class TapLinks:
         self._ask("set", host, direction=DIRECTIONS[direction], options=options)
 
     def counters(self, host: int) -> dict[str, dict[str, int]]:
-        """What both directions have seen, as `_link.TapLink.counters` says it, and `cpu_ns`.
+        """Return what both directions have seen, as `_link.TapLink.counters` says it, and `cpu_ns`.
 
         Raises:
             OSError: it has failed.

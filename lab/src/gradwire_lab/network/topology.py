@@ -1,7 +1,7 @@
-"""Namespaces, links, queues and tables of hosts and their switches.
+"""A topology is made of namespaces, links, queues and tables of hosts and their switches.
 
-Runs in the keeper's process, which has one thread and no other business: the functions move it
-from one network namespace to another.
+This code runs in the keeper's process, which has one thread and no other task, because the
+functions move it from one network namespace to another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gradwire_lab.network.wires import Near, Wires
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be built.
+    """A plan says what is to be built.
 
     Attributes:
         hosts: hosts whose ports are shaped in both directions.
@@ -65,13 +65,13 @@ class Plan:
     ports: dict[int, Preset] = field(default_factory=dict)
 
     def port(self, number: int) -> Preset:
-        """How a host's port is shaped."""
+        """Return how a host's port is shaped."""
         return self.ports.get(number, self.preset)
 
 
 @dataclass
 class Host:
-    """One built host.
+    """A host has been built.
 
     Attributes:
         namespace: descriptor of its network namespace.
@@ -87,7 +87,7 @@ class Host:
 
 
 class Topology:
-    """A built network.
+    """A topology is a network that has been built.
 
     Attributes:
         hosts: by number.
@@ -160,7 +160,7 @@ class Topology:
         return host
 
     def _marks(self, number: int) -> bool:
-        """Whether the switch's queue towards a host is its wire's, which marks."""
+        """Return whether the switch's queue towards a host is its wire's, which marks."""
         return self._plan.ecn > 0 and number < self._plan.hosts
 
     def _fill_tables(self, number: int) -> None:
@@ -189,7 +189,7 @@ class Topology:
                 )
 
     def port_stats(self, number: int) -> dict[str, dict[str, int]]:
-        """What both queues of a host's port have seen since they were made."""
+        """Return what both queues of a host's port have seen since they were made."""
         host = self.hosts[number]
         stats = {
             "uplink": queue_stats(host.netlink, host.uplink),

@@ -1,4 +1,4 @@
-"""What the wire between a host and its switch does to packets, in one direction."""
+"""A wire between a host and its switch delays and loses packets, in one direction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Wire:
-    """One direction of a host's link, behind the port's own rate and queue.
+    """A wire is one direction of a host's link, behind the port's own rate and queue.
 
     Attributes:
         delay_s: seconds that a packet travels. A round trip between two hosts crosses four wires.
@@ -71,7 +71,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class WireStats:
-    """What one direction of a wire has seen; packets, a train counting as its packets.
+    """These are the counters of one direction of a wire; a train counts as its packets.
 
     Attributes:
         packets: handed to it.
@@ -105,7 +105,7 @@ class WireStats:
 
 
 def wire_stats(counters: dict[str, int]) -> WireStats:
-    """From what the engine counts (`_link.TapLink.counters`), and `overrun`."""
+    """Make it from the engine's counters (`_link.TapLink.counters`) and `overrun`."""
     return WireStats(
         **{
             name: counters[name]

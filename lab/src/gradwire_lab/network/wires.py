@@ -1,7 +1,6 @@
-"""The links that are more than a veth pair, wires of hosts and ports that mark: what a topology
-keeps of them.
+"""Wires of hosts and ports that mark are links that are more than a veth pair.
 
-Runs in the keeper, as the topology does.
+This code runs in the keeper, as the topology does.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ _RING = 4096
 
 @dataclass(frozen=True)
 class _End:
-    """One device of a wire: a socket inside its namespace, and its index there."""
+    """An end is one device of a wire: a socket inside its namespace, and its index there."""
 
     netlink: Any
     index: int
 
     def unsent(self) -> int:
-        """Frames that the device dropped after its queue had let them go."""
+        """Return the frames that the device dropped after its queue had let them go."""
         (link,) = self.netlink.get_links(self.index)
         return int(link.get_attr("IFLA_STATS64")["tx_dropped"])
 
 
 @dataclass(frozen=True)
 class Near:
-    """Where the first device of a link is.
+    """A near end says where the first device of a link is.
 
     Attributes:
         namespace: descriptor of its network namespace.
@@ -47,7 +46,7 @@ class Near:
 
 
 class Wires:
-    """Pairs of TAP devices with a thread between them, in the place of veth pairs."""
+    """Wires are pairs of TAP devices with a thread between them, in place of veth pairs."""
 
     def __init__(self, switch: Any, switch_namespace: int, *, offloads: bool) -> None:
         """Make none yet.
@@ -68,7 +67,7 @@ class Wires:
 
     @property
     def carrier(self) -> str | None:
-        """What carries packets over the wires, as results shall name it; None without wires."""
+        """Name what carries packets over the wires, for results; None without wires."""
         return ", ".join(sorted(self._carriers)) or None
 
     def add(self, number: int, near: Near, port: str, seed: int) -> None:
@@ -128,8 +127,9 @@ class Wires:
         self.set(number, self._wires.get((number, direction), Wire()), [direction])
 
     def queue_stats(self, number: int, direction: str) -> dict[str, int] | None:
-        """What the queue that `mark` gave a direction has seen, as `network.QueueStats` names it;
-        None where it gave none.
+        """Return the counters of the queue that `mark` gave a direction; None where it gave none.
+
+        They have the names of `network.QueueStats`.
 
         Raises:
             OSError: the wire has failed.
@@ -147,7 +147,7 @@ class Wires:
         }
 
     def stats(self, number: int) -> dict[str, dict[str, int]]:
-        """What both directions of a link have seen: as the engine counts, and `overrun`.
+        """Return what both directions of a link have seen: as the engine counts, and `overrun`.
 
         Raises:
             OSError: the wire has failed.
@@ -158,10 +158,10 @@ class Wires:
         return stats
 
     def arrived(self, number: int) -> int | None:
-        """Packets that have left the switch's queue for a host; None where it has no wire.
+        """Count the packets that left the switch's queue for a host; None where it has no wire.
 
-        The kernel counts a train from a TAP device as no packet at all, so where trains came over
-        somebody's wire its own count is of no use.
+        The kernel counts a train from a TAP device as no packet at all, so its own count is of no
+        use where trains came over somebody's wire.
 
         Raises:
             OSError: the wire has failed.

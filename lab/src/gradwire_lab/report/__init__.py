@@ -1,1 +1,1 @@
-"""Pages and tables of runs of the lab."""
+"""Runs of the lab are shown here as pages and tables."""

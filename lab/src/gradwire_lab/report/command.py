@@ -1,4 +1,4 @@
-"""`gradwire report`: the page of a run again, or several runs side by side."""
+"""`gradwire report` makes the page of a run again, or shows several runs side by side."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def report(
 
 
 def _tables(found: list[dict[str, Any]]) -> list[Table]:
-    """A table for each cell: a row for each contestant, a column for each run."""
+    """Return a table for each cell: a row for each contestant, a column for each run."""
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in found:
         cells.setdefault((row["scenario"], row["cell"]), []).append(row)
@@ -99,7 +99,7 @@ def _cell(row: dict[str, Any] | None) -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The JSON of a run's folder, or of the file itself."""
+    """Return the JSON of a run's folder, or of the file itself."""
     path = _file(folder)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -136,10 +136,10 @@ def _page(document: dict[str, Any]) -> str:
 
 
 def _comparison(documents: dict[str, dict[str, Any]]) -> str:
-    from gradwire_lab.report.page import fill
+    from gradwire_lab.report.template import fill
 
     return fill(
-        "compare.html.j2",
+        Path(__file__).with_name("compare.html.j2"),
         title="Runs side by side",
         columns=COLUMNS,
         rows=compare(documents),

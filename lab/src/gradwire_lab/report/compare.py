@@ -26,8 +26,9 @@ COLUMNS = (
 
 
 def compare(documents: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with the keys of `COLUMNS`, sorted so that the same contestant in the same cell of
-    several runs stands together. The first run is the first one of the scenario.
+    """Return rows with the keys of `COLUMNS`, a contestant's rows of one cell together.
+
+    The first run is the first one of the scenario.
 
     Args:
         documents: a run's JSON by its folder.

@@ -1,10 +1,10 @@
-"""How the pages of the demo and the lab draw: one style, figures as SVG text."""
+"""The pages of demo and lab draw in one style, with figures as SVG text."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 
@@ -12,8 +12,21 @@ matplotlib.use("svg")
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-__all__ = ["BURST", "IDEAL", "STYLE", "figure_of", "legend", "plain", "smooth", "svg"]
+__all__ = [
+    "BURST",
+    "IDEAL",
+    "STYLE",
+    "cumulate",
+    "figure_of",
+    "legend",
+    "line",
+    "logarithmic",
+    "plain",
+    "smooth",
+    "svg",
+]
 
 BURST = "#c9a227"
 IDEAL = "#888888"
@@ -42,7 +55,7 @@ def plain(value: float, position: float) -> str:
 
 
 def smooth(values: Sequence[float], keep: float = 0.8) -> list[float]:
-    """A running mean that forgets."""
+    """Return a running mean that forgets."""
     smoothed: list[float] = []
     for value in values:
         smoothed.append(value if not smoothed else keep * smoothed[-1] + (1 - keep) * value)
@@ -50,7 +63,7 @@ def smooth(values: Sequence[float], keep: float = 0.8) -> list[float]:
 
 
 def legend(axes: Axes, handles: Sequence[Any], columns: int | None = None) -> None:
-    """A legend above the axes."""
+    """Draw a legend above the axes."""
     axes.legend(
         handles=handles,
         loc="lower left",
@@ -62,14 +75,37 @@ def legend(axes: Axes, handles: Sequence[Any], columns: int | None = None) -> No
     )
 
 
+def line(label: str, colour: str) -> Line2D:
+    """Return a contestant's line in a legend."""
+    return Line2D([], [], color=colour, linewidth=1.7, label=label)
+
+
+def cumulate(axes: Axes, seconds: Sequence[float], colour: str) -> None:
+    """Draw what share of samples took no longer than a time, in per cent over milliseconds."""
+    times = sorted(1000 * each for each in seconds)
+    shares = [(number + 1) / len(times) * 100 for number in range(len(times))]
+    axes.step([times[0], *times], [0.0, *shares], where="post", color=colour, linewidth=1.7)
+    axes.set_ylim(0, 102)
+
+
+def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Let one of the axes be logarithmic, with plain numbers."""
+    if which == "x":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(plain)
+    else:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(plain)
+
+
 def figure_of(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes, sizes in inches."""
+    """Return a figure with one pair of axes, sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
 def svg(figure: Figure) -> str:
-    """A figure as the text of an SVG element."""
+    """Return a figure as the text of an SVG element."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Maps of grids: how long the tail is, over the quiet median, cell by cell."""
+"""A map of a grid shows the tail over the quiet median, cell by cell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["grid_values", "map_plot", "sheets"]
 
 
 def sheets(document: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The labels on the axes that are neither rows nor columns: a map of its own for each."""
+    """Return the labels on all other axes than rows and columns; each gets its own map."""
     shown = {document["map"]["rows"], document["map"]["columns"]}
     others = [
         {axis: label for axis, label in cell["labels"].items() if axis not in shown}
@@ -28,7 +28,7 @@ def sheets(document: Mapping[str, Any]) -> list[dict[str, str]]:
 def grid_values(
     document: Mapping[str, Any], contestant: str, sheet: Mapping[str, str] | None = None
 ) -> tuple[list[str], list[str], list[list[float | None]], bool]:
-    """A contestant's tail in each cell over its median in the quiet cell of the same column.
+    """Return a contestant's tail in each cell over its median in the quiet cell of the same column.
 
     Args:
         document: of `gradwire_lab.run.results`.
@@ -65,8 +65,10 @@ def grid_values(
 
 
 def map_plot(document: Mapping[str, Any]) -> str:
-    """The map, a panel for each contestant, in a line for each label of further axes; the same
-    colours mean the same everywhere. Empty where no contestant has samples."""
+    """Draw the map: a panel for each contestant, in a line for each label of further axes.
+
+    All panels share their colours. The map is empty where no contestant has samples.
+    """
     names = list(
         dict.fromkeys(each["name"] for cell in document["cells"] for each in cell["contestants"])
     )

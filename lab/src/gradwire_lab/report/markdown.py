@@ -1,4 +1,4 @@
-"""A run as docs/reproduction.md has it: published, ours and limit side by side."""
+"""A run is put into Markdown as docs/reproduction.md has it: published, ours and limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradwire_lab.report.words import (
 __all__ = ["as_markdown"]
 
 BAR = r"\|"
-"""A bar within a cell, which else ends there."""
+"""A bar within a cell, which a plain bar would end."""
 
 CELLS = (
     "cell",
@@ -35,8 +35,7 @@ CELLS = (
 
 
 def as_markdown(document: Mapping[str, Any]) -> str:
-    """A section: what is published, the marks, what failed or was not run, the cells, the command
-    and the date."""
+    """Write a run as a section: published, command and date, marks, what is missing, cells."""
     machine = document["machine"]
     short = " (the short form: too few samples to judge by)" if document["quick"] else ""
     lines = [
@@ -57,7 +56,7 @@ def as_markdown(document: Mapping[str, Any]) -> str:
 
 
 def _incomplete(document: Mapping[str, Any]) -> list[str]:
-    """What is not in the table, a line each."""
+    """Return what is not in the table, a line each."""
     lines = [*failures(document), *missing(document)]
     return [*(f"- {line}" for line in lines), ""] if lines else []
 
@@ -88,7 +87,7 @@ def _cells(document: Mapping[str, Any]) -> list[list[str]]:
 def _filled(
     columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """The columns in which something stands."""
+    """Return the columns in which something stands."""
     kept = [place for place in range(len(columns)) if any(row[place] != NONE for row in rows)]
     return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
 

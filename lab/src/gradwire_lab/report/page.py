@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that needs nothing else."""
+"""The page of a run is one HTML file that needs no other."""
 
 from __future__ import annotations
 
@@ -6,37 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from gradwire_lab.report.maps import map_plot
 from gradwire_lab.report.plots import cell_plots, colours
+from gradwire_lab.report.template import fill
 from gradwire_lab.report.words import dates, mark_rows, notes, number, reached, rows, share
 
-__all__ = ["fill", "render", "write_page"]
-
-
-def fill(name: str, **values: Any) -> str:
-    """A template of this folder with its values.
-
-    Raises:
-        LookupError: one that it wants is missing.
-    """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    try:
-        return environment.get_template(name).render(**values)
-    except jinja2.UndefinedError as error:
-        raise LookupError(error.message) from None
+__all__ = ["render", "write_page"]
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The page of a run's JSON as text."""
+    """Return the page of a run's JSON as text."""
     palette = colours(document)
     cells = [
         (cell, *rows(cell), *(list(map(Markup, plots)) for plots in cell_plots(cell, palette)))
@@ -45,7 +26,7 @@ def render(document: Mapping[str, Any]) -> str:
     ]
     drawn = map_plot(document) if document["map"]["rows"] else ""
     return fill(
-        "run.html.j2",
+        Path(__file__).with_name("run.html.j2"),
         title=document["title"],
         dates=dates(document),
         document=document,

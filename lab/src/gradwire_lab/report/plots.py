@@ -1,4 +1,4 @@
-"""The plots of a run's page."""
+"""The plots of a run's page are drawn as SVG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gradwire_lab.report.drawing import BURST, IDEAL, STYLE, figure_of, legend, plain, svg
+from gradwire_lab.report.drawing import (
+    BURST,
+    IDEAL,
+    STYLE,
+    cumulate,
+    figure_of,
+    legend,
+    line,
+    logarithmic,
+    svg,
+)
 
 __all__ = ["cell_plots", "colours", "literal"]
 
@@ -35,14 +45,14 @@ _PALETTE = (
 _LOSS = "#8c1d40"
 _FAR = 8
 _MOST_WORDS = 20
-"""Events beyond so many are drawn without their words."""
+"""With more events than this, they are drawn without their words."""
 
 Entry = Mapping[str, Any]
 Cell = Mapping[str, Any]
 
 
 def colours(document: Mapping[str, Any]) -> dict[str, str]:
-    """A colour for each contestant, the same in all cells."""
+    """Return a colour for each contestant, the same in all cells."""
     names = dict.fromkeys(
         entry["name"] for cell in document["cells"] for entry in cell["contestants"]
     )
@@ -50,13 +60,12 @@ def colours(document: Mapping[str, Any]) -> dict[str, str]:
 
 
 def literal(text: str) -> str:
-    """A text as matplotlib draws it to the letter: no formulas between dollars."""
+    """Return a text as matplotlib draws it to the letter: no formulas between dollars."""
     return text.replace("$", r"\$")
 
 
 def cell_plots(cell: Cell, palette: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """A cell's plots: wide ones (the time line), and narrow ones (the distribution, and learning
-    where there is any)."""
+    """Draw a cell's plots: wide ones (the time line), and narrow ones (distribution, learning)."""
     if not cell["contestants"]:
         return [], []
     with matplotlib.rc_context(STYLE):
@@ -67,25 +76,22 @@ def cell_plots(cell: Cell, palette: Mapping[str, str]) -> tuple[list[str], list[
 
 
 def distribution(cell: Cell, palette: Mapping[str, str]) -> str:
-    """What share of samples took no longer than a time."""
+    """Draw what share of samples took no longer than a time."""
     figure, axes = figure_of(4.9, 3.4)
     for entry in cell["contestants"]:
-        times = sorted(1000 * each for track in entry["tracks"] for each in track["seconds"])
-        shares = [(number + 1) / len(times) * 100 for number in range(len(times))]
         colour = palette[entry["name"]]
-        axes.step([times[0], *times], [0.0, *shares], where="post", color=colour, linewidth=1.7)
+        cumulate(axes, [each for track in entry["tracks"] for each in track["seconds"]], colour)
         if entry["limit_s"] is not None:
             axes.axvline(entry["limit_s"] * 1000, color=colour, linestyle=":", linewidth=0.9)
     _time_axis(axes, cell, "x")
     axes.set(xlabel="ms", ylabel="no longer than that, %")
-    axes.set_ylim(0, 102)
     dotted = Line2D([], [], color=IDEAL, linestyle=":", label="limit")
     legend(axes, [*_lines(cell, palette), dotted], 2)
     return svg(figure)
 
 
 def time_line(cell: Cell, palette: Mapping[str, str]) -> str:
-    """Every sample over the time of the first seed that counts, bursts and events drawn in."""
+    """Draw every sample over the time of the first seed that counts, with bursts and events."""
     figure, axes = figure_of(9.6, 3.3)
     counted = {track["seed"] for entry in cell["contestants"] for track in entry["tracks"]}
     run = next((each for each in cell["runs"] if each["seed"] in counted), cell["runs"][0])
@@ -127,7 +133,7 @@ def time_line(cell: Cell, palette: Mapping[str, str]) -> str:
 
 
 def learning(cell: Cell, palette: Mapping[str, str], over: str) -> str:
-    """Held-out loss after each turn, over the seconds that a contestant trained or its steps."""
+    """Draw the held-out loss after each turn, over a contestant's seconds of training or steps."""
     figure, axes = figure_of(4.9, 3.4)
     place = {"step": 0, "seconds": 1}[over]
     for entry in cell["contestants"]:
@@ -146,20 +152,12 @@ def learning(cell: Cell, palette: Mapping[str, str], over: str) -> str:
 
 
 def _lines(cell: Cell, palette: Mapping[str, str]) -> list[Any]:
-    return [
-        Line2D([], [], color=palette[entry["name"]], linewidth=1.7, label=literal(entry["name"]))
-        for entry in cell["contestants"]
-    ]
+    names = [entry["name"] for entry in cell["contestants"]]
+    return [line(literal(name), palette[name]) for name in names]
 
 
 def _time_axis(axes: Axes, cell: Cell, which: Literal["x", "y"]) -> None:
-    """Logarithmic where the longest would press all others together."""
+    """Make an axis logarithmic where the longest times would press all others together."""
     medians: Sequence[float] = [entry["median_s"] for entry in cell["contestants"]]
-    if max(entry["max_s"] for entry in cell["contestants"]) <= _FAR * min(medians):
-        return
-    if which == "x":
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(plain)
-    else:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(plain)
+    if max(entry["max_s"] for entry in cell["contestants"]) > _FAR * min(medians):
+        logarithmic(axes, which)

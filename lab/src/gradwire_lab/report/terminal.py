@@ -1,4 +1,4 @@
-"""A run's tables on the terminal."""
+"""A run's tables are printed on the terminal."""
 
 from __future__ import annotations
 

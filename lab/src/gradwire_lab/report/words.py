@@ -1,4 +1,4 @@
-"""Numbers and marks as people read them."""
+"""Numbers and marks are written here as people read them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gradwire_lab.scenario.mark import P99_SAMPLES
 
 __all__ = [
     "COLUMNS",
+    "NONE",
     "dates",
     "failures",
     "mark_rows",
@@ -26,13 +27,13 @@ __all__ = [
 NONE = "–"
 TOO_SLOW = 0.85
 STOLEN = 0.02
-"""Of the processor time wanted: from here on the report tells of it (ours)."""
+"""Stolen share of the processor time wanted from which on a report tells of it (ours)."""
 
 SHORT = 0.9
-"""Of the bytes that bursts should have had: below it they were others than the file's (ours)."""
+"""Share of their bytes below which bursts were others than the file's (ours)."""
 
 ANOTHER_SHARE = 0.03
-"""So far from the communication share that a file asks for the report tells of it (ours)."""
+"""Distance from the communication share asked for at which a report tells of it (ours)."""
 
 COLUMNS = (
     "",
@@ -62,7 +63,7 @@ COLUMNS = (
 
 
 def seconds(value: float | None) -> str:
-    """A time, in the unit that suits it."""
+    """Return a time, in the unit that suits it."""
     if value is None:
         return NONE
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
@@ -73,12 +74,12 @@ def seconds(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Bits per second."""
+    """Return a rate, given in bits per second."""
     return NONE if value is None else f"{value / 1e6:{'.4g' if value < 9999.5e6 else '.0f'}} Mbit/s"
 
 
 def share(value: float | None) -> str:
-    """A share; what is not all never reads as 100 %."""
+    """Return a share; what is not all never reads as 100 %."""
     if value is None:
         return NONE
     text = f"{value * 100:.1f}"
@@ -86,17 +87,17 @@ def share(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A plain number."""
+    """Return a plain number."""
     return NONE if value is None else f"{value:.3g}"
 
 
 def row(entry: Mapping[str, Any]) -> list[str]:
-    """A contestant's cells, in the order of `COLUMNS`."""
-    low_high = entry.get("intervals", {}).get("median_s")
-    moved, wired = entry["bytes_per_round"], entry.get("wire_bytes_per_round")
+    """Return a contestant's cells, in the order of `COLUMNS`."""
+    low_high = entry["intervals"]["median_s"]
+    moved, wired = entry["bytes_per_round"], entry["wire_bytes_per_round"]
     throughput = entry["throughput_bps"]
     steps = f"{entry['steps_per_s']:.3g} steps/s"
-    passes, push = entry["passes_median"], entry.get("push")
+    passes, push = entry["passes_median"], entry["push"]
     return [
         entry["name"],
         str(entry["samples"]),
@@ -107,12 +108,12 @@ def row(entry: Mapping[str, Any]) -> list[str]:
         seconds(entry["limit_s"]),
         NONE if entry["over_limit"] is None else f"{entry['over_limit']:.2f}",
         rate(throughput) if throughput is not None else steps,
-        rate(goodput) if (goodput := entry.get("goodput_bps")) != throughput else NONE,
+        rate(goodput) if (goodput := entry["goodput_bps"]) != throughput else NONE,
         share(entry["comm_share"]),
         share(entry["delivered"]),
         share(entry["retransmitted"]),
         NONE if passes is None else f"{passes} (max {entry['passes_max']})",
-        share(entry.get("critical_share")),
+        share(entry["critical_share"]),
         NONE if moved is None else f"{moved / 1e6:.3g} MB",
         NONE if wired is None else f"{wired / 1e6:.3g} MB",
         rate(entry["rival_goodput_bps"]),
@@ -122,7 +123,7 @@ def row(entry: Mapping[str, Any]) -> list[str]:
 
 
 def rows(cell: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of a cell, without the columns in which nothing stands."""
+    """Return the columns and rows of a cell, without the columns in which nothing stands."""
     found = [row(entry) for entry in cell["contestants"]]
     kept = [
         place
@@ -133,7 +134,7 @@ def rows(cell: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def verdict(mark: Mapping[str, Any]) -> str:
-    """Whether a mark is met, and by how much it is missed."""
+    """Return whether a mark is met, and by how much it is missed."""
     why = list(dict.fromkeys(row["why"] for row in mark["cells"] if row.get("why")))
     if mark["met"] is None and why:
         return f"open: {'; '.join(why)}"
@@ -148,7 +149,7 @@ def verdict(mark: Mapping[str, Any]) -> str:
 
 
 def reached(row: Mapping[str, Any]) -> str:
-    """What a mark, or a cell of it, came to, and its interval; of a difference signed."""
+    """Return the value of a mark, or of a cell of it, with its interval; a difference is signed."""
     reach = row.get("interval")
     if reach is None or row["value"] is None:  # None: infinite, though no seed's own is
         return number(row["value"])
@@ -157,19 +158,19 @@ def reached(row: Mapping[str, Any]) -> str:
 
 
 def wanted(mark: Mapping[str, Any]) -> str:
-    """What a mark asks for."""
+    """Return what a mark asks for."""
     sign = "± " if mark.get("difference") and mark["wanted"] is not None else ""
     return sign + number(mark["wanted"])
 
 
 def dates(document: Mapping[str, Any]) -> str:
-    """The days on which it was measured."""
-    first, last = (day[:10] for day in document.get("dates", [document["date"]] * 2))
+    """Return the days on which it was measured."""
+    first, last = (day[:10] for day in document["dates"])
     return first if first == last else f"{first} to {last}"
 
 
 def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    """The marks: text, ours, wanted, verdict."""
+    """Return the marks: text, ours, wanted, verdict."""
     found = []
     for mark in document["marks"]:
         scope = {"every": "every cell; the worst", "mean": "mean of cells", "max": "largest cell"}
@@ -186,13 +187,13 @@ def mark_rows(document: Mapping[str, Any]) -> list[list[str]]:
 
 
 def failures(document: Mapping[str, Any]) -> list[str]:
-    """What failed, a line each; a cell's numbers are those of its other seeds, if it has any."""
-    return [f"Failed: {error}" for error in document.get("errors", ())]
+    """Return what failed, a line each; a cell's numbers are those of its other seeds."""
+    return [f"Failed: {error}" for error in document["errors"]]
 
 
 def missing(document: Mapping[str, Any]) -> list[str]:
-    """What was not run, or failed, in a line, if anything was."""
-    count = document.get("missing", 0)
+    """Return what was not run, or failed, in a line, if anything was."""
+    count = document["missing"]
     if not count:
         return []
     total = len(document["cells"]) * len(document["work"]["seeds"])
@@ -200,14 +201,14 @@ def missing(document: Mapping[str, Any]) -> list[str]:
 
 
 def notes(document: Mapping[str, Any]) -> list[str]:
-    """What a reader must know to judge the numbers."""
+    """Return what a reader must know to judge the numbers."""
     lines = []
     if document["quick"]:
         lines.append(
             "The short form, made to see that everything works: too few samples to judge by."
         )
     lines += missing(document)
-    if document.get("elsewhere"):
+    if document["elsewhere"]:
         lines.append(
             f"Made by gradwire {document['gradwire']} "
             f"(commits: {', '.join(document['commits']) or 'unknown'}) on "
@@ -217,9 +218,9 @@ def notes(document: Mapping[str, Any]) -> list[str]:
             )
             + "."
         )
-    if others := document.get("other_forms"):
+    if others := document["other_forms"]:
         lines.append(f"Of another form of these cells than the file now has: {'; '.join(others)}.")
-    if outside := document.get("settings"):
+    if outside := document["settings"]:
         lines.append(
             "Set from outside, for all contestants of gradwire: "
             f"{', '.join(f'{name}={value}' for name, value in outside.items())}."
@@ -227,7 +228,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     kernel = document["kernel"]
     lines.append(
         f"Real processes in network namespaces of one machine; "
-        f"{' or '.join(kernel.get('topology', ['one switch']))}; {kernel['shaper']}; segmentation "
+        f"{' or '.join(kernel['topology'])}; {kernel['shaper']}; segmentation "
         f"offloads {' and '.join(kernel['offloads'])}, alike for all contestants; loss by "
         f"chance: {' or '.join(kernel['loss'])}; wires: {', '.join(kernel['wires'])}."
     )
@@ -241,7 +242,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     lines.append(
         f"Contestants take turns of {work['block']} rounds in one run, so that what disturbs the "
         f"machine disturbs all alike; the first {work['warm_up']} of a turn are not timed. "
-        f"Seeds: {', '.join(map(str, document.get('seeds', work['seeds'])))}."
+        f"Seeds: {', '.join(map(str, document['seeds']))}."
     )
     lines.append(
         "A 99th percentile is given from 300 samples on, a 99.9th from 3,000. Limit: the bytes "
@@ -256,7 +257,7 @@ def notes(document: Mapping[str, Any]) -> list[str]:
 
 
 def _tuned_to(tail: Mapping[str, Any]) -> str:
-    """What the tuning saw, where its attempts had the samples that a 99th percentile takes."""
+    """Say what ratio the tuning reached, if its attempts had enough samples."""
     if tail.get("rounds", 0) < P99_SAMPLES:
         return "; its attempts had too few rounds for a 99th percentile"
     return f" and gave one of {tail['reached']:.2f}"
@@ -270,19 +271,19 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
             f"{cell['name']}: the machine was too slow: it dropped {drops} packets or trains of "
             "them outside of any queue."
         )
-    marked = sum(run.get("marked_packets", 0) for run in cell["runs"])
-    if cell.get("ecn") is not None:
+    marked = sum(run["marked_packets"] for run in cell["runs"])
+    if cell["ecn"] is not None:
         lines.append(f"{cell['name']}: the switches marked {marked} packets (ECN).")
     untold = sum(run["wire_failures"] for run in cell["runs"])
     if untold:
         lines.append(f"{cell['name']}: the lab's own wires lost {untold} packets untold.")
     for run in cell["runs"]:
-        if (run.get("stolen") or 0.0) >= STOLEN:
+        if (run["stolen"] or 0.0) >= STOLEN:
             lines.append(
                 f"{cell['name']}, seed {run['seed']}: of the processor time that was wanted the "
                 f"machine's host gave {run['stolen']:.0%} to others."
             )
-        planned = sum(burst.get("planned", 0) for burst in run["bursts"])
+        planned = sum(burst["planned"] for burst in run["bursts"])
         if planned and (sent := sum(burst["bytes"] for burst in run["bursts"])) < SHORT * planned:
             lines.append(
                 f"{cell['name']}, seed {run['seed']}: the bursts had only {share(sent / planned)} "
@@ -297,7 +298,7 @@ def _cell_notes(cell: Mapping[str, Any]) -> list[str]:
             lines.append(
                 f"{cell['name']}, seed {run['seed']}: a step's computation is {seconds(compute)}."
             )
-    asked = cell.get("communication_share")
+    asked = cell["communication_share"]
     if asked and cell["contestants"]:
         first = cell["contestants"][0]
         if abs(first["comm_share"] - asked) > ANOTHER_SHARE:

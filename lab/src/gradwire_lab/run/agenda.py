@@ -1,4 +1,4 @@
-"""What is to be run: the cells and seeds chosen, those that are left, how long they take."""
+"""The agenda of a run lists the cells and seeds to run, those left, and how long they take."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gradwire_lab.scenario.work import LARGEST_SEED
 __all__ = ["Agenda", "Key", "choose_cells", "choose_seeds", "duration", "time_left"]
 
 Key = tuple[str, int]
-"""A run: the cell's name, and the seed."""
+"""A key names a run by its cell's name and its seed."""
 
 
 @dataclass(frozen=True)
 class Agenda:
-    """The runs that were asked for.
+    """An agenda holds the runs that were asked for.
 
     Attributes:
         cells: in the order in which they run.
-        seeds: likewise; each for all cells before the next.
+        seeds: in the order in which they run; each for all cells before the next.
     """
 
     cells: tuple[Cell, ...]
@@ -31,15 +31,15 @@ class Agenda:
 
     @property
     def all(self) -> list[tuple[Cell, int]]:
-        """Every run, in order."""
+        """Return every run, in order."""
         return [(cell, seed) for seed in self.seeds for cell in self.cells]
 
     def due(self, done: Collection[Key]) -> list[tuple[Cell, int]]:
-        """The runs that are not done, in order."""
+        """Return the runs that are not done, in order."""
         return [(cell, seed) for cell, seed in self.all if (cell.name, seed) not in done]
 
     def text(self, done: Collection[Key]) -> str:
-        """How many are done, in words."""
+        """Say how many are done."""
         count = len(self.all) - len(self.due(done))
         if len(self.seeds) == 1:
             return f"{count} of {len(self.cells)} cells were there"
@@ -50,8 +50,9 @@ class Agenda:
 
 
 def choose_cells(experiment: Experiment, patterns: Sequence[str]) -> tuple[Cell, ...]:
-    """The cells whose names hold one of the patterns, or match it as a shell pattern; all of them
-    without any.
+    """Return the cells whose names hold one of the patterns, or match it as a shell pattern.
+
+    Without a pattern all cells are returned.
 
     Raises:
         ScenarioError: a pattern that matches none.
@@ -75,10 +76,10 @@ def choose_cells(experiment: Experiment, patterns: Sequence[str]) -> tuple[Cell,
 
 
 def choose_seeds(text: str) -> tuple[int, ...]:
-    """Seeds from a command line: "3" is 0, 1 and 2; "0,4" these two; "4," the one.
+    """Read seeds from a command line: "3" is 0, 1 and 2; "0,4" these two; "4," the one.
 
     Raises:
-        ScenarioError: neither.
+        ScenarioError: the text is none of these.
     """
     words = [word.strip() for word in text.split(",")]
     if len(words) > 1 and not words[-1]:
@@ -96,8 +97,11 @@ def choose_seeds(text: str) -> tuple[int, ...]:
 
 
 def time_left(due: Sequence[Key], took: Mapping[Key, float]) -> float | None:
-    """Seconds that the due runs will take: each as long as its cell took under other seeds, or as
-    the mean of all that are done; None while none is."""
+    """Estimate the seconds that the due runs will take; None while no run is done.
+
+    A run is taken to last as long as its cell did under other seeds, or else as long as the mean
+    of all runs that are done.
+    """
     if not took:
         return None
     mean = statistics.fmean(took.values())
@@ -108,7 +112,7 @@ def time_left(due: Sequence[Key], took: Mapping[Key, float]) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """A time to come, in words."""
+    """Say in words how long a time is."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""Which gradwire and which machine a run was made by: runs of others do not go together."""
+"""Runs go together only if the same gradwire made them on the same kind of machine."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ READERS = (
     "gradwire_lab/scenario/short.py",
     "gradwire_lab/study",
 )
-"""Parts that read scenarios or results: no measured number depends on them."""
+"""Parts that only read scenarios or results, so that no measured number depends on them."""
 
 _PACKAGES = (Path(gradwire.__file__).parent, Path(__file__).resolve().parents[1])
 _GIT_SECONDS = 5.0
 
 
 def build() -> str:
-    """Version and fingerprint of what measures, as it is on the disk now: the engine, and both
-    packages but for `READERS`. Each cell starts new processes, which take it from there."""
+    """Return version and fingerprint of what measures, as it is on the disk now.
+
+    The fingerprint is of the engine and of both packages without `READERS`. It is of the disk
+    because each cell starts new processes, which load the code from there.
+    """
     digest = hashlib.sha256()
     engine = importlib.util.find_spec("gradwire._engine")
     if engine is not None and engine.origin is not None:
@@ -58,7 +61,7 @@ def build() -> str:
 
 @functools.lru_cache(maxsize=1)
 def commit() -> str | None:
-    """The commit of the source checkout that gradwire runs from; None where it is installed."""
+    """Return the commit of the checkout that gradwire runs from; None where it is installed."""
     try:
         for command in (
             ["ls-files", "--error-unmatch", "__init__.py"],  # not just any repository around it
@@ -79,12 +82,12 @@ def commit() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and its software, without what changes by the minute."""
+    """Describe the machine and its software, without what changes by the minute."""
     return {name: value for name, value in environment().items() if name != "load"}
 
 
 def settings_outside(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The GRADWIRE_* variables that are settings: they act on every contestant of gradwire."""
+    """Return the GRADWIRE_* variables that are settings of every contestant of gradwire."""
     variables = os.environ if environ is None else environ
     return {
         name: value

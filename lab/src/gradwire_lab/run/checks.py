@@ -1,4 +1,4 @@
-"""What must hold before a scenario runs: rights, memory, and a rate that the machine reaches."""
+"""Checks before a scenario runs: rights, memory, and a rate that the machine reaches."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from gradwire_lab.scenario.schema import Scenario
 __all__ = ["Calibration", "calibrate", "check", "fastest"]
 
 HOST_BYTES = 280_000_000
-"""What a rank takes before its buffers: Python, torch and the engine."""
+"""Memory that a rank takes before its buffers: Python, torch and the engine."""
 
 BUFFERS = 4
-"""Copies of a worker's gradient that one contestant may hold."""
+"""How many copies of a worker's gradient one contestant may hold."""
 
 ENOUGH = 0.85
-"""Of the payload that a rate carries: less is a machine that is too slow for it."""
+"""Share of a rate's payload that must get through; with less the machine is too slow for it."""
 
 QUICK_ENOUGH = 0.25
-"""The short form only shows that things work, on a busy machine too."""
+"""The same for the short form, which only shows that things work, on a busy machine too."""
 
 TRAINS = 262_144
-"""Bytes of queue that trains of several TCP flows fit into."""
+"""Bytes of a queue that the trains of several TCP flows fit into."""
 
 _PAYLOAD = 1448 / MAX_FRAME
-"""Of a full frame, what TCP with time stamps carries."""
+"""Share of a full frame that TCP with time stamps carries as payload."""
 
 _SECONDS = 0.8
 _ATTEMPTS = 3
@@ -48,8 +48,9 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the machine carried on a cell's network, all ports busy, and all uplinks; in bit/s of
-    payload.
+    """A calibration tells what a machine carried on a cell's network, in bit/s of payload.
+
+    All ports and uplinks were busy meanwhile.
 
     Attributes:
         network: what the ports are called.
@@ -65,7 +66,7 @@ class Calibration:
 
 
 def check(experiment: Experiment, cells: Iterable[Cell] | None = None) -> None:
-    """Rights, memory and parts, without running anything.
+    """Check rights, memory and parts, without running anything.
 
     Args:
         experiment: the scenario file.
@@ -106,14 +107,14 @@ def _needs_wires(scenario: Scenario) -> bool:
 
 
 def _needs_packet_filter(scenario: Scenario) -> bool:
-    """Loss and cuts where the lab's own wires are not."""
+    """Return whether links lose packets, or are cut, that have no wires of the lab's own."""
     cut = {fault.host for fault in scenario.faults if fault.kind == "cut"}
     losing = set(range(scenario.topology.hosts)) if scenario.loss.any else cut
     return bool(losing - set(wires_of(scenario))) and not scenario.topology.ecn
 
 
 def memory_needed(scenario: Scenario) -> int:
-    """Bytes that a cell's ranks take, roughly."""
+    """Estimate the bytes of memory that a cell's ranks take."""
     work, model = scenario.work, scenario.model
     size = work.bytes
     if work.kind == "training":
@@ -124,7 +125,7 @@ def memory_needed(scenario: Scenario) -> int:
 
 
 def _has_congestion_control(name: str) -> bool:
-    """Whether the kernel knows it, perhaps after loading a module; who may use it is not asked."""
+    """Return whether the kernel has it, perhaps after loading a module."""
     with socket.socket() as endpoint:
         try:
             endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
@@ -141,8 +142,10 @@ def _available_memory() -> int:
 
 
 def fastest(scenario: Scenario) -> Topology:
-    """A cell's topology at the highest of its rates, with queues that TCP's trains fit into: how
-    little it gets through short ones says nothing of the machine."""
+    """Return a cell's topology at its highest rate, with queues that TCP's trains fit into.
+
+    Through shorter queues TCP gets less, which says nothing about the machine.
+    """
     topology = scenario.topology
     most = max((topology.ports.rate, *scenario.bandwidth.rates))
     if most != topology.ports.rate:
@@ -158,8 +161,7 @@ def fastest(scenario: Scenario) -> Topology:
 
 
 def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibration:
-    """Fill the ports and uplinks that the work fills with TCP for a moment and see what gets
-    through.
+    """Fill the ports and uplinks that the work uses with TCP for a moment; see what gets through.
 
     Args:
         scenario: of one cell; its wires carry, but delay nothing, and loss and cross traffic take

@@ -1,4 +1,4 @@
-"""The course of a run: seed by seed, cell by cell, each written down before the next begins."""
+"""A run goes seed by seed and cell by cell; each cell is in the journal before the next begins."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["Audience", "CodeChanged", "Outcome", "done", "outcome_of", "run"]
 
 
 class CodeChanged(ScenarioError):
-    """The code on the disk is another than when the run began: its cells would not be alike."""
+    """The code on the disk changed after the run began, so its cells could not be compared."""
 
 
 class Audience:
-    """Hears how a run gets on; this one does nothing with it."""
+    """An audience is told of a run's progress; this one ignores it."""
 
     def stage(self, text: str) -> None:
         """A new stage has begun."""
@@ -42,7 +42,7 @@ class Audience:
 
 @dataclass
 class Outcome:
-    """What there is of an experiment.
+    """An outcome holds the runs that there are of an experiment.
 
     Attributes:
         experiment: what was to be done.
@@ -56,23 +56,23 @@ class Outcome:
 
     @property
     def runs(self) -> dict[Key, CellRun]:
-        """The samples."""
+        """Return the samples of each record."""
         return {key: record.run for key, record in self.records.items()}
 
     @property
     def seeds(self) -> list[int]:
-        """Those that were run, for one cell or another."""
+        """Return the seeds that were run, for any cell."""
         return sorted({seed for _, seed in self.records})
 
     @property
     def missing(self) -> int:
-        """Cells and seeds of the file that were not run, or failed."""
+        """Count the runs of the file that are missing or failed."""
         wanted = Agenda(self.experiment.cells, self.experiment.first.work.seeds)
         return len(wanted.due(done(self.records)))
 
     @property
     def errors(self) -> list[str]:
-        """What failed, a line each."""
+        """Tell of each run that failed, a line each."""
         return [
             f"{name}, seed {seed}: {run.error}"
             for (name, seed), run in self.runs.items()
@@ -81,15 +81,15 @@ class Outcome:
 
 
 def done(records: dict[Key, Record]) -> dict[Key, Record]:
-    """Those that need not run again."""
+    """Return the records that did not fail, and need not run again."""
     return {key: record for key, record in records.items() if record.run.error is None}
 
 
 def outcome_of(experiment: Experiment, journal: Journal) -> Outcome:
-    """What a journal has of an experiment, whichever cells and seeds were asked for."""
+    """Return all that a journal has of an experiment, whichever cells and seeds were asked for."""
     order = {cell.name: number for number, cell in enumerate(experiment.cells)}
     records = journal.known(experiment.cells, experiment.quick)
-    # Older journals calibrated each cell's own network.
+    # Some runs in experiments/results/dblp_round were calibrated on their cells' own networks.
     networks = {
         (topology.ports.name, topology.hosts)
         for cell in experiment.cells
@@ -113,7 +113,7 @@ def run(
     journal: Journal,
     audience: Audience,
 ) -> None:
-    """Run cells and seeds one after another; one that fails is told in the journal.
+    """Run cells and seeds one after another; the journal tells of those that fail.
 
     Raises:
         ScenarioError: the machine does not reach a rate; nothing has run then.
@@ -193,7 +193,7 @@ def _measure(cell: Cell, seed: int, audience: Audience) -> CellRun:
                 work(cell.scenario, seed, ground, result, audience.tick)
             except (RankError, LabUnavailable) as error:
                 result.error = str(error)
-            # Not after Ctrl-C: its samples are not kept, and the network may not answer any more.
+            # Ctrl-C skips this: its samples are not kept, and the network may no longer answer.
             result.events = ground.events
             result.lossy = ground.lossy
             result.bursts = ground.bursts_sent()

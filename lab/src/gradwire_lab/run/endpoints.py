@@ -1,4 +1,4 @@
-"""What lab scenarios add to the contestants of races: any policy, and Gloo on a chosen TCP."""
+"""Lab scenarios add contestants to races: any policy, and Gloo with a congestion control."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradwire.training.bucket import GradBucket, ParameterNames
 from gradwire.training.configure import configure
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.communicator import Communicator
-from gradwire_lab.contest.contestants import GlooAllReduce
+from gradwire_lab.contest.contestants import GlooAllReduce, use_congestion_control
 from gradwire_lab.contest.serving import ServerThread
 from gradwire_lab.scenario.work import layer_sizes
 
@@ -26,11 +26,11 @@ __all__ = ["GlooOver", "PolicyAllReduce", "choose_congestion_control", "open_soc
 
 _TIMEOUT = 60.0
 _ROUNDING = 0.01
-"""What the coarsest encoding may make of a value."""
+"""Relative error that the coarsest encoding may make."""
 
 
 def open_sockets() -> set[int]:
-    """The descriptors of this process' sockets."""
+    """Return the descriptors of this process's sockets."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -42,42 +42,39 @@ def open_sockets() -> set[int]:
 
 
 def choose_congestion_control(descriptors: set[int], name: str) -> int:
-    """Set TCP's congestion control on those of the sockets that are TCP; returns how many.
+    """Set TCP's congestion control on those sockets that are TCP; return how many they are.
 
     Raises:
-        OSError: the machine does not have it, or not for this user.
+        OSError: the kernel does not have it, or does not let this user choose it.
     """
     chosen = 0
     for descriptor in descriptors:
         with socket.socket(fileno=os.dup(descriptor)) as endpoint:
             if endpoint.family != socket.AF_INET or endpoint.type != socket.SOCK_STREAM:
                 continue
-            now = endpoint.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-            if now.split(b"\0")[0].decode() != name:
-                try:
-                    endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-                except OSError as error:
-                    raise OSError(
-                        error.errno,
-                        f"TCP congestion control {name!r} is not to be had: {error.strerror}",
-                    ) from error
+            use_congestion_control(endpoint, name)
             chosen += 1
     return chosen
 
 
 class GlooOver(GlooAllReduce):
-    """All-reduce by Gloo with a chosen congestion control; servers take no part."""
+    """This contestant is Gloo with a chosen congestion control; servers take no part."""
 
     def __init__(self, congestion_control: str, workers: int, timeout_s: float) -> None:
-        """Choose it, how many of the ranks, the first ones, are workers, and how long one sum may
-        take."""
+        """Choose the congestion control.
+
+        Args:
+            congestion_control: its name.
+            workers: how many of the ranks, the first ones, are workers.
+            timeout_s: seconds that one sum may take.
+        """
         super().__init__(timeout_s)
         self._congestion_control = congestion_control
         self._workers = workers
         self._working = True
 
     def setup(self, rank: int, world: int, store: Store) -> None:
-        """Connect; the choice is made on the connections, for the hosts have only one default."""
+        """Connect, then choose on each connection, since a host has only one default."""
         self._working = rank < self._workers
         if not self._working:
             return
@@ -107,12 +104,12 @@ class GlooOver(GlooAllReduce):
             super().close()
 
     def report(self) -> dict[str, Any]:
-        """What was chosen."""
+        """Return the congestion control."""
         return {"congestion_control": self._congestion_control}
 
 
 class PolicyAllReduce:
-    """All-reduce by a policy: the pipeline that trains, on a buffer cut into equal layers.
+    """This contestant is a policy: the training pipeline, on a buffer cut into equal layers.
 
     With route="server" the last `servers` ranks sum for the others.
     """
@@ -120,9 +117,15 @@ class PolicyAllReduce:
     def __init__(
         self, policy: str, options: Mapping[str, object], elements: int, layers: int, group: str
     ) -> None:
-        """Choose the policy, its options as for `gradwire.attach`, the buffer's elements, the
-        number of layers, and the name of the group of endpoints, which shares an engine with no
-        other."""
+        """Choose the policy.
+
+        Args:
+            policy: its name.
+            options: as for `gradwire.attach`.
+            elements: of the buffer.
+            layers: how many equal layers the buffer is cut into.
+            group: name of the group of endpoints, which shares an engine with no other.
+        """
         self._group = group
         self._policy, self._settings = configure(policy, options)
         self._sizes = layer_sizes(elements, layers)
@@ -170,7 +173,7 @@ class PolicyAllReduce:
         return told(self._pipeline.report())
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
-        """Check the exact mean, or that each element is none of more than all contributions."""
+        """Check the mean, which loss may make smaller, but nothing larger."""
         if self._server is not None:
             return
         total = sum(inputs[rank] for rank in range(self._workers)) / self._workers
@@ -184,7 +187,7 @@ class PolicyAllReduce:
             )
 
     def report(self) -> dict[str, Any]:
-        """Counters of the engine."""
+        """Return the engine's counters."""
         return {} if self._communicator is None else {"engine": self._communicator.counters()}
 
     def close(self) -> None:
@@ -198,7 +201,7 @@ class PolicyAllReduce:
 
 
 def told(report: StepReport) -> dict[str, Any]:
-    """What a step's report has to say about its round."""
+    """Return what a step's report says about its round."""
     passes = getattr(report, "passes", 0)
     return {
         **({"passes": passes} if passes else {}),

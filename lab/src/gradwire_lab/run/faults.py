@@ -1,4 +1,4 @@
-"""Faults of a scenario: each strikes every contestant once, in its first turn."""
+"""A scenario's faults strike every contestant once, in its first turn."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ __all__ = ["Event", "Faults"]
 
 @dataclass(frozen=True)
 class Event:
-    """Something that was done to the network, at a moment of ``time.monotonic()``."""
+    """An event was done to the network, at a moment of ``time.monotonic()``."""
 
     at: float
     what: str
 
 
 class Faults:
-    """Strikes and heals by the clock, within the turn of the contestant that it is meant for."""
+    """Faults begin and end by the clock, within the turn of the contestant they are meant for."""
 
     def __init__(
         self, faults: Sequence[Fault], apply: Callable[[Fault, bool], None], events: list[Event]
     ) -> None:
-        """Strike nobody yet.
+        """Prepare the faults; none begins yet.
 
         Args:
             faults: of the scenario.
-            apply: brings a fault about (True), or ends it; called in threads of its own, one at a
-                time.
-            events: where what was done is written down.
+            apply: begins a fault (True), or ends it; called from timer threads, one at a time.
+            events: list that gets an entry for each fault that began or ended.
         """
         self._faults = tuple(faults)
         self._apply = apply
@@ -47,7 +46,7 @@ class Faults:
         self._lock = threading.Lock()
 
     def begin(self, contestant: str, start: float | None = None) -> None:
-        """Let their clocks run if this is the contestant's first turn.
+        """Start the faults' timers if this is the contestant's first turn.
 
         Args:
             contestant: whose turn it is.
@@ -64,10 +63,10 @@ class Faults:
 
     @contextlib.contextmanager
     def turn(self, contestant: str) -> Iterator[None]:
-        """What surrounds a contestant's turn: at its end all is as it was before.
+        """Surround a contestant's turn; at its end all faults are over.
 
         Raises:
-            LabUnavailable: a fault could not be brought about, or the turn was over before.
+            LabUnavailable: a fault could not begin, or the turn was over before it.
         """
         try:
             yield
@@ -77,7 +76,7 @@ class Faults:
         self._end(contestant)
 
     def stop(self) -> None:
-        """Strike no more, and heal nothing: the network goes away."""
+        """Begin no more faults, and end none, since the network goes away."""
         with self._lock:
             self._silence()
             self._lasting.clear()
@@ -97,7 +96,7 @@ class Faults:
             )
 
     def _silence(self) -> list[Fault]:
-        """No clock runs any more; the faults that were still to come."""
+        """Stop all timers; return the faults that had not begun."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -123,7 +122,7 @@ class Faults:
         self._done(fault, False)
 
     def _done(self, fault: Fault, on: bool) -> bool:
-        """Whether it could be done; then it is an event."""
+        """Begin or end a fault; return whether it worked, which then is an event."""
         at = time.monotonic()
         try:
             self._apply(fault, on)

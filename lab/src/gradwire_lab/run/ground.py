@@ -1,4 +1,4 @@
-"""The network of one cell and everything that goes wrong in it."""
+"""The ground of a cell is its network, and everything that goes wrong in it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LEAD_SECONDS = 0.5
 _START_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _SETTLE_SECONDS = 0.3
-"""How long rivals have to find their share before the first round."""
+"""Seconds that rivals have to find their share before the first round."""
 
 
 @dataclass
 class Ground:
-    """A cell's network.
+    """A ground holds a cell's network and what disturbs it.
 
     Attributes:
         network: hosts and switch.
@@ -38,8 +38,8 @@ class Ground:
         traffic: cross traffic, one sender for each source; started by `start`.
         rivals: competing streams; likewise.
         events: what was done to the network so far.
-        faults: strike each contestant in its first turn; who runs the rounds says when that begins.
-        lossy: when links lost on purpose for a while, from and to, likewise in seconds.
+        faults: begin in each contestant's first turn, whose start is given by who runs the rounds.
+        lossy: spans in which links lost packets on purpose: from, to, in ``time.monotonic()``.
         victim: sends a signal to a rank; set by whoever starts the ranks.
         wire: by contestant, the bytes that all workers and servers sent in its rounds, as their
             ports count them, and how many rounds those are; see `counting`.
@@ -59,8 +59,8 @@ class Ground:
         self._cut: set[int] = set()
         self._shares: dict[tuple[int, str], float] = {}
         self._losing = False
-        self._turns = 0  # so many has each contestant begun
-        self._rate = 0  # of the ports, where it changes
+        self._turns = 0  # begun by each contestant
+        self._rate = 0  # of the ports now, where it changes
         self._sent: list[BurstRecord] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -128,7 +128,7 @@ class Ground:
             self._await(traffic.sending, seconds, "a burst sender does not send")
 
     def next_turns(self) -> None:
-        """Before each contestant has its next turn: another rate to begin with, where it changes.
+        """Prepare the contestants' next turns; where the rate changes, they begin at another one.
 
         Raises:
             LabUnavailable: a port's rate cannot be set.
@@ -138,7 +138,7 @@ class Ground:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Let the rate change by the clock while the block lasts, one contestant's turn.
+        """Let the rate change by the clock while the block, one contestant's turn, lasts.
 
         Raises:
             LabUnavailable: a port's rate could not be set.
@@ -171,7 +171,7 @@ class Ground:
             number += 1
 
     def _set_rate(self, number: int) -> None:
-        """Give all ports the rate of this number, counted from that at the start of turns now."""
+        """Give all ports the rate of this number, counted from that at which turns begin."""
         rates = self.scenario.bandwidth.rates
         if not rates:
             return
@@ -185,15 +185,14 @@ class Ground:
 
     @contextlib.contextmanager
     def around(self, contestant: str) -> Iterator[None]:
-        """What surrounds each timed round: loss that comes with it, and the faults of the first."""
+        """Surround each timed round with its loss, and the first one with faults."""
         self.faults.begin(contestant)
         with self.losing(self.scenario.loss.when == "rounds"):
             yield
 
     @contextlib.contextmanager
     def turn(self, contestant: str, rounds: int) -> Iterator[None]:
-        """What surrounds the timed rounds of a turn: rates that change, bytes that are counted,
-        faults that end with it.
+        """Surround the timed rounds of a turn: change rates, count bytes, end faults.
 
         Raises:
             LabUnavailable: a port's rate could not be set, or a fault not be brought about.
@@ -203,8 +202,11 @@ class Ground:
 
     @contextlib.contextmanager
     def counting(self, contestant: str, rounds: int) -> Iterator[None]:
-        """Add to `wire` what is sent in a turn of so many rounds: headers, repeats and ACKs, also
-        those of rivals' streams into one of these hosts, but not what its own queue drops."""
+        """Add to `wire` the bytes that are sent in a turn of so many rounds.
+
+        Headers, repeats and ACKs count, also the ACKs of rivals' streams into one of these hosts;
+        packets that a host's own queue drops do not.
+        """
         before = self._sent_bytes()
         yield
         total, count = self.wire.get(contestant, (0, 0))
@@ -227,21 +229,21 @@ class Ground:
         relief = self._later(loss.lasts_s, lambda: self._lose(False))
         try:
             yield
-            self._lose(False)  # but not after an error or Ctrl-C: the network goes away
+            self._lose(False)  # after an error or Ctrl-C the network goes away instead
         finally:
             relief.cancel()
             self.lossy.append((begun, min(time.monotonic(), begun + loss.lasts_s)))
 
     def bursts_sent(self) -> list[BurstRecord]:
-        """All bursts of all sources so far."""
+        """Return all bursts of all sources so far."""
         return self._sent + [each for traffic in self.traffic for each in traffic.records()]
 
     def rivals_read(self) -> list[tuple[float, int]]:
-        """What the rivals got so far; see `RivalStreams.read`."""
+        """Return what the rivals got so far; see `RivalStreams.read`."""
         return [] if self.rivals is None else self.rivals.read()
 
     def wire_failures(self) -> int:
-        """Packets that the lab's own wires lost so far without being told to."""
+        """Count the packets that the lab's own wires lost so far without being asked to."""
         network = self.network
         links = [network.wire_stats(host) for host in network.wires]
         if network.ecn and network.leaves is not None:
@@ -249,7 +251,7 @@ class Ground:
         return sum(each.overrun + each.dropped_memory for link in links for each in link.values())
 
     def marked_packets(self) -> int:
-        """Packets that switches marked CE so far; one that two of them marked counts twice."""
+        """Count the packets that switches marked CE so far; one marked twice counts twice."""
         network = self.network
         if not network.ecn:
             return 0
@@ -311,7 +313,7 @@ class Ground:
         return loss.rate if loss.at == "everywhere" else 0.0
 
     def _apply(self, fault: Fault, on: bool) -> None:
-        """Bring a fault about, or end it.
+        """Begin a fault, or end it.
 
         Raises:
             LabUnavailable: the kernel cannot cut the link.
@@ -330,7 +332,7 @@ class Ground:
 
 @contextlib.contextmanager
 def open_ground(scenario: Scenario, seed: int) -> Iterator[Ground]:
-    """Make a cell's network; everything in it is gone at the end.
+    """Make a cell's network, which is removed with everything in it at the end.
 
     Args:
         scenario: of the cell.

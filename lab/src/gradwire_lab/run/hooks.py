@@ -1,4 +1,4 @@
-"""DDP's communication hooks that take part as rivals: torch's own, and a plain top-k."""
+"""DDP's communication hooks take part as contestants: torch's own, and a plain top-k."""
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
 
@@ -8,18 +8,15 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
-    allreduce_hook,
-    fp16_compress_hook,
-)
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from gradwire.training.bucket import GradBucket
+from gradwire_lab.training.trainee import TORCH_HOOKS
 
 __all__ = ["POWERSGD_RANK", "TOPK_SHARE", "hook_of", "topk_hook"]
 
 TOPK_SHARE = 0.1
-"""Of a bucket's elements, those with the largest magnitudes: as compression papers compare."""
+"""Share of a bucket's elements that top-k sends, as compression papers choose it."""
 
 POWERSGD_RANK = 2
 POWERSGD_START = 2
@@ -29,7 +26,7 @@ Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 def hook_of(name: str, group: Any) -> tuple[Any, Hook]:
-    """A hook and its state by the hook's name in scenario files, over a process group."""
+    """Return the state and the hook of this name in scenario files, over a process group."""
     if name == "powersgd":
         state = PowerSGDState(
             group,
@@ -37,16 +34,13 @@ def hook_of(name: str, group: Any) -> tuple[Any, Hook]:
             start_powerSGD_iter=POWERSGD_START,
         )
         return state, cast(Hook, powerSGD_hook)
-    hooks: dict[str, tuple[Any, Any]] = {
-        "none": (group, allreduce_hook),
-        "fp16": (group, fp16_compress_hook),
-        "topk": (TopK(group), topk_hook),
-    }
-    return hooks[name]
+    if name == "topk":
+        return TopK(group), topk_hook
+    return group, TORCH_HOOKS[name]
 
 
 class TopK:
-    """The state of `topk_hook`: what was left out of each bucket so far."""
+    """The state of `topk_hook` keeps what was left out of each bucket so far."""
 
     def __init__(self, group: Any, share: float = TOPK_SHARE) -> None:
         self.group = group
@@ -55,8 +49,10 @@ class TopK:
 
 
 def topk_hook(state: TopK, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Sends the largest elements of each bucket with their indices to everybody, adds what comes,
-    and keeps the rest for the next step (error feedback)."""
+    """Send the largest elements of a bucket, with their indices, to all; add those of the others.
+
+    The rest is kept and added to the next step's gradient (error feedback).
+    """
     flat = bucket.buffer()
     residual = state.residuals.get(bucket.index())
     if residual is not None and residual.numel() == flat.numel():

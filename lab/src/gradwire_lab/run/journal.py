@@ -1,7 +1,8 @@
-"""The journal of a folder: every finished run of a cell, a line each, so that none is lost.
+"""The journal of a results folder keeps every finished run of a cell as one line of JSON.
 
-A line is on the disk before the next cell begins. What a process was killed in the middle of
-writing is no line; it is cut off when the journal is next opened.
+A line is on the disk before the next cell begins, so a run that ends early loses at most the cell
+under way. A line that was cut short, because its process was killed, is removed when the journal
+is opened next.
 """
 
 from __future__ import annotations
@@ -27,28 +28,37 @@ __all__ = ["NAME", "Journal", "Record", "fingerprint"]
 NAME = "runs.jsonl"
 FORMAT = 1
 _WORDS = ("name", "title", "published", "marks", "map")
-"""Of a scenario, what changes nothing that is measured."""
+"""Fields of a scenario that change nothing that is measured."""
 _TARGET = ("target_loss", "target_of", "target_within")
-"""Of the model, what a training's losses are read for, afterwards."""
+"""Fields of the model that only say how a training's losses are read afterwards."""
 _LATER: tuple[tuple[str, str, object], ...] = (
     ("topology", "rates", ()),
     ("topology", "queues", ()),
     ("model", "gamma", 1.0),
 )
-"""Keys that the first journals did not know, and what stands for their absence."""
+"""Fields that a fingerprint leaves out where they have this value.
+
+The runs in experiments/results were made before these fields existed, and keep their fingerprints
+this way.
+"""
 
 
 def fingerprint(cell: Cell, quick: bool) -> str:
-    """Of all that a cell's numbers depend on, but for gradwire, the machine and the seed."""
+    """Hash all that a cell's numbers depend on, but for gradwire, the machine and the seed.
+
+    Args:
+        cell: of a scenario file.
+        quick: whether it is the file's short form.
+    """
     scenario = cell.scenario
     fields = {name: value for name, value in asdict(scenario).items() if name not in _WORDS}
     del fields["work"]["seeds"]
     for name in _TARGET:
         del fields["model"][name]
-    for section, name, absent in _LATER:  # runs from before they were there: the same form
+    for section, name, absent in _LATER:
         if fields[section][name] == absent:
             del fields[section][name]
-    if scenario.work.kind != "push":  # options may name files: what stands in them counts
+    if scenario.work.kind != "push":  # options may name files, whose contents count
         fields["policies"] = [
             configure(each.policy, each.options, environment={})[0].options()
             for each in scenario.contestants
@@ -60,12 +70,12 @@ def fingerprint(cell: Cell, quick: bool) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """One cell, one seed, as it was run once.
+    """A record tells of one run: one cell with one seed.
 
     Attributes:
         cell: its name.
         seed: the run's.
-        scenario: fingerprint of the cell.
+        scenario: fingerprint of the cell, see `fingerprint`.
         date: when it began, ISO 8601, UTC.
         took_s: how long it took, set-up included.
         gradwire: version and fingerprint of what measured.
@@ -73,8 +83,8 @@ class Record:
         machine: and its software.
         settings: GRADWIRE_* variables that were set.
         load: of the machine when it began.
-        stolen: share of the processor time wanted meanwhile that a hypervisor gave to others; None:
-            not known, as of runs that were made before it was written down.
+        stolen: share of the processor time wanted meanwhile that a hypervisor gave to others; None
+            if it is not known, as in some of the runs in experiments/results.
         run: the samples.
     """
 
@@ -93,13 +103,14 @@ class Record:
 
 
 class Journal:
-    """The runs of a folder; open while a ``with`` block lasts, for one process at a time unless
-    it only reads.
+    """A journal reads and adds the runs of a folder; it is open while a ``with`` block lasts.
+
+    One process at a time may add runs; any number may read.
 
     Attributes:
         here: build, machine and settings of this process, as they were when it was opened.
-        records: in the order in which they were made.
-        calibrations: what the machine carried, likewise.
+        records: the runs in the order in which they were made.
+        calibrations: what the machine carried, in the same order.
     """
 
     def __init__(self, folder: Path, *, again: bool = False, reading: bool = False) -> None:
@@ -107,11 +118,11 @@ class Journal:
 
         Args:
             folder: of the run's other files.
-            again: throw away what is there, whatever it is, as soon as there is a new run.
-            reading: change nothing, and know the runs of every gradwire and machine.
+            again: start over: what is there is thrown away as soon as there is a new run.
+            reading: change nothing, and use the runs of every gradwire and machine.
 
         Raises:
-            OSError: it cannot be made or written, or, if only to be read, is not there.
+            OSError: the file cannot be made or written, or is missing and should only be read.
             ScenarioError: another process writes there, or the file is no journal.
         """
         self.path = folder / NAME
@@ -141,7 +152,7 @@ class Journal:
         except BlockingIOError:
             taken = True
         else:
-            taken = os.fstat(self._file).st_nlink == 0  # it ended this moment, with nothing run
+            taken = os.fstat(self._file).st_nlink == 0  # its owner has just removed it, as empty
         if taken:
             raise ScenarioError(
                 f"{self.path}: another `gradwire lab run` writes there; wait for it, or name "
@@ -182,14 +193,13 @@ class Journal:
             self.records.append(Record(**{**line, "run": cell_run_of(line["run"])}))
 
     def add(self, record: Record) -> None:
-        """Write a run down; it is on the disk when this returns, and what it takes the place of is
-        gone for good."""
+        """Write a run; it is on the disk when this returns, and what it replaces is gone."""
         self._let_go()
         fields = {name: value for name, value in vars(record).items() if name != "run"}
         self._write({"what": "run", **fields, "run": cell_run_table(record.run)})
 
     def add_calibration(self, found: Calibration) -> None:
-        """Write a calibration down; with the first run, where that one starts over."""
+        """Write a calibration; where the journal starts over, with the first run."""
         if self._starting_over:
             self.calibrations.append(found)
         else:
@@ -199,8 +209,10 @@ class Journal:
         self._write({"what": "calibration", **asdict(found)})
 
     def _let_go(self) -> None:
-        """Throw away what a new run takes the place of: not before there is one, for nothing may
-        come of starting over."""
+        """Throw away what a new run replaces.
+
+        This waits for the first new run, because a run that starts over may fail before it.
+        """
         if self._starting_over:
             self._starting_over = False
             os.ftruncate(self._file, 0)
@@ -217,10 +229,10 @@ class Journal:
         while data:
             data = data[os.write(self._file, data) :]
         os.fsync(self._file)
-        self._take(json.loads(text))  # what is reported is what was written
+        self._take(json.loads(text))  # so that reports show what was written
 
     def forget(self, runs: Collection[tuple[str, int]]) -> None:
-        """Let these runs, by cell and seed, not have been; for good from the next new run on."""
+        """Leave out these runs, by cell and seed; the next new run removes them from the file."""
         self._forgotten += runs
         self._drop(runs)
 
@@ -228,9 +240,16 @@ class Journal:
         self.records = [each for each in self.records if (each.cell, each.seed) not in runs]
 
     def known(self, cells: Iterable[Cell], quick: bool) -> dict[tuple[str, int], Record]:
-        """The newest run of each cell and seed that goes with these cells, failed or not: of the
-        same scenario, by the same gradwire, on the same machine. If it only reads: by any, and of
-        another form of the cell where there is none of this one."""
+        """Find the newest run of each cell and seed, failed or not.
+
+        A run counts if its cell had the same fingerprint, and gradwire, machine and settings were
+        those of this process. A journal that is only read takes the runs of any of them, and a run
+        of another form of the cell where there is none of this form.
+
+        Args:
+            cells: of the scenario file.
+            quick: whether they are its short form.
+        """
         wanted = {cell.name: fingerprint(cell, quick) for cell in cells}
         if self._reading:
             ordered = sorted(self.records, key=lambda each: wanted.get(each.cell) == each.scenario)
@@ -243,7 +262,7 @@ class Journal:
         }
 
     def close(self) -> None:
-        """Close the file, and let none be where nothing was written. May be called again."""
+        """Close the file, and remove it if it is empty. May be called again."""
         if self._file >= 0:
             if self._locked and os.fstat(self._file).st_size == 0:
                 self.path.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""What no transport of float32 can beat in a cell, and what a fixed bound with probes leaves to
-win. An encoding, and bounds by time or by layer, can.
+"""Limits say which time no transport of float32 can beat in a cell.
 
-The formulas are arithmetic, ours: bytes that must arrive, links that lose, round trips that cannot
-be saved.
+An encoding, and bounds by time or by layer, can. The formulas are our own arithmetic: bytes that
+must arrive, links that lose, round trips that cannot be saved. `probe_cap` also says how much
+faster than a sender with a fixed bound and probes a transport can be.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 ROUND_TRIPS_OF_A_ROUND = 1.5
-"""What one round of data, its end and its confirmation take beside the bytes."""
+"""Round trips that one round of data, its end and its confirmation take beside the bytes."""
 
 
 def payload(scenario: Scenario, size: int) -> float:
-    """Bytes per direction through the busiest port, for this much of each worker's gradient."""
+    """Return the bytes per direction through the busiest port for gradients of this size."""
     topology = scenario.topology
     if scenario.work.kind == "push":
         return push_payload(size, topology.workers)
@@ -37,8 +37,10 @@ def payload(scenario: Scenario, size: int) -> float:
 
 
 def push_ideal(scenario: Scenario) -> float:
-    """Seconds that the busiest port, or uplink, needs for all of it with headers, when nothing is
-    lost."""
+    """Return the seconds that the busiest port or uplink needs for all bytes with headers.
+
+    Nothing is lost meanwhile.
+    """
     size, rate = scenario.work.bytes, scenario.topology.ports.rate
     moved = payload(scenario, size)
     if scenario.topology.rates:
@@ -51,7 +53,7 @@ def push_ideal(scenario: Scenario) -> float:
 
 
 def uplink_payload(scenario: Scenario, size: int) -> float:
-    """Bytes per direction that the busiest uplink must carry, whatever the algorithm.
+    """Return the bytes per direction that the busiest uplink must carry, whatever the algorithm.
 
     Pushes: those of all workers on other leaves than the server's go down to it. An all-reduce: at
     least that of as many hosts as there are leaves with workers, for each leaf may sum first
@@ -71,7 +73,7 @@ def uplink_payload(scenario: Scenario, size: int) -> float:
 
 
 def limit(scenario: Scenario, size: int, bound: float) -> float:
-    """Seconds below which the work cannot be done: (1 - p)·S over what the links let through.
+    """Return the least seconds of the work: (1 - p)·S over what the links let through.
 
     With loss on the workers' ways each worker's own link sends (1 - p)·S / (1 - L), and the
     server's port takes what arrives; with loss at the server's port that port carries the lost
@@ -126,7 +128,7 @@ def _port_limit(scenario: Scenario, size: int, bound: float) -> float:
 
 
 def _uneven_limit(scenario: Scenario, size: int) -> float:
-    """Seconds of a whole gradient where each port has a rate of its own; a lower bound, ours.
+    """Return a lower bound (ours) of the seconds of a whole gradient over unlike ports.
 
     Everybody's gradient must leave its port, and the result reach it; n workers' all-reduce takes
     2·(n - 1) gradients' bytes in all (Patarasuk and Yuan, JPDC 69(2), 2009), over what all hosts
@@ -147,7 +149,7 @@ def _uneven_limit(scenario: Scenario, size: int) -> float:
 
 
 def _all_reduce_limit(workers: int, through: float, servers: int, kept: float) -> float:
-    """Times one gradient's time, of the best division of the sums between workers and servers.
+    """Return the time of the best division of the sums, over that of one gradient.
 
     As Jiang et al. (OSDI 2020, section 4.1), but with links that lose; ours. If a part x of the
     gradient is summed by the servers, each worker sends x + c·(1 - x), c = 2·(n - 1)/n, of which
@@ -162,21 +164,23 @@ def _all_reduce_limit(workers: int, through: float, servers: int, kept: float) -
 
 
 def probe_passes(loss: float, bound: float) -> int:
-    """Passes over what is missing until the bound is kept: ceil(ln p / ln L)."""
+    """Return the passes over what is missing until the bound is kept: ceil(ln p / ln L)."""
     if loss <= bound:
         return 1
     return math.ceil(math.log(bound) / math.log(loss) - 1e-9)
 
 
 def probe_time(scenario: Scenario, size: int, bound: float) -> float:
-    """Seconds of an efficient sender that probes after each pass: its bytes, and a round trip for
-    each pass."""
+    """Return the seconds of an efficient sender that probes after each pass.
+
+    They are those of its bytes, and a round trip for each pass.
+    """
     worst = max(scenario.loss.of_worker(n) for n in range(scenario.topology.workers))
     passes = probe_passes(worst, bound)
     return limit(scenario, size, bound) + passes * scenario.topology.rtt_s
 
 
 def probe_cap(scenario: Scenario, size: int, ours: float, theirs: float) -> float:
-    """How many times faster a transport with bound `ours` can be than a prober with `theirs`."""
+    """Return how much faster a transport with bound `ours` can be than a prober with `theirs`."""
     best = limit(scenario, size, ours) + ROUND_TRIPS_OF_A_ROUND * scenario.topology.rtt_s
     return probe_time(scenario, size, theirs) / best

@@ -1,4 +1,4 @@
-"""The marks of a scenario: computed from what was measured, never assumed."""
+"""A scenario's marks are computed from what was measured, never assumed."""
 
 from __future__ import annotations
 
@@ -32,12 +32,18 @@ _KEYS = {
 _MORE_IS_BETTER = {"throughput", "goodput", "steps_per_s", "rival_goodput"}
 
 _TAIL = 0.25
-"""A cell whose tuned tail missed the one wanted by more than this share of it is another cell."""
+"""Share of the wanted tail by which a tuned one may differ; with more it is another cell."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One cell and its contestants' summaries by name; complete: whether they are of all seeds."""
+    """A measured cell has its contestants' summaries.
+
+    Attributes:
+        cell: of the scenario.
+        summaries: by contestant.
+        complete: whether they are of all seeds.
+    """
 
     cell: Cell
     summaries: Mapping[str, Mapping[str, Any]]
@@ -45,16 +51,21 @@ class Measured:
 
 
 def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
-    """Compute a mark: the quotient in each cell that it is about, and whether it is what is wanted.
+    """Compute a mark: the quotient in each of its cells, and whether it is what is wanted.
 
     Returns:
-        text, scope, difference (whether it is one), cells (name, difference, complete, value, each
-        seed's, their interval, wanted, met, and the cap where there is one; `why` where the network
-        was not the one that the cell asks for, which leaves it open), value (by the mark's scope,
-        of what is known; None where nothing is), the interval of that over seeds, wanted, met
-        (None: not measured, or what is missing could change it) and missed_by, a share of what is
-        wanted, so far. A quotient is judged by its value, all seeds together; a difference by its
-        interval.
+        A table with
+
+        - text, scope, and difference (whether the mark is one);
+        - cells: name, difference, complete, value, each seed's value, their interval, wanted, met,
+          and the cap where there is one; ``why`` where the network was not the one that the cell
+          asks for, which leaves the mark open;
+        - value, by the mark's scope over the known cells; None where none is known;
+        - interval: of the value over seeds;
+        - wanted, and met: None if it was not measured, or if what is missing could change it;
+        - missed_by: a share of what is wanted, so far.
+
+        A quotient is judged by its value, all seeds together; a difference by its interval.
     """
     rows = []
     for measured in cells:
@@ -93,7 +104,7 @@ def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _met(mark: Mark, rows: Sequence[Mapping[str, Any]], missed: float) -> bool | None:
-    """Whether a mark is met; None while a cell or a seed that is not there could change it."""
+    """Return whether a mark is met; None while a missing cell or seed could change it."""
     settled = [row["met"] for row in rows if row["complete"] and row["value"] is not None]
     if len(settled) == len(rows):
         return missed <= 0
@@ -152,13 +163,13 @@ def _row(mark: Mark, measured: Measured, cells: Sequence[Measured]) -> dict[str,
 def _quotient(
     mark: Mark, measured: Measured, base: Measured | None, seed: str | None = None
 ) -> float | None:
-    """What the mark compares, of a cell's seeds together or of one; None where it isn't known.
+    """Compute what the mark compares, for all seeds or for one; None where it is not known.
 
     Args:
         mark: the mark.
         measured: the cell.
-        base: the cell that it is over, of a mark that is over another.
-        seed: the one; all if not given.
+        base: the other cell, where the mark compares with one.
+        seed: one of the seeds; all if not given.
     """
 
     def quantity(of: Measured | None, contestant: str) -> float | None:
@@ -178,7 +189,7 @@ def _quotient(
         found = [quantity(measured, name) for name in mark.over]
         known = [each for each in found if each is not None]
         highest = (mark.quantity in _MORE_IS_BETTER) == (mark.pick == "best")
-        # a mark over "the best" is not measured while one of them is missing
+        # While one of the others is missing, the best of them is not known.
         complete = len(known) == len(found)
         other = (max(known) if highest else min(known)) if known and complete else None
     if value is None or other is None or (math.isinf(value) and math.isinf(other)):
@@ -188,7 +199,7 @@ def _quotient(
 
 
 def _other_tail(measured: Measured) -> str | None:
-    """What is wrong with a cell's tuned tail, as its contestant met it; None: nothing."""
+    """Say what is wrong with a cell's tuned tail, as its contestant met it; None if nothing is."""
     tail = measured.cell.scenario.tail
     found = measured.summaries.get(tail.contestant)
     if not tail.ratio or found is None or found["p99_s"] is None:
@@ -200,7 +211,7 @@ def _other_tail(measured: Measured) -> str | None:
 
 
 def _difference(mark: Mark, measured: Measured) -> dict[str, Any]:
-    """A row of the mean of the differences, seed by seed, and its interval."""
+    """Make the row of a difference: its mean over seeds, and the interval of that."""
     row = _empty(measured, difference=True)
     mine, other = (
         _final_losses(measured.summaries.get(name)) for name in (mark.contestant, mark.over[0])
@@ -208,7 +219,7 @@ def _difference(mark: Mark, measured: Measured) -> dict[str, Any]:
     found = [mine[seed] - other[seed] for seed in mine if seed in other]
     if len(found) < 2 or mark.within is None:
         return row
-    reach = interval(found)  # none: one has lost its way
+    reach = interval(found)  # None where a loss was no number
     far = math.inf if reach is None else max(map(abs, reach))
     missed = (far - mark.within) / mark.within
     return {
@@ -222,7 +233,7 @@ def _difference(mark: Mark, measured: Measured) -> dict[str, Any]:
 
 
 def _final_losses(summary: Mapping[str, Any] | None) -> dict[str, float]:
-    """By seed, of those that have one."""
+    """Return the final losses by seed, of the seeds that have one."""
     alone = {} if summary is None else summary["by_seed"]
     losses = {seed: each["final_loss"] for seed, each in alone.items()}
     return {seed: float(loss) for seed, loss in losses.items() if loss is not None}
@@ -231,12 +242,12 @@ def _final_losses(summary: Mapping[str, Any] | None) -> dict[str, float]:
 def _quantity(
     mark: Mark, summary: Mapping[str, Any] | None, seed: str | None = None
 ) -> float | None:
-    """What the mark is of, of all seeds together or of one; None where it isn't known."""
+    """Return the mark's quantity, of all seeds or of one; None where it is not known."""
     if summary is not None and seed is not None:
         summary = summary["by_seed"].get(seed)
     value = None if summary is None else summary[_KEYS[mark.quantity]]
     if value is None and mark.quantity == "time_to_loss" and summary is not None:
-        return math.inf if summary["final_loss"] is not None else None  # it has not come there
+        return math.inf if summary["final_loss"] is not None else None  # never reached
     return None if value is None else float(value)
 
 
@@ -250,6 +261,6 @@ def _cap(mark: Mark, measured: Measured) -> float | None:
 
 
 def _missed(mark: Mark, value: float, wanted: float) -> float:
-    """By what share of what is wanted it is missed; negative or 0 where it is met."""
+    """Return by what share of the wanted value a mark is missed; 0 or less where it is met."""
     missed = (value - wanted) / wanted if mark.at_most is not None else (wanted - value) / wanted
     return math.inf if math.isnan(missed) else missed

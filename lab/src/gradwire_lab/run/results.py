@@ -1,4 +1,4 @@
-"""The JSON of a run: machine, kernel, numbers, raw samples, marks."""
+"""results.json holds all of a run: machine, kernel, numbers, raw samples and marks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ KIND = "gradwire lab"
 
 
 def document(outcome: Outcome, command: str) -> dict[str, Any]:
-    """Everything that is known about an experiment, as JSON; non-finite numbers become null.
+    """Put everything that is known about an experiment into JSON; non-finite numbers become null.
 
-    Marks are judged over all cells and seeds of the file: one that was not run, or failed, or ran
-    in another form, leaves them open where it could change what they come to. A cell's numbers are
-    those of the seeds that did not fail; where all did, what they have. What is known of cells of
-    another form has no limit, too: that would be the file's, as it is now.
+    Marks are judged over all cells and seeds of the file. A cell that was not run, failed, or ran
+    in another form leaves a mark open where it could change the result. A cell's numbers are those
+    of the seeds that did not fail, or of all seeds where all failed. Runs of another form of a cell
+    get no limit, because a limit follows from the file as it is now.
+
+    Args:
+        outcome: the runs.
+        command: that made them.
     """
     experiment, first = outcome.experiment, outcome.experiment.first
     dates = sorted(record.date for record in outcome.records.values())
@@ -82,7 +86,7 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
 
 
 def _makers(records: list[Record]) -> dict[str, Any]:
-    """What the runs were made by: this gradwire and machine, or those that a journal tells of."""
+    """Name what made the runs: this gradwire and machine, or those that the journal names."""
     builds = sorted({each.gradwire for each in records})
     machines: list[dict[str, Any]] = []
     for each in records:
@@ -99,8 +103,10 @@ def _makers(records: list[Record]) -> dict[str, Any]:
 
 
 def _kernel(outcome: Outcome) -> dict[str, Any]:
-    """What made the network: the same for all contestants. TCP's algorithms are this kernel's, and
-    so none where another machine ran a cell."""
+    """Describe what made the network, which was the same for all contestants.
+
+    TCP's algorithms are left out where another machine ran a cell, since they are this kernel's.
+    """
     topologies = [cell.scenario.topology for cell in outcome.experiment.cells]
     wires = {run.link for run in outcome.runs.values() if run.link}
     available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
@@ -116,7 +122,7 @@ def _kernel(outcome: Outcome) -> dict[str, Any]:
 
 
 def _losers(outcome: Outcome) -> list[str]:
-    """What lost packets by chance in the cells that were run."""
+    """Name what lost packets by chance in the cells that were run."""
     nftables, wires = False, set[str]()
     for cell in outcome.experiment.cells:
         runs = [run for (name, _), run in outcome.runs.items() if name == cell.name]
@@ -148,7 +154,7 @@ def _summaries(cell: Cell, runs: dict[int, CellRun], limited: bool) -> dict[str,
 def _cell(
     cell: Cell, records: dict[int, Record], counted: dict[int, CellRun], limited: bool
 ) -> dict[str, Any]:
-    """A cell's runs, and its contestants' numbers of those that count."""
+    """Describe a cell's runs, and its contestants by the runs that count."""
     scenario = cell.scenario
     transports = {each.name: each.transport for each in scenario.contestants}
     contestants = []

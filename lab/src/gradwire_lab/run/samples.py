@@ -1,4 +1,4 @@
-"""What a cell leaves behind: raw samples, contestant by contestant."""
+"""The raw samples of a cell are kept contestant by contestant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["CellRun", "Track", "cell_run_of", "cell_run_table"]
 
 @dataclass
 class Track:
-    """One contestant's samples in one cell and seed; lists run parallel, a sample each.
+    """A track holds one contestant's samples in one cell and seed; its lists run parallel.
 
     Attributes:
         starts: moments, in seconds of ``time.monotonic()``.
@@ -28,16 +28,16 @@ class Track:
         layers: mean delivered share by layer, over samples and workers.
         bytes: UDP payload bytes that all workers sent.
         wire_bytes: that all workers and servers sent in `wire_rounds` rounds, as their ports count
-            them: with headers, repeats and ACKs; 0 in journals from before it was counted.
+            them: with headers, repeats and ACKs; 0 if they were not counted.
         wire_rounds: see `wire_bytes`; of training, warm-up included.
-        packets: that they sent.
-        retransmissions: of those.
-        push_s: seconds of the slowest worker's push; none for TCP.
-        passes: rounds of probes that the slowest worker needed; none without probes.
-        critical: of training: whether the phase was critical; none where there are no phases.
+        packets: that all workers sent.
+        retransmissions: how many of these packets repeated earlier ones.
+        push_s: seconds of the slowest worker's push; empty for TCP.
+        passes: rounds of probes that the slowest worker needed; empty without probes.
+        critical: of training: whether the phase was critical; empty where there are no phases.
         losses: of training: step, seconds trained and held-out loss after each turn.
-        fingerprints: of training: each rank's weights.
-        reports: what the contestant's ranks said at the end.
+        fingerprints: of training: hashes of each rank's weights.
+        reports: what the contestant's ranks reported at the end.
     """
 
     starts: list[float] = field(default_factory=list)
@@ -61,16 +61,16 @@ class Track:
 
 @dataclass
 class CellRun:
-    """One cell, one seed.
+    """A cell run holds what happened in one cell with one seed.
 
     Attributes:
         origin: when it began, in seconds of ``time.monotonic()``.
         tracks: by contestant.
         bursts: as they were sent.
-        lossy: when links lost on purpose for a while: from, to.
+        lossy: spans of time in which links lost packets on purpose: from, to.
         events: what else was done to the network.
         rivals: what the rivals read; see `gradwire_lab.contest.rivals.RivalStreams.read`.
-        link: what made the delay; None without.
+        link: what made the links' delay; None if they had none.
         lost: packets lost in the network, cross traffic included.
         softnet_drops: packets that the machine's processors dropped outside of any queue.
         marked: packets that switches marked CE, contestants' and cross traffic's.
@@ -95,18 +95,16 @@ class CellRun:
 
 
 def cell_run_table(run: CellRun) -> dict[str, Any]:
-    """A run as JSON; non-finite numbers become null."""
+    """Write a run as JSON; non-finite numbers become null."""
     table: dict[str, Any] = finite(asdict(run))
     return table
 
 
 def cell_run_of(table: dict[str, Any]) -> CellRun:
-    """The run that `cell_run_table` wrote.
+    """Read the run that `cell_run_table` wrote.
 
     Raises:
-        TypeError: it is none.
-        KeyError: likewise.
-        ValueError: likewise.
+        TypeError, KeyError, ValueError: the table is no run.
     """
     fields = {
         **table,
@@ -123,14 +121,14 @@ _NUMBERS = ("starts", "seconds", "bytes", "packets", "retransmissions", "push_s"
 
 
 def _track_of(table: dict[str, Any]) -> Track:
-    numbers = [value for name in _NUMBERS for value in table.get(name, ())]
+    numbers = [value for name in _NUMBERS for value in table[name]]
     numbers += [table["job_s"], *table["layers"].values(), *chain.from_iterable(table["delivered"])]
     if not all(map(is_number, numbers)):
         raise TypeError("samples that are no numbers")
     fields = {
         **table,
         "spans": [(start, stop) for start, stop in table["spans"]],
-        "losses": [  # a loss that was no number was written as null
+        "losses": [  # null stands for a loss that was no number
             (step, seconds, math.nan if loss is None else loss)
             for step, seconds, loss in table["losses"]
         ],

@@ -1,4 +1,4 @@
-"""What flows can carry together over ports and uplinks, each taking its fair share."""
+"""Flows over shared ports and uplinks carry their max-min fair shares."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from gradwire_lab.scenario.network import Topology
 __all__ = ["carried", "crossing_flows", "route"]
 
 Link = tuple[str, str, int]
-"""Port or uplink, direction, and the host or leaf that it belongs to."""
+"""A link is a port or an uplink, with its direction and its host or leaf."""
 
 
 def crossing_flows(topology: Topology) -> list[tuple[int, int]]:
-    """One flow out of each host and one into it; all of them to another leaf, where there are
-    leaves, so that uplinks are busy as well. Some stay where leaves differ in size."""
+    """Choose one flow out of each host and one into it.
+
+    Where there are leaves, flows go to another leaf, so that uplinks are busy as well; some stay
+    within theirs where leaves differ in size.
+    """
     hosts = topology.hosts
     step = 1 if topology.spread is None else max(topology.spread.sizes(hosts))
     return [(host, (host + step) % hosts) for host in range(hosts)]
 
 
 def route(topology: Topology, source: int, target: int) -> list[Link]:
-    """The queues that a flow crosses."""
+    """Return the links whose queues a flow crosses."""
     spread, hosts = topology.spread, topology.hosts
     links: list[Link] = [("port", "up", source), ("port", "down", target)]
     if spread is not None:
@@ -32,10 +35,10 @@ def route(topology: Topology, source: int, target: int) -> list[Link]:
 
 
 def carried(topology: Topology, flows: Sequence[tuple[int, int]]) -> float:
-    """Bits per second of all flows together when their shares are max-min fair.
+    """Return the bits per second of all flows together, when their shares are max-min fair.
 
-    By filling: all grow alike until a link is full, whose flows then stay what they are
-    (Bertsekas and Gallager, Data Networks, section 6.5.2).
+    They are found by filling: all flows grow alike until a link is full, and its flows then keep
+    their rate (Bertsekas and Gallager, Data Networks, section 6.5.2).
     """
     routes = [route(topology, source, target) for source, target in flows]
     left = {link: float(_rate(topology, link)) for each in routes for link in each}

@@ -1,4 +1,4 @@
-"""From raw samples to numbers: one contestant in one cell, all seeds together."""
+"""Summaries reduce the samples of one contestant in one cell, all seeds together, to numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ P999_SAMPLES = 3000
 
 
 def times(seconds: Sequence[float]) -> dict[str, float | None]:
-    """A set of times in a few numbers, in seconds; all None without any."""
+    """Summarise times in a few numbers, in seconds; all are None where there are no times."""
     if not seconds:
         return dict.fromkeys(("median_s", "mean_s", "p95_s", "p99_s", "p999_s", "max_s"))
     count = len(seconds)
@@ -39,7 +39,10 @@ def times(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def interval(values: Sequence[float]) -> list[float] | None:
-    """The 90 % interval of the mean over seeds; None for fewer than two, or no numbers."""
+    """Return the 90 % confidence interval of the mean over seeds.
+
+    It is None for fewer than two seeds, or where a value is not finite.
+    """
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return None
     half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
@@ -50,14 +53,14 @@ def interval(values: Sequence[float]) -> list[float] | None:
 def summarize(
     each: Contestant, scenario: Scenario, runs: Mapping[int, CellRun], *, limited: bool = True
 ) -> dict[str, Any] | None:
-    """A contestant's numbers in a cell; None if it has no samples.
+    """Summarise a contestant in a cell; None if it has no samples.
 
     Args:
         each: the contestant.
         scenario: the cell's.
-        runs: the cell's by seed.
-        limited: whether the scenario is the one that was run, so that its limit, and its bytes and
-            workers, are theirs.
+        runs: the cell's, by seed.
+        limited: whether the runs are of this form of the scenario, so that its limit, bytes and
+            workers apply to them.
     """
     found = {
         seed: run.tracks[each.name]
@@ -113,7 +116,7 @@ def _quantities(
     *,
     limited: bool,
 ) -> dict[str, Any]:
-    """What marks compare, of these seeds' tracks together; see `summarize`."""
+    """Compute the quantities that marks compare, over these seeds together; see `summarize`."""
     own = list(tracks.values())
     seconds = [value for track in own for value in track.seconds]
     job = sum(track.job_s for track in own)
@@ -133,7 +136,7 @@ def _quantities(
 
 
 def _intervals(alone: Sequence[Mapping[str, Any]]) -> dict[str, list[float] | None]:
-    """Of each quantity, the interval over seeds; None where a seed does not have it."""
+    """Return the interval of each quantity over seeds; None where a seed lacks it."""
     found = {key: [each[key] for each in alone] for key in alone[0]}
     return {key: None if None in values else interval(values) for key, values in found.items()}
 
@@ -145,13 +148,13 @@ def _size(scenario: Scenario, track: Track, runs: Mapping[int, CellRun]) -> int:
 
 
 def _counted(tracks: Sequence[Track]) -> float:
-    """The share of all rounds' gradients that counted."""
+    """Return the share of all rounds' gradients that counted."""
     shares = [statistics.fmean(each) for track in tracks for each in track.delivered]
     return statistics.fmean(shares) if shares else 1.0
 
 
 def _useful(scenario: Scenario, size: int) -> int:
-    """Bytes of gradient that a round moves for its workers."""
+    """Return the bytes of gradient that a round moves for its workers."""
     return size * scenario.topology.workers
 
 
@@ -191,7 +194,7 @@ def _rivals(name: str, runs: Sequence[CellRun]) -> float | None:
 
 
 def _target(scenario: Scenario, run: CellRun) -> float | None:
-    """The held-out loss to time in a run; None without one."""
+    """Return the held-out loss whose time is asked for; None if none is."""
     model = scenario.model
     if not model.target_of:
         return model.target_loss or None
@@ -202,7 +205,10 @@ def _target(scenario: Scenario, run: CellRun) -> float | None:
 
 
 def _reached(track: Track, target: float | None) -> float | None:
-    """Seconds of training until the held-out loss was so low, between evaluations in proportion."""
+    """Return the seconds of training until the held-out loss had fallen to the target.
+
+    Between two evaluations the loss is taken as falling in proportion to time.
+    """
     if target is None:
         return None
     before: tuple[float, float] | None = None

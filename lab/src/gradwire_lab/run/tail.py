@@ -1,4 +1,4 @@
-"""Cross traffic tuned for a tail: its bursts get longer until a contestant shows it."""
+"""Cross traffic is tuned for a tail: bursts get longer until a contestant's times show it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gradwire_lab.scenario.schema import Scenario
 __all__ = ["next_length", "tune"]
 
 _CLOSE = 0.1
-"""A ratio within this share of the one wanted is taken."""
+"""A ratio within this share of the one wanted is near enough."""
 
 
 def tune(scenario: Scenario, ground: Ground, race: Race) -> dict[str, Any]:
-    """Find the bursts' length for the wanted ratio, by doubling and halving, and let them be so.
+    """Find the bursts' length for the wanted ratio, by doubling and halving, and keep it.
 
     Returns:
-        What was wanted, the rounds of an attempt, the attempts (length in seconds, ratio), and the
-        length that was taken: that of the attempt nearest to what was wanted.
+        The ratio wanted, the rounds of an attempt, the attempts (length in seconds, ratio), and
+        the length that was kept: that of the attempt nearest to the wanted ratio.
     """
     wanted, period = scenario.tail.ratio, scenario.bursts[0].period_s
     longest = 0.9 * period
@@ -50,7 +50,7 @@ def tune(scenario: Scenario, ground: Ground, race: Race) -> dict[str, Any]:
 def next_length(
     low: float, high: float, length: float, too_short: bool
 ) -> tuple[float, float, float]:
-    """Where the length lies now, and the next one to try: twice as long until one was too long."""
+    """Return the new limits of the length, and the next to try: doubled until one is too long."""
     if too_short:
         low = length
     else:

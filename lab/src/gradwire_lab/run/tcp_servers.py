@@ -1,4 +1,4 @@
-"""All-reduce over servers by plain TCP: what a parameter server is without gradwire."""
+"""An all-reduce over servers by plain TCP shows a parameter server without gradwire."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["TcpOverServers"]
 _TIMEOUT = 120.0
 _NUMBER_BYTES = 4
 _BLOCK = 16_384
-"""Elements, 64 KiB: what is summed and sent back at once, at least."""
+"""Elements (64 KiB) that are summed and sent back at once, at least."""
 
 
 @dataclass
 class _Flow:
-    """One connection in one round, in bytes of the shard that it carries."""
+    """A flow counts the bytes of one connection's shard in one round."""
 
     connection: socket.socket
     sent: int = 0
@@ -37,15 +37,20 @@ class _Flow:
 
 
 class TcpOverServers:
-    """Each server sums an equal shard of the workers' buffers and sends it back.
+    """In this contestant each server sums an equal shard of the workers' buffers.
 
-    A block of it goes back as soon as all workers' parts of that are there, so pushes and pulls
+    A block of the sum goes back as soon as all workers' parts of it are there, so pushes and pulls
     overlap.
     """
 
     def __init__(self, congestion_control: str, workers: int, elements: int) -> None:
-        """Choose TCP's congestion control, how many of the ranks, the first ones, are workers, and
-        the elements of a buffer."""
+        """Choose TCP's congestion control.
+
+        Args:
+            congestion_control: its name.
+            workers: how many of the ranks, the first ones, are workers.
+            elements: of a buffer.
+        """
         self._elements = elements
         self._congestion_control = congestion_control
         self._workers = workers
@@ -107,7 +112,7 @@ class TcpOverServers:
             raise ValueError(f"tcp: the sum is not {expected} everywhere")
 
     def report(self) -> dict[str, Any]:
-        """What was chosen."""
+        """Return the congestion control."""
         return {"congestion_control": self._congestion_control}
 
     def close(self) -> None:
@@ -119,7 +124,7 @@ class TcpOverServers:
 def _exchange(connections: list[socket.socket], shards: list[NDArray[np.float32]]) -> None:
     """Push each shard to its server and read its sum into the same place.
 
-    A server sums what all have sent, so what comes back is never ahead of what has left.
+    A server sums what all have sent, so no more comes back than this worker has sent.
     """
     with selectors.DefaultSelector() as selector:
         for connection, shard in zip(connections, shards, strict=True):
@@ -143,8 +148,7 @@ def _exchange(connections: list[socket.socket], shards: list[NDArray[np.float32]
 def _sum(
     connections: list[socket.socket], parts: NDArray[np.float32], sums: NDArray[np.float32]
 ) -> None:
-    """Read every worker's part into a row of `parts`, and send each worker the sum, which is taken
-    in rank order."""
+    """Read every worker's part into a row of `parts`; send each worker the sum in rank order."""
     out = sums.data.cast("B")
     places = [part.data.cast("B") for part in parts]
     flows = [_Flow(connection) for connection in connections]
@@ -173,7 +177,7 @@ def _sum(
 def _wait_for(
     selector: selectors.BaseSelector, flow: _Flow, number: int, size: int, ready: int
 ) -> None:
-    """Wait for what this worker still has to send, and for room for what is ready for it."""
+    """Watch a flow for data that its worker has yet to send, and for room to send it the sum."""
     wanted = (selectors.EVENT_READ if flow.received < size else 0) | (
         selectors.EVENT_WRITE if flow.sent < ready else 0
     )

@@ -1,22 +1,21 @@
-"""One contestant in one rank of a training scenario: the demo's trainee, carried as asked for."""
+"""A lab trainee is one contestant in one rank of a training scenario."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-import gradwire
 from gradwire.training.bucket import GradBucket
 from gradwire_lab.network.clock import sleep_until
 from gradwire_lab.run.endpoints import choose_congestion_control, open_sockets
 from gradwire_lab.run.hooks import hook_of
 from gradwire_lab.scenario.contestant import Contestant
 from gradwire_lab.scenario.work import THIRDS, Model
-from gradwire_lab.training.scenario import Entry
-from gradwire_lab.training.scenario import Scenario as DemoScenario
+from gradwire_lab.training.recipe import Entry, Recipe
 from gradwire_lab.training.startline import StartLine
 from gradwire_lab.training.stopwatch import TimedDDP
 from gradwire_lab.training.text import Text
@@ -25,11 +24,11 @@ from gradwire_lab.training.trainee import LINE_SECONDS, RankStep, Trainee
 __all__ = ["LabTrainee"]
 
 FORWARD_SHARE = 1 / 3
-"""Of a step's computation, before the first gradient is there."""
+"""Share of a step's computation that is over before its first gradient is there."""
 
 
 class Pace:
-    """Stretches a step's computation to that of an accelerator of a given speed.
+    """A pace stretches a step's computation to that of an accelerator of a given speed.
 
     Attributes:
         compute_s: seconds of a step's computation; 0 leaves it as it is.
@@ -47,7 +46,7 @@ class Pace:
 
 
 class PacedDDP(TimedDDP):
-    """One bucket, which sets out when the stretched computation is over."""
+    """DDP with one bucket, which sets out when the stretched computation is over."""
 
     def __init__(
         self, module: torch.nn.Module, line: StartLine, pace: Pace, **options: Any
@@ -62,10 +61,10 @@ class PacedDDP(TimedDDP):
 
 
 class OverlappingDDP(PacedDDP):
-    """Several buckets that set out while the backward pass goes on.
+    """DDP with several buckets, which set out while the backward pass goes on.
 
-    What is timed is from the first bucket's start to the last one's result; the ranks do not wait
-    for each other before.
+    The time runs from the first bucket's start to the last one's result; the ranks do not wait for
+    each other before.
     """
 
     def __init__(
@@ -86,18 +85,18 @@ class OverlappingDDP(PacedDDP):
 
 
 class LabTrainee(Trainee):
-    """A model that learns over one contestant.
+    """A trainee trains a model over one contestant.
 
     Attributes:
         pace: of its computation.
-        layers: the shares delivered by region, of each step since they were last taken.
+        layers: the shares delivered by region, of each step since `take_layers`.
     """
 
     def __init__(
         self,
         contestant: Contestant,
         model: Model,
-        demo: DemoScenario,
+        recipe: Recipe,
         text: Text,
         rank: int,
         line: StartLine,
@@ -109,7 +108,7 @@ class LabTrainee(Trainee):
         Args:
             contestant: what carries the gradients.
             model: sizes, and how computation and communication meet.
-            demo: the same as the demo's trainee takes it.
+            recipe: the same sizes as every trainee takes them.
             text: what is learnt.
             rank: of this process.
             line: where the ranks wait for each other.
@@ -122,12 +121,14 @@ class LabTrainee(Trainee):
         self.pace = Pace()
         self.layers: list[dict[str, float]] = []
         policy = contestant.policy if contestant.transport == "gradwire" else None
-        entry = Entry(contestant.name, contestant.name, policy, contestant.options)
-        super().__init__(entry, demo, text, rank, line, False)
+        name, options = contestant.name, contestant.options
+        super().__init__(
+            Entry(name, name, policy, options, contestant.hook), recipe, text, rank, line
+        )
 
     def _wrap(self, line: StartLine) -> TimedDDP:
         before = open_sockets()
-        # A group for each contestant: its connections and its congestion control.
+        # Each contestant has a group, and so connections and congestion control, of its own.
         self._group = dist.new_group()
         dist.barrier(group=self._group)
         if self._contestant.transport == "gloo":
@@ -144,20 +145,14 @@ class LabTrainee(Trainee):
             )
         return PacedDDP(self.model, line, self.pace, process_group=self._group)
 
-    def _connect(self, entry: Entry, lossy: bool) -> gradwire.Attachment | None:
-        if entry.policy is None:
-            state, hook = hook_of(self._contestant.hook, self._group)
-            self._ddp.register_comm_hook(state, hook)
-            return None
-        return gradwire.attach(
-            self._ddp, policy=entry.policy, optimizer=self._optimizer, **entry.options
-        )
+    def _hook(self) -> tuple[Any, Callable[..., Any]]:
+        return hook_of(self._contestant.hook, self._group)
 
     def _train(self) -> RankStep:
         self.pace.began = time.monotonic()
         wanted = self._contestant.tolerant
         if wanted and self._attachment is not None:
-            # A vote rules from the next step on: this one is for the step after this.
+            # A phase set now holds from the next step on.
             third = THIRDS[self._third(self._step + 1)]
             self._attachment.phase = "tolerant" if third in wanted else "critical"
         return super()._train()
@@ -166,7 +161,7 @@ class LabTrainee(Trainee):
         return super()._learning_rate(step) * self._shape.gamma ** self._third(step)
 
     def _third(self, step: int) -> int:
-        """Which third of the training a step is in: 0, 1, 2."""
+        """Return which third of the training a step is in: 0, 1 or 2."""
         return min(2, 3 * max(0, step - self._trials) // self._steps)
 
     def _record(self, step: int, began: float, ended: float, loss: float) -> RankStep:
@@ -176,6 +171,6 @@ class LabTrainee(Trainee):
         return found
 
     def take_layers(self) -> list[dict[str, float]]:
-        """The shares delivered by region, of each step since the last call."""
+        """Return the shares delivered by region, of each step since the last call."""
         taken, self.layers = self.layers, []
         return taken

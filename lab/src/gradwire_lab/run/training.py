@@ -1,16 +1,14 @@
-"""Cells that train: the same ranks train every contestant, in turns."""
+"""In a training cell the same ranks train every contestant, in turns."""
 
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gradwire_lab.contest.interrupts import uninterrupted
 from gradwire_lab.contest.measure import percentile
 from gradwire_lab.contest.ranks import Ranks
 from gradwire_lab.contest.serving import route_settings
@@ -22,8 +20,8 @@ from gradwire_lab.run.samples import CellRun, Track
 from gradwire_lab.run.transfers import Progress, round_limit
 from gradwire_lab.scenario.schema import Scenario
 from gradwire_lab.scenario.work import turn_length
+from gradwire_lab.training import crew
 from gradwire_lab.training.block import Block, Step, join
-from gradwire_lab.training.startline import memory
 
 __all__ = ["run_training", "segments"]
 
@@ -31,21 +29,21 @@ _READY_SECONDS = 180.0
 _CLOSE_SECONDS = 30.0
 _LEAD_SECONDS = 0.02
 _STEP_SECONDS = 2.0
-"""A step may take so long beside its computation, and one of a turn as long as a round may."""
+"""Seconds of a step beside its computation; one step of a turn may take as long as a round."""
 _QUIET_STEPS, _TRIALS = 6, 2
 _SHORTEST_S = 1e-4
-"""Of a stretched computation: 0 would leave it as it is."""
+"""The least seconds of a stretched computation, since 0 would not stretch it."""
 
 
 def segments(
     first: int, steps: int, losing: tuple[int, ...], begin: int = 0
 ) -> Iterator[tuple[int, bool]]:
-    """A turn cut where a step loses: how many steps, and whether they lose.
+    """Cut a turn where a step loses packets: how many steps, and whether they lose.
 
     Args:
         first: number of the turn's first step.
         steps: of the turn.
-        losing: numbers of the steps that lose.
+        losing: numbers of the steps in which links lose packets.
         begin: cut before this step of the turn, too.
     """
     count = 0
@@ -67,28 +65,20 @@ def segments(
 def run_training(
     scenario: Scenario, seed: int, ground: Ground, run: CellRun, progress: Progress
 ) -> None:
-    """Train every contestant of a cell; what they did goes to `run`.
+    """Train every contestant of a cell; their samples go to `run`.
 
     Raises:
         RankError: a rank failed, or took too long.
-        LabUnavailable: the ground gave way.
+        LabUnavailable: the network failed.
     """
     work = scenario.work
-    line = memory(scenario.topology.workers)
-    try:
-        hosts = range(scenario.topology.hosts)
-        configs = [_config(scenario, seed, ground, rank, line) for rank in hosts]
-        with uninterrupted():
-            ranks = Ranks(
-                ground.network.spawn,
-                "gradwire_lab.run.training_worker",
-                configs,
-                pass_fds=[line],
-                env={"GRADWIRE_SEED": str(seed)},
-            )
-    finally:
-        os.close(line)
-    with ranks:
+    with crew.start(
+        ground.network.spawn,
+        "gradwire_lab.run.training_worker",
+        [_config(scenario, seed, ground, rank) for rank in range(scenario.topology.hosts)],
+        scenario.topology.workers,
+        env={"GRADWIRE_SEED": str(seed)},
+    ) as ranks:
         run.facts = ranks.gather(time.monotonic() + _READY_SECONDS)[0]
         course = _Course(scenario, ground, ranks, run, progress)
         ground.victim = ranks.signal
@@ -102,7 +92,7 @@ def run_training(
         course.close()
 
 
-def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int) -> dict[str, Any]:
+def _config(scenario: Scenario, seed: int, ground: Ground, rank: int) -> dict[str, Any]:
     model = scenario.model
     settings = {"timeout": round_limit(scenario), **route_settings(scenario.topology.servers)}
     return {
@@ -113,10 +103,8 @@ def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int)
             for each in scenario.contestants
         ],
         "model": asdict(model),
-        "demo": {
+        "recipe": {
             "ranks": scenario.topology.workers,
-            "block": scenario.work.block + scenario.work.warm_up,
-            "warm_up": scenario.work.warm_up,
             "batch": model.batch,
             "learning_rate": model.learning_rate,
             "seed": seed,
@@ -130,12 +118,11 @@ def _config(scenario: Scenario, seed: int, ground: Ground, rank: int, line: int)
         "rank": rank,
         "store_host": ground.network.address(0),
         "store_port": STORE_PORT,
-        "line": line,
     }
 
 
 class _Course:
-    """The turns of one cell."""
+    """A course runs the turns of one cell."""
 
     def __init__(
         self, scenario: Scenario, ground: Ground, ranks: Ranks, run: CellRun, progress: Progress
@@ -155,10 +142,10 @@ class _Course:
     def set_pace(self) -> None:
         """Stretch computation until communication has the share that is asked for.
 
-        The first steps, on a quiet network, tell how long the first contestant communicates and
-        what a step takes beside that and its computation, which is computation, too. Twice, for
-        ranks that compute all the time hold each other's transfers up. The others take these steps
-        as well, so that all have trained alike.
+        The first steps, on a quiet network, show how long the first contestant communicates, and
+        what else a step takes besides its computation; this counts as computation, too. It is
+        measured twice, because ranks that compute all the time delay each other's transfers. The
+        other contestants do these steps as well, so that all have trained alike.
         """
         share = self._scenario.model.communication_share
         if not share:
@@ -174,8 +161,10 @@ class _Course:
         self._run.facts["compute_s"] = self._compute_s
 
     def _rest(self, block: Block) -> list[float]:
-        """Seconds of each step in which it neither communicates nor computes, as far as one can
-        tell: where those two overlap, or computation was not stretched, what follows them."""
+        """Return the seconds of each step in which it neither communicates nor computes.
+
+        Where those two overlap, or computation was not stretched, it is the time after both.
+        """
         if self._compute_s and not self._scenario.model.overlap:
             steps = join(block, 0, 0.0)
             return [max(0.0, step.took - step.comm - self._compute_s) for step in steps]
@@ -185,10 +174,10 @@ class _Course:
         ]
 
     def all_turns(self, done: int, steps: int) -> None:
-        """A turn of every contestant, from their step number `done` on."""
+        """Give every contestant a turn, from their step number `done` on."""
         self._ground.next_turns()
         for each in self._scenario.contestants:
-            self._settle()  # outside of what goes by the clock from a turn's start
+            self._settle()  # before the clocks of the turn start
             with self._ground.changing(), self._ground.faults.turn(each.name):
                 self._turn(each.name, done, steps)
         self._turns += 1
@@ -202,7 +191,7 @@ class _Course:
             sleep_until(start - _LEAD_SECONDS)
 
     def _turn(self, name: str, done: int, steps: int) -> None:
-        """One contestant's turn, from its step number `done` on."""
+        """Give one contestant a turn, from its step number `done` on."""
         track = self._run.tracks[name]
         loss, warm_up = self._scenario.loss, self._scenario.work.warm_up
         steps_so_far = 0
@@ -232,29 +221,19 @@ class _Course:
             self._ground.faults.begin(name, start)
         each = self._compute_s + _STEP_SECONDS
         limit = each * steps + round_limit(self._scenario) + _CLOSE_SECONDS
-        answers = self._ranks.ask(
-            {
-                "command": "block",
-                "contestant": name,
-                "steps": steps,
-                "start": start,
-                "compute_s": self._compute_s,
-                "validate": validate,
-            },
+        return crew.train(
+            self._ranks,
+            name,
+            steps,
+            start,
             start + limit,
-        )[: self._scenario.topology.workers]
-        losses = [answer["validation"] for answer in answers]
-        return Block(
-            contestant=name,
-            start=start,
-            warm_up=0,
-            ranks=[answer["steps"] for answer in answers],
-            validation=statistics.fmean(losses) if validate else None,  # type: ignore[arg-type]
-            verdict=None,
+            trainees=self._scenario.topology.workers,
+            compute_s=self._compute_s,
+            validate=validate,
         )
 
     def close(self) -> None:
-        """Compare the replicas and let go."""
+        """Collect the replicas' fingerprints, and let the ranks close."""
         deadline = time.monotonic() + _CLOSE_SECONDS
         answers = self._ranks.ask({"command": "fingerprints"}, deadline)
         answers = answers[: self._scenario.topology.workers]
@@ -267,14 +246,14 @@ class _Course:
 
 
 def _median(seconds: Sequence[float]) -> float:
-    """Of the later half: the first steps make connections."""
+    """Return the median of the later half, since the first steps open connections."""
     return percentile(seconds[len(seconds) // 2 :], 50)
 
 
 def _keep(
     track: Track, shares: dict[str, list[float]], step: Step, block: Block, index: int
 ) -> None:
-    """Take one timed step of a turn; its shares delivered by region, too."""
+    """Add one timed step of a turn to a track, and its shares delivered by region."""
     views = [views[index] for views in block.ranks]
     track.starts.append(step.start)
     track.seconds.append(step.comm)

@@ -1,6 +1,7 @@
-"""One rank of a training scenario, a program: argument DESCRIPTOR, of a socket to the parent.
+"""This program is one rank of a training scenario.
 
-Obeys as `gradwire_lab.contest.rank_program` says.
+Its argument is the descriptor of a socket to the parent, whose commands it obeys, see
+`gradwire_lab.contest.rank_program`.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from gradwire_lab.run.trainee import LabTrainee
 from gradwire_lab.scenario.contestant import contestant_of
 from gradwire_lab.scenario.work import Model
 from gradwire_lab.training.rank import TrainingRank
-from gradwire_lab.training.scenario import Scenario as DemoScenario
+from gradwire_lab.training.recipe import Recipe
 from gradwire_lab.training.text import load
 
 _GROUP_SECONDS = 300.0
 
 
 class Worker(TrainingRank[LabTrainee]):
-    """One rank with all contestants."""
+    """A worker is a rank that trains all contestants."""
 
     def __init__(self, config: Message, tell: Callable[[Message], None]) -> None:
         """Meet the other ranks and set all contestants up.
 
         Args:
-            config: contestants, model, demo (its scenario), steps, trials, rank, store (host and
+            config: contestants, model, recipe, steps, trials, rank, store (host and
                 port), line (descriptor of the start line's memory).
             tell: called with each step of rank 0.
         """
-        demo = DemoScenario(**config["demo"])
-        super().__init__(config, demo.ranks, _GROUP_SECONDS, tell)
+        recipe = Recipe(**config["recipe"])
+        super().__init__(config, recipe.ranks, _GROUP_SECONDS, tell)
         text = load()
         model = Model(**config["model"])
         for fields in config["contestants"]:
@@ -45,7 +46,7 @@ class Worker(TrainingRank[LabTrainee]):
                 self.trainees[each.name] = LabTrainee(
                     each,
                     model,
-                    demo,
+                    recipe,
                     text,
                     self.rank,
                     self.start_line,
@@ -58,20 +59,22 @@ class Worker(TrainingRank[LabTrainee]):
         self.facts = {"parameters": first.model.parameter_count, "characters": len(text.train)}
 
     def block(
-        self, contestant: str, steps: int, start: float, compute_s: float, validate: bool
+        self, contestant: str, *arguments: Any, compute_s: float = 0.0, **options: Any
     ) -> dict[str, Any]:
-        """Train one contestant for some steps; then look at the held-out text, if asked to."""
+        """Train one contestant at a pace; its steps have the shares delivered by layer, too."""
         trainee = self.trainees[contestant]
         trainee.pace.compute_s = compute_s
-        done = trainee.block(steps, start, self.stepped)
-        for step, layers in zip(done, trainee.take_layers(), strict=True):
+        answer = super().block(contestant, *arguments, **options)
+        for step, layers in zip(answer["steps"], trainee.take_layers(), strict=True):
             step["layers"] = layers
-        return {"steps": done, "validation": trainee.validate() if validate else None}
+        return answer
 
 
 class Server:
-    """A rank after the workers': sums for all contestants that are gradwire's, which share their
-    group and so their engine; learns nothing."""
+    """A server is a rank after the workers' that sums for them and trains nothing.
+
+    It serves all contestants of gradwire's together, since they share a group and so an engine.
+    """
 
     def __init__(self, config: Message) -> None:
         """Serve the job from now on.
@@ -79,7 +82,7 @@ class Server:
         Args:
             config: as for `Worker`.
         """
-        workers = config["demo"]["ranks"]
+        workers = config["recipe"]["ranks"]
         contestants = [contestant_of(fields) for fields in config["contestants"]]
         ours = [each for each in contestants if each.transport == "gradwire"]
         self._thread: ServerThread | None = None
@@ -93,7 +96,7 @@ class Server:
             )
 
     def look(self, **_: Any) -> dict[str, Any]:
-        """Whatever the workers do: only whether the server still serves."""
+        """Check that the server still serves, whatever the command to the workers is."""
         if self._thread is not None:
             self._thread.check()
         return {}
@@ -107,15 +110,11 @@ class Server:
 
 def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
     """Set the rank up."""
-    if config["rank"] >= config["demo"]["ranks"]:
+    if config["rank"] >= config["recipe"]["ranks"]:
         server = Server(config)
         return {}, {"block": server.look, "fingerprints": server.look, "close": server.close}
     worker = Worker(config, tell)
-    return worker.facts, {
-        "block": worker.block,
-        "fingerprints": worker.fingerprints,
-        "close": worker.close,
-    }
+    return worker.facts, worker.commands
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Cells of pushes and all-reduces: a race on the cell's ground."""
+"""A cell of pushes or all-reduces is a race on the cell's ground."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["entry_of", "run_transfers"]
 
 Progress = Callable[[str, int], None]
 MARGIN_S = 10.0
-"""Beyond a round's limit, until its ranks are given up: a transport's own error comes first."""
+"""Seconds beyond a round's limit until its ranks are given up, so a transport reports first."""
 
 
 def entry_of(each: Contestant, scenario: Scenario) -> Entry:
-    """A contestant as a race takes it."""
+    """Return a contestant as a race takes it."""
     push = scenario.work.kind == "push"
     if each.transport == "tcp" and push:
         return Entry(
@@ -68,13 +68,13 @@ def entry_of(each: Contestant, scenario: Scenario) -> Entry:
 
 
 def round_limit(scenario: Scenario) -> float:
-    """Seconds that a round may take: what the file allows, after the end of its loss."""
+    """Return the seconds that a round may take: what the file allows, after its loss has ended."""
     loss = scenario.loss
     return scenario.work.round_limit_s + (loss.lasts_s if loss.any else 0.0)
 
 
 def schedule_of(each: Contestant, scenario: Scenario) -> list[tuple[float, float]]:
-    """When which share is enough, for pushes that close by time; nothing for others."""
+    """Return when which share is enough, for pushes that close by time; nothing for others."""
     if each.enough is None:
         return []
     late = each.late * push_ideal(scenario)
@@ -84,11 +84,11 @@ def schedule_of(each: Contestant, scenario: Scenario) -> list[tuple[float, float
 def run_transfers(
     scenario: Scenario, seed: int, ground: Ground, run: CellRun, progress: Progress
 ) -> None:
-    """Race all contestants of a cell; what they did goes to `run` when all are done.
+    """Race all contestants of a cell; their samples are in `run` when all are done.
 
     Raises:
         RankError: a rank failed, or took longer than a round may.
-        LabUnavailable: the ground gave way.
+        LabUnavailable: the network failed.
     """
     work = scenario.work
     entries = [entry_of(each, scenario) for each in scenario.contestants]
@@ -125,7 +125,7 @@ def run_transfers(
 
 
 def track_of(rounds: list[Round], reports: list[dict[str, Any]], compute_s: float = 0.0) -> Track:
-    """A contestant's rounds as samples; each followed so many seconds of computation."""
+    """Turn a contestant's rounds into samples; `compute_s` seconds of computation precede each."""
     spans = [(one.start, one.start + one.seconds) for one in rounds]
     track = Track(spans=spans, reports=reports)
     layers: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""A line on the terminal that says how a run gets on."""
+"""A line on the terminal shows a run's progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Voice(Audience):
     """Tells of stages and rounds; where there is no terminal, of stages only."""
 
     def __init__(self, console: Console) -> None:
-        """Speak on a console while the ``with`` block lasts."""
+        """Show progress on a console while the ``with`` block lasts."""
         self._console = console
         self._stage = ""
         self._status = Status("starting", console=console)

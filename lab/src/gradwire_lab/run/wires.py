@@ -1,8 +1,8 @@
-"""Which hosts of a scenario need wires of the lab's own, and what those do.
+"""Some hosts of a scenario need the lab's own wires instead of veth pairs.
 
-A veth pair delays nothing; nftables lose independently, and a train whole. All else is the wires'
-(`gradwire_lab.network.wire`): delay, jitter, runs of losses, and loss of single packets out of
-trains.
+A veth pair has no delay, and nftables lose packets independently, and trains as a whole. The lab's
+wires (`gradwire_lab.network.wire`) have delay and jitter, and lose packets in runs, and single
+packets out of trains.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["losers", "lossy", "wires_of"]
 
 
 def wires_of(scenario: Scenario) -> dict[int, Wire]:
-    """The wires of a scenario's hosts before anything is lost; none where veth pairs will do.
+    """Return the wires of a scenario's hosts before anything is lost; none where veth pairs do.
 
     A round trip between two hosts with wires crosses four of them, and a packet's way two. Where
-    all traffic goes to one server (pushes) and only delay is wanted, the whole of it is on the
-    server's wire: that costs half the processor time.
+    all traffic goes to one server (pushes) and only delay is wanted, all of it is on the server's
+    wire, which costs half the processor time.
     """
     topology, loss = scenario.topology, scenario.loss
     losing = loss.run > 1 or (loss.any and topology.ports.offloads)
@@ -34,7 +34,7 @@ def wires_of(scenario: Scenario) -> dict[int, Wire]:
 
 
 def losers(scenario: Scenario) -> tuple[bool, bool]:
-    """What loses a scenario's packets by chance: whether nftables do, and whether wires do."""
+    """Return whether nftables lose a scenario's packets by chance, and whether wires do."""
     topology, loss = scenario.topology, scenario.loss
     hosts = range(topology.workers) if loss.at == "workers" else range(topology.hosts)
     if loss.at == "server":
@@ -45,6 +45,6 @@ def losers(scenario: Scenario) -> tuple[bool, bool]:
 
 
 def lossy(wire: Wire, scenario: Scenario, share: float) -> Wire:
-    """The same wire, losing this share; 1 for one that is cut."""
+    """Return the same wire with this share of loss; 1 cuts it."""
     run = scenario.loss.run
     return replace(wire, loss=share, loss_burst=run if run > 1 and 0 < share < 1 else 0.0)

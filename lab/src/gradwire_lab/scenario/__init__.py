@@ -1,4 +1,4 @@
-"""Scenario files: what they may say, and how they are read."""
+"""Scenario files are defined, read and checked here."""
 
 from gradwire_lab.scenario.contestant import Contestant
 from gradwire_lab.scenario.load import Experiment, load

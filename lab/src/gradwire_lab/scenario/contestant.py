@@ -1,4 +1,4 @@
-"""A contestant of a scenario: one way to carry the gradients."""
+"""A contestant of a scenario is one way to carry the gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PUSHES = ("bound", "control", "spend", "enough", "late", "slack_s")
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to carry the gradients."""
+    """A contestant is one way to carry the gradients."""
 
     name: str = key(MISSING, "what tables call it", line=True)
     transport: str = key(MISSING, "what carries the bytes", choices=["tcp", "gloo", "gradwire"])
@@ -102,7 +102,7 @@ class Contestant:
                 raise ScenarioError(f"{name}={shown!r} {reason}")
 
     def check(self, work: Work, model: Model, servers: int) -> None:
-        """Whether it can take part in this work, with so many servers.
+        """Check that it can take part in this work, with so many servers.
 
         Raises:
             ScenarioError: names the key, its value and what is allowed.
@@ -141,7 +141,7 @@ class Contestant:
             raise ScenarioError(f"{where}: {error}") from None
 
     def lacking(self, work: Work, model: Model, servers: int) -> str | None:
-        """Which option this gradwire does not know; None if it knows all."""
+        """Return which option this gradwire does not know; None if it knows all."""
         try:
             self._check_options(work, model, servers)
         except Lacking as error:
@@ -169,8 +169,10 @@ class Contestant:
             raise ScenarioError(f"options: {error}") from None
 
     def loosest_bound(self, kind: str) -> float:
-        """The share that need not be delivered in the loosest phase; 0 where a policy closes by
-        time or by layer."""
+        """Return the share that need not be delivered in the loosest phase.
+
+        It is 0 where a policy closes by time or by layer.
+        """
         if self.transport != "gradwire":
             return 0.0
         if kind == "push":
@@ -179,5 +181,5 @@ class Contestant:
 
 
 def contestant_of(fields: Mapping[str, Any]) -> Contestant:
-    """The contestant of these fields, as JSON brought them from another process."""
+    """Return the contestant of these fields, as JSON brought them from another process."""
     return Contestant(**{**fields, "tolerant": tuple(fields["tolerant"])})

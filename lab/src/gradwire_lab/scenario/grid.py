@@ -1,4 +1,4 @@
-"""Grids: the points of each axis, and a scenario's tables with the keys of a point set."""
+"""A grid has points on each axis, which set keys in a scenario's tables."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["MOST_CELLS", "points"]
 LABEL = "label"
 MOST_CELLS = 10_000
 _SAME = ("name", "title", "published", "map", "marks", "work.seeds")
-"""Keys of the file, not of a cell: they are taken from the first one."""
+"""Keys that belong to the file, not to a cell; they are taken from the first cell."""
 
 Point = tuple[dict[str, str], dict[str, Any]]
 
 
 def points(raw: Mapping[str, Any], where: str) -> Iterator[Point]:
-    """All points of a grid: the label of each axis, and the scenario's tables with its keys set.
+    """Yield the points of a grid: each axis' label, and the tables with the point's keys set.
 
     Args:
         raw: the tables as they were read.
@@ -49,7 +49,7 @@ def points(raw: Mapping[str, Any], where: str) -> Iterator[Point]:
 
 
 def _axis(name: str, values: Any, where: str) -> list[tuple[str, dict[str, Any]]]:
-    """The points of an axis: a label, and what is set by dotted key."""
+    """Return the points of an axis: a label, and what is set by dotted key."""
     if isinstance(values, dict):
         raise ScenarioError(
             f"{where}={values!r}: a list of values is expected; a dotted key stands in quotes, as "
@@ -69,8 +69,10 @@ def _axis(name: str, values: Any, where: str) -> list[tuple[str, dict[str, Any]]
 
 
 def _point(name: str, value: Any, where: str) -> tuple[str, dict[str, Any]]:
-    """A table with a label sets the keys in it. Anything else is a value of the key that the axis
-    is named after; a table on an axis that is no key sets the keys in it, and they are the label.
+    """Return a point's label, and what it sets by dotted key.
+
+    A table with a label sets the keys in it. Anything else is a value of the key that the axis is
+    named after. A table on an axis that is no key sets the keys in it, and they are the label.
     """
     if not isinstance(value, dict):
         short = name.rpartition(".")[2]
@@ -92,7 +94,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check_place(place: str, value: Any, where: str) -> None:
-    """Whether what a point sets may differ from cell to cell; a table sets the keys in it."""
+    """Check that what a point sets may differ between cells; a table sets the keys in it."""
     inner = value if isinstance(value, dict) else {}
     found = {place: value, **{f"{place}.{name}": each for name, each in inner.items()}}
     for name, each in found.items():
@@ -103,7 +105,7 @@ def _check_place(place: str, value: Any, where: str) -> None:
 
 
 def _set(tables: Any, place: str, value: Any, where: str) -> dict[str, Any]:
-    """The tables with one dotted key set; a number in it counts through a list of tables."""
+    """Return the tables with one dotted key set; a number in it counts through a list of tables."""
     head, dot, rest = place.partition(".")
     if not head or (dot and not rest):
         raise ScenarioError(f"{where}: a key has a name before and after each dot")

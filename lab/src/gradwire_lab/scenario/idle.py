@@ -1,4 +1,4 @@
-"""Keys that do nothing in any cell of a file: told before somebody counts on them."""
+"""Keys that do nothing in any cell of a file are refused before somebody counts on them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NEEDS: tuple[tuple[str, tuple[str, ...], Callable[[Scenario], Any], str], ...] 
 
 
 def check_idle(cells: Iterable[Cell]) -> None:
-    """Whether every key does something in one of the cells that it is set in.
+    """Check that every key does something in one of the cells that it is set in.
 
     Args:
         cells: of the file, those of its short form too.

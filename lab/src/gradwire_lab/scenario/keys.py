@@ -1,4 +1,4 @@
-"""The keys of scenario files as rows of a table, from the dataclasses that read them."""
+"""The keys of scenario files are listed from the dataclasses that read them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("key", "default", "allowed", "meaning")
 
 
 def key_rows() -> list[tuple[str, str, str, str]]:
-    """Every key: its place, default, allowed values and meaning."""
+    """Return every key: its place, default, allowed values and meaning."""
     return list(_rows(Scenario, ""))
 
 

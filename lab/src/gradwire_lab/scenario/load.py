@@ -1,4 +1,4 @@
-"""Scenario files, and the cells of their grids."""
+"""A scenario file is loaded with the cells of its grid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEEPEST = 16
 
 @dataclass(frozen=True)
 class Experiment:
-    """A scenario file.
+    """An experiment is a scenario file.
 
     Attributes:
         path: where it was read.
@@ -46,7 +46,7 @@ class Experiment:
 
     @property
     def first(self) -> Scenario:
-        """The scenario of the first cell: name, title and marks are the same in all."""
+        """Return the scenario of the first cell: name, title and marks are the same in all."""
         return self.cells[0].scenario
 
 
@@ -102,7 +102,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_values(raw: Mapping[str, Any], path: Path) -> None:
-    """Whether all values are what TOML promises: whole numbers of 64 bits, tables not too deep."""
+    """Check the values as TOML promises them: numbers of 64 bits, and tables not too deep."""
     waiting: list[tuple[str, Any, int]] = [(name, value, 1) for name, value in raw.items()]
     while waiting:
         name, value, depth = waiting.pop()

@@ -1,4 +1,4 @@
-"""What a scenario must show, and the map that its page may have."""
+"""A mark says what a scenario must show; its page may have a map."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from gradwire_lab.scenario.reader import MISSING, ScenarioError, key
 __all__ = ["LIMIT", "P99_SAMPLES", "QUANTITIES", "TIMES", "Map", "Mark"]
 
 LIMIT = "limit"
-"""In a mark: the physical limit of the cell in place of a contestant."""
+"""Name that stands in a mark for the physical limit of the cell in place of a contestant."""
 
 TIMES = ("time_median", "time_mean", "time_p99", "time_max")
 LIMITED = (*TIMES, "goodput")
-"""Quantities that have a physical limit: a cell's least time, and the rate at which whole gradients
-move in their least time, headers counted."""
+"""Quantities that have a physical limit.
+
+It is a cell's least time, or the rate of whole gradients in that time, headers counted.
+"""
 
 P99_SAMPLES = 300
 """A 99th percentile of fewer samples is not given."""
@@ -41,7 +43,7 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that the scenario must show: a quantity, beside another one."""
+    """A mark is a quantity that the scenario must show, beside another one."""
 
     text: str = key(MISSING, "what is wanted, in words", line=True)
     contestant: str = key(MISSING, "whose quantity")
@@ -126,14 +128,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class Map:
-    """A map of a grid: each cell's tail over the quiet median."""
+    """A map of a grid shows each cell's tail over the quiet median."""
 
     rows: str = key("", "axis of the rows; none: no map")
     columns: str = key("", "axis of the columns")
     quiet: str = key("", "label on the axis of the rows of the cells without bursts")
 
     def check(self, labels: Mapping[str, str]) -> None:
-        """Whether a grid has its axes.
+        """Check that a grid has its axes.
 
         Args:
             labels: of one cell, by axis.

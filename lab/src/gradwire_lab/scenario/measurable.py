@@ -1,4 +1,4 @@
-"""Marks that no run of a file could ever measure: told before hours are spent on it."""
+"""Marks that no run of a file could measure are refused before hours are spent on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_measurable", "labels_of"]
 
 
 def check_measurable(cells: Sequence[Cell]) -> None:
-    """Whether the marks of a long form can be measured.
+    """Check that the marks of a long form can be measured.
 
     Raises:
         ScenarioError: names the mark and what it lacks.
@@ -26,7 +26,7 @@ def check_measurable(cells: Sequence[Cell]) -> None:
 
 
 def labels_of(wanted: Any) -> list[Any]:
-    """The labels that a mark names on an axis: one, or a list of them."""
+    """Return the labels that a mark names on an axis: one, or a list of them."""
     return wanted if isinstance(wanted, list) else [wanted]
 
 
@@ -59,7 +59,7 @@ def _check_labels(key: str, wanted: Mapping[str, Any], cells: Sequence[Cell]) ->
 
 
 def _fault(mark: Mark, scenario: Scenario) -> str | None:
-    """Why a cell will never give the mark's number; None if it may."""
+    """Return why a cell will never give the mark's number; None if it may."""
     work, quantity = scenario.work, mark.quantity
     training = work.kind == "training"
     if quantity == "final_loss" and not training:

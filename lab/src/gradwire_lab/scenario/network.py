@@ -1,4 +1,4 @@
-"""The network of a scenario: hosts, ports, and what goes wrong in it."""
+"""A scenario's network has hosts and ports, and faults, loss and cross traffic."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ _BUCKET_SECONDS = 0.3e-3
 """Depth of a token bucket as network B has it: what a busy machine's late timer may miss."""
 
 _FASTEST = 3e10
-"""Bit/s: the kernel's token bucket takes bytes per second in 32 bits."""
+"""Highest rate in bit/s, since the kernel's token bucket takes bytes per second in 32 bits."""
 
 _FAULT_S = 1.0
-"""How long a fault lasts whose length is not said, s."""
+"""Seconds that a fault lasts if its length is not given."""
 
 CONGESTION_CONTROLS = ("reno", "cubic", "bbr", "dctcp")
-"""TCP's; dctcp only where the switches mark and the kernel has it."""
+"""TCP's congestion controls; dctcp only where the switches mark and the kernel has it."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts on one switch, or on leaves under one spine; both directions of every port and uplink
-    shaped, drop-tail."""
+    """A topology has hosts on one switch, or on leaves under one spine.
+
+    Both directions of every port and uplink are shaped, and drop-tail.
+    """
 
     preset: str = key(
         "A", "standard network that gives what is not named here", choices=[*NETWORKS]
@@ -130,23 +132,23 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """Workers and servers."""
+        """Return the workers and servers."""
         return self.workers + self.servers
 
     @property
     def ports(self) -> Preset:
-        """How every port is shaped; where they differ, at the highest rate and longest queue."""
+        """Return how ports are shaped; where they differ, the highest rate and longest queue."""
         rate = round(max(self.rates)) if self.rates else None
         return self._shaped(rate, max(self.queues) if self.queues else None)
 
     def port(self, host: int) -> Preset:
-        """How one host's port is shaped."""
+        """Return how one host's port is shaped."""
         rate = round(self.rates[host]) if self.rates else None
         return self._shaped(rate, self.queues[host] if self.queues else None)
 
     @property
     def odd_ports(self) -> dict[int, Preset]:
-        """Those that are not as `ports`, by host."""
+        """Return those that are not as `ports`, by host."""
         each = {host: self.port(host) for host in range(self.hosts)}
         return {host: port for host, port in each.items() if port != self.ports}
 
@@ -163,7 +165,7 @@ class Topology:
 
     @property
     def spread(self) -> Leaves | None:
-        """The leaves and how their uplinks are shaped; None for one switch."""
+        """Return the leaves and how their uplinks are shaped; None for one switch."""
         if self.leaves == 1:
             return None
         ports = self.ports
@@ -172,7 +174,7 @@ class Topology:
         return Leaves(self.leaves, _preset(rate, queue, ports.offloads))
 
     def _leaf_rate(self) -> int:
-        """What the ports of a leaf carry together, of the leaf where that is most."""
+        """Return what the ports of a leaf carry together, of the leaf where that is most."""
         leaves = Leaves(self.leaves, self.ports)  # whatever their uplinks
         rates = [0] * self.leaves
         for host in range(self.hosts):
@@ -181,7 +183,7 @@ class Topology:
 
     @property
     def words(self) -> str:
-        """What is built, for people."""
+        """Return what is built, for people."""
         spread = self.spread
         marks = "" if self.ecn is None else f", marks above {self.ecn / 1024:.3g} KiB"
         hosts = f"{self.hosts} hosts"
@@ -208,7 +210,7 @@ def _preset(rate: int, queue: int, offloads: bool) -> Preset:
 
 @dataclass(frozen=True)
 class Loss:
-    """Packets that the links lose by chance, behind their rate and queue."""
+    """Loss is the packets that links lose by chance, behind their rate and queue."""
 
     rate: float = key(0.0, "share of the packets lost", low=0.0, high=0.99)
     per_worker: tuple[float, ...] = key(
@@ -259,17 +261,17 @@ class Loss:
 
     @property
     def any(self) -> bool:
-        """Whether anything is lost."""
+        """Return whether anything is lost."""
         return self.rate > 0 or any(self.per_worker)
 
     def of_worker(self, worker: int) -> float:
-        """The share that a worker's way loses."""
+        """Return the share that a worker's way loses."""
         return self.per_worker[worker] if self.per_worker else self.rate
 
 
 @dataclass(frozen=True)
 class Bursts:
-    """Cross traffic that comes and goes, in UDP, from hosts of its own."""
+    """Bursts are cross traffic in UDP that comes and goes, from hosts of its own."""
 
     rate: float = key(
         MISSING, "while it is on, of all sources together, bit/s", above=0.0, high=1e11
@@ -292,13 +294,13 @@ class Bursts:
 
     @property
     def each(self) -> Burst:
-        """What one source sends."""
+        """Return what one source sends."""
         return Burst(self.rate / self.sources, self.on_s, self.period_s, self.phase_s)
 
 
 @dataclass(frozen=True)
 class Rivals:
-    """TCP streams that want all they can get, from one host of their own."""
+    """Rivals are TCP streams that take all they can get, from one host of their own."""
 
     streams: int = key(0, "how many", low=0, high=256)
     congestion_control: str = key("cubic", "theirs", choices=CONGESTION_CONTROLS)
@@ -307,7 +309,7 @@ class Rivals:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that fails in each contestant's first turn."""
+    """A fault is something that fails in each contestant's first turn."""
 
     kind: str = key(
         MISSING,
@@ -335,13 +337,13 @@ class Fault:
 
     @property
     def lasts_s(self) -> float:
-        """How long a freeze or a cut lasts, s."""
+        """Return how long a freeze or a cut lasts, s."""
         return _FAULT_S if self.for_s is None else self.for_s
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A rate that changes."""
+    """A bandwidth is a rate of the ports that changes."""
 
     rates: tuple[float, ...] = key(
         (),

@@ -1,4 +1,4 @@
-"""Whether gradwire takes a contestant's options, and whether the lab can give what they need."""
+"""A contestant's options are checked: gradwire takes them, and the lab can give what they need."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _OWN = ("route", "servers")
 
 
 class Lacking(ScenarioError):
-    """This gradwire knows no such option: another one may."""
+    """This gradwire lacks an option that another one may have."""
 
 
 def check_push(options: Mapping[str, Any], control: str) -> None:
-    """Whether pushes take these settings.
+    """Check that pushes take these settings.
 
     Raises:
         Lacking: one is unknown.
-        ScenarioError: a value, or what it needs, is not to be had.
+        ScenarioError: a value, or what it needs, is not available.
     """
     _check_own(options)
     known = {name: value for name, value in options.items() if name in setting_names()}
@@ -60,7 +60,7 @@ def check_policy(
     votes: bool,
     servers: int,
 ) -> None:
-    """Whether a policy takes these options, and whether they can do anything here.
+    """Check that a policy takes these options, and that they can do something here.
 
     Args:
         policy: its name.
@@ -72,7 +72,7 @@ def check_policy(
 
     Raises:
         Lacking: an option is unknown.
-        ScenarioError: a value, or what it needs, is not to be had.
+        ScenarioError: a value, or what it needs, is not available.
     """
     if policy not in names():
         _build({}, policy)
@@ -93,7 +93,7 @@ def check_policy(
 
 
 def check_one_engine(options: Mapping[str, Mapping[str, Any]]) -> None:
-    """Whether the contestants of one training can share an engine.
+    """Check that the contestants of one training can share an engine.
 
     Args:
         options: of gradwire's contestants, by name; each alone is right.
@@ -117,8 +117,10 @@ def check_one_engine(options: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def bound_of_policy(policy: str, options: Mapping[str, Any]) -> float:
-    """The share that a policy need not deliver in its loosest phase; 0 where it closes by time or
-    by layer."""
+    """Return the share that a policy may leave out in its loosest phase.
+
+    It is 0 where the policy closes by time or by layer.
+    """
     made, _ = configure(policy, options, environment={})
     if made.name == "mlt":
         return float(getattr(made, "p", 0.0))
@@ -155,7 +157,7 @@ def _policy_options() -> tuple[str, ...]:
 
 
 def _build(options: Mapping[str, Any], policy: str | None = None) -> Any:
-    """The policy, or the settings without one, of options whose names are known."""
+    """Return the policy, or the settings without one, of options whose names are known."""
     try:
         if policy is None:
             return Settings.build({**route_settings(1), **options}, environment={})
@@ -173,7 +175,7 @@ def _prepare(policy: Policy, tensors: Mapping[str, int]) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _tensors(model: Model) -> Mapping[str, int]:
-    """What training trains: elements of each parameter by name."""
+    """Return what training trains: elements of each parameter by name."""
     import torch
 
     from gradwire_lab.training.model import CharacterModel, Shape

@@ -1,4 +1,4 @@
-"""From a TOML table to a dataclass, strictly: every key is known and every value possible."""
+"""The reader makes dataclasses from TOML tables; it refuses unknown keys and bad values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 
 class ScenarioError(ValueError):
-    """A scenario that cannot be run: the message names the file, the key, the value and what is
-    allowed."""
+    """A scenario cannot be run; the message names file, key, value and what is allowed."""
 
 
 def key(
@@ -33,7 +32,7 @@ def key(
     choices: Sequence[str] = (),
     line: bool = False,
 ) -> Any:
-    """A field of a table.
+    """Make a field of a table.
 
     Args:
         default: its value where the file names none; `MISSING` if the file must.
@@ -58,14 +57,14 @@ def key(
 
 
 def default_of(kind: type, name: str) -> Any:
-    """What a field made by `key` holds where the file names nothing."""
+    """Return what a field made by `key` holds where the file names nothing."""
     field = next(each for each in dataclasses.fields(kind) if each.name == name)
     factory: Any = field.default_factory
     return field.default if factory is MISSING else factory()
 
 
 def is_line(text: str) -> bool:
-    """Whether a text is one line, without control characters."""
+    """Return whether a text is one line, without control characters."""
     return all(unicodedata.category(each) not in ("Cc", "Zl", "Zp") for each in text)
 
 

@@ -1,4 +1,4 @@
-"""A scenario: what is moved over which network, who takes part, and what it must show."""
+"""A scenario says what is moved over which network, who takes part, and what it must show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Cell", "Scenario", "Tail"]
 
 @dataclass(frozen=True)
 class Tail:
-    """Cross traffic tuned, before anything is measured, for the tail that a contestant shows."""
+    """A tail is what cross traffic is tuned for before anything is measured."""
 
     ratio: float = key(
         0.0, "wanted of the 99th percentile over the median; 0: do not tune", low=0.0, high=1000.0
@@ -42,7 +42,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One scenario, or one cell of it."""
+    """This is a scenario, or one cell of it."""
 
     name: str = key(MISSING, "of the scenario: the file's name without .toml", line=True)
     title: str = key(MISSING, "a line for the page", line=True)
@@ -90,7 +90,7 @@ class Scenario:
         self._check_dctcp()
 
     def check_name(self, stem: str) -> None:
-        """Whether it is called as its file is.
+        """Check that it has its file's name.
 
         Raises:
             ScenarioError: it is not.
@@ -99,7 +99,7 @@ class Scenario:
             raise ScenarioError(f"name={self.name!r}: must be {stem!r}")
 
     def check_marks(self) -> None:
-        """Whether all whom the marks, and the loss to time, are about take part.
+        """Check that all contestants of the marks, and of the loss to time, take part.
 
         Raises:
             ScenarioError: names one who does not.
@@ -148,7 +148,7 @@ class Scenario:
 
     @property
     def congestion_controls(self) -> dict[str, str]:
-        """Those of TCP that take part, by the key that asks for each."""
+        """Return those of TCP that take part, by the key that asks for each."""
         asked = {
             f"contestants: {each.name}: congestion_control": each.congestion_control
             for each in self.contestants
@@ -190,13 +190,13 @@ class Scenario:
 
     @property
     def extra_hosts(self) -> int:
-        """Hosts for cross traffic and rivals."""
+        """Return the hosts for cross traffic and rivals."""
         return sum(each.sources for each in self.bursts) + bool(self.rivals.streams)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of a scenario's grid.
+    """A cell is one point of a scenario's grid.
 
     Attributes:
         labels: the label of each axis, by the axis' name.
@@ -208,5 +208,5 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The labels in one line."""
+        """Return the labels in one line."""
         return ", ".join(self.labels.values()) or "the only cell"

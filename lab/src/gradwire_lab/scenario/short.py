@@ -1,4 +1,4 @@
-"""The short form of a scenario file: its table ``quick`` merged over the rest."""
+"""A scenario file's short form is its table ``quick`` merged over the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["merge_short"]
 
 
 def merge_short(raw: Mapping[str, Any], short: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The tables of the short form.
+    """Return the tables of the short form.
 
     Args:
         raw: the file's, without ``quick``.
@@ -50,7 +50,7 @@ def merge_short(raw: Mapping[str, Any], short: Mapping[str, Any], where: str) ->
 
 
 def _takes_part(mark: Any, names: list[Any]) -> bool:
-    """Whether all that a mark is about take part; what is no mark stays, to be told of."""
+    """Return whether all that a mark is about take part; what is no mark stays, to be told of."""
     if not isinstance(mark, dict) or not isinstance(mark.get("over", []), list):
         return True
     return all(name in names for name in [mark.get("contestant"), *mark.get("over", [])])

@@ -1,4 +1,4 @@
-"""What a scenario moves: buffers, or the gradients of a model."""
+"""A scenario's work is to move buffers, or the gradients of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_SEED = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Work:
-    """What is moved, and how often."""
+    """Work says what is moved, and how often."""
 
     kind: str = key(
         MISSING,
@@ -76,7 +76,7 @@ class Work:
 
     @property
     def timed(self) -> int:
-        """Rounds or steps of a contestant and a seed that are samples."""
+        """Return the rounds or steps of a contestant and a seed that are samples."""
         if self.kind != "training":
             return self.rounds
         timed = done = 0
@@ -88,27 +88,29 @@ class Work:
 
     @property
     def tensors(self) -> dict[str, int]:
-        """Of an all-reduce: elements of each layer of the buffer, by the name that policies see."""
+        """Return the elements of each layer of an all-reduce's buffer, by the name policies see."""
         return layer_sizes(self.bytes // 4, self.layers)
 
 
 def layer_sizes(elements: int, layers: int) -> dict[str, int]:
-    """A buffer cut into so many equal layers, or one for each element: elements by name."""
+    """Cut a buffer into so many equal layers, at most one per element: elements by name."""
     count = min(layers, elements)
     edges = [elements * number // count for number in range(count + 1)]
     return {f"layer{n}.weight": edges[n + 1] - edges[n] for n in range(count)}
 
 
 def turn_length(work: Work, left: int) -> int:
-    """Steps of training's next turn: the last is longer rather than so short that none is
-    timed."""
+    """Return the steps of training's next turn.
+
+    The last turn is longer rather than so short that no step is timed.
+    """
     steps = min(work.block + work.warm_up, left)
     return left if left - steps <= work.warm_up else steps
 
 
 @dataclass(frozen=True)
 class Model:
-    """What training trains: a character-level transformer, as the demo does."""
+    """A model is a character-level transformer, as in the demo, and how it trains."""
 
     width: int = key(128, "of the residual stream", low=8, high=4096)
     layers: int = key(2, "blocks", low=1, high=64)

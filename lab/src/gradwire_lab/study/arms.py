@@ -1,4 +1,4 @@
-"""The arms: what carries the gradients."""
+"""An arm of the study is what carries the gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OLDEST = 254
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to carry gradients.
+    """An arm is one way to carry gradients.
 
     Attributes:
         name: on the command line.

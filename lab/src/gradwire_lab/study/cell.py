@@ -1,4 +1,4 @@
-"""One cell of the study: what is trained, over what, from which seed."""
+"""A cell of the study says what is trained, over what, and from which seed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ __all__ = ["Cell", "Outcome"]
 
 @dataclass(frozen=True)
 class Cell:
-    """What determines a result, all of it.
+    """A cell holds all that determines a result.
 
-    parts: how many of the task's trainings are made. where: "virtual" (time, and a simulated
-    network) or "kernel" (four processes on a network of namespaces).
+    Attributes:
+        parts: how many of the task's trainings are made.
+        where: "virtual" (time, and a simulated network) or "kernel" (four processes on a network
+            of namespaces).
     """
 
     task: str
@@ -29,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one cell.
+    """An outcome is the result of one cell.
 
     Attributes:
         score: mean of the parts' scores; None where a training failed.

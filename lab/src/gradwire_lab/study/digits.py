@@ -1,4 +1,4 @@
-"""Task "digits": scikit-learn's 1,797 digits of 8 × 8 pixels, five folds, a small conv net.
+"""In task "digits" a small conv net learns scikit-learn's 1,797 digits, in five folds.
 
 Task "digits-decay" is the same with a learning rate that falls by thirds of training, for the
 question when in training loss hurts.
@@ -28,7 +28,7 @@ BRIGHTEST = 16.0
 
 
 class DigitsModel(nn.Module):
-    """Two convolutions and two linear layers: 31,000 parameters."""
+    """This net has two convolutions and two linear layers, with 31,000 parameters."""
 
     def __init__(self) -> None:
         """Make it; the weights come from torch's global random generator."""
@@ -39,7 +39,7 @@ class DigitsModel(nn.Module):
         self.head = nn.Linear(112, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The logits of the ten classes."""
+        """Return the logits of the ten classes."""
         seen = functional.relu(self.middle(functional.relu(self.front(images))))
         pooled = functional.max_pool2d(seen, 2).flatten(1)
         logits: torch.Tensor = self.head(functional.relu(self.hidden(pooled)))
@@ -47,7 +47,7 @@ class DigitsModel(nn.Module):
 
 
 class DigitsLesson:
-    """One fold of one seed."""
+    """This lesson is one fold of one seed."""
 
     def __init__(self, seed: int, fold: int, data: str) -> None:
         """Deal the images out to the workers and make the model."""
@@ -68,19 +68,19 @@ class DigitsLesson:
             self.model: nn.Module = DigitsModel()
 
     def loss(self, round_number: int, worker: int) -> torch.Tensor:
-        """Cross-entropy of the worker's batch."""
+        """Return the cross-entropy of the worker's batch."""
         epoch, place = divmod(round_number, self.rounds_per_epoch)
         batch = torch.from_numpy(self._order(epoch, worker)[place * BATCH : (place + 1) * BATCH])
         return functional.cross_entropy(self.model(self._images[batch]), self._labels[batch])
 
     def score(self) -> float:
-        """The share of the held-out digits that are recognised, in points (per cent)."""
+        """Return the share of the held-out digits that are recognised, in points (per cent)."""
         with torch.no_grad():
             found = self.model(self._images[self._held_out]).argmax(dim=1)
         return 100.0 * float((found == self._labels[self._held_out]).double().mean())
 
     def _order(self, epoch: int, worker: int) -> NDArray[np.int64]:
-        """The worker's images in the order of this epoch."""
+        """Return the worker's images in the order of this epoch."""
         key = (*self._key, epoch) if self._mixed else (*self._key, epoch, worker)
         order: NDArray[np.int64] = np.random.default_rng(key).permutation(self._own[worker])
         return order[worker::WORKERS].copy() if self._mixed else order
@@ -88,7 +88,7 @@ class DigitsLesson:
 
 @functools.cache
 def load() -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (float32, 1 × 8 × 8) and labels.
+    """Return the images (float32, 1 × 8 × 8) and labels.
 
     Raises:
         MissingDataError: scikit-learn is not installed.
@@ -106,7 +106,7 @@ def load() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rate(done: float) -> float:
-    """A tenth in the last quarter."""
+    """Return the factor of the learning rate: a tenth in the last quarter."""
     return 0.1 if done >= 0.75 else 1.0
 
 

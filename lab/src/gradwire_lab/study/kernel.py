@@ -1,4 +1,4 @@
-"""Cells over a kernel network: real processes, sockets and clocks, to check the virtual ones by."""
+"""Cells over a kernel network, with real processes and clocks, check the virtual ones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def train_on_kernel(cell: Cell) -> Outcome:
 
 
 def _by_round(parts: list[list[Message]], key: str) -> list[tuple[float, ...]]:
-    """What the workers told of each round, of all parts."""
+    """Return what the workers told of each round, of all parts."""
     return [
         told for answers in parts for told in zip(*(each[key] for each in answers), strict=True)
     ]

@@ -1,7 +1,8 @@
-"""One worker of a cell over a kernel network, a program on a lab host: argument DESCRIPTOR.
+"""This program is one worker of a cell over a kernel network.
 
-Trains by DDP over gradwire as `gradwire_lab.study.trainer` does in virtual time, and obeys
-as `gradwire_lab.contest.rank_program` says.
+It trains by DDP over gradwire as `gradwire_lab.study.trainer` does in virtual time. Its argument
+is the descriptor of a socket to the parent, whose commands it obeys, see
+`gradwire_lab.contest.rank_program`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gradwire_lab.study.trainer import DATAGRAM, shuffle_of
 
 
 class Worker:
-    """One replica."""
+    """A replica trains as one worker."""
 
     def __init__(self, config: Message) -> None:
         """Meet the other ranks; config: see `kernel.train_on_kernel`."""

@@ -1,4 +1,4 @@
-"""The cells that are done: a file of one JSON line each, so that a study can be resumed."""
+"""A ledger has a line of JSON for each cell that is done, so that a study can be resumed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Ledger", "LedgerError"]
 
 
 class LedgerError(RuntimeError):
-    """The file is none of ours; the message names file and line."""
+    """The file is no ledger; the message names file and line."""
 
 
 class Ledger:
-    """Outcomes by cell; with a path, every new one is appended there at once."""
+    """A ledger holds outcomes by cell; with a path, every new one is appended there at once."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Read what is there.

@@ -1,4 +1,4 @@
-"""What a task offers to the trainer."""
+"""A task offers lessons to the trainer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ __all__ = ["DATA", "WORKERS", "Lesson", "MissingDataError", "Task"]
 WORKERS = 4
 
 DATA = ("mixed", "own")
-"""mixed: all workers draw from the same data. own: each has another part of it (digits: other
-classes; text: other files)."""
+"""How workers share the data.
+
+With "mixed" all workers draw from the same data; with "own" each has another part of it (digits:
+other classes; text: other files).
+"""
 
 
 class MissingDataError(Exception):
@@ -22,21 +25,21 @@ class MissingDataError(Exception):
 
 
 class Lesson(Protocol):
-    """One training of one task: a model, and each worker's loss in each round."""
+    """A lesson is one training of a task: a model, and each worker's loss in each round."""
 
     model: torch.nn.Module
     rounds_per_epoch: int
 
     def loss(self, round_number: int, worker: int) -> torch.Tensor:
-        """The training loss of this worker's batch; the same batch at every call."""
+        """Return the training loss of this worker's batch; the same batch at every call."""
 
     def score(self) -> float:
-        """How good the model is on data that it was not trained with."""
+        """Return how good the model is on data that it was not trained with."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task.
+    """A task is what the study trains.
 
     Attributes:
         name: on the command line.

@@ -27,7 +27,7 @@ class Replica:
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
 
     def gradient(self, loss: torch.Tensor) -> Flat:
-        """The gradient of a loss."""
+        """Return the gradient of a loss."""
         parts = torch.autograd.grad(loss, self._parameters)
         flat: Flat = torch.cat([part.reshape(-1) for part in parts]).numpy()
         return flat
@@ -51,7 +51,7 @@ class Replica:
 
 
 def exact_mean(gradients: list[Flat]) -> Flat:
-    """The sum in rank order times 1/N, as the aggregators take it of exact plans."""
+    """Return the sum in rank order times 1/N, as the aggregators take it of exact plans."""
     total = gradients[0]
     for gradient in gradients[1:]:
         total = total + gradient

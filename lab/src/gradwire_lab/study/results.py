@@ -18,7 +18,7 @@ __all__ = ["Result", "notes", "results"]
 
 @dataclass(frozen=True)
 class Result:
-    """One row of one training, over the seeds that are done.
+    """A result is one row of one training, over the seeds that are done.
 
     Attributes:
         training: task, optimizer, rounds and parts.
@@ -74,7 +74,7 @@ def results(
     seeds: int,
     outcomes: Mapping[Cell, Outcome],
 ) -> list[Result]:
-    """All rows of all trainings that they apply to, as far as they are done."""
+    """Return all rows of all trainings that they apply to, as far as they are done."""
     return [
         _result(training, row, seeds, outcomes)
         for training in trainings
@@ -84,7 +84,7 @@ def results(
 
 
 def notes(found: Sequence[Result]) -> list[str]:
-    """What the reader has to know before believing the verdicts."""
+    """Return what the reader has to know before believing the verdicts."""
     lines = []
     for result in found:
         if result.row.arm == BAD and result.difference is not None:

@@ -1,4 +1,4 @@
-"""The scenarios: what the network loses, and in which rounds."""
+"""A scenario of the study says what the network loses, and in which rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["BURSTS", "BY_LEVEL", "QUIET", "SCENARIOS", "Scenario"]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A network.
+    """A scenario is a network that loses.
 
     Attributes:
         name: on the command line.
@@ -37,10 +37,10 @@ class Scenario:
 
 QUIET = "quiet"
 SHARES = {"critical": 0.5, "tolerant": 0.1}
-"""Of the rounds of a phase; critical rounds are few."""
+"""Share of the rounds of a phase, of which critical ones are few."""
 
 LEVELS = (60, 70, 80, 90)
-"""Per cent lost in a round that a burst meets."""
+"""Per cent that is lost in a round which a burst meets."""
 
 BURSTS = tuple(
     Scenario(

@@ -1,4 +1,4 @@
-"""Paired differences, their 90 % interval, and what it says beside a margin."""
+"""Paired differences are judged by their 90 % interval beside a margin."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from gradwire_lab.contest.intervals import t_quantile
 __all__ = ["Paired", "Verdict", "compare"]
 
 Verdict = Literal["as good", "worse", "better", "open"]
-"""as good: the interval lies within the margin. worse, better: beyond it. open: neither; more seeds
-would tell."""
+"""A verdict says where the interval lies.
+
+It is "as good" within the margin, "worse" or "better" beyond it, else "open": more seeds would
+tell.
+"""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences of pairs. half: of the 90 % interval; None for fewer than two pairs."""
+    """These are differences of pairs; half is of the 90 % interval, None below two pairs."""
 
     pairs: int
     mean: float
@@ -26,16 +29,16 @@ class Paired:
 
     @property
     def low(self) -> float:
-        """Where the interval begins."""
+        """Return where the interval begins."""
         return self.mean - (math.inf if self.half is None else self.half)
 
     @property
     def high(self) -> float:
-        """Where the interval ends."""
+        """Return where the interval ends."""
         return self.mean + (math.inf if self.half is None else self.half)
 
     def verdict(self, margin: float, more_is_better: bool) -> Verdict:
-        """What the interval says of an arm whose differences to lossless these are."""
+        """Return what the interval says of an arm whose differences to lossless these are."""
         if -margin <= self.low and self.high <= margin:
             return "as good"
         if self.low > margin:
@@ -46,7 +49,7 @@ class Paired:
 
 
 def compare(values: Sequence[float], baseline: Sequence[float]) -> Paired:
-    """The differences value - baseline, pair by pair; at least one pair."""
+    """Return the differences value - baseline, pair by pair; at least one pair."""
     differences = [value - base for value, base in zip(values, baseline, strict=True)]
     count = len(differences)
     mean = math.fsum(differences) / count

@@ -1,4 +1,4 @@
-"""The rows of the study, and the cells that they are made of."""
+"""The study has rows, which are made of cells."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ QUICK = (Row("quiet", BAD), Row("quiet", "dblp"))
 def rows(
     sections: Sequence[str] = (), arms: Sequence[str] = (), scenarios: Sequence[str] = ()
 ) -> tuple[Row, ...]:
-    """The rows of these sections, arms and scenarios; empty: of all."""
+    """Return the rows of these sections, arms and scenarios; empty: of all."""
     return tuple(
         row
         for row in _ALL
@@ -132,7 +132,7 @@ def rows(
 
 
 def cells(trainings: Sequence[Training], chosen: Sequence[Row], seeds: int) -> list[Cell]:
-    """All cells of the rows and their lossless baselines, a seed after the other."""
+    """Return all cells of the rows and their lossless baselines, a seed after the other."""
     return list(dict.fromkeys(_cells(trainings, chosen, seeds)))
 
 
@@ -147,8 +147,11 @@ def _cells(trainings: Sequence[Training], chosen: Sequence[Row], seeds: int) -> 
 
 
 def applies(row: Row, training: Training) -> bool:
-    """Whether the row is trained so: a task may have some sections only, and what fills from a
-    running mean of gradients needs an optimizer that keeps one."""
+    """Return whether the row is trained so.
+
+    A task may have only some sections, and an arm that fills from a running mean of gradients
+    needs an optimizer that keeps one.
+    """
     return _asked(row, training) and (not _needs_mean(row) or _keeps_mean(training))
 
 
@@ -167,7 +170,7 @@ def _keeps_mean(training: Training) -> bool:
 
 
 def left_out(trainings: Sequence[Training], chosen: Sequence[Row]) -> list[str]:
-    """A sentence for each training that some of the rows do not apply to."""
+    """Return a sentence for each training that some of the rows do not apply to."""
     sentences = []
     for training in trainings:
         if chosen and not any(_asked(row, training) for row in chosen):
@@ -185,7 +188,7 @@ def left_out(trainings: Sequence[Training], chosen: Sequence[Row]) -> list[str]:
 
 
 def cell_of(training: Training, row: Row, seed: int) -> Cell:
-    """The cell of one seed of a row."""
+    """Return the cell of one seed of a row."""
     assert row.arm in ARMS
     assert training.task in TASKS
     return Cell(

@@ -16,7 +16,7 @@ COLORS = {"as good": "green", "better": "green", "worse": "red", "halts": "red"}
 
 
 def tables(results: Sequence[Result]) -> Iterator[Table]:
-    """One table for each training that has a row."""
+    """Return one table for each training that has a row."""
     for training in dict.fromkeys(result.training for result in results):
         task = TASKS[training.task]
         table = Table(
@@ -36,7 +36,7 @@ def tables(results: Sequence[Result]) -> Iterator[Table]:
 
 
 def markdown(results: Sequence[Result]) -> Iterator[str]:
-    """The same as lines of Markdown, for docs/accuracy.md, without rows that were never run.
+    """Return the same as lines of Markdown, for docs/accuracy.md, without rows that were never run.
 
     The time is that of a round's communication, virtual unless the row says "kernel".
     """

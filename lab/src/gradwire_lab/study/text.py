@@ -1,4 +1,4 @@
-"""Task "text": the standard library's sources, character by character, a small transformer.
+"""In task "text" a small transformer learns the standard library's sources by character.
 
 Text and model are the demo's, in smaller sizes.
 """
@@ -49,7 +49,7 @@ class TextLesson:
             self.model: torch.nn.Module = CharacterModel(SHAPE)
 
     def loss(self, round_number: int, worker: int) -> torch.Tensor:
-        """Cross-entropy of the worker's batch, in nats per character."""
+        """Return the cross-entropy of the worker's batch, in nats per character."""
         inputs, targets = self._texts[worker].batch(
             step=round_number, rank=worker, seed=self._seed, size=BATCH, context=SHAPE.context
         )
@@ -57,7 +57,7 @@ class TextLesson:
         return loss
 
     def score(self) -> float:
-        """Mean cross-entropy of the validation samples, in nats per character."""
+        """Return the mean cross-entropy of the validation samples, in nats per character."""
         total = 0.0
         for rank in range(WORKERS):
             inputs, targets = self._texts[0].validation(
@@ -70,7 +70,7 @@ class TextLesson:
 
 @functools.cache
 def load() -> Text:
-    """The text.
+    """Return the text.
 
     Raises:
         MissingDataError: this Python has no readable sources.
@@ -89,7 +89,7 @@ def rate(done: float) -> float:
 
 
 def adamw(model: torch.nn.Module, peak: float = RATE) -> torch.optim.Optimizer:
-    """The usual one for a transformer; peak: the learning rate at its largest."""
+    """Return a transformer's usual optimizer; peak: the learning rate at its largest."""
     return torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.1)
 
 

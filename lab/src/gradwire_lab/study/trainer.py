@@ -61,7 +61,7 @@ class _Tally:
 
 
 def shuffle_of(cell: Cell, part: int) -> int:
-    """The `seed` setting: of the order in which chunks are sent."""
+    """Return the `seed` setting: of the order in which chunks are sent."""
     return 1 + 100 * cell.seed + part
 
 
@@ -160,7 +160,7 @@ class _Carrier:
         self._epoch = lesson.rounds_per_epoch
 
     def carry(self, number: int, gradients: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """What all workers apply in this round."""
+        """Return what all workers apply in this round."""
         if number % self._epoch == 0:
             for pipeline in self.job.pipelines:
                 pipeline.begin_epoch(number // self._epoch)
@@ -177,8 +177,10 @@ class _Carrier:
 
 
 def _buckets(elements: list[int], count: int) -> list[int]:
-    """How many tensors each of `count` buckets holds, at most: those that begin in its share of
-    all elements."""
+    """Return how many tensors each of at most `count` buckets holds.
+
+    They are those that begin in its share of all elements.
+    """
     begins = itertools.accumulate(elements[:-1], initial=0)
     return list(Counter(begin * count // sum(elements) for begin in begins).values())
 

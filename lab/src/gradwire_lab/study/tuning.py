@@ -1,4 +1,4 @@
-"""Task "tuning": the text's model, trained already, goes on on other files.
+"""In task "tuning" the text's model, trained already, goes on with other files.
 
 As in the paper that sets eager closing's price in perplexity, where a trained language model is
 tuned (our reading: its perplexity of 1.6 is no first training's). What was learnt before is the
@@ -49,7 +49,7 @@ class TuningLesson(TextLesson):
 
 @functools.lru_cache(maxsize=2)
 def trained(seed: int) -> dict[str, torch.Tensor]:
-    """The parameters that all arms of a seed begin with."""
+    """Return the parameters that all arms of a seed begin with."""
     lesson = TextLesson(seed, 0, "mixed")
     text = load()
     first = Text(text.train[: len(text.train) // 2], text.held_out, text.files)

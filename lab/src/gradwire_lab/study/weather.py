@@ -1,4 +1,4 @@
-"""What a scenario makes of a network round by round."""
+"""A scenario's weather is what it makes of a network, round by round."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ UNLUCKY = 1
 
 
 class PhaseWatch:
-    """The phase of training as gradwire's own detector sees it, beside any arm.
+    """A phase watch gives the phase of training as gradwire's detector sees it, for any arm.
 
-    So that bursts meet the same rounds whether the arm has phases or not.
+    So bursts meet the same rounds, whether the arm has phases or not.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -34,7 +34,7 @@ class PhaseWatch:
 
     @property
     def phase(self) -> Phase:
-        """The phase of the coming round."""
+        """Return the phase of the coming round."""
         return self._detector.phase
 
     def observe(self, round_number: int, gradients: Sequence[NDArray[np.float32]]) -> None:

@@ -1,1 +1,1 @@
-"""A small model in training on a lab network: what one rank does, and when."""
+"""A small model trains on a lab network, for the demo and for training scenarios."""

@@ -1,4 +1,4 @@
-"""The demo's model: a small character-level transformer."""
+"""The model that trains on lab networks is a small character-level transformer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Shape:
-    """The model's size.
+    """A shape is the size of a model.
 
     Attributes:
         symbols: of the vocabulary.
@@ -29,7 +29,7 @@ class Shape:
 
 
 class CharacterModel(nn.Module):
-    """Predicts the next character; calling it gives the mean cross-entropy in nats."""
+    """This model predicts the next character; a call gives the mean cross-entropy in nats."""
 
     def __init__(self, shape: Shape) -> None:
         """Make it; the weights come from torch's global random generator."""
@@ -41,7 +41,7 @@ class CharacterModel(nn.Module):
         self.apply(_initialise)
 
     def forward(self, characters: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of the targets, given the characters before them."""
+        """Return the mean cross-entropy of the targets, given the characters before them."""
         places = torch.arange(characters.shape[1], device=characters.device)
         hidden = self.blocks(self.symbol(characters) + self.place(places))
         logits = functional.linear(self.norm(hidden), self.symbol.weight)
@@ -49,7 +49,7 @@ class CharacterModel(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers are learnt."""
+        """Return how many numbers are learnt."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 

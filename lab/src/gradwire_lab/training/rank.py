@@ -1,4 +1,4 @@
-"""A rank that trains several contestants in turn, as the demo's and the lab's programs do."""
+"""A training rank trains several contestants in turn, for demo and lab alike."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 
+from gradwire_lab.contest.rank_program import Commands
 from gradwire_lab.contest.ranks import Message
 from gradwire_lab.training.startline import StartLine
 from gradwire_lab.training.trainee import RankStep, Trainee
@@ -19,9 +20,12 @@ T = TypeVar("T", bound=Trainee)
 
 
 class TrainingRank(Generic[T]):
-    """One rank with all contestants.
+    """A training rank has a trainee of each contestant.
 
-    trainees: by contestant; subclasses fill them in. start_line: where the ranks line up.
+    Attributes:
+        rank: its number.
+        trainees: by contestant; subclasses fill them in.
+        start_line: where the ranks wait for each other.
     """
 
     def __init__(
@@ -33,7 +37,7 @@ class TrainingRank(Generic[T]):
             config: rank, store (host and port), line (descriptor of the start line's memory).
             ranks: how many there are.
             seconds: that a collective may take.
-            tell: called with each step of rank 0.
+            tell: called with each step, on rank 0.
         """
         self._tell = tell
         self.rank: int = config["rank"]
@@ -47,17 +51,30 @@ class TrainingRank(Generic[T]):
         )
         self.start_line = StartLine(config["line"], self.rank, ranks)
 
-    def stepped(self, step: RankStep) -> None:
-        """Tell of a step, on rank 0."""
+    @property
+    def commands(self) -> Commands:
+        """Return the parent's commands."""
+        return {"block": self.block, "fingerprints": self.fingerprints, "close": self.close}
+
+    def block(
+        self, contestant: str, steps: int, start: float, validate: bool = True
+    ) -> dict[str, Any]:
+        """Train one contestant for some steps; then look at the held-out text, if asked to."""
+        trainee = self.trainees[contestant]
+        done = trainee.block(steps, start, self._stepped)
+        return {"steps": done, "validation": trainee.validate() if validate else None}
+
+    def _stepped(self, step: RankStep) -> None:
+        """Report a step to the parent, if this is rank 0."""
         if self.rank == 0:
             self._tell(asdict(step))
 
     def fingerprints(self) -> dict[str, Any]:
-        """A hash of each contestant's weights."""
+        """Return a hash of each contestant's weights."""
         return {name: trainee.fingerprint() for name, trainee in self.trainees.items()}
 
     def close(self) -> dict[str, Any]:
-        """Let go of everything, together with the other ranks."""
+        """Close all trainees, together with the other ranks."""
         for trainee in self.trainees.values():
             trainee.close()
         self.trainees.clear()

@@ -1,8 +1,7 @@
-"""A line that all ranks leave together before they communicate.
+"""A start line makes all ranks begin a communication at the same moment.
 
-It lies in memory that the ranks of a demo share, so no packet crosses the network for it. It
-parts the time that ranks wait for the slowest one's computation from the time that the network
-takes.
+It separates the time that ranks wait for the slowest one's computation from the time that the
+network takes. It is in memory that the ranks share, so no packet crosses the network for it.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ _POLL_SECONDS = 0.0002
 
 
 def memory(ranks: int) -> int:
-    """Make the memory of a line; returns the descriptor that the ranks inherit."""
-    descriptor = os.memfd_create("gradwire-demo-line")
+    """Make the memory of a line; return the descriptor that the ranks inherit."""
+    descriptor = os.memfd_create("gradwire-start-line")
     os.ftruncate(descriptor, ranks * _SLOT)
     return descriptor
 
 
 class StartLine:
-    """One rank's access to the line."""
+    """A start line is one rank's access to the line's memory."""
 
     def __init__(self, descriptor: int, rank: int, ranks: int) -> None:
         """Map the memory.
@@ -38,16 +37,16 @@ class StartLine:
         self._all = range(0, ranks * _SLOT // 8, _SLOT // 8)
 
     def wait(self, timeout: float) -> float:
-        """Step up to the line and wait for the others.
+        """Arrive at the line and wait for the other ranks.
 
         Args:
-            timeout: seconds after which somebody is given up.
+            timeout: seconds to wait.
 
         Returns:
-            The moment of leaving, in seconds of ``time.monotonic()``.
+            When all had arrived, in seconds of ``time.monotonic()``.
 
         Raises:
-            TimeoutError: names the ranks that did not come.
+            TimeoutError: names the ranks that did not arrive.
         """
         mine = self._counts[self._mine] + 1
         self._counts[self._mine] = mine

@@ -1,4 +1,4 @@
-"""DDP whose communication is timed, the same way for every communication hook."""
+"""The stopwatch times DDP's communication, in the same way for every communication hook."""
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
 
@@ -13,14 +13,17 @@ from gradwire.training.bucket import GradBucket
 from gradwire_lab.training.startline import StartLine
 
 ONE_BUCKET_MB = 1 << 20
-"""All gradients are handed over together, when the last of them is ready: what is timed then is
-communication alone, and no computation of another rank on the same core."""
+"""Capacity of a bucket that holds all gradients.
+
+They are handed over together, when the last of them is ready, so that the time is that of
+communication alone, without the computation of another rank on the same core.
+"""
 
 Future = torch.futures.Future
 
 
 class TimedDDP(DistributedDataParallel):
-    """DDP that notes when its bucket sets out and when the result is there.
+    """This DDP notes when its bucket sets out and when the result is there.
 
     Whatever hook is registered, by hand or by `gradwire.attach`, starts when all ranks have
     their gradients.
@@ -58,9 +61,9 @@ class TimedDDP(DistributedDataParallel):
         super().register_comm_hook(state, timed)
 
     def _set_out(self, bucket: GradBucket) -> None:
-        """A bucket is ready: note when, and wait for the other ranks'."""
+        """Note that a bucket is ready, and wait until those of the other ranks are."""
         if not bucket.is_last():
-            raise RuntimeError("the demo times one bucket a step")
+            raise RuntimeError("the stopwatch times one bucket a step")
         self.ready = time.monotonic()
         self.start = self._line.wait(self._timeout)
 

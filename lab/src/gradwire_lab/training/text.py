@@ -1,4 +1,4 @@
-"""The text that the demo's model learns: the sources of Python's standard library, byte by byte.
+"""The text that the model learns is the sources of Python's standard library, byte by byte.
 
 Every Python carries it, so nothing is downloaded, and every rank reads the same files in the same
 order.
@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 SYMBOLS = 256
-"""A character is a byte: the vocabulary needs no table."""
+"""Size of the vocabulary: a character is a byte."""
 
 HELD_OUT_EVERY = 12
-"""Each so-many-th file is kept from training, whole, for validation."""
+"""One of so many files is kept whole from training, for validation."""
 
 SMALLEST_TEXT = 200_000
 
@@ -27,7 +27,7 @@ class NoText(RuntimeError):
 
 @dataclass(frozen=True)
 class Text:
-    """Training text and held-out text.
+    """A text has a part to train with, and a part that is held out.
 
     Attributes:
         train: bytes as a one-dimensional uint8 tensor.
@@ -42,7 +42,7 @@ class Text:
     def batch(
         self, *, step: int, rank: int, seed: int, size: int, context: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One rank's samples of one training step: a pure function of the arguments.
+        """Return one rank's samples of one training step, a pure function of the arguments.
 
         Returns:
             Inputs and targets, int64 of shape (size, context).
@@ -52,7 +52,7 @@ class Text:
     def validation(
         self, *, rank: int, seed: int, size: int, context: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One rank's share of the validation samples, the same at every call."""
+        """Return one rank's share of the validation samples, the same at every call."""
         return _sample(self.held_out, (seed, -1, rank), size, context)
 
 

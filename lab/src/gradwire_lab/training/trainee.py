@@ -1,4 +1,4 @@
-"""One contestant in one rank: a model that learns over one kind of transport."""
+"""A trainee is one contestant in one rank: a model that learns over one transport."""
 
 from __future__ import annotations
 
@@ -8,23 +8,32 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    fp16_compress_hook,
+)
 
 import gradwire
 from gradwire_lab.contest.fingerprint import fingerprint
 from gradwire_lab.network.clock import sleep_until
 from gradwire_lab.training.model import CharacterModel, Shape
-from gradwire_lab.training.scenario import Entry, Scenario
+from gradwire_lab.training.recipe import Entry, Recipe
 from gradwire_lab.training.startline import StartLine
 from gradwire_lab.training.stopwatch import TimedDDP
 from gradwire_lab.training.text import SYMBOLS, Text
 
 LINE_SECONDS = 60.0
 
+TORCH_HOOKS: dict[str, Callable[..., Any]] = {"none": allreduce_hook, "fp16": fp16_compress_hook}
+"""The hooks of torch's that need nothing but a process group, by their names in scenarios."""
+
+_HOOK_SHARES = {"none": 1.0, "fp16": 0.5}
+"""Share of float32's bytes that these hooks send."""
+
 
 @dataclass(frozen=True)
 class RankStep:
-    """One step as one rank saw it; moments are seconds of ``time.monotonic()``.
+    """A rank step is one step as one rank saw it; moments are of ``time.monotonic()``.
 
     Attributes:
         step: its number, from 0.
@@ -41,6 +50,7 @@ class RankStep:
         retransmissions: packets that it sent again; None for TCP.
         push_s: seconds until its gradients were summed; None for TCP.
         passes: of a push with probes, 0 of others; None for TCP.
+        encoded: bytes of the encoded gradients over those of float32; None if it is not known.
     """
 
     step: int
@@ -57,51 +67,53 @@ class RankStep:
     retransmissions: int | None
     push_s: float | None
     passes: int | None
+    encoded: float | None = None
 
 
 class Trainee:
-    """A model, its optimizer and its transport. Making one is collective."""
+    """A trainee has a model, its optimizer and its transport; making one is collective."""
 
     def __init__(
-        self, entry: Entry, scenario: Scenario, text: Text, rank: int, line: StartLine, lossy: bool
+        self, entry: Entry, recipe: Recipe, text: Text, rank: int, line: StartLine
     ) -> None:
         """Make the model and connect.
 
         Args:
             entry: which contestant.
-            scenario: sizes and seeds.
+            recipe: sizes and seeds.
             text: what is learnt.
             rank: of this process.
             line: where the ranks wait for each other.
-            lossy: drop some of gradwire's packets on arrival.
         """
-        self._scenario = scenario
+        self._entry = entry
+        self._recipe = recipe
         self._text = text
         self._rank = rank
-        torch.manual_seed(scenario.seed)
-        shape = Shape(SYMBOLS, scenario.context, scenario.width, scenario.layers, scenario.heads)
+        torch.manual_seed(recipe.seed)
+        shape = Shape(SYMBOLS, recipe.context, recipe.width, recipe.layers, recipe.heads)
         self.model = CharacterModel(shape)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.98))
         self._ddp = self._wrap(line)
-        self._attachment = self._connect(entry, lossy)
+        self._attachment = self._connect()
         self._step = 0
 
     def _wrap(self, line: StartLine) -> TimedDDP:
-        """The model as DDP sees it."""
+        """Return the model as DDP sees it."""
         return TimedDDP(self.model, line, LINE_SECONDS)
 
-    def _connect(self, entry: Entry, lossy: bool) -> gradwire.Attachment | None:
+    def _connect(self) -> gradwire.Attachment | None:
         """Give the gradients to what carries them; None for a process group."""
+        entry = self._entry
         if entry.policy is None:
-            self._ddp.register_comm_hook(None, allreduce_hook)
+            self._ddp.register_comm_hook(*self._hook())
             return None
-        scenario = self._scenario
-        drops: dict[str, Any] = (
-            {"drop_rate": scenario.drop_rate, "drop_burst": scenario.drop_burst} if lossy else {}
-        )
         return gradwire.attach(
-            self._ddp, policy=entry.policy, optimizer=self._optimizer, **drops, **entry.options
+            self._ddp, policy=entry.policy, optimizer=self._optimizer, **entry.options
         )
+
+    def _hook(self) -> tuple[Any, Callable[..., Any]]:
+        """Return the state and the communication hook of a contestant on a process group."""
+        return None, TORCH_HOOKS[self._entry.hook]
 
     def block(self, steps: int, start: float, progress: Callable[[RankStep], None]) -> list[Any]:
         """Train for some steps.
@@ -123,7 +135,7 @@ class Trainee:
         return done
 
     def _train(self) -> RankStep:
-        scenario, step = self._scenario, self._step
+        recipe, step = self._recipe, self._step
         began = time.monotonic()
         for group in self._optimizer.param_groups:
             group["lr"] = self._learning_rate(step)
@@ -131,14 +143,14 @@ class Trainee:
             *self._text.batch(
                 step=step,
                 rank=self._rank,
-                seed=scenario.seed,
-                size=scenario.batch,
-                context=scenario.context,
+                seed=recipe.seed,
+                size=recipe.batch,
+                context=recipe.context,
             )
         )
         self._optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), scenario.clip)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
         self._optimizer.step()
         value = float(loss.detach())
         ended = time.monotonic()
@@ -146,11 +158,11 @@ class Trainee:
         return self._record(step, began, ended, value)
 
     def _learning_rate(self, step: int) -> float:
-        return self._scenario.learning_rate * min(1.0, (step + 1) / self._scenario.rise)
+        return self._recipe.learning_rate * min(1.0, (step + 1) / self._recipe.rise)
 
     @property
     def verdict(self) -> str | None:
-        """What the phase detector says of the run so far; None where there are no phases."""
+        """Return the phase detector's verdict on the run so far; None without phases."""
         if self._attachment is None or self._attachment.policy.phases is None:
             return None
         return self._attachment.policy.phases.verdict
@@ -175,22 +187,23 @@ class Trainee:
             retransmissions=report.retransmissions if report else None,
             push_s=report.push_s if report else None,
             passes=report.passes if report else None,
+            encoded=report.encoded_share if report else _HOOK_SHARES.get(self._entry.hook),
         )
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Mean loss of this rank's share of the held-out text."""
-        scenario = self._scenario
+        """Return the mean loss of this rank's share of the held-out text."""
+        recipe = self._recipe
         samples = self._text.validation(
-            rank=self._rank, seed=scenario.seed, size=scenario.validation, context=scenario.context
+            rank=self._rank, seed=recipe.seed, size=recipe.validation, context=recipe.context
         )
         return float(self.model(*samples))
 
     def fingerprint(self) -> str:
-        """A hash of all weights: equal on all ranks if the replicas are."""
+        """Return a hash of all weights, which is equal for equal replicas."""
         return fingerprint(self.model)
 
     def close(self) -> None:
-        """Let go of the transport."""
+        """Detach from the transport."""
         if self._attachment is not None:
             self._attachment.detach()

@@ -1,0 +1,84 @@
+"""The parent of ranks that train starts them and gives them turns."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gradwire_lab.contest.interrupts import uninterrupted
+from gradwire_lab.contest.ranks import Message, Ranks, Spawn
+from gradwire_lab.training.block import Block
+from gradwire_lab.training.startline import memory
+
+__all__ = ["start", "train"]
+
+
+def start(
+    spawn: Spawn,
+    module: str,
+    configs: Sequence[Message],
+    trainees: int,
+    env: Mapping[str, str] | None = None,
+) -> Ranks:
+    """Start ranks whose trainees share a start line; their first answers are facts.
+
+    Args:
+        spawn: starts a program on the host of a rank.
+        module: the ranks' program.
+        configs: what each rank is told first, in rank order; ``line`` is added.
+        trainees: how many of the ranks train; they come first.
+        env: additions to the ranks' environment.
+
+    Raises:
+        RankError: a rank ended at once.
+    """
+    line = memory(trainees)
+    try:
+        with uninterrupted():
+            told = [{**config, "line": line} for config in configs]
+            return Ranks(spawn, module, told, pass_fds=[line], env=env)
+    finally:
+        os.close(line)
+
+
+def train(
+    ranks: Ranks,
+    contestant: str,
+    steps: int,
+    start: float,
+    deadline: float,
+    *,
+    warm_up: int = 0,
+    trainees: int | None = None,
+    progress: Callable[[Message], None] | None = None,
+    **options: Any,
+) -> Block:
+    """Let the ranks train one contestant for a turn.
+
+    Args:
+        ranks: which `start` made.
+        contestant: its name.
+        steps: of the turn.
+        start: when to begin, in seconds of ``time.monotonic()``.
+        deadline: by when all ranks have answered, likewise.
+        warm_up: how many of the steps are not timed.
+        trainees: how many of the ranks train; all if not given.
+        progress: called with each step of rank 0.
+        options: further arguments of the ranks' command.
+
+    Raises:
+        RankError: a rank failed or is late.
+    """
+    command = {"command": "block", "contestant": contestant, "steps": steps, "start": start}
+    answers = ranks.ask({**command, **options}, deadline, progress)[:trainees]
+    losses = [answer["validation"] for answer in answers]
+    return Block(
+        contestant=contestant,
+        start=start,
+        warm_up=warm_up,
+        ranks=[answer["steps"] for answer in answers],
+        validation=None if None in losses else statistics.fmean(losses),
+        verdict=answers[0].get("verdict"),
+    )
