@@ -18,7 +18,7 @@ from gradwire.core.errors import ConfigError, RendezvousError
 from gradwire.transport.communicator import Communicator
 from host_ranks import Builder, HostRanks
 
-pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 TIMEOUT_S = 20.0
 ports = itertools.count(29_000)
