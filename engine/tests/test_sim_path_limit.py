@@ -112,6 +112,19 @@ def test_however_short_it_is_from_the_start_it_is_met_within_seconds(
     assert reduce(fabric, 0, 10_000) < 5.0
 
 
+@pytest.mark.parametrize("late", [0.2, 0.7, 3.0])
+@pytest.mark.parametrize("longest", [1000, 700])
+def test_a_late_endpoint_meets_over_a_short_path_as_well(longest: int, late: float) -> None:
+    """The other one has found the length by then, or finds it meanwhile, and reports it."""
+    fabric = Fabric(2, seed=longest)
+    for direction in ("up", "down"):
+        shorten(fabric, 1, direction, longest)
+    fabric.pause(0)
+    fabric.run(late, until_done=False)
+    fabric.resume(0)
+    assert reduce(fabric, 0, 10_000) < 6.0
+
+
 def test_a_path_that_carries_too_little_fails_by_its_name() -> None:
     fabric = Fabric(2)
     reduce(fabric, 0)

@@ -146,7 +146,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     // Pings have the longest datagram's length until one is answered, so that a path that does not
     // carry it shows before the first step.
     const size_t plain = wire::kPingBytes + (path.limit.reduced() ? wire::kLimitBytes : 0);
-    const size_t bytes = pong ? wire::kPingBytes : path.connected ? plain : config.datagram_bytes;
+    const size_t bytes = pong ? wire::kPingBytes : path.connected ? plain : path.limit.bytes();
     if (path.first_ping == 0) path.first_ping = now;
     write_ping(path, now, pong, bytes, train);
     return true;

@@ -65,7 +65,7 @@ bool PathLimit::suspect(Nanos now, Nanos round) {
 }
 
 void PathLimit::try_out(Nanos now, Nanos interval) {
-  if (!on_trial_) begin(agreed_, now, interval);
+  if (!on_trial_) begin(bytes_, now, interval);
 }
 
 void PathLimit::begin(uint32_t bytes, Nanos now, Nanos interval) {

@@ -32,7 +32,7 @@ class PathLimit {
 
   // Begins a trial if one is due; true when it did. `round`: the path's round-trip time.
   bool suspect(Nanos now, Nanos round);
-  // Begins a trial of the agreed length, whatever was sent.
+  // Begins a trial of the present limit, whatever was sent.
   void try_out(Nanos now, Nanos interval);
   bool on_trial() const { return on_trial_; }
 
