@@ -36,7 +36,6 @@ from gradwire.transport.bounded_store import BoundedStore
 __all__ = [
     "Introduction",
     "Meeting",
-    "Names",
     "Store",
     "SupersededError",
     "agree",
@@ -46,7 +45,6 @@ __all__ = [
     "check_introductions",
     "identity_of",
     "new_session",
-    "store_errors",
     "store_host",
 ]
 
