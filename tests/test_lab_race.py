@@ -17,7 +17,7 @@ from gradwire_lab.contest.race import GLOO, Entry, Race, tcp_push
 from gradwire_lab.contest.ranks import RankError
 from gradwire_lab.network import BURSTS_A, NETWORK_A, BurstTraffic, Network
 
-pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
+pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
 
 CONTESTANTS = """
 import os, threading, time
