@@ -8,7 +8,6 @@
 namespace gradwire {
 
 namespace {
-constexpr uint32_t kWireOverhead = 42;  // bytes: Ethernet, IP, UDP
 // Packets: the largest backlog that a header reports.
 constexpr uint32_t kMostShare = 65'535;
 // Stashed packets of a peer from which a server gives it no more credit; more on a long path, where
@@ -29,7 +28,7 @@ uint32_t Endpoint::Impl::standing_credit(uint16_t receiver) const {
 }
 
 void Endpoint::Impl::share_credit(Nanos now) {
-  const uint32_t wire_bytes = config.datagram_bytes + kWireOverhead;
+  const uint32_t wire_bytes = config.wire_bytes();
   const auto window = static_cast<uint32_t>(receive_window.bytes() / wire_bytes);
   const uint32_t standing = standing_credit(config.endpoint);
   uint32_t idle = 0;
@@ -48,14 +47,14 @@ void Endpoint::Impl::share_credit(Nanos now) {
     const double part = wanted ? static_cast<double>(wanted) * wanted / weights : 0.0;
     uint32_t unasked = standing;
     p->part = std::max(standing, static_cast<uint32_t>(part * pool));
-    if (long_path(p->rtt.minimum())) {
+    if (long_path(p->recovery.rtt.minimum())) {
       // On a long path half of the window is granted unasked, to all peers together: to ask takes a
       // round.
       unasked = std::max(standing, window / peers / 2);
       // The sender paces by `part`, so it is the port's rate even while the window is smaller than
       // what the path holds.
       const double known = receive_window.rate() * 1e-9 / wire_bytes *
-                           static_cast<double>(p->rtt.minimum() + receive_window.target());
+                           static_cast<double>(p->recovery.rtt.minimum() + receive_window.target());
       p->part = std::max(unasked, static_cast<uint32_t>((wanted ? part : 1.0 / peers) *
                                                         std::max<double>(pool, known)));
     }
@@ -65,7 +64,7 @@ void Endpoint::Impl::share_credit(Nanos now) {
     const double stretch = receive_window.stretch(p->loss_from.share(now));
     if (stretch > 1) {
       const double shown = p->sent_meter.bytes_per_second() * 1e-9 / wire_bytes *
-                           static_cast<double>(p->rtt.round() + receive_window.target());
+                           static_cast<double>(p->recovery.rtt.round() + receive_window.target());
       const double most = receive_window.ramps()
                               ? kMostShare
                               : std::max<double>({shown, 1.0 * window, 1.0 * p->part});
@@ -76,7 +75,7 @@ void Endpoint::Impl::share_credit(Nanos now) {
     // limit by themselves what they send early, and need credit for the results of earlier ops.
     if (config.endpoint >= config.workers &&
         (p->no_room ||
-         p->stash.size() >= (long_path(p->rtt.minimum()) ? kLongStashLimit : kStashLimit)))
+         p->stash.size() >= (long_path(p->recovery.rtt.minimum()) ? kLongStashLimit : kStashLimit)))
       continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
     // A peer that may run out of credit gets an ACK at once, others have it with their next ACK.
@@ -110,7 +109,7 @@ void Endpoint::Impl::void_backlog(const Op& op, uint16_t worker) {
   if (path.demand == 0 || !op.aggregator->stopped(worker)) return;
   // On a short path the next report comes at once, and copies that must be sent again count as
   // well. A push that ends where an eager close does leaves nothing but copies.
-  if (!long_path(path.rtt.minimum()) || eager_from_start(op.spec.plan)) return;
+  if (!long_path(path.recovery.rtt.minimum()) || eager_from_start(op.spec.plan)) return;
   path.demand = static_cast<uint16_t>(std::min<uint64_t>(path.demand, most_wanted(path)));
 }
 

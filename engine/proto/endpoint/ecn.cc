@@ -10,7 +10,7 @@ void Endpoint::Impl::count_ecn(Path& path, uint8_t ecn, Nanos now) {
   if (path.ecn_seen.add(ecn)) path.ack_now = true;  // RFC 9000 §13.2.1
   if (ecn != kCe) return;
   ++counters.marked;
-  if (receive_cut != 0 && now - receive_cut < path.rtt.round()) return;
+  if (receive_cut != 0 && now - receive_cut < path.recovery.rtt.round()) return;
   receive_cut = now;
   receive_window.marked();
   ++counters.mark_cuts;
@@ -21,7 +21,7 @@ void Endpoint::Impl::count_ecn(Path& path, uint8_t ecn, Nanos now) {
 void Endpoint::Impl::on_counts(Path& path, const wire::Ack& ack, Nanos now) {
   const bool marks = path.ecn.told(ack.ect0, ack.ce);
   check_ecn(path);
-  if (!marks || path.largest_acked_sent <= send_cut) return;
+  if (!marks || path.recovery.largest_acked_sent() <= send_cut) return;
   send_cut = now;
   send_window.marked();
   ++counters.mark_cuts;

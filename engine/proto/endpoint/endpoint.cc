@@ -21,11 +21,10 @@ std::string EndpointConfig::name(uint16_t number) const {
 
 Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     : config(c),
-      send_window(32.0 * (c.datagram_bytes + 42), 4.0 * (c.datagram_bytes + 42), 64e6,
-                  c.delay_target),
+      send_window(32.0 * c.wire_bytes(), 4.0 * c.wire_bytes(), 64e6, c.delay_target),
       // The window covers what peers may send without having asked.
-      receive_window(std::max<double>(24, c.workers) * (c.datagram_bytes + 42),
-                     std::max<double>(24, c.workers) * (c.datagram_bytes + 42),
+      receive_window(std::max<double>(24, c.workers) * c.wire_bytes(),
+                     std::max<double>(24, c.workers) * c.wire_bytes(),
                      std::max(0.5 * c.receive_buffer, 8.0 * c.datagram_bytes), c.delay_target),
       last_timer(now) {
   memory.limit = config.memory_limit;
@@ -85,7 +84,7 @@ void Endpoint::Impl::on_timer(Nanos now) {
   if (now - threshold_decay > kSecond) {
     threshold_decay = now;
     for (auto& p : paths)
-      if (p) p->packet_threshold = std::max<uint64_t>(3, p->packet_threshold * 3 / 4);
+      if (p) p->recovery.forget_reordering();
   }
   breaker.tick(now);
   check_life(now);
@@ -113,11 +112,11 @@ Nanos Endpoint::Impl::next_timer() const {
     if (!p->gone) next = std::min(next, p->last_ping + ping_interval(*p, last_timer));
     next = std::min(next, p->ack_due);
     if (!failure && !p->gone && (p->connected || p->limit.on_trial()))
-      next = std::min(next, p->limit.next_timer(p->rtt.round()));
+      next = std::min(next, p->limit.next_timer(p->recovery.rtt.round()));
     const bool bye = closing && !closed && !farewell_over(*p);
     if (p->errors_left || bye) next = std::min(next, p->next_farewell);
-    if (!failure && (p->sent.in_flight() > 0 || p->starved))
-      next = std::min(next, probe_time(*p, last_timer));
+    if (!failure && p->recovery.waiting())
+      next = std::min(next, p->recovery.next_timeout(p->last_heard, last_timer));
   }
   for (const auto& [id, op] : ops) {
     next = std::min(next, op->deadline);
@@ -162,7 +161,7 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
 // peer that may never answer: it leaves too, was never here, or this endpoint has failed.
 bool Endpoint::Impl::farewell_over(const Path& path) const {
   if (path.told) return true;
-  const bool met = path.rtt.any() || path.received.largest() > 0;
+  const bool met = path.recovery.rtt.any() || path.received.largest() > 0;
   if (!met || failure) return path.byes_sent >= std::min(path.byes_enough, kFarewells);
   return path.gone && path.byes_sent >= path.byes_enough;
 }

@@ -71,10 +71,9 @@ struct Endpoint::Impl {
   // loss_detection.cc
   void on_ack(Path& path, const wire::Ack& ack, Nanos now);
   void packet_acked(Path& path, const SentPacket& packet, Nanos now);
-  void packet_lost(Path& path, SentPacket& packet, Again why, Nanos now);
-  void detect_loss(Path& path, Nanos now);
+  void packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now);
+  void packets_lost(Path& path, Nanos now);
   void check_probe(Path& path, Nanos now);
-  Nanos probe_time(const Path& path, Nanos now) const;
 
   // transmit.cc
   bool transmit(Nanos now, Train& train);
@@ -147,7 +146,7 @@ struct Endpoint::Impl {
   void answer_pull(Op& op, uint16_t aggregator);
   void send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass);
   void send_bitmap(uint16_t to, Op& op, const wire::Pass& pass, const Bitmap& missing);
-  bool recovered(const SentPacket& packet);
+  static bool recovers(const Op& op, wire::Kind kind);
   bool has_enough(const Op& op, uint16_t aggregator) const;
   Bitmap needed_results(const Op& op) const;
   bool all_opened(const Op& op) const;
@@ -245,17 +244,17 @@ struct Endpoint::Impl {
   CircuitBreaker breaker;
   uint64_t in_flight_bytes = 0;
   const Path* paced_by = nullptr;  // the path whose receiver's window sets the pace
-  double tokens = 0;               // pacing, bytes
-  double repeats = 0;              // packets that may be sent again early now
-  Nanos repeats_time = 0;
-  double led = 0;       // bytes: the window of the only receiver, on a long path
-  double last_led = 0;  // its last value that was not 0, until heavy loss
+  TokenBucket tokens;              // pacing, bytes
+  TokenBucket repeats;             // packets that may be sent again early
+  double led = 0;                  // bytes: the window of the only receiver, on a long path
+  double last_led = 0;             // its last value that was not 0, until heavy loss
   Nanos repeat_due = kNever;
-  Nanos tokens_time = 0;
   Nanos pace_until = 0;
   uint8_t control_dscp = 0;      // the DSCP of the first class in the newest op's plan
   uint16_t next_path = 0;        // round robin
   std::vector<uint8_t> encoded;  // payloads of one train
+  Recovery::Acked acked;         // scratch, like `lost`
+  std::vector<Recovery::Lost> lost;
   bool arrivals = false;
   bool retire_due = false;  // an op may be drained now
   Failure failure;

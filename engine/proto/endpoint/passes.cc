@@ -6,12 +6,10 @@
 
 namespace gradwire {
 
-// True when the loss of this packet alone causes it to be sent again. In passes it does not: a
-// BITMAP reports what is missing.
-bool Endpoint::Impl::recovered(const SentPacket& packet) {
-  const Op* op = find(packet.op);
-  if (!op || !op->probes) return true;
-  return packet.kind != wire::Kind::push && !(packet.kind == wire::Kind::pull && op->lossy_pull);
+// True when the loss of a packet alone causes it to be sent again. In passes it does not: a BITMAP
+// reports what is missing.
+bool Endpoint::Impl::recovers(const Op& op, wire::Kind kind) {
+  return !op.probes || (kind != wire::Kind::push && !(kind == wire::Kind::pull && op.lossy_pull));
 }
 
 // Sends the PROBE of each pass that has been sent.

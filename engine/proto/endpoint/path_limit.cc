@@ -30,11 +30,8 @@ void Endpoint::Impl::lowered(Path& path, Nanos now) {
     return;
   }
   path.ping_now = true;  // the PING carries the new length
-  for (uint64_t n = path.sent.lowest(); n < path.sent.next(); ++n) {
-    SentPacket* packet = path.sent.find(n);
-    if (!packet || packet->state != SentPacket::State::flight) continue;
-    if (packet->bytes > path.limit.bytes()) packet_lost(path, *packet, Again::probe, now);
-  }
+  path.recovery.give_up_longer(path.limit.bytes(), lost);
+  packets_lost(path, now);
 }
 
 void Endpoint::Impl::check_limit(Path& path, Nanos now) {
@@ -44,7 +41,7 @@ void Endpoint::Impl::check_limit(Path& path, Nanos now) {
       path.limit.try_out(now, kTrialInterval);
     return;
   }
-  if (!path.limit.suspect(now, path.rtt.round())) return;
+  if (!path.limit.suspect(now, path.recovery.rtt.round())) return;
   Event event;
   event.type = Event::Type::suspect;
   event.endpoint = path.peer;

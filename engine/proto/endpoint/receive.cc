@@ -87,8 +87,8 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
       const auto stamp = static_cast<Nanos>(ping->stamp);
       const auto round = static_cast<Nanos>(wire::stamp_of(now - stamp));
       if (round < kSecond) {
-        path.rtt.sample(round, 0, now);
-        if (path.limit.answered(ping->stamp, now, path.rtt.round())) lowered(path, now);
+        path.recovery.rtt.sample(round, 0, now);
+        if (path.limit.answered(ping->stamp, now, path.recovery.rtt.round())) lowered(path, now);
         // The answered ping had the agreed length, or the length that the path has turned out to
         // carry.
         if (!path.connected && !path.limit.on_trial()) {
@@ -148,7 +148,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   arrivals = true;
   const uint64_t number = wire::expand(header->packet_number, path.received.largest() + 1);
   const Nanos queue = path.delay.sample(header->send_time_us, arrival, now);
-  const uint64_t bytes = datagram.size() + 42;
+  const uint64_t bytes = datagram.size() + wire::kOverhead;
   path.batch_delay += static_cast<double>(queue) * static_cast<double>(bytes);
   path.batch_bytes += bytes;
   if (header->flags & wire::kOutOfCredit) receive_window.limited();
@@ -387,8 +387,9 @@ void Endpoint::Impl::flush(Nanos now) {
       if (!p || p->batch_bytes == 0) continue;
       p->delay_from.add(static_cast<Nanos>(p->batch_delay / static_cast<double>(p->batch_bytes)),
                         p->batch_bytes * in_use(&Path::delay_from, now), now);
-      receive_window.sample(p->batch_bytes, shared_delay(&Path::delay_from, now), p->rtt.round(),
-                            p->rtt.minimum(), p->loss_from.share(now) > kHeavyLoss, now);
+      receive_window.sample(p->batch_bytes, shared_delay(&Path::delay_from, now),
+                            p->recovery.rtt.round(), p->recovery.rtt.minimum(),
+                            p->loss_from.share(now) > kHeavyLoss, now);
       p->ack_delay += p->batch_delay;
       p->ack_bytes += p->batch_bytes;
       p->batch_delay = 0;

@@ -34,7 +34,7 @@ Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
   const double loss = std::max(to, from);
   if (loss < kHeavyLoss) return kNever;
   const double share = -std::log(loss) / kRepeatSafety;
-  const auto apart = static_cast<Nanos>(static_cast<double>(path.rtt.smoothed()) * share);
+  const auto apart = static_cast<Nanos>(static_cast<double>(path.recovery.rtt.smoothed()) * share);
   if (to < kHeavyLoss)
     return static_cast<Nanos>(static_cast<double>(std::max(apart, kApart)) / (1.0 - from));
   if (4 * send_window.queue_delay() > 3 * send_window.target()) return std::max(apart, kApart);
@@ -50,7 +50,7 @@ double Endpoint::Impl::unproven_rate(Nanos now) const {
   double told = 0;
   for (const auto& p : paths) {
     if (!p || p->gone) continue;
-    if (p->sent.in_flight() > 0) round = std::max(round, p->rtt.smoothed());
+    if (p->recovery.in_flight() > 0) round = std::max(round, p->recovery.rtt.smoothed());
     if (now - p->loss_told_time < LossMeter::kMemory) told += p->window;
   }
   const double window = send_window.bytes();
@@ -61,60 +61,39 @@ double Endpoint::Impl::unproven_rate(Nanos now) const {
 double Endpoint::Impl::repeat_rate(Nanos now) const {
   const double rate =
       std::max(send_window.stretch(loss_to.share(now)) * btlbw(), unproven_rate(now));
-  return std::max(kSlowestRepeat, breaker.factor() * rate / (config.datagram_bytes + 42.0));
+  return std::max(kSlowestRepeat, breaker.factor() * rate / (config.wire_bytes()));
 }
 
 // Sends packets in flight again, the oldest first, on paths with heavy loss. It does so when
 // nothing else can be sent, at the rate that the path is known to carry.
 void Endpoint::Impl::repeat(Nanos now) {
   const double rate = repeat_rate(now);
-  repeats =
-      std::min(kRepeatsAtOnce, repeats + rate * static_cast<double>(now - repeats_time) * 1e-9);
+  repeats.refill(rate, kRepeatsAtOnce, now);
   const bool blocked = room(now) <= 0;
-  repeats_time = now;
   repeat_due = kNever;
-  double left = repeats;
+  double left = repeats.tokens();
   for (auto& p : paths) {
-    if (!p || p->gone || p->sent.in_flight() == 0) continue;
+    if (!p || p->gone || p->recovery.in_flight() == 0) continue;
     Nanos after = repeat_after(*p, now);
     // The peer had no room for packets, and would have none for copies.
-    const bool refused = now - p->refused_time < p->rtt.probe_timeout();
-    if (after == kNever || refused) {
-      p->control_sent.clear();
+    if (after == kNever || p->recovery.refused(now)) {
+      p->recovery.forget_control();
       continue;
     }
-    std::erase_if(p->control_sent, [&](uint64_t n) {
-      SentPacket* packet = p->sent.find(n);
-      if (!packet || packet->state != SentPacket::State::flight) return true;
-      // Control frames go before data; nothing else limits their rate.
-      const Nanos due = packet->time + std::max(after, kApart);
-      if (due > now) {
-        repeat_due = std::min(repeat_due, due);
-        return false;
-      }
-      packet_lost(*p, *packet, Again::repeat, now);
-      return true;
-    });
+    // Control frames go before data; nothing else limits their rate.
+    repeat_due =
+        std::min(repeat_due, p->recovery.repeat_control(std::max(after, kApart), now, lost));
+    packets_lost(*p, now);
     // With more to send, copies go only if that is blocked, and after a round without an ACK.
     if (backlog(*p) > 0) {
-      if (!blocked && p->credit >= p->sent.next()) continue;
-      after = std::max(kApart, p->rtt.smoothed() * 3 / 2);
+      if (!blocked && p->credit >= p->recovery.next()) continue;
+      after = std::max(kApart, p->recovery.rtt.smoothed() * 3 / 2);
     }
-    for (uint64_t n = p->sent.lowest(); n < p->sent.next(); ++n) {
-      SentPacket* packet = p->sent.find(n);
-      if (!packet || packet->state != SentPacket::State::flight) continue;
-      if (!recovered(*packet)) continue;  // goes in passes
-      const Nanos allowed = now + static_cast<Nanos>((1 - left) / rate * 1e9) + 1;
-      if (left < 1) send_window.limited();
-      const Nanos due = std::max(packet->time + after, left < 1 ? allowed : 0);
-      if (due > now) {
-        repeat_due = std::min(repeat_due, due);
-        break;
-      }
-      packet_lost(*p, *packet, Again::repeat, now);
-      left -= 1;
-      ++p->probes;
-    }
+    bool short_of = false;
+    const Nanos due = p->recovery.repeat_data(after, left, rate, short_of, now, lost);
+    repeat_due = std::min(repeat_due, due);
+    if (short_of) send_window.limited();
+    packets_lost(*p, now);
   }
 }
 

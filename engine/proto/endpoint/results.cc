@@ -227,7 +227,7 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
     if (push.passes()) r.passes = std::max(r.passes, push.passes()->pass());
   Nanos rtprop = kNever;
   for (const auto& p : paths)
-    if (p && p->rtt.any()) rtprop = std::min(rtprop, p->rtt.minimum());
+    if (p && p->recovery.rtt.any()) rtprop = std::min(rtprop, p->recovery.rtt.minimum());
   r.rtprop = rtprop == kNever ? 0 : rtprop;
   r.btlbw = btlbw();
   counters.rtprop = r.rtprop;

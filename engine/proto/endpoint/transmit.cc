@@ -63,16 +63,12 @@ void end_control(Train& train, size_t bytes, uint8_t dscp, uint8_t ecn = kNotEct
 }  // namespace
 
 void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
-  packet.time = now;
   path.limit.sent(packet.bytes, now);
   packet.ect = path.ecn.capable();
   if (packet.ect) path.ecn.sent();
   in_flight_bytes += packet.bytes;
-  path.probe_base = now;
-  const bool data = packet.kind == wire::Kind::push || packet.kind == wire::Kind::pull;
-  if (path.probes && data) --path.probes;  // control frames need no credit
-  repeats = std::max(repeats - 1, -kRepeatsAtOnce);
-  path.starved = false;
+  path.recovery.on_sent(packet, now);
+  repeats.spend(1, -kRepeatsAtOnce);
   breaker.sent(packet.bytes, loss_to.share(now));
   ++counters.packets_sent;
   counters.bytes_sent += packet.bytes;
@@ -93,7 +89,7 @@ void Endpoint::Impl::write_ping(Path& path, Nanos now, bool pong, size_t bytes, 
 bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
   // On a long path ACKs are spaced: frequent gaps would cause one per packet, and report nothing
   // sooner.
-  const Nanos rtprop = path.rtt.minimum();
+  const Nanos rtprop = path.recovery.rtt.minimum();
   if (path.ack_now && long_path(rtprop)) {
     const Nanos next = path.last_ack + std::min(rtprop / 32, kAckSpacing);
     if (now < next) {
@@ -108,7 +104,7 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     ack.refused = static_cast<uint32_t>(path.refused);
     ack.credit = static_cast<uint32_t>(path.granted);
     ack.loss = static_cast<uint16_t>(path.loss_from.share(now) * 65'536.0);
-    ack.share = path.part * (config.datagram_bytes + 42);
+    ack.share = path.part * config.wire_bytes();
     ack.ect0 = path.ecn_seen.ect0;
     ack.ce = path.ecn_seen.ce;
     ack.delay_us = static_cast<uint32_t>(
@@ -131,7 +127,8 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     path.ack_now = false;
     path.ack_due = kNever;
     // Under heavy loss ACKs are lost too, so they are repeated for two rounds.
-    if (lossy > kHeavyLoss && path.rtt.any() && now - path.largest_arrival < 2 * path.rtt.round())
+    if (lossy > kHeavyLoss && path.recovery.rtt.any() &&
+        now - path.largest_arrival < 2 * path.recovery.rtt.round())
       path.ack_due = now + repeat_after(path, now);
     path.unacked = 0;
     path.ack_delay = 0;
@@ -205,15 +202,16 @@ bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
 }
 
 bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
-  if (!path.control.waiting() || path.sent.full()) return false;
+  if (!path.control.waiting() || path.recovery.full()) return false;
   const uint32_t handle = path.control.take();
   const ControlFrame& frame = path.control.at(handle);
   const size_t bytes = wire::kHeaderBytes + frame.payload.size();
-  SentPacket& packet = path.sent.push();
+  SentPacket& packet = path.recovery.add();
   packet.op = frame.op;
   packet.item = handle;
   packet.kind = frame.kind;
   packet.bytes = static_cast<uint16_t>(bytes);
+  packet.recovers = true;
   uint8_t* at = begin_control(train, path.peer, bytes);
   wire::Header header{};
   header.common = common(frame.kind);
@@ -225,7 +223,6 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   wire::write_header(at, header);
   std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());
   end_control(train, bytes, control_dscp, path.ecn.capable() ? kEct0 : kNotEct);
-  path.control_sent.push_back(packet.number);
   sent(path, packet, now);
   if (Op* op = find(frame.op)) {
     ++op->packets_sent;
@@ -242,7 +239,7 @@ bool Endpoint::Impl::early(const Path& path, const Op& op) const {
 
 // The chunks that may go early on a path, in either direction.
 size_t Endpoint::Impl::most_early(const Path& path) const {
-  if (!long_path(path.rtt.minimum())) return kMostEarly;
+  if (!long_path(path.recovery.rtt.minimum())) return kMostEarly;
   return std::max(kMostEarly, kStashInAll / (paths.size() - 1));
 }
 
@@ -324,7 +321,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
     const bool in_parts = full > path.limit.bytes();
     if (train.count && (full != train.segment_bytes || in_parts)) continue;
     const bool is_early = early(path, *op);
-    while (train.count < most && !path.sent.full()) {
+    while (train.count < most && !path.recovery.full()) {
       const bool fresh = !is_early || room > 0;
       uint32_t chunk = 0;
       bool again = false;
@@ -351,11 +348,12 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       }
       if (left) --left;
       const size_t payload_bytes = format.bytes(op->grid.length(chunk));
-      SentPacket& packet = path.sent.push();
+      SentPacket& packet = path.recovery.add();
       packet.op = id;
       packet.item = chunk;
       packet.kind = kind;
       packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload_bytes);
+      packet.recovers = recovers(*op, kind);
       wire::Header header{};
       header.common = common(kind);
       header.packet_number = static_cast<uint32_t>(packet.number);
@@ -386,7 +384,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       // A shorter datagram ends a train.
       if (packet.bytes < full || encoded >= kMostEncoded || in_parts) return true;
     }
-    if (train.count >= most || path.sent.full()) break;
+    if (train.count >= most || path.recovery.full()) break;
   }
   return train.count > 0;
 }
@@ -419,11 +417,11 @@ Endpoint::Impl::LongPath Endpoint::Impl::longest_path() const {
   LongPath far;
   uint32_t destinations = 0;
   for (const auto& p : paths) {
-    if (!p || p->gone || !long_path(p->rtt.minimum()) || backlog(*p) == 0) continue;
+    if (!p || p->gone || !long_path(p->recovery.rtt.minimum()) || backlog(*p) == 0) continue;
     ++destinations;
     far.path = p.get();
-    far.rtprop = std::max(far.rtprop, p->rtt.minimum());
-    far.round = std::max(far.round, p->rtt.smoothed());
+    far.rtprop = std::max(far.rtprop, p->recovery.rtt.minimum());
+    far.round = std::max(far.round, p->recovery.rtt.smoothed());
     far.window += p->window;
   }
   far.alone = far.path && destinations == 1;
@@ -444,20 +442,19 @@ double Endpoint::Impl::led_by(const LongPath& far) const {
 // a round; 0: none. It is for several long paths. A receiver's port has no queue for the bytes that
 // all its senders have saved up while the credit of other receivers was used up.
 Nanos Endpoint::Impl::hold(Path& path, double train_bytes, Nanos now) const {
-  if (!long_path(path.rtt.minimum()) || path.window <= 0) return 0;
+  if (!long_path(path.recovery.rtt.minimum()) || path.window <= 0) return 0;
   const double pace = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() * path.window /
-                      static_cast<double>(path.rtt.smoothed());  // bytes per ns
-  const double depth = std::max(2.0 * train_bytes, pace * 1e9 * kPaceDepth);
-  path.tokens = std::min(depth, path.tokens + pace * static_cast<double>(now - path.tokens_time));
-  path.tokens_time = now;
-  if (path.tokens > 0) return 0;
-  return std::max<Nanos>(1, static_cast<Nanos>((0.5 * train_bytes - path.tokens) / pace));
+                      static_cast<double>(path.recovery.rtt.smoothed()) * 1e9;
+  const double depth = std::max(2.0 * train_bytes, pace * kPaceDepth);
+  path.tokens.refill(pace, depth, now);
+  if (path.tokens.tokens() > 0) return 0;
+  return std::max<Nanos>(1, static_cast<Nanos>(path.tokens.wait(0.5 * train_bytes, pace)));
 }
 
 // Sends the next train of chunks: to the destination with the largest backlog that may be sent to,
 // so that all destinations of an op are served alike and end together.
 bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
-  const double wire_bytes = config.datagram_bytes + 42.0;
+  const double wire_bytes = config.wire_bytes();
   // Pacing at BtlBw keeps the port's queue short: packets wait here, where the destination can
   // still be chosen. While the queue is short the pace is a little higher, to find a higher rate.
   const double queue = static_cast<double>(send_window.queue_delay());
@@ -496,11 +493,10 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
                                          static_cast<uint32_t>(pace * kTrainSeconds / wire_bytes)));
   if (pace > 0) {
     const double depth = std::max(2.0 * quantum * wire_bytes, pace * kPaceDepth);
-    tokens = std::min(depth, tokens + pace * static_cast<double>(now - tokens_time) * 1e-9);
+    tokens.refill(pace, depth, now);
   } else {
-    tokens = 0;  // bytes sent before a rate was known are no debt
+    tokens.reset(now);  // bytes sent before a rate was known are no debt
   }
-  tokens_time = now;
   pace_until = 0;
 
   Path* best = nullptr;
@@ -514,27 +510,24 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const auto count = static_cast<uint16_t>(paths.size());
   for (uint16_t i = 0; i < count; ++i) {
     Path* path = paths[(next_path + i) % count].get();
-    if (!path || path->gone || path->sent.full()) continue;
+    if (!path || path->gone || path->recovery.full()) continue;
     const uint64_t left = backlog(*path);
     if (left == 0) {
-      path->probes = 0;
-      path->starved = false;
+      path->recovery.end_probes();
+      path->recovery.feed();
       continue;
     }
     ++destinations;
-    if (path->probes) {  // a probe ignores the windows
-      if (!transmit_data(*path, now, train, path->probes)) continue;
-      tokens = std::max(tokens - train.total_bytes, std::min(tokens, -64.0 * wire_bytes));
+    if (const uint32_t probes = path->recovery.probes()) {  // a probe ignores the windows
+      if (!transmit_data(*path, now, train, probes)) continue;
+      tokens.spend(train.total_bytes, -64.0 * wire_bytes);
       return true;
     }
-    const uint64_t used = path->sent.next() - 1;
+    const uint64_t used = path->recovery.next() - 1;
     const uint64_t credit = path->credit > used ? path->credit - used : 0;
     if (credit == 0) {
       ++counters.credit_stalls;
-      if (!path->starved) {
-        path->starved = true;
-        if (path->sent.in_flight() == 0) path->probe_base = now;
-      }
+      path->recovery.starve(now);
       continue;
     }
     if (window == 0) continue;
@@ -562,15 +555,20 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   // rate that was measured among many senders would only hold back the last one. A tripped circuit
   // breaker always paces: half a window is not half the rate where a queue is.
   const bool paced = pace > 0 && (destinations > 1 || far.rtprop || breaker.factor() < 1);
-  if (paced && tokens <= 0) {
-    pace_until = now + static_cast<Nanos>((quantum * wire_bytes * 0.5 - tokens) / pace * 1e9);
+  if (paced && tokens.tokens() <= 0) {
+    pace_until = now + static_cast<Nanos>(tokens.wait(quantum * wire_bytes * 0.5, pace));
     return false;
   }
   // The backlog had chunks that were decided meanwhile, so the choice is made again.
   if (!transmit_data(*best, now, train, static_cast<uint32_t>(best_allowed)))
     return transmit_train(now, train);
-  if (paced) tokens -= train.total_bytes + 42.0 * train.count;
-  best->tokens = apart ? best->tokens - (train.total_bytes + 42.0 * train.count) : 0;
+  const double bytes = train.total_bytes + wire::kOverhead * train.count;
+  if (paced) tokens.spend(bytes);
+  if (apart) {
+    best->tokens.spend(bytes);
+  } else {
+    best->tokens.clear();
+  }
   best->held = false;
   next_path = static_cast<uint16_t>((best->peer + 1) % count);
   return true;

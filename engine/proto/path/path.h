@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "proto/base/reassembly.h"
+#include "proto/base/token_bucket.h"
 #include "proto/congestion/ecn.h"
 #include "proto/congestion/rate_meter.h"
 #include "proto/path/path_limit.h"
 #include "proto/plan/lanes.h"
 #include "proto/recovery/loss_meter.h"
 #include "proto/recovery/received_packets.h"
-#include "proto/recovery/rtt.h"
-#include "proto/recovery/sent_packets.h"
+#include "proto/recovery/recovery.h"
 #include "wire/packet.h"
 
 namespace gradwire {
@@ -145,32 +145,19 @@ struct Path {
   uint16_t peer = 0;
 
   // Sending.
-  SentPackets sent;
-  Rtt rtt;
+  Recovery recovery;
   LossMeter loss_from;   // of the packets that the peer sends here
   RateMeter sent_meter;  // rate of what the peer sends here, with what is lost
   double loss_told = 0;  // loss of what is sent from here, as the peer reports
   Nanos loss_told_time = 0;
   ControlFrames control;
-  std::vector<uint64_t> control_sent;  // packet numbers in order; some may be acknowledged or lost
-  uint64_t credit = 0;                 // highest packet number that may be sent
-  double window = 0;                   // bytes of the receiver's window for this path
-  double tokens = 0;                   // bytes of pacing by that window
-  Nanos tokens_time = 0;
-  bool held = false;  // a train waited for these tokens
-  uint64_t largest_acked = 0;
-  Nanos largest_acked_sent = 0;
-  uint64_t refused_there = 0;        // highest number that the peer has reported as refused
-  Nanos refused_time = -kSecond;     // when that report arrived
-  uint64_t lost_floor = UINT64_MAX;  // lowest lost number whose ACK is not recorded yet
-  uint64_t packet_threshold = 3;     // RFC 9002 §6.1.1; grows with spurious retransmissions
-  Nanos probe_base = 0;              // start of the probe timer
-  uint32_t probe_count = 0;          // probe time-outs in a row
-  uint32_t probes = 0;               // packets that may go without credit and window
-  bool starved = false;              // backlog without credit since probe_base
-  uint16_t lane = 0;                 // lane of the last train of chunks
-  std::vector<uint64_t> started;     // by lane: ids below it are known to have started at the peer
-  uint16_t pinged_lane = 0;          // lane of the last PING or PONG
+  uint64_t credit = 0;            // highest packet number that may be sent
+  double window = 0;              // bytes of the receiver's window for this path
+  TokenBucket tokens;             // bytes of pacing by that window
+  bool held = false;              // a train waited for these tokens
+  uint16_t lane = 0;              // lane of the last train of chunks
+  std::vector<uint64_t> started;  // by lane: ids below it are known to have started at the peer
+  uint16_t pinged_lane = 0;       // lane of the last PING or PONG
 
   PathLimit limit;         // length of datagrams sent, and received as far as reported
   uint32_t fragments = 0;  // datagrams sent in fragments

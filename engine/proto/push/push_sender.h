@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "proto/base/again.h"
 #include "proto/base/fifo.h"
 #include "proto/plan/grid.h"
 #include "proto/plan/plan.h"
@@ -27,10 +28,6 @@ std::vector<uint32_t> push_list(const Plan& plan, const Grid& grid, const Grid::
                                 std::span<const uint32_t> critical,
                                 std::span<const uint8_t> priorities = {},
                                 std::vector<uint32_t>* spares = nullptr);
-
-// The reason why a chunk is sent again. lost: it was declared lost. refused: the receiver had no
-// room for it. probe: a probe time-out. repeat: under heavy loss, before an ACK could arrive.
-enum class Again : uint8_t { lost, refused, probe, repeat };
 
 class PushSender {
  public:

@@ -23,7 +23,11 @@ struct SentPacket {
   uint16_t bytes = 0;
   wire::Kind kind = wire::Kind::push;
   State state = State::none;
-  bool ect = false;  // sent as ECT(0)
+  bool ect = false;      // sent as ECT(0)
+  bool recovers = true;  // its own loss makes it go again; in passes it does not
+
+  // True for packets of chunks, false for control frames.
+  bool data() const { return kind == wire::Kind::push || kind == wire::Kind::pull; }
 };
 
 class SentPackets {

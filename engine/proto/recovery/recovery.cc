@@ -1,0 +1,202 @@
+#include "proto/recovery/recovery.h"
+
+namespace gradwire {
+
+namespace {
+// Packets: the threshold before any reordering (RFC 9002 §6.1.1), and beyond which it is loss.
+constexpr uint64_t kPacketThreshold = 3;
+constexpr uint64_t kMostPacketThreshold = 512;
+// The least time threshold.
+constexpr Nanos kTimeThreshold = 500 * kMicrosecond;
+// Probe time-outs in a row before the backoff grows.
+constexpr uint32_t kQuickProbes = 40;
+// Doublings of the time-out until then.
+constexpr uint32_t kQuickBackoff = 1;
+// Doublings of the time-out at most.
+constexpr uint32_t kSlowestBackoff = 8;
+// A peer from which a packet arrived within this time is neither dead nor cut off.
+constexpr Nanos kHeardOf = 1 * kSecond;
+// Packets that one probe time-out may send again; a round's first window.
+constexpr uint32_t kMostProbes = 24;
+// Probe time-outs in a row that send that many; after these, only every eighth does.
+constexpr uint32_t kLoudProbes = 8;
+}  // namespace
+
+void Recovery::Acked::clear() {
+  packets.clear();
+  bytes = in_flight = 0;
+  spurious = 0;
+}
+
+void Recovery::on_sent(SentPacket& packet, Nanos now) {
+  packet.time = timer_base_ = now;
+  // Control frames need no credit, so they use up no probes.
+  if (!packet.data()) control_.push_back(packet.number);
+  if (probes_ && packet.data()) --probes_;
+  starved_ = false;
+}
+
+bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
+  const uint64_t largest = wire::expand(ack.largest, sent_.next() - 1);
+  if (largest >= sent_.next()) return false;
+  const uint64_t refused = wire::expand(ack.refused, largest);
+  if (refused > refused_ && refused < sent_.next()) {
+    refused_ = refused;
+    refused_time_ = now;
+  }
+  const uint64_t floor = std::min(sent_.lowest(), lost_floor_);
+  for (uint16_t w = 0; w < ack.words; ++w) {
+    uint64_t bits = ack.bitmap[w];
+    while (bits) {
+      const auto i = static_cast<uint64_t>(__builtin_ctzll(bits));
+      bits &= bits - 1;
+      const uint64_t back = uint64_t{w} * 64 + i;
+      if (back >= largest || largest - back < floor) break;
+      SentPacket* packet = sent_.find(largest - back);
+      if (!packet || packet->state == SentPacket::State::acked) continue;
+      acked.packets.push_back(*packet);
+      if (packet->state != SentPacket::State::flight) ++acked.spurious;
+      if (packet->state == SentPacket::State::lost) {
+        // The packet was only late, so later packets need a larger gap to be lost (RFC 8985 §6.2).
+        packet_threshold_ = std::min(
+            std::max(packet_threshold_, largest_acked_ - packet->number) + 2, kMostPacketThreshold);
+        packet->state = SentPacket::State::acked;
+        continue;
+      }
+      if (packet->number > largest_acked_) {
+        largest_acked_ = packet->number;
+        largest_acked_sent_ = packet->time;
+        if (back == 0) rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
+      }
+      acked.bytes += packet->bytes + wire::kOverhead;
+      if (packet->state == SentPacket::State::flight) acked.in_flight += packet->bytes;
+      sent_.settle(*packet, SentPacket::State::acked);
+    }
+  }
+  if (acked.bytes) {
+    timeouts_ = probes_ = 0;
+    timer_base_ = now;
+  }
+  return true;
+}
+
+SentPacket* Recovery::in_flight(uint64_t number) {
+  SentPacket* packet = sent_.find(number);
+  return packet && packet->state == SentPacket::State::flight ? packet : nullptr;
+}
+
+void Recovery::give_up(SentPacket& packet, Again why, std::vector<Lost>& lost) {
+  sent_.settle(packet, why == Again::lost ? SentPacket::State::lost : SentPacket::State::probed);
+  lost_floor_ = std::min(lost_floor_, packet.number);
+  lost.push_back({packet, why});
+}
+
+// A packet is lost by the packet threshold, or by the time threshold: sent long enough before the
+// largest acknowledged one.
+void Recovery::detect_losses(std::vector<Lost>& lost) {
+  const Nanos window = std::max(rtt.minimum() / 4, kTimeThreshold);
+  for (uint64_t n = sent_.lowest(); n < largest_acked_; ++n) {
+    SentPacket* packet = in_flight(n);
+    if (!packet) continue;
+    if (n + packet_threshold_ > largest_acked_ &&
+        (packet->time + window > largest_acked_sent_ || packet_threshold_ > kPacketThreshold))
+      break;
+    // An ACK reports only the highest refused number, so packets below it count as refused, not as
+    // lost.
+    give_up(*packet, n <= refused_ ? Again::refused : Again::lost, lost);
+  }
+  if (lost_floor_ + sent_.history() < sent_.lowest())
+    lost_floor_ = sent_.lowest() - sent_.history();
+}
+
+void Recovery::forget_reordering() {
+  packet_threshold_ = std::max(kPacketThreshold, packet_threshold_ * 3 / 4);
+}
+
+// The backoff stays small while packets of the peer arrive: then it is neither dead nor cut off,
+// and its path loses packets.
+Nanos Recovery::next_timeout(Nanos heard, Nanos now) const {
+  const bool quick = timeouts_ < kQuickProbes || now - heard < kHeardOf;
+  const uint32_t doublings =
+      quick ? std::min(timeouts_, kQuickBackoff)
+            : std::min(timeouts_ - kQuickProbes + kQuickBackoff, kSlowestBackoff);
+  return timer_base_ + (rtt.probe_timeout() << doublings);
+}
+
+// The oldest packets go again, or new ones beyond the credit, since the ACK that extends it may be
+// lost.
+bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
+                          std::vector<Lost>& lost) {
+  if (!waiting()) {
+    timeouts_ = 0;
+    return false;
+  }
+  if (now < next_timeout(heard, now)) return false;
+  ++timeouts_;
+  const Nanos answer_due = timer_base_ + rtt.round();
+  timer_base_ = now;
+  // On a long path a time-out sends a round's first window. It does so on a short path too, for
+  // some time-outs, when packets of the peer arrive but no ACKs: then the path most likely loses,
+  // or the peer is late. When the peer has no room nothing was lost, so little is sent.
+  const bool full = refused_ >= sent_.lowest();
+  const bool talks = timeouts_ > 1 && heard > answer_due;
+  const bool loud = timeouts_ <= kLoudProbes || timeouts_ % kLoudProbes == 0;
+  const bool worth_trying = !full && (long_path(rtt.minimum()) || (talks && loud && !throttled));
+  probes_ = worth_trying ? kMostProbes : 2;
+  uint32_t again = 0;
+  for (uint64_t n = sent_.lowest(); n < sent_.next() && again < probes_; ++n) {
+    SentPacket* packet = in_flight(n);
+    if (!packet) continue;
+    // A chunk that goes in passes is not sent again now; the next one of its pass takes its place.
+    if (packet->recovers || more) ++again;
+    give_up(*packet, Again::probe, lost);
+  }
+  return true;
+}
+
+void Recovery::starve(Nanos now) {
+  if (starved_) return;
+  starved_ = true;
+  if (in_flight() == 0) timer_base_ = now;
+}
+
+Nanos Recovery::repeat_control(Nanos after, Nanos now, std::vector<Lost>& lost) {
+  Nanos next = kNever;
+  std::erase_if(control_, [&](uint64_t number) {
+    SentPacket* packet = in_flight(number);
+    if (!packet) return true;
+    const Nanos due = packet->time + after;
+    if (due > now) {
+      next = std::min(next, due);
+      return false;
+    }
+    give_up(*packet, Again::repeat, lost);
+    return true;
+  });
+  return next;
+}
+
+Nanos Recovery::repeat_data(Nanos after, double& copies, double per_second, bool& short_of,
+                            Nanos now, std::vector<Lost>& lost) {
+  for (uint64_t n = sent_.lowest(); n < sent_.next(); ++n) {
+    SentPacket* packet = in_flight(n);
+    if (!packet || !packet->recovers) continue;
+    const Nanos allowed = now + static_cast<Nanos>((1 - copies) / per_second * 1e9) + 1;
+    if (copies < 1) short_of = true;
+    const Nanos due = std::max(packet->time + after, copies < 1 ? allowed : 0);
+    if (due > now) return due;
+    give_up(*packet, Again::repeat, lost);
+    copies -= 1;
+    ++probes_;
+  }
+  return kNever;
+}
+
+void Recovery::give_up_longer(uint32_t bytes, std::vector<Lost>& lost) {
+  for (uint64_t n = sent_.lowest(); n < sent_.next(); ++n) {
+    SentPacket* packet = in_flight(n);
+    if (packet && packet->bytes > bytes) give_up(*packet, Again::probe, lost);
+  }
+}
+
+}  // namespace gradwire

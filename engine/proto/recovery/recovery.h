@@ -1,0 +1,108 @@
+// Recovery decides which packets of one path have arrived and which go again: by acknowledgements,
+// the packet and time thresholds (RFC 9002 §6.1), probe time-outs (§6.2, RFC 8985 §7) and, under
+// heavy loss, by repetition before an ACK can arrive.
+//
+// Call on_sent() for each packet, on_ack() for each ACK and detect_losses() after it, on_timeout()
+// once next_timeout() is due. What a packet carries is the caller's matter: it gets copies of the
+// packets that are acknowledged or lost. on_ack() is the only one to sample the round-trip time,
+// except for the caller's pings.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "proto/base/again.h"
+#include "proto/base/time.h"
+#include "proto/recovery/rtt.h"
+#include "proto/recovery/sent_packets.h"
+#include "wire/packet.h"
+
+namespace gradwire {
+
+class Recovery {
+ public:
+  // Acked is what one ACK acknowledges for the first time. A packet's state is the one before.
+  struct Acked {
+    std::vector<SentPacket> packets;
+    uint64_t bytes = 0;      // on the wire, of the packets that were not declared lost
+    uint64_t in_flight = 0;  // bytes that leave flight
+    uint32_t spurious = 0;   // packets that were sent again although they arrived
+    void clear();
+  };
+  struct Lost {
+    SentPacket packet;
+    Again why;
+  };
+
+  Rtt rtt;
+
+  // ---- packets in flight
+  uint64_t next() const { return sent_.next(); }
+  uint64_t lowest() const { return sent_.lowest(); }
+  uint64_t in_flight() const { return sent_.in_flight(); }
+  bool full() const { return sent_.full(); }
+  // Adds the next packet, whose fields the caller sets before on_sent().
+  SentPacket& add() { return sent_.push(); }
+  void on_sent(SentPacket& packet, Nanos now);
+
+  // ---- acknowledgements
+  // False when the ACK acknowledges what was never sent; it then changes nothing.
+  bool on_ack(const wire::Ack& ack, Nanos now, Acked& acked);
+  // Declares packets lost; call it after an ACK that acknowledged some. Appends to `lost`.
+  void detect_losses(std::vector<Lost>& lost);
+  uint64_t largest_acked() const { return largest_acked_; }
+  Nanos largest_acked_sent() const { return largest_acked_sent_; }
+  // True when the peer has lately reported packets for which it had no room.
+  bool refused(Nanos now) const { return now - refused_time_ < rtt.probe_timeout(); }
+  // Lowers the packet threshold, which spurious retransmissions have raised; once a second.
+  void forget_reordering();
+
+  // ---- probe time-outs
+  // True when an answer is due some time: packets are in flight, or credit is awaited.
+  bool waiting() const { return in_flight() > 0 || starved_; }
+  // The time of the next probe time-out. `heard`: the time of the last packet from the peer.
+  Nanos next_timeout(Nanos heard, Nanos now) const;
+  // Handles the time-out; false when none is due. `more`: the caller has new packets, which go in
+  // place of old ones that need no recovery. `throttled`: the circuit breaker has tripped.
+  bool on_timeout(Nanos heard, bool more, bool throttled, Nanos now, std::vector<Lost>& lost);
+  uint32_t timeouts() const { return timeouts_; }
+  // The packets that may go without credit and window, after a time-out.
+  uint32_t probes() const { return probes_; }
+  void end_probes() { probes_ = 0; }
+  // There is something to send, and no credit for it. Credit that arrives ends this.
+  void starve(Nanos now);
+  void feed() { starved_ = false; }
+
+  // ---- early repetition
+  // Sends control frames again that are in flight for `after`; returns when the next is due.
+  Nanos repeat_control(Nanos after, Nanos now, std::vector<Lost>& lost);
+  // Forgets which packets in flight are control frames.
+  void forget_control() { control_.clear(); }
+  // Sends data again that is in flight for `after`, the oldest first, as long as `copies` (packets)
+  // last; each copy may go without credit and window. Returns when the next is due.
+  // `per_second`: copies that are added. Sets `short_of` when copies were lacking.
+  Nanos repeat_data(Nanos after, double& copies, double per_second, bool& short_of, Nanos now,
+                    std::vector<Lost>& lost);
+  // Gives up the packets in flight that are longer than this.
+  void give_up_longer(uint32_t bytes, std::vector<Lost>& lost);
+
+ private:
+  void give_up(SentPacket& packet, Again why, std::vector<Lost>& lost);
+  SentPacket* in_flight(uint64_t number);
+
+  SentPackets sent_;
+  std::vector<uint64_t> control_;  // numbers of control frames, in order; some are acknowledged
+  uint64_t largest_acked_ = 0;
+  Nanos largest_acked_sent_ = 0;
+  uint64_t refused_ = 0;              // highest number that the peer has reported as refused
+  Nanos refused_time_ = -kSecond;     // when that report arrived
+  uint64_t lost_floor_ = UINT64_MAX;  // lowest lost number whose ACK is not recorded yet
+  uint64_t packet_threshold_ = 3;     // RFC 9002 §6.1.1; grows with spurious retransmissions
+  Nanos timer_base_ = 0;              // start of the probe timer
+  uint32_t timeouts_ = 0;             // probe time-outs in a row
+  uint32_t probes_ = 0;
+  bool starved_ = false;  // backlog without credit since timer_base_
+};
+
+}  // namespace gradwire
