@@ -52,8 +52,9 @@ PROTO_ROOMS = {
     "congestion": ("base", "recovery"),
     "push": ("base", "plan"),
     "pull": ("base", "plan", "push"),
-    "path": ("base", "plan", "recovery", "congestion"),
-    "endpoint": ("base", "plan", "recovery", "congestion", "push", "pull", "path"),
+    "credit": ("base", "recovery", "congestion"),
+    "path": ("base", "plan", "recovery", "congestion", "credit"),
+    "endpoint": ("base", "plan", "recovery", "congestion", "credit", "push", "pull", "path"),
 }
 # What the layers below io (and sim, which is virtual) must not see: clocks, sockets, random
 # sources, threads.

@@ -1,6 +1,4 @@
-// Receiver credit lets the receiver schedule incast. All its senders together may have at most the
-// receive window on the way. Each sender receives its share as the highest packet number that it
-// may send, so that lost packets return their credit when a later one arrives.
+// The endpoint's part of receiver credit: what it knows of each sender (proto/credit/credit.h).
 #include <algorithm>
 
 #include "proto/endpoint/endpoint_impl.h"
@@ -8,80 +6,26 @@
 namespace gradwire {
 
 namespace {
-// Packets: the largest backlog that a header reports.
-constexpr uint32_t kMostShare = 65'535;
 // Stashed packets of a peer from which a server gives it no more credit; more on a long path, where
 // packets of a whole round are under way.
 constexpr size_t kStashLimit = 64;
 constexpr size_t kLongStashLimit = 1024;
 }  // namespace
 
-// The packets that each peer of `receiver` may always send to it without having reported a backlog.
-// All peers together have about the first receive window at most.
-uint32_t Endpoint::Impl::standing_credit(uint16_t receiver) const {
-  EndpointConfig there = config;
-  there.endpoint = receiver;
-  uint32_t peers = 0;
-  for (uint16_t e = 0; e < config.endpoints(); ++e) peers += e != receiver && there.talks_to(e);
-  peers = std::max<uint32_t>(1, peers);
-  return std::clamp<uint32_t>(24 / peers, 1, 12);
-}
-
+// Shares the receive window among all peers anew.
 void Endpoint::Impl::share_credit(Nanos now) {
-  const uint32_t wire_bytes = config.wire_bytes();
-  const auto window = static_cast<uint32_t>(receive_window.bytes() / wire_bytes);
-  const uint32_t standing = standing_credit(config.endpoint);
-  uint32_t idle = 0;
-  uint32_t peers = 0;
-  for (auto& p : paths)
-    if (p) ++peers, idle += p->demand == 0;
-  const uint32_t pool = window - std::min(window / 2, idle * standing);
-  // Shares follow the square of what each peer still has to send: a peer that lags catches up, and
-  // all end together. Even shares would favour peers whose ACKs return soonest.
-  double weights = 0;
-  for (auto& p : paths)
-    if (p) weights += static_cast<double>(p->demand) * p->demand;
   for (auto& p : paths) {
     if (!p) continue;
-    const uint32_t wanted = p->demand;
-    const double part = wanted ? static_cast<double>(wanted) * wanted / weights : 0.0;
-    uint32_t unasked = standing;
-    p->part = std::max(standing, static_cast<uint32_t>(part * pool));
-    if (long_path(p->recovery.rtt.minimum())) {
-      // On a long path half of the window is granted unasked, to all peers together: to ask takes a
-      // round.
-      unasked = std::max(standing, window / peers / 2);
-      // The sender paces by `part`, so it is the port's rate even while the window is smaller than
-      // what the path holds.
-      const double known = receive_window.rate() * 1e-9 / wire_bytes *
-                           static_cast<double>(p->recovery.rtt.minimum() + receive_window.target());
-      p->part = std::max(unasked, static_cast<uint32_t>((wanted ? part : 1.0 / peers) *
-                                                        std::max<double>(pool, known)));
-    }
-    p->share = std::max(unasked, std::min(wanted, static_cast<uint32_t>(part * pool)));
-    // Packets lost on the path do not fill this port, so shares stretch by the loss. They stretch
-    // to what this port carries, or to a higher rate if the peer has shown one.
-    const double stretch = receive_window.stretch(p->loss_from.share(now));
-    if (stretch > 1) {
-      const double shown = p->sent_meter.bytes_per_second() * 1e-9 / wire_bytes *
-                           static_cast<double>(p->recovery.rtt.round() + receive_window.target());
-      const double most = receive_window.ramps()
-                              ? kMostShare
-                              : std::max<double>({shown, 1.0 * window, 1.0 * p->part});
-      p->share = static_cast<uint32_t>(std::min(p->share * stretch, most));
-      p->part = static_cast<uint32_t>(std::min(p->part * stretch, most));
-    }
+    const Rtt& rtt = p->recovery.rtt;
     // A server gives no credit for packets that it can only stash. A worker goes on: its peers
     // limit by themselves what they send early, and need credit for the results of earlier ops.
-    if (config.endpoint >= config.workers &&
-        (p->no_room ||
-         p->stash.size() >= (long_path(p->recovery.rtt.minimum()) ? kLongStashLimit : kStashLimit)))
-      continue;
-    p->granted = std::max(p->granted, p->received.largest() + p->share);
-    // A peer that may run out of credit gets an ACK at once, others have it with their next ACK.
-    const uint64_t untold = p->granted - p->granted_sent;
-    if (wanted && p->granted_sent <= p->received.largest() + p->share / 2 && untold >= 2)
-      p->ack_now = true;
+    const size_t most = long_path(rtt.minimum()) ? kLongStashLimit : kStashLimit;
+    const bool stalled =
+        config.endpoint >= config.workers && (p->no_room || p->stash.size() >= most);
+    const CreditPool::Sender sender{rtt.minimum(),           rtt.round(),
+                                    p->loss_from.share(now), p->sent_meter.bytes_per_second(),
+                                    p->acks.largest(),       stalled};
+    if (credit.share(p->grant, sender, receive_window, config.wire_bytes())) p->acks.hurry();
   }
 }
 
@@ -106,11 +50,11 @@ uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
 // packet, which may be an op away.
 void Endpoint::Impl::void_backlog(const Op& op, uint16_t worker) {
   Path& path = *paths[worker];
-  if (path.demand == 0 || !op.aggregator->stopped(worker)) return;
+  if (path.grant.demand == 0 || !op.aggregator->stopped(worker)) return;
   // On a short path the next report comes at once, and copies that must be sent again count as
   // well. A push that ends where an eager close does leaves nothing but copies.
   if (!long_path(path.recovery.rtt.minimum()) || eager_from_start(op.spec.plan)) return;
-  path.demand = static_cast<uint16_t>(std::min<uint64_t>(path.demand, most_wanted(path)));
+  credit.ask(path.grant, std::min<uint64_t>(path.grant.demand, most_wanted(path)));
 }
 
 }  // namespace gradwire

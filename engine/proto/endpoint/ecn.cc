@@ -7,7 +7,7 @@ namespace gradwire {
 // Counts a packet that arrived for the first time. The receive window shrinks for marks too, once
 // per round, because under incast it bounds all senders together.
 void Endpoint::Impl::count_ecn(Path& path, uint8_t ecn, Nanos now) {
-  if (path.ecn_seen.add(ecn)) path.ack_now = true;  // RFC 9000 §13.2.1
+  if (path.ecn_seen.add(ecn)) path.acks.hurry();  // RFC 9000 §13.2.1
   if (ecn != kCe) return;
   ++counters.marked;
   if (receive_cut != 0 && now - receive_cut < path.recovery.rtt.round()) return;

@@ -19,6 +19,14 @@ std::string EndpointConfig::name(uint16_t number) const {
   return "rank " + std::to_string(ranks.empty() ? number : ranks[number]);
 }
 
+uint32_t EndpointConfig::peers_of(uint16_t number) const {
+  EndpointConfig there = *this;
+  there.endpoint = number;
+  uint32_t count = 0;
+  for (uint16_t e = 0; e < endpoints(); ++e) count += e != number && there.talks_to(e);
+  return count;
+}
+
 Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     : config(c),
       send_window(32.0 * c.wire_bytes(), 4.0 * c.wire_bytes(), 64e6, c.delay_target),
@@ -26,6 +34,9 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
       receive_window(std::max<double>(24, c.workers) * c.wire_bytes(),
                      std::max<double>(24, c.workers) * c.wire_bytes(),
                      std::max(0.5 * c.receive_buffer, 8.0 * c.datagram_bytes), c.delay_target),
+      credit(c.peers_of(c.endpoint), CreditPool::standing_for(c.peers_of(c.endpoint))),
+      arriving(c.endpoints()),
+      departing(c.endpoints()),
       last_timer(now) {
   memory.limit = config.memory_limit;
   control_dscp = config.dscp;
@@ -42,8 +53,9 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     }
     auto path = std::make_unique<Path>();
     path->peer = e;
-    path->credit = standing_credit(e);
-    path->granted = path->granted_sent = standing_credit(config.endpoint);
+    path->allowed.credit = CreditPool::standing_for(config.peers_of(e));
+    path->grant.granted = path->grant.granted_sent =
+        CreditPool::standing_for(config.peers_of(config.endpoint));
     path->last_heard = now;
     path->ping_now = true;
     path->limit = PathLimit(config.datagram_bytes);
@@ -110,7 +122,7 @@ Nanos Endpoint::Impl::next_timer() const {
   for (const auto& p : paths) {
     if (!p) continue;
     if (!p->gone) next = std::min(next, p->last_ping + ping_interval(*p, last_timer));
-    next = std::min(next, p->ack_due);
+    next = std::min(next, p->acks.next_timer());
     if (!failure && !p->gone && (p->connected || p->limit.on_trial()))
       next = std::min(next, p->limit.next_timer(p->recovery.rtt.round()));
     const bool bye = closing && !closed && !farewell_over(*p);
@@ -161,7 +173,7 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
 // peer that may never answer: it leaves too, was never here, or this endpoint has failed.
 bool Endpoint::Impl::farewell_over(const Path& path) const {
   if (path.told) return true;
-  const bool met = path.recovery.rtt.any() || path.received.largest() > 0;
+  const bool met = path.recovery.rtt.any() || path.acks.largest() > 0;
   if (!met || failure) return path.byes_sent >= std::min(path.byes_enough, kFarewells);
   return path.gone && path.byes_sent >= path.byes_enough;
 }

@@ -49,6 +49,8 @@ struct EndpointConfig {
   // The index of the shard that is aggregated here.
   uint16_t shard() const { return static_cast<uint16_t>(servers ? endpoint - workers : endpoint); }
   std::string name(uint16_t number) const;  // "rank 3", "server 0"
+  // The number of endpoints with which one exchanges packets.
+  uint32_t peers_of(uint16_t number) const;
   // True for endpoints that exchange packets: workers with each other, or workers with servers.
   bool talks_to(uint16_t other) const {
     return servers == 0 || (endpoint < workers) != (other < workers);

@@ -64,8 +64,6 @@ struct Endpoint::Impl {
   Fate dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                 Nanos now, bool stashed = false);
   void flush(Nanos now);
-  uint64_t in_use(SmoothedDelay Path::* which, Nanos now) const;
-  Nanos shared_delay(SmoothedDelay Path::* which, Nanos now) const;
   void replay(uint64_t op, Nanos now);
 
   // loss_detection.cc
@@ -79,6 +77,7 @@ struct Endpoint::Impl {
   bool transmit(Nanos now, Train& train);
   bool transmit_next(Nanos now, Train& train);
   void write_ping(Path& path, Nanos now, bool pong, size_t bytes, Train& train);
+  void write_ack(Path& path, Nanos now, Train& train);
   bool transmit_unreliable(Path& path, Nanos now, Train& train);
   uint64_t next_id(Path& path) const;
   bool transmit_farewell(Path& path, Nanos now, Train& train);
@@ -153,7 +152,6 @@ struct Endpoint::Impl {
 
   // credit.cc
   void share_credit(Nanos now);
-  uint32_t standing_credit(uint16_t receiver) const;
   uint64_t most_wanted(const Path& path) const;
   void void_backlog(const Op& op, uint16_t worker);
 
@@ -236,6 +234,9 @@ struct Endpoint::Impl {
   Counters counters;
   DelayWindow send_window;
   DelayWindow receive_window;
+  CreditPool credit;    // of the receive window
+  PortDelay arriving;   // of the queue in front of this port
+  PortDelay departing;  // of the queue behind it, as peers report
   double btlbw() const { return std::max(send_window.rate(), receive_window.rate()); }
 
   Nanos send_cut = 0;     // last reduction of send_window for marks

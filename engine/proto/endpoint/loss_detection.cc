@@ -67,12 +67,12 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     ++counters.malformed;
     return;
   }
-  const uint64_t credit = wire::expand(ack.credit, path.recovery.next());
-  if (credit > path.credit && credit < path.recovery.next() + SentPackets::kMost) {
-    path.credit = credit;
+  const uint64_t granted = wire::expand(ack.credit, path.recovery.next());
+  if (granted > path.allowed.credit && granted < path.recovery.next() + SentPackets::kMost) {
+    path.allowed.credit = granted;
     path.recovery.feed();
   }
-  if (ack.share) path.window = ack.share;
+  if (ack.share) path.allowed.window = ack.share;
   path.loss_told = ack.loss / 65'536.0;
   path.loss_told_time = now;
   in_flight_bytes -= acked.in_flight;
@@ -86,19 +86,19 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   if (acked.bytes) {
     path.recovery.detect_losses(lost);
     packets_lost(path, now);
-    path.delay_to.add(Nanos{ack.queue_us} * kMicrosecond,
-                      acked.bytes * in_use(&Path::delay_to, now), now);
+    departing.add(path.peer, Nanos{ack.queue_us} * kMicrosecond, acked.bytes, now);
     const double arrived = static_cast<double>(acked.bytes) / (config.wire_bytes());
     loss_to.add(arrived * path.loss_told / (1.0 - std::min(path.loss_told, LossMeter::kMost)),
                 arrived, now);
     double told = 0;
+    const double share = loss_to.share(now);
     for (const auto& p : paths)
-      if (p && now - p->loss_told_time < LossMeter::kMemory) told += p->window;
-    send_window.loss(loss_to.share(now), told);
-    Nanos delay = shared_delay(&Path::delay_to, now);
+      if (share > 0 && p && now - p->loss_told_time < LossMeter::kMemory) told += p->allowed.window;
+    send_window.loss(share, told);
+    Nanos delay = departing.shared(now);
     // With one destination the queue may be at either end, and the receiver's credit already keeps
     // it short (or competes). The send window must not shrink for it a second time.
-    const bool alone = in_use(&Path::delay_to, now) == 1;
+    const bool alone = departing.in_use(now) == 1;
     if (alone && !long_path(path.recovery.rtt.minimum()))
       delay = std::min(delay, config.delay_target);
     send_window.sample(acked.bytes, delay, path.recovery.rtt.round(), path.recovery.rtt.minimum(),

@@ -72,10 +72,10 @@ void Endpoint::Impl::send_bitmap(uint16_t to, Op& op, const wire::Pass& pass,
 // from other senders.
 void Endpoint::Impl::answer_push(Op& op, uint16_t worker) {
   PassReceiver& asked = op.push_asked[worker];
-  if (asked.stopped()) paths[worker]->demand = 0;
+  if (asked.stopped()) credit.ask(paths[worker]->grant, 0);
   if (asked.stopped() || op.own_shard().size() == 0) return;
   if (op.aggregator->undecided(worker) == 0) {
-    paths[worker]->demand = 0;
+    credit.ask(paths[worker]->grant, 0);
     send_pass(worker, op, wire::Kind::stop, {wire::Way::push, asked.stop()});
   } else if (asked.waiting() && op.aggregator->opened(worker)) {
     send_bitmap(worker, op, {wire::Way::push, asked.answer()}, op.aggregator->missing(worker));
@@ -91,16 +91,16 @@ void Endpoint::Impl::answer_pull(Op& op, uint16_t aggregator) {
   if (!op.probes) {
     const std::vector<uint32_t> regions = ledger.take_enough();
     if (!regions.empty()) send_list(to, op, wire::Kind::enough, regions);
-    if (ledger.enough()) paths[to]->demand = 0;
+    if (ledger.enough()) credit.ask(paths[to]->grant, 0);
     return;
   }
   PassReceiver& asked = op.pull_asked[aggregator];
   if (asked.stopped()) {
-    paths[to]->demand = 0;
+    credit.ask(paths[to]->grant, 0);
     return;
   }
   if (ledger.enough()) {
-    paths[to]->demand = 0;
+    credit.ask(paths[to]->grant, 0);
     send_pass(to, op, wire::Kind::stop, {wire::Way::pull, asked.stop()});
   } else if (asked.waiting()) {
     send_bitmap(to, op, {wire::Way::pull, asked.answer()}, ledger.missing());

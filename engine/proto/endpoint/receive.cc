@@ -7,8 +7,6 @@
 namespace gradwire {
 
 namespace {
-// The longest delay of an ACK; Rtt::kMaxAckDelay is above it.
-constexpr Nanos kAckDelay = 800 * kMicrosecond;
 // Bytes of an ERROR's text.
 constexpr size_t kLongestError = 1024;
 // Control frames waiting for a peer above which its PROBEs are refused.
@@ -146,51 +144,45 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     return;
   }
   arrivals = true;
-  const uint64_t number = wire::expand(header->packet_number, path.received.largest() + 1);
+  const uint64_t number = wire::expand(header->packet_number, path.acks.largest() + 1);
   const Nanos queue = path.delay.sample(header->send_time_us, arrival, now);
   const uint64_t bytes = datagram.size() + wire::kOverhead;
   path.batch_delay += static_cast<double>(queue) * static_cast<double>(bytes);
   path.batch_bytes += bytes;
   if (header->flags & wire::kOutOfCredit) receive_window.limited();
-  if (path.unacked++ == 0) path.ack_due = now + kAckDelay;
+  path.acks.arrived(now);
   // A number may be far ahead: a peer whose packets were lost for long has used many.
-  if (number == 0 || path.received.seen(number)) {
+  if (number == 0 || path.acks.seen(number)) {
     ++counters.duplicates;
-    path.ack_now = true;
+    path.acks.hurry();
     return;
   }
-  if (number > path.received.largest()) path.demand = header->backlog;
+  if (number > path.acks.largest()) credit.ask(path.grant, header->backlog);
   const uint64_t op_id = wire::expand(header->op, id_of(expected(header->op), lane_of(header->op)));
   const Fate fate = accept(path, *header, op_id, datagram, now);
   // A refused packet was not examined, and a number far ahead would make all earlier ones old.
-  const bool far_ahead = number >= path.received.largest() + ReceivedPackets::kWindow;
+  const bool far_ahead = number >= path.acks.largest() + ReceivedPackets::kWindow;
   if (fate == Fate::malformed || (fate == Fate::refused && far_ahead)) return;
   const bool refused = fate == Fate::refused;
   if (refused) {
     ++counters.refused;
-    path.refused = std::max(path.refused, number);
   } else {
     path.note_next(op_id + kLanes);
   }
-  if (number > path.received.largest()) path.largest_arrival = arrival;
-  const uint64_t before = path.received.largest();
+  const uint64_t before = path.acks.largest();
   if (number < before) {
     path.loss_from.late();
   } else if (before) {
     path.loss_from.add(static_cast<double>(number - before - 1), 1, now);
     path.sent_meter.add((number - before) * bytes, now);
   }
-  if (path.received.insert(number, refused)) {
-    path.ack_now = true;
-    receive_window.lost();
-  }
+  if (path.acks.record(number, refused, arrival)) receive_window.lost();
   count_ecn(path, ecn, now);
-  if (header->backlog == 0 || header->common.kind > wire::Kind::pull) path.ack_now = true;
+  if (header->backlog == 0 || header->common.kind > wire::Kind::pull) path.acks.hurry();
   // At least three ACKs go for each share of credit: with fewer the sender waits, and each takes as
   // much of the return path as a tenth of a chunk. When ACKs are lost heavily every packet gets
   // one, or what has arrived would be sent again.
-  const uint32_t each = path.loss_to(now) > kHeavyLoss ? 1 : path.share / 3;
-  if (path.unacked >= std::clamp<uint32_t>(each, 1, 32)) path.ack_now = true;
+  path.acks.after(path.loss_to(now) > kHeavyLoss ? 1 : path.grant.share / 3);
 }
 
 // Takes, refuses or rejects a new packet; only a taken one is acknowledged. A refused packet has
@@ -223,7 +215,7 @@ Endpoint::Impl::Fate Endpoint::Impl::accept(Path& path, const wire::Header& head
   // once then.
   const size_t most = server ? SIZE_MAX : most_early(path);
   const size_t room = most - std::min(most, path.stash.size());
-  path.demand = static_cast<uint16_t>(std::min<size_t>(path.demand, room));
+  credit.ask(path.grant, std::min<size_t>(path.grant.demand, room));
   return Fate::taken;
 }
 
@@ -247,7 +239,7 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
     }
     // The packets held back come now, so every peer's share of the window is set at once.
     if (config.servers == 0 && p->stash.empty() && told > mine.size())
-      p->demand = std::max(p->demand, static_cast<uint16_t>(told - mine.size()));
+      credit.ask(p->grant, std::max<size_t>(p->grant.demand, told - mine.size()));
   }
   share_credit(now);
 }
@@ -361,37 +353,18 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
   return Fate::malformed;
 }
 
-// The number of paths in use. Each samples a part of the shared queue, so the more there are, the
-// faster each mean must move.
-uint64_t Endpoint::Impl::in_use(SmoothedDelay Path::* which, Nanos now) const {
-  const auto fresh = std::count_if(paths.begin(), paths.end(), [which, now](const auto& p) {
-    return p && ((*p).*which).fresh(now);
-  });
-  return std::max<uint64_t>(1, static_cast<uint64_t>(fresh));
-}
-
-// The delay of the queue at this endpoint's port, which the paths in use share: their smallest
-// delay.
-Nanos Endpoint::Impl::shared_delay(SmoothedDelay Path::* which, Nanos now) const {
-  Nanos least = kNever;
-  for (const auto& p : paths)
-    if (p && ((*p).*which).fresh(now)) least = std::min(least, ((*p).*which).mean());
-  return least == kNever ? 0 : least;
-}
-
 void Endpoint::Impl::flush(Nanos now) {
   if (retire_due) retire(now);
   if (arrivals) {
     arrivals = false;
     for (auto& p : paths) {
       if (!p || p->batch_bytes == 0) continue;
-      p->delay_from.add(static_cast<Nanos>(p->batch_delay / static_cast<double>(p->batch_bytes)),
-                        p->batch_bytes * in_use(&Path::delay_from, now), now);
-      receive_window.sample(p->batch_bytes, shared_delay(&Path::delay_from, now),
-                            p->recovery.rtt.round(), p->recovery.rtt.minimum(),
+      const double delay = p->batch_delay / static_cast<double>(p->batch_bytes);
+      arriving.add(p->peer, static_cast<Nanos>(delay), p->batch_bytes, now);
+      const Rtt& rtt = p->recovery.rtt;
+      receive_window.sample(p->batch_bytes, arriving.shared(now), rtt.round(), rtt.minimum(),
                             p->loss_from.share(now) > kHeavyLoss, now);
-      p->ack_delay += p->batch_delay;
-      p->ack_bytes += p->batch_bytes;
+      p->acks.queued(p->batch_delay, p->batch_bytes);
       p->batch_delay = 0;
       p->batch_bytes = 0;
     }

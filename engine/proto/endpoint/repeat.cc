@@ -51,7 +51,7 @@ double Endpoint::Impl::unproven_rate(Nanos now) const {
   for (const auto& p : paths) {
     if (!p || p->gone) continue;
     if (p->recovery.in_flight() > 0) round = std::max(round, p->recovery.rtt.smoothed());
-    if (now - p->loss_told_time < LossMeter::kMemory) told += p->window;
+    if (now - p->loss_told_time < LossMeter::kMemory) told += p->allowed.window;
   }
   const double window = send_window.bytes();
   return (told > 0 ? std::min(window, told) : window) * 1e9 / static_cast<double>(round);
@@ -86,7 +86,7 @@ void Endpoint::Impl::repeat(Nanos now) {
     packets_lost(*p, now);
     // With more to send, copies go only if that is blocked, and after a round without an ACK.
     if (backlog(*p) > 0) {
-      if (!blocked && p->credit >= p->recovery.next()) continue;
+      if (!blocked && p->allowed.credit >= p->recovery.next()) continue;
       after = std::max(kApart, p->recovery.rtt.smoothed() * 3 / 2);
     }
     bool short_of = false;

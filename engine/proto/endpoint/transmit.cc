@@ -23,8 +23,6 @@ constexpr double kProbeQueue = 0.75;
 constexpr double kProbeRoom = 0.5;
 // In slow start on a long path, the pace is this multiple of a window per round.
 constexpr double kRampGain = 1.25;
-// The least time between two ACKs on a long path.
-constexpr Nanos kAckSpacing = 800 * kMicrosecond;
 // Seconds of the pace that one train takes on a long path.
 constexpr double kTrainSeconds = 250e-6;
 // Seconds of the pace that a late timer may catch up on.
@@ -86,55 +84,32 @@ void Endpoint::Impl::write_ping(Path& path, Nanos now, bool pong, size_t bytes, 
   end_control(train, bytes, control_dscp);
 }
 
+// Writes an ACK.
+void Endpoint::Impl::write_ack(Path& path, Nanos now, Train& train) {
+  const double loss = path.loss_from.share(now);
+  const bool heavy = loss > kHeavyLoss;
+  wire::Ack ack{};
+  ack.credit = static_cast<uint32_t>(path.grant.granted);
+  ack.loss = static_cast<uint16_t>(loss * 65'536.0);
+  ack.share = path.grant.part * config.wire_bytes();
+  ack.ect0 = path.ecn_seen.ect0;
+  ack.ce = path.ecn_seen.ce;
+  const bool all = heavy && long_path(path.recovery.rtt.minimum());
+  path.acks.fill(ack, all ? path.acks.largest() : path.grant.share, most_ack_words(path), now);
+  uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
+  end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack), control_dscp);
+  path.acks.sent(now);
+  // Under heavy loss ACKs are lost too, so they are repeated for two rounds.
+  const Rtt& rtt = path.recovery.rtt;
+  if (heavy && rtt.any() && path.acks.since_arrival(now) < 2 * rtt.round())
+    path.acks.at(now + repeat_after(path, now));
+  path.grant.granted_sent = path.grant.granted;
+  ++counters.acks_sent;
+}
+
 bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
-  // On a long path ACKs are spaced: frequent gaps would cause one per packet, and report nothing
-  // sooner.
-  const Nanos rtprop = path.recovery.rtt.minimum();
-  if (path.ack_now && long_path(rtprop)) {
-    const Nanos next = path.last_ack + std::min(rtprop / 32, kAckSpacing);
-    if (now < next) {
-      path.ack_now = false;
-      path.ack_due = std::min(path.ack_due, next);
-    }
-  }
-  if (path.ack_now || path.ack_due <= now) {
-    path.last_ack = now;
-    wire::Ack ack{};
-    ack.largest = static_cast<uint32_t>(path.received.largest());
-    ack.refused = static_cast<uint32_t>(path.refused);
-    ack.credit = static_cast<uint32_t>(path.granted);
-    ack.loss = static_cast<uint16_t>(path.loss_from.share(now) * 65'536.0);
-    ack.share = path.part * config.wire_bytes();
-    ack.ect0 = path.ecn_seen.ect0;
-    ack.ce = path.ecn_seen.ce;
-    ack.delay_us = static_cast<uint32_t>(
-        std::clamp<Nanos>((now - path.largest_arrival) / kMicrosecond, 0, 1'000'000));
-    ack.queue_us = static_cast<uint32_t>(
-        path.ack_bytes == 0
-            ? 0.0
-            : std::max(0.0, path.ack_delay / static_cast<double>(path.ack_bytes)) / kMicrosecond);
-    // The bitmap covers twice the share, or what arrived since the last ACK: a batch may hold
-    // hundreds.
-    uint64_t span = std::max<uint64_t>(path.share, path.received.largest() - path.largest_told);
-    const double lossy = path.loss_from.share(now);
-    if (lossy > kHeavyLoss && long_path(rtprop)) span = path.received.largest();
-    const auto words =
-        static_cast<uint16_t>(std::clamp<uint64_t>(span / 32, 2, most_ack_words(path)));
-    path.largest_told = path.received.largest();
-    path.received.fill(ack, words);
-    uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
-    end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack), control_dscp);
-    path.ack_now = false;
-    path.ack_due = kNever;
-    // Under heavy loss ACKs are lost too, so they are repeated for two rounds.
-    if (lossy > kHeavyLoss && path.recovery.rtt.any() &&
-        now - path.largest_arrival < 2 * path.recovery.rtt.round())
-      path.ack_due = now + repeat_after(path, now);
-    path.unacked = 0;
-    path.ack_delay = 0;
-    path.ack_bytes = 0;
-    path.granted_sent = path.granted;
-    ++counters.acks_sent;
+  if (path.acks.due(path.recovery.rtt.minimum(), now)) {
+    write_ack(path, now, train);
     return true;
   }
   if (path.ping_now || path.pong_now) {
@@ -361,7 +336,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       header.op = static_cast<uint32_t>(id);
       header.chunk = chunk;
       header.backlog = static_cast<uint16_t>(std::min<uint64_t>(left, 65'535));
-      if (left && (packet.number >= path.credit || by_share)) flags |= wire::kOutOfCredit;
+      if (left && (packet.number >= path.allowed.credit || by_share)) flags |= wire::kOutOfCredit;
       header.flags = flags;
       uint8_t* at = train.headers[train.count].data();
       wire::write_header(at, header);
@@ -422,7 +397,7 @@ Endpoint::Impl::LongPath Endpoint::Impl::longest_path() const {
     far.path = p.get();
     far.rtprop = std::max(far.rtprop, p->recovery.rtt.minimum());
     far.round = std::max(far.round, p->recovery.rtt.smoothed());
-    far.window += p->window;
+    far.window += p->allowed.window;
   }
   far.alone = far.path && destinations == 1;
   return far;
@@ -442,9 +417,9 @@ double Endpoint::Impl::led_by(const LongPath& far) const {
 // a round; 0: none. It is for several long paths. A receiver's port has no queue for the bytes that
 // all its senders have saved up while the credit of other receivers was used up.
 Nanos Endpoint::Impl::hold(Path& path, double train_bytes, Nanos now) const {
-  if (!long_path(path.recovery.rtt.minimum()) || path.window <= 0) return 0;
-  const double pace = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() * path.window /
-                      static_cast<double>(path.recovery.rtt.smoothed()) * 1e9;
+  if (!long_path(path.recovery.rtt.minimum()) || path.allowed.window <= 0) return 0;
+  const double pace = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() *
+                      path.allowed.window / static_cast<double>(path.recovery.rtt.smoothed()) * 1e9;
   const double depth = std::max(2.0 * train_bytes, pace * kPaceDepth);
   path.tokens.refill(pace, depth, now);
   if (path.tokens.tokens() > 0) return 0;
@@ -523,9 +498,8 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
       tokens.spend(train.total_bytes, -64.0 * wire_bytes);
       return true;
     }
-    const uint64_t used = path->recovery.next() - 1;
-    const uint64_t credit = path->credit > used ? path->credit - used : 0;
-    if (credit == 0) {
+    const uint64_t granted = path->allowed.left(path->recovery.next());
+    if (granted == 0) {
       ++counters.credit_stalls;
       path->recovery.starve(now);
       continue;
@@ -541,7 +515,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     if (left <= best_left) continue;
     best = path;
     best_left = left;
-    best_allowed = std::min({credit, window, uint64_t{quantum}});
+    best_allowed = std::min({granted, window, uint64_t{quantum}});
   }
   if (window == 0) {
     ++counters.window_stalls;

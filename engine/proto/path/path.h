@@ -10,11 +10,13 @@
 #include "proto/base/reassembly.h"
 #include "proto/base/token_bucket.h"
 #include "proto/congestion/ecn.h"
+#include "proto/congestion/queue_delay.h"
 #include "proto/congestion/rate_meter.h"
+#include "proto/credit/credit.h"
 #include "proto/path/path_limit.h"
 #include "proto/plan/lanes.h"
+#include "proto/recovery/acknowledger.h"
 #include "proto/recovery/loss_meter.h"
-#include "proto/recovery/received_packets.h"
 #include "proto/recovery/recovery.h"
 #include "wire/packet.h"
 
@@ -96,51 +98,6 @@ class ControlFrames {
   std::deque<ControlFrame> without_slot_;
 };
 
-// QueueDelay estimates queueing as one-way delay above its minimum of the last seconds. The two
-// ends' clocks need not agree.
-class QueueDelay {
- public:
-  Nanos sample(uint32_t sent_us, Nanos arrival, Nanos now) {
-    const auto difference = static_cast<uint32_t>(arrival / kMicrosecond) - sent_us;
-    if (!any_) {
-      any_ = true;
-      base_ = difference;
-    }
-    const Nanos delay = Nanos{static_cast<int32_t>(difference - base_)} * kMicrosecond;
-    // Only data is sampled, not pings. In a long pause the clocks may drift apart, and beside an
-    // old minimum every packet would seem to have queued for the drift.
-    minimum_.forget_old(now);
-    minimum_.add(delay, now);
-    return delay - minimum_.get();
-  }
-
- private:
-  bool any_ = false;
-  uint32_t base_ = 0;
-  WindowedMin minimum_;
-};
-
-// SmoothedDelay is a moving mean of the queueing delay over about one round.
-class SmoothedDelay {
- public:
-  void add(Nanos delay, uint64_t bytes, Nanos now) {
-    const double weight =
-        now - last_ > kFresh ? 1.0 : std::min(1.0, static_cast<double>(bytes) / kMemory);
-    mean_ += (static_cast<double>(delay) - mean_) * weight;
-    last_ = now;
-  }
-  bool fresh(Nanos now) const { return last_ != 0 && now - last_ <= kFresh; }
-  Nanos mean() const { return static_cast<Nanos>(mean_); }
-
- private:
-  // A mean older than this does not describe the present queue.
-  static constexpr Nanos kFresh = 5 * kMillisecond;
-  // The bytes that the mean covers.
-  static constexpr double kMemory = 16 * 1514.0;
-  double mean_ = 0;
-  Nanos last_ = 0;
-};
-
 struct Path {
   uint16_t peer = 0;
 
@@ -151,8 +108,7 @@ struct Path {
   double loss_told = 0;  // loss of what is sent from here, as the peer reports
   Nanos loss_told_time = 0;
   ControlFrames control;
-  uint64_t credit = 0;            // highest packet number that may be sent
-  double window = 0;              // bytes of the receiver's window for this path
+  Allowance allowed;
   TokenBucket tokens;             // bytes of pacing by that window
   bool held = false;              // a train waited for these tokens
   uint16_t lane = 0;              // lane of the last train of chunks
@@ -182,28 +138,13 @@ struct Path {
   }
 
   // Receiving.
-  ReceivedPackets received;
+  Acknowledger acks;
+  Credit grant;
   QueueDelay delay;
   EcnSeen ecn_seen;
-  uint64_t refused = 0;       // highest packet number refused here
-  uint64_t granted = 0;       // highest packet number given as credit
-  uint64_t granted_sent = 0;  // credit in the last ACK
-  uint64_t largest_told = 0;  // largest number in the last ACK
-  uint16_t demand = 0;        // packets that the peer still wants to send
-  uint32_t share = 0;         // packets of the window for this path, at most what it wants
-  uint32_t part = 0;          // packets of the window for this path, whatever it wants
-  uint32_t unacked = 0;
-  bool ack_now = false;
-  Nanos ack_due = kNever;
-  Nanos last_ack = 0;
-  Nanos largest_arrival = 0;
-  // The sums are queueing delay times bytes, and bytes: of this batch, and since the last ACK.
-  SmoothedDelay delay_from;  // of arriving packets
-  SmoothedDelay delay_to;    // of sent packets, as the peer reports
+  // Of the packets that arrived in this batch: queueing delay times bytes, and bytes.
   double batch_delay = 0;
   uint64_t batch_bytes = 0;
-  double ack_delay = 0;
-  uint64_t ack_bytes = 0;
   struct Stashed {
     uint64_t op;
     std::vector<uint8_t> datagram;

@@ -1,0 +1,82 @@
+// QueueDelay, SmoothedDelay and PortDelay estimate how long packets queue: at one path, smoothed,
+// and at the port of an endpoint, which all its paths share.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "proto/base/time.h"
+#include "proto/recovery/rtt.h"
+
+namespace gradwire {
+
+// QueueDelay estimates queueing as one-way delay above its minimum of the last seconds. The two
+// ends' clocks need not agree.
+class QueueDelay {
+ public:
+  Nanos sample(uint32_t sent_us, Nanos arrival, Nanos now) {
+    const auto difference = static_cast<uint32_t>(arrival / kMicrosecond) - sent_us;
+    if (!any_) {
+      any_ = true;
+      base_ = difference;
+    }
+    const Nanos delay = Nanos{static_cast<int32_t>(difference - base_)} * kMicrosecond;
+    // Only data is sampled, not pings. In a long pause the clocks may drift apart, and beside an
+    // old minimum every packet would seem to have queued for the drift.
+    minimum_.forget_old(now);
+    minimum_.add(delay, now);
+    return delay - minimum_.get();
+  }
+
+ private:
+  bool any_ = false;
+  uint32_t base_ = 0;
+  WindowedMin minimum_;
+};
+
+// PortDelay is the delay of the queue at this endpoint's port, which the paths in use share: the
+// smallest of their delays, each a moving mean over about a round.
+class PortDelay {
+ public:
+  explicit PortDelay(size_t paths) : paths_(paths) {}
+
+  // Adds `bytes` of a path that have queued for `delay`. Each path samples a part of the shared
+  // queue, so the more are in use, the faster each mean moves.
+  void add(size_t path, Nanos delay, uint64_t bytes, Nanos now) {
+    Mean& mean = paths_[path];
+    const double weight = now - mean.last > kFresh
+                              ? 1.0
+                              : std::min(1.0, static_cast<double>(bytes * in_use(now)) / kMemory);
+    mean.delay += (static_cast<double>(delay) - mean.delay) * weight;
+    mean.last = now;
+  }
+  // The number of paths in use; at least 1.
+  uint64_t in_use(Nanos now) const {
+    uint64_t count = 0;
+    for (const Mean& mean : paths_) count += fresh(mean, now);
+    return std::max<uint64_t>(1, count);
+  }
+  Nanos shared(Nanos now) const {
+    Nanos least = kNever;
+    for (const Mean& mean : paths_)
+      if (fresh(mean, now)) least = std::min(least, static_cast<Nanos>(mean.delay));
+    return least == kNever ? 0 : least;
+  }
+
+ private:
+  // A mean older than this does not describe the present queue.
+  static constexpr Nanos kFresh = 5 * kMillisecond;
+  // Bytes that the mean covers.
+  static constexpr double kMemory = 16 * 1514.0;
+  struct Mean {
+    double delay = 0;
+    Nanos last = 0;
+  };
+  static bool fresh(const Mean& mean, Nanos now) {
+    return mean.last != 0 && now - mean.last <= kFresh;
+  }
+  std::vector<Mean> paths_;  // by endpoint, side by side: all are read for each sample
+};
+
+}  // namespace gradwire

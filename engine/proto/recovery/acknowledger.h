@@ -1,0 +1,102 @@
+// Acknowledger decides when one path gets an ACK, and what the ACK acknowledges.
+//
+// Call arrived() for each reliable packet and record() for each new one; hurry() where the peer
+// should learn something at once. When due(), write the ACK with fill() and call sent().
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "proto/base/time.h"
+#include "proto/recovery/received_packets.h"
+#include "proto/recovery/rtt.h"
+#include "wire/packet.h"
+
+namespace gradwire {
+
+class Acknowledger {
+ public:
+  uint64_t largest() const { return received_.largest(); }
+  bool seen(uint64_t number) const { return received_.seen(number); }
+  // Counts a packet that has arrived, with the bytes and the queueing delay that the ACK reports.
+  void arrived(Nanos now) {
+    if (unacked_++ == 0) due_ = now + kDelay;
+  }
+  // Records a new packet; true when packets are missing before it. A refused packet is not
+  // acknowledged, but its number is reported.
+  bool record(uint64_t number, bool refused, Nanos arrival) {
+    if (refused) refused_ = std::max(refused_, number);
+    if (number > largest()) largest_arrival_ = arrival;
+    const bool gap = received_.insert(number, refused);
+    if (gap) hurry();
+    return gap;
+  }
+  // The ACK goes at once.
+  void hurry() { now_ = true; }
+  // The ACK goes once so many packets have arrived since the last one.
+  void after(uint32_t packets) {
+    if (unacked_ >= std::clamp<uint32_t>(packets, 1, kMostPackets)) hurry();
+  }
+  // The ACK goes at this time at the latest.
+  void at(Nanos time) { due_ = std::min(due_, time); }
+  void queued(double delay, uint64_t bytes) {
+    delay_ += delay;
+    bytes_ += bytes;
+  }
+  Nanos next_timer() const { return due_; }
+  Nanos since_arrival(Nanos now) const { return now - largest_arrival_; }
+
+  // True when an ACK is due. On a long path ACKs are spaced: frequent gaps would cause one per
+  // packet, and report nothing sooner.
+  bool due(Nanos rtprop, Nanos now) {
+    if (now_ && long_path(rtprop)) {
+      const Nanos next = last_ + std::min(rtprop / 32, kSpacing);
+      if (now < next) {
+        now_ = false;
+        at(next);
+      }
+    }
+    return now_ || due_ <= now;
+  }
+  // Fills in what has arrived. The bitmap covers the last `span` packets twice, or what arrived
+  // since the last ACK: a batch may hold hundreds. `most_words`: its longest length.
+  void fill(wire::Ack& ack, uint64_t span, uint64_t most_words, Nanos now) {
+    ack.largest = static_cast<uint32_t>(largest());
+    ack.refused = static_cast<uint32_t>(refused_);
+    ack.delay_us =
+        static_cast<uint32_t>(std::clamp<Nanos>(since_arrival(now) / kMicrosecond, 0, 1'000'000));
+    ack.queue_us = static_cast<uint32_t>(
+        bytes_ == 0 ? 0.0 : std::max(0.0, delay_ / static_cast<double>(bytes_)) / kMicrosecond);
+    const uint64_t words = std::max(span, largest() - reported_) / 32;
+    received_.fill(ack, static_cast<uint16_t>(std::clamp<uint64_t>(words, 2, most_words)));
+  }
+  void sent(Nanos now) {
+    last_ = now;
+    reported_ = largest();
+    now_ = false;
+    due_ = kNever;
+    unacked_ = 0;
+    delay_ = 0;
+    bytes_ = 0;
+  }
+
+ private:
+  // The longest delay of an ACK; Rtt::kMaxAckDelay is above it.
+  static constexpr Nanos kDelay = 800 * kMicrosecond;
+  // The least time between two ACKs on a long path.
+  static constexpr Nanos kSpacing = 800 * kMicrosecond;
+  // An ACK reports so many packets at most.
+  static constexpr uint32_t kMostPackets = 32;
+  ReceivedPackets received_;
+  uint64_t refused_ = 0;   // highest packet number refused here
+  uint64_t reported_ = 0;  // largest number in the last ACK
+  uint32_t unacked_ = 0;   // packets since the last ACK
+  bool now_ = false;
+  Nanos due_ = kNever;
+  Nanos last_ = 0;
+  Nanos largest_arrival_ = 0;
+  double delay_ = 0;    // queueing delay times bytes, since the last ACK
+  uint64_t bytes_ = 0;  // since the last ACK
+};
+
+}  // namespace gradwire
