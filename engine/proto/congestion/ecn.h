@@ -85,4 +85,11 @@ class EcnPath {
   bool failed_ = false;
 };
 
+// Ecn is both directions of one path.
+struct Ecn {
+  EcnPath sent;
+  EcnSeen seen;
+  bool failure_counted = false;
+};
+
 }  // namespace gradwire

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "proto/base/time.h"
+#include "proto/base/token_bucket.h"
 #include "proto/congestion/delay_window.h"
 
 namespace gradwire {
@@ -50,6 +51,12 @@ class CreditPool {
   uint32_t standing_;
   uint32_t idle_;         // senders without demand
   uint64_t squares_ = 0;  // sum of the squares of all demands
+};
+
+// Hold paces one path by its part of the receiver's window.
+struct Hold {
+  TokenBucket tokens;  // bytes
+  bool held = false;   // a train waited for them
 };
 
 // Allowance is what a sender may send to one receiver.

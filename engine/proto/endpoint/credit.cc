@@ -21,7 +21,7 @@ void Endpoint::Impl::share_credit(Nanos now) {
     // limit by themselves what they send early, and need credit for the results of earlier ops.
     const size_t most = long_path(rtt.minimum()) ? kLongStashLimit : kStashLimit;
     const bool stalled =
-        config.endpoint >= config.workers && (p->no_room || p->stash.size() >= most);
+        config.endpoint >= config.workers && (p->stash.no_room || p->stash.packets.size() >= most);
     const CreditPool::Sender sender{rtt.minimum(),           rtt.round(),
                                     p->loss_from.share(now), p->sent_meter.bytes_per_second(),
                                     p->acks.largest(),       stalled};
@@ -32,7 +32,7 @@ void Endpoint::Impl::share_credit(Nanos now) {
 // The most packets that a peer can still want to send here: the undecided chunks of its pushes and
 // the missing results. It is unbounded while packets of ops that have not started here wait.
 uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
-  if (!path.stash.empty()) return UINT64_MAX;
+  if (!path.stash.packets.empty()) return UINT64_MAX;
   for (const auto& [id, opens] : waiting_opens)
     if (opens.messages.contains(path.peer)) return UINT64_MAX;
   uint64_t total = 0;

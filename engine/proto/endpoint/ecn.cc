@@ -7,7 +7,7 @@ namespace gradwire {
 // Counts a packet that arrived for the first time. The receive window shrinks for marks too, once
 // per round, because under incast it bounds all senders together.
 void Endpoint::Impl::count_ecn(Path& path, uint8_t ecn, Nanos now) {
-  if (path.ecn_seen.add(ecn)) path.acks.hurry();  // RFC 9000 §13.2.1
+  if (path.ecn.seen.add(ecn)) path.acks.hurry();  // RFC 9000 §13.2.1
   if (ecn != kCe) return;
   ++counters.marked;
   if (receive_cut != 0 && now - receive_cut < path.recovery.rtt.round()) return;
@@ -19,7 +19,7 @@ void Endpoint::Impl::count_ecn(Path& path, uint8_t ecn, Nanos now) {
 // There is one congestion event per round (RFC 9002 §7.3.2 and appendix B.6). Marks on packets sent
 // before the window shrank do not concern its present size.
 void Endpoint::Impl::on_counts(Path& path, const wire::Ack& ack, Nanos now) {
-  const bool marks = path.ecn.told(ack.ect0, ack.ce);
+  const bool marks = path.ecn.sent.told(ack.ect0, ack.ce);
   check_ecn(path);
   if (!marks || path.recovery.largest_acked_sent() <= send_cut) return;
   send_cut = now;
@@ -28,8 +28,8 @@ void Endpoint::Impl::on_counts(Path& path, const wire::Ack& ack, Nanos now) {
 }
 
 void Endpoint::Impl::check_ecn(Path& path) {
-  if (!config.ecn || !path.ecn.failed() || path.ecn_told) return;
-  path.ecn_told = true;
+  if (!config.ecn || !path.ecn.sent.failed() || path.ecn.failure_counted) return;
+  path.ecn.failure_counted = true;
   ++counters.ecn_failed;
 }
 

@@ -7,13 +7,6 @@
 
 namespace gradwire {
 
-namespace {
-// BYEs and ERRORs to peers from which no answer is expected.
-constexpr uint32_t kFarewells = 3;
-// BYEs to peers that leave as well: these may be gone, or may have missed earlier ones.
-constexpr uint32_t kMostFarewells = 6;
-}  // namespace
-
 std::string EndpointConfig::name(uint16_t number) const {
   if (number >= workers) return "server " + std::to_string(number - workers);
   return "rank " + std::to_string(ranks.empty() ? number : ranks[number]);
@@ -51,15 +44,14 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
       events.push_back(std::move(event));
       continue;
     }
-    auto path = std::make_unique<Path>();
-    path->peer = e;
+    auto path = std::make_unique<Path>(e);
     path->allowed.credit = CreditPool::standing_for(config.peers_of(e));
     path->grant.granted = path->grant.granted_sent =
         CreditPool::standing_for(config.peers_of(config.endpoint));
-    path->last_heard = now;
-    path->ping_now = true;
+    path->life.last_heard = now;
+    path->life.ping_now = true;
     path->limit = PathLimit(config.datagram_bytes);
-    if (!config.ecn) path->ecn.off();
+    if (!config.ecn) path->ecn.sent.off();
     paths[e] = std::move(path);
   }
   counters.path_limit = config.datagram_bytes;
@@ -81,9 +73,8 @@ void Endpoint::Impl::fail(Failure why, Nanos now) {
   event.report.failure = failure;
   events.push_back(std::move(event));
   for (auto& p : paths) {
-    if (!p || p->gone) continue;
-    p->errors_left = kFarewells;
-    p->next_farewell = now;
+    if (!p || p->farewell.gone) continue;
+    p->farewell.fail(now);
   }
 }
 
@@ -91,7 +82,7 @@ void Endpoint::Impl::on_timer(Nanos now) {
   // This process was suspended, so the silence is its own and not its peers'.
   if (now - last_timer > config.ping_interval * 4)
     for (auto& p : paths)
-      if (p) p->last_heard = now;
+      if (p) p->life.last_heard = now;
   last_timer = now;
   if (now - threshold_decay > kSecond) {
     threshold_decay = now;
@@ -121,14 +112,16 @@ Nanos Endpoint::Impl::next_timer() const {
   Nanos next = last_timer + config.ping_interval;
   for (const auto& p : paths) {
     if (!p) continue;
-    if (!p->gone) next = std::min(next, p->last_ping + ping_interval(*p, last_timer));
+    if (!p->farewell.gone)
+      next = std::min(
+          next, p->life.last_ping + p->life.interval(ping_times(), bool(failure), last_timer));
     next = std::min(next, p->acks.next_timer());
-    if (!failure && !p->gone && (p->connected || p->limit.on_trial()))
+    if (!failure && !p->farewell.gone && (p->life.connected || p->limit.on_trial()))
       next = std::min(next, p->limit.next_timer(p->recovery.rtt.round()));
     const bool bye = closing && !closed && !farewell_over(*p);
-    if (p->errors_left || bye) next = std::min(next, p->next_farewell);
+    if (p->farewell.errors_left || bye) next = std::min(next, p->farewell.next);
     if (!failure && p->recovery.waiting())
-      next = std::min(next, p->recovery.next_timeout(p->last_heard, last_timer));
+      next = std::min(next, p->recovery.next_timeout(p->life.last_heard, last_timer));
   }
   for (const auto& [id, op] : ops) {
     next = std::min(next, op->deadline);
@@ -161,27 +154,20 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
   fail_waiting(why);
   for (auto& p : paths) {
     if (!p) continue;
-    p->told = false;
-    // A peer that left before has been answered, but the answer may have been lost.
-    p->byes_enough = p->gone && p->loss_to(now) <= kHeavyLoss ? 1 : kMostFarewells;
-    p->next_farewell = now;
+    p->farewell.leave(p->loss_to.share(now) <= kHeavyLoss, now);
   }
   finish_close(now);
 }
 
-// True when this peer needs no more BYEs. Either it has acknowledged one, or enough were sent to a
-// peer that may never answer: it leaves too, was never here, or this endpoint has failed.
 bool Endpoint::Impl::farewell_over(const Path& path) const {
-  if (path.told) return true;
   const bool met = path.recovery.rtt.any() || path.acks.largest() > 0;
-  if (!met || failure) return path.byes_sent >= std::min(path.byes_enough, kFarewells);
-  return path.gone && path.byes_sent >= path.byes_enough;
+  return path.farewell.over(met, bool(failure));
 }
 
 bool Endpoint::Impl::close_ready() const {
   if (!failure && !ops.empty()) return false;
   return std::none_of(paths.begin(), paths.end(), [this](const auto& p) {
-    return p && (p->errors_left || p->answer_bye || !farewell_over(*p));
+    return p && (p->farewell.errors_left || p->farewell.answer || !farewell_over(*p));
   });
 }
 
@@ -243,7 +229,9 @@ const Counters& Endpoint::counters() const {
 std::vector<PeerState> Endpoint::peers(Nanos now) const {
   std::vector<PeerState> found;
   for (const auto& p : impl_->paths)
-    if (p) found.push_back({p->peer, p->connected, p->heard, now - p->last_heard, p->started});
+    if (p)
+      found.push_back({p->peer, p->life.connected, p->life.heard, now - p->life.last_heard,
+                       p->started.by_lane()});
   return found;
 }
 const Failure& Endpoint::failure() const {

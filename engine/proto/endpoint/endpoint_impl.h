@@ -48,7 +48,7 @@ struct Endpoint::Impl {
   Nanos together() const;
   std::string not_begun(const Op& op, int32_t& rank, Nanos now) const;
   void check_deadlines(Nanos now);
-  Nanos ping_interval(const Path& path, Nanos now) const;
+  Liveness::Times ping_times() const { return {config.ping_interval, config.peer_timeout}; }
 
   // receive.cc
   void receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,

@@ -8,45 +8,37 @@
 namespace gradwire {
 
 namespace {
-// The interval of pings until the first answer.
-constexpr Nanos kConnectPing = 50 * kMillisecond;
-// Ping intervals without a packet after which a peer is pinged more often.
-constexpr int kSilentPings = 5;
 // Peers whose last packets arrived within this time of each other count as dead together.
 constexpr Nanos kMoment = kSecond / 4;
-// Pings in place of one to a silent peer: under heavy loss most pings and answers are lost.
-constexpr int kUrgentPings = 50;
-}  // namespace
 
-// The interval of pings to a peer. It is short after a long silence, which heavy loss may cause
-// too.
-Nanos Endpoint::Impl::ping_interval(const Path& path, Nanos now) const {
-  if (!path.connected) return kConnectPing;
-  const Nanos long_silence = std::min(kSilentPings * config.ping_interval, config.peer_timeout / 2);
-  const bool silent = !failure && now - path.last_heard > long_silence;
-  return silent ? config.ping_interval / kUrgentPings : config.ping_interval;
+// When the first of these peers was heard last.
+Nanos longest_silent(const std::vector<const Path*>& peers) {
+  Nanos first = kNever;
+  for (const Path* path : peers) first = std::min(first, path->life.last_heard);
+  return first;
 }
+}  // namespace
 
 void Endpoint::Impl::check_life(Nanos now) {
   std::vector<const Path*> silent;
   size_t peers = 0;
   for (auto& p : paths) {
     if (!p) continue;
-    if (now - p->last_ping >= ping_interval(*p, now)) {
-      p->last_ping = now;
+    if (p->life.ping_due(ping_times(), bool(failure), now)) {
+      p->life.last_ping = now;
       // A path on trial has pings of its own until it is connected.
-      p->ping_now = !p->gone && (p->connected || !p->limit.on_trial());
+      p->life.ping_now = !p->farewell.gone && (p->life.connected || !p->limit.on_trial());
     }
-    if (!p->connected) continue;
+    if (!p->life.connected) continue;
     ++peers;
-    if (!p->gone || waits_for(p->peer)) silent.push_back(p.get());
+    if (!p->farewell.gone || waits_for(p->peer)) silent.push_back(p.get());
   }
   if (failure || silent.empty()) return;
-  const Nanos last = (*std::ranges::min_element(silent, {}, &Path::last_heard))->last_heard;
+  const Nanos last = longest_silent(silent);
   if (now - last <= config.peer_timeout) return;
   // The peers that died in one moment need not have sent their last packets at the same time.
   const Nanos moment = std::min(kMoment, config.peer_timeout / 8);
-  std::erase_if(silent, [=](const Path* path) { return path->last_heard > last + moment; });
+  std::erase_if(silent, [=](const Path* path) { return path->life.last_heard > last + moment; });
   fail(silence_of(std::move(silent), peers, now), now);
 }
 
@@ -54,12 +46,11 @@ void Endpoint::Impl::check_life(Nanos now) {
 // switch is cut off. With a single peer either side may be the cause, so no rank is named.
 Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const {
   const Path& first = *silent.front();
-  const Nanos silence =
-      now - (*std::ranges::min_element(silent, {}, &Path::last_heard))->last_heard;
+  const Nanos silence = now - longest_silent(silent);
   std::string step;
   if (!ops.empty()) step = "step " + std::to_string(ops.begin()->second->spec.step) + ": ";
   const std::string setting_text = " (" + setting("peer_timeout", config.peer_timeout) + ")";
-  if (first.gone) {
+  if (first.farewell.gone) {
     const Op* op = waits_for(first.peer);
     return {name(first.peer) + " left the job and has sent nothing for " + seconds(silence) +
                 setting_text + ", but step " + std::to_string(op->spec.step) +
@@ -68,7 +59,8 @@ Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers
   }
   size_t quiet = 0;
   for (const auto& p : paths)
-    if (p && p->connected && now - p->last_heard > config.peer_timeout - together()) ++quiet;
+    if (p && p->life.connected && now - p->life.last_heard > config.peer_timeout - together())
+      ++quiet;
   if (peers > 1 && quiet == peers)
     return {step + name(config.endpoint) + " hears none of its " + std::to_string(peers) +
                 " peers since " + seconds(silence) + setting_text +
@@ -95,10 +87,10 @@ Nanos Endpoint::Impl::together() const {
 std::string Endpoint::Impl::not_begun(const Op& op, int32_t& rank, Nanos now) const {
   std::string text;
   for (uint16_t w = 0; w < config.workers; ++w) {
-    if (!paths[w] || paths[w]->has_started(op.id)) continue;
+    if (!paths[w] || paths[w]->started.contains(op.id)) continue;
     if (rank < 0) rank = w;
     text += (text.empty() ? "" : ", ") + name(w) + " has not begun it and was last heard " +
-            seconds(now - paths[w]->last_heard) + " ago";
+            seconds(now - paths[w]->life.last_heard) + " ago";
   }
   return text;
 }
@@ -114,8 +106,9 @@ void Endpoint::Impl::check_deadlines(Nanos now) {
     int32_t rank = -1;
     const auto heard = [&](uint16_t e) {
       if (rank < 0) rank = e;
-      return name(e) + (paths[e] ? " (last heard " + seconds(now - paths[e]->last_heard) + " ago)"
-                                 : std::string());
+      return name(e) + (paths[e]
+                            ? " (last heard " + seconds(now - paths[e]->life.last_heard) + " ago)"
+                            : std::string());
     };
     std::string missing = not_begun(*op, rank, now);
     if (missing.empty() && op->aggregator && !op->aggregator->all_final()) {

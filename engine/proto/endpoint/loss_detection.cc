@@ -73,12 +73,12 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     path.recovery.feed();
   }
   if (ack.share) path.allowed.window = ack.share;
-  path.loss_told = ack.loss / 65'536.0;
-  path.loss_told_time = now;
+  path.loss_to.reported = ack.loss / 65'536.0;
+  path.loss_to.time = now;
   in_flight_bytes -= acked.in_flight;
   counters.spurious_retransmissions += acked.spurious;
   for (const SentPacket& packet : acked.packets) {
-    path.ecn.acked(packet.ect);
+    path.ecn.sent.acked(packet.ect);
     if (packet.state != SentPacket::State::lost) path.limit.acked(packet.bytes);
     packet_acked(path, packet, now);
   }
@@ -88,12 +88,13 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     packets_lost(path, now);
     departing.add(path.peer, Nanos{ack.queue_us} * kMicrosecond, acked.bytes, now);
     const double arrived = static_cast<double>(acked.bytes) / (config.wire_bytes());
-    loss_to.add(arrived * path.loss_told / (1.0 - std::min(path.loss_told, LossMeter::kMost)),
-                arrived, now);
+    loss_to.add(
+        arrived * path.loss_to.reported / (1.0 - std::min(path.loss_to.reported, LossMeter::kMost)),
+        arrived, now);
     double told = 0;
     const double share = loss_to.share(now);
     for (const auto& p : paths)
-      if (share > 0 && p && now - p->loss_told_time < LossMeter::kMemory) told += p->allowed.window;
+      if (share > 0 && p && p->loss_to.recent(now)) told += p->allowed.window;
     send_window.loss(share, told);
     Nanos delay = departing.shared(now);
     // With one destination the queue may be at either end, and the receiver's credit already keeps
@@ -102,7 +103,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     if (alone && !long_path(path.recovery.rtt.minimum()))
       delay = std::min(delay, config.delay_target);
     send_window.sample(acked.bytes, delay, path.recovery.rtt.round(), path.recovery.rtt.minimum(),
-                       path.loss_told > kHeavyLoss, now,
+                       path.loss_to.reported > kHeavyLoss, now,
                        alone ? 0 : path.recovery.largest_acked_sent());
     counters.btlbw = btlbw();
     counters.send_window = send_window.bytes();
@@ -114,9 +115,9 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   const bool throttled = breaker.factor() < 1;
   // Chunks that wait matter only where a packet does not recover by itself.
   const bool more = path.recovery.waiting() && backlog(path) > 0;
-  if (!path.recovery.on_timeout(path.last_heard, more, throttled, now, lost)) return;
+  if (!path.recovery.on_timeout(path.life.last_heard, more, throttled, now, lost)) return;
   ++counters.probes;
-  if (path.connected) path.ecn.timed_out(path.recovery.timeouts());
+  if (path.life.connected) path.ecn.sent.timed_out(path.recovery.timeouts());
   packets_lost(path, now);
 }
 

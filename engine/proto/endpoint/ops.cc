@@ -158,7 +158,7 @@ void Endpoint::Impl::begin_waiting(Nanos now) {
       return;
     }
     for (const auto& p : paths) {
-      if (!p || !p->gone || p->gone_op > made) continue;
+      if (!p || !p->farewell.gone || p->farewell.gone_op > made) continue;
       fail(
           {name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",
            p->peer, Cause::left},
@@ -238,7 +238,7 @@ Failure Endpoint::Impl::too_large(uint64_t op, uint64_t step, uint64_t need) con
 // Fails, and returns false, when a peer left before this op was complete there.
 bool Endpoint::Impl::still_possible(const Op& op, Nanos now) {
   for (const auto& p : paths) {
-    if (!p || !p->gone || op.place < p->gone_op) continue;
+    if (!p || !p->farewell.gone || op.place < p->farewell.gone_op) continue;
     fail({name(p->peer) + " left the job in step " + std::to_string(op.spec.step) + " (" +
               op_name(op.id) + " is not complete)",
           p->peer, Cause::left},
@@ -253,7 +253,7 @@ bool Endpoint::Impl::drained(const Op& op) const {
   if (op.worker && !op.done) return false;
   bool others_left = true;
   for (const auto& p : paths)
-    if (p && !(p->gone && p->gone_op > op.place)) others_left = false;
+    if (p && !(p->farewell.gone && p->farewell.gone_op > op.place)) others_left = false;
   if (others_left) return true;
   if (op.control_open) return false;
   if (!op.aggregator) return true;
@@ -265,7 +265,7 @@ bool Endpoint::Impl::drained(const Op& op) const {
   for (uint16_t w = 0; w < config.workers; ++w) {
     if (w == config.endpoint) continue;
     const Path& path = *paths[w];
-    if (path.gone && path.gone_op > op.place) continue;
+    if (path.farewell.gone && path.farewell.gone_op > op.place) continue;
     if (op.lossy_pull ? !op.back[w].settled()
                       : op.back[w].acked_count() + op.withheld_count < results)
       return false;

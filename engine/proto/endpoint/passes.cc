@@ -26,7 +26,7 @@ void Endpoint::Impl::end_passes() {
     }
     if (!op->aggregator || !op->lossy_pull) continue;
     for (uint16_t w = 0; w < config.workers; ++w) {
-      if (w == config.endpoint || paths[w]->gone) continue;
+      if (w == config.endpoint || paths[w]->farewell.gone) continue;
       PassSender& passes = *op->back[w].passes();
       if (passes.take_probe())
         send_pass(w, *op, wire::Kind::probe, {wire::Way::pull, passes.pass()});

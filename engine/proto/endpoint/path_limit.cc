@@ -29,15 +29,15 @@ void Endpoint::Impl::lowered(Path& path, Nanos now) {
          now);
     return;
   }
-  path.ping_now = true;  // the PING carries the new length
+  path.life.ping_now = true;  // the PING carries the new length
   path.recovery.give_up_longer(path.limit.bytes(), lost);
   packets_lost(path, now);
 }
 
 void Endpoint::Impl::check_limit(Path& path, Nanos now) {
-  if (path.gone) return;
-  if (!path.connected) {
-    if (path.first_ping && now - path.first_ping > kTrialAfter)
+  if (path.farewell.gone) return;
+  if (!path.life.connected) {
+    if (path.life.first_ping && now - path.life.first_ping > kTrialAfter)
       path.limit.try_out(now, kTrialInterval);
     return;
   }
@@ -66,7 +66,7 @@ void Endpoint::Impl::split(Path& path, Train& train) {
   train.control = std::move(whole);
   const auto total = static_cast<uint32_t>(train.control.size());
   const uint32_t most = path.limit.bytes() - static_cast<uint32_t>(wire::kFragmentBytes);
-  const uint32_t number = ++path.fragments;
+  const uint32_t number = ++path.fragments.sent;
   train.count = 0;
   train.total_bytes = 0;
   for (uint32_t at = 0; at < total; at += most) {
@@ -90,8 +90,9 @@ void Endpoint::Impl::on_fragment(Path& path, std::span<const uint8_t> datagram, 
     ++counters.malformed;
     return;
   }
-  const auto whole = path.parts.add(fragment->number, fragment->total, fragment->offset,
-                                    datagram.subspan(wire::kFragmentBytes), config.datagram_bytes);
+  const auto whole =
+      path.fragments.arriving.add(fragment->number, fragment->total, fragment->offset,
+                                  datagram.subspan(wire::kFragmentBytes), config.datagram_bytes);
   if (whole.empty()) return;
   const auto head = wire::read_common(whole);
   if (!head || head->version != wire::kVersion || head->session != config.session ||

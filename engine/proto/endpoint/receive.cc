@@ -24,7 +24,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   Path& path = *paths[source];
   if (head->version != wire::kVersion) {
     // A peer keeps its version, so this datagram is foreign or damaged.
-    if (path.heard) {
+    if (path.life.heard) {
       ++counters.malformed;
       return;
     }
@@ -36,8 +36,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
   }
   ++counters.packets_received;
   counters.bytes_received += datagram.size();
-  path.last_heard = now;
-  path.heard = true;
+  path.life.note(now);
   on_packet(path, head->kind, datagram, now, arrival, ecn);
 }
 
@@ -66,7 +65,8 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
         return;
       }
       if (source < config.workers)
-        path.note_next(wire::expand(ping->begun, path.next_of(ping->begun), wire::kBegunBits));
+        path.started.note_next(
+            wire::expand(ping->begun, path.started.next_of(ping->begun), wire::kBegunBits));
       if (kind == wire::Kind::ping) {
         wire::Reader more(datagram.subspan(wire::kPingBytes));
         if (const auto bytes = more.get<uint16_t>(); more.ok() && bytes) {
@@ -76,10 +76,10 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
           }
           limit(path, bytes, now);
         }
-        path.pong_now = true;
-        path.pong_stamp = ping->stamp;
+        path.life.pong_now = true;
+        path.life.pong_stamp = ping->stamp;
         // A peer that still pings has not received this endpoint's ERROR.
-        if (failure && path.errors_left == 0) path.errors_left = 1;
+        if (failure && path.farewell.errors_left == 0) path.farewell.errors_left = 1;
         return;
       }
       const auto stamp = static_cast<Nanos>(ping->stamp);
@@ -89,8 +89,8 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
         if (path.limit.answered(ping->stamp, now, path.recovery.rtt.round())) lowered(path, now);
         // The answered ping had the agreed length, or the length that the path has turned out to
         // carry.
-        if (!path.connected && !path.limit.on_trial()) {
-          path.connected = true;
+        if (!path.life.connected && !path.limit.on_trial()) {
+          path.life.connected = true;
           Event event;
           event.type = Event::Type::connected;
           event.endpoint = source;
@@ -120,12 +120,12 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
         ++counters.malformed;
         return;
       }
-      path.told |= bye->heard;
+      path.farewell.acknowledged |= bye->heard;
       if (!bye->leaves) return;
-      path.answer_bye = !bye->heard && !closed;
-      path.gone_op = std::max(path.gone_op, bye->complete_below);
-      if (path.gone) return;
-      path.gone = true;
+      path.farewell.answer = !bye->heard && !closed;
+      path.farewell.gone_op = std::max(path.farewell.gone_op, bye->complete_below);
+      if (path.farewell.gone) return;
+      path.farewell.gone = true;
       for (auto& [id, op] : ops)
         if (!(op->worker && op->done) && !still_possible(*op, now)) return;
       retire(now);
@@ -147,8 +147,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   const uint64_t number = wire::expand(header->packet_number, path.acks.largest() + 1);
   const Nanos queue = path.delay.sample(header->send_time_us, arrival, now);
   const uint64_t bytes = datagram.size() + wire::kOverhead;
-  path.batch_delay += static_cast<double>(queue) * static_cast<double>(bytes);
-  path.batch_bytes += bytes;
+  path.batch.add(queue, bytes);
   if (header->flags & wire::kOutOfCredit) receive_window.limited();
   path.acks.arrived(now);
   // A number may be far ahead: a peer whose packets were lost for long has used many.
@@ -167,7 +166,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   if (refused) {
     ++counters.refused;
   } else {
-    path.note_next(op_id + kLanes);
+    path.started.note_next(op_id + kLanes);
   }
   const uint64_t before = path.acks.largest();
   if (number < before) {
@@ -182,7 +181,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   // At least three ACKs go for each share of credit: with fewer the sender waits, and each takes as
   // much of the return path as a tenth of a chunk. When ACKs are lost heavily every packet gets
   // one, or what has arrived would be sent again.
-  path.acks.after(path.loss_to(now) > kHeavyLoss ? 1 : path.grant.share / 3);
+  path.acks.after(path.loss_to.share(now) > kHeavyLoss ? 1 : path.grant.share / 3);
 }
 
 // Takes, refuses or rejects a new packet; only a taken one is acknowledged. A refused packet has
@@ -199,22 +198,22 @@ Endpoint::Impl::Fate Endpoint::Impl::accept(Path& path, const wire::Header& head
   if (number_of(op_id) >= expected(op_id) + kOpsAhead) return Fate::refused;
   if (server && header.common.kind == wire::Kind::open)
     return serve_open(path, header, op_id, payload, now);
-  if (path.stash.size() >= kStashMost) {
+  if (path.stash.packets.size() >= kStashMost) {
     size_t all = 0;
     for (const auto& p : paths)
-      if (p) all += p->stash.size();
-    path.no_room = all >= kStashInAll;
-    if (path.no_room) return Fate::refused;
+      if (p) all += p->stash.packets.size();
+    path.stash.no_room = all >= kStashInAll;
+    if (path.stash.no_room) return Fate::refused;
   }
-  Path::Stashed kept{op_id, {datagram.begin(), datagram.end()}};
-  path.no_room = !memory.has_early(kept.cost());
-  if (path.no_room) return Fate::refused;
+  Stash::Packet kept{op_id, {datagram.begin(), datagram.end()}};
+  path.stash.no_room = !memory.has_early(kept.cost());
+  if (path.stash.no_room) return Fate::refused;
   memory.early += kept.cost();
-  path.stash.push_back(std::move(kept));
+  path.stash.packets.push_back(std::move(kept));
   // The peer sends no more of its backlog before this op starts, and would use spare credit all at
   // once then.
   const size_t most = server ? SIZE_MAX : most_early(path);
-  const size_t room = most - std::min(most, path.stash.size());
+  const size_t room = most - std::min(most, path.stash.packets.size());
   credit.ask(path.grant, std::min<size_t>(path.grant.demand, room));
   return Fate::taken;
 }
@@ -222,14 +221,14 @@ Endpoint::Impl::Fate Endpoint::Impl::accept(Path& path, const wire::Header& head
 void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
   for (auto& p : paths) {
     if (!p) continue;
-    std::vector<Path::Stashed> kept;
-    std::vector<Path::Stashed> mine;
-    for (Path::Stashed& s : p->stash) (s.op == op_id ? mine : kept).push_back(std::move(s));
-    p->stash = std::move(kept);
-    p->no_room = false;
-    for (const Path::Stashed& s : mine) memory.early -= s.cost();
+    std::vector<Stash::Packet> kept;
+    std::vector<Stash::Packet> mine;
+    for (Stash::Packet& s : p->stash.packets) (s.op == op_id ? mine : kept).push_back(std::move(s));
+    p->stash.packets = std::move(kept);
+    p->stash.no_room = false;
+    for (const Stash::Packet& s : mine) memory.early -= s.cost();
     size_t told = 0;
-    for (const Path::Stashed& s : mine) {
+    for (const Stash::Packet& s : mine) {
       const std::span<const uint8_t> datagram(s.datagram);
       const wire::Header header = *wire::read_header(datagram);
       told = std::max<size_t>(told, header.backlog);
@@ -238,7 +237,7 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
       dispatch(*p, *op, header, datagram.subspan(wire::kHeaderBytes), now, true);
     }
     // The packets held back come now, so every peer's share of the window is set at once.
-    if (config.servers == 0 && p->stash.empty() && told > mine.size())
+    if (config.servers == 0 && p->stash.packets.empty() && told > mine.size())
       credit.ask(p->grant, std::max<size_t>(p->grant.demand, told - mine.size()));
   }
   share_credit(now);
@@ -358,15 +357,13 @@ void Endpoint::Impl::flush(Nanos now) {
   if (arrivals) {
     arrivals = false;
     for (auto& p : paths) {
-      if (!p || p->batch_bytes == 0) continue;
-      const double delay = p->batch_delay / static_cast<double>(p->batch_bytes);
-      arriving.add(p->peer, static_cast<Nanos>(delay), p->batch_bytes, now);
+      if (!p || p->batch.bytes == 0) continue;
+      arriving.add(p->peer, p->batch.mean(), p->batch.bytes, now);
       const Rtt& rtt = p->recovery.rtt;
-      receive_window.sample(p->batch_bytes, arriving.shared(now), rtt.round(), rtt.minimum(),
+      receive_window.sample(p->batch.bytes, arriving.shared(now), rtt.round(), rtt.minimum(),
                             p->loss_from.share(now) > kHeavyLoss, now);
-      p->acks.queued(p->batch_delay, p->batch_bytes);
-      p->batch_delay = 0;
-      p->batch_bytes = 0;
+      p->acks.queued(p->batch.delay, p->batch.bytes);
+      p->batch = {};
     }
     share_credit(now);
     counters.send_window = send_window.bytes();

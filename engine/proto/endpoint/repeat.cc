@@ -29,7 +29,7 @@ double Endpoint::Impl::room(Nanos now) const {
 // copies go in a round that hardly ever all are lost. When only ACKs are lost it is longer, because
 // the packet has most likely arrived.
 Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
-  const double to = path.loss_to(now);
+  const double to = path.loss_to.share(now);
   const double from = path.loss_from.share(now);
   const double loss = std::max(to, from);
   if (loss < kHeavyLoss) return kNever;
@@ -49,9 +49,9 @@ double Endpoint::Impl::unproven_rate(Nanos now) const {
   Nanos round = kShortestRound;
   double told = 0;
   for (const auto& p : paths) {
-    if (!p || p->gone) continue;
+    if (!p || p->farewell.gone) continue;
     if (p->recovery.in_flight() > 0) round = std::max(round, p->recovery.rtt.smoothed());
-    if (now - p->loss_told_time < LossMeter::kMemory) told += p->allowed.window;
+    if (p->loss_to.recent(now)) told += p->allowed.window;
   }
   const double window = send_window.bytes();
   return (told > 0 ? std::min(window, told) : window) * 1e9 / static_cast<double>(round);
@@ -73,7 +73,7 @@ void Endpoint::Impl::repeat(Nanos now) {
   repeat_due = kNever;
   double left = repeats.tokens();
   for (auto& p : paths) {
-    if (!p || p->gone || p->recovery.in_flight() == 0) continue;
+    if (!p || p->farewell.gone || p->recovery.in_flight() == 0) continue;
     Nanos after = repeat_after(*p, now);
     // The peer had no room for packets, and would have none for copies.
     if (after == kNever || p->recovery.refused(now)) {

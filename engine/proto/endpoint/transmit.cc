@@ -9,12 +9,6 @@ namespace gradwire {
 
 namespace {
 
-// The interval of the first farewells (BYE, ERROR).
-constexpr Nanos kFarewellInterval = 10 * kMillisecond;
-// Farewells at that interval; each further one doubles it.
-constexpr uint32_t kQuickFarewells = 3;
-// Doublings at most.
-constexpr uint32_t kFarewellDoublings = 2;
 // The pace above BtlBw that looks for a higher rate while the queue is almost empty.
 constexpr double kProbeGain = 0.2;
 // With a queue above this share of the delay target the pace is BtlBw.
@@ -62,8 +56,8 @@ void end_control(Train& train, size_t bytes, uint8_t dscp, uint8_t ecn = kNotEct
 
 void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   path.limit.sent(packet.bytes, now);
-  packet.ect = path.ecn.capable();
-  if (packet.ect) path.ecn.sent();
+  packet.ect = path.ecn.sent.capable();
+  if (packet.ect) path.ecn.sent.sent();
   in_flight_bytes += packet.bytes;
   path.recovery.on_sent(packet, now);
   repeats.spend(1, -kRepeatsAtOnce);
@@ -77,7 +71,7 @@ void Endpoint::Impl::write_ping(Path& path, Nanos now, bool pong, size_t bytes, 
   std::fill_n(at, bytes, uint8_t{0});
   constexpr uint64_t kBegun = (uint64_t{1} << wire::kBegunBits) - 1;
   wire::write_ping(at, common(pong ? wire::Kind::pong : wire::Kind::ping),
-                   {pong ? path.pong_stamp : wire::stamp_of(now),
+                   {pong ? path.life.pong_stamp : wire::stamp_of(now),
                     static_cast<uint32_t>(next_id(path) & kBegun)});
   if (path.limit.reduced() && bytes >= wire::kPingBytes + wire::kLimitBytes)
     wire::put(at + wire::kPingBytes, static_cast<uint16_t>(path.limit.bytes()));
@@ -92,8 +86,8 @@ void Endpoint::Impl::write_ack(Path& path, Nanos now, Train& train) {
   ack.credit = static_cast<uint32_t>(path.grant.granted);
   ack.loss = static_cast<uint16_t>(loss * 65'536.0);
   ack.share = path.grant.part * config.wire_bytes();
-  ack.ect0 = path.ecn_seen.ect0;
-  ack.ce = path.ecn_seen.ce;
+  ack.ect0 = path.ecn.seen.ect0;
+  ack.ce = path.ecn.seen.ce;
   const bool all = heavy && long_path(path.recovery.rtt.minimum());
   path.acks.fill(ack, all ? path.acks.largest() : path.grant.share, most_ack_words(path), now);
   uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
@@ -112,27 +106,26 @@ bool Endpoint::Impl::transmit_unreliable(Path& path, Nanos now, Train& train) {
     write_ack(path, now, train);
     return true;
   }
-  if (path.ping_now || path.pong_now) {
-    const bool pong = path.pong_now;
-    (pong ? path.pong_now : path.ping_now) = false;
+  if (path.life.ping_now || path.life.pong_now) {
+    const bool pong = path.life.pong_now;
+    (pong ? path.life.pong_now : path.life.ping_now) = false;
     // Pings have the longest datagram's length until one is answered, so that a path that does not
     // carry it shows before the first step.
     const size_t plain = wire::kPingBytes + (path.limit.reduced() ? wire::kLimitBytes : 0);
-    const size_t bytes = pong ? wire::kPingBytes : path.connected ? plain : path.limit.bytes();
-    if (path.first_ping == 0) path.first_ping = now;
+    const size_t bytes = pong ? wire::kPingBytes : path.life.connected ? plain : path.limit.bytes();
+    if (path.life.first_ping == 0) path.life.first_ping = now;
     write_ping(path, now, pong, bytes, train);
     return true;
   }
-  if (!failure && !path.gone) {
+  if (!failure && !path.farewell.gone) {
     if (const uint32_t bytes = path.limit.ping(now, wire::stamp_of(now))) {
       write_ping(path, now, false, bytes, train);
       train.whole = true;
       return true;
     }
   }
-  if (path.errors_left && now >= path.next_farewell) {
-    --path.errors_left;
-    path.next_farewell = now + kFarewellInterval;
+  if (path.farewell.errors_left && now >= path.farewell.next) {
+    path.farewell.error_sent(now);
     const size_t length = std::min<size_t>(failure.text.size(), kLongestReport);
     const size_t bytes = wire::kCommonBytes + 5 + length;
     uint8_t* at = begin_control(train, path.peer, bytes);
@@ -158,16 +151,12 @@ uint64_t Endpoint::Impl::next_id(Path& path) const {
 
 // Sends BYE until the peer acknowledges it, and one as the answer to each BYE that asks for it.
 bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
-  const bool due = closing && !closed && !farewell_over(path) && now >= path.next_farewell;
-  if (!due && !path.answer_bye) return false;
-  path.answer_bye = false;
-  if (closing) {
-    ++path.byes_sent;
-    const uint32_t doublings = path.byes_sent - std::min(path.byes_sent, kQuickFarewells);
-    path.next_farewell = now + (kFarewellInterval << std::min(doublings, kFarewellDoublings));
-  }
+  const bool due = closing && !closed && !farewell_over(path) && now >= path.farewell.next;
+  if (!due && !path.farewell.answer) return false;
+  path.farewell.answer = false;
+  if (closing) path.farewell.bye_sent(now);
   const bool worker = config.endpoint < config.workers;
-  wire::Bye bye{worker ? std::min(made, abandoned) : 0, closing, path.gone};
+  wire::Bye bye{worker ? std::min(made, abandoned) : 0, closing, path.farewell.gone};
   for (const auto& [id, op] : ops)
     if (op->worker && !op->done) bye.complete_below = std::min(bye.complete_below, op->place);
   uint8_t* at = begin_control(train, path.peer, wire::kByeBytes);
@@ -197,7 +186,7 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   header.backlog = static_cast<uint16_t>(std::min<uint64_t>(backlog(path), 65'535));
   wire::write_header(at, header);
   std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());
-  end_control(train, bytes, control_dscp, path.ecn.capable() ? kEct0 : kNotEct);
+  end_control(train, bytes, control_dscp, path.ecn.sent.capable() ? kEct0 : kNotEct);
   sent(path, packet, now);
   if (Op* op = find(frame.op)) {
     ++op->packets_sent;
@@ -209,7 +198,7 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
 // True when the peer may not have started this op: no packet of it, or of a later op of its lane,
 // has arrived. A server has an op from the first OPEN on.
 bool Endpoint::Impl::early(const Path& path, const Op& op) const {
-  return config.servers == 0 && !path.has_started(op.id);
+  return config.servers == 0 && !path.started.contains(op.id);
 }
 
 // The chunks that may go early on a path, in either direction.
@@ -280,7 +269,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   train.segment_bytes = 0;
   uint32_t encoded = 0;
   uint64_t room = early_room(path);
-  const bool by_share = paced_by == &path || path.held;
+  const bool by_share = paced_by == &path || path.hold.held;
   path.lane = next_lane(path);
   for (auto& [id, op] : ops) {
     if (lane_of(id) != path.lane) continue;
@@ -345,7 +334,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       if (train.count == 0) {
         train.segment_bytes = packet.bytes;
         train.dscp = dscp;
-        train.ecn = path.ecn.capable() ? kEct0 : kNotEct;
+        train.ecn = path.ecn.sent.capable() ? kEct0 : kNotEct;
       }
       train.total_bytes += packet.bytes;
       ++train.count;
@@ -368,7 +357,7 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
   train.whole = false;
   if (!transmit_next(now, train)) return false;
   Path& path = *paths[train.destination];
-  if (train.segment_bytes > path.limit.bytes() && !train.whole && path.connected)
+  if (train.segment_bytes > path.limit.bytes() && !train.whole && path.life.connected)
     split(path, train);
   return true;
 }
@@ -381,7 +370,8 @@ bool Endpoint::Impl::transmit_next(Nanos now, Train& train) {
   repeat(now);
   for (auto& p : paths)
     // A peer that has left stays for a while to serve what others still need of it.
-    if (p && (!p->gone || now - p->last_heard < kHeardOf) && transmit_control(*p, now, train))
+    if (p && (!p->farewell.gone || now - p->life.last_heard < kHeardOf) &&
+        transmit_control(*p, now, train))
       return true;
 
   return transmit_train(now, train);
@@ -392,7 +382,8 @@ Endpoint::Impl::LongPath Endpoint::Impl::longest_path() const {
   LongPath far;
   uint32_t destinations = 0;
   for (const auto& p : paths) {
-    if (!p || p->gone || !long_path(p->recovery.rtt.minimum()) || backlog(*p) == 0) continue;
+    if (!p || p->farewell.gone || !long_path(p->recovery.rtt.minimum()) || backlog(*p) == 0)
+      continue;
     ++destinations;
     far.path = p.get();
     far.rtprop = std::max(far.rtprop, p->recovery.rtt.minimum());
@@ -421,9 +412,9 @@ Nanos Endpoint::Impl::hold(Path& path, double train_bytes, Nanos now) const {
   const double pace = (send_window.ramps() ? kRampGain : 1.0) * breaker.factor() *
                       path.allowed.window / static_cast<double>(path.recovery.rtt.smoothed()) * 1e9;
   const double depth = std::max(2.0 * train_bytes, pace * kPaceDepth);
-  path.tokens.refill(pace, depth, now);
-  if (path.tokens.tokens() > 0) return 0;
-  return std::max<Nanos>(1, static_cast<Nanos>(path.tokens.wait(0.5 * train_bytes, pace)));
+  path.hold.tokens.refill(pace, depth, now);
+  if (path.hold.tokens.tokens() > 0) return 0;
+  return std::max<Nanos>(1, static_cast<Nanos>(path.hold.tokens.wait(0.5 * train_bytes, pace)));
 }
 
 // Sends the next train of chunks: to the destination with the largest backlog that may be sent to,
@@ -485,7 +476,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const auto count = static_cast<uint16_t>(paths.size());
   for (uint16_t i = 0; i < count; ++i) {
     Path* path = paths[(next_path + i) % count].get();
-    if (!path || path->gone || path->recovery.full()) continue;
+    if (!path || path->farewell.gone || path->recovery.full()) continue;
     const uint64_t left = backlog(*path);
     if (left == 0) {
       path->recovery.end_probes();
@@ -507,7 +498,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     if (window == 0) continue;
     if (apart) {
       if (const Nanos wait = hold(*path, quantum * wire_bytes, now)) {
-        path->held = true;
+        path->hold.held = true;
         held = std::min(held, now + wait);
         continue;
       }
@@ -539,11 +530,11 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   const double bytes = train.total_bytes + wire::kOverhead * train.count;
   if (paced) tokens.spend(bytes);
   if (apart) {
-    best->tokens.spend(bytes);
+    best->hold.tokens.spend(bytes);
   } else {
-    best->tokens.clear();
+    best->hold.tokens.clear();
   }
-  best->held = false;
+  best->hold.held = false;
   next_path = static_cast<uint16_t>((best->peer + 1) % count);
   return true;
 }

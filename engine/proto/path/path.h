@@ -1,10 +1,7 @@
-// Path is what one endpoint keeps about the way to and from one peer: packet numbers, loss,
-// round-trip time, credit in both directions, waiting control frames, signs of life.
+// Path is what one endpoint keeps about the way to and from one peer.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "proto/base/reassembly.h"
@@ -13,165 +10,85 @@
 #include "proto/congestion/queue_delay.h"
 #include "proto/congestion/rate_meter.h"
 #include "proto/credit/credit.h"
+#include "proto/path/control_frames.h"
+#include "proto/path/farewell.h"
+#include "proto/path/liveness.h"
 #include "proto/path/path_limit.h"
-#include "proto/plan/lanes.h"
+#include "proto/path/started_ops.h"
 #include "proto/recovery/acknowledger.h"
 #include "proto/recovery/loss_meter.h"
 #include "proto/recovery/recovery.h"
-#include "wire/packet.h"
 
 namespace gradwire {
 
-// ControlFrame is a reliable control packet, kept until it is acknowledged.
-struct ControlFrame {
-  uint64_t op = 0;
-  wire::Kind kind = wire::Kind::open;
-  uint32_t part = 0;
-  std::vector<uint8_t> payload;
-};
-
-// ControlFrames keeps the frames of one path in slots. A packet in flight refers to its frame by a
-// handle (slot and generation), which becomes invalid when the frame is acknowledged. Frames beyond
-// the last slot wait for one.
-class ControlFrames {
- public:
-  void push(ControlFrame frame) {
-    if (free_.empty() && slots_.size() == kMostSlots) {
-      without_slot_.push_back(std::move(frame));
-      return;
-    }
-    uint32_t slot;
-    if (free_.empty()) {
-      slot = static_cast<uint32_t>(slots_.size());
-      slots_.emplace_back();
-    } else {
-      slot = free_.back();
-      free_.pop_back();
-    }
-    slots_[slot].frame = std::move(frame);
-    slots_[slot].live = true;
-    queue_.push_back(handle(slot));
-  }
-  // The number of frames that are not acknowledged.
-  size_t open() const { return slots_.size() - free_.size() + without_slot_.size(); }
-  bool waiting() {
-    while (!queue_.empty() && !live(queue_.front())) queue_.pop_front();
-    return !queue_.empty();
-  }
-  uint32_t take() {
-    const uint32_t handle = queue_.front();
-    queue_.pop_front();
-    return handle;
-  }
-  bool live(uint32_t handle) const {
-    const uint32_t slot = handle & 0xffff;
-    return slot < slots_.size() && slots_[slot].live && slots_[slot].generation == handle >> 16;
-  }
-  const ControlFrame& at(uint32_t handle) const { return slots_[handle & 0xffff].frame; }
-  void again(uint32_t handle) {
-    if (live(handle)) queue_.push_back(handle);
-  }
-  void release(uint32_t handle) {
-    Slot& slot = slots_[handle & 0xffff];
-    slot.live = false;
-    slot.generation = (slot.generation + 1) & 0xffff;
-    slot.frame.payload.clear();
-    free_.push_back(handle & 0xffff);
-    if (without_slot_.empty()) return;
-    ControlFrame next = std::move(without_slot_.front());
-    without_slot_.pop_front();
-    push(std::move(next));
-  }
-
- private:
-  // A handle has 16 bits for the slot.
-  static constexpr size_t kMostSlots = 1u << 16;
-  struct Slot {
-    ControlFrame frame;
-    uint32_t generation = 0;
-    bool live = false;
-  };
-  uint32_t handle(uint32_t slot) const { return slot | slots_[slot].generation << 16; }
-  std::vector<Slot> slots_;
-  std::vector<uint32_t> free_;
-  std::deque<uint32_t> queue_;  // handles
-  std::deque<ControlFrame> without_slot_;
-};
-
-struct Path {
-  uint16_t peer = 0;
-
-  // Sending.
-  Recovery recovery;
-  LossMeter loss_from;   // of the packets that the peer sends here
-  RateMeter sent_meter;  // rate of what the peer sends here, with what is lost
-  double loss_told = 0;  // loss of what is sent from here, as the peer reports
-  Nanos loss_told_time = 0;
-  ControlFrames control;
-  Allowance allowed;
-  TokenBucket tokens;             // bytes of pacing by that window
-  bool held = false;              // a train waited for these tokens
-  uint16_t lane = 0;              // lane of the last train of chunks
-  std::vector<uint64_t> started;  // by lane: ids below it are known to have started at the peer
-  uint16_t pinged_lane = 0;       // lane of the last PING or PONG
-
-  PathLimit limit;         // length of datagrams sent, and received as far as reported
-  uint32_t fragments = 0;  // datagrams sent in fragments
-  Reassembly parts;        // of arriving fragments
-
-  EcnPath ecn;
-  bool ecn_told = false;  // the failure of ECN is counted
-
-  // True when the peer is known to have started this op or a later one of its lane.
-  bool has_started(uint64_t op) const { return op < next_of(op); }
-  uint64_t next_of(uint64_t id) const {
-    return lane_of(id) < started.size() ? started[lane_of(id)] : 0;
-  }
-  // Records that all ids below this one have started in its lane at the peer.
-  void note_next(uint64_t id) {
-    if (lane_of(id) >= started.size()) started.resize(lane_of(id) + size_t{1});
-    started[lane_of(id)] = std::max(started[lane_of(id)], id);
-  }
-
-  double loss_to(Nanos now) const {
-    return now - loss_told_time > LossMeter::kMemory ? 0.0 : loss_told;
-  }
-
-  // Receiving.
-  Acknowledger acks;
-  Credit grant;
-  QueueDelay delay;
-  EcnSeen ecn_seen;
-  // Of the packets that arrived in this batch: queueing delay times bytes, and bytes.
-  double batch_delay = 0;
-  uint64_t batch_bytes = 0;
-  struct Stashed {
+// Stash holds the packets of ops that have not started here.
+struct Stash {
+  struct Packet {
     uint64_t op;
     std::vector<uint8_t> datagram;
     // The bytes held, with the allocation.
     size_t cost() const { return datagram.size() + 64; }
   };
-  std::vector<Stashed> stash;  // packets of ops that have not started here
+  std::vector<Packet> packets;
   // A packet was refused for lack of memory, and no such op has started since.
   bool no_room = false;
+};
 
-  // Signs of life.
-  Nanos last_heard = 0;
-  bool heard = false;
-  Nanos last_ping = 0;
-  Nanos first_ping = 0;
-  bool connected = false;  // a ping of full length has been answered
-  bool gone = false;       // it has sent BYE
-  uint64_t gone_op = 0;    // ops with a lower place were complete at the peer
-  bool ping_now = false;
-  bool pong_now = false;
-  uint64_t pong_stamp = 0;
-  uint32_t errors_left = 0;
-  bool told = false;         // the peer has acknowledged our BYE
-  bool answer_bye = false;   // the peer's BYE is not acknowledged yet
-  uint32_t byes_sent = 0;    // since close()
-  uint32_t byes_enough = 0;  // BYEs after which no answer is waited for
-  Nanos next_farewell = 0;
+// LossReport is the share of packets that is lost on the way to a peer, as the peer reports.
+struct LossReport {
+  double reported = 0;
+  Nanos time = 0;
+
+  bool recent(Nanos now) const { return now - time <= LossMeter::kMemory; }
+  double share(Nanos now) const { return recent(now) ? reported : 0.0; }
+};
+
+// Batch sums the packets that have arrived since the last flush.
+struct Batch {
+  double delay = 0;  // queueing delay times bytes
+  uint64_t bytes = 0;
+
+  void add(Nanos queue, uint64_t more) {
+    delay += static_cast<double>(queue) * static_cast<double>(more);
+    bytes += more;
+  }
+  Nanos mean() const { return static_cast<Nanos>(delay / static_cast<double>(bytes)); }
+};
+
+// Fragments are parts of datagrams that are longer than the path carries.
+struct Fragments {
+  uint32_t sent = 0;  // datagrams sent in fragments
+  Reassembly arriving;
+};
+
+struct Path {
+  explicit Path(uint16_t endpoint) : peer(endpoint) {}
+
+  uint16_t peer;
+  Liveness life;
+  Farewell farewell;
+  StartedOps started;  // by the peer
+  PathLimit limit;     // length of datagrams sent, and received as far as reported
+  Fragments fragments;
+  Ecn ecn;
+
+  // Sending.
+  Recovery recovery;
+  ControlFrames control;
+  LossReport loss_to;
+  Allowance allowed;
+  Hold hold;
+  uint16_t lane = 0;         // lane of the last train of chunks
+  uint16_t pinged_lane = 0;  // lane of the last PING or PONG
+
+  // Receiving.
+  Acknowledger acks;
+  LossMeter loss_from;
+  RateMeter sent_meter;  // rate of what the peer sends here, with what is lost
+  QueueDelay delay;
+  Batch batch;
+  Credit grant;
+  Stash stash;
 };
 
 }  // namespace gradwire

@@ -1,0 +1,53 @@
+// Liveness keeps a peer's signs of life: when it was last heard, and which pings go to it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "proto/base/time.h"
+
+namespace gradwire {
+
+class Liveness {
+ public:
+  // The settings ping_interval and peer_timeout.
+  struct Times {
+    Nanos interval;
+    Nanos timeout;
+  };
+
+  Nanos last_heard = 0;
+  bool heard = false;      // a packet has arrived
+  bool connected = false;  // a ping of full length has been answered
+  bool ping_now = false;
+  bool pong_now = false;
+  uint64_t pong_stamp = 0;
+  Nanos last_ping = 0;
+  Nanos first_ping = 0;
+
+  void note(Nanos now) {
+    last_heard = now;
+    heard = true;
+  }
+  // The interval of pings. It is short until the first answer, and after a long silence, which
+  // heavy loss may cause too. `failed`: this endpoint has failed, and looks for no peer.
+  Nanos interval(const Times& times, bool failed, Nanos now) const {
+    if (!connected) return kConnectPing;
+    const Nanos long_silence = std::min(kSilentPings * times.interval, times.timeout / 2);
+    const bool silent = !failed && now - last_heard > long_silence;
+    return silent ? times.interval / kUrgentPings : times.interval;
+  }
+  bool ping_due(const Times& times, bool failed, Nanos now) const {
+    return now - last_ping >= interval(times, failed, now);
+  }
+
+ private:
+  // The interval of pings until the first answer.
+  static constexpr Nanos kConnectPing = 50 * kMillisecond;
+  // Ping intervals without a packet after which a peer is pinged more often.
+  static constexpr int kSilentPings = 5;
+  // Pings in place of one to a silent peer: under heavy loss most pings and answers are lost.
+  static constexpr int kUrgentPings = 50;
+};
+
+}  // namespace gradwire
