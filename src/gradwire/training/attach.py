@@ -16,7 +16,7 @@ from gradwire.training.checks import check_hands_over, ddp_of
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.pipeline import GradientPipeline
-from gradwire.transport.operation import Connected
+from gradwire.transport.handle import Connected
 
 __all__ = ["Attachment", "attach"]
 
