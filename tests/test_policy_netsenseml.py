@@ -13,7 +13,7 @@ from gradwire.core.agreed import Summary
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TensorSlot
 from gradwire.policies import NetSenseML
-from gradwire.policies.parts.ladder import FLOOR, INT8, Ladder, congested, stage
+from gradwire.policies.parts.compression import FLOOR, INT8, Ladder, congested, stage
 from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job
 from gradwire.training.configure import configure

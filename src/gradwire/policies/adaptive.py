@@ -35,8 +35,8 @@ from gradwire.core.plan import (
 )
 from gradwire.core.report import StepReport
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
+from gradwire.policies.parts.compression import INT8, stage, wider
 from gradwire.policies.parts.fragile import is_fragile
-from gradwire.policies.parts.ladder import INT8, stage, wider
 from gradwire.policies.parts.lateness import PushHistory
 from gradwire.policies.parts.phases import Every, make_detector
 from gradwire.policies.parts.regions import regions_by_tensor

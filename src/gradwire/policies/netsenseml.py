@@ -2,9 +2,10 @@
 
 From the paper (arXiv 2506.16235): quantisation and compression follow the network by the
 bandwidth-delay product, all ranks agree on the smallest ratio, and the ratio's constants are those
-of its code. Nothing is lost on the way, as the bound is 0. `gradwire.policies.parts.ladder` says
-where the signal, the encodings and the start-up differ, and why. Error feedback, which the original
-lacks, is on, because top-k is biased without it. Dense steps (ratio 1) are plain exact sums.
+of its code. Nothing is lost on the way, as the bound is 0. `gradwire.policies.parts.compression`
+says where the signal, the encodings and the start-up differ, and why. Error feedback, which the
+original lacks, is on, because top-k is biased without it. Dense steps (ratio 1) are plain exact
+sums.
 
 The original code prunes weights before it selects elements, and keeps a momentum memory. Both are
 options here, off by default, in gradwire's own interpretation. `prune` excludes the gradient
@@ -26,7 +27,7 @@ from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TransferPlan, check_choice, check_share
 from gradwire.core.report import StepReport
 from gradwire.policies.base import PlanContext, Policy
-from gradwire.policies.parts.ladder import FLOOR, INT8, Ladder, congested, stage
+from gradwire.policies.parts.compression import FLOOR, INT8, Ladder, congested, stage
 
 __all__ = ["NetSenseML"]
 
