@@ -12,7 +12,7 @@ from gradwire.core.checks import plain
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.report import StepReport
 from gradwire.policies import Policy
-from gradwire.training.checks import check_hands_over, ddp_of
+from gradwire.training.ddp_module import check_hands_over, ddp_of
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.pipeline import GradientPipeline

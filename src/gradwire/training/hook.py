@@ -25,8 +25,8 @@ from gradwire.core.report import ReportWriter
 from gradwire.core.settings import Settings
 from gradwire.policies import Policy
 from gradwire.training.bucket import GradBucket, ParameterNames
-from gradwire.training.checks import python_reducer
 from gradwire.training.configure import agreed_configuration, configure
+from gradwire.training.ddp_module import python_reducer
 from gradwire.training.groups import Group
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import DEVICES
