@@ -29,7 +29,7 @@ from gradwire.training.cuda_codec import (
     encode,
     finite_chunks,
 )
-from gradwire.training.feedback.device import DeviceBook
+from gradwire.training.feedback.device_book import DeviceBook
 from gradwire.transport.communicator import ChunkGrid
 from gradwire.transport.native import load_engine, native_plan
 from job_gradients import normal
