@@ -15,6 +15,7 @@ from gradwire.core.agreed import Summary
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import encoded_share
 from gradwire.policies import Adaptive
+from gradwire.policies.parts.compression import encoding_for
 from gradwire.policies.parts.lateness import PushHistory
 from gradwire.sim.fabric import NETWORK_B, Link
 from gradwire.sim.job import Job
@@ -139,7 +140,7 @@ def test_when_a_push_is_late_is_learned_from_the_last_ones() -> None:
 
 
 def late(policy: Adaptive) -> float | None:
-    return policy._pushes.late_after(0, encoded_share(*policy._stage()))
+    return policy._pushes.late_after(0, encoded_share(*encoding_for(policy.ratio)))
 
 
 def test_another_encoding_is_no_reason_to_be_late() -> None:
@@ -151,7 +152,7 @@ def test_another_encoding_is_no_reason_to_be_late() -> None:
     assert isinstance(policy, Adaptive)
     assert late(policy) is not None
     policy.observe(replace(job.report, agreed=replace(job.report.agreed, rest=0.8)))
-    assert policy._stage()[0] == "f16"
+    assert encoding_for(policy.ratio)[0] == "f16"
     assert late(policy) is None
     half = replace(job.report, encoded_share=0.5)
     for _ in range(10):  # the first tells of the dense step before it
@@ -159,7 +160,7 @@ def test_another_encoding_is_no_reason_to_be_late() -> None:
         assert late(policy) is None
     policy.observe(half)
     assert late(policy) is not None
-    while policy._stage()[0] == "f16":
+    while encoding_for(policy.ratio)[0] == "f16":
         policy.observe(replace(half, agreed=replace(half.agreed, rest=1.0)))
     assert late(policy) is not None  # as it was known before
 
@@ -181,7 +182,7 @@ def encodings(job: Job, steps: range, compute_s: float) -> list[str]:
     seen = []
     for step in steps:
         job.compute(compute_s)
-        stages = {policy._stage() for policy in job.policies}
+        stages = {encoding_for(policy.ratio) for policy in job.policies}
         assert len(stages) == 1  # the same on all ranks
         seen.append(stages.pop()[0])
         job.step(gradients(step))
