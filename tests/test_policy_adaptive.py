@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from gradwire.core.agreed import Summary
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import encoded_share
 from gradwire.policies import Adaptive
 from gradwire.policies.parts.compression import encoding_for
 from gradwire.policies.parts.lateness import PushHistory
@@ -21,6 +21,7 @@ from gradwire.sim.fabric import NETWORK_B, Link
 from gradwire.sim.job import Job
 from gradwire.training.hook import HookState
 from job_gradients import normal
+from plan_contexts import context
 
 TENSORS = {
     "stem.weight": 30 * 361,
@@ -52,7 +53,7 @@ def test_tensors_of_one_dimension_are_fragile_whatever_their_names() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.LayerNorm(9))
     more = torch.nn.Sequential(*(torch.nn.Linear(9, 9) for _ in range(10)))
     state = HookState("adaptive", model=torch.nn.Sequential(more, model))
-    policy = state._policy
+    policy = state.policy
     assert isinstance(policy, Adaptive)
     assert policy.bounds_of("1.1.weight") == (0.0, 0.0)
     assert policy.bounds_of("1.0.weight") == (policy.p_low, policy.p_high)
@@ -61,11 +62,17 @@ def test_tensors_of_one_dimension_are_fragile_whatever_their_names() -> None:
 
 
 def test_it_needs_the_models_names() -> None:
-    with pytest.raises(ConfigError, match=r"policy='adaptive' .* without a model"):
+    with pytest.raises(ConfigError) as refused:
         HookState("adaptive")
+    assert (refused.value.setting, refused.value.value) == ("policy", "adaptive")
     copied = pickle.loads(pickle.dumps(HookState("adaptive", model=torch.nn.Linear(2, 2))))
-    with pytest.raises(ConfigError, match=r"policy='adaptive' .* without a model"):
-        copied._policy.prepare(copied._tensors)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ConfigError) as refused:
+            _ = copied.pipeline
+    finally:
+        dist.destroy_process_group()
+    assert (refused.value.setting, refused.value.value) == ("policy", "adaptive")
 
 
 def test_it_spends_what_is_lost_within_each_layers_bound() -> None:
@@ -140,7 +147,9 @@ def test_when_a_push_is_late_is_learned_from_the_last_ones() -> None:
 
 
 def late(policy: Adaptive) -> float | None:
-    return policy._pushes.late_after(0, encoded_share(*encoding_for(policy.ratio)))
+    """After how many seconds the first bucket's push is late in the next step."""
+    schedule = policy.plan(context(TENSORS)).schedule
+    return schedule[1].delay_s if len(schedule) > 1 else None
 
 
 def test_another_encoding_is_no_reason_to_be_late() -> None:
