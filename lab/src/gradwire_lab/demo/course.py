@@ -92,7 +92,7 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
                 audience.stage("training in turn")
                 before = softnet_drops()
                 try:
-                    _train(scenario, ranks, ground, outcome, audience)
+                    train_in_turn(scenario, ranks, ground, outcome, audience)
                 finally:
                     outcome.softnet_drops = softnet_drops() - before
                     if ground.traffic is not None:
@@ -121,9 +121,10 @@ def _start(ground: Ground, scenario: Scenario) -> Ranks:
     return crew.start(ground.spawn, "gradwire_lab.demo.worker", configs, scenario.ranks)
 
 
-def _train(
+def train_in_turn(
     scenario: Scenario, ranks: Ranks, ground: Ground, outcome: Outcome, audience: Audience
 ) -> None:
+    """Train all contestants, a turn each, until the steps or the time are used up."""
     done, slowest = 0, 0.0
     while done < scenario.steps:
         began = time.monotonic()

@@ -136,6 +136,11 @@ class BurstTraffic:
         lines = os.pread(self._log.fileno(), size, 0).splitlines(keepends=True)
         return [_record(json.loads(line)) for line in lines if line.endswith(b"\n")]
 
+    @property
+    def pid(self) -> int:
+        """Return the id of the process that sends."""
+        return self._process.pid
+
     def sending(self) -> bool:
         """Return whether it has sent a burst.
 

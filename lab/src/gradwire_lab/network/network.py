@@ -324,6 +324,11 @@ class Network:
         answer, _ = self._keeper.ask({"ask": "wire statistics", "host": host})
         return {name: wire_stats(counters) for name, counters in answer["stats"].items()}
 
+    @property
+    def pid(self) -> int:
+        """Return the id of the process that holds the namespaces."""
+        return self._keeper.pid
+
     def _check_wire(self, host: int) -> None:
         self._check(host)
         if host not in self.wires:

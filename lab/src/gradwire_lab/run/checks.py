@@ -92,7 +92,7 @@ def check(experiment: Experiment, cells: Iterable[Cell] | None = None) -> None:
     available = _available_memory()
     for cell in chosen:
         for place, name in cell.scenario.congestion_controls.items():
-            if not _has_congestion_control(name):
+            if not has_congestion_control(name):
                 raise ScenarioError(f"{path}: {place}={name!r}: this kernel does not have it")
         needed = memory_needed(cell.scenario)
         if needed > available:
@@ -124,7 +124,7 @@ def memory_needed(scenario: Scenario) -> int:
     return scenario.topology.hosts * each
 
 
-def _has_congestion_control(name: str) -> bool:
+def has_congestion_control(name: str) -> bool:
     """Return whether the kernel has it, perhaps after loading a module."""
     with socket.socket() as endpoint:
         try:

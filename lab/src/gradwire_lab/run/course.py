@@ -165,7 +165,7 @@ def _run_cell(cell: Cell, seed: int, quick: bool, journal: Journal, audience: Au
     gradwire, machine, settings = journal.here
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     load, began, before = os.getloadavg()[0], time.monotonic(), processor_time()
-    samples = _measure(cell, seed, audience)
+    samples = measure(cell, seed, audience)
     return Record(
         cell=cell.name,
         seed=seed,
@@ -182,7 +182,8 @@ def _run_cell(cell: Cell, seed: int, quick: bool, journal: Journal, audience: Au
     )
 
 
-def _measure(cell: Cell, seed: int, audience: Audience) -> CellRun:
+def measure(cell: Cell, seed: int, audience: Audience) -> CellRun:
+    """Run one cell with one seed; what fails is in the result's `error`."""
     result = CellRun(time.monotonic())
     before = softnet_drops()
     work = run_training if cell.scenario.work.kind == "training" else run_transfers
