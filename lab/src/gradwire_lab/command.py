@@ -170,7 +170,7 @@ def run(
         _refuse(str(error))
     except OSError as error:
         _refuse(f"the run ended early: {error}")
-    except KeyboardInterrupt:  # once more, while the page was being made
+    except KeyboardInterrupt:  # Ctrl-C came again while the page was made
         progress.print("interrupted: nothing is left behind")
         status = _INTERRUPTED
     if status:
@@ -283,7 +283,7 @@ def _check_folder(folder: Path, name: str) -> None:
 
     try:
         there = json.loads((folder / "results.json").read_text(encoding="utf-8"))["scenario"]
-    except (OSError, ValueError, KeyError, TypeError):  # none, or nothing that a run wrote
+    except (OSError, ValueError, KeyError, TypeError):  # there is no file, or no run wrote it
         return
     if there != name:
         raise ScenarioError(

@@ -31,7 +31,7 @@ def run_replicas(network: str, steps: int, pull: str) -> dict[str, Any]:
         RankError: a rank failed; the message names it.
     """
     preset, usual = NETWORKS[network], BURSTS[network]
-    # Twice as often as the standard bursts: nearly every step shall lose something.
+    # Bursts come twice as often as the standard ones, so that nearly every step loses something.
     burst = Burst(usual.rate, usual.on, usual.period / 2)
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(Network(HOSTS, preset, extra_hosts=1))

@@ -162,7 +162,8 @@ def wire_load(
     """
     bucket = 72 * KIB if offloads else 8 * KIB
     preset = Preset("trial", rate, 256 * KIB, bucket, offloads)
-    burst = Burst(_FILL * rate, on=0.5, period=0.5)  # without a pause, but late starters join
+    # The bursts leave no pause; a sender that starts late joins in.
+    burst = Burst(_FILL * rate, on=0.5, period=0.5)
     with (
         Network(2, preset, wires={0: Wire(delay_s)}) as network,
         BurstTraffic(network, burst, source=0, target=1),

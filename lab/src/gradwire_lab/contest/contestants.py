@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from gradwire_lab.network.addresses import ADDRESS_VARIABLE
 
-if TYPE_CHECKING:  # torch.distributed has it, but torch's stubs do not know
+if TYPE_CHECKING:  # torch's stubs lack torch.distributed.Store
     from torch._C._distributed_c10d import Store
 
 _TIMEOUT = timedelta(seconds=120)
@@ -122,7 +122,8 @@ class TcpPush:
             self._sockets = [socket.create_connection((host, int(port)))]
         for connection in self._sockets:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._congestion_control is not None:  # not before: connecting takes the route's
+            # Connecting sets the route's algorithm, so this comes after it.
+            if self._congestion_control is not None:
                 use_congestion_control(connection, self._congestion_control)
 
     def run_round(self, buffer: torch.Tensor) -> None:

@@ -50,7 +50,7 @@ class _Rounds:
         self._retransmissions = 0
 
     def run(self, buffer: torch.Tensor, plan: TransferPlan) -> TransferReport:
-        allowed = self._communicator.timeout_s + _GRACE  # by then the engine has said why
+        allowed = self._communicator.timeout_s + _GRACE  # the engine fails earlier, with a reason
         report = self._communicator.all_reduce(buffer, plan, step=self.step).wait(allowed)
         self.step += 1
         self._sent += report.packets_sent
@@ -171,7 +171,8 @@ class GradwirePush:
         plan = make_plan(buffer.numel(), self._bound, self._spend, "none", self._rounds.step)
         if self._schedule:
             plan = replace(plan, spend="late", schedule=self._schedule, order="shuffled")
-        if self._control == "probe":  # no two workers leave out the same chunks: nobody waits
+        # Each worker closes by itself, since no two leave out the same chunks.
+        if self._control == "probe":
             passes: dict[str, Any] = {"control": "probe", "order": "sequential"}
             plan = replace(plan, schedule=(CloseStep(scope="worker"),), **passes)
         return said(self._rounds.run(buffer, plan))

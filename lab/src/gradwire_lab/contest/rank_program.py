@@ -27,7 +27,8 @@ def obey(
         set_up: given the configuration, and something to call with news between a command and
             its answer; returns the answer to the configuration, and the commands.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
+    # Ctrl-C is for the parent, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     with socket.socket(fileno=descriptor) as endpoint, endpoint.makefile("rw") as channel:
 

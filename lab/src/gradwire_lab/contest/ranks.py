@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-# The second keeps torch's store from complaining that the hosts have no names; the third, a folder
-# that exists, keeps torch from leaving an empty one there.
+# The log level keeps torch's store from warning that the hosts have no names. The cache folder is
+# one that exists, because torch would leave an empty one behind.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -140,7 +140,8 @@ class Ranks:
                             if progress is not None:
                                 progress(message["tick"])
                         else:
-                            answers[rank.number] = message  # and is watched on: it may die
+                            # The rank stays watched, as it may still die.
+                            answers[rank.number] = message
         return [answers[rank.number] for rank in self._ranks]
 
     def _wait(
@@ -230,5 +231,5 @@ class _Rank:
 
     def kill(self) -> None:
         self.channel.close()
-        self._process.kill()  # which leaves alone what has ended
+        self._process.kill()  # kill() ignores a process that has ended
         self._process.wait()

@@ -76,7 +76,7 @@ class RivalStreams:
 
     def close(self) -> None:
         """End both. May be called again."""
-        for process in reversed(self._processes):  # the sending end first
+        for process in reversed(self._processes):  # the sender ends first
             process.kill()
             process.wait()
         self._log.close()

@@ -120,7 +120,7 @@ def show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) 
     files = [str(written)]
     page = out / "demo.html"
     try:
-        from gradwire_lab.demo.page import write_page  # needs what the extra "lab" has
+        from gradwire_lab.demo.page import write_page  # it needs packages of the extra "lab"
 
         write_page(document, page)
         files.append(str(page))

@@ -151,7 +151,7 @@ class BurstTraffic:
 
     def close(self) -> None:
         """Stop sending. May be called again."""
-        self._process.kill()  # which leaves alone what has ended
+        self._process.kill()  # kill() ignores a process that has ended
         self._process.wait()
         self._log.close()
 

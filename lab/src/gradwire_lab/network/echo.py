@@ -37,7 +37,8 @@ def ask(address: str, count: int, interval: float) -> list[float | None]:
         start = time.perf_counter()
         client.send(question)
         try:
-            while client.recv(2048) != question:  # an answer to one given up
+            # It answers an earlier question, which was given up.
+            while client.recv(2048) != question:
                 pass
             times.append(time.perf_counter() - start)
         except TimeoutError:

@@ -115,7 +115,7 @@ def _longer_than(longest: int) -> bytes:
     """Make expressions that match where the total length in the IPv4 header is larger."""
     return _dropping(
         ("payload", _header(0, 1)),
-        ("cmp", _compared(_EQUAL, b"\x45")),  # IPv4, and not ARP
+        ("cmp", _compared(_EQUAL, b"\x45")),  # the frame is IPv4, not ARP
         ("payload", _header(2, 2)),
         ("cmp", _compared(_GREATER, struct.pack("!H", longest))),
     )

@@ -99,7 +99,7 @@ class Network:
         if ecn and any(wire.rate for wire in (wires or {}).values()):
             raise ValueError("wires: with ecn they have the ports' rates; a rate is not allowed")
         self.ecn = ecn
-        # A switch's queue that marks is the wire's, so then every host has one.
+        # Queues that mark belong to wires, so with ECN every host has a wire.
         self.wires = dict.fromkeys(range(hosts), Wire()) if ecn else {}
         self.wires.update(wires or {})
         self.wire_seed = wire_seed
@@ -131,7 +131,7 @@ class Network:
             "seed": self.wire_seed,
             "ports": {host: asdict(port) for host, port in self.ports.items()},
         }
-        # A namespace for each host, and perhaps the user namespace that they belong to.
+        # The answer brings a namespace for each host, and the user namespace if one was made.
         answer, namespaces = self._keeper.ask(
             plan, "the lab's helper process gave no answer", count + 1
         )
@@ -178,8 +178,8 @@ class Network:
         self._check(host)
         user = -1 if self._user_namespace is None else self._user_namespace
         namespaces = [self._namespaces[host]] + ([user] if user >= 0 else [])
-        # The kernel ties a child to the thread that starts it; only the main one lasts. Programs
-        # that another thread starts are left to the keeper.
+        # The kernel kills such a child when the thread that started it ends, and only the main
+        # thread lasts. A program that another thread starts is killed by the keeper.
         lasting = threading.current_thread() is threading.main_thread()
         process = subprocess.Popen(
             helper_command(
@@ -339,7 +339,7 @@ class Network:
         with self._lock:
             processes, self._processes = self._processes, []
         for process in processes:
-            process.terminate()  # which, like kill, leaves alone what has ended
+            process.terminate()  # terminate() ignores a process that has ended, and so does kill()
         deadline = time.monotonic() + _STOP_SECONDS
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):

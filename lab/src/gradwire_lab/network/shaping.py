@@ -28,7 +28,7 @@ def shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
         verb,
         "tbf",
         index=index,
-        rate=preset.rate // 8,  # bytes per second
+        rate=preset.rate // 8,  # tc takes bytes per second
         burst=preset.bucket,
         limit=preset.queue,
     )

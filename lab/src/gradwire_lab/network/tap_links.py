@@ -87,7 +87,7 @@ class TapLinks:
                 self._start()
             self._ask("start", host, [pair.host, pair.port], seed=seed)
         finally:
-            os.close(pair.host)  # so that the devices go with the thread
+            os.close(pair.host)  # the devices then go with the thread
             os.close(pair.port)
 
     def set(self, host: int, wire: Wire, direction: str) -> None:

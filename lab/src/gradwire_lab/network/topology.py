@@ -166,8 +166,8 @@ class Topology:
     def _fill_tables(self, number: int) -> None:
         """Write what the first packets would have to ask for, and TCP's congestion control."""
         host = self.hosts[number]
-        # Per route, because a namespace may neither choose nor inherit an algorithm that the
-        # machine has not set free for ordinary users, and on some machines cubic is not.
+        # The congestion control is set by route. A namespace may neither choose nor inherit an
+        # algorithm that is restricted on its machine, as cubic is on some.
         via: dict[str, Any] = {
             "oif": host.uplink,
             "scope": "link",
@@ -232,7 +232,7 @@ class Topology:
     def kill_everything(self) -> None:
         """Kill every process on any of the hosts, whoever started it."""
         spaces = {os.fstat(host.namespace).st_ino for host in self.hosts}
-        for _ in range(100):  # a process that forks meanwhile is caught by the next round
+        for _ in range(100):  # the next round finds what was forked meanwhile
             victims = [pid for pid in _processes() if _namespace_of(pid) in spaces]
             if not victims:
                 return

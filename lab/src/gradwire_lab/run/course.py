@@ -194,7 +194,7 @@ def measure(cell: Cell, seed: int, audience: Audience) -> CellRun:
                 work(cell.scenario, seed, ground, result, audience.tick)
             except (RankError, LabUnavailable) as error:
                 result.error = str(error)
-            # Ctrl-C skips this: its samples are not kept, and the network may no longer answer.
+            # Ctrl-C skips these: its samples are not kept, and the network may no longer answer.
             result.events = ground.events
             result.lossy = ground.lossy
             result.bursts = ground.bursts_sent()

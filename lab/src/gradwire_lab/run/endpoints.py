@@ -193,7 +193,7 @@ class PolicyAllReduce:
     def close(self) -> None:
         """Close the engine."""
         if self._communicator is not None:
-            self._communicator.close()  # first: a pipeline only lets go
+            self._communicator.close()  # a pipeline only lets its communicator go
         if self._pipeline is not None:
             self._pipeline.close()
         if self._server is not None:

@@ -38,7 +38,7 @@ class Faults:
         self._faults = tuple(faults)
         self._apply = apply
         self._events = events
-        self._struck: set[str] = set()  # contestants
+        self._struck: set[str] = set()  # the contestants that faults have met
         self._ahead: list[Fault] = []
         self._lasting: list[Fault] = []
         self._trouble: list[OSError] = []

@@ -59,8 +59,8 @@ class Ground:
         self._cut: set[int] = set()
         self._shares: dict[tuple[int, str], float] = {}
         self._losing = False
-        self._turns = 0  # begun by each contestant
-        self._rate = 0  # of the ports now, where it changes
+        self._turns = 0  # turns that each contestant has begun
+        self._rate = 0  # the ports' rate now, where it changes
         self._sent: list[BurstRecord] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -157,7 +157,7 @@ class Ground:
             changer.join()
         if failed:
             raise failed[0]
-        self._set_rate(0)  # of the next one's warm-up
+        self._set_rate(0)  # the next turn's warm-up has the first rate
 
     def _change_rates(self, over: threading.Event, failed: list[LabUnavailable]) -> None:
         begun, number = time.monotonic(), 1
@@ -229,7 +229,7 @@ class Ground:
         relief = self._later(loss.lasts_s, lambda: self._lose(False))
         try:
             yield
-            self._lose(False)  # after an error or Ctrl-C the network goes away instead
+            self._lose(False)  # an error or Ctrl-C removes the network instead
         finally:
             relief.cancel()
             self.lossy.append((begun, min(time.monotonic(), begun + loss.lasts_s)))

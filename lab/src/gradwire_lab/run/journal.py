@@ -58,7 +58,7 @@ def fingerprint(cell: Cell, quick: bool) -> str:
     for section, name, absent in _LATER:
         if fields[section][name] == absent:
             del fields[section][name]
-    if scenario.work.kind != "push":  # options may name files, whose contents count
+    if scenario.work.kind != "push":  # the contents of files that options name count
         fields["policies"] = [
             configure(each.policy, each.options, environment={})[0].options()
             for each in scenario.contestants
@@ -152,7 +152,8 @@ class Journal:
         except BlockingIOError:
             taken = True
         else:
-            taken = os.fstat(self._file).st_nlink == 0  # its owner has just removed it, as empty
+            # Another run has just removed the empty file.
+            taken = os.fstat(self._file).st_nlink == 0
         if taken:
             raise ScenarioError(
                 f"{self.path}: another `gradwire lab run` writes there; wait for it, or name "
@@ -229,7 +230,7 @@ class Journal:
         while data:
             data = data[os.write(self._file, data) :]
         os.fsync(self._file)
-        self._take(json.loads(text))  # so that reports show what was written
+        self._take(json.loads(text))  # reports show what was written
 
     def forget(self, runs: Collection[tuple[str, int]]) -> None:
         """Leave out these runs, by cell and seed; the next new run removes them from the file."""

@@ -152,7 +152,7 @@ def _sum(
     out = sums.data.cast("B")
     places = [part.data.cast("B") for part in parts]
     flows = [_Flow(connection) for connection in connections]
-    summed = 0  # elements
+    summed = 0  # elements whose sum is known
     with selectors.DefaultSelector() as selector:
         if len(sums):
             for number, flow in enumerate(flows):

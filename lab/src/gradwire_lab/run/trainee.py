@@ -128,7 +128,7 @@ class LabTrainee(Trainee):
 
     def _wrap(self, line: StartLine) -> TimedDDP:
         before = open_sockets()
-        # Each contestant has a group, and so connections and congestion control, of its own.
+        # A group of its own gives each contestant its own connections and congestion control.
         self._group = dist.new_group()
         dist.barrier(group=self._group)
         if self._contestant.transport == "gloo":
@@ -152,7 +152,7 @@ class LabTrainee(Trainee):
         self.pace.began = time.monotonic()
         wanted = self._contestant.tolerant
         if wanted and self._attachment is not None:
-            # A phase set now holds from the next step on.
+            # A vote decides from the next step on.
             third = THIRDS[self._third(self._step + 1)]
             self._attachment.phase = "tolerant" if third in wanted else "critical"
         return super()._train()

@@ -175,7 +175,7 @@ class Topology:
 
     def _leaf_rate(self) -> int:
         """Return what the ports of a leaf carry together, of the leaf where that is most."""
-        leaves = Leaves(self.leaves, self.ports)  # whatever their uplinks
+        leaves = Leaves(self.leaves, self.ports)  # the rate of the uplinks does not matter here
         rates = [0] * self.leaves
         for host in range(self.hosts):
             rates[leaves.of(host, self.hosts)] += self.port(host).rate

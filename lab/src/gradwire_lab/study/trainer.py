@@ -91,7 +91,7 @@ def train(cell: Cell) -> Outcome:
     for part in range(cell.parts):
         try:
             scores.append(_train_part(cell, part, tally))
-        except RuntimeError as failure:  # a policy may halt training
+        except RuntimeError as failure:  # the policy has halted training
             error = str(failure).strip().splitlines()[0]
             break
     rounds = max(tally.rounds, 1)
@@ -164,7 +164,7 @@ class _Carrier:
         if number % self._epoch == 0:
             for pipeline in self.job.pipelines:
                 pipeline.begin_epoch(number // self._epoch)
-        if self._arm.thirds:  # a vote rules from the next round on
+        if self._arm.thirds:  # a vote decides from the next round on
             loose = 3 * (number + 1) // self._rounds in self._arm.thirds
             for pipeline in self.job.pipelines:
                 pipeline.set_phase("tolerant" if loose else "critical")

@@ -59,7 +59,7 @@ class Weather:
         self._scenario = scenario
         self._job = job
         self._chance = np.random.default_rng(list(seed))
-        self.loss = 0.0  # of this round
+        self.loss = 0.0  # the loss of this round
 
     def before_round(self, phase: Phase) -> None:
         """Let the computation pass and the network be as this round finds it."""
