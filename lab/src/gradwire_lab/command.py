@@ -87,7 +87,7 @@ def check(
     quick: Annotated[bool, typer.Option("--quick", help="check its short form")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
-    """Read a scenario file and say whether it could run here; runs nothing."""
+    """Check whether a scenario file could run here; runs nothing."""
     from gradwire_lab.run.checks import check as check_machine
     from gradwire_lab.scenario import ScenarioError
 

@@ -406,7 +406,7 @@ class Fabric:
             )
 
     def close(self, host: int, linger: float = 2.0) -> None:
-        """Makes an endpoint leave; `closed` tells when it has."""
+        """Makes an endpoint leave; `closed` is true once it has left."""
         self._core.close(host, _ns(linger))
 
     def forget(self) -> None:

@@ -465,7 +465,7 @@ def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int)
 
 
 def _ignored(model: torch.nn.Module) -> Collection[str]:
-    """Returns the names of the parameters that DDP is told not to average."""
+    """Returns the names of the parameters that DDP leaves out of its averages."""
     names: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     return names
 

@@ -1,4 +1,4 @@
-"""Run one case on a lab network and say what came out."""
+"""Run one case on a lab network and measure it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Worker:
         )
 
     def train(self, steps: int) -> Message:
-        """Train, and tell of the model and of what was lost."""
+        """Train; return a hash of the model, and what was lost."""
         optimizer = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=0.9)
         torch.manual_seed(1000 + self._rank)  # each rank draws data of its own
         delivered = []

@@ -70,7 +70,7 @@ def round_trips(
 
 @dataclass(frozen=True)
 class DelayError:
-    """These numbers say how far round trips over a wire are from those asked for.
+    """These numbers show how far round trips over a wire are from those asked for.
 
     Attributes:
         delay_s: of each direction, as set.
@@ -121,7 +121,7 @@ def _answered(times: list[float | None]) -> list[float]:
 
 @dataclass(frozen=True)
 class WireLoad:
-    """These numbers say what a wire did with full packets in both directions at once.
+    """These numbers show what a wire did with full packets in both directions at once.
 
     Attributes:
         rate: of the ports, in bits per second.

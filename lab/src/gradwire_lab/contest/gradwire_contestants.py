@@ -175,7 +175,7 @@ class GradwirePush:
         if self._control == "probe":
             passes: dict[str, Any] = {"control": "probe", "order": "sequential"}
             plan = replace(plan, schedule=(CloseStep(scope="worker"),), **passes)
-        return said(self._rounds.run(buffer, plan))
+        return counters_of(self._rounds.run(buffer, plan))
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         """Nothing comes back that could be checked; the sums are, where they are pulled."""
@@ -192,8 +192,8 @@ class GradwirePush:
             self._server.close()
 
 
-def said(report: TransferReport) -> dict[str, Any]:
-    """Return what a transfer reports about its round."""
+def counters_of(report: TransferReport) -> dict[str, Any]:
+    """Return a transfer's counters, those of its round."""
     passes = getattr(report, "passes", 0)
     return {
         **({"passes": passes} if passes else {}),

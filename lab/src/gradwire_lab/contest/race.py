@@ -56,7 +56,7 @@ class Round:
     Attributes:
         start: the moment that all ranks started, in seconds of ``time.monotonic()``.
         ranks: each rank's time from then until it was done, in seconds.
-        details: what each rank's contestant had to say about the round.
+        details: each rank's counters of the round, as its contestant keeps them.
     """
 
     start: float

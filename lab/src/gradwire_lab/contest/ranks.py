@@ -75,12 +75,12 @@ class Ranks:
         env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start the ranks and tell them what to do; the first `gather` waits for them.
+        """Start the ranks and send their configurations; the first `gather` waits for them.
 
         Args:
             spawn: starts a program on a host.
             module: the ranks' program, which runs `gradwire_lab.contest.rank_program.obey`.
-            configs: what each rank is told first, in rank order.
+            configs: the first message to each rank, in rank order.
             env: additions to the ranks' environment.
             pass_fds: descriptors that they inherit under the same numbers.
 

@@ -58,7 +58,7 @@ class Outcome:
 
 
 class Audience:
-    """An audience is told of the demo's progress; this one ignores it."""
+    """An audience follows the demo's progress; this one ignores it."""
 
     def stage(self, text: str) -> None:
         """A new stage has begun."""
@@ -78,7 +78,7 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
 
     Args:
         scenario: what to do.
-        audience: told while it runs.
+        audience: follows the progress.
     """
     outcome = Outcome(scenario, time.monotonic())
     try:

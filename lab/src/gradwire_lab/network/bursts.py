@@ -22,7 +22,7 @@ _GOLDEN = 0.618
 
 @dataclass(frozen=True)
 class BurstRecord:
-    """A record tells how a burst really was.
+    """A record holds a burst as it was sent.
 
     Attributes:
         start: when its first packet went out, in seconds of ``time.monotonic()``.

@@ -48,7 +48,7 @@ class LossRules:
         self._replace(device, _by_chance(rate) if rate > 0 else None)
 
     def set_longest(self, device: str, longest: int) -> None:
-        """Drop what is longer than this many bytes, IP header included, without a word.
+        """Drop what is longer than this many bytes, IP header included, and report nothing.
 
         A train counts as one packet. 0 takes the rule away, which is also that of `set`.
 

@@ -91,7 +91,7 @@ class Switches:
         return first, second
 
     def connect(self, number: int, port: int) -> None:
-        """Put a host's port where it belongs, and tell every switch the way to the host.
+        """Put a host's port where it belongs, and enter the way to the host in every switch.
 
         Args:
             number: of the host.

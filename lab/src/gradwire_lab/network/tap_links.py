@@ -109,7 +109,7 @@ class TapLinks:
         self._ask("set", host, direction=DIRECTIONS[direction], options=options)
 
     def counters(self, host: int) -> dict[str, dict[str, int]]:
-        """Return what both directions have seen, as `_link.TapLink.counters` says it, and `cpu_ns`.
+        """Return both directions' counters, those of `_link.TapLink.counters`, and `cpu_ns`.
 
         Raises:
             OSError: it has failed.

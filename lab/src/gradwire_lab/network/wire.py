@@ -80,7 +80,7 @@ class WireStats:
         frames: the same, a train that passed whole counting as one.
         dropped_queue: that found no room in its queue.
         marked: that left with CE because of what waited in its queue.
-        dropped_loss: that it lost, as it was told to.
+        dropped_loss: that its loss took.
         dropped_memory: that it could not hold: the lab's own failure.
         overrun: frames lost because the lab was late: its own failure.
         max_queue_bytes: the longest its queue was.

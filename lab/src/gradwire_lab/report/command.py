@@ -121,7 +121,7 @@ def _file(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _whole(folder: Path) -> Iterator[None]:
-    """Tell in a sentence of what a run's JSON lacks, or has in another form."""
+    """Refuse a run's JSON that lacks something or has it in another form, in a sentence."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

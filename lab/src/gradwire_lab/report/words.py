@@ -27,13 +27,13 @@ __all__ = [
 NONE = "–"
 TOO_SLOW = 0.85
 STOLEN = 0.02
-"""Stolen share of the processor time wanted from which on a report tells of it (ours)."""
+"""Smallest stolen share of the processor time asked for that a report mentions (ours)."""
 
 SHORT = 0.9
-"""Share of their bytes below which bursts were others than the file's (ours)."""
+"""Share of their bytes below which bursts count as others than the file's (ours)."""
 
 ANOTHER_SHARE = 0.03
-"""Distance from the communication share asked for at which a report tells of it (ours)."""
+"""Distance from the communication share asked for that a report mentions (ours)."""
 
 COLUMNS = (
     "",

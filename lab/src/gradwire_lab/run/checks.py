@@ -48,7 +48,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Calibration:
-    """A calibration tells what a machine carried on a cell's network, in bit/s of payload.
+    """A calibration holds what a machine carried on a cell's network, in bit/s of payload.
 
     All ports and uplinks were busy meanwhile.
 

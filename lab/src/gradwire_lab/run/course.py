@@ -31,7 +31,7 @@ class CodeChanged(ScenarioError):
 
 
 class Audience:
-    """An audience is told of a run's progress; this one ignores it."""
+    """An audience follows a run's progress; this one ignores it."""
 
     def stage(self, text: str) -> None:
         """A new stage has begun."""
@@ -72,7 +72,7 @@ class Outcome:
 
     @property
     def errors(self) -> list[str]:
-        """Tell of each run that failed, a line each."""
+        """Return a line for each run that failed."""
         return [
             f"{name}, seed {seed}: {run.error}"
             for (name, seed), run in self.runs.items()
@@ -113,7 +113,7 @@ def run(
     journal: Journal,
     audience: Audience,
 ) -> None:
-    """Run cells and seeds one after another; the journal tells of those that fail.
+    """Run cells and seeds one after another; those that fail are in the journal, too.
 
     Raises:
         ScenarioError: the machine does not reach a rate; nothing has run then.

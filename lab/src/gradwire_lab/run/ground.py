@@ -283,7 +283,7 @@ class Ground:
             self._write_losses()
 
     def _write_losses(self) -> None:
-        """Bring the links' losses to what is wanted now; the caller holds the lock."""
+        """Set the links' losses to what is due now; the caller holds the lock."""
         kernel = []
         for host in range(self.scenario.topology.hosts):
             for direction in ("uplink", "downlink"):

@@ -70,7 +70,7 @@ def fingerprint(cell: Cell, quick: bool) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """A record tells of one run: one cell with one seed.
+    """A record is of one run, which is one cell with one seed.
 
     Attributes:
         cell: its name.

@@ -51,7 +51,7 @@ class Measured:
 
 
 def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
-    """Compute a mark: the quotient in each of its cells, and whether it is what is wanted.
+    """Compute a mark: the quotient in each of its cells, and whether it is met.
 
     Returns:
         A table with
@@ -63,7 +63,7 @@ def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
         - value, by the mark's scope over the known cells; None where none is known;
         - interval: of the value over seeds;
         - wanted, and met: None if it was not measured, or if what is missing could change it;
-        - missed_by: a share of what is wanted, so far.
+        - missed_by: the share of `wanted` by which it is missed so far.
 
         A quotient is judged by its value, all seeds together; a difference by its interval.
     """

@@ -123,7 +123,7 @@ def _expand(raw: Mapping[str, Any], where: str, stem: str) -> tuple[Cell, ...]:
         cell = Cell(labels, build(Scenario, tables, f"{where}: scenario"))
         if cell.name in cells:
             raise ScenarioError(
-                f"{where}: grid: two cells are called {cell.name!r}; other labels are wanted"
+                f"{where}: grid: two cells are called {cell.name!r}; other labels are needed"
             )
         cells[cell.name] = cell
         try:

@@ -325,7 +325,7 @@ class Fault:
         high=86_400.0,
     )
     for_s: float | None = key(
-        None, "how long, s; 1 where nothing is said; a kill has no end", above=0.0, high=25.0
+        None, "how long, s; 1 where it is left out; a kill has no end", above=0.0, high=25.0
     )
 
     def __post_init__(self) -> None:

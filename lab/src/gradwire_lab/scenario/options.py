@@ -84,7 +84,7 @@ def check_policy(
     if votes and made.phases is None:
         raise ScenarioError(f"policy={policy!r} with tolerant: it has no phases to vote for")
     if getattr(made, "every", None) == "epoch":
-        raise ScenarioError("every='epoch': the lab tells no epochs; a number of steps is allowed")
+        raise ScenarioError("every='epoch': the lab has no epochs; a number of steps is allowed")
     if options.get("loss_rise") is not None and work.kind != "training":
         raise ScenarioError(
             f"loss_rise={options['loss_rise']!r}: only work.kind='training' has losses"

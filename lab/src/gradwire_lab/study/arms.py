@@ -37,7 +37,7 @@ class Arm:
 
 LOSSLESS = "lossless"
 BAD = "bad"
-"""Known to be bad: where it counts as good, the task is too easy to tell anything."""
+"""The arm that is known to be bad; where it counts as good, the task is too easy."""
 
 POLICIES = (
     Arm("reliable", "reliable"),

@@ -61,7 +61,7 @@ class Worker:
         )
 
     def train(self) -> Message:
-        """Train, and tell of the model and, round by round, of what was lost."""
+        """Train; return a hash of the model, its score, and what was lost in each round."""
         rounds = self._cell.rounds
         shares: list[float] = []
         comm_s: list[float] = []

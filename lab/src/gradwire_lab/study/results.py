@@ -92,10 +92,12 @@ def notes(found: Sequence[Result]) -> list[str]:
             if result.verdict == "as good":
                 lines.append(
                     f"{where}: the arm that is known to be bad counts as good: this task is too "
-                    "easy to tell anything"
+                    "easy to show a difference"
                 )
             elif result.verdict != "worse":
-                lines.append(f"{where}: the arm that is known to be bad is not told apart yet")
+                lines.append(
+                    f"{where}: the arm that is known to be bad does not count as worse yet"
+                )
     undone = sum(result.difference is None and not result.errors for result in found)
     if undone:
         lines.append(f"{undone} of {len(found)} rows have not been run yet")

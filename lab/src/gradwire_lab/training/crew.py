@@ -27,7 +27,7 @@ def start(
     Args:
         spawn: starts a program on the host of a rank.
         module: the ranks' program.
-        configs: what each rank is told first, in rank order; ``line`` is added.
+        configs: the first message to each rank, in rank order; ``line`` is added.
         trainees: how many of the ranks train; they come first.
         env: additions to the ranks' environment.
 
@@ -37,8 +37,8 @@ def start(
     line = memory(trainees)
     try:
         with uninterrupted():
-            told = [{**config, "line": line} for config in configs]
-            return Ranks(spawn, module, told, pass_fds=[line], env=env)
+            full = [{**config, "line": line} for config in configs]
+            return Ranks(spawn, module, full, pass_fds=[line], env=env)
     finally:
         os.close(line)
 
