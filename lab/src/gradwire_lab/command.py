@@ -34,7 +34,7 @@ _BAD_INPUT = 2
 
 @app.callback()
 def _root() -> None:
-    """Scenario files on real kernel networks: hosts, queues, loss, bursts, and TCP beside them."""
+    """Run scenario files on real kernel networks: hosts, queues, loss, bursts, and TCP beside."""
 
 
 @app.command(name="list")
@@ -66,7 +66,7 @@ def list_scenarios(
 def keys(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
-    """All keys of scenario files: defaults, what is allowed, and what they mean."""
+    """List all keys of scenario files: defaults, what is allowed, and what they mean."""
     from gradwire_lab.scenario.keys import COLUMNS, key_rows
 
     rows = key_rows()
@@ -189,8 +189,9 @@ def show(
         bool, typer.Option("--json", help="print the JSON instead of tables")
     ] = False,
 ) -> None:
-    """Tables and marks of the runs in a folder, whichever gradwire and machine made them; runs
-    nothing, and may be called while a run goes on.
+    """Show tables and marks of the runs in a folder, whichever gradwire and machine made them.
+
+    It runs nothing, and may be called while a run goes on.
     """
     from gradwire_lab.report.markdown import as_markdown
     from gradwire_lab.report.terminal import show as show_tables

@@ -1,4 +1,4 @@
-"""The rows of the benchmark table: what is moved over which network, and against whom."""
+"""The rows of the benchmark table set what is moved over which network, and against whom."""
 
 from __future__ import annotations
 

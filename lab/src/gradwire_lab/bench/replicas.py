@@ -1,4 +1,4 @@
-"""Do replicas stay bit-identical? Real DDP jobs through real loss, then a hash on every rank."""
+"""This benchmark hashes all replicas after real DDP jobs through real loss: they must be alike."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from gradwire_lab.contest.ranks import Message
 
 
 class Worker:
-    """One replica."""
+    """A worker trains one replica."""
 
     def __init__(self, config: Message) -> None:
         """Meet the other ranks.

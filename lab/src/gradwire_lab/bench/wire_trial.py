@@ -1,4 +1,4 @@
-"""What a wire of the lab really does on this machine: round trips, and the rate it carries."""
+"""Trials measure a wire of the lab on this machine: its round trips, and the rate it carries."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def wire_load(
 
 
 class _Way:
-    """One direction between two looks at its statistics."""
+    """A way is one direction of a wire between two looks at its statistics."""
 
     def __init__(self, before: WireStats, after: WireStats, seconds: float) -> None:
         packets = after.packets - before.packets

@@ -150,7 +150,7 @@ class TcpPush:
                         selector.unregister(key.fileobj)
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
-        """Nothing to check: TCP counted the bytes."""
+        """Check nothing, because TCP counted the bytes."""
 
     def report(self) -> dict[str, Any]:
         """Return the congestion control that the connections really use."""

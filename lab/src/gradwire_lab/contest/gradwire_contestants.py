@@ -178,7 +178,7 @@ class GradwirePush:
         return counters_of(self._rounds.run(buffer, plan))
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
-        """Nothing comes back that could be checked; the sums are, where they are pulled."""
+        """Check nothing, because no sums come back."""
 
     def report(self) -> dict[str, Any]:
         """Return the counters of the worker's engine."""

@@ -48,7 +48,7 @@ class _RemoteTraceback(Exception):
 
 
 class Spawn(Protocol):
-    """Starts a program on a host, as `gradwire_lab.network.network.Network.spawn` does."""
+    """A spawn starts a program on a host, as `gradwire_lab.network.network.Network.spawn` does."""
 
     def __call__(
         self,

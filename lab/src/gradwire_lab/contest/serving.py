@@ -29,7 +29,7 @@ def route_settings(servers: int) -> dict[str, Any]:
 
 
 class ServerThread:
-    """Serves one group from its making until all workers have left or it is closed."""
+    """A server thread serves one group until all workers have left or it is closed."""
 
     def __init__(
         self, store: Store, *, workers: int, index: int, settings: Settings, group: str = "world"

@@ -63,7 +63,7 @@ def phase_of(turn: int, burst: Burst) -> float:
 
 
 class BurstTraffic:
-    """Sends bursts from an extra host into another host's port while a ``with`` block lasts.
+    """Burst traffic goes from an extra host into a host's port while a ``with`` block lasts.
 
     The schedule follows the clock and nothing else: burst k starts at
     ``origin + phase + k * period`` whatever the network does, so several contestants can be

@@ -1,4 +1,4 @@
-"""Switches and hosts on this machine, for as long as a ``with`` block lasts."""
+"""A network of switches and hosts is on this machine while a ``with`` block lasts."""
 
 from __future__ import annotations
 

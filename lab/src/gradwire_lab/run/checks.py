@@ -1,4 +1,4 @@
-"""Checks before a scenario runs: rights, memory, and a rate that the machine reaches."""
+"""Checks before a scenario runs are for rights, memory, and a rate that the machine reaches."""
 
 from __future__ import annotations
 

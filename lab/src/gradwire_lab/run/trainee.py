@@ -46,7 +46,7 @@ class Pace:
 
 
 class PacedDDP(TimedDDP):
-    """DDP with one bucket, which sets out when the stretched computation is over."""
+    """This DDP has one bucket, which sets out when the stretched computation is over."""
 
     def __init__(
         self, module: torch.nn.Module, line: StartLine, pace: Pace, **options: Any
@@ -61,7 +61,7 @@ class PacedDDP(TimedDDP):
 
 
 class OverlappingDDP(PacedDDP):
-    """DDP with several buckets, which set out while the backward pass goes on.
+    """This DDP has several buckets, which set out while the backward pass goes on.
 
     The time runs from the first bucket's start to the last one's result; the ranks do not wait for
     each other before.

@@ -58,10 +58,10 @@ class Outcome:
     commit: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the outcome as plain values."""
         return {**asdict(self), "scores": list(self.scores)}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Outcome:
-        """From what `to_json` made."""
+        """Return the outcome that `to_json` was called on."""
         return Outcome(**{**values, "scores": tuple(values["scores"])})

@@ -133,7 +133,7 @@ DIGITS = Task(
 
 
 def decay(done: float) -> float:
-    """0.3 in the second third, 0.09 in the last: step decay, as the lab's dblp_phases has it."""
+    """Return the factor of step decay, as in dblp_phases: 0.3 in the second third, then 0.09."""
     return 0.3 ** int(3 * done)
 
 

@@ -1,4 +1,4 @@
-"""From outcomes to the study's rows: differences to lossless, verdicts, what the arm did."""
+"""Results are made of outcomes: differences to lossless, verdicts, and what the arm did."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Result:
     commits: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the result as plain values."""
         return {
             **asdict(self.training),
             **asdict(self.row),

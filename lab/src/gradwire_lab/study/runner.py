@@ -1,4 +1,4 @@
-"""Trains the cells that are not done yet, several at a time."""
+"""The runner trains the cells that are not done yet, several at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study's tables for the terminal."""
+"""The study's tables are made here, as Markdown and for the terminal."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def load() -> Text:
 
 
 def rate(done: float) -> float:
-    """Rises over the first tenth, then falls to a fiftieth along a cosine."""
+    """Return the factor of the learning rate: a rise, then a cosine's fall to a fiftieth."""
     if done < WARM:
         return (done + 1e-2) / (WARM + 1e-2)
     return LEAST + (1 - LEAST) * (0.5 + 0.5 * math.cos(math.pi * (done - WARM) / (1 - WARM)))

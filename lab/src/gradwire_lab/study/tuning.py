@@ -26,7 +26,7 @@ RATE = 1e-3
 
 
 class TuningLesson(TextLesson):
-    """One training: of the second half of the files, by a model that knows the first."""
+    """A tuning lesson trains on half of the files a model that knows the other half."""
 
     def __init__(self, seed: int, part: int, data: str) -> None:
         """Deal the files out to the workers and bring the model up."""

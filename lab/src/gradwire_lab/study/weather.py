@@ -52,7 +52,7 @@ class PhaseWatch:
 
 
 class Weather:
-    """Sets a job's links before each round."""
+    """A weather sets a job's links before each round."""
 
     def __init__(self, scenario: Scenario, job: Job, seed: Sequence[int]) -> None:
         """Draw the rounds that lose by this seed."""
