@@ -23,7 +23,7 @@ def run_replicas(network: str, steps: int, pull: str) -> dict[str, Any]:
 
     Args:
         network: name of the standard network.
-        steps: of training.
+        steps: the number of steps of training.
         pull: "exact" or "committed".
 
     Raises:

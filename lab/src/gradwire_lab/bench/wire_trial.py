@@ -30,7 +30,7 @@ def round_trips(
     """Return the round-trip times of small datagrams between two hosts, one at a time.
 
     Args:
-        network: of the hosts.
+        network: the network of the hosts.
         source: the host that asks.
         target: the host that answers.
         count: how many.
@@ -73,13 +73,13 @@ class DelayError:
     """These numbers show how far round trips over a wire are from those asked for.
 
     Attributes:
-        delay_s: of each direction, as set.
+        delay_s: the delay of each direction, as set.
         count: round trips measured.
         plain_s: median round trip without the wire, in seconds.
         median_s: how much longer than that and twice the delay they took: the median.
         p99_s: the 99th percentile. What the hosts' own wake-ups take is part of both.
         late_s: how long after it was due a frame came out of the wire, on average.
-        max_late_s: at worst.
+        max_late_s: the same at worst.
     """
 
     delay_s: float
@@ -124,8 +124,8 @@ class WireLoad:
     """These numbers show what a wire did with full packets in both directions at once.
 
     Attributes:
-        rate: of the ports, in bits per second.
-        delay_s: of each direction.
+        rate: the rate of the ports, in bits per second.
+        delay_s: the delay of each direction.
         offloads: whether trains passed whole.
         carried: bits per second that came out, the lesser of both directions.
         lost: share of the packets that the lab failed to carry, the greater.
@@ -152,8 +152,8 @@ def wire_load(
     """Send 0.97 of a rate over one wire in both directions.
 
     Args:
-        rate: of the ports, in bits per second.
-        delay_s: of each direction of the wire.
+        rate: the rate of the ports, in bits per second.
+        delay_s: the delay of each direction of the wire.
         offloads: whether trains pass whole.
         seconds: how long.
 

@@ -29,7 +29,7 @@ class Contestant(Protocol):
         """Connect, before anything is timed.
 
         Args:
-            rank: of this process.
+            rank: the rank of this process.
             world: number of ranks.
             store: shared by this contestant's ranks and nobody else.
         """
@@ -48,7 +48,7 @@ class Contestant(Protocol):
         """Check the result of a round.
 
         Args:
-            buffer: as `run_round` left it.
+            buffer: the buffer as `run_round` left it.
             inputs: the value that each rank's buffer was filled with.
 
         Raises:

@@ -131,13 +131,13 @@ class GradwirePush:
         """Choose the plan: see `make_plan`.
 
         Args:
-            bound: of the whole buffer.
+            bound: the bound of the whole buffer.
             spend: what may be given up.
             schedule: seconds after a worker's first arrival, and the share that is enough then: so
                 the bound is spent. Without a bound nothing is given up at any time.
             control: "stream", or "probe" for the papers' passes.
             options: settings besides the route.
-            group: of endpoints; contestants of different groups share no engine.
+            group: the group of endpoints; contestants of different groups share no engine.
         """
         self._control, self._group = control, group
         self._bound, self._spend = bound, spend

@@ -107,8 +107,8 @@ class Ranks:
 
         Args:
             command: its name as ``command``, and its arguments.
-            deadline: in seconds of ``time.monotonic()``.
-            progress: called with each tick that a rank sends before it answers.
+            deadline: the latest moment, in seconds of ``time.monotonic()``.
+            progress: a function that is called with each tick that a rank sends before it answers.
         """
         for rank in self._ranks:
             rank.send(command)
@@ -120,8 +120,8 @@ class Ranks:
         """Wait for an answer of every rank.
 
         Args:
-            deadline: in seconds of ``time.monotonic()``.
-            progress: called with each tick that a rank sends before it answers.
+            deadline: the latest moment, in seconds of ``time.monotonic()``.
+            progress: a function that is called with each tick that a rank sends before it answers.
 
         Returns:
             The answers, in rank order.

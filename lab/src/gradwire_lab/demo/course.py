@@ -32,12 +32,12 @@ class Outcome:
 
     Attributes:
         scenario: what was to be done.
-        ground: where; None if there was none yet.
+        ground: where it ran; None if there was no ground yet.
         origin: when it began, in seconds of ``time.monotonic()``.
         facts: about model and text.
-        blocks: in the order in which they were run.
-        bursts: as they were sent.
-        fingerprints: of each contestant's weights, in rank order.
+        blocks: the blocks in the order in which they were run.
+        bursts: the bursts as they were sent.
+        fingerprints: hashes of each contestant's weights, in rank order.
         network_drops: packets lost in the network, cross traffic included.
         softnet_drops: packets that this machine's processors dropped outside of any queue.
         error: why the demo ended early; None if it did not.

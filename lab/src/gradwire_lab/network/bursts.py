@@ -27,7 +27,7 @@ class BurstRecord:
     Attributes:
         start: when its first packet went out, in seconds of ``time.monotonic()``.
         stop: when its last one did.
-        bytes: sent, Ethernet headers counted.
+        bytes: the bytes sent, Ethernet headers counted.
         planned: the bytes that it should have sent; 0 if they are not known.
     """
 
@@ -82,7 +82,7 @@ class BurstTraffic:
         """Start the sender.
 
         Args:
-            network: with at least one extra host.
+            network: a network with at least one extra host.
             burst: rate and rhythm.
             target: host whose port is hit.
             source: host that sends; the first extra one if not given.

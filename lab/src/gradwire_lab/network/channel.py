@@ -55,7 +55,7 @@ class KeeperChannel:
         be the one to this.
 
         Args:
-            request: as JSON.
+            request: the question, which goes as JSON.
             trouble: what it means when there is no answer.
             descriptors: how many the answer may bring.
 

@@ -64,18 +64,19 @@ class Network:
         Args:
             hosts: number of hosts.
             preset: rate and queue of the ports.
-            ports: of single hosts, by number, where they differ; offloads are as everybody's.
+            ports: the ports of single hosts, by number, where they differ; offloads are as
+                everybody's.
             extra_hosts: number of hosts for cross traffic.
             leaves: how the hosts are spread over leaf switches; None for a single switch.
             ecn: occupancy of a switch's queue, towards a host or on an uplink, above which ECT
                 packets are marked CE, in bytes; 0 for none. TCP on every host asks for it then.
                 No queue of the kernel is sure to mark, so these are the lab's own: every host has
                 a wire, which has the port's rate and queue on the way to the host.
-            congestion_control: of TCP on every host.
+            congestion_control: the congestion control of TCP on every host.
             wires: what the link of a host does to packets, by host, in both directions at first.
                 All others are veth pairs, which do nothing to them. The port keeps its rate and
                 queue: what leaves them travels on the wire.
-            wire_seed: of the wires' losses and jitter.
+            wire_seed: the seed of the wires' losses and jitter.
 
         Raises:
             LabUnavailable: the machine does not let this process do so.
@@ -169,7 +170,7 @@ class Network:
             command: the program and its arguments.
             env: additions to this process's environment.
             pass_fds: descriptors that it inherits under the same numbers.
-            options: of `subprocess.Popen`.
+            options: options of `subprocess.Popen`.
 
         Raises:
             IndexError: there is no such host.
@@ -294,7 +295,7 @@ class Network:
         What travels already arrives when it was due.
 
         Args:
-            host: one of `wires`.
+            host: a host of `wires`.
             wire: what it shall do.
             directions: "uplink" (from the host), "downlink" (to it).
 
@@ -370,8 +371,8 @@ def probe(wired: bool = False, lossy: bool = False) -> str | None:
     """Try to make a small network.
 
     Args:
-        wired: with a wire of the lab's own.
-        lossy: with a port that loses by the kernel's packet filter.
+        wired: whether it needs a wire of the lab's own.
+        lossy: whether it needs a port that loses by the kernel's packet filter.
 
     Returns:
         None if it works, or one line that says why it does not.

@@ -13,7 +13,7 @@ class Preset:
 
     Attributes:
         name: what tables call this network.
-        rate: of a port, in bits per second, Ethernet headers counted.
+        rate: the rate of a port, in bits per second, Ethernet headers counted.
         queue: drop-tail queue of a port, in bytes.
         bucket: depth of the token bucket that makes the rate, in bytes. A packet train longer
             than this is cut into packets before it is queued.

@@ -20,7 +20,7 @@ def shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
 
     Args:
         netlink: a socket inside the device's namespace.
-        index: of the device.
+        index: the index of the device.
         preset: rate, queue and bucket.
         verb: "add" or "change".
     """

@@ -94,7 +94,7 @@ class Switches:
         """Put a host's port where it belongs, and enter the way to the host in every switch.
 
         Args:
-            number: of the host.
+            number: the number of the host.
             port: index of the device.
         """
         self._join(port, self._bridge_of(number))

@@ -30,7 +30,7 @@ def open_tap(name: str, *, offloads: bool) -> tuple[int, bool]:
     Frames have a virtio-net header, so that checksums are left out, as on a veth pair.
 
     Args:
-        name: of the device.
+        name: the name of the device.
         offloads: whether trains pass whole.
 
     Returns:

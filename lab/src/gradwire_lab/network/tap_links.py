@@ -33,7 +33,7 @@ class TapPair:
 
     Attributes:
         host: descriptor of the one on the host.
-        port: of the one at the switch.
+        port: the same of the device at the switch.
         carrier: what carries frames between them, as results shall name it.
     """
 

@@ -164,9 +164,9 @@ def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibrat
     """Fill the ports and uplinks that the work uses with TCP for a moment; see what gets through.
 
     Args:
-        scenario: of one cell; its wires carry, but delay nothing, and loss and cross traffic take
-            no part.
-        name: of the file and the cell, for the error.
+        scenario: the scenario of one cell. Its wires carry, but delay nothing, and loss and cross
+            traffic take no part.
+        name: the name of the file and the cell, for the error.
         enough: share of the payload that must get through.
 
     Raises:

@@ -47,7 +47,7 @@ class Outcome:
     Attributes:
         experiment: what was to be done.
         calibrations: what the machine carries, one for each kind of network.
-        records: by cell name and seed, in the order of the file's cells and of the seeds.
+        records: the records by cell name and seed, in the order of the file.
     """
 
     experiment: Experiment

@@ -127,8 +127,8 @@ class PolicyAllReduce:
 
         Args:
             policy: its name.
-            options: as for `gradwire.attach`.
-            elements: of the buffer.
+            options: the options of `gradwire.attach`.
+            elements: the number of elements of the buffer.
             layers: how many equal layers the buffer is cut into.
             group: name of the group of endpoints, which shares an engine with no other.
         """

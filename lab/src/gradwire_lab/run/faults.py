@@ -31,7 +31,7 @@ class Faults:
         """Prepare the faults; none begins yet.
 
         Args:
-            faults: of the scenario.
+            faults: the faults of the scenario.
             apply: begins a fault (True), or ends it; called from timer threads, one at a time.
             events: list that gets an entry for each fault that began or ended.
         """
@@ -50,7 +50,7 @@ class Faults:
 
         Args:
             contestant: whose turn it is.
-            start: of its first timed round, by ``time.monotonic()``; now if not given.
+            start: the start of its first timed round, by ``time.monotonic()``; now if not given.
         """
         if contestant in self._struck:
             return

@@ -41,8 +41,8 @@ class Ground:
         faults: begin in each contestant's first turn, whose start is given by who runs the rounds.
         lossy: spans in which links lost packets on purpose: from, to, in ``time.monotonic()``.
         victim: sends a signal to a rank; set by whoever starts the ranks.
-        wire: by contestant, the bytes that all workers and servers sent in its rounds, as their
-            ports count them, and how many rounds those are; see `counting`.
+        wire: the bytes that all workers and servers sent in a contestant's rounds, as their ports
+            count them, and the number of these rounds; see `counting`.
     """
 
     network: Network
@@ -335,8 +335,8 @@ def open_ground(scenario: Scenario, seed: int) -> Iterator[Ground]:
     """Make a cell's network, which is removed with everything in it at the end.
 
     Args:
-        scenario: of the cell.
-        seed: of the wires' losses and jitter.
+        scenario: the scenario of the cell.
+        seed: the seed of the wires' losses and jitter.
 
     Raises:
         LabUnavailable: this machine cannot make it; the message says why.

@@ -47,7 +47,7 @@ def fingerprint(cell: Cell, quick: bool) -> str:
     """Hash all that a cell's numbers depend on, but for gradwire, the machine and the seed.
 
     Args:
-        cell: of a scenario file.
+        cell: a cell of a scenario file.
         quick: whether it is the file's short form.
     """
     scenario = cell.scenario
@@ -79,10 +79,10 @@ class Record:
         date: when it began, ISO 8601, UTC.
         took_s: how long it took, set-up included.
         gradwire: version and fingerprint of what measured.
-        commit: of a source checkout.
-        machine: and its software.
+        commit: the commit of a source checkout.
+        machine: the machine and its software.
         settings: GRADWIRE_* variables that were set.
-        load: of the machine when it began.
+        load: the load of the machine when it began.
         stolen: share of the processor time wanted meanwhile that a hypervisor gave to others; None
             if it is not known, as in some of the runs in experiments/results.
         run: the samples.
@@ -117,7 +117,7 @@ class Journal:
         """Read what is there; make the folder if it is not.
 
         Args:
-            folder: of the run's other files.
+            folder: the folder of the run's other files.
             again: start over: what is there is thrown away as soon as there is a new run.
             reading: change nothing, and use the runs of every gradwire and machine.
 
@@ -248,7 +248,7 @@ class Journal:
         of another form of the cell where there is none of this form.
 
         Args:
-            cells: of the scenario file.
+            cells: the cells of the scenario file.
             quick: whether they are its short form.
         """
         wanted = {cell.name: fingerprint(cell, quick) for cell in cells}

@@ -40,8 +40,8 @@ class Measured:
     """A measured cell has its contestants' summaries.
 
     Attributes:
-        cell: of the scenario.
-        summaries: by contestant.
+        cell: the cell of the scenario.
+        summaries: the summaries by contestant.
         complete: whether they are of all seeds.
     """
 

@@ -49,7 +49,7 @@ class TcpOverServers:
         Args:
             congestion_control: its name.
             workers: how many of the ranks, the first ones, are workers.
-            elements: of a buffer.
+            elements: the number of elements of a buffer.
         """
         self._elements = elements
         self._congestion_control = congestion_control

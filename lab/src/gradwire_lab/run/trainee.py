@@ -88,7 +88,7 @@ class LabTrainee(Trainee):
     """A trainee trains a model over one contestant.
 
     Attributes:
-        pace: of its computation.
+        pace: the pace of its computation.
         layers: the shares delivered by region, of each step since `take_layers`.
     """
 
@@ -110,9 +110,9 @@ class LabTrainee(Trainee):
             model: sizes, and how computation and communication meet.
             recipe: the same sizes as every trainee takes them.
             text: what is learnt.
-            rank: of this process.
+            rank: the rank of this process.
             line: where the ranks wait for each other.
-            steps: of the whole training.
+            steps: the number of steps of the whole training.
             trials: steps before them, which find its pace and count as none of its thirds.
         """
         self._steps, self._trials = steps, trials

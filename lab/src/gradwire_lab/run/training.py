@@ -42,7 +42,7 @@ def segments(
 
     Args:
         first: number of the turn's first step.
-        steps: of the turn.
+        steps: the number of steps of the turn.
         losing: numbers of the steps in which links lose packets.
         begin: cut before this step of the turn, too.
     """

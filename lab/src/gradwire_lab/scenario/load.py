@@ -33,7 +33,7 @@ class Experiment:
     Attributes:
         path: where it was read.
         quick: whether its short form was taken.
-        cells: in the order in which they run.
+        cells: the cells in the order in which they run.
         left_out: why, by the name of an optional contestant that takes no part.
         raw: the tables as they were read, the short form merged in.
     """
@@ -54,7 +54,7 @@ def load(path: Path, *, quick: bool = False) -> Experiment:
     """Read and check a scenario file, its short form too.
 
     Args:
-        path: of the TOML file.
+        path: the path of the TOML file.
         quick: take its short form: its table ``quick`` is merged over the others, and of the
             contestants only those in ``quick.only`` take part, if there is such a list.
 

@@ -138,7 +138,7 @@ class Map:
         """Check that a grid has its axes.
 
         Args:
-            labels: of one cell, by axis.
+            labels: the labels of one cell, by axis.
 
         Raises:
             ScenarioError: it has not.

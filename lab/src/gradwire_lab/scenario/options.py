@@ -66,7 +66,7 @@ def check_policy(
         policy: its name.
         options: its own and the common settings.
         work: what is moved: an all-reduce or training.
-        model: that training trains.
+        model: the model that training trains.
         votes: whether the workers vote for phases.
         servers: how many sum for the workers.
 
@@ -96,7 +96,7 @@ def check_one_engine(options: Mapping[str, Mapping[str, Any]]) -> None:
     """Check that the contestants of one training can share an engine.
 
     Args:
-        options: of gradwire's contestants, by name; each alone is right.
+        options: the options of gradwire's contestants, by name; each alone is right.
 
     Raises:
         ScenarioError: names two of them, the setting and its values.

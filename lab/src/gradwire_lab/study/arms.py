@@ -16,9 +16,9 @@ class Arm:
     """An arm is one way to carry gradients.
 
     Attributes:
-        name: on the command line.
-        policy: of gradwire; None for plain sums, without any transport.
-        options: as for `gradwire.attach`.
+        name: its name on the command line.
+        policy: gradwire's policy; None for plain sums, without any transport.
+        options: the options of `gradwire.attach`.
         calibrated: the policy gets the table that `gradwire.calibrate` makes on the fresh model.
         own_order: each worker leaves out chunks of its own (`own_order.OwnOrder` for "mlt").
         thirds: the thirds of training (0, 1, 2) in which all workers ask for the tolerant phase;

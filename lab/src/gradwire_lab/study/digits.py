@@ -50,7 +50,7 @@ class DigitsLesson:
     """This lesson is one fold of one seed.
 
     Attributes:
-        labels: of all images.
+        labels: the labels of all images.
         own: the images of each worker.
         held_out: the images of the fold, which no worker trains on.
     """

@@ -23,14 +23,14 @@ class Result:
     Attributes:
         training: task, optimizer, rounds and parts.
         row: arm, scenario and data.
-        seeds: that have been trained with this arm and without loss.
+        seeds: the number of seeds that have been trained with this arm and without loss.
         lossless: mean score without loss, of the same seeds.
-        difference: to it, paired; None when no seed is done.
+        difference: the paired difference to lossless; None when no seed is done.
         verdict: see `statistics.Verdict`; "halts" when a training ended early.
         errors: why trainings ended early.
         delivered, critical_share, comm_s: means of the seeds'.
         lossy_rounds, guarded: sums over the seeds.
-        commits: that the arm and lossless training were run with, as far as that is known.
+        commits: the commits that the arm and lossless training were run with, where known.
     """
 
     training: Training

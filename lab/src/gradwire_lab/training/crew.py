@@ -58,14 +58,14 @@ def train(
     """Let the ranks train one contestant for a turn.
 
     Args:
-        ranks: which `start` made.
+        ranks: the ranks that `start` made.
         contestant: its name.
-        steps: of the turn.
+        steps: the number of steps of the turn.
         start: when to begin, in seconds of ``time.monotonic()``.
-        deadline: by when all ranks have answered, likewise.
+        deadline: when all ranks have to have answered, likewise.
         warm_up: how many of the steps are not timed.
         trainees: how many of the ranks train; all if not given.
-        progress: called with each step of rank 0.
+        progress: a function that is called with each step of rank 0.
         options: further arguments of the ranks' command.
 
     Raises:

@@ -42,14 +42,14 @@ class RankStep:
         start: when all ranks had theirs.
         end: when the averaged gradients were there.
         ended: when the weights had moved.
-        loss: of the rank's samples, in nats per character.
+        loss: the loss of the rank's samples, in nats per character.
         delivered: the share of the rank's gradients that counted.
         critical: whether the step was in a critical phase; None where there are no phases.
-        bytes: that the rank's engine sent; None for TCP.
+        bytes: the bytes that the rank's engine sent; None for TCP.
         packets: likewise.
         retransmissions: packets that it sent again; None for TCP.
         push_s: seconds until its gradients were summed; None for TCP.
-        passes: of a push with probes, 0 of others; None for TCP.
+        passes: the passes of a push with probes, 0 of others; None for TCP.
         encoded: bytes of the encoded gradients over those of float32; None if it is not known.
     """
 
@@ -82,7 +82,7 @@ class Trainee:
             entry: which contestant.
             recipe: sizes and seeds.
             text: what is learnt.
-            rank: of this process.
+            rank: the rank of this process.
             line: where the ranks wait for each other.
         """
         self._entry = entry
@@ -121,7 +121,7 @@ class Trainee:
         Args:
             steps: how many.
             start: when to begin, in seconds of ``time.monotonic()``.
-            progress: called after each step.
+            progress: a function that is called after each step.
 
         Returns:
             The steps, as JSON.
