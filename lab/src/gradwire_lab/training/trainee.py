@@ -71,7 +71,12 @@ class RankStep:
 
 
 class Trainee:
-    """A trainee has a model, its optimizer and its transport; making one is collective."""
+    """A trainee has a model, its optimizer and its transport; making one is collective.
+
+    Attributes:
+        model: the model.
+        optimizer: its optimizer.
+    """
 
     def __init__(
         self, entry: Entry, recipe: Recipe, text: Text, rank: int, line: StartLine
@@ -92,7 +97,7 @@ class Trainee:
         torch.manual_seed(recipe.seed)
         shape = Shape(SYMBOLS, recipe.context, recipe.width, recipe.layers, recipe.heads)
         self.model = CharacterModel(shape)
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.98))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.98))
         self._ddp = self._wrap(line)
         self._attachment = self._connect()
         self._step = 0
@@ -108,7 +113,7 @@ class Trainee:
             self._ddp.register_comm_hook(*self._hook())
             return None
         return gradwire.attach(
-            self._ddp, policy=entry.policy, optimizer=self._optimizer, **entry.options
+            self._ddp, policy=entry.policy, optimizer=self.optimizer, **entry.options
         )
 
     def _hook(self) -> tuple[Any, Callable[..., Any]]:
@@ -137,7 +142,7 @@ class Trainee:
     def _train(self) -> RankStep:
         recipe, step = self._recipe, self._step
         began = time.monotonic()
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate(step)
         loss = self._ddp(
             *self._text.batch(
@@ -148,10 +153,10 @@ class Trainee:
                 context=recipe.context,
             )
         )
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
-        self._optimizer.step()
+        self.optimizer.step()
         value = float(loss.detach())
         ended = time.monotonic()
         self._step += 1
