@@ -80,8 +80,8 @@ void Endpoint::Impl::share_credit(Nanos now) {
       continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
     // A peer that may run out of credit gets an ACK at once, others have it with their next ACK.
-    const uint64_t untold = p->granted - p->granted_sent;
-    if (wanted && p->granted_sent <= p->received.largest() + p->share / 2 && untold >= 2)
+    const uint64_t unsent = p->granted - p->granted_sent;
+    if (wanted && p->granted_sent <= p->received.largest() + p->share / 2 && unsent >= 2)
       p->ack_now = true;
   }
 }

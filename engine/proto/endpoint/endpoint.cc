@@ -150,7 +150,7 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
   fail_waiting(why);
   for (auto& p : paths) {
     if (!p) continue;
-    p->told = false;
+    p->bye_acked = false;
     // A peer that left before has been answered, but the answer may have been lost.
     p->byes_enough = p->gone && p->loss_to(now) <= kHeavyLoss ? 1 : kMostFarewells;
     p->next_farewell = now;
@@ -161,7 +161,7 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
 // True when this peer needs no more BYEs. Either it has acknowledged one, or enough were sent to a
 // peer that may never answer: it leaves too, was never here, or this endpoint has failed.
 bool Endpoint::Impl::farewell_over(const Path& path) const {
-  if (path.told) return true;
+  if (path.bye_acked) return true;
   const bool met = path.rtt.any() || path.received.largest() > 0;
   if (!met || failure) return path.byes_sent >= std::min(path.byes_enough, kFarewells);
   return path.gone && path.byes_sent >= path.byes_enough;

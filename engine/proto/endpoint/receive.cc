@@ -122,7 +122,7 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
         ++counters.malformed;
         return;
       }
-      path.told |= bye->heard;
+      path.bye_acked |= bye->heard;
       if (!bye->leaves) return;
       path.answer_bye = !bye->heard && !closed;
       path.gone_op = std::max(path.gone_op, bye->complete_below);
@@ -236,18 +236,18 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
     p->stash = std::move(kept);
     p->no_room = false;
     for (const Path::Stashed& s : mine) memory.early -= s.cost();
-    size_t told = 0;
+    size_t backlog = 0;
     for (const Path::Stashed& s : mine) {
       const std::span<const uint8_t> datagram(s.datagram);
       const wire::Header header = *wire::read_header(datagram);
-      told = std::max<size_t>(told, header.backlog);
+      backlog = std::max<size_t>(backlog, header.backlog);
       Op* op = find(op_id);
       if (!op) continue;
       dispatch(*p, *op, header, datagram.subspan(wire::kHeaderBytes), now, true);
     }
     // The packets held back come now, so every peer's share of the window is set at once.
-    if (config.servers == 0 && p->stash.empty() && told > mine.size())
-      p->demand = std::max(p->demand, static_cast<uint16_t>(told - mine.size()));
+    if (config.servers == 0 && p->stash.empty() && backlog > mine.size())
+      p->demand = std::max(p->demand, static_cast<uint16_t>(backlog - mine.size()));
   }
   share_credit(now);
 }

@@ -239,7 +239,7 @@ struct Path {
   bool pong_now = false;
   uint64_t pong_stamp = 0;
   uint32_t errors_left = 0;
-  bool told = false;         // the peer has acknowledged our BYE
+  bool bye_acked = false;    // the peer has acknowledged our BYE
   bool answer_bye = false;   // the peer's BYE is not acknowledged yet
   uint32_t byes_sent = 0;    // since close()
   uint32_t byes_enough = 0;  // BYEs after which no answer is waited for
