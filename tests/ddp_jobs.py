@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.transport.communicator import Communicator
 
 
 class Branches(nn.Module):
@@ -82,14 +81,5 @@ def fingerprint(module: nn.Module) -> bytes:
     return digest.digest()
 
 
-def communicator_of(attachment: gradwire.Attachment) -> Communicator:
-    return attachment._pipeline.communicator
-
-
-def number_of(attachment: gradwire.Attachment) -> int:
-    """Which of its engine's users this is; all ranks count alike."""
-    return attachment._pipeline.number
-
-
 def set_drop(attachment: gradwire.Attachment, rate: float, burst: float = 1.0) -> None:
-    communicator_of(attachment).set_drop(rate, burst, 5)
+    attachment.communicator.set_drop(rate, burst, 5)

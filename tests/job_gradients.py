@@ -1,9 +1,13 @@
-"""What the tests of jobs in virtual time (gradwire.sim.job) give these to average."""
+"""What tests of jobs in virtual time (gradwire.sim.job) share: gradients, and ratios to send."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+from gradwire.policies import Policy
 
 
 def normal(
@@ -12,3 +16,10 @@ def normal(
     """The ranks' gradients of a step: standard normal, and the same however often they are made."""
     chance = np.random.default_rng(step)
     return [(scale * chance.standard_normal(elements)).astype(np.float32) for _ in range(world)]
+
+
+def set_ratio(policy: Policy, ratio: float) -> None:
+    """Has the next step sent with this share of the dense bytes, as after a restart."""
+    state: dict[str, Any] = policy.state_dict()
+    state["choice" if policy.name == "adaptive" else "ladder"]["ratio"] = ratio
+    policy.load_state_dict(state)

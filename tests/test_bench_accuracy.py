@@ -196,23 +196,23 @@ def test_a_file_of_something_else_names_the_line(tmp_path: Path) -> None:
 
 
 def test_the_folds_share_the_digits_out() -> None:
-    held_out = [set(DigitsLesson(3, fold, "mixed")._held_out.tolist()) for fold in range(5)]
+    held_out = [set(DigitsLesson(3, fold, "mixed").held_out.tolist()) for fold in range(5)]
     assert sum(map(len, held_out)) == len(set.union(*held_out)) == 1797
     for fold, out in enumerate(held_out):
         lesson = DigitsLesson(3, fold, "mixed")
-        epoch = [set(lesson._order(2, worker).tolist()) for worker in range(WORKERS)]
+        epoch = [set(lesson.order(2, worker).tolist()) for worker in range(WORKERS)]
         assert sum(map(len, epoch)) == len(set.union(*epoch)) == 1797 - len(out)
         assert not set.union(*epoch) & out
 
 
 def test_workers_with_data_of_their_own_see_other_classes() -> None:
     lesson = DigitsLesson(0, 0, "own")
-    seen = [set(lesson._labels[lesson._own[w]].tolist()) for w in range(WORKERS)]
+    seen = [set(lesson.labels[lesson.own[w]].tolist()) for w in range(WORKERS)]
     assert seen[0] <= {0, 1, 2}
     assert not seen[0] & seen[2]
-    assert all(len(lesson._order(0, w)) >= 16 * lesson.rounds_per_epoch for w in range(WORKERS))
+    assert all(len(lesson.order(0, w)) >= 16 * lesson.rounds_per_epoch for w in range(WORKERS))
     text = TextLesson(0, 0, "own")
-    assert not torch.equal(text._texts[0].train[:1000], text._texts[1].train[:1000])
+    assert not torch.equal(text.texts[0].train[:1000], text.texts[1].train[:1000])
 
 
 @pytest.mark.parametrize("name", TASKS)

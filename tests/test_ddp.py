@@ -186,7 +186,7 @@ def owed_to_unused(rank: int, world: int, bare: bool) -> None:
     if bare:
         state = gradwire.HookState("mlt", model=net, find_unused_parameters=True, **options)
         ddp.register_comm_hook(state, gradwire.comm_hook)
-        assert pickle.loads(pickle.dumps(state))._finds_unused
+        assert pickle.loads(pickle.dumps(state)).find_unused_parameters
     else:
         gradwire.attach(ddp, "mlt", **options)
         state = ddp._comm_hooks[0][1]

@@ -23,12 +23,10 @@ import gradwire
 from ddp_jobs import (
     average_of,
     batch,
-    communicator_of,
     fingerprint,
     gradients,
     local_gradients,
     model,
-    number_of,
     train,
     wrap,
 )
@@ -257,7 +255,7 @@ def swapped(rank: int, world: int) -> str:
     """Each rank waits for the end of another model's backward pass first."""
     ddps = [wrap(model()), wrap(model())]
     attachments = [gradwire.attach(ddp, "reliable", timeout=3) for ddp in ddps]
-    assert [number_of(a) for a in attachments] == [0, 1]
+    assert [a.number for a in attachments] == [0, 1]
 
     def backward() -> None:
         for ddp in ddps if rank == 0 else reversed(ddps):
@@ -282,19 +280,19 @@ def numbers(rank: int, world: int) -> list[int]:
         return gradwire.attach(wrap(model()), "reliable")
 
     first, second = attach(), attach()
-    seen = [number_of(first), number_of(second)]
+    seen = [first.number, second.number]
     first.detach()
     third = attach()
     first.detach()  # again: no harm to the third
     fourth = attach()
-    seen += [number_of(third), number_of(fourth)]
+    seen += [third.number, fourth.number]
     for attachment in (second, third, fourth):
         attachment.detach()
     wrong = wrap(model())
     with pytest.raises(gradwire.RendezvousError):
         gradwire.attach(wrong, "mlt", p=0.1 * (rank + 1))
     last = attach()
-    seen.append(number_of(last))
+    seen.append(last.number)
     last.detach()
     return seen
 
@@ -320,7 +318,7 @@ def subgroup(rank: int, world: int, report: str) -> int:
     attachment = gradwire.attach(both, "reliable")
     train(both, rank, range(2))
     attachment.detach()
-    communicator: Communicator = communicator_of(attachment)
+    communicator: Communicator = attachment.communicator
     return communicator.world_size
 
 
@@ -496,7 +494,7 @@ def lost_on_one(rank: int, world: int) -> str:
     """The engine is closed on rank 1 alone, behind its attachment's back."""
     first = gradwire.attach(wrap(model()), "reliable")
     if rank == 1:
-        host = communicator_of(first)._host
+        host = first.communicator._host
         assert host is not None
         engines._drop(host)
     ddp = wrap(model())
@@ -524,7 +522,7 @@ def dropped_or_detached(rank: int, world: int) -> int:
     again = gradwire.attach(ddp, "reliable")
     train(ddp, rank, range(2))
     again.detach()
-    return number_of(again)
+    return again.number
 
 
 def test_an_attachment_that_one_rank_dropped_and_another_detached_is_in_nobodys_way() -> None:

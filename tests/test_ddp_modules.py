@@ -27,7 +27,6 @@ import gradwire
 from ddp_jobs import (
     average_of,
     batch,
-    communicator_of,
     fingerprint,
     gradients,
     local_gradients,
@@ -346,7 +345,7 @@ def copied_parts(rank: int, world: int) -> None:
     for part in (optimizer, scaler, attachment.policy, attachment.report(), ddp.module):
         copy.deepcopy(part)
         torch.save(part, io.BytesIO())
-    communicator: Any = communicator_of(attachment)
+    communicator: Any = attachment.communicator
     for live in (attachment, communicator):
         for way in (copy.copy, copy.deepcopy, lambda each: torch.save(each, io.BytesIO())):
             with pytest.raises(TypeError, match=type(live).__name__):

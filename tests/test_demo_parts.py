@@ -161,7 +161,8 @@ def test_nobody_leaves_the_line_before_all_are_there() -> None:
 def test_a_rank_that_does_not_come_is_named() -> None:
     descriptor = memory(3)
     line = StartLine(descriptor, 0, 3)
-    StartLine(descriptor, 2, 3)._counts[16] = 1
+    with pytest.raises(TimeoutError):
+        StartLine(descriptor, 2, 3).wait(0.0)
     os.close(descriptor)
     with pytest.raises(TimeoutError, match=r"ranks \[1\] did not reach"):
         line.wait(0.01)
@@ -448,7 +449,7 @@ def test_what_an_error_says_is_no_markup(
 ) -> None:
     """Gloo's errors name their file in brackets."""
     known = _document(error="rank 0: [/gloo/transport/tcp/pair.cc:534] Connection closed")
-    command._show(known, tmp_path, False, Console(stderr=True, width=300))
+    command.show(known, tmp_path, False, Console(stderr=True, width=300))
     assert "[/gloo/transport/tcp/pair.cc:534]" in "".join(capsys.readouterr().out.split("\n"))
 
 
@@ -456,7 +457,7 @@ def test_without_the_extra_for_pages_the_rest_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "gradwire_lab.demo.page", None)
-    command._show(_document(), tmp_path, False, Console(stderr=True, width=300))
+    command.show(_document(), tmp_path, False, Console(stderr=True, width=300))
     assert json.loads((tmp_path / "demo.json").read_text())["headline"]
     assert not (tmp_path / "demo.html").exists()
     assert "install gradwire[lab]" in capsys.readouterr().err
@@ -488,7 +489,7 @@ def test_turns_go_on_until_steps_or_time_are_used_up(
     scenario = Scenario(seconds=118.0, steps=50)
     outcome = Outcome(scenario, origin=1000.0)
     crew: Any = _Crew(clock, seconds)
-    course._train(scenario, crew, _Hosts(), outcome, course.Audience())
+    course.train_in_turn(scenario, crew, _Hosts(), outcome, course.Audience())
     expected = [(entry.name, steps) for steps in turns for entry in ENTRIES]
     assert crew.asked == expected
     assert clock[0] - 1000.0 < 118.0

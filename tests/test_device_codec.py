@@ -29,10 +29,10 @@ from gradwire.training.cuda_codec import (
     encode,
     finite_chunks,
 )
-from gradwire.training.feedback.device import DeviceBook
+from gradwire.training.feedback.device_book import DeviceBook
 from gradwire.transport.communicator import ChunkGrid
 from gradwire.transport.native import load_engine, native_plan
-from job_gradients import normal
+from job_gradients import normal, set_ratio
 from ranks import Ranks
 
 DATAGRAM = 256
@@ -236,13 +236,6 @@ def on_devices(world: int, *args: Any, **options: Any) -> Job:
 gradients = partial(normal, ELEMENTS)
 
 
-def set_ratio(policy: Any, ratio: float) -> float:
-    """Has the next step sent with this share of the dense bytes."""
-    held = policy._choice if policy.name == "adaptive" else policy._ladder
-    held.ratio = ratio
-    return ratio
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -260,7 +253,8 @@ def test_the_books_balance_over_all_stages(options: dict[str, Any]) -> None:
             job.uplinks(Link(loss=0.15, loss_burst=3.0) if step % 40 else Link())
         for policy in job.policies:  # up and down, through f32, f16, int8 and top-k
             ratio = (1.0, 0.6, 0.3, 0.3, 0.3, 0.7, 0.7, 0.2)[step // 3 % 8]
-            seen.add(set_ratio(policy, max(ratio, 0.25) if policy.name == "adaptive" else ratio))
+            set_ratio(policy, max(ratio, 0.25) if policy.name == "adaptive" else ratio)
+            seen.add(policy.ratio)
         fresh = gradients(step, 3)
         total += np.sum(fresh, axis=0, dtype=np.float64)
         results = job.step(fresh)

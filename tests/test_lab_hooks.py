@@ -166,7 +166,7 @@ def trained(rank: int, world: int, gamma: float, trials: int = 0) -> list[float]
     seen = []
     for _ in range(trials + 6):
         trainee.block(1, 0.0, lambda _: None)
-        seen.append(float(trainee._optimizer.param_groups[0]["lr"]))
+        seen.append(float(trainee.optimizer.param_groups[0]["lr"]))
     return seen
 
 

@@ -105,9 +105,9 @@ def test_a_cell_says_what_ended_it_first(
     monkeypatch.setattr(course, "run_transfers", work)
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
-            course._measure(cell, 0, Audience())
+            course.measure(cell, 0, Audience())
     else:
-        assert course._measure(cell, 0, Audience()).error == "rank 1 died"
+        assert course.measure(cell, 0, Audience()).error == "rank 1 died"
     ground.close()
 
 

@@ -277,7 +277,7 @@ import subprocess, sys, threading, time
 from gradwire_lab.network import BURSTS_A, BurstTraffic, Network
 network = Network(2, extra_hosts=1)
 bursts = BurstTraffic(network, BURSTS_A)
-pids = [network._keeper.pid, bursts._process.pid]
+pids = [network.pid, bursts.pid]
 def start():
     process = network.spawn(1, ["sh", "-c", {LEAVER!r}], stdout=subprocess.PIPE, text=True)
     pids.extend(int(text) for text in process.stdout.readline().split()[:2])

@@ -193,6 +193,6 @@ def test_what_surrounds_a_round_begins_after_the_pause_before_it(env: dict[str, 
 
 def test_ranks_ignore_the_keyboard(env: dict[str, str]) -> None:
     with Network(2) as network, Race(network, [_entry("Base")], 400, env=env) as race:
-        for rank in race._ranks._ranks:
-            rank._process.send_signal(signal.SIGINT)
+        for rank in range(2):
+            race.signal(rank, signal.SIGINT)
         assert len(race.run(1)["base"]) == 1

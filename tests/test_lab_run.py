@@ -407,5 +407,5 @@ def test_a_run_on_switches_that_mark_counts_the_marks(tmp_path: Path) -> None:
 
 
 def test_a_congestion_control_that_the_kernel_lacks_is_named_before() -> None:
-    assert checks._has_congestion_control("reno")
-    assert not checks._has_congestion_control("nonesuch")
+    assert checks.has_congestion_control("reno")
+    assert not checks.has_congestion_control("nonesuch")

@@ -324,7 +324,7 @@ BAD = [
     (
         'over = ["tcp"]',
         'over = ["ours"]',
-        r"contestant='ours' over \['ours'\]: a contestant is want",
+        r"contestant='ours' over \['ours'\]:",
     ),
     ('contestant = "ours"', 'contestant = "limit"', r"contestant='limit' over"),
     ('over = ["tcp"]', 'over = ["tcp"]\nover_cell = {a = "b"}', r"over and over_cell: one of them"),
@@ -596,7 +596,7 @@ def test_what_training_cannot(tmp_path: Path) -> None:
             read(tmp_path, TRAINING.replace("[work]", line))
     for change, complaint in (
         ('policy = "reliable"\ntolerant = ["mid"]', "it has no phases to vote for"),
-        ('policy = "dblp"\noptions = { every = "epoch" }', "the lab tells no epochs"),
+        ('policy = "dblp"\noptions = { every = "epoch" }', "the lab has no epochs"),
         ('policy = "dblp"\ntolerant = ["never", "mid"]', "'never' stands alone"),
         ('policy = "dbpl"', "policy='dbpl': allowed are .*did you mean 'dblp'"),
     ):
@@ -648,7 +648,7 @@ def test_a_difference_is_that_of_seeds(tmp_path: Path) -> None:
         (
             "within = 0.01",
             "within = 0.01\nat_most = 1",
-            "one of at_most, at_least and share_of_cap",
+            "one of at_most, at_least, share_of_cap",
         ),
         ("within = 0.01", "within = 0", "within=0: must be above 0"),
         ('over = ["tcp"]', "", r"over=\[\]: takes final_loss, one contestant in over"),

@@ -200,7 +200,9 @@ def test_a_server_that_ends_too_early_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(serving, "serve", lambda *_, **__: {})
     settings = Settings.build({"route": "server", "servers": 1}, environment={})
     server = ServerThread(dist.HashStore(), workers=2, index=0, settings=settings)
-    server._thread.join(10)
+    for thread in threading.enumerate():
+        if thread.name == "gradwire-server-0":
+            thread.join(10)
     with pytest.raises(GradwireError, match="server 0 has ended"):
         server.check()
     server.close()

@@ -225,7 +225,7 @@ import os, time
 from pathlib import Path
 from gradwire_lab.network import Network, Wire
 network = Network(2, wires={0: Wire(delay_s=0.001)})
-keeper = network._keeper.pid
+keeper = network.pid
 helpers = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
 process = network.spawn(0, ["sleep", "1000"])
 print(keeper, process.pid, *helpers, flush=True)

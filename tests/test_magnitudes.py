@@ -7,6 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from chunk_grids import grid
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TensorSlot, TransferReport
 from gradwire.policies import DBLP, MLT
@@ -24,15 +25,6 @@ INF = np.inf
 
 A = (TensorSlot("a", 0, 6), TensorSlot("b", 6, 4))
 REBUILT = (TensorSlot("b", 0, 4), TensorSlot("a", 4, 6))
-
-
-def grid(*lengths: int, regions: list[int] | None = None) -> ChunkGrid:
-    sizes = np.array(lengths, np.uint32)
-    offsets = (np.cumsum(sizes) - sizes).astype(np.uint64)
-    none = np.zeros(len(sizes), np.uint32)
-    return ChunkGrid(
-        offsets, sizes, none if regions is None else np.array(regions, np.uint32), none
-    )
 
 
 def outcome(applied: list[int]) -> TransferReport:

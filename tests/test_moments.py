@@ -210,10 +210,10 @@ def test_a_copied_hook_state_has_zeros_where_the_fill_was_left_open() -> None:
     model = nn.Linear(2, 2)
     adam = torch.optim.Adam(model.parameters())
     state = HookState("dblp", model=model, optimizer=adam)
-    assert state._policy.fill == "momentum"
-    assert pickle.loads(pickle.dumps(state))._policy.fill == "zero"
+    assert state.policy.fill == "momentum"
+    assert pickle.loads(pickle.dumps(state)).policy.fill == "zero"
     asked = HookState("dblp", model=model, optimizer=adam, fill="momentum")
-    assert pickle.loads(pickle.dumps(asked))._policy.fill == "momentum"
+    assert pickle.loads(pickle.dumps(asked)).policy.fill == "momentum"
 
 
 @pytest.mark.parametrize("name", ["mlt", "adaptive"])

@@ -10,25 +10,16 @@ import pytest
 import torch
 
 from gradwire.core.errors import ConfigError
-from gradwire.core.plan import TensorSlot
-from gradwire.policies import DBLP, PlanContext
+from gradwire.policies import DBLP
 from gradwire.policies.parts.regions import regions_by_tensor
 from gradwire.sim.fabric import NETWORK_A, Link
 from gradwire.sim.job import Job
 from gradwire.training.ballots import BallotBox
 from job_gradients import normal
+from plan_contexts import CHUNK, context
 
-CHUNK = 358
 TENSORS = {"body.weight": 40 * CHUNK, "body.bias": 64, "head.weight": 40 * CHUNK}
 LOSSY = Link(loss=0.1)
-
-
-def context(phase: str) -> PlanContext:
-    slots, at = [], 0
-    for name, length in TENSORS.items():
-        slots.append(TensorSlot(name, at, length))
-        at += length
-    return PlanContext(tuple(slots), at, 0, phase, 4, 1, CHUNK)  # type: ignore[arg-type]
 
 
 gradients = partial(normal, sum(TENSORS.values()))
@@ -36,17 +27,21 @@ gradients = partial(normal, sum(TENSORS.values()))
 
 def test_a_table_bounds_each_tensor_by_its_first_matching_pattern() -> None:
     policy = DBLP(p_low={"head.*": 0.0, "*.weight": 0.1})
-    strict = {region.name: region.bound for region in policy.plan(context("critical")).regions}
-    loose = {region.name: region.bound for region in policy.plan(context("tolerant")).regions}
+    strict = {
+        region.name: region.bound for region in policy.plan(context(TENSORS, "critical")).regions
+    }
+    loose = {
+        region.name: region.bound for region in policy.plan(context(TENSORS, "tolerant")).regions
+    }
     assert strict["head.weight"] == 0.0
     assert loose["head.weight"] == 0.40
     assert strict["body.weight … body.bias"] == 0.008  # the bias matches nothing: the default
     assert loose["body.weight … body.bias"] == 0.408
-    assert DBLP(p_low=0.0).plan(context("tolerant")).bound == 0.40
+    assert DBLP(p_low=0.0).plan(context(TENSORS, "tolerant")).bound == 0.40
 
 
 def test_pools_keep_the_strictest_bound_and_critical_tensors_apart() -> None:
-    slots = context("critical").tensors
+    slots = context(TENSORS, "critical").tensors
     regions = regions_by_tensor(slots, [0.5, 0.25, 0.1], [0.5, 0.25, 0.1], CHUNK)
     assert [r.bound for r in regions] == [0.25, 0.1]
     regions = regions_by_tensor(slots, [0.5, 0.0, 0.5], [0.5, 0.0, 0.5], CHUNK)

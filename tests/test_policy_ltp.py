@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -15,8 +16,8 @@ from gradwire.policies.parts.timing import EpochClock
 from gradwire.sim.fabric import NETWORK_A, Link
 from gradwire.sim.job import Job
 from job_gradients import normal
+from plan_contexts import CHUNK, context
 
-CHUNK = 358
 TENSORS = {"a.weight": 120 * CHUNK, "a.bias": 64, "b.weight": 120 * CHUNK}
 BURST = Link(loss=0.8)
 gradients = partial(normal, sum(TENSORS.values()))
@@ -28,13 +29,8 @@ def run(job: Job, steps: range) -> list[list[np.ndarray]]:
 
 def last_plans(job: Job) -> list[TransferPlan]:
     """The plans that the ranks would write next."""
-    from gradwire.core.plan import TensorSlot
-    from gradwire.policies import PlanContext
-
-    elements = sum(TENSORS.values())
-    slots = (TensorSlot("all", 0, elements),)
-    context = PlanContext(slots, elements, 9, "tolerant", job.world, 5, CHUNK)
-    return [policy.plan(context) for policy in job.policies]
+    whole = context({"all": sum(TENSORS.values())}, "tolerant", world_size=job.world)
+    return [policy.plan(whole) for policy in job.policies]
 
 
 @pytest.mark.parametrize("servers", [0, 1])
@@ -124,33 +120,34 @@ def test_state_survives_a_restart() -> None:
 
 
 def test_an_epoch_without_a_whole_push_does_not_shorten_the_wait() -> None:
-    policy = LTP(every=2)
+    policy = LTP(every=1)
     policy.load_state_dict(
         {
             "path": {"rtprop_s": 1e-3, "btlbw": 1e6},
-            "clock": {"every": 2, "steps": 0, "epoch": -1},
+            "clock": {"every": 1, "steps": 0, "epoch": -1},
             "best": {0: 0.5},
             "learned": {0: 0.2},
             "step_bytes": 1000,
         }
     )
     assert policy.threshold(0) == 0.2
-    policy._learn(1)
-    assert policy.threshold(0) == 0.5
-    policy._learn(1)
-    assert policy.threshold(0) == 0.5
+    for step in range(2):
+        report = type("R", (), {"agreed": Summary(step, pushes=(math.inf,)), "elements": 250})
+        policy.observe(report)  # type: ignore[arg-type]
+        assert policy.threshold(0) == 0.5
 
 
 def test_a_loaded_state_leaves_the_configured_epoch() -> None:
     policy = LTP(every=7)
     policy.load_state_dict(LTP(every=100).state_dict())
-    assert policy._clock.every == 7
+    assert policy.state_dict()["clock"] == {"every": 7, "steps": 0, "epoch": -1}
 
 
 def test_no_schedule_is_later_than_the_engine_takes() -> None:
     policy = LTP(slack=600)
-    assert policy._schedule(5000.0)[2].delay_s == 3600.0
-    assert policy._schedule(5000.0)[1].delay_s == 3000.0
+    policy.load_state_dict({**policy.state_dict(), "learned": {0: 5000.0}})
+    schedule = policy.plan(context({"all": 9999})).schedule
+    assert [step.delay_s for step in schedule] == [0.0, 3000.0, 3600.0]
 
 
 def test_epochs_end_by_steps_or_by_hand() -> None:

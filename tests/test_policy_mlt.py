@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from chunk_grids import grid
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TensorSlot
 from gradwire.policies import MLT, PlanContext
@@ -18,28 +19,12 @@ from gradwire.policies.parts.priorities import LayerOrder, by_size, lowest
 from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job
 from gradwire.training.hook import HookState
-from gradwire.transport.communicator import ChunkGrid
 
 CHUNK = 361
 TENSORS = {f"layer{i}.weight": 40 * CHUNK for i in range(8)}
 ELEMENTS = sum(TENSORS.values())
 
 Flat = NDArray[np.float32]
-
-
-def grid(
-    *lengths: int, regions: list[int] | None = None, owners: list[int] | None = None
-) -> ChunkGrid:
-    """Chunks of these lengths, one after another."""
-    sizes = np.array(lengths, np.uint32)
-    offsets = (np.cumsum(sizes) - sizes).astype(np.uint64)
-    none = np.zeros(len(sizes), np.uint32)
-    return ChunkGrid(
-        offsets,
-        sizes,
-        none if regions is None else np.array(regions, np.uint32),
-        none if owners is None else np.array(owners, np.uint32),
-    )
 
 
 def uneven(step: int, world: int) -> list[Flat]:

@@ -13,12 +13,18 @@ from gradwire.core.agreed import Summary
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TensorSlot
 from gradwire.policies import NetSenseML
-from gradwire.policies.parts.ladder import FLOOR, INT8, Ladder, congested, stage
+from gradwire.policies.parts.compression import (
+    FLOOR,
+    INT8,
+    CompressionRatio,
+    congested,
+    encoding_for,
+)
 from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job
 from gradwire.training.configure import configure
 from gradwire.training.feedback.pruning import smallest_weights
-from job_gradients import normal
+from job_gradients import normal, set_ratio
 
 TENSORS = {"a.weight": 200 * 361, "b.weight": 200 * 361}
 ELEMENTS = sum(TENSORS.values())
@@ -30,7 +36,7 @@ def encodings(job: Job, steps: range, compute: float) -> list[str]:
     seen = []
     for step in steps:
         job.compute(compute)
-        seen.append(stage(job.policies[0].ratio)[0])
+        seen.append(encoding_for(job.policies[0].ratio)[0])
         results = job.step(gradients(step))
         assert np.array_equal(results[0], results[1])
         assert len({policy.ratio for policy in job.policies}) == 1
@@ -58,7 +64,7 @@ def test_a_link_that_is_busy_all_the_time_is_compressed_until_it_is_not() -> Non
 def test_what_compression_takes_comes_back_by_error_feedback() -> None:
     job = Job(2, TENSORS, "netsenseml", link=SLOW, start=0.01)
     job.step(gradients(0))
-    assert stage(NetSenseML(start=0.01).ratio)[0] == "topk"
+    assert encoding_for(NetSenseML(start=0.01).ratio)[0] == "topk"
     assert job.residual(0).any()
     for pipeline in job.pipelines:
         pipeline.flush()
@@ -76,25 +82,25 @@ def test_a_server_is_never_sent_top_k() -> None:
 
 def test_beside_servers_the_ratio_sinks_no_further_than_it_counts() -> None:
     """It would take hundreds of steps to come back from where nothing changes on the wire."""
-    ladder = Ladder(0.4, False)
-    ladder.stop_at(INT8)
+    ratio = CompressionRatio(0.4, False)
+    ratio.stop_at(INT8)
     for step in range(50):
-        ladder.observe(Summary(step, congested=True))
-    assert ladder.ratio == INT8
-    ladder.observe(Summary(50))
-    assert ladder.ratio > INT8
+        ratio.observe(Summary(step, congested=True))
+    assert ratio.ratio == INT8
+    ratio.observe(Summary(50))
+    assert ratio.ratio > INT8
 
 
 def test_one_congested_rank_slows_all() -> None:
-    ladder = Ladder(1.0, False)
-    ladder.observe(Summary(0, congested=True))
-    assert ladder.ratio == 0.95
-    ladder.observe(Summary(1))
-    assert ladder.ratio == pytest.approx(0.951)
+    ratio = CompressionRatio(1.0, False)
+    ratio.observe(Summary(0, congested=True))
+    assert ratio.ratio == 0.95
+    ratio.observe(Summary(1))
+    assert ratio.ratio == pytest.approx(0.951)
     for step in range(500):
-        ladder.observe(Summary(step, congested=True))
-    assert ladder.ratio == FLOOR
-    ramp = Ladder(0.1)
+        ratio.observe(Summary(step, congested=True))
+    assert ratio.ratio == FLOOR
+    ramp = CompressionRatio(0.1)
     ratios = []
     for step in range(5):
         ramp.observe(Summary(step))
@@ -103,20 +109,20 @@ def test_one_congested_rank_slows_all() -> None:
 
 
 def test_the_first_congestion_of_a_ramp_takes_back_what_caused_it() -> None:
-    ladder = Ladder(0.1)
+    ratio = CompressionRatio(0.1)
     for step in range(2):
-        ladder.observe(Summary(step))
-    assert ladder.ratio == 0.4  # of the next step; the flag that comes with it is of 0.2
-    ladder.observe(Summary(2, congested=True))
-    assert ladder.ratio == 0.1
-    ladder.observe(Summary(3, congested=True))  # of the step with 0.4, which was under way
-    assert ladder.ratio == pytest.approx(0.1 * 0.95)
-    ladder.observe(Summary(4))
-    assert ladder.ratio == pytest.approx(0.1 * 0.95 + 0.001)
+        ratio.observe(Summary(step))
+    assert ratio.ratio == 0.4  # of the next step; the flag that comes with it is of 0.2
+    ratio.observe(Summary(2, congested=True))
+    assert ratio.ratio == 0.1
+    ratio.observe(Summary(3, congested=True))  # of the step with 0.4, which was under way
+    assert ratio.ratio == pytest.approx(0.1 * 0.95)
+    ratio.observe(Summary(4))
+    assert ratio.ratio == pytest.approx(0.1 * 0.95 + 0.001)
 
 
 def test_a_ramp_ends_when_a_dense_step_was_free() -> None:
-    late, free = Ladder(0.4), Ladder(0.4)
+    late, free = CompressionRatio(0.4), CompressionRatio(0.4)
     for step in range(2):  # 0.4 and 0.8 were free
         late.observe(Summary(step))
         free.observe(Summary(step))
@@ -142,16 +148,16 @@ def test_the_signal_is_the_mean_in_flight_against_the_bdp() -> None:
 
 
 def test_stages_count_index_bytes() -> None:
-    assert stage(1.0) == ("f32", 1.0)
-    assert stage(0.999) == ("f16", 1.0)
-    assert stage(0.3) == ("int8", 1.0)
-    assert stage(0.15) == ("topk", pytest.approx(0.1))
-    assert stage(0.0)[1] > 0
+    assert encoding_for(1.0) == ("f32", 1.0)
+    assert encoding_for(0.999) == ("f16", 1.0)
+    assert encoding_for(0.3) == ("int8", 1.0)
+    assert encoding_for(0.15) == ("topk", pytest.approx(0.1))
+    assert encoding_for(0.0)[1] > 0
 
 
 def test_state_survives_a_restart() -> None:
     one = NetSenseML()
-    one._ladder.observe(Summary(0))
+    set_ratio(one, 0.2)
     two = NetSenseML()
     two.load_state_dict(one.state_dict())
     assert two.ratio == one.ratio == 0.2
@@ -177,7 +183,7 @@ def test_the_gradients_of_the_smallest_weights_wait_in_the_residual() -> None:
     magnitude = np.abs(weights(job)).reshape(2, -1)  # by tensor
     small = (magnitude < np.quantile(magnitude, 0.4, axis=1, keepdims=True)).reshape(-1)
     for pipeline in job.pipelines:
-        pipeline.policy._ladder.ratio = 0.15  # a tenth of the elements
+        set_ratio(pipeline.policy, 0.15)  # a tenth of the elements
     fresh = gradients(0)
     result = job.step(fresh)[0]
     assert not result[small].any()
@@ -185,7 +191,7 @@ def test_the_gradients_of_the_smallest_weights_wait_in_the_residual() -> None:
     for rank in range(2):
         assert np.array_equal(job.residual(rank)[small], fresh[rank][small])
     for pipeline in job.pipelines:
-        pipeline.policy._ladder.ratio = 1.0  # the network is free again
+        set_ratio(pipeline.policy, 1.0)  # the network is free again
     result = job.step([np.zeros(ELEMENTS, np.float32)] * 2)[0]
     np.testing.assert_allclose(result[small], np.mean(fresh, axis=0)[small], rtol=1e-6)
     assert not job.residual(0).any()
@@ -272,10 +278,9 @@ def test_what_needs_feedback_or_a_plain_optimizer_says_so() -> None:
 
 def test_int8_is_as_far_as_it_goes_when_told_so() -> None:
     policy = NetSenseML(compress="int8", start=0.01)
-    assert stage(policy.ratio)[0] == "int8"
-    for step in range(100):
-        policy._ladder.observe(Summary(step, congested=True))
-    assert stage(policy.ratio)[0] == "int8"
+    assert encoding_for(policy.ratio)[0] == "int8"
+    set_ratio(policy, 0.01)
+    assert encoding_for(policy.ratio)[0] == "int8"
 
 
 @pytest.mark.parametrize(

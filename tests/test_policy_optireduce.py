@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +95,8 @@ def test_limits_follow_the_warm_up_and_are_alike_on_all_ranks() -> None:
     assert len(limits) == 1
     bound, early = limits.pop()
     assert 0 < early < bound < 0.1
-    warm = job.policies[0]._warm[0]
+    state: dict[str, Any] = job.policies[0].state_dict()
+    warm = state["warm"][0]
     assert 5 <= len(warm) <= 6
     assert bound == quantile(warm, 0.95)
 
@@ -135,7 +137,8 @@ def test_the_share_behind_tc_doubles_under_loss_and_creeps_back() -> None:
     for lost in [None, None, 0.01, 0.01, 0.01, 0.0, 0.0, 0.0005]:
         report = type("R", (), {"agreed": Summary(0, pushes=(0.01,), lost=lost)})
         policy.observe(report)  # type: ignore[arg-type]
-        shares.append(round(policy._share, 6))
+        state: dict[str, Any] = policy.state_dict()
+        shares.append(round(state["share"], 6))
     assert shares == [0.1, 0.1, 0.2, 0.4, 0.5, 0.49, 0.48, 0.48]
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from gradwire.core.errors import ConfigError
 from gradwire.policies import PLOT, Adaptive, Calibration
 from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job
+from job_gradients import normal
 
 CHUNK = 358
 TENSORS = {
@@ -29,12 +31,7 @@ TENSORS = {
     "norm.weight": 64,
     "back.weight": 60 * CHUNK,
 }
-
-
-def gradients(step: int, world: int = 3) -> list[np.ndarray]:
-    chance = np.random.default_rng(step)
-    elements = sum(TENSORS.values())
-    return [chance.standard_normal(elements).astype(np.float32) for _ in range(world)]
+gradients = partial(normal, sum(TENSORS.values()))
 
 
 def test_each_layer_loses_within_its_own_bound() -> None:

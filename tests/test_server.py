@@ -23,7 +23,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from ddp_jobs import communicator_of
 from gradwire._engine import PROTOCOL_VERSION
 from gradwire.core.errors import ConfigError, GradwireError, RendezvousError
 from gradwire.core.settings import Settings
@@ -79,7 +78,7 @@ def trains(rank: int, world: int, servers: int, policy: str) -> tuple[bytes, flo
         ddp(x).square().mean().backward()
         optimizer.step()
     delivered = attachment.report().delivered
-    communicator_of(attachment).close()
+    attachment.communicator.close()
     parameters = [p.detach().flatten() for p in net.parameters()]
     return torch.cat(parameters).numpy().tobytes(), delivered
 
@@ -116,7 +115,7 @@ def trains_together(rank: int, world: int) -> list[bytes]:
         optimizer.step()
         assert [each.report().guard for each in attachments] == ["resent", "resent"]
     for each in attachments:
-        communicator_of(each).close()
+        each.communicator.close()
     return [p.detach().numpy().tobytes() for net in nets for p in net.parameters()]
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError
 from gradwire.core.saved_state import State
 from gradwire.sim.fabric import Link
 from gradwire.sim.job import Job
+from job_gradients import normal
 
 TENSORS = {"front.weight": 9000, "front.bias": 50, "back.weight": 600}
 POLICIES: dict[str, dict[str, Any]] = {
@@ -30,11 +31,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "adaptive": {},
 }
 BAD = (None, "x", -1.5, math.nan, {"x": 1}, torch.zeros(2))
-
-
-def gradients(step: int) -> list[NDArray[np.float32]]:
-    chance = np.random.default_rng(step)
-    return [chance.standard_normal(sum(TENSORS.values())).astype(np.float32) for _ in range(2)]
+gradients = partial(normal, sum(TENSORS.values()), world=2)
 
 
 def job(policy: str, steps: int) -> Job:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.core.plan import TensorSlot
-from gradwire.policies import PlanContext, registry
+from gradwire.policies import registry
 from gradwire.training.configure import configure
+from plan_contexts import context
 
 GUIDES = Path(__file__).resolve().parent.parent / "docs" / "guides"
 
@@ -20,19 +20,6 @@ def snippets(page: str, title: str = "") -> list[str]:
     if title:
         text = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-
-
-def context(step: int) -> PlanContext:
-    slot = TensorSlot("layer.weight", 0, 100_000)
-    return PlanContext(
-        tensors=(slot,),
-        elements=slot.length,
-        step=step,
-        phase="critical",
-        world_size=4,
-        seed=1,
-        chunk_elements=358,
-    )
 
 
 def test_the_policy_of_the_guide_goes_by_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +32,7 @@ def test_the_policy_of_the_guide_goes_by_its_options(monkeypatch: pytest.MonkeyP
 
     policy, _ = configure("warmup", {"p": 0.05}, environment={"GRADWIRE_STEPS": "3"})
 
-    plans = [policy.plan(context(step)) for step in (0, 2, 3)]
+    plans = [policy.plan(context({"layer.weight": 100_000}, step=step)) for step in (0, 2, 3)]
     assert [plan.bound for plan in plans] == [0.0, 0.0, 0.05]
     assert not plans[1].lossy
     assert plans[2].lossy

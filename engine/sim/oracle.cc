@@ -407,11 +407,11 @@ std::string check_worker(const Outcome& outcome, const EndpointConfig& config) {
   }
   for (uint32_t r = 0; r < plan.regions.size(); ++r) {
     const Region& region = plan.regions[r];
-    const bool said =
+    const bool reported =
         std::find(report.exceeded.begin(), report.exceeded.end(), r) != report.exceeded.end();
     const bool is =
         static_cast<double>(missing[r]) > region.bound * static_cast<double>(region.length) + 1e-6;
-    if (is != said) {
+    if (is != reported) {
       return "region " + std::to_string(r) + (is ? " exceeded" : " kept") +
              " its bound and the report says otherwise";
     }

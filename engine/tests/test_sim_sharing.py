@@ -32,11 +32,6 @@ def header_ideal(elements: int, link: Link) -> float:
     return elements * 4 * 2 * (WORKERS - 1) / WORKERS / link.rate * SEGMENT / 1432
 
 
-def advance(fabric: Fabric, until: float) -> None:
-    """Without the comparison of all results that ends each Fabric.run: for many short slices."""
-    fabric._core.run(round(until * 1e9), False)
-
-
 class Foreign:
     """Somebody else's packets into a port."""
 
@@ -110,7 +105,7 @@ class Job:
         self.fabric.all_reduce(len(self.times), self.plan, self.values, at=self.started)
 
     def step(self, until: float) -> None:
-        advance(self.fabric, until)
+        self.fabric.run(until, until_done=False, check=False)
         op = len(self.times)
         if all(self.fabric.completion(worker, op) for worker in range(WORKERS)):
             must_be_ok(self.fabric, op + 1)
@@ -195,7 +190,7 @@ def rounds_beside(
     fabric.run(now, until_done=False)
     while now < begin + seconds:
         now += SLICE
-        advance(fabric, now)
+        fabric.run(now, until_done=False, check=False)
         if not silent[0] < now < silent[1]:
             for flow in tcp:
                 flow.step(now)
@@ -351,7 +346,7 @@ class Pushes:
             if begun < 0:
                 begun = fabric.now
                 fabric.all_reduce(op, made, values, at=begun)
-            advance(fabric, fabric.now + 5e-3)
+            fabric.run(fabric.now + 5e-3, until_done=False, check=False)
             if all(fabric.completion(worker, op) for worker in range(2)):
                 self.times.append((fabric.now - FOUND, fabric.now - begun))
                 op, begun = op + 1, -1.0

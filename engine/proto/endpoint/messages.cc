@@ -87,9 +87,9 @@ std::string Endpoint::Impl::check_messages(const OpSpec& spec) const {
 
 void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard) {
   const uint32_t longest = longest_datagram();
-  const auto told = static_cast<uint16_t>(longest < config.datagram_bytes ? longest : 0);
-  op.longest[config.endpoint] = told;
-  send_message(to, op, wire::Kind::open, open_body(op.spec, shard, config.servers != 0, told));
+  const auto limit = static_cast<uint16_t>(longest < config.datagram_bytes ? longest : 0);
+  op.longest[config.endpoint] = limit;
+  send_message(to, op, wire::Kind::open, open_body(op.spec, shard, config.servers != 0, limit));
 }
 
 // Takes a worker's OPEN of an op that this server does not have yet; it contains the plan.

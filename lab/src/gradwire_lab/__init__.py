@@ -1,1 +1,1 @@
-"""gradwire's lab: networks on one machine, contests on them, and what they show."""
+"""The lab makes networks on one machine, and races contestants on them."""

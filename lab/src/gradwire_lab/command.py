@@ -34,7 +34,7 @@ _BAD_INPUT = 2
 
 @app.callback()
 def _root() -> None:
-    """Scenario files on real kernel networks: hosts, queues, loss, bursts, and TCP beside them."""
+    """Run scenario files on real kernel networks: hosts, queues, loss, bursts, and TCP beside."""
 
 
 @app.command(name="list")
@@ -66,7 +66,7 @@ def list_scenarios(
 def keys(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
-    """All keys of scenario files: defaults, what is allowed, and what they mean."""
+    """List all keys of scenario files: defaults, what is allowed, and what they mean."""
     from gradwire_lab.scenario.keys import COLUMNS, key_rows
 
     rows = key_rows()
@@ -87,7 +87,7 @@ def check(
     quick: Annotated[bool, typer.Option("--quick", help="check its short form")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
-    """Read a scenario file and say whether it could run here; runs nothing."""
+    """Check whether a scenario file could run here; runs nothing."""
     from gradwire_lab.run.checks import check as check_machine
     from gradwire_lab.scenario import ScenarioError
 
@@ -170,7 +170,7 @@ def run(
         _refuse(str(error))
     except OSError as error:
         _refuse(f"the run ended early: {error}")
-    except KeyboardInterrupt:  # once more, while the page was being made
+    except KeyboardInterrupt:  # Ctrl-C came again while the page was made
         progress.print("interrupted: nothing is left behind")
         status = _INTERRUPTED
     if status:
@@ -189,8 +189,9 @@ def show(
         bool, typer.Option("--json", help="print the JSON instead of tables")
     ] = False,
 ) -> None:
-    """Tables and marks of the runs in a folder, whichever gradwire and machine made them; runs
-    nothing, and may be called while a run goes on.
+    """Show tables and marks of the runs in a folder, whichever gradwire and machine made them.
+
+    It runs nothing, and may be called while a run goes on.
     """
     from gradwire_lab.report.markdown import as_markdown
     from gradwire_lab.report.terminal import show as show_tables
@@ -283,7 +284,7 @@ def _check_folder(folder: Path, name: str) -> None:
 
     try:
         there = json.loads((folder / "results.json").read_text(encoding="utf-8"))["scenario"]
-    except (OSError, ValueError, KeyError, TypeError):  # none, or nothing that a run wrote
+    except (OSError, ValueError, KeyError, TypeError):  # there is no file, or no run wrote it
         return
     if there != name:
         raise ScenarioError(

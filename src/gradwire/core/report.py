@@ -114,7 +114,7 @@ class StepReport:
     attachment: int = 0
 
     def with_phases(self, critical_share: float, verdict: str) -> StepReport:
-        """Returns the same report with what the phase detector says of the run so far."""
+        """Returns the same report with the phase detector's view of the run so far."""
         return replace(self, critical_share=critical_share, verdict=verdict)
 
     def line(self) -> str:

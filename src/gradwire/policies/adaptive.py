@@ -35,8 +35,8 @@ from gradwire.core.plan import (
 )
 from gradwire.core.report import StepReport
 from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
+from gradwire.policies.parts.compression import INT8, encoding_for, wider
 from gradwire.policies.parts.fragile import is_fragile
-from gradwire.policies.parts.ladder import INT8, stage, wider
 from gradwire.policies.parts.lateness import PushHistory
 from gradwire.policies.parts.phases import Every, make_detector
 from gradwire.policies.parts.regions import regions_by_tensor
@@ -124,6 +124,11 @@ class Adaptive(Policy):
         self._sent = 1.0  # bytes of the last step relative to float32
         self.phases = make_detector(self.eta, self.every, self.detector)
 
+    @property
+    def ratio(self) -> float:
+        """The share of the dense bytes that the next step may send."""
+        return self._choice.ratio if self.compress != "never" else 1.0
+
     def options(self) -> dict[str, object]:
         """Returns the options with the contents of the table, which the ranks compare."""
         values = {name: getattr(self, name) for name in option_names(type(self))}
@@ -178,7 +183,7 @@ class Adaptive(Policy):
         """Makes one region per tensor (small ones pooled), in the encoding of the moment."""
         phases = self.phases
         assert phases is not None
-        encoding, kept = self._stage()
+        encoding, kept = encoding_for(self.ratio)
         low, high = zip(*(self.bounds_of(slot.name) for slot in context.tensors), strict=True)
         now = [
             strict if self._critical(slot.layer, context) else loose
@@ -228,14 +233,6 @@ class Adaptive(Policy):
         self._choice.load_state_dict(state["choice"])
         self._waiting.load_state_dict(state["waiting"])
         self._pushes.load_state_dict(state["pushes"])
-
-    def _stage(self) -> tuple[str, float]:
-        """Returns the encoding and the share kept of the next step."""
-        return stage(self._ratio)
-
-    @property
-    def _ratio(self) -> float:
-        return self._choice.ratio if self.compress != "never" else 1.0
 
     def _critical(self, layer: str, context: PlanContext) -> bool:
         if self.detector != "layers" or self.phases is None:

@@ -2,9 +2,10 @@
 
 From the paper (arXiv 2506.16235): quantisation and compression follow the network by the
 bandwidth-delay product, all ranks agree on the smallest ratio, and the ratio's constants are those
-of its code. Nothing is lost on the way, as the bound is 0. `gradwire.policies.parts.ladder` says
-where the signal, the encodings and the start-up differ, and why. Error feedback, which the original
-lacks, is on, because top-k is biased without it. Dense steps (ratio 1) are plain exact sums.
+of its code. Nothing is lost on the way, as the bound is 0. `gradwire.policies.parts.compression`
+says where the signal, the encodings and the start-up differ, and why. Error feedback, which the
+original lacks, is on, because top-k is biased without it. Dense steps (ratio 1) are plain exact
+sums.
 
 The original code prunes weights before it selects elements, and keeps a momentum memory. Both are
 options here, off by default, in gradwire's own interpretation. `prune` excludes the gradient
@@ -26,7 +27,13 @@ from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TransferPlan, check_choice, check_share
 from gradwire.core.report import StepReport
 from gradwire.policies.base import PlanContext, Policy
-from gradwire.policies.parts.ladder import FLOOR, INT8, Ladder, congested, stage
+from gradwire.policies.parts.compression import (
+    FLOOR,
+    INT8,
+    CompressionRatio,
+    congested,
+    encoding_for,
+)
 
 __all__ = ["NetSenseML"]
 
@@ -73,13 +80,13 @@ class NetSenseML(Policy):
                 beside=f"with compress={self.compress!r}",
             )
         floor = FLOOR if self.compress == "topk" else INT8
-        self._ladder = Ladder(max(floor, float(self.start)), self.start < 1.0, floor)
+        self._ratio = CompressionRatio(max(floor, float(self.start)), self.start < 1.0, floor)
         self._congested = False
 
     @property
     def ratio(self) -> float:
         """The share of the dense bytes that the next step may send."""
-        return self._ladder.ratio
+        return self._ratio.ratio
 
     @property
     def congested(self) -> bool:
@@ -89,11 +96,11 @@ class NetSenseML(Policy):
     def prepare(self, tensors: Mapping[str, int] | None) -> None:
         """Makes int8 the last encoding beside servers, which keep no residuals of results."""
         if self.servers:
-            self._ladder.stop_at(INT8)
+            self._ratio.stop_at(INT8)
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """Makes one exact region in the encoding that the ratio asks for."""
-        encoding, kept = stage(self._ladder.ratio)
+        encoding, kept = encoding_for(self._ratio.ratio)
         whole = TransferPlan.whole(context.elements, scale=1.0 / context.world_size)
         pruned = self.prune if encoding == "topk" else 0.0
         return replace(whole, encoding=encoding, kept=kept, pruned=pruned)
@@ -101,15 +108,15 @@ class NetSenseML(Policy):
     def observe(self, report: StepReport) -> None:
         """Updates the ratio by the agreed flag, and decides whether this step was congested."""
         super().observe(report)
-        self._ladder.observe(report.agreed)
+        self._ratio.observe(report.agreed)
         self._congested = congested(report, self.share)
 
     def state_dict(self) -> dict[str, object]:
         """Returns the ratio, and this worker's view of its last step."""
-        return {"ladder": self._ladder.state_dict(), "congested": self._congested}
+        return {"ladder": self._ratio.state_dict(), "congested": self._congested}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned; raises ConfigError for anything else."""
         read = self._read(state, "ladder", "congested")
         self._congested = read.flag("congested")
-        self._ladder.load_state_dict(state["ladder"])
+        self._ratio.load_state_dict(state["ladder"])

@@ -12,11 +12,12 @@ from gradwire.core.checks import plain
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.report import StepReport
 from gradwire.policies import Policy
-from gradwire.training.checks import check_hands_over, ddp_of
+from gradwire.training.ddp_module import check_hands_over, ddp_of
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.pipeline import GradientPipeline
-from gradwire.transport.operation import Connected
+from gradwire.transport.communicator import Communicator
+from gradwire.transport.handle import Connected
 
 __all__ = ["Attachment", "attach"]
 
@@ -86,6 +87,16 @@ class Attachment(Connected):
     def policy(self) -> Policy:
         """The policy that writes the plans."""
         return self._pipeline.policy
+
+    @property
+    def communicator(self) -> Communicator:
+        """The communicator that carries the gradients."""
+        return self._pipeline.communicator
+
+    @property
+    def number(self) -> int:
+        """The number of the attachment among those over its engine, the same on all ranks."""
+        return self._pipeline.number
 
     @property
     def step(self) -> int:
@@ -233,7 +244,7 @@ class Attachment(Connected):
         adds rtprop_ns and queue_delay_ns (nanoseconds), btlbw (bytes/s), send_window and
         receive_window (bytes).
         """
-        return self._pipeline.communicator.counters()
+        return self.communicator.counters()
 
     def _check(self) -> None:
         if self._detached:

@@ -25,8 +25,8 @@ from gradwire.core.report import ReportWriter
 from gradwire.core.settings import Settings
 from gradwire.policies import Policy
 from gradwire.training.bucket import GradBucket, ParameterNames
-from gradwire.training.checks import python_reducer
 from gradwire.training.configure import agreed_configuration, configure
+from gradwire.training.ddp_module import python_reducer
 from gradwire.training.groups import Group
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import DEVICES
@@ -54,6 +54,9 @@ class HookState:
             no worker used. The residual of such a parameter waits until the parameter is used.
         **options: the policy's options and the common settings of `gradwire.Settings`.
 
+    Attributes:
+        policy: The policy that writes the plans.
+
     Raises:
         ConfigError: an option is impossible.
         EngineMissingError: the engine was not built.
@@ -80,7 +83,7 @@ class HookState:
                 "allowed are True, False, as given to DDP",
             )
         self.process_group = process_group
-        self._finds_unused = find_unused_parameters
+        self.find_unused_parameters = find_unused_parameters
         self._ddp: Callable[[], DistributedDataParallel | None] = _nothing
         self.active = True
         self.attached = False  # whether it belongs to an attachment
@@ -100,12 +103,12 @@ class HookState:
             number: int | None = None
             communicator: Communicator | None = None
             try:
-                agree(meeting, agreed_configuration(self._policy, self._settings), failure)
+                agree(meeting, agreed_configuration(self.policy, self._settings), failure)
                 communicator = group.communicator(self._settings, meeting)
                 number = communicator.take_number(meeting)
                 self._pipeline = GradientPipeline(
                     communicator,
-                    self._policy,
+                    self.policy,
                     self._settings,
                     self._names,
                     number,
@@ -113,7 +116,7 @@ class HookState:
                     writer,
                     scaler=self._scaler,
                 )
-                if self._finds_unused:
+                if self.find_unused_parameters:
                     self._pipeline.find_unused()
             except BaseException as error:
                 meeting.tell_failure(error)
@@ -139,7 +142,7 @@ class HookState:
         """
         try:
             if not self.attached:
-                _check_alone(self._policy, self._settings)
+                _check_alone(self.policy, self._settings)
             if self._settings.server_count and not group.whole:
                 raise ConfigError.of(
                     "route",
@@ -148,7 +151,7 @@ class HookState:
                     beside=f"with a process group of {group.world_size} of the job's ranks",
                 )
             _check_memory(self._settings, self._largest, group.world_size)
-            self._policy.prepare(self._tensors)  # a copy knows no names
+            self.policy.prepare(self._tensors)  # a copy knows no names
             report = self._settings.report
             return ReportWriter.open(report, group.job_rank, group.rank == 0), None
         except ConfigError as error:
@@ -267,19 +270,19 @@ class HookState:
                 )
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise ConfigError.of("scaler", scaler, "a torch.amp.GradScaler, or None")
-        self._policy, self._settings = configure(policy, options, optimizer=optimizer)
-        self._policy.vectors = self._vectors
-        self._policy.prepare(self._tensors)
+        self.policy, self._settings = configure(policy, options, optimizer=optimizer)
+        self.policy.vectors = self._vectors
+        self.policy.prepare(self._tensors)
         self._optimizer = optimizer
         self._scaler = scaler
         self._unhook = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            "policy": self._policy,
+            "policy": self.policy,
             "settings": self._settings,
             "active": self.active,
-            "finds_unused": self._finds_unused,
+            "finds_unused": self.find_unused_parameters,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -288,14 +291,14 @@ class HookState:
         self.active = state["active"]
         self.attached = False
         self.delayed = False
-        self._finds_unused = state.get("finds_unused", False)
+        self.find_unused_parameters = state.get("finds_unused", False)
         self._know(None)
         self._optimizer = None
         self._scaler = None
         self._unhook = _nothing
-        self._policy, self._settings = state["policy"], state["settings"]
-        if self._policy.fill_was_open:  # the optimizer decided it, and is not copied
-            self._policy.fill = "zero"
+        self.policy, self._settings = state["policy"], state["settings"]
+        if self.policy.fill_was_open:  # the optimizer decided it, and is not copied
+            self.policy.fill = "zero"
         self._pipeline = None
 
 
@@ -462,7 +465,7 @@ def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int)
 
 
 def _ignored(model: torch.nn.Module) -> Collection[str]:
-    """Returns the names of the parameters that DDP is told not to average."""
+    """Returns the names of the parameters that DDP leaves out of its averages."""
     names: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     return names
 

@@ -8,7 +8,7 @@ wire and the sums are float32.
 A bucket on a CUDA device is copied through pinned memory on a stream of its own. The autograd
 thread only queues the copy, and the engine's Stager (`gradwire.transport.threads`) waits for it.
 Where the plan has an encoding, the bucket may be encoded on the device first
-(`gradwire.training.feedback.device`), so that half or a quarter of the bytes cross.
+(`gradwire.training.feedback.device_book`), so that half or a quarter of the bytes cross.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError, GradwireError
-from gradwire.training.feedback.device import Encoded
+from gradwire.training.feedback.device_book import Encoded
 
 __all__ = ["DEVICES", "Stage", "StagePool", "failed"]
 

@@ -31,8 +31,8 @@ from gradwire.transport.engines import (
     join_host,
     release_host,
 )
+from gradwire.transport.handle import Connected, Handle
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
-from gradwire.transport.operation import Connected, Handle
 from gradwire.transport.threads import Stager
 
 if TYPE_CHECKING:

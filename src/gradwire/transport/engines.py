@@ -32,9 +32,9 @@ from gradwire.core.errors import ConfigError, TransferError
 from gradwire.core.plan import TransferReport
 from gradwire.core.settings import Settings
 from gradwire.transport import rendezvous
+from gradwire.transport.handle import Handle
 from gradwire.transport.native import transfer_report
 from gradwire.transport.open_engine import meet_servers, open_engine
-from gradwire.transport.operation import Handle
 from gradwire.transport.threads import CompletionPool, Stager
 
 if TYPE_CHECKING:

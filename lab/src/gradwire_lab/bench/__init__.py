@@ -1,4 +1,4 @@
-"""`gradwire bench`: measurements as ratios to a physical limit, beside a peer in the same run."""
+"""`gradwire bench` measures ratios to a physical limit, beside a peer in the same run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of the benchmark table: what is moved over which network, and against whom."""
+"""The rows of the benchmark table set what is moved over which network, and against whom."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Case:
     """A case is one row of the table.
 
     Attributes:
-        name: on the command line.
+        name: its name on the command line.
         network: the standard network.
-        hosts: that take part.
+        hosts: the number of hosts that take part.
         size: bytes of each rank's buffer.
         entries: the contestants.
         push: only the way to one server is measured, not an all-reduce.
         bursts: cross traffic into one port, or None.
-        rounds: of each contestant, when the command line names none.
+        rounds: the number of rounds of each contestant, when the command line names none.
     """
 
     name: str

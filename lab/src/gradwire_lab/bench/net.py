@@ -1,4 +1,4 @@
-"""Run one case on a lab network and say what came out."""
+"""Run one case on a lab network and measure it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def run_case(
 
     Args:
         case: the row.
-        rounds: of each contestant; the case's own number if None.
+        rounds: the number of rounds of each contestant; the case's own number if None.
         block: rounds of one contestant before the next has its turn.
-        progress: called with a contestant's name and its rounds so far.
+        progress: a function that is called with a contestant's name and its rounds so far.
 
     Returns:
         What `gradwire bench net --json` prints.

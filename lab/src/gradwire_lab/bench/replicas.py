@@ -1,4 +1,4 @@
-"""Do replicas stay bit-identical? Real DDP jobs through real loss, then a hash on every rank."""
+"""This benchmark hashes all replicas after real DDP jobs through real loss: they must be alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_replicas(network: str, steps: int, pull: str) -> dict[str, Any]:
 
     Args:
         network: name of the standard network.
-        steps: of training.
+        steps: the number of steps of training.
         pull: "exact" or "committed".
 
     Raises:
@@ -31,7 +31,7 @@ def run_replicas(network: str, steps: int, pull: str) -> dict[str, Any]:
         RankError: a rank failed; the message names it.
     """
     preset, usual = NETWORKS[network], BURSTS[network]
-    # Twice as often as the standard bursts: nearly every step shall lose something.
+    # Bursts come twice as often as the standard ones, so that nearly every step loses something.
     burst = Burst(usual.rate, usual.on, usual.period / 2)
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(Network(HOSTS, preset, extra_hosts=1))

@@ -21,7 +21,7 @@ from gradwire_lab.contest.ranks import Message
 
 
 class Worker:
-    """One replica."""
+    """A worker trains one replica."""
 
     def __init__(self, config: Message) -> None:
         """Meet the other ranks.
@@ -50,9 +50,9 @@ class Worker:
         )
 
     def train(self, steps: int) -> Message:
-        """Train, and tell of the model and of what was lost."""
+        """Train; return a hash of the model, and what was lost."""
         optimizer = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=0.9)
-        torch.manual_seed(1000 + self._rank)  # every rank has data of its own
+        torch.manual_seed(1000 + self._rank)  # each rank draws data of its own
         delivered = []
         for _ in range(steps):
             inputs = torch.randn(16, 64)

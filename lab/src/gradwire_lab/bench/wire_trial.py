@@ -1,4 +1,4 @@
-"""What a wire of the lab really does on this machine: round trips, and the rate it carries."""
+"""Trials measure a wire of the lab on this machine: its round trips, and the rate it carries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def round_trips(
     """Return the round-trip times of small datagrams between two hosts, one at a time.
 
     Args:
-        network: of the hosts.
+        network: the network of the hosts.
         source: the host that asks.
         target: the host that answers.
         count: how many.
@@ -70,16 +70,16 @@ def round_trips(
 
 @dataclass(frozen=True)
 class DelayError:
-    """These numbers say how far round trips over a wire are from those asked for.
+    """These numbers show how far round trips over a wire are from those asked for.
 
     Attributes:
-        delay_s: of each direction, as set.
+        delay_s: the delay of each direction, as set.
         count: round trips measured.
         plain_s: median round trip without the wire, in seconds.
         median_s: how much longer than that and twice the delay they took: the median.
         p99_s: the 99th percentile. What the hosts' own wake-ups take is part of both.
         late_s: how long after it was due a frame came out of the wire, on average.
-        max_late_s: at worst.
+        max_late_s: the same at worst.
     """
 
     delay_s: float
@@ -121,11 +121,11 @@ def _answered(times: list[float | None]) -> list[float]:
 
 @dataclass(frozen=True)
 class WireLoad:
-    """These numbers say what a wire did with full packets in both directions at once.
+    """These numbers show what a wire did with full packets in both directions at once.
 
     Attributes:
-        rate: of the ports, in bits per second.
-        delay_s: of each direction.
+        rate: the rate of the ports, in bits per second.
+        delay_s: the delay of each direction.
         offloads: whether trains passed whole.
         carried: bits per second that came out, the lesser of both directions.
         lost: share of the packets that the lab failed to carry, the greater.
@@ -152,8 +152,8 @@ def wire_load(
     """Send 0.97 of a rate over one wire in both directions.
 
     Args:
-        rate: of the ports, in bits per second.
-        delay_s: of each direction of the wire.
+        rate: the rate of the ports, in bits per second.
+        delay_s: the delay of each direction of the wire.
         offloads: whether trains pass whole.
         seconds: how long.
 
@@ -162,7 +162,8 @@ def wire_load(
     """
     bucket = 72 * KIB if offloads else 8 * KIB
     preset = Preset("trial", rate, 256 * KIB, bucket, offloads)
-    burst = Burst(_FILL * rate, on=0.5, period=0.5)  # without a pause, but late starters join
+    # The bursts leave no pause; a sender that starts late joins in.
+    burst = Burst(_FILL * rate, on=0.5, period=0.5)
     with (
         Network(2, preset, wires={0: Wire(delay_s)}) as network,
         BurstTraffic(network, burst, source=0, target=1),
@@ -188,7 +189,7 @@ def wire_load(
 
 
 class _Way:
-    """One direction between two looks at its statistics."""
+    """A way is one direction of a wire between two looks at its statistics."""
 
     def __init__(self, before: WireStats, after: WireStats, seconds: float) -> None:
         packets = after.packets - before.packets

@@ -1,4 +1,4 @@
-"""`gradwire bench wires`: how exact the lab's wires are on this machine, and how fast."""
+"""`gradwire bench wires` measures how exact and how fast the lab's wires are on this machine."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from gradwire_lab.network.addresses import ADDRESS_VARIABLE
 
-if TYPE_CHECKING:  # torch.distributed has it, but torch's stubs do not know
+if TYPE_CHECKING:  # torch's stubs lack torch.distributed.Store
     from torch._C._distributed_c10d import Store
 
 _TIMEOUT = timedelta(seconds=120)
@@ -29,7 +29,7 @@ class Contestant(Protocol):
         """Connect, before anything is timed.
 
         Args:
-            rank: of this process.
+            rank: the rank of this process.
             world: number of ranks.
             store: shared by this contestant's ranks and nobody else.
         """
@@ -48,7 +48,7 @@ class Contestant(Protocol):
         """Check the result of a round.
 
         Args:
-            buffer: as `run_round` left it.
+            buffer: the buffer as `run_round` left it.
             inputs: the value that each rank's buffer was filled with.
 
         Raises:
@@ -122,7 +122,8 @@ class TcpPush:
             self._sockets = [socket.create_connection((host, int(port)))]
         for connection in self._sockets:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._congestion_control is not None:  # not before: connecting takes the route's
+            # Connecting sets the route's algorithm, so this comes after it.
+            if self._congestion_control is not None:
                 use_congestion_control(connection, self._congestion_control)
 
     def run_round(self, buffer: torch.Tensor) -> None:
@@ -149,7 +150,7 @@ class TcpPush:
                         selector.unregister(key.fileobj)
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
-        """Nothing to check: TCP counted the bytes."""
+        """Check nothing, because TCP counted the bytes."""
 
     def report(self) -> dict[str, Any]:
         """Return the congestion control that the connections really use."""

@@ -50,7 +50,7 @@ class _Rounds:
         self._retransmissions = 0
 
     def run(self, buffer: torch.Tensor, plan: TransferPlan) -> TransferReport:
-        allowed = self._communicator.timeout_s + _GRACE  # by then the engine has said why
+        allowed = self._communicator.timeout_s + _GRACE  # the engine fails earlier, with a reason
         report = self._communicator.all_reduce(buffer, plan, step=self.step).wait(allowed)
         self.step += 1
         self._sent += report.packets_sent
@@ -131,13 +131,13 @@ class GradwirePush:
         """Choose the plan: see `make_plan`.
 
         Args:
-            bound: of the whole buffer.
+            bound: the bound of the whole buffer.
             spend: what may be given up.
             schedule: seconds after a worker's first arrival, and the share that is enough then: so
                 the bound is spent. Without a bound nothing is given up at any time.
             control: "stream", or "probe" for the papers' passes.
             options: settings besides the route.
-            group: of endpoints; contestants of different groups share no engine.
+            group: the group of endpoints; contestants of different groups share no engine.
         """
         self._control, self._group = control, group
         self._bound, self._spend = bound, spend
@@ -171,13 +171,14 @@ class GradwirePush:
         plan = make_plan(buffer.numel(), self._bound, self._spend, "none", self._rounds.step)
         if self._schedule:
             plan = replace(plan, spend="late", schedule=self._schedule, order="shuffled")
-        if self._control == "probe":  # no two workers leave out the same chunks: nobody waits
+        # Each worker closes by itself, since no two leave out the same chunks.
+        if self._control == "probe":
             passes: dict[str, Any] = {"control": "probe", "order": "sequential"}
             plan = replace(plan, schedule=(CloseStep(scope="worker"),), **passes)
-        return said(self._rounds.run(buffer, plan))
+        return counters_of(self._rounds.run(buffer, plan))
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
-        """Nothing comes back that could be checked; the sums are, where they are pulled."""
+        """Check nothing, because no sums come back."""
 
     def report(self) -> dict[str, Any]:
         """Return the counters of the worker's engine."""
@@ -191,8 +192,8 @@ class GradwirePush:
             self._server.close()
 
 
-def said(report: TransferReport) -> dict[str, Any]:
-    """Return what a transfer reports about its round."""
+def counters_of(report: TransferReport) -> dict[str, Any]:
+    """Return a transfer's counters, those of its round."""
     passes = getattr(report, "passes", 0)
     return {
         **({"passes": passes} if passes else {}),

@@ -17,7 +17,7 @@ def t_quantile(freedom: int) -> float:
         raise ValueError(f"{freedom} degrees of freedom: 1 or more")
     if freedom <= len(_T95):
         return _T95[freedom - 1]
-    z, n = _Z95, freedom  # Cornish and Fisher's expansion; right to 1e-4 from here on
+    z, n = _Z95, freedom  # the expansion of Cornish and Fisher is right to 1e-4 here
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     return z + first / n + second / n**2

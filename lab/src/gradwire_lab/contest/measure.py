@@ -43,7 +43,7 @@ def header_ideal(payload: float, rate: float) -> float:
 
     Args:
         payload: bytes per direction on the busiest port.
-        rate: of the port, in bits per second.
+        rate: the rate of the port, in bits per second.
     """
     return payload * 8 / rate * MAX_FRAME / FRAME_PAYLOAD
 
@@ -85,9 +85,9 @@ def summarize(seconds: Sequence[float], ideal: float, tail_rounds: int = TAIL_RO
     """Put times into numbers over the header ideal.
 
     Args:
-        seconds: of each round.
+        seconds: the time of each round.
         ideal: header ideal, in seconds.
-        tail_rounds: from how many rounds on a 99th percentile is given.
+        tail_rounds: the rounds from which on a 99th percentile is given.
 
     Raises:
         ValueError: there are no rounds or the ideal is not positive.

@@ -56,7 +56,7 @@ class Round:
     Attributes:
         start: the moment that all ranks started, in seconds of ``time.monotonic()``.
         ranks: each rank's time from then until it was done, in seconds.
-        details: what each rank's contestant had to say about the round.
+        details: each rank's counters of the round, as its contestant keeps them.
     """
 
     start: float
@@ -150,17 +150,18 @@ class Race:
         """Time rounds of every contestant.
 
         Args:
-            rounds: of each contestant.
+            rounds: the number of rounds of each contestant.
             block: rounds of one contestant before the next has its turn.
             warm_up: rounds at the start of each block that are not counted.
             bursts: cross traffic; each block then starts at the same phase of it.
-            progress: called with a contestant's name and the number of its rounds so far.
+            progress: a function that is called with a contestant's name and the number of its
+                rounds so far.
             around: a context for each counted round, made from the contestant's name.
             around_turn: a context for each block's counted rounds together, made from the
                 contestant's name and their number.
             only: the one contestant that runs; all if not given.
-            rotate: from turn to turn, begin at another phase of the bursts.
-            turns: called before each contestant has its next turn.
+            rotate: whether each turn begins at another phase of the bursts.
+            turns: a function that is called before each contestant has its next turn.
 
         Returns:
             The counted rounds by contestant, in order.

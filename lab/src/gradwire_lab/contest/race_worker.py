@@ -55,8 +55,11 @@ class Worker:
         self._buffer.fill_(float(self._rank + 1))
 
     def round(self, contestant: str, start: float, verify: bool) -> dict[str, Any]:
-        """Run one round at a moment of ``time.monotonic()``; answers the seconds since then, and
-        what the contestant has to say about the round."""
+        """Run one round at a moment of ``time.monotonic()``.
+
+        Returns:
+            The seconds since then, and the contestant's counters of the round.
+        """
         runner = self._contestants[contestant]
         sleep_until(start)
         details = runner.run_round(self._buffer)

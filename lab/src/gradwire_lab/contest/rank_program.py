@@ -23,11 +23,12 @@ def obey(
     """Set the program up, then obey the parent until it hangs up; an error is the last answer.
 
     Args:
-        descriptor: of the socket to the parent.
+        descriptor: the descriptor of the socket to the parent.
         set_up: given the configuration, and something to call with news between a command and
             its answer; returns the answer to the configuration, and the commands.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
+    # Ctrl-C is for the parent, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     with socket.socket(fileno=descriptor) as endpoint, endpoint.makefile("rw") as channel:
 

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-# The second keeps torch's store from complaining that the hosts have no names; the third, a folder
-# that exists, keeps torch from leaving an empty one there.
+# The log level keeps torch's store from warning that the hosts have no names. The cache folder is
+# one that exists, because torch would leave an empty one behind.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -48,7 +48,7 @@ class _RemoteTraceback(Exception):
 
 
 class Spawn(Protocol):
-    """Starts a program on a host, as `gradwire_lab.network.network.Network.spawn` does."""
+    """A spawn starts a program on a host, as `gradwire_lab.network.network.Network.spawn` does."""
 
     def __call__(
         self,
@@ -75,12 +75,12 @@ class Ranks:
         env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start the ranks and tell them what to do; the first `gather` waits for them.
+        """Start the ranks and send their configurations; the first `gather` waits for them.
 
         Args:
             spawn: starts a program on a host.
             module: the ranks' program, which runs `gradwire_lab.contest.rank_program.obey`.
-            configs: what each rank is told first, in rank order.
+            configs: the first message to each rank, in rank order.
             env: additions to the ranks' environment.
             pass_fds: descriptors that they inherit under the same numbers.
 
@@ -107,8 +107,8 @@ class Ranks:
 
         Args:
             command: its name as ``command``, and its arguments.
-            deadline: in seconds of ``time.monotonic()``.
-            progress: called with each tick that a rank sends before it answers.
+            deadline: the latest moment, in seconds of ``time.monotonic()``.
+            progress: a function that is called with each tick that a rank sends before it answers.
         """
         for rank in self._ranks:
             rank.send(command)
@@ -120,8 +120,8 @@ class Ranks:
         """Wait for an answer of every rank.
 
         Args:
-            deadline: in seconds of ``time.monotonic()``.
-            progress: called with each tick that a rank sends before it answers.
+            deadline: the latest moment, in seconds of ``time.monotonic()``.
+            progress: a function that is called with each tick that a rank sends before it answers.
 
         Returns:
             The answers, in rank order.
@@ -140,7 +140,8 @@ class Ranks:
                             if progress is not None:
                                 progress(message["tick"])
                         else:
-                            answers[rank.number] = message  # and is watched on: it may die
+                            # The rank stays watched, as it may still die.
+                            answers[rank.number] = message
         return [answers[rank.number] for rank in self._ranks]
 
     def _wait(
@@ -230,5 +231,5 @@ class _Rank:
 
     def kill(self) -> None:
         self.channel.close()
-        self._process.kill()  # which leaves alone what has ended
+        self._process.kill()  # kill() ignores a process that has ended
         self._process.wait()

@@ -74,11 +74,12 @@ def send(address: str, streams: int, congestion_control: str) -> None:
             except BlockingIOError:
                 continue
             except ConnectionError:
-                return  # the other end was killed first
+                return  # the receiver was killed first
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
+    # Ctrl-C is for the parent, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.argv[1] == "receive":
         receive(sys.argv[2])
     else:

@@ -24,7 +24,7 @@ class RivalStreams:
         """Start both ends.
 
         Args:
-            network: with the source among its extra hosts.
+            network: a network with the source among its extra hosts.
             streams: how many.
             congestion_control: theirs.
             target: host that reads; its port is what is fought for.
@@ -76,7 +76,7 @@ class RivalStreams:
 
     def close(self) -> None:
         """End both. May be called again."""
-        for process in reversed(self._processes):  # the sending end first
+        for process in reversed(self._processes):  # the sender ends first
             process.kill()
             process.wait()
         self._log.close()
@@ -92,7 +92,7 @@ def goodput(read: list[tuple[float, int]], spans: list[tuple[float, float]]) -> 
     """Return the mean bytes per second within spans of time; None where nothing was seen in them.
 
     Args:
-        read: as `RivalStreams.read` gave it.
+        read: what `RivalStreams.read` returned.
         spans: starts and ends, in seconds of ``time.monotonic()``.
     """
     seconds = total = 0.0

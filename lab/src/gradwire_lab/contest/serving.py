@@ -29,7 +29,7 @@ def route_settings(servers: int) -> dict[str, Any]:
 
 
 class ServerThread:
-    """Serves one group from its making until all workers have left or it is closed."""
+    """A server thread serves one group until all workers have left or it is closed."""
 
     def __init__(
         self, store: Store, *, workers: int, index: int, settings: Settings, group: str = "world"
@@ -37,7 +37,7 @@ class ServerThread:
         """Start; the workers, which it meets in the store, need not be there yet.
 
         Args:
-            store: of the job.
+            store: the store of the job.
             workers: how many push to it.
             index: which of the job's servers this is, from 0.
             settings: the workers'.

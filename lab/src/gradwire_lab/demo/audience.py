@@ -30,8 +30,8 @@ class Bars(Audience):
         """Prepare the bars; they show while the ``with`` block lasts.
 
         Args:
-            console: where.
-            scenario: of the demo.
+            console: where the bars are.
+            scenario: the scenario of the demo.
         """
         self._console = console
         self._progress = Progress(

@@ -81,7 +81,7 @@ def demo(
     except KeyboardInterrupt:
         progress.print("interrupted: nothing is left behind")
         raise typer.Exit(_INTERRUPTED) from None
-    _show(document, out, as_json, progress)
+    show(document, out, as_json, progress)
     if document["error"] is not None:
         raise typer.Exit(1)
 
@@ -111,7 +111,8 @@ def _run(scenario: Scenario, console: Console) -> dict[str, Any]:
     return document(outcome, shlex.join(["gradwire", *sys.argv[1:]]))
 
 
-def _show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) -> None:
+def show(document: dict[str, Any], out: Path, as_json: bool, progress: Console) -> None:
+    """Write a demo's JSON and page into a folder, and print its table or its JSON."""
     from gradwire_lab.demo.table import terminal_table
 
     written = out / "demo.json"
@@ -119,7 +120,7 @@ def _show(document: dict[str, Any], out: Path, as_json: bool, progress: Console)
     files = [str(written)]
     page = out / "demo.html"
     try:
-        from gradwire_lab.demo.page import write_page  # needs what the extra "lab" has
+        from gradwire_lab.demo.page import write_page  # it needs packages of the extra "lab"
 
         write_page(document, page)
         files.append(str(page))

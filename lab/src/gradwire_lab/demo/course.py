@@ -32,12 +32,12 @@ class Outcome:
 
     Attributes:
         scenario: what was to be done.
-        ground: where; None if there was none yet.
+        ground: where it ran; None if there was no ground yet.
         origin: when it began, in seconds of ``time.monotonic()``.
         facts: about model and text.
-        blocks: in the order in which they were run.
-        bursts: as they were sent.
-        fingerprints: of each contestant's weights, in rank order.
+        blocks: the blocks in the order in which they were run.
+        bursts: the bursts as they were sent.
+        fingerprints: hashes of each contestant's weights, in rank order.
         network_drops: packets lost in the network, cross traffic included.
         softnet_drops: packets that this machine's processors dropped outside of any queue.
         error: why the demo ended early; None if it did not.
@@ -58,7 +58,7 @@ class Outcome:
 
 
 class Audience:
-    """An audience is told of the demo's progress; this one ignores it."""
+    """An audience follows the demo's progress; this one ignores it."""
 
     def stage(self, text: str) -> None:
         """A new stage has begun."""
@@ -78,7 +78,7 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
 
     Args:
         scenario: what to do.
-        audience: told while it runs.
+        audience: follows the progress.
     """
     outcome = Outcome(scenario, time.monotonic())
     try:
@@ -92,7 +92,7 @@ def run(scenario: Scenario, audience: Audience) -> Outcome:
                 audience.stage("training in turn")
                 before = softnet_drops()
                 try:
-                    _train(scenario, ranks, ground, outcome, audience)
+                    train_in_turn(scenario, ranks, ground, outcome, audience)
                 finally:
                     outcome.softnet_drops = softnet_drops() - before
                     if ground.traffic is not None:
@@ -121,9 +121,10 @@ def _start(ground: Ground, scenario: Scenario) -> Ranks:
     return crew.start(ground.spawn, "gradwire_lab.demo.worker", configs, scenario.ranks)
 
 
-def _train(
+def train_in_turn(
     scenario: Scenario, ranks: Ranks, ground: Ground, outcome: Outcome, audience: Audience
 ) -> None:
+    """Train all contestants, a turn each, until the steps or the time are used up."""
     done, slowest = 0, 0.0
     while done < scenario.steps:
         began = time.monotonic()

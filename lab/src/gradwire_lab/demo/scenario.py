@@ -30,7 +30,7 @@ class Scenario(Recipe):
         entries: the contestants, in the order of their turns.
         seconds: after the start no turn begins that is expected to end later than this; the last
             turns are shorter to fit.
-        steps: of each contestant, at most.
+        steps: the most steps of each contestant.
         block: steps of one turn.
         warm_up: steps at the start of each turn that train but are not timed: what an idle
             connection has forgotten is no cost of training.

@@ -31,7 +31,7 @@ class Worker(TrainingRank[Trainee]):
         Args:
             config: scenario, rank, store (host and port), lossy (whether gradwire drops some of
                 its packets), line (descriptor of the start line's memory).
-            tell: called with each step.
+            tell: a function that is called with each step.
         """
         scenario = Scenario.from_json(config["scenario"])
         super().__init__(config, scenario.ranks, _GROUP_SECONDS, tell)

@@ -73,8 +73,9 @@ def send_burst(sender: socket.socket, rate: float, start: float, stop: float) ->
 
 def main(arguments: list[str]) -> None:
     """Send bursts for ever."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
-    with contextlib.suppress(OSError):  # only root may; others take their chance
+    # Ctrl-C is for the parent, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError):  # only root may raise a priority
         os.setpriority(os.PRIO_PROCESS, 0, -15)
     schedule = json.loads(arguments[1])
     sender = open_socket(arguments[0])

@@ -22,12 +22,12 @@ _GOLDEN = 0.618
 
 @dataclass(frozen=True)
 class BurstRecord:
-    """A record tells how a burst really was.
+    """A record holds a burst as it was sent.
 
     Attributes:
         start: when its first packet went out, in seconds of ``time.monotonic()``.
         stop: when its last one did.
-        bytes: sent, Ethernet headers counted.
+        bytes: the bytes sent, Ethernet headers counted.
         planned: the bytes that it should have sent; 0 if they are not known.
     """
 
@@ -63,7 +63,7 @@ def phase_of(turn: int, burst: Burst) -> float:
 
 
 class BurstTraffic:
-    """Sends bursts from an extra host into another host's port while a ``with`` block lasts.
+    """Burst traffic goes from an extra host into a host's port while a ``with`` block lasts.
 
     The schedule follows the clock and nothing else: burst k starts at
     ``origin + phase + k * period`` whatever the network does, so several contestants can be
@@ -82,7 +82,7 @@ class BurstTraffic:
         """Start the sender.
 
         Args:
-            network: with at least one extra host.
+            network: a network with at least one extra host.
             burst: rate and rhythm.
             target: host whose port is hit.
             source: host that sends; the first extra one if not given.
@@ -136,6 +136,11 @@ class BurstTraffic:
         lines = os.pread(self._log.fileno(), size, 0).splitlines(keepends=True)
         return [_record(json.loads(line)) for line in lines if line.endswith(b"\n")]
 
+    @property
+    def pid(self) -> int:
+        """Return the id of the process that sends."""
+        return self._process.pid
+
     def sending(self) -> bool:
         """Return whether it has sent a burst.
 
@@ -146,7 +151,7 @@ class BurstTraffic:
 
     def close(self) -> None:
         """Stop sending. May be called again."""
-        self._process.kill()  # which leaves alone what has ended
+        self._process.kill()  # kill() ignores a process that has ended
         self._process.wait()
         self._log.close()
 

@@ -28,7 +28,7 @@ class KeeperChannel:
     def __init__(self) -> None:
         """Start the process, which waits for a plan."""
         self._lock = threading.Lock()
-        self._unanswered = False  # a question whose answer has not come; it may still come
+        self._unanswered = False  # the last question may still be answered
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(_START_SECONDS)
         with theirs:
@@ -55,7 +55,7 @@ class KeeperChannel:
         be the one to this.
 
         Args:
-            request: as JSON.
+            request: the question, which goes as JSON.
             trouble: what it means when there is no answer.
             descriptors: how many the answer may bring.
 

@@ -1,8 +1,8 @@
 """This program measures round trips of small datagrams.
 
-With the argument `serve` it answers for ever, and says so once it listens. With ADDRESS COUNT
-INTERVAL it writes a JSON list of round-trip
-times in seconds, null for those lost. Datagrams are one at a time, INTERVAL seconds apart.
+With the argument `serve` it answers for ever, and prints a line once it listens. With ADDRESS COUNT
+INTERVAL it writes a JSON list of round-trip times in seconds, null for those lost. Datagrams are
+one at a time, INTERVAL seconds apart.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def ask(address: str, count: int, interval: float) -> list[float | None]:
         start = time.perf_counter()
         client.send(question)
         try:
-            while client.recv(2048) != question:  # an answer to one given up
+            # It answers an earlier question, which was given up.
+            while client.recv(2048) != question:
                 pass
             times.append(time.perf_counter() - start)
         except TimeoutError:

@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     setns(network, CLONE_NEWNET)
     os.close(network)
     if parent:
-        die_with_parent(parent)  # after setns, which clears it
+        die_with_parent(parent)  # setns clears this setting, so it comes after
     try:
         os.execvp(program[0], program)
     except OSError as error:

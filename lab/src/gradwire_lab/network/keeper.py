@@ -72,7 +72,7 @@ def serve(channel: socket.socket, owner: int, topology: Any) -> None:
         request = json.loads(message)
         try:
             answer = obey(request, topology)
-        except Exception as error:  # whatever it is, the owner should hear it
+        except Exception as error:  # the owner raises it, whatever it is
             answer = {"error": f"{request['ask']}: {error}"}
         channel.send(json.dumps(answer).encode())
 
@@ -111,7 +111,7 @@ def make_plan(request: dict[str, Any]) -> Any:
 
 def main(arguments: list[str]) -> None:
     """Build what the owner asks for and keep it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides when it is over
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, which ends this process
     channel = socket.socket(fileno=int(arguments[0]))
     owner = int(arguments[1])
     message = channel.recv(MAX_MESSAGE)
@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> None:
     request = json.loads(message)
     try:
         user = make_namespace()
-        from gradwire_lab.network.topology import Topology  # needs pyroute2: part of the attempt
+        from gradwire_lab.network.topology import Topology  # the import may fail: it needs pyroute2
 
         topology = Topology(make_plan(request))
     except Exception as error:
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> None:
         socket.send_fds(channel, [answer], descriptors)
         serve(channel, owner, topology)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the owner is gone
+        pass  # the owner has ended
     finally:
         topology.close()
 

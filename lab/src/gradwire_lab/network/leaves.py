@@ -15,7 +15,7 @@ class Leaves:
 
     Attributes:
         count: leaves, each with an uplink to the one spine.
-        uplink: of every uplink, in both directions.
+        uplink: the preset of every uplink, in both directions.
     """
 
     count: int

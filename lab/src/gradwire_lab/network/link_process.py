@@ -39,7 +39,8 @@ def obey(
 
 def main(arguments: list[str]) -> None:
     """Carry frames until the keeper is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides when it is over
+    # Ctrl-C is for the keeper, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(int(arguments[0]))
     channel = socket.socket(fileno=int(arguments[1]))
     links: dict[int, _link.TapLink] = {}
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> None:
             return
         try:
             answer = obey(json.loads(message), descriptors, links)
-        except Exception as error:  # whatever it is, the keeper should hear it
+        except Exception as error:  # the keeper raises it, whatever it is
             answer = {"error": str(error)}
         for descriptor in descriptors:
             os.close(descriptor)

@@ -48,7 +48,7 @@ class LossRules:
         self._replace(device, _by_chance(rate) if rate > 0 else None)
 
     def set_longest(self, device: str, longest: int) -> None:
-        """Drop what is longer than this many bytes, IP header included, without a word.
+        """Drop what is longer than this many bytes, IP header included, and report nothing.
 
         A train counts as one packet. 0 takes the rule away, which is also that of `set`.
 
@@ -115,7 +115,7 @@ def _longer_than(longest: int) -> bytes:
     """Make expressions that match where the total length in the IPv4 header is larger."""
     return _dropping(
         ("payload", _header(0, 1)),
-        ("cmp", _compared(_EQUAL, b"\x45")),  # IPv4, and not ARP
+        ("cmp", _compared(_EQUAL, b"\x45")),  # the frame is IPv4, not ARP
         ("payload", _header(2, 2)),
         ("cmp", _compared(_GREATER, struct.pack("!H", longest))),
     )

@@ -1,4 +1,4 @@
-"""Switches and hosts on this machine, for as long as a ``with`` block lasts."""
+"""A network of switches and hosts is on this machine while a ``with`` block lasts."""
 
 from __future__ import annotations
 
@@ -64,18 +64,19 @@ class Network:
         Args:
             hosts: number of hosts.
             preset: rate and queue of the ports.
-            ports: of single hosts, by number, where they differ; offloads are as everybody's.
+            ports: the ports of single hosts, by number, where they differ; offloads are as
+                everybody's.
             extra_hosts: number of hosts for cross traffic.
             leaves: how the hosts are spread over leaf switches; None for a single switch.
             ecn: occupancy of a switch's queue, towards a host or on an uplink, above which ECT
                 packets are marked CE, in bytes; 0 for none. TCP on every host asks for it then.
                 No queue of the kernel is sure to mark, so these are the lab's own: every host has
                 a wire, which has the port's rate and queue on the way to the host.
-            congestion_control: of TCP on every host.
+            congestion_control: the congestion control of TCP on every host.
             wires: what the link of a host does to packets, by host, in both directions at first.
                 All others are veth pairs, which do nothing to them. The port keeps its rate and
                 queue: what leaves them travels on the wire.
-            wire_seed: of the wires' losses and jitter.
+            wire_seed: the seed of the wires' losses and jitter.
 
         Raises:
             LabUnavailable: the machine does not let this process do so.
@@ -99,7 +100,7 @@ class Network:
         if ecn and any(wire.rate for wire in (wires or {}).values()):
             raise ValueError("wires: with ecn they have the ports' rates; a rate is not allowed")
         self.ecn = ecn
-        # A switch's queue that marks is the wire's, so then every host has one.
+        # Queues that mark belong to wires, so with ECN every host has a wire.
         self.wires = dict.fromkeys(range(hosts), Wire()) if ecn else {}
         self.wires.update(wires or {})
         self.wire_seed = wire_seed
@@ -131,7 +132,7 @@ class Network:
             "seed": self.wire_seed,
             "ports": {host: asdict(port) for host, port in self.ports.items()},
         }
-        # A namespace for each host, and perhaps the user namespace that they belong to.
+        # The answer brings a namespace for each host, and the user namespace if one was made.
         answer, namespaces = self._keeper.ask(
             plan, "the lab's helper process gave no answer", count + 1
         )
@@ -169,7 +170,7 @@ class Network:
             command: the program and its arguments.
             env: additions to this process's environment.
             pass_fds: descriptors that it inherits under the same numbers.
-            options: of `subprocess.Popen`.
+            options: options of `subprocess.Popen`.
 
         Raises:
             IndexError: there is no such host.
@@ -178,8 +179,8 @@ class Network:
         self._check(host)
         user = -1 if self._user_namespace is None else self._user_namespace
         namespaces = [self._namespaces[host]] + ([user] if user >= 0 else [])
-        # The kernel ties a child to the thread that starts it; only the main one lasts. Programs
-        # that another thread starts are left to the keeper.
+        # The kernel kills such a child when the thread that started it ends, and only the main
+        # thread lasts. A program that another thread starts is killed by the keeper.
         lasting = threading.current_thread() is threading.main_thread()
         process = subprocess.Popen(
             helper_command(
@@ -294,7 +295,7 @@ class Network:
         What travels already arrives when it was due.
 
         Args:
-            host: one of `wires`.
+            host: a host of `wires`.
             wire: what it shall do.
             directions: "uplink" (from the host), "downlink" (to it).
 
@@ -324,6 +325,11 @@ class Network:
         answer, _ = self._keeper.ask({"ask": "wire statistics", "host": host})
         return {name: wire_stats(counters) for name, counters in answer["stats"].items()}
 
+    @property
+    def pid(self) -> int:
+        """Return the id of the process that holds the namespaces."""
+        return self._keeper.pid
+
     def _check_wire(self, host: int) -> None:
         self._check(host)
         if host not in self.wires:
@@ -334,7 +340,7 @@ class Network:
         with self._lock:
             processes, self._processes = self._processes, []
         for process in processes:
-            process.terminate()  # which, like kill, leaves alone what has ended
+            process.terminate()  # terminate() ignores a process that has ended, and so does kill()
         deadline = time.monotonic() + _STOP_SECONDS
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -365,8 +371,8 @@ def probe(wired: bool = False, lossy: bool = False) -> str | None:
     """Try to make a small network.
 
     Args:
-        wired: with a wire of the lab's own.
-        lossy: with a port that loses by the kernel's packet filter.
+        wired: whether it needs a wire of the lab's own.
+        lossy: whether it needs a port that loses by the kernel's packet filter.
 
     Returns:
         None if it works, or one line that says why it does not.

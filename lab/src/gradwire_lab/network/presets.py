@@ -13,7 +13,7 @@ class Preset:
 
     Attributes:
         name: what tables call this network.
-        rate: of a port, in bits per second, Ethernet headers counted.
+        rate: the rate of a port, in bits per second, Ethernet headers counted.
         queue: drop-tail queue of a port, in bytes.
         bucket: depth of the token bucket that makes the rate, in bytes. A packet train longer
             than this is cut into packets before it is queued.
@@ -44,10 +44,10 @@ MAX_FRAME = 1514
 MAX_TRAIN = 70_000
 """Bytes of the longest train as a queue counts it: 64 KiB and 46 sets of headers."""
 
-# The bucket is not part of the queue, but what an idle port may send at once. It must also bridge
-# the wake-ups that the kernel's timer misses on a busy machine: tokens beyond it are lost. So A
-# takes the smallest one through which a train passes whole (0.6 ms), B one that is small against
-# its queue and shorter than any train worth the name (0.3 ms), for there a train must be cut.
+# The bucket is what an idle port may send at once, beside the queue. It also has to bridge the
+# wake-ups that the kernel's timer misses on a busy machine, because tokens beyond it are lost. A
+# takes the smallest bucket through which a train passes whole (0.6 ms). B takes one that is small
+# against its queue and shorter than a train (0.3 ms), because its ports cut trains.
 NETWORK_A = Preset("A", 1_000_000_000, 256 * KIB, 72 * KIB, offloads=True)
 NETWORK_B = Preset("B", 200_000_000, 64 * KIB, 8 * KIB, offloads=False)
 NETWORKS = {preset.name: preset for preset in (NETWORK_A, NETWORK_B)}

@@ -20,7 +20,7 @@ def shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
 
     Args:
         netlink: a socket inside the device's namespace.
-        index: of the device.
+        index: the index of the device.
         preset: rate, queue and bucket.
         verb: "add" or "change".
     """
@@ -28,7 +28,7 @@ def shape(netlink: Any, index: int, preset: Preset, verb: str = "add") -> None:
         verb,
         "tbf",
         index=index,
-        rate=preset.rate // 8,  # bytes per second
+        rate=preset.rate // 8,  # tc takes bytes per second
         burst=preset.bucket,
         limit=preset.queue,
     )

@@ -13,12 +13,12 @@ class QueueStats:
     """These are the counters of one queue since the network was made.
 
     Attributes:
-        bytes: sent, Ethernet headers counted.
+        bytes: the bytes sent, Ethernet headers counted.
         packets: sent; a train counts as its packets, but one that came over another host's wire
             as none unless this host has a wire, too.
         drops: overflows; a train that is dropped whole counts once.
         backlog: bytes that wait.
-        marked: of the packets, those that it marked CE; only queues of a network with `ecn` do.
+        marked: the packets that it marked CE; only queues of a network with `ecn` do.
     """
 
     bytes: int

@@ -91,10 +91,10 @@ class Switches:
         return first, second
 
     def connect(self, number: int, port: int) -> None:
-        """Put a host's port where it belongs, and tell every switch the way to the host.
+        """Put a host's port where it belongs, and enter the way to the host in every switch.
 
         Args:
-            number: of the host.
+            number: the number of the host.
             port: index of the device.
         """
         self._join(port, self._bridge_of(number))
@@ -103,7 +103,7 @@ class Switches:
             return
         home = self._leaf_of(number)
         for leaf, (uplink, downlink) in enumerate(self._uplinks):
-            # Its own leaf knows the port, and the spine the way down; other leaves send it up.
+            # The host's own leaf knows its port, and the spine the way down; other leaves send up.
             self._know(number, downlink if leaf == home else uplink)
 
     def _leaf_of(self, number: int) -> int | None:
@@ -129,7 +129,8 @@ class Switches:
             ifindex=port,
             lladdr=host_mac(number),
             flags=NTF_MASTER,
-            state=NUD_NOARP,  # "static"; "permanent" would mean an address of the switch itself
+            # A "static" entry; a "permanent" one would be an address of the switch.
+            state=NUD_NOARP,
         )
 
     def uplink_stats(self, leaf: int) -> dict[str, dict[str, int]]:

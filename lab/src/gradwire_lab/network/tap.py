@@ -13,15 +13,15 @@ class TapUnavailable(OSError):
     """This machine lets the caller make no TAP devices; the message says why."""
 
 
-# <linux/if_tun.h>
+# These numbers are from <linux/if_tun.h>.
 _TUNSETIFF = 0x400454CA
 _TUNSETOFFLOAD = 0x400454D0
 _IFF_TAP = 0x0002
 _IFF_NO_PI = 0x1000
 _IFF_VNET_HDR = 0x4000
 _TUN_F_CSUM = 0x01
-_TUN_F_TSO = 0x02 | 0x04 | 0x08  # IPv4, IPv6, with ECN
-_TUN_F_USO = 0x20 | 0x40  # IPv4, IPv6: from kernel 6.2 on
+_TUN_F_TSO = 0x02 | 0x04 | 0x08  # TSO4, TSO6, TSO_ECN
+_TUN_F_USO = 0x20 | 0x40  # USO4, USO6, which kernels have from 6.2 on
 
 
 def open_tap(name: str, *, offloads: bool) -> tuple[int, bool]:
@@ -30,7 +30,7 @@ def open_tap(name: str, *, offloads: bool) -> tuple[int, bool]:
     Frames have a virtio-net header, so that checksums are left out, as on a veth pair.
 
     Args:
-        name: of the device.
+        name: the name of the device.
         offloads: whether trains pass whole.
 
     Returns:

@@ -33,7 +33,7 @@ class TapPair:
 
     Attributes:
         host: descriptor of the one on the host.
-        port: of the one at the switch.
+        port: the same of the device at the switch.
         carrier: what carries frames between them, as results shall name it.
     """
 
@@ -87,7 +87,7 @@ class TapLinks:
                 self._start()
             self._ask("start", host, [pair.host, pair.port], seed=seed)
         finally:
-            os.close(pair.host)  # so that the devices go with the thread
+            os.close(pair.host)  # the devices then go with the thread
             os.close(pair.port)
 
     def set(self, host: int, wire: Wire, direction: str) -> None:
@@ -109,7 +109,7 @@ class TapLinks:
         self._ask("set", host, direction=DIRECTIONS[direction], options=options)
 
     def counters(self, host: int) -> dict[str, dict[str, int]]:
-        """Return what both directions have seen, as `_link.TapLink.counters` says it, and `cpu_ns`.
+        """Return both directions' counters, those of `_link.TapLink.counters`, and `cpu_ns`.
 
         Raises:
             OSError: it has failed.

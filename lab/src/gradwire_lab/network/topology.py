@@ -44,14 +44,14 @@ class Plan:
         hosts: hosts whose ports are shaped in both directions.
         extra_hosts: hosts for cross traffic, on the spine where there is one; their way into the
             switch is not the bottleneck.
-        preset: of every port that `ports` does not name.
+        preset: the preset of every port that `ports` does not name.
         leaves: the switches that the hosts share; None for a single one.
-        congestion_control: of TCP on every host.
+        congestion_control: the congestion control of TCP on every host.
         ecn: occupancy of a switch's queue above which ECT packets are marked, in bytes; 0: none
             are. Then every one of `hosts` has a wire.
-        wires: by host, what its link does in both directions at first; all others are veth pairs.
-        seed: of what the wires lose and of their jitter.
-        ports: of single hosts, by number.
+        wires: what the link of a host does in both directions at first; other links are veth pairs.
+        seed: the seed of the wires' losses and jitter.
+        ports: the ports of single hosts, by number.
     """
 
     hosts: int
@@ -90,7 +90,7 @@ class Topology:
     """A topology is a network that has been built.
 
     Attributes:
-        hosts: by number.
+        hosts: the hosts by number.
         switches: one, or leaves and a spine.
         wires: the links of those hosts that have more than a veth pair.
     """
@@ -166,8 +166,8 @@ class Topology:
     def _fill_tables(self, number: int) -> None:
         """Write what the first packets would have to ask for, and TCP's congestion control."""
         host = self.hosts[number]
-        # Per route, because a namespace may neither choose nor inherit an algorithm that the
-        # machine has not set free for ordinary users, and on some machines cubic is not.
+        # The congestion control is set by route. A namespace may neither choose nor inherit an
+        # algorithm that is restricted on its machine, as cubic is on some.
         via: dict[str, Any] = {
             "oif": host.uplink,
             "scope": "link",
@@ -232,7 +232,7 @@ class Topology:
     def kill_everything(self) -> None:
         """Kill every process on any of the hosts, whoever started it."""
         spaces = {os.fstat(host.namespace).st_ino for host in self.hosts}
-        for _ in range(100):  # a process that forks meanwhile is caught by the next round
+        for _ in range(100):  # the next round finds what was forked meanwhile
             victims = [pid for pid in _processes() if _namespace_of(pid) in spaces]
             if not victims:
                 return

@@ -19,7 +19,7 @@ class Wire:
         delay_s: seconds that a packet travels. A round trip between two hosts crosses four wires.
         jitter_s: up to so many seconds longer, uniformly.
         keep_order: whether jitter lets no packet overtake another.
-        rate: of the wire itself, in bits per second, Ethernet headers counted; 0 for none.
+        rate: the rate of the wire itself, in bits per second, Ethernet headers counted; 0 for none.
         queue: drop-tail queue before that rate, in bytes.
         ecn: occupancy of that queue, in bytes, above which ECT packets are marked CE as they come
             (RFC 3168, section 5; the threshold of RFC 8257, section 3.1); 0: none are.
@@ -74,18 +74,18 @@ class WireStats:
     """These are the counters of one direction of a wire; a train counts as its packets.
 
     Attributes:
-        packets: handed to it.
-        bytes: of these, Ethernet headers counted.
-        delivered: that came out.
+        packets: the packets handed to it.
+        bytes: the bytes of these, Ethernet headers counted.
+        delivered: the packets that came out.
         frames: the same, a train that passed whole counting as one.
-        dropped_queue: that found no room in its queue.
-        marked: that left with CE because of what waited in its queue.
-        dropped_loss: that it lost, as it was told to.
-        dropped_memory: that it could not hold: the lab's own failure.
+        dropped_queue: the packets that found no room in its queue.
+        marked: the packets that left with CE because of what waited in its queue.
+        dropped_loss: the packets that its loss took.
+        dropped_memory: the packets that it could not hold, a failure of the lab.
         overrun: frames lost because the lab was late: its own failure.
         max_queue_bytes: the longest its queue was.
         mean_late_s: how long after it was due a frame came out, on average.
-        max_late_s: at worst.
+        max_late_s: the same at worst.
         cpu_s: seconds of processor time that the link has taken, for both directions.
     """
 

@@ -37,7 +37,7 @@ class Near:
     Attributes:
         namespace: descriptor of its network namespace.
         netlink: a socket inside that.
-        name: of the device.
+        name: the name of the device.
     """
 
     namespace: int
@@ -74,10 +74,10 @@ class Wires:
         """Make a link's devices and start what is between them, which does nothing yet.
 
         Args:
-            number: of the host, or another that is nobody's.
+            number: the number of the host, or one that no host has.
             near: the first device: where it is and what it is called.
             port: name of the second, at the switch.
-            seed: of losses and jitter; links differ all the same.
+            seed: the seed of losses and jitter; links differ all the same.
 
         Raises:
             TapUnavailable: the machine lets the caller make none.
@@ -115,8 +115,8 @@ class Wires:
         """Have a direction of a link be a port's queue, which marks: the kernel's cannot.
 
         Args:
-            number: of the link.
-            direction: which.
+            number: the number of the link.
+            direction: the direction.
             preset: rate and queue of the port.
             ecn: occupancy above which packets are marked, in bytes.
 

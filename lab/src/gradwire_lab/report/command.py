@@ -42,7 +42,8 @@ def report(
     """Compare runs of the lab: the same contestants in the same cells, run beside run."""
     documents = {str(folder): read(folder) for folder in folders}
     alone, page = len(documents) == 1, ""
-    for folder, document in documents.items():  # each by itself: an error names its file
+    # Each is tried by itself, so that an error names its file.
+    for folder, document in documents.items():
         with _whole(Path(folder)):
             _tables(compare({folder: document}))
             mark_rows(document)
@@ -120,7 +121,7 @@ def _file(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _whole(folder: Path) -> Iterator[None]:
-    """Tell in a sentence of what a run's JSON lacks, or has in another form."""
+    """Refuse a run's JSON that lacks something or has it in another form, in a sentence."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

@@ -1,4 +1,4 @@
-"""Runs side by side: one row for each contestant of each cell and run."""
+"""Runs are compared with one row for each contestant of each cell and run."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def grid_values(
     """Return a contestant's tail in each cell over its median in the quiet cell of the same column.
 
     Args:
-        document: of `gradwire_lab.run.results`.
+        document: a document of `gradwire_lab.run.results`.
         contestant: its name.
         sheet: labels of the cells; see `sheets`.
 

@@ -23,7 +23,7 @@ def show(document: Mapping[str, Any], console: Console) -> None:
         columns, found = rows(cell)
         if not found:
             continue
-        # Turned, a column for each contestant: a terminal is narrow.
+        # Contestants are columns, because a terminal is narrow.
         title = Text(f"{document['scenario']}: {cell['name']}", "table.title")
         table = Table(title=title, box=box.SIMPLE_HEAD)
         table.add_column("")

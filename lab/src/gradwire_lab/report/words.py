@@ -27,13 +27,13 @@ __all__ = [
 NONE = "–"
 TOO_SLOW = 0.85
 STOLEN = 0.02
-"""Stolen share of the processor time wanted from which on a report tells of it (ours)."""
+"""Smallest stolen share of the processor time asked for that a report mentions (ours)."""
 
 SHORT = 0.9
-"""Share of their bytes below which bursts were others than the file's (ours)."""
+"""Share of their bytes below which bursts count as others than the file's (ours)."""
 
 ANOTHER_SHARE = 0.03
-"""Distance from the communication share asked for at which a report tells of it (ours)."""
+"""Distance from the communication share asked for that a report mentions (ours)."""
 
 COLUMNS = (
     "",
@@ -141,7 +141,7 @@ def verdict(mark: Mapping[str, Any]) -> str:
     if mark["met"] is None and mark["value"] is None:
         return "not measured"
     found = "met"
-    if mark["missed_by"] is None:  # by more than a number says
+    if mark["missed_by"] is None:  # it is missed infinitely
         found = "missed"
     elif mark["missed_by"] > 0:
         found = f"missed by {mark['missed_by'] * 100:.1f} %"
@@ -151,7 +151,7 @@ def verdict(mark: Mapping[str, Any]) -> str:
 def reached(row: Mapping[str, Any]) -> str:
     """Return the value of a mark, or of a cell of it, with its interval; a difference is signed."""
     reach = row.get("interval")
-    if reach is None or row["value"] is None:  # None: infinite, though no seed's own is
+    if reach is None or row["value"] is None:  # an infinite interval is None
         return number(row["value"])
     sign = "+" if row.get("difference") else ""
     return f"{row['value']:{sign}.3g} ({reach[0]:{sign}.3g} … {reach[1]:{sign}.3g})"

@@ -1,1 +1,1 @@
-"""Runs scenarios: builds each cell's network, races the contestants on it, gathers numbers."""
+"""Scenarios run here: each cell gets its network, on which the contestants are measured."""

@@ -22,8 +22,8 @@ class Agenda:
     """An agenda holds the runs that were asked for.
 
     Attributes:
-        cells: in the order in which they run.
-        seeds: in the order in which they run; each for all cells before the next.
+        cells: the cells in the order in which they run.
+        seeds: the seeds in their order; each runs for all cells before the next.
     """
 
     cells: tuple[Cell, ...]

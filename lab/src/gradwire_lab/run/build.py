@@ -64,7 +64,8 @@ def commit() -> str | None:
     """Return the commit of the checkout that gradwire runs from; None where it is installed."""
     try:
         for command in (
-            ["ls-files", "--error-unmatch", "__init__.py"],  # not just any repository around it
+            # A repository around an installation does not count.
+            ["ls-files", "--error-unmatch", "__init__.py"],
             ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
         ):
             found = subprocess.run(

@@ -1,4 +1,4 @@
-"""Checks before a scenario runs: rights, memory, and a rate that the machine reaches."""
+"""Checks before a scenario runs are for rights, memory, and a rate that the machine reaches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Calibration:
-    """A calibration tells what a machine carried on a cell's network, in bit/s of payload.
+    """A calibration holds what a machine carried on a cell's network, in bit/s of payload.
 
     All ports and uplinks were busy meanwhile.
 
@@ -92,7 +92,7 @@ def check(experiment: Experiment, cells: Iterable[Cell] | None = None) -> None:
     available = _available_memory()
     for cell in chosen:
         for place, name in cell.scenario.congestion_controls.items():
-            if not _has_congestion_control(name):
+            if not has_congestion_control(name):
                 raise ScenarioError(f"{path}: {place}={name!r}: this kernel does not have it")
         needed = memory_needed(cell.scenario)
         if needed > available:
@@ -124,7 +124,7 @@ def memory_needed(scenario: Scenario) -> int:
     return scenario.topology.hosts * each
 
 
-def _has_congestion_control(name: str) -> bool:
+def has_congestion_control(name: str) -> bool:
     """Return whether the kernel has it, perhaps after loading a module."""
     with socket.socket() as endpoint:
         try:
@@ -164,9 +164,9 @@ def calibrate(scenario: Scenario, name: str, enough: float = ENOUGH) -> Calibrat
     """Fill the ports and uplinks that the work uses with TCP for a moment; see what gets through.
 
     Args:
-        scenario: of one cell; its wires carry, but delay nothing, and loss and cross traffic take
-            no part.
-        name: of the file and the cell, for the error.
+        scenario: the scenario of one cell. Its wires carry, but delay nothing, and loss and cross
+            traffic take no part.
+        name: the name of the file and the cell, for the error.
         enough: share of the payload that must get through.
 
     Raises:

@@ -31,7 +31,7 @@ class CodeChanged(ScenarioError):
 
 
 class Audience:
-    """An audience is told of a run's progress; this one ignores it."""
+    """An audience follows a run's progress; this one ignores it."""
 
     def stage(self, text: str) -> None:
         """A new stage has begun."""
@@ -47,7 +47,7 @@ class Outcome:
     Attributes:
         experiment: what was to be done.
         calibrations: what the machine carries, one for each kind of network.
-        records: by cell name and seed, in the order of the file's cells and of the seeds.
+        records: the records by cell name and seed, in the order of the file.
     """
 
     experiment: Experiment
@@ -72,7 +72,7 @@ class Outcome:
 
     @property
     def errors(self) -> list[str]:
-        """Tell of each run that failed, a line each."""
+        """Return a line for each run that failed."""
         return [
             f"{name}, seed {seed}: {run.error}"
             for (name, seed), run in self.runs.items()
@@ -113,7 +113,7 @@ def run(
     journal: Journal,
     audience: Audience,
 ) -> None:
-    """Run cells and seeds one after another; the journal tells of those that fail.
+    """Run cells and seeds one after another; those that fail are in the journal, too.
 
     Raises:
         ScenarioError: the machine does not reach a rate; nothing has run then.
@@ -165,7 +165,7 @@ def _run_cell(cell: Cell, seed: int, quick: bool, journal: Journal, audience: Au
     gradwire, machine, settings = journal.here
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     load, began, before = os.getloadavg()[0], time.monotonic(), processor_time()
-    samples = _measure(cell, seed, audience)
+    samples = measure(cell, seed, audience)
     return Record(
         cell=cell.name,
         seed=seed,
@@ -182,7 +182,8 @@ def _run_cell(cell: Cell, seed: int, quick: bool, journal: Journal, audience: Au
     )
 
 
-def _measure(cell: Cell, seed: int, audience: Audience) -> CellRun:
+def measure(cell: Cell, seed: int, audience: Audience) -> CellRun:
+    """Run one cell with one seed; what fails is in the result's `error`."""
     result = CellRun(time.monotonic())
     before = softnet_drops()
     work = run_training if cell.scenario.work.kind == "training" else run_transfers
@@ -193,7 +194,7 @@ def _measure(cell: Cell, seed: int, audience: Audience) -> CellRun:
                 work(cell.scenario, seed, ground, result, audience.tick)
             except (RankError, LabUnavailable) as error:
                 result.error = str(error)
-            # Ctrl-C skips this: its samples are not kept, and the network may no longer answer.
+            # Ctrl-C skips these: its samples are not kept, and the network may no longer answer.
             result.events = ground.events
             result.lossy = ground.lossy
             result.bursts = ground.bursts_sent()

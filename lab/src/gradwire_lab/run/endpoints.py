@@ -22,7 +22,13 @@ from gradwire_lab.scenario.work import layer_sizes
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["GlooOver", "PolicyAllReduce", "choose_congestion_control", "open_sockets", "told"]
+__all__ = [
+    "GlooOver",
+    "PolicyAllReduce",
+    "choose_congestion_control",
+    "counters_of",
+    "open_sockets",
+]
 
 _TIMEOUT = 60.0
 _ROUNDING = 0.01
@@ -121,8 +127,8 @@ class PolicyAllReduce:
 
         Args:
             policy: its name.
-            options: as for `gradwire.attach`.
-            elements: of the buffer.
+            options: the options of `gradwire.attach`.
+            elements: the number of elements of the buffer.
             layers: how many equal layers the buffer is cut into.
             group: name of the group of endpoints, which shares an engine with no other.
         """
@@ -170,7 +176,7 @@ class PolicyAllReduce:
         assert self._pipeline is not None
         bucket = FlatBucket(0, True, self._parameters, buffer.numpy())
         self._pipeline.reduce(cast(GradBucket, bucket)).wait()
-        return told(self._pipeline.report())
+        return counters_of(self._pipeline.report())
 
     def verify(self, buffer: torch.Tensor, inputs: Mapping[int, float]) -> None:
         """Check the mean, which loss may make smaller, but nothing larger."""
@@ -193,15 +199,15 @@ class PolicyAllReduce:
     def close(self) -> None:
         """Close the engine."""
         if self._communicator is not None:
-            self._communicator.close()  # first: a pipeline only lets go
+            self._communicator.close()  # a pipeline only lets its communicator go
         if self._pipeline is not None:
             self._pipeline.close()
         if self._server is not None:
             self._server.close()
 
 
-def told(report: StepReport) -> dict[str, Any]:
-    """Return what a step's report says about its round."""
+def counters_of(report: StepReport) -> dict[str, Any]:
+    """Return a step's counters, those of its round."""
     passes = getattr(report, "passes", 0)
     return {
         **({"passes": passes} if passes else {}),

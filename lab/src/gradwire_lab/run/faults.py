@@ -31,14 +31,14 @@ class Faults:
         """Prepare the faults; none begins yet.
 
         Args:
-            faults: of the scenario.
+            faults: the faults of the scenario.
             apply: begins a fault (True), or ends it; called from timer threads, one at a time.
             events: list that gets an entry for each fault that began or ended.
         """
         self._faults = tuple(faults)
         self._apply = apply
         self._events = events
-        self._struck: set[str] = set()  # contestants
+        self._struck: set[str] = set()  # the contestants that faults have met
         self._ahead: list[Fault] = []
         self._lasting: list[Fault] = []
         self._trouble: list[OSError] = []
@@ -50,7 +50,7 @@ class Faults:
 
         Args:
             contestant: whose turn it is.
-            start: of its first timed round, by ``time.monotonic()``; now if not given.
+            start: the start of its first timed round, by ``time.monotonic()``; now if not given.
         """
         if contestant in self._struck:
             return

@@ -41,8 +41,8 @@ class Ground:
         faults: begin in each contestant's first turn, whose start is given by who runs the rounds.
         lossy: spans in which links lost packets on purpose: from, to, in ``time.monotonic()``.
         victim: sends a signal to a rank; set by whoever starts the ranks.
-        wire: by contestant, the bytes that all workers and servers sent in its rounds, as their
-            ports count them, and how many rounds those are; see `counting`.
+        wire: the bytes that all workers and servers sent in a contestant's rounds, as their ports
+            count them, and the number of these rounds; see `counting`.
     """
 
     network: Network
@@ -59,8 +59,8 @@ class Ground:
         self._cut: set[int] = set()
         self._shares: dict[tuple[int, str], float] = {}
         self._losing = False
-        self._turns = 0  # begun by each contestant
-        self._rate = 0  # of the ports now, where it changes
+        self._turns = 0  # turns that each contestant has begun
+        self._rate = 0  # the ports' rate now, where it changes
         self._sent: list[BurstRecord] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -157,7 +157,7 @@ class Ground:
             changer.join()
         if failed:
             raise failed[0]
-        self._set_rate(0)  # of the next one's warm-up
+        self._set_rate(0)  # the next turn's warm-up has the first rate
 
     def _change_rates(self, over: threading.Event, failed: list[LabUnavailable]) -> None:
         begun, number = time.monotonic(), 1
@@ -229,7 +229,7 @@ class Ground:
         relief = self._later(loss.lasts_s, lambda: self._lose(False))
         try:
             yield
-            self._lose(False)  # after an error or Ctrl-C the network goes away instead
+            self._lose(False)  # an error or Ctrl-C removes the network instead
         finally:
             relief.cancel()
             self.lossy.append((begun, min(time.monotonic(), begun + loss.lasts_s)))
@@ -283,7 +283,7 @@ class Ground:
             self._write_losses()
 
     def _write_losses(self) -> None:
-        """Bring the links' losses to what is wanted now; the caller holds the lock."""
+        """Set the links' losses to what is due now; the caller holds the lock."""
         kernel = []
         for host in range(self.scenario.topology.hosts):
             for direction in ("uplink", "downlink"):
@@ -335,8 +335,8 @@ def open_ground(scenario: Scenario, seed: int) -> Iterator[Ground]:
     """Make a cell's network, which is removed with everything in it at the end.
 
     Args:
-        scenario: of the cell.
-        seed: of the wires' losses and jitter.
+        scenario: the scenario of the cell.
+        seed: the seed of the wires' losses and jitter.
 
     Raises:
         LabUnavailable: this machine cannot make it; the message says why.

@@ -47,7 +47,7 @@ def fingerprint(cell: Cell, quick: bool) -> str:
     """Hash all that a cell's numbers depend on, but for gradwire, the machine and the seed.
 
     Args:
-        cell: of a scenario file.
+        cell: a cell of a scenario file.
         quick: whether it is the file's short form.
     """
     scenario = cell.scenario
@@ -58,7 +58,7 @@ def fingerprint(cell: Cell, quick: bool) -> str:
     for section, name, absent in _LATER:
         if fields[section][name] == absent:
             del fields[section][name]
-    if scenario.work.kind != "push":  # options may name files, whose contents count
+    if scenario.work.kind != "push":  # the contents of files that options name count
         fields["policies"] = [
             configure(each.policy, each.options, environment={})[0].options()
             for each in scenario.contestants
@@ -70,7 +70,7 @@ def fingerprint(cell: Cell, quick: bool) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """A record tells of one run: one cell with one seed.
+    """A record is of one run, which is one cell with one seed.
 
     Attributes:
         cell: its name.
@@ -79,10 +79,10 @@ class Record:
         date: when it began, ISO 8601, UTC.
         took_s: how long it took, set-up included.
         gradwire: version and fingerprint of what measured.
-        commit: of a source checkout.
-        machine: and its software.
+        commit: the commit of a source checkout.
+        machine: the machine and its software.
         settings: GRADWIRE_* variables that were set.
-        load: of the machine when it began.
+        load: the load of the machine when it began.
         stolen: share of the processor time wanted meanwhile that a hypervisor gave to others; None
             if it is not known, as in some of the runs in experiments/results.
         run: the samples.
@@ -117,7 +117,7 @@ class Journal:
         """Read what is there; make the folder if it is not.
 
         Args:
-            folder: of the run's other files.
+            folder: the folder of the run's other files.
             again: start over: what is there is thrown away as soon as there is a new run.
             reading: change nothing, and use the runs of every gradwire and machine.
 
@@ -152,7 +152,8 @@ class Journal:
         except BlockingIOError:
             taken = True
         else:
-            taken = os.fstat(self._file).st_nlink == 0  # its owner has just removed it, as empty
+            # Another run has just removed the empty file.
+            taken = os.fstat(self._file).st_nlink == 0
         if taken:
             raise ScenarioError(
                 f"{self.path}: another `gradwire lab run` writes there; wait for it, or name "
@@ -229,7 +230,7 @@ class Journal:
         while data:
             data = data[os.write(self._file, data) :]
         os.fsync(self._file)
-        self._take(json.loads(text))  # so that reports show what was written
+        self._take(json.loads(text))  # reports show what was written
 
     def forget(self, runs: Collection[tuple[str, int]]) -> None:
         """Leave out these runs, by cell and seed; the next new run removes them from the file."""
@@ -247,7 +248,7 @@ class Journal:
         of another form of the cell where there is none of this form.
 
         Args:
-            cells: of the scenario file.
+            cells: the cells of the scenario file.
             quick: whether they are its short form.
         """
         wanted = {cell.name: fingerprint(cell, quick) for cell in cells}

@@ -40,8 +40,8 @@ class Measured:
     """A measured cell has its contestants' summaries.
 
     Attributes:
-        cell: of the scenario.
-        summaries: by contestant.
+        cell: the cell of the scenario.
+        summaries: the summaries by contestant.
         complete: whether they are of all seeds.
     """
 
@@ -51,7 +51,7 @@ class Measured:
 
 
 def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
-    """Compute a mark: the quotient in each of its cells, and whether it is what is wanted.
+    """Compute a mark: the quotient in each of its cells, and whether it is met.
 
     Returns:
         A table with
@@ -63,7 +63,7 @@ def judge(mark: Mark, cells: Sequence[Measured]) -> dict[str, Any]:
         - value, by the mark's scope over the known cells; None where none is known;
         - interval: of the value over seeds;
         - wanted, and met: None if it was not measured, or if what is missing could change it;
-        - missed_by: a share of what is wanted, so far.
+        - missed_by: the share of `wanted` by which it is missed so far.
 
         A quotient is judged by its value, all seeds together; a difference by its interval.
     """
@@ -189,7 +189,7 @@ def _quotient(
         found = [quantity(measured, name) for name in mark.over]
         known = [each for each in found if each is not None]
         highest = (mark.quantity in _MORE_IS_BETTER) == (mark.pick == "best")
-        # While one of the others is missing, the best of them is not known.
+        # The best of the others is known only if all of them were measured.
         complete = len(known) == len(found)
         other = (max(known) if highest else min(known)) if known and complete else None
     if value is None or other is None or (math.isinf(value) and math.isinf(other)):
@@ -219,7 +219,7 @@ def _difference(mark: Mark, measured: Measured) -> dict[str, Any]:
     found = [mine[seed] - other[seed] for seed in mine if seed in other]
     if len(found) < 2 or mark.within is None:
         return row
-    reach = interval(found)  # None where a loss was no number
+    reach = interval(found)  # it is None where a loss was no number
     far = math.inf if reach is None else max(map(abs, reach))
     missed = (far - mark.within) / mark.within
     return {
@@ -247,7 +247,7 @@ def _quantity(
         summary = summary["by_seed"].get(seed)
     value = None if summary is None else summary[_KEYS[mark.quantity]]
     if value is None and mark.quantity == "time_to_loss" and summary is not None:
-        return math.inf if summary["final_loss"] is not None else None  # never reached
+        return math.inf if summary["final_loss"] is not None else None  # the loss was never reached
     return None if value is None else float(value)
 
 

@@ -34,7 +34,7 @@ def document(outcome: Outcome, command: str) -> dict[str, Any]:
 
     Args:
         outcome: the runs.
-        command: that made them.
+        command: the command that made them.
     """
     experiment, first = outcome.experiment, outcome.experiment.first
     dates = sorted(record.date for record in outcome.records.values())

@@ -22,21 +22,21 @@ class Track:
     Attributes:
         starts: moments, in seconds of ``time.monotonic()``.
         seconds: how long each took, until the last rank was done.
-        spans: from start to end of each turn.
+        spans: the start and the end of each turn.
         job_s: seconds of the timed rounds or steps in all, computation included.
         delivered: for each sample, the share of each worker's gradients that counted.
         layers: mean delivered share by layer, over samples and workers.
         bytes: UDP payload bytes that all workers sent.
-        wire_bytes: that all workers and servers sent in `wire_rounds` rounds, as their ports count
-            them: with headers, repeats and ACKs; 0 if they were not counted.
+        wire_bytes: the bytes that all workers and servers sent in `wire_rounds` rounds, as their
+            ports count them: with headers, repeats and ACKs; 0 if they were not counted.
         wire_rounds: see `wire_bytes`; of training, warm-up included.
-        packets: that all workers sent.
+        packets: the packets that all workers sent.
         retransmissions: how many of these packets repeated earlier ones.
         push_s: seconds of the slowest worker's push; empty for TCP.
         passes: rounds of probes that the slowest worker needed; empty without probes.
-        critical: of training: whether the phase was critical; empty where there are no phases.
-        losses: of training: step, seconds trained and held-out loss after each turn.
-        fingerprints: of training: hashes of each rank's weights.
+        critical: whether the phase was critical; empty where there are no phases.
+        losses: step, seconds trained and held-out loss after each turn of training.
+        fingerprints: hashes of each rank's weights after training.
         reports: what the contestant's ranks reported at the end.
     """
 
@@ -65,8 +65,8 @@ class CellRun:
 
     Attributes:
         origin: when it began, in seconds of ``time.monotonic()``.
-        tracks: by contestant.
-        bursts: as they were sent.
+        tracks: the tracks by contestant.
+        bursts: the bursts as they were sent.
         lossy: spans of time in which links lost packets on purpose: from, to.
         events: what else was done to the network.
         rivals: what the rivals read; see `gradwire_lab.contest.rivals.RivalStreams.read`.

@@ -103,7 +103,7 @@ def summarize(
         ),
         **_delivery(tracks),
         "replicas_identical": (all(len(set(each)) == 1 for each in prints) if prints else None),
-        "by_seed": {str(seed): one for seed, one in alone.items()},  # JSON has no other keys
+        "by_seed": {str(seed): one for seed, one in alone.items()},  # JSON keys are text
         "reports": [track.reports for track in tracks],
     }
 

@@ -49,7 +49,7 @@ class TcpOverServers:
         Args:
             congestion_control: its name.
             workers: how many of the ranks, the first ones, are workers.
-            elements: of a buffer.
+            elements: the number of elements of a buffer.
         """
         self._elements = elements
         self._congestion_control = congestion_control
@@ -152,7 +152,7 @@ def _sum(
     out = sums.data.cast("B")
     places = [part.data.cast("B") for part in parts]
     flows = [_Flow(connection) for connection in connections]
-    summed = 0  # elements
+    summed = 0  # elements whose sum is known
     with selectors.DefaultSelector() as selector:
         if len(sums):
             for number, flow in enumerate(flows):

@@ -46,7 +46,7 @@ class Pace:
 
 
 class PacedDDP(TimedDDP):
-    """DDP with one bucket, which sets out when the stretched computation is over."""
+    """This DDP has one bucket, which sets out when the stretched computation is over."""
 
     def __init__(
         self, module: torch.nn.Module, line: StartLine, pace: Pace, **options: Any
@@ -61,7 +61,7 @@ class PacedDDP(TimedDDP):
 
 
 class OverlappingDDP(PacedDDP):
-    """DDP with several buckets, which set out while the backward pass goes on.
+    """This DDP has several buckets, which set out while the backward pass goes on.
 
     The time runs from the first bucket's start to the last one's result; the ranks do not wait for
     each other before.
@@ -88,7 +88,7 @@ class LabTrainee(Trainee):
     """A trainee trains a model over one contestant.
 
     Attributes:
-        pace: of its computation.
+        pace: the pace of its computation.
         layers: the shares delivered by region, of each step since `take_layers`.
     """
 
@@ -110,9 +110,9 @@ class LabTrainee(Trainee):
             model: sizes, and how computation and communication meet.
             recipe: the same sizes as every trainee takes them.
             text: what is learnt.
-            rank: of this process.
+            rank: the rank of this process.
             line: where the ranks wait for each other.
-            steps: of the whole training.
+            steps: the number of steps of the whole training.
             trials: steps before them, which find its pace and count as none of its thirds.
         """
         self._steps, self._trials = steps, trials
@@ -128,7 +128,7 @@ class LabTrainee(Trainee):
 
     def _wrap(self, line: StartLine) -> TimedDDP:
         before = open_sockets()
-        # Each contestant has a group, and so connections and congestion control, of its own.
+        # A group of its own gives each contestant its own connections and congestion control.
         self._group = dist.new_group()
         dist.barrier(group=self._group)
         if self._contestant.transport == "gloo":
@@ -152,7 +152,7 @@ class LabTrainee(Trainee):
         self.pace.began = time.monotonic()
         wanted = self._contestant.tolerant
         if wanted and self._attachment is not None:
-            # A phase set now holds from the next step on.
+            # A vote decides from the next step on.
             third = THIRDS[self._third(self._step + 1)]
             self._attachment.phase = "tolerant" if third in wanted else "critical"
         return super()._train()

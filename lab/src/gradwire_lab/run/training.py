@@ -42,7 +42,7 @@ def segments(
 
     Args:
         first: number of the turn's first step.
-        steps: of the turn.
+        steps: the number of steps of the turn.
         losing: numbers of the steps in which links lose packets.
         begin: cut before this step of the turn, too.
     """
@@ -134,7 +134,7 @@ class _Course:
         self._progress = progress
         self._compute_s = scenario.model.compute_s
         self._shares: dict[str, dict[str, list[float]]] = {}
-        self._turns = 0  # of all contestants: each round of turns begins at another phase
+        self._turns = 0  # rounds of turns; each begins at another phase of the bursts
         for each in scenario.contestants:
             run.tracks[each.name] = Track()
             self._shares[each.name] = {}
@@ -177,7 +177,7 @@ class _Course:
         """Give every contestant a turn, from their step number `done` on."""
         self._ground.next_turns()
         for each in self._scenario.contestants:
-            self._settle()  # before the clocks of the turn start
+            self._settle()  # the clocks of the turn have not started
             with self._ground.changing(), self._ground.faults.turn(each.name):
                 self._turn(each.name, done, steps)
         self._turns += 1

@@ -34,7 +34,7 @@ class Worker(TrainingRank[LabTrainee]):
         Args:
             config: contestants, model, recipe, steps, trials, rank, store (host and
                 port), line (descriptor of the start line's memory).
-            tell: called with each step of rank 0.
+            tell: a function that is called with each step of rank 0.
         """
         recipe = Recipe(**config["recipe"])
         super().__init__(config, recipe.ranks, _GROUP_SECONDS, tell)
@@ -80,7 +80,7 @@ class Server:
         """Serve the job from now on.
 
         Args:
-            config: as for `Worker`.
+            config: the configuration, as for `Worker`.
         """
         workers = config["recipe"]["ranks"]
         contestants = [contestant_of(fields) for fields in config["contestants"]]

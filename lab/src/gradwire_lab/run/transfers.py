@@ -132,20 +132,20 @@ def track_of(rounds: list[Round], reports: list[dict[str, Any]], compute_s: floa
     for one in rounds:
         track.starts.append(one.start)
         track.seconds.append(one.seconds)
-        said = [details for details in one.details if details]
-        if not said:
+        known = [details for details in one.details if details]
+        if not known:
             continue
-        track.delivered.append([_mean(each["delivered"]) for each in said])
-        for each in said:
+        track.delivered.append([_mean(each["delivered"]) for each in known])
+        for each in known:
             for name, share in zip(each.get("layers", ()), each["delivered"], strict=False):
                 layers.setdefault(name, []).append(share)
-        track.bytes.append(sum(each["bytes"] for each in said))
-        track.packets.append(sum(each["packets"] for each in said))
-        track.retransmissions.append(sum(each["retransmissions"] for each in said))
-        if "push_s" in said[0]:
-            track.push_s.append(max(each["push_s"] for each in said))
-        if "passes" in said[0]:
-            track.passes.append(max(each["passes"] for each in said))
+        track.bytes.append(sum(each["bytes"] for each in known))
+        track.packets.append(sum(each["packets"] for each in known))
+        track.retransmissions.append(sum(each["retransmissions"] for each in known))
+        if "push_s" in known[0]:
+            track.push_s.append(max(each["push_s"] for each in known))
+        if "passes" in known[0]:
+            track.passes.append(max(each["passes"] for each in known))
     track.layers = {name: _mean(shares) for name, shares in layers.items()}
     track.job_s = sum(track.seconds) + compute_s * len(rounds)
     return track

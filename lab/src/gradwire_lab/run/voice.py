@@ -12,7 +12,7 @@ __all__ = ["Voice"]
 
 
 class Voice(Audience):
-    """Tells of stages and rounds; where there is no terminal, of stages only."""
+    """A voice shows stages and rounds; where there is no terminal, stages only."""
 
     def __init__(self, console: Console) -> None:
         """Show progress on a console while the ``with`` block lasts."""
@@ -21,7 +21,7 @@ class Voice(Audience):
         self._status = Status("starting", console=console)
 
     def stage(self, text: str) -> None:
-        """Say a new stage."""
+        """Show a new stage."""
         self._stage = text
         if self._console.is_terminal:
             self._status.update(Text(text))
@@ -29,7 +29,7 @@ class Voice(Audience):
             self._console.print(Text(text), highlight=False, soft_wrap=True)
 
     def tick(self, contestant: str, done: int) -> None:
-        """Say who is at which round."""
+        """Show which contestant is at which round."""
         if self._console.is_terminal:
             self._status.update(Text(f"{self._stage}: {contestant} {done}"))
 

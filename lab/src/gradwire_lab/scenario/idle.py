@@ -42,7 +42,7 @@ def check_idle(cells: Iterable[Cell]) -> None:
     """Check that every key does something in one of the cells that it is set in.
 
     Args:
-        cells: of the file, those of its short form too.
+        cells: the cells of the file and of its short form.
 
     Raises:
         ScenarioError: names the key, its value and what it needs.

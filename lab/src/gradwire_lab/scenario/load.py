@@ -33,7 +33,7 @@ class Experiment:
     Attributes:
         path: where it was read.
         quick: whether its short form was taken.
-        cells: in the order in which they run.
+        cells: the cells in the order in which they run.
         left_out: why, by the name of an optional contestant that takes no part.
         raw: the tables as they were read, the short form merged in.
     """
@@ -54,7 +54,7 @@ def load(path: Path, *, quick: bool = False) -> Experiment:
     """Read and check a scenario file, its short form too.
 
     Args:
-        path: of the TOML file.
+        path: the path of the TOML file.
         quick: take its short form: its table ``quick`` is merged over the others, and of the
             contestants only those in ``quick.only`` take part, if there is such a list.
 
@@ -68,7 +68,7 @@ def load(path: Path, *, quick: bool = False) -> Experiment:
         raise ScenarioError(f"{path}: quick={short!r}: a table of keys is expected")
     cells = _expand(raw, str(path), path.stem)
     merged = merge_short(raw, short, str(path))
-    # A short form that cannot run is an error in any case.
+    # The short form is checked in any case, also where the whole one is asked for.
     short_cells = _expand(merged, f"{path}: short form", path.stem) if short else cells
     try:
         check_measurable(cells)
@@ -96,7 +96,8 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # TOML, UTF-8, numbers of thousands of digits
+    # Bad TOML, bad UTF-8, or a number of thousands of digits.
+    except (ValueError, RecursionError) as error:
         words = " ".join(str(error).split())
         raise ScenarioError(f"{path}: not TOML: {words}") from None
 
@@ -122,7 +123,7 @@ def _expand(raw: Mapping[str, Any], where: str, stem: str) -> tuple[Cell, ...]:
         cell = Cell(labels, build(Scenario, tables, f"{where}: scenario"))
         if cell.name in cells:
             raise ScenarioError(
-                f"{where}: grid: two cells are called {cell.name!r}; other labels are wanted"
+                f"{where}: grid: two cells are called {cell.name!r}; other labels are needed"
             )
         cells[cell.name] = cell
         try:
@@ -147,6 +148,6 @@ def _without(cell: Cell, left_out: Mapping[str, str], path: Path) -> Scenario:
     if not stay:
         raise ScenarioError(f"{path}: contestants: none is left: {dict(left_out)}")
     try:
-        return replace(scenario, contestants=stay)  # marks that miss one are told as not measured
+        return replace(scenario, contestants=stay)  # marks that lack one count as not measured
     except ScenarioError as error:
         raise ScenarioError(f"{path}: without {[*left_out]}: {error}") from None

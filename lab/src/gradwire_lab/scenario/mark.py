@@ -45,7 +45,7 @@ QUANTITIES = (
 class Mark:
     """A mark is a quantity that the scenario must show, beside another one."""
 
-    text: str = key(MISSING, "what is wanted, in words", line=True)
+    text: str = key(MISSING, "what has to hold, in words", line=True)
     contestant: str = key(MISSING, "whose quantity")
     quantity: str = key("time_median", "which", choices=QUANTITIES)
     over: tuple[str, ...] = key(
@@ -62,8 +62,8 @@ class Mark:
         {}, "divide by the same contestant's in this cell: axis = label"
     )
     where: dict[str, Any] = key({}, "only in cells with these labels: axis = [labels]")
-    at_most: float | None = key(None, "the quotient wanted", above=0.0)
-    at_least: float | None = key(None, "the quotient wanted", above=0.0)
+    at_most: float | None = key(None, "the largest quotient that meets it", above=0.0)
+    at_least: float | None = key(None, "the smallest quotient that meets it", above=0.0)
     share_of_cap: float | None = key(
         None,
         "at least this share of what the round-trip and byte formulas allow over fixed bounds",
@@ -84,13 +84,13 @@ class Mark:
     def __post_init__(self) -> None:
         wanted = [self.at_most, self.at_least, self.share_of_cap, self.within]
         if sum(value is not None for value in wanted) != 1:
-            raise ScenarioError("one of at_most, at_least and share_of_cap is wanted, or within")
+            raise ScenarioError("one of at_most, at_least, share_of_cap and within is needed")
         if self.difference or self.within is not None:
             self._check_difference()
         if self.contestant == LIMIT or self.contestant in self.over:
             raise ScenarioError(
-                f"contestant={self.contestant!r} over {list(self.over)!r}: a contestant is wanted, "
-                "and others in over"
+                f"contestant={self.contestant!r} over {list(self.over)!r}: a contestant is "
+                "needed, and others in over"
             )
         if self.over and self.over_cell:
             raise ScenarioError("over and over_cell: one of them is allowed")
@@ -138,7 +138,7 @@ class Map:
         """Check that a grid has its axes.
 
         Args:
-            labels: of one cell, by axis.
+            labels: the labels of one cell, by axis.
 
         Raises:
             ScenarioError: it has not.
@@ -148,4 +148,4 @@ class Map:
             if (axis or self.rows or self.columns or self.quiet) and axis not in labels:
                 raise ScenarioError(f"map.{name}={axis!r}: is no axis; axes are {[*labels]}")
         if self.rows and self.rows == self.columns:
-            raise ScenarioError(f"map.columns={self.columns!r}: another axis than rows is wanted")
+            raise ScenarioError(f"map.columns={self.columns!r}: another axis than rows is needed")

@@ -175,7 +175,7 @@ class Topology:
 
     def _leaf_rate(self) -> int:
         """Return what the ports of a leaf carry together, of the leaf where that is most."""
-        leaves = Leaves(self.leaves, self.ports)  # whatever their uplinks
+        leaves = Leaves(self.leaves, self.ports)  # the rate of the uplinks does not matter here
         rates = [0] * self.leaves
         for host in range(self.hosts):
             rates[leaves.of(host, self.hosts)] += self.port(host).rate
@@ -325,7 +325,7 @@ class Fault:
         high=86_400.0,
     )
     for_s: float | None = key(
-        None, "how long, s; 1 where nothing is said; a kill has no end", above=0.0, high=25.0
+        None, "how long, s; 1 where it is left out; a kill has no end", above=0.0, high=25.0
     )
 
     def __post_init__(self) -> None:

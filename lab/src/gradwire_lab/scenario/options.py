@@ -66,7 +66,7 @@ def check_policy(
         policy: its name.
         options: its own and the common settings.
         work: what is moved: an all-reduce or training.
-        model: that training trains.
+        model: the model that training trains.
         votes: whether the workers vote for phases.
         servers: how many sum for the workers.
 
@@ -84,7 +84,7 @@ def check_policy(
     if votes and made.phases is None:
         raise ScenarioError(f"policy={policy!r} with tolerant: it has no phases to vote for")
     if getattr(made, "every", None) == "epoch":
-        raise ScenarioError("every='epoch': the lab tells no epochs; a number of steps is allowed")
+        raise ScenarioError("every='epoch': the lab has no epochs; a number of steps is allowed")
     if options.get("loss_rise") is not None and work.kind != "training":
         raise ScenarioError(
             f"loss_rise={options['loss_rise']!r}: only work.kind='training' has losses"
@@ -96,7 +96,7 @@ def check_one_engine(options: Mapping[str, Mapping[str, Any]]) -> None:
     """Check that the contestants of one training can share an engine.
 
     Args:
-        options: of gradwire's contestants, by name; each alone is right.
+        options: the options of gradwire's contestants, by name; each alone is right.
 
     Raises:
         ScenarioError: names two of them, the setting and its values.

@@ -73,7 +73,7 @@ def build(kind: type[T], table: Any, where: str) -> T:
 
     Args:
         kind: the dataclass, whose fields are made by `key`.
-        table: as the TOML parser gave it.
+        table: the table as the TOML parser gave it.
         where: the file and the table's name, for errors.
 
     Raises:

@@ -21,7 +21,7 @@ class Tail:
     """A tail is what cross traffic is tuned for before anything is measured."""
 
     ratio: float = key(
-        0.0, "wanted of the 99th percentile over the median; 0: do not tune", low=0.0, high=1000.0
+        0.0, "99th percentile over median to tune the bursts for; 0: none", low=0.0, high=1000.0
     )
     contestant: str = key("", "who shows it")
     rounds: int = key(60, "of each attempt", low=5, high=1_000_000)
@@ -167,7 +167,7 @@ class Scenario:
         if self.loss.per_worker and len(self.loss.per_worker) != self.topology.workers:
             raise ScenarioError(
                 f"loss.per_worker: {len(self.loss.per_worker)} shares for "
-                f"{self.topology.workers} workers; as many are wanted"
+                f"{self.topology.workers} workers; as many are needed"
             )
         if (self.loss.when == "steps") > (self.work.kind == "training"):
             raise ScenarioError("loss.when='steps': only work.kind='training' has steps")

@@ -32,7 +32,7 @@ def merge_short(raw: Mapping[str, Any], short: Mapping[str, Any], where: str) ->
         return merged
     tables = merged.get("contestants", [])
     if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
-        return merged  # told by who reads it
+        return merged  # the reader of contestants raises the error
     known = [each.get("name") for each in tables]
     if not isinstance(only, list) or not only:
         raise ScenarioError(
@@ -50,7 +50,7 @@ def merge_short(raw: Mapping[str, Any], short: Mapping[str, Any], where: str) ->
 
 
 def _takes_part(mark: Any, names: list[Any]) -> bool:
-    """Return whether all that a mark is about take part; what is no mark stays, to be told of."""
+    """Return whether all that a mark compares take part; what is no mark stays, for its reader."""
     if not isinstance(mark, dict) or not isinstance(mark.get("over", []), list):
         return True
     return all(name in names for name in [mark.get("contestant"), *mark.get("over", [])])

@@ -16,9 +16,9 @@ class Arm:
     """An arm is one way to carry gradients.
 
     Attributes:
-        name: on the command line.
-        policy: of gradwire; None for plain sums, without any transport.
-        options: as for `gradwire.attach`.
+        name: its name on the command line.
+        policy: gradwire's policy; None for plain sums, without any transport.
+        options: the options of `gradwire.attach`.
         calibrated: the policy gets the table that `gradwire.calibrate` makes on the fresh model.
         own_order: each worker leaves out chunks of its own (`own_order.OwnOrder` for "mlt").
         thirds: the thirds of training (0, 1, 2) in which all workers ask for the tolerant phase;
@@ -37,7 +37,7 @@ class Arm:
 
 LOSSLESS = "lossless"
 BAD = "bad"
-"""Known to be bad: where it counts as good, the task is too easy to tell anything."""
+"""The arm that is known to be bad; where it counts as good, the task is too easy."""
 
 POLICIES = (
     Arm("reliable", "reliable"),

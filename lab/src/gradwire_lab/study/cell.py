@@ -35,15 +35,15 @@ class Outcome:
 
     Attributes:
         score: mean of the parts' scores; None where a training failed.
-        scores: of each part.
+        scores: the score of each part.
         delivered: share of the gradients that counted, mean over rounds and workers.
-        critical_share: of the rounds, as the arm's policy saw them.
+        critical_share: the share of critical rounds, as the arm's policy saw them.
         lossy_rounds: rounds in which some worker's gradient did not count whole.
         guarded: rounds that the guard sent again.
         comm_s: seconds of communication, mean of the rounds; virtual ones but for real processes.
         error: why a training ended early; "" if none did.
-        seconds: that the cell took to compute.
-        commit: of a source checkout, that computed it.
+        seconds: the time that the cell took to compute.
+        commit: the commit of the source checkout that computed it.
     """
 
     score: float | None
@@ -58,10 +58,10 @@ class Outcome:
     commit: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the outcome as plain values."""
         return {**asdict(self), "scores": list(self.scores)}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Outcome:
-        """From what `to_json` made."""
+        """Return the outcome that `to_json` was called on."""
         return Outcome(**{**values, "scores": tuple(values["scores"])})

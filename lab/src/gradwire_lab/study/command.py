@@ -50,7 +50,7 @@ def accuracy(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
-    """What loss costs in quality: four workers in virtual time, each arm beside lossless training.
+    """Measure what loss costs in quality, in virtual time: each arm beside lossless training.
 
     Masks come from the shipping protocol code. All arms share initialisation and data order, seed
     by seed; differences to lossless training are paired. Can be interrupted and resumed (--out).

@@ -47,20 +47,26 @@ class DigitsModel(nn.Module):
 
 
 class DigitsLesson:
-    """This lesson is one fold of one seed."""
+    """This lesson is one fold of one seed.
+
+    Attributes:
+        labels: the labels of all images.
+        own: the images of each worker.
+        held_out: the images of the fold, which no worker trains on.
+    """
 
     def __init__(self, seed: int, fold: int, data: str) -> None:
         """Deal the images out to the workers and make the model."""
-        self._images, self._labels = load()
+        self._images, self.labels = load()
         self._key = (seed, fold)
-        order = np.random.default_rng(seed).permutation(len(self._labels))
-        self._held_out = torch.from_numpy(order[fold::FOLDS].copy())
+        order = np.random.default_rng(seed).permutation(len(self.labels))
+        self.held_out = torch.from_numpy(order[fold::FOLDS].copy())
         train = np.concatenate([order[other::FOLDS] for other in range(FOLDS) if other != fold])
         if data == "own":
-            train = train[np.argsort(self._labels.numpy()[train], kind="stable")]
-            self._own = np.array_split(train, WORKERS)
+            train = train[np.argsort(self.labels.numpy()[train], kind="stable")]
+            self.own = np.array_split(train, WORKERS)
         else:
-            self._own = [train] * WORKERS
+            self.own = [train] * WORKERS
         self._mixed = data != "own"
         self.rounds_per_epoch = len(train) // (WORKERS * BATCH)
         with torch.random.fork_rng(devices=[]):
@@ -70,19 +76,19 @@ class DigitsLesson:
     def loss(self, round_number: int, worker: int) -> torch.Tensor:
         """Return the cross-entropy of the worker's batch."""
         epoch, place = divmod(round_number, self.rounds_per_epoch)
-        batch = torch.from_numpy(self._order(epoch, worker)[place * BATCH : (place + 1) * BATCH])
-        return functional.cross_entropy(self.model(self._images[batch]), self._labels[batch])
+        batch = torch.from_numpy(self.order(epoch, worker)[place * BATCH : (place + 1) * BATCH])
+        return functional.cross_entropy(self.model(self._images[batch]), self.labels[batch])
 
     def score(self) -> float:
         """Return the share of the held-out digits that are recognised, in points (per cent)."""
         with torch.no_grad():
-            found = self.model(self._images[self._held_out]).argmax(dim=1)
-        return 100.0 * float((found == self._labels[self._held_out]).double().mean())
+            found = self.model(self._images[self.held_out]).argmax(dim=1)
+        return 100.0 * float((found == self.labels[self.held_out]).double().mean())
 
-    def _order(self, epoch: int, worker: int) -> NDArray[np.int64]:
+    def order(self, epoch: int, worker: int) -> NDArray[np.int64]:
         """Return the worker's images in the order of this epoch."""
         key = (*self._key, epoch) if self._mixed else (*self._key, epoch, worker)
-        order: NDArray[np.int64] = np.random.default_rng(key).permutation(self._own[worker])
+        order: NDArray[np.int64] = np.random.default_rng(key).permutation(self.own[worker])
         return order[worker::WORKERS].copy() if self._mixed else order
 
 
@@ -127,7 +133,7 @@ DIGITS = Task(
 
 
 def decay(done: float) -> float:
-    """0.3 in the second third, 0.09 in the last: step decay, as the lab's dblp_phases has it."""
+    """Return the factor of step decay, as in dblp_phases: 0.3 in the second third, then 0.09."""
     return 0.3 ** int(3 * done)
 
 

@@ -51,8 +51,8 @@ def train_on_kernel(cell: Cell) -> Outcome:
     for part in range(cell.parts):
         with contextlib.ExitStack() as stack:
             net = stack.enter_context(Network(WORKERS, NETWORK_A))
-            told = [{**config, "store_host": net.address(0), "part": part} for config in configs]
-            ranks = stack.enter_context(Ranks(net.spawn, "gradwire_lab.study.kernel_rank", told))
+            full = [{**config, "store_host": net.address(0), "part": part} for config in configs]
+            ranks = stack.enter_context(Ranks(net.spawn, "gradwire_lab.study.kernel_rank", full))
             deadline = time.monotonic() + TIMEOUT_S
             ranks.gather(deadline)
             answers = ranks.ask({"command": "train"}, deadline)
@@ -76,7 +76,7 @@ def train_on_kernel(cell: Cell) -> Outcome:
 
 
 def _by_round(parts: list[list[Message]], key: str) -> list[tuple[float, ...]]:
-    """Return what the workers told of each round, of all parts."""
+    """Return the workers' values of each round, of all parts."""
     return [
-        told for answers in parts for told in zip(*(each[key] for each in answers), strict=True)
+        values for answers in parts for values in zip(*(each[key] for each in answers), strict=True)
     ]

@@ -44,7 +44,7 @@ class Worker:
         self._optimizer = self._task.optimizers[cell.optimizer](self._module)
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._lesson.model = DistributedDataParallel(self._module)
-        # The norm is rounded in the order of its parts: that of `replica.Replica`.
+        # A norm is rounded in the order of its parts, so the order is that of `replica.Replica`.
         self._parameters = list(reversed(list(self._module.parameters())))
         assert arm.policy is not None
         options: dict[str, Any] = dict(arm.options)
@@ -61,7 +61,7 @@ class Worker:
         )
 
     def train(self) -> Message:
-        """Train, and tell of the model and, round by round, of what was lost."""
+        """Train; return a hash of the model, its score, and what was lost in each round."""
         rounds = self._cell.rounds
         shares: list[float] = []
         comm_s: list[float] = []

@@ -32,7 +32,7 @@ class Ledger:
         path.touch()
         text = path.read_text(encoding="utf-8")
         whole, _, cut = text.rpartition("\n")
-        if cut:  # the machine stopped in the middle of a line
+        if cut:  # the machine stopped within a line
             path.write_text(whole + "\n" if whole else "", encoding="utf-8")
         for number, line in enumerate(whole.splitlines(), 1):
             try:

@@ -42,17 +42,17 @@ class Task:
     """A task is what the study trains.
 
     Attributes:
-        name: on the command line.
+        name: its name on the command line.
         optimizers: those it is trained with, and how each is made.
-        rounds: of one training.
+        rounds: the number of rounds of one training.
         parts: trainings that make one seed's score, the mean of theirs (folds).
-        unit: of the score.
+        unit: the unit of the score.
         margin: a policy is as good as lossless when the interval of the difference lies within it.
         more_is_better: the sign of the score.
-        rate: of the learning rate which share, at this share of the training.
+        rate: the factor of the learning rate at a share of the training.
         open: makes the lesson of a seed, part and kind of data (`DATA`).
         clip: the largest L2 norm of an applied gradient (larger ones are scaled down); None: any.
-        sections: of the study, the only ones that it is trained in; empty: all.
+        sections: the only sections of the study that it is trained in; empty for all.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""An eager close whose masks are each worker's own, to set beside shared ones."""
+"""This policy closes eagerly with masks of each worker's own, to compare with shared ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["OwnOrder"]
 
 @dataclass
 class OwnOrder(MLT):
-    """MLT whose priorities mean nothing: each worker draws its own, anew in every step."""
+    """This MLT has random priorities: each worker draws its own, anew in every step."""
 
     name: ClassVar[str] = "own-order"
 
@@ -28,6 +28,6 @@ class OwnOrder(MLT):
     def priorities(
         self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
     ) -> Priorities | None:
-        """Classes drawn by a seed that the worker's own gradient makes."""
+        """Draw the classes by a seed that the worker's own gradient makes."""
         chance = np.random.default_rng(zlib.crc32(gradient.tobytes()))
         return chance.integers(PRIORITY_CLASSES, size=len(chunks.lengths), dtype=np.uint8)

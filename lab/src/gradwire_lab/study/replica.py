@@ -1,4 +1,4 @@
-"""The one model that stands for all replicas: they are identical to the bit."""
+"""One model stands for all replicas, which are identical to the bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Flat = NDArray[np.float32]
 
 
 class Replica:
-    """A model and its optimizer; gradients are flat, the last parameter first, as in DDP."""
+    """A replica is a model with its optimizer.
+
+    Gradients are flat, the last parameter first, as in DDP.
+    """
 
     def __init__(
         self,

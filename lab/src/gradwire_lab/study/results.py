@@ -1,4 +1,4 @@
-"""From outcomes to the study's rows: differences to lossless, verdicts, what the arm did."""
+"""Results are made of outcomes: differences to lossless, verdicts, and what the arm did."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Result:
     Attributes:
         training: task, optimizer, rounds and parts.
         row: arm, scenario and data.
-        seeds: that have been trained with this arm and without loss.
+        seeds: the number of seeds that have been trained with this arm and without loss.
         lossless: mean score without loss, of the same seeds.
-        difference: to it, paired; None when no seed is done.
+        difference: the paired difference to lossless; None when no seed is done.
         verdict: see `statistics.Verdict`; "halts" when a training ended early.
         errors: why trainings ended early.
         delivered, critical_share, comm_s: means of the seeds'.
         lossy_rounds, guarded: sums over the seeds.
-        commits: that the arm and lossless training were run with, as far as that is known.
+        commits: the commits that the arm and lossless training were run with, where known.
     """
 
     training: Training
@@ -48,7 +48,7 @@ class Result:
     commits: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the result as plain values."""
         return {
             **asdict(self.training),
             **asdict(self.row),
@@ -92,10 +92,12 @@ def notes(found: Sequence[Result]) -> list[str]:
             if result.verdict == "as good":
                 lines.append(
                     f"{where}: the arm that is known to be bad counts as good: this task is too "
-                    "easy to tell anything"
+                    "easy to show a difference"
                 )
             elif result.verdict != "worse":
-                lines.append(f"{where}: the arm that is known to be bad is not told apart yet")
+                lines.append(
+                    f"{where}: the arm that is known to be bad does not count as worse yet"
+                )
     undone = sum(result.difference is None and not result.errors for result in found)
     if undone:
         lines.append(f"{undone} of {len(found)} rows have not been run yet")

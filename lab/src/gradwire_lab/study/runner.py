@@ -1,4 +1,4 @@
-"""Trains the cells that are not done yet, several at a time."""
+"""The runner trains the cells that are not done yet, several at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(cells: Sequence[Cell], ledger: Ledger, jobs: int, progress: Progress) ->
         done += 1
         progress(done, len(cells), cell)
 
-    for cell in on_kernel:  # four processes each; one at a time
+    for cell in on_kernel:  # each has four processes, so they run one at a time
         enter(cell, train_on_kernel(cell))
     if jobs == 1 or len(left) <= 1:
         for cell in left:
@@ -49,8 +49,7 @@ def run(cells: Sequence[Cell], ledger: Ledger, jobs: int, progress: Progress) ->
     with ProcessPoolExecutor(
         jobs, mp_context=context, initializer=die_with_parent, initargs=(os.getpid(),)
     ) as pool:
-        # No more than are being trained: what the pool has taken it trains to its end, come what
-        # may.
+        # Cells are submitted one by one, because the pool trains whatever it has taken to its end.
         running = {pool.submit(train, cell): cell for cell in islice(waiting, jobs)}
         while running:
             for future in wait(running, return_when=FIRST_COMPLETED).done:

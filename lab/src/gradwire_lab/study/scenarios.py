@@ -14,14 +14,14 @@ class Scenario:
     """A scenario is a network that loses.
 
     Attributes:
-        name: on the command line.
+        name: its name on the command line.
         losses: share of all packets lost on the workers' ways to the switch in a round that loses
             any; of several each such round draws one.
         run: mean packets of a run of losses (Gilbert–Elliott; 1: independent).
         when: rounds that lose: "always", or those in which the phase is "critical" or "tolerant".
-        share: of those rounds that do, drawn by the seed.
+        share: the share of these rounds that lose, drawn by the seed.
         uneven: all of the loss falls on one worker.
-        link: without its losses.
+        link: the link without its losses.
         compute_s: virtual seconds between two rounds.
     """
 

@@ -14,8 +14,8 @@ __all__ = ["Paired", "Verdict", "compare"]
 Verdict = Literal["as good", "worse", "better", "open"]
 """A verdict says where the interval lies.
 
-It is "as good" within the margin, "worse" or "better" beyond it, else "open": more seeds would
-tell.
+It is "as good" within the margin, "worse" or "better" beyond it, else "open", which more seeds
+would decide.
 """
 
 
@@ -38,7 +38,7 @@ class Paired:
         return self.mean + (math.inf if self.half is None else self.half)
 
     def verdict(self, margin: float, more_is_better: bool) -> Verdict:
-        """Return what the interval says of an arm whose differences to lossless these are."""
+        """Return the verdict on an arm whose differences to lossless these are."""
         if -margin <= self.low and self.high <= margin:
             return "as good"
         if self.low > margin:

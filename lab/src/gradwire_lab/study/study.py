@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Row:
-    """An arm in a scenario; `section` is the table it stands in, where: see `cell.Cell`."""
+    """A row is an arm in a scenario; `section` is its table, and `where` is that of `cell.Cell`."""
 
     section: str
     arm: str
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Training:
-    """What all rows are trained with."""
+    """A training is what all rows have in common."""
 
     task: str
     optimizer: str

@@ -1,4 +1,4 @@
-"""The study's tables for the terminal."""
+"""The study's tables are made here, as Markdown and for the terminal."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def _line(result: Result) -> str:
     network = row.scenario + (", own data" if row.data == "own" else "")
     if row.where != "virtual":
         network += f", {row.where}"
-    told = "–"
+    shown = "–"
     if difference is not None:
-        told = f"{difference.mean:+.3f}"
-        told += "" if difference.half is None else f" ± {difference.half:.3f}"
+        shown = f"{difference.mean:+.3f}"
+        shown += "" if difference.half is None else f" ± {difference.half:.3f}"
     shares = "– | – | –"
     if result.delivered is not None and result.critical_share is not None:
         comm_ms = 1e3 * (result.comm_s or 0.0)
         shares = f"{result.delivered:.3f} | {result.critical_share:.0%} | {comm_ms:.2f}"
-    return f"| `{row.arm}` | {network} | {result.seeds} | {told} | {result.verdict} | {shares} |"
+    return f"| `{row.arm}` | {network} | {result.seeds} | {shown} | {result.verdict} | {shares} |"
 
 
 def _cells(result: Result) -> list[str]:

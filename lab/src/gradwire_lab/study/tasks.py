@@ -1,4 +1,4 @@
-"""The tasks by name."""
+"""The tasks are listed here by name."""
 
 from __future__ import annotations
 

@@ -30,16 +30,20 @@ WARM, LEAST = 0.1, 0.02
 
 
 class TextLesson:
-    """One training."""
+    """A text lesson is one training.
+
+    Attributes:
+        texts: each worker's part of the text.
+    """
 
     def __init__(self, seed: int, part: int, data: str) -> None:
         """Deal the text out to the workers and make the model."""
         text = load()
         self._seed = seed
-        self._texts = [text] * WORKERS
+        self.texts = [text] * WORKERS
         if data == "own":
             quarter = len(text.train) // WORKERS
-            self._texts = [
+            self.texts = [
                 Text(text.train[w * quarter : (w + 1) * quarter], text.held_out, text.files)
                 for w in range(WORKERS)
             ]
@@ -50,7 +54,7 @@ class TextLesson:
 
     def loss(self, round_number: int, worker: int) -> torch.Tensor:
         """Return the cross-entropy of the worker's batch, in nats per character."""
-        inputs, targets = self._texts[worker].batch(
+        inputs, targets = self.texts[worker].batch(
             step=round_number, rank=worker, seed=self._seed, size=BATCH, context=SHAPE.context
         )
         loss: torch.Tensor = self.model(inputs, targets)
@@ -60,7 +64,7 @@ class TextLesson:
         """Return the mean cross-entropy of the validation samples, in nats per character."""
         total = 0.0
         for rank in range(WORKERS):
-            inputs, targets = self._texts[0].validation(
+            inputs, targets = self.texts[0].validation(
                 rank=rank, seed=0, size=VALIDATION, context=SHAPE.context
             )
             with torch.no_grad():
@@ -82,7 +86,7 @@ def load() -> Text:
 
 
 def rate(done: float) -> float:
-    """Rises over the first tenth, then falls to a fiftieth along a cosine."""
+    """Return the factor of the learning rate: a rise, then a cosine's fall to a fiftieth."""
     if done < WARM:
         return (done + 1e-2) / (WARM + 1e-2)
     return LEAST + (1 - LEAST) * (0.5 + 0.5 * math.cos(math.pi * (done - WARM) / (1 - WARM)))

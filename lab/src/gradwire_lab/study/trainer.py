@@ -1,4 +1,4 @@
-"""Trains one cell: four workers' gradients, carried by an arm through a scenario's network."""
+"""The trainer trains one cell: an arm carries four workers' gradients through a network."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ tensors have (about 600)."""
 
 @dataclass
 class _Tally:
-    """What is counted over the rounds of a cell's trainings."""
+    """A tally counts over the rounds of a cell's trainings."""
 
     rounds: int = 0
     delivered: float = 0.0
@@ -67,7 +67,7 @@ def shuffle_of(cell: Cell, part: int) -> int:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """As the ranks of `kernel_rank`: on some CPUs a sum by two threads has other last bits."""
+    """Compute with one thread, as kernel ranks do; on some CPUs two threads' sums differ."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -91,7 +91,7 @@ def train(cell: Cell) -> Outcome:
     for part in range(cell.parts):
         try:
             scores.append(_train_part(cell, part, tally))
-        except RuntimeError as failure:  # a policy may halt training
+        except RuntimeError as failure:  # the policy has halted training
             error = str(failure).strip().splitlines()[0]
             break
     rounds = max(tally.rounds, 1)
@@ -127,7 +127,7 @@ def _train_part(cell: Cell, part: int, tally: _Tally) -> float:
 
 
 class _Carrier:
-    """An arm with a policy, over a scenario's network."""
+    """A carrier is an arm with a policy, over a scenario's network."""
 
     def __init__(self, cell: Cell, part: int, arm: Arm, lesson: Lesson, replica: Replica) -> None:
         scenario = SCENARIOS[cell.scenario]
@@ -164,7 +164,7 @@ class _Carrier:
         if number % self._epoch == 0:
             for pipeline in self.job.pipelines:
                 pipeline.begin_epoch(number // self._epoch)
-        if self._arm.thirds:  # a vote rules from the next round on
+        if self._arm.thirds:  # a vote decides from the next round on
             loose = 3 * (number + 1) // self._rounds in self._arm.thirds
             for pipeline in self.job.pipelines:
                 pipeline.set_phase("tolerant" if loose else "critical")
@@ -186,7 +186,7 @@ def _buckets(elements: list[int], count: int) -> list[int]:
 
 
 def _calibration(lesson: Lesson) -> dict[str, float]:
-    """Bounds by tensor, found on the fresh model with worker 0's first batches."""
+    """Find bounds by tensor on the fresh model, with worker 0's first batches."""
 
     def loss(model: torch.nn.Module, batch: int) -> torch.Tensor:
         return lesson.loss(batch, 0)

@@ -26,7 +26,7 @@ RATE = 1e-3
 
 
 class TuningLesson(TextLesson):
-    """One training: of the second half of the files, by a model that knows the first."""
+    """A tuning lesson trains on half of the files a model that knows the other half."""
 
     def __init__(self, seed: int, part: int, data: str) -> None:
         """Deal the files out to the workers and bring the model up."""
@@ -35,7 +35,7 @@ class TuningLesson(TextLesson):
         text = load()
         half = len(text.train) // 2
         share = (len(text.train) - half) // WORKERS if data == "own" else 0
-        self._texts = [
+        self.texts = [
             Text(
                 text.train[half + w * share : half + (w + 1) * share]
                 if share
@@ -53,7 +53,7 @@ def trained(seed: int) -> dict[str, torch.Tensor]:
     lesson = TextLesson(seed, 0, "mixed")
     text = load()
     first = Text(text.train[: len(text.train) // 2], text.held_out, text.files)
-    lesson._texts = [first] * WORKERS
+    lesson.texts = [first] * WORKERS
     replica = Replica(lesson.model, TEXT.optimizers["adamw"](lesson.model), TEXT.clip)
     for number in range(BEFORE):
         replica.set_rate(TEXT.rate(number / BEFORE))

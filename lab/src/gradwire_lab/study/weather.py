@@ -52,14 +52,14 @@ class PhaseWatch:
 
 
 class Weather:
-    """Sets a job's links before each round."""
+    """A weather sets a job's links before each round."""
 
     def __init__(self, scenario: Scenario, job: Job, seed: Sequence[int]) -> None:
         """Draw the rounds that lose by this seed."""
         self._scenario = scenario
         self._job = job
         self._chance = np.random.default_rng(list(seed))
-        self.loss = 0.0  # of this round
+        self.loss = 0.0  # the loss of this round
 
     def before_round(self, phase: Phase) -> None:
         """Let the computation pass and the network be as this round finds it."""

@@ -19,7 +19,7 @@ class Block:
         warm_up: how many of the steps are not timed.
         ranks: each rank's steps as JSON, see `gradwire_lab.training.trainee.RankStep`.
         validation: mean loss of the held-out text after the block; None if nobody looked.
-        verdict: of the phase detector on the run so far; None where there is none.
+        verdict: the verdict of the phase detector on the run so far; None where there is none.
     """
 
     contestant: str
@@ -64,7 +64,7 @@ def join(block: Block, number: int, origin: float) -> list[Step]:
 
     Args:
         block: the turn.
-        number: of the turn, counted over all contestants.
+        number: the number of the turn, counted over all contestants.
         origin: time from which starts count, in seconds of ``time.monotonic()``.
     """
     steps = []

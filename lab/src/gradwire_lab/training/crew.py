@@ -27,7 +27,7 @@ def start(
     Args:
         spawn: starts a program on the host of a rank.
         module: the ranks' program.
-        configs: what each rank is told first, in rank order; ``line`` is added.
+        configs: the first message to each rank, in rank order; ``line`` is added.
         trainees: how many of the ranks train; they come first.
         env: additions to the ranks' environment.
 
@@ -37,8 +37,8 @@ def start(
     line = memory(trainees)
     try:
         with uninterrupted():
-            told = [{**config, "line": line} for config in configs]
-            return Ranks(spawn, module, told, pass_fds=[line], env=env)
+            full = [{**config, "line": line} for config in configs]
+            return Ranks(spawn, module, full, pass_fds=[line], env=env)
     finally:
         os.close(line)
 
@@ -58,14 +58,14 @@ def train(
     """Let the ranks train one contestant for a turn.
 
     Args:
-        ranks: which `start` made.
+        ranks: the ranks that `start` made.
         contestant: its name.
-        steps: of the turn.
+        steps: the number of steps of the turn.
         start: when to begin, in seconds of ``time.monotonic()``.
-        deadline: by when all ranks have answered, likewise.
+        deadline: when all ranks have to have answered, likewise.
         warm_up: how many of the steps are not timed.
         trainees: how many of the ranks train; all if not given.
-        progress: called with each step of rank 0.
+        progress: a function that is called with each step of rank 0.
         options: further arguments of the ranks' command.
 
     Raises:

@@ -14,11 +14,11 @@ class Shape:
     """A shape is the size of a model.
 
     Attributes:
-        symbols: of the vocabulary.
+        symbols: the size of the vocabulary.
         context: characters that it sees at once.
-        width: of the residual stream.
+        width: the width of the residual stream.
         layers: blocks of attention and feed-forward.
-        heads: of each attention; they divide the width.
+        heads: the number of heads of each attention, which divides the width.
     """
 
     symbols: int

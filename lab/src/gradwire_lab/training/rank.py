@@ -24,7 +24,7 @@ class TrainingRank(Generic[T]):
 
     Attributes:
         rank: its number.
-        trainees: by contestant; subclasses fill them in.
+        trainees: the trainees by contestant; subclasses fill them in.
         start_line: where the ranks wait for each other.
     """
 
@@ -36,8 +36,8 @@ class TrainingRank(Generic[T]):
         Args:
             config: rank, store (host and port), line (descriptor of the start line's memory).
             ranks: how many there are.
-            seconds: that a collective may take.
-            tell: called with each step, on rank 0.
+            seconds: the time that a collective may take.
+            tell: a function that is called with each step, on rank 0.
         """
         self._tell = tell
         self.rank: int = config["rank"]

@@ -16,9 +16,9 @@ class Entry:
     Attributes:
         name: what the JSON calls it.
         label: what people read.
-        policy: of gradwire; None for a communication hook on Gloo.
+        policy: gradwire's policy; None for a communication hook on Gloo.
         options: further keyword arguments of `gradwire.attach`.
-        hook: of Gloo's contestants: "none" for DDP's own all-reduce, "fp16" for torch's
+        hook: the hook of a contestant on Gloo: "none" for DDP's own all-reduce, "fp16" for torch's
             ``fp16_compress_hook``.
     """
 
@@ -37,10 +37,10 @@ class Recipe:
         ranks: processes, one on each host.
         batch: samples of each rank and step.
         validation: samples of each rank after each turn.
-        learning_rate: of AdamW, reached after ``rise`` steps and then constant.
+        learning_rate: AdamW's, reached after ``rise`` steps and then constant.
         rise: steps over which the learning rate rises from nothing.
         clip: largest norm of an averaged gradient.
-        seed: of the initial weights and of the order of the data.
+        seed: the seed of the initial weights and of the order of the data.
         context, width, layers, heads: the model's, see `gradwire_lab.training.model.Shape`.
     """
 

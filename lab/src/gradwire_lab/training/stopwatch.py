@@ -40,7 +40,7 @@ class TimedDDP(DistributedDataParallel):
         """Wrap a module.
 
         Args:
-            module: to be trained.
+            module: the module to be trained.
             line: where the ranks wait for each other.
             timeout: seconds that they wait at most.
             options: further ones of DDP.

@@ -42,14 +42,14 @@ class RankStep:
         start: when all ranks had theirs.
         end: when the averaged gradients were there.
         ended: when the weights had moved.
-        loss: of the rank's samples, in nats per character.
+        loss: the loss of the rank's samples, in nats per character.
         delivered: the share of the rank's gradients that counted.
         critical: whether the step was in a critical phase; None where there are no phases.
-        bytes: that the rank's engine sent; None for TCP.
+        bytes: the bytes that the rank's engine sent; None for TCP.
         packets: likewise.
         retransmissions: packets that it sent again; None for TCP.
         push_s: seconds until its gradients were summed; None for TCP.
-        passes: of a push with probes, 0 of others; None for TCP.
+        passes: the passes of a push with probes, 0 of others; None for TCP.
         encoded: bytes of the encoded gradients over those of float32; None if it is not known.
     """
 
@@ -71,7 +71,12 @@ class RankStep:
 
 
 class Trainee:
-    """A trainee has a model, its optimizer and its transport; making one is collective."""
+    """A trainee has a model, its optimizer and its transport; making one is collective.
+
+    Attributes:
+        model: the model.
+        optimizer: its optimizer.
+    """
 
     def __init__(
         self, entry: Entry, recipe: Recipe, text: Text, rank: int, line: StartLine
@@ -82,7 +87,7 @@ class Trainee:
             entry: which contestant.
             recipe: sizes and seeds.
             text: what is learnt.
-            rank: of this process.
+            rank: the rank of this process.
             line: where the ranks wait for each other.
         """
         self._entry = entry
@@ -92,7 +97,7 @@ class Trainee:
         torch.manual_seed(recipe.seed)
         shape = Shape(SYMBOLS, recipe.context, recipe.width, recipe.layers, recipe.heads)
         self.model = CharacterModel(shape)
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.98))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.98))
         self._ddp = self._wrap(line)
         self._attachment = self._connect()
         self._step = 0
@@ -108,7 +113,7 @@ class Trainee:
             self._ddp.register_comm_hook(*self._hook())
             return None
         return gradwire.attach(
-            self._ddp, policy=entry.policy, optimizer=self._optimizer, **entry.options
+            self._ddp, policy=entry.policy, optimizer=self.optimizer, **entry.options
         )
 
     def _hook(self) -> tuple[Any, Callable[..., Any]]:
@@ -121,7 +126,7 @@ class Trainee:
         Args:
             steps: how many.
             start: when to begin, in seconds of ``time.monotonic()``.
-            progress: called after each step.
+            progress: a function that is called after each step.
 
         Returns:
             The steps, as JSON.
@@ -137,7 +142,7 @@ class Trainee:
     def _train(self) -> RankStep:
         recipe, step = self._recipe, self._step
         began = time.monotonic()
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate(step)
         loss = self._ddp(
             *self._text.batch(
@@ -148,10 +153,10 @@ class Trainee:
                 context=recipe.context,
             )
         )
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
-        self._optimizer.step()
+        self.optimizer.step()
         value = float(loss.detach())
         ended = time.monotonic()
         self._step += 1

@@ -1,12 +1,12 @@
 """The decision when compression pays: how much of a step passes with waiting for its transfer.
 
 This is gradwire's own. NetSenseML compresses while the data in flight exceed 0.9 of the
-bandwidth-delay product (`gradwire.policies.parts.ladder`). That rule has two gaps: a step that does
-nothing but communicate fills its path to 0.75 or 0.8 only, because pushes come before pulls and
-both have ends, and it does not notice that other traffic took most of the path. What compression
-can save is the time for which training waits: from the start of the step's last bucket, when no
-computation is left, to the end of the step. Transfers that hide behind computation or behind a
-slower worker cost nothing.
+bandwidth-delay product (`gradwire.policies.parts.compression`). That rule has two gaps: a step that
+does nothing but communicate fills its path to 0.75 or 0.8 only, because pushes come before pulls
+and both have ends, and it does not notice that other traffic took most of the path. What
+compression can save is the time for which training waits: from the start of the step's last bucket,
+when no computation is left, to the end of the step. Transfers that hide behind computation or
+behind a slower worker cost nothing.
 
 So each worker estimates its *rest*, the share of its steps that would not be waiting if transfers
 were dense. Of the time that it waited three round trips stay, and the remainder is proportional to
@@ -30,7 +30,7 @@ from typing import Any
 from gradwire.core.agreed import Summary
 from gradwire.core.report import StepReport
 from gradwire.core.saved_state import State
-from gradwire.policies.parts.ladder import INT8
+from gradwire.policies.parts.compression import INT8
 
 __all__ = ["Choice", "Waiting"]
 

@@ -22,7 +22,7 @@ from gradwire.core.settings import Settings
 from gradwire.policies import Policy
 from gradwire.training.cuda_codec import ENCODABLE
 from gradwire.training.feedback.chunked import ChunkBook
-from gradwire.training.feedback.device import DeviceBook, Encoded
+from gradwire.training.feedback.device_book import DeviceBook, Encoded
 from gradwire.training.feedback.flat import FlatBook
 from gradwire.training.feedback.flat_copies import FlatCopies
 from gradwire.training.feedback.pruning import smallest_weights

@@ -28,7 +28,7 @@ from gradwire.core.plan import TOPK_SHARE, encoded_share
 from gradwire.core.report import StepReport
 from gradwire.core.saved_state import State
 
-__all__ = ["FLOOR", "INT8", "Ladder", "congested", "stage"]
+__all__ = ["FLOOR", "INT8", "CompressionRatio", "congested", "encoding_for"]
 
 SHRINK, GROW, FLOOR = 0.95, 0.001, 0.005
 
@@ -55,7 +55,7 @@ def congested(report: StepReport, share: float) -> bool:
 
 
 @dataclass
-class Ladder:
+class CompressionRatio:
     """The agreed ratio of bytes that a step may send to dense ones.
 
     Attributes:
@@ -105,7 +105,7 @@ class Ladder:
         self.ratio, self.ramping, self._judged = ratio, read.flag("ramping"), judged
 
 
-def stage(ratio: float) -> tuple[str, float]:
+def encoding_for(ratio: float) -> tuple[str, float]:
     """Returns the mildest encoding that sends at most `ratio` of the dense bytes.
 
     Args:

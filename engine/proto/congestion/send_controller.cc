@@ -1,0 +1,148 @@
+#include "proto/congestion/send_controller.h"
+
+#include <utility>
+
+namespace gradwire {
+
+namespace {
+// The pace above BtlBw that looks for a higher rate while the queue is almost empty.
+constexpr double kProbeGain = 0.2;
+// With a queue above this share of the delay target the pace is BtlBw.
+constexpr double kProbeQueue = 0.75;
+// A pace above BtlBw may add this share of the delay target to the queue in a round of a long path.
+constexpr double kProbeRoom = 0.5;
+// Seconds of the pace that one train takes on a long path.
+constexpr double kTrainSeconds = 250e-6;
+// Seconds of the pace that a late timer may catch up on.
+constexpr double kPaceDepth = 0.0005;
+// A window goes in at least so many trains: long trains of several senders collide in one port and
+// leave others idle.
+constexpr double kTrainsPerWindow = 16;
+// Datagrams; a shorter train would spend a send call on few packets.
+constexpr uint32_t kShortestTrain = 4;
+// Datagrams; segmentation takes at most 64 KB in one send call.
+constexpr uint32_t kLongestTrain = 44;
+// Packets that may be sent again early at once.
+constexpr double kCopiesAtOnce = 16;
+// The least rate of copies in packets/s, whatever is known of the path.
+constexpr double kSlowestCopies = 1000;
+}  // namespace
+
+void SendController::on_sent(uint64_t bytes, Nanos now) {
+  in_flight_ += bytes;
+  copies_.spend(1, -kCopiesAtOnce);
+  breaker_.sent(bytes, loss_.share(now));
+}
+
+double SendController::add_loss(uint64_t bytes, double loss, Nanos now) {
+  const double arrived = static_cast<double>(bytes) / wire_bytes_;
+  loss_.add(arrived * loss / (1.0 - std::min(loss, LossMeter::kMost)), arrived, now);
+  return loss_.share(now);
+}
+
+void SendController::on_ack(const Report& report, Nanos now) {
+  window_.loss(loss_.share(now), report.windows);
+  window_.sample(report.bytes, report.queue, report.round, report.rtprop, report.loss > kHeavyLoss,
+                 now, report.last_sent);
+}
+
+bool SendController::marked(Nanos sent, Nanos now) {
+  if (sent <= cut_) return false;
+  cut_ = now;
+  window_.marked();
+  return true;
+}
+
+// The receiver's window for the only destination, on a long path. It applies in place of the send
+// window, which would have to learn this sender's share of an incast. It is the smaller the more
+// the queue exceeds the target, whoever fills it.
+double SendController::led(const LongPaths& far) const {
+  if (window_.ramps()) return 0;
+  const auto target = static_cast<double>(window_.target());
+  const auto queue = static_cast<double>(window_.queue_delay());
+  return far.window * std::min(1.0, target / std::max(queue, 1.0));
+}
+
+// Pacing at BtlBw keeps the port's queue short: packets wait here, where the destination can still
+// be chosen. While the queue is short the pace is a little higher, to find a higher rate.
+void SendController::pace(const LongPaths& far, double rate, double unproven, Nanos now) {
+  const auto target = static_cast<double>(window_.target());
+  const double loss = loss_.share(now);
+  const bool heavy = loss >= kHeavyLoss;
+  if (heavy && last_led_ > 0) window_.resume(std::exchange(last_led_, 0));
+  far_ = far.count > 0;
+  led_ = far.alone() && !heavy ? led(far) : 0;
+  if (led_ > 0) last_led_ = led_;
+  const double stretch = window_.stretch(loss);
+  const double queue = static_cast<double>(window_.queue_delay()) / (kProbeQueue * target);
+  double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue, 0.0, 0.75);
+  if (far_) gain = std::min(gain, 1.0 + kProbeRoom * target / static_cast<double>(far.rtprop));
+  rate_ = 0;
+  if (pacing_ && rate > 0) rate_ = breaker_.factor() * std::max(stretch * gain * rate, unproven);
+  led_by_receiver_ = false;
+  if (far_ && pacing_) {
+    // On a long path a window is spread over a round; as one burst it would overflow queues on the
+    // path.
+    const double stretched = std::max(led_, stretch * window_.bytes());
+    const double round = ramp() * breaker_.factor() * 1e9 / static_cast<double>(far.round);
+    if (far.alone() || window_.ramps()) rate_ = std::max(rate_, stretched * round);
+    if (far.alone()) {
+      rate_ = std::min(rate_, far.window * round);
+      led_by_receiver_ = stretched >= far.window;
+      if (!led_by_receiver_) window_.limited();
+    }
+  }
+  const double trains = window_.bytes() / wire_bytes_ / kTrainsPerWindow;
+  quantum_ = std::clamp(static_cast<uint32_t>(trains), kShortestTrain, kLongestTrain);
+  if (far_)
+    quantum_ = std::min(quantum_, std::max(kShortestTrain, static_cast<uint32_t>(
+                                                               rate_ * kTrainSeconds / wire_bytes_)));
+  if (rate_ > 0) {
+    tokens_.refill(rate_, std::max(2.0 * quantum_bytes(), rate_ * kPaceDepth), now);
+  } else {
+    tokens_.reset(now);  // bytes sent before a rate was known are no debt
+  }
+}
+
+double SendController::room(Nanos now) const {
+  const double window = window_.stretch(loss_.share(now)) * window_.bytes();
+  return breaker_.factor() * std::max(window, led_) - static_cast<double>(in_flight_);
+}
+
+// With one destination there is no choice, and its receiver's credit keeps the queue short; a rate
+// that was measured among many senders would only hold back the last one. A tripped circuit breaker
+// always paces: half a window is not half the rate where a queue is.
+Nanos SendController::wait(bool several, Nanos now) {
+  paced_ = rate_ > 0 && (several || far_ || throttled());
+  if (!paced_ || tokens_.tokens() > 0) return 0;
+  return now + static_cast<Nanos>(tokens_.wait(0.5 * quantum_bytes(), rate_));
+}
+
+// A receiver's port has no queue for the bytes that all its senders have saved up while the credit
+// of other receivers was used up, so each path's part of a window is paced over a round.
+Nanos SendController::hold(TokenBucket& tokens, double window, Nanos round, Nanos now) const {
+  const double bytes = quantum_bytes();
+  const double rate = ramp() * breaker_.factor() * window / static_cast<double>(round) * 1e9;
+  tokens.refill(rate, std::max(2.0 * bytes, rate * kPaceDepth), now);
+  if (tokens.tokens() > 0) return 0;
+  return std::max<Nanos>(1, static_cast<Nanos>(tokens.wait(0.5 * bytes, rate)));
+}
+
+// While only heavy loss has shown a rate: a window per round, as in any first round. With less, the
+// path's rate would never show.
+double SendController::unproven_rate(double windows, Nanos round) const {
+  const double window = window_.bytes();
+  return (windows > 0 ? std::min(window, windows) : window) * 1e9 / static_cast<double>(round);
+}
+
+double SendController::copy_rate(double rate, double unproven, Nanos now) const {
+  const double carried = std::max(window_.stretch(loss_.share(now)) * rate, unproven);
+  return std::max(kSlowestCopies, breaker_.factor() * carried / wire_bytes_);
+}
+
+double SendController::copies(double per_second, Nanos now) {
+  copies_.refill(per_second, kCopiesAtOnce, now);
+  return copies_.tokens();
+}
+
+}  // namespace gradwire

@@ -1,0 +1,123 @@
+// SendController bounds what one endpoint sends to all its peers: a window of bytes in flight, a
+// pace, and the length of trains. DelayWindow finds the window; CircuitBreaker scales window and
+// pace down while most packets stay lost.
+//
+// Feed it on_sent(), on_left() and on_lost() for packets, on_ack() for what ACKs report, marked()
+// for ECN. Before each train ask pace(), room() and may_go(); after it call train_sent().
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "proto/base/time.h"
+#include "proto/base/token_bucket.h"
+#include "proto/congestion/circuit_breaker.h"
+#include "proto/congestion/delay_window.h"
+#include "proto/recovery/loss_meter.h"
+
+namespace gradwire {
+
+class SendController {
+ public:
+  SendController(uint32_t wire_bytes, Nanos delay_target, bool pacing)
+      : wire_bytes_(wire_bytes), pacing_(pacing),
+        window_(32.0 * wire_bytes, 4.0 * wire_bytes, 64e6, delay_target) {}
+
+  const DelayWindow& window() const { return window_; }
+  // Packets are lost so often that the circuit breaker has tripped.
+  bool throttled() const { return breaker_.factor() < 1; }
+
+  // ---- packets
+  void on_sent(uint64_t bytes, Nanos now);
+  // So many bytes are in flight no more, acknowledged or not.
+  void on_left(uint64_t bytes) { in_flight_ -= bytes; }
+  // A packet was declared lost.
+  void on_lost() {
+    breaker_.lost();
+    window_.lost();
+  }
+  // Report is what the ACKs of one path report.
+  struct Report {
+    uint64_t bytes = 0;       // acknowledged, on the wire
+    double loss = 0;          // share of packets lost on this path
+    double windows = 0;       // bytes: the windows of all receivers for this sender
+    Nanos queue = 0;          // queueing delay
+    Nanos round = 0;
+    Nanos rtprop = 0;
+    Nanos last_sent = 0;      // of the acknowledged packets, with several receivers; else 0
+  };
+  // The share of all packets sent that is lost, with what this path reports.
+  double add_loss(uint64_t bytes, double loss, Nanos now);
+  void on_ack(const Report& report, Nanos now);
+  // A switch has marked packets, the last of them sent at `sent`; true when the window shrinks.
+  // There is one congestion event a round: marks on packets sent before the window shrank do not
+  // concern its present size (RFC 9002 §7.3.2 and appendix B.6).
+  bool marked(Nanos sent, Nanos now);
+  void on_timer(Nanos now) { breaker_.tick(now); }
+
+  // ---- trains
+  // LongPaths is what is known of the long paths that have a backlog.
+  struct LongPaths {
+    uint32_t count = 0;
+    Nanos rtprop = 0;   // the longest
+    Nanos round = 0;    // the longest smoothed round-trip time
+    double window = 0;  // bytes of the receivers' windows
+
+    bool alone() const { return count == 1; }
+  };
+  // Decides the pace of what goes next. `rate`: BtlBw in bytes/s as far as it is known; `unproven`:
+  // the rate to use while only heavy loss has shown one.
+  void pace(const LongPaths& far, double rate, double unproven, Nanos now);
+  // True when the receiver's window sets the pace, because it is the only destination.
+  bool led_by_receiver() const { return led_by_receiver_; }
+  // The bytes that the window still admits; negative when more is in flight.
+  double room(Nanos now) const;
+  // The window limits transmission.
+  void limited() { window_.limited(); }
+  // The packets of the next train at most.
+  uint32_t quantum() const { return quantum_; }
+  double quantum_bytes() const { return 1.0 * quantum_ * wire_bytes_; }
+  // 0 when a train may go now, else the time when one may. `several`: there is a choice of
+  // destinations.
+  Nanos wait(bool several, Nanos now);
+  void train_sent(double bytes) {
+    if (paced_) tokens_.spend(bytes);
+  }
+  // The same for a train that goes whatever the windows are, after a probe time-out.
+  void probe_sent(double bytes) { tokens_.spend(bytes, -64.0 * wire_bytes_); }
+  // Holds back a train of a path that has its own part of the receiver's window: nanoseconds, or 0.
+  Nanos hold(TokenBucket& tokens, double window, Nanos round, Nanos now) const;
+
+  // ---- early repetition (under heavy loss)
+  // The rate in packets/s at which packets may be sent again early, and how many may go now.
+  double copy_rate(double rate, double unproven, Nanos now) const;
+  double copies(double per_second, Nanos now);
+  // The rate in bytes/s to use while only heavy loss has shown one. `windows`: bytes of the
+  // receivers' windows; `round`: the longest round-trip time.
+  double unproven_rate(double windows, Nanos round) const;
+
+ private:
+  // In slow start on a long path, the pace is a multiple of a window per round.
+  double ramp() const { return window_.ramps() ? kRampGain : 1.0; }
+  double led(const LongPaths& far) const;
+
+  static constexpr double kRampGain = 1.25;
+  uint32_t wire_bytes_;  // of a full packet
+  bool pacing_;
+  DelayWindow window_;
+  LossMeter loss_;  // of all packets sent
+  CircuitBreaker breaker_;
+  uint64_t in_flight_ = 0;  // bytes
+  Nanos cut_ = 0;           // last reduction for marks
+  TokenBucket tokens_;      // pacing, bytes
+  TokenBucket copies_;      // packets that may be sent again early
+  double led_ = 0;          // bytes: the window of the only receiver, on a long path
+  double last_led_ = 0;     // its last value that was not 0, until heavy loss
+  double rate_ = 0;         // the pace in bytes/s; 0: none
+  uint32_t quantum_ = 0;
+  bool far_ = false;  // some destination is far
+  bool paced_ = false;
+  bool led_by_receiver_ = false;
+};
+
+}  // namespace gradwire
