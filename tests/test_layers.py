@@ -53,8 +53,9 @@ PROTO_ROOMS = {
     "push": ("base", "plan"),
     "pull": ("base", "plan", "push"),
     "credit": ("base", "recovery", "congestion"),
+    "sched": ("base", "plan"),
     "path": ("base", "plan", "recovery", "congestion", "credit"),
-    "endpoint": ("base", "plan", "recovery", "congestion", "credit", "push", "pull", "path"),
+    "endpoint": ("base", "plan", "recovery", "congestion", "credit", "sched", "push", "pull", "path"),
 }
 # What the layers below io (and sim, which is virtual) must not see: clocks, sockets, random
 # sources, threads.

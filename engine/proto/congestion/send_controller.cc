@@ -95,8 +95,9 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
   const double trains = window_.bytes() / wire_bytes_ / kTrainsPerWindow;
   quantum_ = std::clamp(static_cast<uint32_t>(trains), kShortestTrain, kLongestTrain);
   if (far_)
-    quantum_ = std::min(quantum_, std::max(kShortestTrain, static_cast<uint32_t>(
-                                                               rate_ * kTrainSeconds / wire_bytes_)));
+    quantum_ = std::min(
+        quantum_,
+        std::max(kShortestTrain, static_cast<uint32_t>(rate_ * kTrainSeconds / wire_bytes_)));
   if (rate_ > 0) {
     tokens_.refill(rate_, std::max(2.0 * quantum_bytes(), rate_ * kPaceDepth), now);
   } else {

@@ -20,7 +20,8 @@ namespace gradwire {
 class SendController {
  public:
   SendController(uint32_t wire_bytes, Nanos delay_target, bool pacing)
-      : wire_bytes_(wire_bytes), pacing_(pacing),
+      : wire_bytes_(wire_bytes),
+        pacing_(pacing),
         window_(32.0 * wire_bytes, 4.0 * wire_bytes, 64e6, delay_target) {}
 
   const DelayWindow& window() const { return window_; }
@@ -38,13 +39,13 @@ class SendController {
   }
   // Report is what the ACKs of one path report.
   struct Report {
-    uint64_t bytes = 0;       // acknowledged, on the wire
-    double loss = 0;          // share of packets lost on this path
-    double windows = 0;       // bytes: the windows of all receivers for this sender
-    Nanos queue = 0;          // queueing delay
+    uint64_t bytes = 0;  // acknowledged, on the wire
+    double loss = 0;     // share of packets lost on this path
+    double windows = 0;  // bytes: the windows of all receivers for this sender
+    Nanos queue = 0;     // queueing delay
     Nanos round = 0;
     Nanos rtprop = 0;
-    Nanos last_sent = 0;      // of the acknowledged packets, with several receivers; else 0
+    Nanos last_sent = 0;  // of the acknowledged packets, with several receivers; else 0
   };
   // The share of all packets sent that is lost, with what this path reports.
   double add_loss(uint64_t bytes, double loss, Nanos now);

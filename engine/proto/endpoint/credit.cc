@@ -22,10 +22,16 @@ void Endpoint::Impl::share_credit(Nanos now) {
     const size_t most = long_path(rtt.minimum()) ? kLongStashLimit : kStashLimit;
     const bool stalled =
         config.endpoint >= config.workers && (p->stash.no_room || p->stash.packets.size() >= most);
-    const CreditPool::Sender sender{rtt.minimum(),           rtt.round(),
-                                    p->loss_from.share(now), p->sent_meter.bytes_per_second(),
-                                    p->acks.largest(),       stalled};
-    if (credit.share(p->grant, sender, receive_window, config.wire_bytes())) p->acks.hurry();
+    const CreditPool::Sender sender{rtt.minimum(),
+                                    rtt.round(),
+                                    p->arriving.loss.share(now),
+                                    p->arriving.rate.bytes_per_second(),
+                                    p->acks.largest(),
+                                    stalled};
+    if (credit.share(p->grant, sender, receive_window, config.wire_bytes())) {
+      p->acks.hurry();
+      touch(*p);
+    }
   }
 }
 

@@ -16,15 +16,10 @@ void Endpoint::Impl::count_ecn(Path& path, uint8_t ecn, Nanos now) {
   ++counters.mark_cuts;
 }
 
-// There is one congestion event per round (RFC 9002 §7.3.2 and appendix B.6). Marks on packets sent
-// before the window shrank do not concern its present size.
 void Endpoint::Impl::on_counts(Path& path, const wire::Ack& ack, Nanos now) {
   const bool marks = path.ecn.sent.told(ack.ect0, ack.ce);
   check_ecn(path);
-  if (!marks || path.recovery.largest_acked_sent() <= send_cut) return;
-  send_cut = now;
-  send_window.marked();
-  ++counters.mark_cuts;
+  if (marks && sender.marked(path.recovery.largest_acked_sent(), now)) ++counters.mark_cuts;
 }
 
 void Endpoint::Impl::check_ecn(Path& path) {

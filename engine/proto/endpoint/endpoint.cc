@@ -22,7 +22,7 @@ uint32_t EndpointConfig::peers_of(uint16_t number) const {
 
 Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     : config(c),
-      send_window(32.0 * c.wire_bytes(), 4.0 * c.wire_bytes(), 64e6, c.delay_target),
+      sender(c.wire_bytes(), c.delay_target, c.pacing),
       // The window covers what peers may send without having asked.
       receive_window(std::max<double>(24, c.workers) * c.wire_bytes(),
                      std::max<double>(24, c.workers) * c.wire_bytes(),
@@ -30,6 +30,11 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
       credit(c.peers_of(c.endpoint), CreditPool::standing_for(c.peers_of(c.endpoint))),
       arriving(c.endpoints()),
       departing(c.endpoints()),
+      scheduler(c.endpoints()),
+      sends(c.endpoints()),
+      controls(c.endpoints()),
+      timers(c.endpoints()),
+      clock(now),
       last_timer(now) {
   memory.limit = config.memory_limit;
   control_dscp = config.dscp;
@@ -53,9 +58,10 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     path->limit = PathLimit(config.datagram_bytes);
     if (!config.ecn) path->ecn.sent.off();
     paths[e] = std::move(path);
+    touch(*paths[e]);
   }
   counters.path_limit = config.datagram_bytes;
-  next_path = static_cast<uint16_t>((config.endpoint + 1) % std::max<int>(1, config.endpoints()));
+  scheduler.start_at(static_cast<uint16_t>(config.endpoint + 1));
 }
 
 std::string Endpoint::Impl::name(uint16_t endpoint) const {
@@ -65,7 +71,10 @@ std::string Endpoint::Impl::name(uint16_t endpoint) const {
 void Endpoint::Impl::fail(Failure why, Nanos now) {
   if (failure) return;
   failure = std::move(why);
-  for (auto& [id, op] : ops) fail_op(*op, failure);
+  for (auto& [id, op] : ops) {
+    fail_op(*op, failure);
+    drop(*op);
+  }
   ops.clear();
   fail_waiting([this](const OpSpec&) { return failure; });
   Event event;
@@ -73,30 +82,40 @@ void Endpoint::Impl::fail(Failure why, Nanos now) {
   event.report.failure = failure;
   events.push_back(std::move(event));
   for (auto& p : paths) {
-    if (!p || p->farewell.gone) continue;
-    p->farewell.fail(now);
+    if (!p) continue;
+    touch(*p);
+    if (!p->farewell.gone) p->farewell.fail(now);
   }
 }
 
 void Endpoint::Impl::on_timer(Nanos now) {
   // This process was suspended, so the silence is its own and not its peers'.
-  if (now - last_timer > config.ping_interval * 4)
-    for (auto& p : paths)
-      if (p) p->life.last_heard = now;
-  last_timer = now;
+  if (now - last_timer > config.ping_interval * 4) {
+    for (auto& p : paths) {
+      if (!p) continue;
+      p->life.last_heard = now;
+      touch(*p);
+    }
+  }
+  last_timer = clock = now;
   if (now - threshold_decay > kSecond) {
     threshold_decay = now;
     for (auto& p : paths)
       if (p) p->recovery.forget_reordering();
   }
-  breaker.tick(now);
-  check_life(now);
+  sender.on_timer(now);
+  settle();
+  std::vector<Path*> due;
+  for (size_t i = 0; (i = timers.due(now, i)) != Agenda::kNone; ++i) {
+    due.push_back(paths[i].get());
+    touch(*due.back());
+  }
+  check_life(due, now);
   if (!failure) {
     check_deadlines(now);
-    for (auto& p : paths) {
-      if (!p) continue;
-      check_limit(*p, now);
-      check_probe(*p, now);
+    for (Path* path : due) {
+      check_limit(*path, now);
+      check_probe(*path, now);
     }
     for (auto& [id, op] : ops) {
       if (!op->aggregator || op->aggregator->next_timer() > now) continue;
@@ -108,21 +127,9 @@ void Endpoint::Impl::on_timer(Nanos now) {
   finish_close(now);
 }
 
-Nanos Endpoint::Impl::next_timer() const {
-  Nanos next = last_timer + config.ping_interval;
-  for (const auto& p : paths) {
-    if (!p) continue;
-    if (!p->farewell.gone)
-      next = std::min(
-          next, p->life.last_ping + p->life.interval(ping_times(), bool(failure), last_timer));
-    next = std::min(next, p->acks.next_timer());
-    if (!failure && !p->farewell.gone && (p->life.connected || p->limit.on_trial()))
-      next = std::min(next, p->limit.next_timer(p->recovery.rtt.round()));
-    const bool bye = closing && !closed && !farewell_over(*p);
-    if (p->farewell.errors_left || bye) next = std::min(next, p->farewell.next);
-    if (!failure && p->recovery.waiting())
-      next = std::min(next, p->recovery.next_timeout(p->life.last_heard, last_timer));
-  }
+Nanos Endpoint::Impl::next_timer() {
+  settle();
+  Nanos next = std::min({last_timer + config.ping_interval, sends.earliest(), timers.earliest()});
   for (const auto& [id, op] : ops) {
     next = std::min(next, op->deadline);
     if (op->aggregator) next = std::min(next, op->aggregator->next_timer());
@@ -149,12 +156,14 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
     Op& op = *entry.second;
     if (!op.worker || op.done) return false;
     fail_op(op, why(op.spec));
+    drop(op);
     return true;
   });
   fail_waiting(why);
   for (auto& p : paths) {
     if (!p) continue;
     p->farewell.leave(p->loss_to.share(now) <= kHeavyLoss, now);
+    touch(*p);
   }
   finish_close(now);
 }

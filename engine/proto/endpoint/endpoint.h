@@ -25,6 +25,9 @@
 
 namespace gradwire {
 
+// The number of an endpoint that aggregates nothing.
+inline constexpr uint16_t kNoAggregator = UINT16_MAX;
+
 struct EndpointConfig {
   uint16_t endpoint = 0;  // workers first, then servers
   uint16_t workers = 1;
@@ -54,6 +57,11 @@ struct EndpointConfig {
   // True for endpoints that exchange packets: workers with each other, or workers with servers.
   bool talks_to(uint16_t other) const {
     return servers == 0 || (endpoint < workers) != (other < workers);
+  }
+  // The number of an endpoint as an aggregator, or kNoAggregator.
+  uint16_t aggregator_at(uint16_t number) const {
+    if (servers == 0) return number;
+    return number >= workers ? static_cast<uint16_t>(number - workers) : kNoAggregator;
   }
   uint16_t aggregator_endpoint(uint16_t aggregator) const {
     return static_cast<uint16_t>(servers ? workers + aggregator : aggregator);

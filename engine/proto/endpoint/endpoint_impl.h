@@ -11,11 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "proto/congestion/circuit_breaker.h"
+#include "proto/base/agenda.h"
 #include "proto/congestion/delay_window.h"
+#include "proto/congestion/send_controller.h"
 #include "proto/endpoint/endpoint.h"
 #include "proto/endpoint/op.h"
 #include "proto/path/path.h"
+#include "proto/sched/scheduler.h"
 #include "wire/packet.h"
 
 namespace gradwire {
@@ -28,13 +30,15 @@ inline constexpr size_t kStashInAll = 8192;
 inline constexpr uint64_t kOpsAhead = 1024;
 // A peer from which a packet arrived within this time is alive, even if it has sent BYE.
 inline constexpr Nanos kHeardOf = 1 * kSecond;
+// A path without an answer for this long may not carry datagrams of the agreed length.
+inline constexpr Nanos kTrialAfter = 1 * kSecond;
 
 struct Endpoint::Impl {
   Impl(const EndpointConfig& config, Nanos now);
 
   // endpoint.cc
   void on_timer(Nanos now);
-  Nanos next_timer() const;
+  Nanos next_timer();
   void close(Nanos now, Nanos linger);
   void fail(Failure why, Nanos now);
   std::string name(uint16_t endpoint) const;  // "rank 3", "server 0"
@@ -43,7 +47,8 @@ struct Endpoint::Impl {
   void finish_close(Nanos now);
 
   // liveness.cc
-  void check_life(Nanos now);
+  void check_life(const std::vector<Path*>& due, Nanos now);
+  void check_silence(Nanos now);
   Failure silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const;
   Nanos together() const;
   std::string not_begun(const Op& op, int32_t& rank, Nanos now) const;
@@ -72,6 +77,14 @@ struct Endpoint::Impl {
   void packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now);
   void packets_lost(Path& path, Nanos now);
   void check_probe(Path& path, Nanos now);
+  double windows(Nanos now) const;
+
+  // settle.cc
+  void touch(Path& path);
+  void settle();
+  void settle_destination(Path& path);
+  Nanos next_send(Path& path) const;
+  Nanos next_check(Path& path) const;
 
   // transmit.cc
   bool transmit(Nanos now, Train& train);
@@ -79,33 +92,53 @@ struct Endpoint::Impl {
   void write_ping(Path& path, Nanos now, bool pong, size_t bytes, Train& train);
   void write_ack(Path& path, Nanos now, Train& train);
   bool transmit_unreliable(Path& path, Nanos now, Train& train);
+  bool transmit_ping(Path& path, Nanos now, Train& train);
+  bool transmit_error(Path& path, Nanos now, Train& train);
   uint64_t next_id(Path& path) const;
   bool transmit_farewell(Path& path, Nanos now, Train& train);
-  bool transmit_train(Nanos now, Train& train);
   bool transmit_control(Path& path, Nanos now, Train& train);
-  bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
-  uint64_t backlog(const Path& path) const;
-  uint64_t backlog(const Path& path, const Op& op, bool room) const;
-  uint16_t next_lane(const Path& path) const;
-  bool early(const Path& path, const Op& op) const;
-  size_t most_early(const Path& path) const;
-  uint64_t early_room(const Path& path) const;
-  struct LongPath {
-    const Path* path = nullptr;
-    Nanos rtprop = 0;    // 0: there is none
-    Nanos round = 0;     // smoothed round-trip time
-    double window = 0;   // bytes of the receivers' windows
-    bool alone = false;  // it is the only destination
-  };
-  LongPath longest_path() const;
-  Nanos hold(Path& path, double train_bytes, Nanos now) const;
-  double led_by(const LongPath& far) const;
-  const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
-                        const Train& train);
   wire::Common common(wire::Kind kind) const {
     return {wire::kVersion, kind, config.endpoint, config.session};
   }
+
+  // trains.cc
+  // Chunk is the next chunk of an op for a peer.
+  struct Chunk {
+    uint32_t id = 0;
+    wire::Kind kind = wire::Kind::push;
+    bool again = false;
+    bool encoded = false;
+    uint16_t flags = 0;
+    const void* payload = nullptr;
+  };
+  // Filling is the state of a train that is being filled.
+  struct Filling {
+    uint32_t most = 0;      // packets
+    uint64_t left = 0;      // chunks that wait for this peer
+    uint64_t room = 0;      // chunks that may go early
+    uint32_t encoded = 0;   // elements
+    bool by_share = false;  // the receiver's window limits this path
+    bool full = false;
+  };
+  bool early(const Path& path, const Op& op) const;
+  size_t most_early(const Path& path) const;
+  uint64_t early_room(const Path& path) const;
+  uint64_t backlog(const Path& path) const;
+  void recount(const Op& op, Path& path);
+  void recount(const Op& op);
+  void note_started(Path& path, uint64_t below);
+  void drop(const Op& op);
+  SendController::LongPaths long_paths() const;
+  bool transmit_train(Nanos now, Train& train);
+  const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
+                        const Train& train);
   void sent(Path& path, SentPacket& packet, Nanos now);
+  bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
+  void fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train);
+  bool next_chunk(Path& path, Op& op, uint16_t aggregator, bool fresh, Chunk& chunk,
+                  const Train& train);
+  uint32_t write_chunk(Path& path, Op& op, const Chunk& chunk, const Filling& filling, Nanos now,
+                       Train& train);
 
   // path_limit.cc
   void limit(Path& path, uint32_t bytes, Nanos now);
@@ -128,12 +161,8 @@ struct Endpoint::Impl {
   uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
 
   // repeat.cc
-  // Packets that may be sent again at once.
-  static constexpr double kRepeatsAtOnce = 16;
-  double room(Nanos now) const;
   void repeat(Nanos now);
   double unproven_rate(Nanos now) const;
-  double repeat_rate(Nanos now) const;
   Nanos repeat_after(const Path& path, Nanos now) const;
 
   // passes.cc
@@ -188,6 +217,7 @@ struct Endpoint::Impl {
   void on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   bool on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
                   const wire::Header& header, std::span<const uint8_t> payload, Nanos now);
+  void push_control(uint16_t to, ControlFrame frame);
   void send_message(uint16_t to, Op& op, wire::Kind kind, std::span<const uint8_t> bytes);
   void send_list(uint16_t to, Op& op, wire::Kind kind, std::span<const uint32_t> values);
 
@@ -232,31 +262,30 @@ struct Endpoint::Impl {
   std::map<uint64_t, Opens> waiting_opens;
   std::deque<Event> events;
   Counters counters;
-  DelayWindow send_window;
+  SendController sender;
   DelayWindow receive_window;
   CreditPool credit;    // of the receive window
   PortDelay arriving;   // of the queue in front of this port
   PortDelay departing;  // of the queue behind it, as peers report
-  double btlbw() const { return std::max(send_window.rate(), receive_window.rate()); }
+  double btlbw() const { return std::max(sender.window().rate(), receive_window.rate()); }
 
-  Nanos send_cut = 0;     // last reduction of send_window for marks
-  Nanos receive_cut = 0;  // last reduction of receive_window
-  LossMeter loss_to;      // of all packets sent
-  CircuitBreaker breaker;
-  uint64_t in_flight_bytes = 0;
-  const Path* paced_by = nullptr;  // the path whose receiver's window sets the pace
-  TokenBucket tokens;              // pacing, bytes
-  TokenBucket repeats;             // packets that may be sent again early
-  double led = 0;                  // bytes: the window of the only receiver, on a long path
-  double last_led = 0;             // its last value that was not 0, until heavy loss
+  Nanos receive_cut = 0;  // last reduction of receive_window for marks
+  Scheduler scheduler;
+  // By path: when an ACK, ping or farewell is due, when a control frame, and when on_timer().
+  Agenda sends;
+  Agenda controls;
+  Agenda timers;
+  std::vector<uint16_t> touched;  // paths to settle
+  int long_count = 0;             // long paths
   Nanos repeat_due = kNever;
   Nanos pace_until = 0;
+  Nanos clock = 0;               // the latest time that is known
   uint8_t control_dscp = 0;      // the DSCP of the first class in the newest op's plan
-  uint16_t next_path = 0;        // round robin
   std::vector<uint8_t> encoded;  // payloads of one train
   Recovery::Acked acked;         // scratch, like `lost`
   std::vector<Recovery::Lost> lost;
   bool arrivals = false;
+  bool any_gone = false;    // some peer has left
   bool retire_due = false;  // an op may be drained now
   Failure failure;
   Nanos last_timer = 0;

@@ -19,17 +19,24 @@ Nanos longest_silent(const std::vector<const Path*>& peers) {
 }
 }  // namespace
 
-void Endpoint::Impl::check_life(Nanos now) {
+// Pings the peers that are due, and fails where one has been silent for too long.
+void Endpoint::Impl::check_life(const std::vector<Path*>& due, Nanos now) {
+  bool late = false;
+  for (Path* path : due) {
+    late |= path->life.connected && now - path->life.last_heard > config.peer_timeout;
+    if (!path->life.ping_due(ping_times(), bool(failure), now)) continue;
+    path->life.last_ping = now;
+    // A path on trial has pings of its own until it is connected.
+    path->life.ping_now = !path->farewell.gone && (path->life.connected || !path->limit.on_trial());
+  }
+  if (late || any_gone) check_silence(now);
+}
+
+void Endpoint::Impl::check_silence(Nanos now) {
   std::vector<const Path*> silent;
   size_t peers = 0;
   for (auto& p : paths) {
-    if (!p) continue;
-    if (p->life.ping_due(ping_times(), bool(failure), now)) {
-      p->life.last_ping = now;
-      // A path on trial has pings of its own until it is connected.
-      p->life.ping_now = !p->farewell.gone && (p->life.connected || !p->limit.on_trial());
-    }
-    if (!p->life.connected) continue;
+    if (!p || !p->life.connected) continue;
     ++peers;
     if (!p->farewell.gone || waits_for(p->peer)) silent.push_back(p.get());
   }

@@ -19,10 +19,12 @@ void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos no
     if (op->done) return;
     PushSender& push = op->push[op->grid.aggregator_of(packet.item)];
     push.acked(packet.item);
+    recount(*op, path);
     const auto forgiven = push.take_forgiven();
     if (!forgiven.empty()) send_list(path.peer, *op, wire::Kind::forgive, forgiven);
   } else {
     op->back[path.peer].acked(packet.item);
+    recount(*op, path);
     last_result_taken = now;
     if (op->committed) try_commit(*op, now);
   }
@@ -30,11 +32,10 @@ void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos no
 
 void Endpoint::Impl::packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now) {
   const bool forgivable = why == Again::lost;
-  in_flight_bytes -= packet.bytes;
+  sender.on_left(packet.bytes);
   if (forgivable) {
     ++counters.declared_lost;
-    breaker.lost();
-    send_window.lost();
+    sender.on_lost();
   }
   if (!packet.data()) {
     path.control.again(packet.item);
@@ -46,11 +47,13 @@ void Endpoint::Impl::packet_lost(Path& path, const SentPacket& packet, Again why
     if (op->done) return;
     PushSender& push = op->push[op->grid.aggregator_of(packet.item)];
     push.lost(packet.item, why);
+    recount(*op, path);
     const auto forgiven = push.take_forgiven();
     if (!forgiven.empty()) send_list(path.peer, *op, wire::Kind::forgive, forgiven);
   } else if (!(forgivable && op->committed && op->back[path.peer].in_flight(packet.item) &&
                withhold(*op, packet.item))) {
     op->back[path.peer].lost(packet.item);
+    recount(*op, path);
   } else {
     try_commit(*op, now);
   }
@@ -59,10 +62,12 @@ void Endpoint::Impl::packet_lost(Path& path, const SentPacket& packet, Again why
 void Endpoint::Impl::packets_lost(Path& path, Nanos now) {
   for (const Recovery::Lost& each : lost) packet_lost(path, each.packet, each.why, now);
   lost.clear();
+  touch(path);
 }
 
 void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   acked.clear();
+  touch(path);
   if (!path.recovery.on_ack(ack, now, acked)) {
     ++counters.malformed;
     return;
@@ -75,7 +80,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   if (ack.share) path.allowed.window = ack.share;
   path.loss_to.reported = ack.loss / 65'536.0;
   path.loss_to.time = now;
-  in_flight_bytes -= acked.in_flight;
+  sender.on_left(acked.in_flight);
   counters.spurious_retransmissions += acked.spurious;
   for (const SentPacket& packet : acked.packets) {
     path.ecn.sent.acked(packet.ect);
@@ -87,35 +92,32 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     path.recovery.detect_losses(lost);
     packets_lost(path, now);
     departing.add(path.peer, Nanos{ack.queue_us} * kMicrosecond, acked.bytes, now);
-    const double arrived = static_cast<double>(acked.bytes) / (config.wire_bytes());
-    loss_to.add(
-        arrived * path.loss_to.reported / (1.0 - std::min(path.loss_to.reported, LossMeter::kMost)),
-        arrived, now);
-    double told = 0;
-    const double share = loss_to.share(now);
-    for (const auto& p : paths)
-      if (share > 0 && p && p->loss_to.recent(now)) told += p->allowed.window;
-    send_window.loss(share, told);
-    Nanos delay = departing.shared(now);
+    SendController::Report report;
+    report.bytes = acked.bytes;
+    report.loss = path.loss_to.reported;
+    // The windows bound how far loss may stretch this one.
+    if (sender.add_loss(acked.bytes, report.loss, now) > 0) report.windows = windows(now);
+    const Rtt& rtt = path.recovery.rtt;
+    report.round = rtt.round();
+    report.rtprop = rtt.minimum();
+    report.queue = departing.shared(now);
     // With one destination the queue may be at either end, and the receiver's credit already keeps
     // it short (or competes). The send window must not shrink for it a second time.
     const bool alone = departing.in_use(now) == 1;
-    if (alone && !long_path(path.recovery.rtt.minimum()))
-      delay = std::min(delay, config.delay_target);
-    send_window.sample(acked.bytes, delay, path.recovery.rtt.round(), path.recovery.rtt.minimum(),
-                       path.loss_to.reported > kHeavyLoss, now,
-                       alone ? 0 : path.recovery.largest_acked_sent());
+    if (alone && !long_path(rtt.minimum()))
+      report.queue = std::min(report.queue, config.delay_target);
+    if (!alone) report.last_sent = path.recovery.largest_acked_sent();
+    sender.on_ack(report, now);
     counters.btlbw = btlbw();
-    counters.send_window = send_window.bytes();
+    counters.send_window = sender.window().bytes();
     retire(now);
   }
 }
 
 void Endpoint::Impl::check_probe(Path& path, Nanos now) {
-  const bool throttled = breaker.factor() < 1;
   // Chunks that wait matter only where a packet does not recover by itself.
   const bool more = path.recovery.waiting() && backlog(path) > 0;
-  if (!path.recovery.on_timeout(path.life.last_heard, more, throttled, now, lost)) return;
+  if (!path.recovery.on_timeout(path.life.last_heard, more, sender.throttled(), now, lost)) return;
   ++counters.probes;
   if (path.life.connected) path.ecn.sent.timed_out(path.recovery.timeouts());
   packets_lost(path, now);

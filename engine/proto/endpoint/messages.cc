@@ -285,9 +285,15 @@ bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, Messag
     }
     op.pull[aggregator].close(std::move(first), std::move(applied));
     op.push[aggregator].finish();
+    recount(op, *paths[config.aggregator_endpoint(aggregator)]);
   }
   maybe_done(op, now);
   return true;
+}
+
+void Endpoint::Impl::push_control(uint16_t to, ControlFrame frame) {
+  paths[to]->control.push(std::move(frame));
+  touch(*paths[to]);
 }
 
 void Endpoint::Impl::send_message(uint16_t to, Op& op, wire::Kind kind,
@@ -304,7 +310,7 @@ void Endpoint::Impl::send_message(uint16_t to, Op& op, wire::Kind kind,
     frame.payload.resize(kPartPrefix + body.size());
     std::memcpy(frame.payload.data(), &total, kPartPrefix);
     std::memcpy(frame.payload.data() + kPartPrefix, body.data(), body.size());
-    paths[to]->control.push(std::move(frame));
+    push_control(to, std::move(frame));
     ++op.control_open;
   }
 }
@@ -319,7 +325,7 @@ void Endpoint::Impl::send_list(uint16_t to, Op& op, wire::Kind kind,
     frame.kind = kind;
     frame.payload.resize(some.size_bytes());
     std::memcpy(frame.payload.data(), some.data(), some.size_bytes());
-    paths[to]->control.push(std::move(frame));
+    push_control(to, std::move(frame));
     ++op.control_open;
   }
 }

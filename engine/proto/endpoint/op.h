@@ -69,7 +69,8 @@ struct Op {
   std::vector<uint16_t> longest;  // by worker, like `agreed`
   // By chunk of the shard, when the plan's classes have DSCPs.
   std::vector<uint8_t> result_class;
-  size_t passed_on = 0;  // finished chunks applied for the own worker
+  size_t counted_results = 0;  // finished chunks that the scheduler knows of
+  size_t passed_on = 0;        // finished chunks applied for the own worker
   bool fold_sent = false;
   bool close_sent = false;
   bool commit_sent = false;

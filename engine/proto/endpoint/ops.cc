@@ -92,7 +92,9 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
     op.withheld = Bitmap(op.own_shard().size());
     op.withheld_elements.resize(plan.regions.size());
   }
-  return *ops.emplace(op.id, std::move(owned)).first->second;
+  ops.emplace(op.id, std::move(owned));
+  recount(op);
+  return op;
 }
 
 Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
@@ -189,6 +191,7 @@ void Endpoint::Impl::begin(OpSpec spec, Nanos since, Nanos now) {
     send_open(to, op, op.grid.shards[a]);
   }
   const uint64_t id = op.id;
+  recount(op);
   if (op.aggregator) {
     op.votes[config.endpoint] = op.spec.stats;
     op.aggregator->open(config.endpoint, op.spec.critical, now);
@@ -280,6 +283,7 @@ void Endpoint::Impl::free_drained() {
       ++it;
       continue;
     }
+    drop(*it->second);
     lane(it->first).finish(number_of(it->first));
     it = ops.erase(it);
   }

@@ -40,7 +40,7 @@ void Endpoint::Impl::send_pass(uint16_t to, Op& op, wire::Kind kind, const wire:
   frame.kind = kind;
   frame.payload.resize(wire::kPassBytes);
   wire::write_pass(frame.payload.data(), pass);
-  paths[to]->control.push(std::move(frame));
+  push_control(to, std::move(frame));
   ++op.control_open;
 }
 
@@ -61,7 +61,7 @@ void Endpoint::Impl::send_bitmap(uint16_t to, Op& op, const wire::Pass& pass,
     wire::write_pass(frame.payload.data(), pass);
     uint8_t* at = wire::put(frame.payload.data() + wire::kPassBytes, total);
     std::copy(body.begin(), body.end(), at);
-    paths[to]->control.push(std::move(frame));
+    push_control(to, std::move(frame));
     ++op.control_open;
   }
 }
@@ -122,7 +122,7 @@ bool Endpoint::Impl::on_pass(uint16_t source, uint16_t aggregator, Op& op,
     if (!op.aggregator || source >= config.workers) return false;
     if (!push && !op.close_sent) return false;  // before CLOSE a worker cannot know what it misses
   } else {
-    if (aggregator == UINT16_MAX || !op.worker) return false;
+    if (aggregator == kNoAggregator || !op.worker) return false;
     if (op.done) return true;
   }
   if (kind == wire::Kind::probe) {
@@ -132,10 +132,15 @@ bool Endpoint::Impl::on_pass(uint16_t source, uint16_t aggregator, Op& op,
     return true;
   }
   PassSender& passes = push ? *op.push[aggregator].passes() : *op.back[source].passes();
-  if (kind == wire::Kind::bitmap)
-    return passes.bitmap_part(pass->number, header.chunk, payload.subspan(wire::kPassBytes),
-                              part_bytes() - static_cast<uint32_t>(wire::kPassBytes));
+  if (kind == wire::Kind::bitmap) {
+    const bool good =
+        passes.bitmap_part(pass->number, header.chunk, payload.subspan(wire::kPassBytes),
+                           part_bytes() - static_cast<uint32_t>(wire::kPassBytes));
+    recount(op, *paths[source]);
+    return good;
+  }
   if (!passes.stop(pass->number)) return false;
+  recount(op, *paths[source]);
   if (push) maybe_done(op, now);
   retire_due |= !push;
   return true;
@@ -152,6 +157,7 @@ bool Endpoint::Impl::on_enough(uint16_t source, Op& op, std::span<const uint8_t>
     if (region >= op.spec.plan.regions.size()) return false;
     op.back[source].stop_region(region);
   }
+  recount(op, *paths[source]);
   retire_due = true;
   return true;
 }

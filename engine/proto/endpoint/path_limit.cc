@@ -8,8 +8,6 @@
 namespace gradwire {
 
 namespace {
-// A path without an answer for this long may not carry datagrams of the agreed length.
-constexpr Nanos kTrialAfter = 1 * kSecond;
 // The interval of pings in such a trial, at the start, when many peers may be late.
 constexpr Nanos kTrialInterval = 50 * kMillisecond;
 }  // namespace

@@ -22,6 +22,8 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
     return;
   }
   Path& path = *paths[source];
+  clock = now;
+  touch(path);
   if (head->version != wire::kVersion) {
     // A peer keeps its version, so this datagram is foreign or damaged.
     if (path.life.heard) {
@@ -65,8 +67,8 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
         return;
       }
       if (source < config.workers)
-        path.started.note_next(
-            wire::expand(ping->begun, path.started.next_of(ping->begun), wire::kBegunBits));
+        note_started(
+            path, wire::expand(ping->begun, path.started.next_of(ping->begun), wire::kBegunBits));
       if (kind == wire::Kind::ping) {
         wire::Reader more(datagram.subspan(wire::kPingBytes));
         if (const auto bytes = more.get<uint16_t>(); more.ok() && bytes) {
@@ -125,7 +127,7 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
       path.farewell.answer = !bye->heard && !closed;
       path.farewell.gone_op = std::max(path.farewell.gone_op, bye->complete_below);
       if (path.farewell.gone) return;
-      path.farewell.gone = true;
+      path.farewell.gone = any_gone = true;
       for (auto& [id, op] : ops)
         if (!(op->worker && op->done) && !still_possible(*op, now)) return;
       retire(now);
@@ -145,9 +147,9 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   }
   arrivals = true;
   const uint64_t number = wire::expand(header->packet_number, path.acks.largest() + 1);
-  const Nanos queue = path.delay.sample(header->send_time_us, arrival, now);
+  const Nanos queue = path.arriving.delay.sample(header->send_time_us, arrival, now);
   const uint64_t bytes = datagram.size() + wire::kOverhead;
-  path.batch.add(queue, bytes);
+  path.arriving.batch.add(queue, bytes);
   if (header->flags & wire::kOutOfCredit) receive_window.limited();
   path.acks.arrived(now);
   // A number may be far ahead: a peer whose packets were lost for long has used many.
@@ -166,14 +168,14 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   if (refused) {
     ++counters.refused;
   } else {
-    path.started.note_next(op_id + kLanes);
+    note_started(path, op_id + kLanes);
   }
   const uint64_t before = path.acks.largest();
   if (number < before) {
-    path.loss_from.late();
+    path.arriving.loss.late();
   } else if (before) {
-    path.loss_from.add(static_cast<double>(number - before - 1), 1, now);
-    path.sent_meter.add((number - before) * bytes, now);
+    path.arriving.loss.add(static_cast<double>(number - before - 1), 1, now);
+    path.arriving.rate.add((number - before) * bytes, now);
   }
   if (path.acks.record(number, refused, arrival)) receive_window.lost();
   count_ecn(path, ecn, now);
@@ -248,9 +250,7 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
                                               bool stashed) {
   const uint16_t source = path.peer;
   const bool from_worker = source < config.workers;
-  uint16_t aggregator = UINT16_MAX;  // the source's number as an aggregator
-  for (uint16_t a = 0; a < config.aggregators(); ++a)
-    if (config.aggregator_endpoint(a) == source) aggregator = a;
+  const uint16_t aggregator = config.aggregator_at(source);
   const wire::Kind kind = header.common.kind;
   bool good = false;
   switch (kind) {
@@ -267,13 +267,14 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
     }
     case wire::Kind::pull: {
       if (op.done) return Fate::taken;
-      if (aggregator == UINT16_MAX || !op.worker || !op.pulls || header.chunk >= op.grid.chunks() ||
-          op.grid.aggregator_of(header.chunk) != aggregator ||
+      if (aggregator == kNoAggregator || !op.worker || !op.pulls ||
+          header.chunk >= op.grid.chunks() || op.grid.aggregator_of(header.chunk) != aggregator ||
           !codec::valid(op.spec.plan.format, payload, op.grid.length(header.chunk)))
         break;
       if (op.pull[aggregator].insert(header.chunk)) {
         apply(op, header.chunk, payload.data(), now);
         op.push[aggregator].decided(header.chunk);
+        recount(op, path);
         if (op.lossy_pull) {
           op.ledgers[aggregator].arrived(header.chunk);
           answer_pull(op, aggregator);
@@ -317,7 +318,7 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
         break;
       }
       if (op.done) return Fate::taken;
-      if (aggregator == UINT16_MAX || !op.worker || payload.size() % 4) break;
+      if (aggregator == kNoAggregator || !op.worker || payload.size() % 4) break;
       wire::Reader reader(payload);
       good = true;
       while (!reader.rest().empty()) {
@@ -326,16 +327,17 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
                op.spec.plan.regions[region].bound > 0;
         if (good) op.push[aggregator].stop_region(region);
       }
+      recount(op, path);
       break;
     }
     case wire::Kind::close:
       // An exact plan with an exact pull has no CLOSE.
-      if (aggregator == UINT16_MAX || !op.worker || !op.has_close) break;
+      if (aggregator == kNoAggregator || !op.worker || !op.has_close) break;
       if (op.done) return Fate::taken;
       good = on_message(op, aggregator, kind, op.closes[aggregator], header, payload, now);
       break;
     case wire::Kind::commit:
-      if (aggregator == UINT16_MAX || !op.worker || !op.committed) break;
+      if (aggregator == kNoAggregator || !op.worker || !op.committed) break;
       if (op.done) return Fate::taken;
       good = on_message(op, aggregator, kind, op.commits[aggregator], header, payload, now);
       break;
@@ -353,20 +355,21 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
 }
 
 void Endpoint::Impl::flush(Nanos now) {
+  clock = now;
   if (retire_due) retire(now);
   if (arrivals) {
     arrivals = false;
     for (auto& p : paths) {
-      if (!p || p->batch.bytes == 0) continue;
-      arriving.add(p->peer, p->batch.mean(), p->batch.bytes, now);
+      if (!p || p->arriving.batch.bytes == 0) continue;
+      arriving.add(p->peer, p->arriving.batch.mean(), p->arriving.batch.bytes, now);
       const Rtt& rtt = p->recovery.rtt;
-      receive_window.sample(p->batch.bytes, arriving.shared(now), rtt.round(), rtt.minimum(),
-                            p->loss_from.share(now) > kHeavyLoss, now);
-      p->acks.queued(p->batch.delay, p->batch.bytes);
-      p->batch = {};
+      receive_window.sample(p->arriving.batch.bytes, arriving.shared(now), rtt.round(),
+                            rtt.minimum(), p->arriving.loss.share(now) > kHeavyLoss, now);
+      p->acks.queued(p->arriving.batch.delay, p->arriving.batch.bytes);
+      p->arriving.batch = {};
     }
     share_credit(now);
-    counters.send_window = send_window.bytes();
+    counters.send_window = sender.window().bytes();
     counters.receive_window = receive_window.bytes();
     counters.queue_delay = receive_window.queue_delay();
   }

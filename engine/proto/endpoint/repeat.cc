@@ -13,65 +13,56 @@ constexpr Nanos kApart = 500 * kMicrosecond;
 constexpr Nanos kClosest = 100 * kMicrosecond;
 // Copies of a round are all lost with a chance of e^-3.
 constexpr double kRepeatSafety = 3.0;
-// The least rate in packets/s, whatever is known of the path.
-constexpr double kSlowestRepeat = 1000;
 // The round assumed where no rate is known.
 constexpr Nanos kShortestRound = 1 * kMillisecond;
 }  // namespace
-
-// The bytes that the window still admits; negative when more is in flight.
-double Endpoint::Impl::room(Nanos now) const {
-  const double window = send_window.stretch(loss_to.share(now)) * send_window.bytes();
-  return breaker.factor() * std::max(window, led) - static_cast<double>(in_flight_bytes);
-}
 
 // The time after which a packet in flight is sent again without an ACK. Under heavy loss so many
 // copies go in a round that hardly ever all are lost. When only ACKs are lost it is longer, because
 // the packet has most likely arrived.
 Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
   const double to = path.loss_to.share(now);
-  const double from = path.loss_from.share(now);
+  const double from = path.arriving.loss.share(now);
   const double loss = std::max(to, from);
   if (loss < kHeavyLoss) return kNever;
   const double share = -std::log(loss) / kRepeatSafety;
   const auto apart = static_cast<Nanos>(static_cast<double>(path.recovery.rtt.smoothed()) * share);
   if (to < kHeavyLoss)
     return static_cast<Nanos>(static_cast<double>(std::max(apart, kApart)) / (1.0 - from));
-  if (4 * send_window.queue_delay() > 3 * send_window.target()) return std::max(apart, kApart);
+  if (4 * sender.window().queue_delay() > 3 * sender.window().target())
+    return std::max(apart, kApart);
   const auto close = static_cast<Nanos>(static_cast<double>(kApart) * -std::log(to));
   return std::max(apart, std::clamp(close, kClosest, kApart));
 }
 
-// The rate in bytes/s to use while only heavy loss has shown one: a window per round, as in any
-// first round. With less, the path's rate would never show.
+// The bytes of the receivers' windows for this sender, as far as they report.
+double Endpoint::Impl::windows(Nanos now) const {
+  double total = 0;
+  for (const auto& p : paths)
+    if (p && p->loss_to.recent(now)) total += p->allowed.window;
+  return total;
+}
+
+// The rate in bytes/s to use while only heavy loss has shown one, else 0.
 double Endpoint::Impl::unproven_rate(Nanos now) const {
-  if (send_window.rate_proven() || receive_window.rate_proven()) return 0;
+  if (sender.window().rate_proven() || receive_window.rate_proven()) return 0;
   Nanos round = kShortestRound;
-  double told = 0;
+  double total = 0;
   for (const auto& p : paths) {
     if (!p || p->farewell.gone) continue;
     if (p->recovery.in_flight() > 0) round = std::max(round, p->recovery.rtt.smoothed());
-    if (p->loss_to.recent(now)) told += p->allowed.window;
+    if (p->loss_to.recent(now)) total += p->allowed.window;
   }
-  const double window = send_window.bytes();
-  return (told > 0 ? std::min(window, told) : window) * 1e9 / static_cast<double>(round);
-}
-
-// The packets/s that may be sent again early.
-double Endpoint::Impl::repeat_rate(Nanos now) const {
-  const double rate =
-      std::max(send_window.stretch(loss_to.share(now)) * btlbw(), unproven_rate(now));
-  return std::max(kSlowestRepeat, breaker.factor() * rate / (config.wire_bytes()));
+  return sender.unproven_rate(total, round);
 }
 
 // Sends packets in flight again, the oldest first, on paths with heavy loss. It does so when
 // nothing else can be sent, at the rate that the path is known to carry.
 void Endpoint::Impl::repeat(Nanos now) {
-  const double rate = repeat_rate(now);
-  repeats.refill(rate, kRepeatsAtOnce, now);
-  const bool blocked = room(now) <= 0;
+  const double rate = sender.copy_rate(btlbw(), unproven_rate(now), now);
+  const bool blocked = sender.room(now) <= 0;
   repeat_due = kNever;
-  double left = repeats.tokens();
+  double left = sender.copies(rate, now);
   for (auto& p : paths) {
     if (!p || p->farewell.gone || p->recovery.in_flight() == 0) continue;
     Nanos after = repeat_after(*p, now);
@@ -92,7 +83,7 @@ void Endpoint::Impl::repeat(Nanos now) {
     bool short_of = false;
     const Nanos due = p->recovery.repeat_data(after, left, rate, short_of, now, lost);
     repeat_due = std::min(repeat_due, due);
-    if (short_of) send_window.limited();
+    if (short_of) sender.limited();
     packets_lost(*p, now);
   }
 }

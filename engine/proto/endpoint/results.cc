@@ -65,6 +65,10 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
       own.insert(chunk);
     }
   }
+  if (op.counted_results != sum.finished().size()) {
+    op.counted_results = sum.finished().size();
+    recount(op);
+  }
   if (!op.fold_sent) fold(op, now);
   if (!sum.all_final() || (op.lossy_pull && !all_opened(op))) return;
   if (!op.close_sent) {
@@ -84,8 +88,10 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
       }
     }
     if (op.committed) try_commit(op, now);
-    if (op.lossy_pull)
+    if (op.lossy_pull) {
       for (PullSender& back : op.back) back.seal();
+      recount(op);
+    }
   }
   if (op.worker) maybe_done(op, now);
 }
@@ -111,6 +117,7 @@ bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
   op.withheld.set(local);
   ++op.withheld_count;
   for (PullSender& back : op.back) back.forget(chunk);
+  recount(op);
   return true;
 }
 
@@ -234,6 +241,7 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   op.done = true;
   op.deadline = kNever;
   for (PushSender& push : op.push) push.finish();
+  recount(op);
   Event event;
   event.type = Event::Type::op_done;
   event.report = std::move(r);

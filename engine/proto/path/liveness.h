@@ -22,6 +22,7 @@ class Liveness {
   bool ping_now = false;
   bool pong_now = false;
   uint64_t pong_stamp = 0;
+  uint16_t pinged_lane = 0;  // lane of the last PING or PONG
   Nanos last_ping = 0;
   Nanos first_ping = 0;
 
@@ -33,15 +34,26 @@ class Liveness {
   // heavy loss may cause too. `failed`: this endpoint has failed, and looks for no peer.
   Nanos interval(const Times& times, bool failed, Nanos now) const {
     if (!connected) return kConnectPing;
-    const Nanos long_silence = std::min(kSilentPings * times.interval, times.timeout / 2);
-    const bool silent = !failed && now - last_heard > long_silence;
+    const bool silent = !failed && now - last_heard > long_silence(times);
     return silent ? times.interval / kUrgentPings : times.interval;
   }
   bool ping_due(const Times& times, bool failed, Nanos now) const {
     return now - last_ping >= interval(times, failed, now);
   }
+  // The time of the next ping, if nothing is heard until then.
+  Nanos next_ping(const Times& times, bool failed) const {
+    if (!connected) return last_ping + kConnectPing;
+    const Nanos usual = last_ping + times.interval;
+    if (failed) return usual;
+    const Nanos silent = last_heard + long_silence(times) + 1;
+    return std::min(usual, std::max(silent, last_ping + times.interval / kUrgentPings));
+  }
 
  private:
+  static Nanos long_silence(const Times& times) {
+    return std::min(kSilentPings * times.interval, times.timeout / 2);
+  }
+
   // The interval of pings until the first answer.
   static constexpr Nanos kConnectPing = 50 * kMillisecond;
   // Ping intervals without a packet after which a peer is pinged more often.

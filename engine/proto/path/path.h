@@ -61,6 +61,14 @@ struct Fragments {
   Reassembly arriving;
 };
 
+// Arriving measures what comes from the peer.
+struct Arriving {
+  QueueDelay delay;
+  Batch batch;
+  LossMeter loss;
+  RateMeter rate;  // of what the peer sends, with what is lost
+};
+
 struct Path {
   explicit Path(uint16_t endpoint) : peer(endpoint) {}
 
@@ -78,17 +86,16 @@ struct Path {
   LossReport loss_to;
   Allowance allowed;
   Hold hold;
-  uint16_t lane = 0;         // lane of the last train of chunks
-  uint16_t pinged_lane = 0;  // lane of the last PING or PONG
+  uint64_t early_sent = 0;  // chunks sent of ops that are not known to have started at the peer
 
   // Receiving.
   Acknowledger acks;
-  LossMeter loss_from;
-  RateMeter sent_meter;  // rate of what the peer sends here, with what is lost
-  QueueDelay delay;
-  Batch batch;
+  Arriving arriving;
   Credit grant;
   Stash stash;
+
+  bool is_long = false;  // as of the last settling, like what follows
+  bool touched = false;  // its times and counts must be computed again
 };
 
 }  // namespace gradwire

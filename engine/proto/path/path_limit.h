@@ -41,6 +41,8 @@ class PathLimit {
   // Takes the answer to a trial's ping; true when it lowers the limit.
   bool answered(uint64_t stamp, Nanos now, Nanos round);
 
+  // The time of the next ping of a trial, and of a trial that may be due.
+  Nanos next_ping() const { return on_trial_ ? next_ : kNever; }
   Nanos next_timer(Nanos round) const;
 
   // The next shorter length to try, for a length that is too long by an unknown amount.

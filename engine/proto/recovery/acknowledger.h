@@ -43,6 +43,7 @@ class Acknowledger {
     delay_ += delay;
     bytes_ += bytes;
   }
+  bool hurried() const { return now_; }
   Nanos next_timer() const { return due_; }
   Nanos since_arrival(Nanos now) const { return now - largest_arrival_; }
 

@@ -1,24 +1,109 @@
-// Scheduler knows what waits for each destination, and chooses the next one. Its counts are kept as
-// ops change; nothing is searched for a train.
-//
-// Call set_backlog() when an op's chunks for a destination change, and set_state() when its path
-// does. choose() names the destination of the next train, and next_op() its ops in turn.
+// Scheduler knows what waits for each destination, and chooses the destination of the next train.
+// Its counts are kept as ops and paths change; no op is searched for a train.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
-namespace gradwire {
+#include "proto/plan/lanes.h"
 
-struct Op;
+namespace gradwire {
 
 class Scheduler {
  public:
-  explicit Scheduler(size_t destinations) : table_(destinations), queues_(destinations) {}
+  // The destination of a choice where none can be sent to, and the id where no op follows.
+  static constexpr uint16_t kNowhere = UINT16_MAX;
+  static constexpr uint64_t kNoOp = UINT64_MAX;
 
-  // Waiting counts an op's chunks for one destination.
+  explicit Scheduler(size_t destinations) : queues_(destinations), table_(destinations) {}
+
+  // ---- what waits
+  // Waiting counts the chunks of one op for one destination. Early ones go only while there is room
+  // for ops that have not started there.
   struct Waiting {
     uint32_t ready = 0;
-    uint32_t early = 0;  // sent only while there is room for ops that have not started there
+    uint32_t early = 0;
+    bool operator==(const Waiting&) const = default;
   };
-  void set_backlog(uint16_t to, uint64_t op, Op* what, Waiting waiting);
+  void set_waiting(uint16_t to, uint64_t op, Waiting waiting);
+  uint64_t backlog(uint16_t to, bool room) const {
+    return queues_[to].total.ready + (room ? queues_[to].total.early : 0);
+  }
+  // The lane of the next train. Lanes take turns, so that chunks which the destination cannot take
+  // yet delay no other lane.
+  uint16_t next_lane(uint16_t to, bool room);
+  // The first op of that lane from `from` on that waits, or kNoOp.
+  uint64_t next_op(uint16_t to, uint64_t from) const;
+
+  // ---- the choice
+  struct Destination {
+    uint64_t backlog = 0;  // chunks that may go
+    uint64_t credit = 0;   // packets that the receiver allows
+    uint32_t probes = 0;   // packets that go without credit and window
+    bool closed = true;    // nothing can be sent there now
+  };
+  void set_destination(uint16_t to, const Destination& now) { table_[to] = now; }
+  const Destination& destination(uint16_t to) const { return table_[to]; }
+  struct Choice {
+    uint16_t to = kNowhere;
+    bool probe = false;
+    uint32_t destinations = 0;  // with a backlog
+    uint32_t stalled = 0;       // of these, without credit
+  };
+  // The destination with the largest backlog that has credit, so that all destinations of an op are
+  // served alike and end together; one after a probe time-out goes first. Equal ones take turns.
+  // `open`: the window admits a packet; `held(to)`: this destination's own pace holds it back.
+  template <class Held>
+  Choice choose(bool open, Held&& held) const {
+    Choice choice;
+    uint64_t most = 0;
+    const size_t count = table_.size();
+    for (size_t i = 0, to = first_; i < count; ++i, to = to + 1 == count ? 0 : to + 1) {
+      const Destination& at = table_[to];
+      if (at.closed || at.backlog == 0) continue;
+      ++choice.destinations;
+      if (at.probes) {
+        choice.to = static_cast<uint16_t>(to);
+        choice.probe = true;
+        return choice;
+      }
+      if (at.credit == 0) {
+        ++choice.stalled;
+        continue;
+      }
+      if (!open || held(static_cast<uint16_t>(to)) || at.backlog <= most) continue;
+      choice.to = static_cast<uint16_t>(to);
+      most = at.backlog;
+    }
+    return choice;
+  }
+  // A train has gone to this destination: the next turn is the next one's.
+  void went(uint16_t to) { first_ = (to + size_t{1}) % table_.size(); }
+  void start_at(uint16_t to) { first_ = to % table_.size(); }
+
+ private:
+  struct Entry {
+    uint64_t key;  // lane and number: the ops of a lane stand together, in order
+    Waiting waiting;
+  };
+  struct Queue {
+    std::vector<Entry> entries;  // in the order of keys
+    Waiting total;
+    uint16_t lane = 0;  // of the last train
+  };
+  // Bits of a key for the op's number; its lane stands above.
+  static constexpr int kLaneShift = 48;
+  static uint64_t key_of(uint64_t op) {
+    return uint64_t{lane_of(op)} << kLaneShift | number_of(op);
+  }
+  static uint64_t op_of(uint64_t key) {
+    return id_of(key & ((uint64_t{1} << kLaneShift) - 1), key >> kLaneShift);
+  }
+
+  std::vector<Queue> queues_;       // by destination
+  std::vector<Destination> table_;  // by destination, side by side: all are read for each train
+  size_t first_ = 0;
+};
+
+}  // namespace gradwire

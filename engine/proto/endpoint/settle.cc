@@ -1,0 +1,76 @@
+// What is due: each path's row of the scheduler and its times in the agendas are computed again
+// once the path has changed, and only then.
+#include <algorithm>
+
+#include "proto/endpoint/endpoint_impl.h"
+
+namespace gradwire {
+
+// Notes that something of this path has changed.
+void Endpoint::Impl::touch(Path& path) {
+  if (path.touched) return;
+  path.touched = true;
+  touched.push_back(path.peer);
+}
+
+void Endpoint::Impl::settle() {
+  for (const uint16_t peer : touched) {
+    Path& path = *paths[peer];
+    path.touched = false;
+    const bool is_long = long_path(path.recovery.rtt.minimum());
+    long_count += int{is_long} - int{path.is_long};
+    path.is_long = is_long;
+    settle_destination(path);
+    controls.set(peer, path.control.waiting() && !path.recovery.full() ? 0 : kNever);
+    sends.set(peer, next_send(path));
+    timers.set(peer, next_check(path));
+  }
+  touched.clear();
+}
+
+void Endpoint::Impl::settle_destination(Path& path) {
+  Scheduler::Destination to;
+  to.backlog = backlog(path);
+  to.closed = path.farewell.gone || path.recovery.full();
+  to.credit = path.allowed.left(path.recovery.next());
+  if (!to.closed && to.backlog == 0) {
+    path.recovery.end_probes();
+    path.recovery.feed();
+  }
+  to.probes = path.recovery.probes();
+  if (!to.closed && to.backlog > 0 && to.credit == 0 && to.probes == 0 && !failure)
+    path.recovery.starve(clock);
+  scheduler.set_destination(path.peer, to);
+}
+
+// The time of the next ACK, ping or farewell.
+Nanos Endpoint::Impl::next_send(Path& path) const {
+  if (path.acks.hurried() || path.life.ping_now || path.life.pong_now || path.farewell.answer)
+    return 0;
+  Nanos next = path.acks.next_timer();
+  if (!failure && !path.farewell.gone) next = std::min(next, path.limit.next_ping());
+  const bool bye = closing && !closed && !farewell_over(path);
+  if (path.farewell.errors_left || bye) next = std::min(next, path.farewell.next);
+  return next;
+}
+
+// The time at which on_timer() has something to do for a path.
+Nanos Endpoint::Impl::next_check(Path& path) const {
+  Nanos next = kNever;
+  if (!path.farewell.gone) next = path.life.next_ping(ping_times(), bool(failure));
+  if (failure) return next;
+  if (!path.farewell.gone) {
+    if (path.life.connected)
+      next = std::min({next, path.life.last_heard + config.peer_timeout + 1,
+                       path.limit.next_timer(path.recovery.rtt.round())});
+    else if (path.life.first_ping && !path.limit.on_trial())
+      next = std::min(next, path.life.first_ping + kTrialAfter + 1);
+  }
+  if (path.recovery.waiting())
+    next = std::min(next, path.recovery.next_timeout(path.life.last_heard, last_timer));
+  else if (path.recovery.timeouts() > 0)
+    next = std::min(next, last_timer);
+  return next;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,306 @@
+// Trains of chunks: what waits for each peer, which train goes next, and how it is written.
+#include <algorithm>
+#include <utility>
+
+#include "codec/codec.h"
+#include "proto/endpoint/endpoint_impl.h"
+
+namespace gradwire {
+
+namespace {
+// Elements encoded for one train. Its packets are stamped before, so the time of encoding looks
+// like queueing to the receiver.
+constexpr uint32_t kMostEncoded = 1U << 16;
+// Chunks for a peer that is not known to have started their op. Where all start together fewer go
+// before its OPEN arrives, and the peer stashes more in any case.
+constexpr size_t kMostEarly = kStashMost / 2;
+// The largest backlog that a header reports.
+constexpr uint64_t kMostBacklog = 65'535;
+}  // namespace
+
+// ---- what waits
+
+// True when the peer may not have started this op: no packet of it, or of a later op of its lane,
+// has arrived. A server has an op from the first OPEN on.
+bool Endpoint::Impl::early(const Path& path, const Op& op) const {
+  return config.servers == 0 && !path.started.contains(op.id);
+}
+
+// The chunks that may go early on a path, in either direction.
+size_t Endpoint::Impl::most_early(const Path& path) const {
+  if (!long_path(path.recovery.rtt.minimum())) return kMostEarly;
+  return std::max(kMostEarly, kStashInAll / (paths.size() - 1));
+}
+
+// How many more may go early. Packets that a late peer refuses would be sent again and again.
+uint64_t Endpoint::Impl::early_room(const Path& path) const {
+  if (config.servers) return UINT64_MAX;
+  const size_t most = most_early(path);
+  return most - std::min<size_t>(most, path.early_sent);
+}
+
+// The chunks to send now, without those that wait for the peer to start their op.
+uint64_t Endpoint::Impl::backlog(const Path& path) const {
+  return scheduler.backlog(path.peer, early_room(path) > 0);
+}
+
+// Counts what waits of an op for a peer; call it whenever that may have changed.
+void Endpoint::Impl::recount(const Op& op, Path& path) {
+  Scheduler::Waiting waiting;
+  if (op.aggregator && path.peer < config.workers) waiting.ready = op.back[path.peer].backlog();
+  const uint16_t aggregator = config.aggregator_at(path.peer);
+  if (op.worker && !op.done && aggregator != kNoAggregator) {
+    const PushSender& push = op.push[aggregator];
+    const uint32_t again = push.backlog(false);
+    waiting.ready += again;
+    (early(path, op) ? waiting.early : waiting.ready) += push.backlog() - again;
+  }
+  scheduler.set_waiting(path.peer, op.id, waiting);
+  touch(path);
+}
+
+void Endpoint::Impl::recount(const Op& op) {
+  for (auto& p : paths)
+    if (p) recount(op, *p);
+}
+
+// Records that the peer has started the ops of a lane below this id.
+void Endpoint::Impl::note_started(Path& path, uint64_t below) {
+  const uint64_t before = path.started.next_of(below);
+  if (!path.started.note_next(below) || config.servers) return;
+  for (auto& [id, op] : ops) {
+    if (lane_of(id) != lane_of(below) || id < before || id >= below) continue;
+    if (op->worker) path.early_sent -= std::exchange(op->early[path.peer], 0);
+    recount(*op, path);
+  }
+}
+
+// An op ends here: nothing of it waits any more.
+void Endpoint::Impl::drop(const Op& op) {
+  for (auto& p : paths) {
+    if (!p) continue;
+    scheduler.set_waiting(p->peer, op.id, {});
+    if (op.worker && config.servers == 0) p->early_sent -= op.early[p->peer];
+    touch(*p);
+  }
+}
+
+// ---- which goes next
+
+// The longest of the long paths that have a backlog.
+SendController::LongPaths Endpoint::Impl::long_paths() const {
+  SendController::LongPaths far;
+  if (long_count == 0) return far;
+  for (const auto& p : paths) {
+    if (!p || p->farewell.gone || !p->is_long || backlog(*p) == 0) continue;
+    ++far.count;
+    far.rtprop = std::max(far.rtprop, p->recovery.rtt.minimum());
+    far.round = std::max(far.round, p->recovery.rtt.smoothed());
+    far.window += p->allowed.window;
+  }
+  return far;
+}
+
+// Sends the next train of chunks.
+bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
+  for (;;) {
+    settle();
+    const SendController::LongPaths far = long_paths();
+    sender.pace(far, btlbw(), unproven_rate(now), now);
+    pace_until = 0;
+    const double space = sender.room(now);
+    const uint64_t window = space > 0 ? static_cast<uint64_t>(space / config.wire_bytes()) + 1 : 0;
+    const bool apart = far.count > 1 && config.pacing;
+    Nanos held = kNever;
+    const Scheduler::Choice choice = scheduler.choose(window > 0, [&](uint16_t to) {
+      if (!apart) return false;
+      Path& path = *paths[to];
+      if (!path.is_long || path.allowed.window <= 0) return false;
+      const Nanos wait =
+          sender.hold(path.hold.tokens, path.allowed.window, path.recovery.rtt.smoothed(), now);
+      if (wait == 0) return false;
+      path.hold.held = true;
+      held = std::min(held, now + wait);
+      return true;
+    });
+    counters.credit_stalls += choice.stalled;
+    if (window == 0 && !choice.probe) {
+      ++counters.window_stalls;
+      sender.limited();
+    }
+    if (choice.to == Scheduler::kNowhere) {
+      if (held != kNever) pace_until = held;
+      return false;
+    }
+    Path& path = *paths[choice.to];
+    if (choice.probe) {
+      if (!transmit_data(path, now, train, path.recovery.probes())) continue;
+      sender.probe_sent(train.total_bytes);
+      return true;
+    }
+    if (const Nanos wait = sender.wait(choice.destinations > 1, now)) {
+      pace_until = wait;
+      return false;
+    }
+    const uint64_t credit = path.allowed.left(path.recovery.next());
+    const uint64_t most = std::min({credit, window, uint64_t{sender.quantum()}});
+    // The backlog may have chunks that were decided meanwhile; then the choice is made again.
+    if (!transmit_data(path, now, train, static_cast<uint32_t>(most))) continue;
+    const double bytes = train.total_bytes + wire::kOverhead * train.count;
+    sender.train_sent(bytes);
+    apart ? path.hold.tokens.spend(bytes) : path.hold.tokens.clear();
+    path.hold.held = false;
+    scheduler.went(path.peer);
+    return true;
+  }
+}
+
+// ---- how it is written
+
+// Encodes a worker's chunk as its plan has it on the wire, into the train's part of the scratch
+// memory. A chunk is encoded whenever it is sent; its values stay the same until it is decided.
+const uint8_t* Endpoint::Impl::encode(const codec::Format& format, const float* values,
+                                      uint32_t count, const Train& train) {
+  if (encoded.empty()) encoded.resize(Train::kMaxBytes);
+  uint8_t* const at = encoded.data() + train.total_bytes;
+  codec::encode(format, values, count, at);
+  return at;
+}
+
+// Counts a packet that goes now.
+void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
+  path.limit.sent(packet.bytes, now);
+  packet.ect = path.ecn.sent.capable();
+  if (packet.ect) path.ecn.sent.sent();
+  path.recovery.on_sent(packet, now);
+  sender.on_sent(packet.bytes, now);
+  ++counters.packets_sent;
+  counters.bytes_sent += packet.bytes;
+}
+
+bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t most) {
+  const uint64_t left = backlog(path);
+  if (left == 0) return false;
+  train.destination = path.peer;
+  train.count = train.total_bytes = train.segment_bytes = 0;
+  Filling filling;
+  filling.most = static_cast<uint32_t>(
+      std::min({size_t{most}, Train::kMaxSegments, Train::kMaxBytes / config.datagram_bytes}));
+  filling.left = left;
+  filling.room = early_room(path);
+  filling.by_share = (sender.led_by_receiver() && path.is_long) || path.hold.held;
+  const uint16_t lane = scheduler.next_lane(path.peer, filling.room > 0);
+  uint64_t id = scheduler.next_op(path.peer, id_of(0, lane));
+  while (id != Scheduler::kNoOp && !filling.full) {
+    Op& op = *find(id);
+    fill(path, op, filling, now, train);
+    recount(op, path);
+    id = scheduler.next_op(path.peer, id + kLanes);
+  }
+  return train.count > 0;
+}
+
+// Adds an op's chunks to a train.
+void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train) {
+  const codec::Format& format = op.spec.plan.format;
+  const auto longest =
+      static_cast<uint32_t>(wire::kHeaderBytes + format.bytes(op.grid.chunk_elements));
+  // Datagrams of one train have equal lengths, and one that is sent in fragments is a train of its
+  // own.
+  const bool in_parts = longest > path.limit.bytes();
+  if (train.count && (longest != train.segment_bytes || in_parts)) return;
+  const uint16_t aggregator =
+      op.worker && !op.done ? config.aggregator_at(path.peer) : kNoAggregator;
+  const bool is_early = early(path, op);
+  while (!filling.full) {
+    if (train.count >= filling.most || path.recovery.full()) {
+      filling.full = true;
+      return;
+    }
+    const bool fresh = !is_early || filling.room > 0;
+    const uint8_t dscp = next_dscp(op, aggregator, path.peer, fresh);
+    if (train.count && dscp != train.dscp) {  // a train has one DSCP
+      filling.full = true;
+      return;
+    }
+    Chunk chunk;
+    if (!next_chunk(path, op, aggregator, fresh, chunk, train)) return;
+    if (chunk.encoded) filling.encoded += op.grid.length(chunk.id);
+    if (is_early && chunk.kind == wire::Kind::push && !chunk.again) {
+      ++op.early[aggregator];
+      ++path.early_sent;
+      filling.room -= std::min<uint64_t>(filling.room, 1);
+    }
+    if (filling.left) --filling.left;
+    if (train.count == 0) {
+      train.dscp = dscp;
+      train.ecn = path.ecn.sent.capable() ? kEct0 : kNotEct;
+    }
+    const uint32_t bytes = write_chunk(path, op, chunk, filling, now, train);
+    // A shorter datagram ends a train.
+    filling.full = bytes < longest || filling.encoded >= kMostEncoded || in_parts;
+  }
+}
+
+// Takes an op's next chunk for a peer; false when there is none.
+bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fresh, Chunk& chunk,
+                                const Train& train) {
+  // Pushes go first, because the results of all workers wait for them.
+  if (aggregator != kNoAggregator && op.push[aggregator].next(chunk.id, chunk.again, fresh)) {
+    const codec::Format& format = op.spec.plan.format;
+    const float* values = op.spec.data + op.grid.offset[chunk.id];
+    chunk.kind = wire::Kind::push;
+    chunk.encoded = !format.plain();
+    chunk.payload = chunk.encoded ? encode(format, values, op.grid.length(chunk.id), train)
+                                  : static_cast<const void*>(values);
+    chunk.flags = class_flag(op, chunk.id);
+    if (op.push[aggregator].in_tail()) chunk.flags |= wire::kTail;
+    return true;
+  }
+  if (!op.aggregator || path.peer >= config.workers ||
+      !op.back[path.peer].next(chunk.id, chunk.again))
+    return false;
+  chunk.kind = wire::Kind::pull;
+  chunk.payload = op.aggregator->result_payload(chunk.id);
+  return true;
+}
+
+// Appends a chunk to a train as one packet; returns its length.
+uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, const Filling& filling,
+                                     Nanos now, Train& train) {
+  const size_t payload_bytes = op.spec.plan.format.bytes(op.grid.length(chunk.id));
+  SentPacket& packet = path.recovery.add();
+  packet.op = op.id;
+  packet.item = chunk.id;
+  packet.kind = chunk.kind;
+  packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload_bytes);
+  packet.recovers = recovers(op, chunk.kind);
+  wire::Header header{};
+  header.common = common(chunk.kind);
+  header.packet_number = static_cast<uint32_t>(packet.number);
+  header.send_time_us = us(now);
+  header.op = static_cast<uint32_t>(op.id);
+  header.chunk = chunk.id;
+  header.backlog = static_cast<uint16_t>(std::min(filling.left, kMostBacklog));
+  header.flags = chunk.flags;
+  if (filling.left && (packet.number >= path.allowed.credit || filling.by_share))
+    header.flags |= wire::kOutOfCredit;
+  uint8_t* at = train.headers[train.count].data();
+  wire::write_header(at, header);
+  train.spans[2 * train.count] = {at, wire::kHeaderBytes};
+  train.spans[2 * train.count + 1] = {chunk.payload, payload_bytes};
+  if (train.count == 0) train.segment_bytes = packet.bytes;
+  train.total_bytes += packet.bytes;
+  ++train.count;
+  const uint32_t bytes = packet.bytes;
+  sent(path, packet, now);
+  ++op.packets_sent;
+  op.bytes_sent += bytes;
+  if (chunk.again) {
+    ++op.retransmissions;
+    ++counters.retransmissions;
+  }
+  return bytes;
+}
+
+}  // namespace gradwire
