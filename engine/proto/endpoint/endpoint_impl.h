@@ -82,6 +82,7 @@ struct Endpoint::Impl {
   // settle.cc
   void touch(Path& path);
   void settle();
+  static bool heavy_loss(const Path& path, Nanos now);
   void settle_destination(Path& path);
   Nanos next_send(Path& path) const;
   Nanos next_check(Path& path) const;
@@ -277,6 +278,7 @@ struct Endpoint::Impl {
   Agenda timers;
   std::vector<uint16_t> touched;  // paths to settle
   int long_count = 0;             // long paths
+  int lossy_count = 0;            // paths with heavy loss
   Nanos repeat_due = kNever;
   Nanos pace_until = 0;
   Nanos clock = 0;               // the latest time that is known
@@ -284,9 +286,9 @@ struct Endpoint::Impl {
   std::vector<uint8_t> encoded;  // payloads of one train
   Recovery::Acked acked;         // scratch, like `lost`
   std::vector<Recovery::Lost> lost;
-  bool arrivals = false;
-  bool any_gone = false;    // some peer has left
-  bool retire_due = false;  // an op may be drained now
+  std::vector<uint16_t> arrived;  // paths from which packets have arrived since the last flush
+  bool any_gone = false;          // some peer has left
+  bool retire_due = false;        // an op may be drained now
   Failure failure;
   Nanos last_timer = 0;
   Nanos threshold_decay = 0;

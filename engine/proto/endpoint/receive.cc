@@ -145,10 +145,10 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     ++counters.malformed;
     return;
   }
-  arrivals = true;
   const uint64_t number = wire::expand(header->packet_number, path.acks.largest() + 1);
   const Nanos queue = path.arriving.delay.sample(header->send_time_us, arrival, now);
   const uint64_t bytes = datagram.size() + wire::kOverhead;
+  if (path.arriving.batch.bytes == 0) arrived.push_back(path.peer);
   path.arriving.batch.add(queue, bytes);
   if (header->flags & wire::kOutOfCredit) receive_window.limited();
   path.acks.arrived(now);
@@ -357,22 +357,23 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
 void Endpoint::Impl::flush(Nanos now) {
   clock = now;
   if (retire_due) retire(now);
-  if (arrivals) {
-    arrivals = false;
-    for (auto& p : paths) {
-      if (!p || p->arriving.batch.bytes == 0) continue;
-      arriving.add(p->peer, p->arriving.batch.mean(), p->arriving.batch.bytes, now);
-      const Rtt& rtt = p->recovery.rtt;
-      receive_window.sample(p->arriving.batch.bytes, arriving.shared(now), rtt.round(),
-                            rtt.minimum(), p->arriving.loss.share(now) > kHeavyLoss, now);
-      p->acks.queued(p->arriving.batch.delay, p->arriving.batch.bytes);
-      p->arriving.batch = {};
-    }
-    share_credit(now);
-    counters.send_window = sender.window().bytes();
-    counters.receive_window = receive_window.bytes();
-    counters.queue_delay = receive_window.queue_delay();
+  if (arrived.empty()) return;
+  std::ranges::sort(arrived);
+  for (const uint16_t peer : arrived) {
+    Path& path = *paths[peer];
+    Arriving& from = path.arriving;
+    arriving.add(peer, from.batch.mean(), from.batch.bytes, now);
+    const Rtt& rtt = path.recovery.rtt;
+    receive_window.sample(from.batch.bytes, arriving.shared(now), rtt.round(), rtt.minimum(),
+                          from.loss.share(now) > kHeavyLoss, now);
+    path.acks.queued(from.batch.delay, from.batch.bytes);
+    from.batch = {};
   }
+  arrived.clear();
+  share_credit(now);
+  counters.send_window = sender.window().bytes();
+  counters.receive_window = receive_window.bytes();
+  counters.queue_delay = receive_window.queue_delay();
 }
 
 }  // namespace gradwire

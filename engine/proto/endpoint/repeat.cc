@@ -59,15 +59,17 @@ double Endpoint::Impl::unproven_rate(Nanos now) const {
 // Sends packets in flight again, the oldest first, on paths with heavy loss. It does so when
 // nothing else can be sent, at the rate that the path is known to carry.
 void Endpoint::Impl::repeat(Nanos now) {
-  const double rate = sender.copy_rate(btlbw(), unproven_rate(now), now);
-  const bool blocked = sender.room(now) <= 0;
   repeat_due = kNever;
+  const double rate = sender.copy_rate(btlbw(), unproven_rate(now), now);
   double left = sender.copies(rate, now);
+  if (lossy_count == 0) return;
+  const bool blocked = sender.room(now) <= 0;
   for (auto& p : paths) {
-    if (!p || p->farewell.gone || p->recovery.in_flight() == 0) continue;
+    if (!p || !p->is_lossy || p->farewell.gone || p->recovery.in_flight() == 0) continue;
     Nanos after = repeat_after(*p, now);
     // The peer had no room for packets, and would have none for copies.
     if (after == kNever || p->recovery.refused(now)) {
+      touch(*p);
       p->recovery.forget_control();
       continue;
     }

@@ -20,12 +20,21 @@ void Endpoint::Impl::settle() {
     const bool is_long = long_path(path.recovery.rtt.minimum());
     long_count += int{is_long} - int{path.is_long};
     path.is_long = is_long;
+    const bool is_lossy = heavy_loss(path, clock);
+    lossy_count += int{is_lossy} - int{path.is_lossy};
+    path.is_lossy = is_lossy;
+    if (!is_lossy) path.recovery.forget_control();
     settle_destination(path);
     controls.set(peer, path.control.waiting() && !path.recovery.full() ? 0 : kNever);
     sends.set(peer, next_send(path));
     timers.set(peer, next_check(path));
   }
   touched.clear();
+}
+
+// True when so much is lost in either direction that packets go again before an ACK can arrive.
+bool Endpoint::Impl::heavy_loss(const Path& path, Nanos now) {
+  return std::max(path.loss_to.share(now), path.arriving.loss.share(now)) >= kHeavyLoss;
 }
 
 void Endpoint::Impl::settle_destination(Path& path) {

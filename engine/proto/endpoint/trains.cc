@@ -106,7 +106,8 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
   for (;;) {
     settle();
     const SendController::LongPaths far = long_paths();
-    sender.pace(far, btlbw(), unproven_rate(now), now);
+    const double rate = btlbw();
+    sender.pace(far, rate, rate > 0 ? unproven_rate(now) : 0, now);
     pace_until = 0;
     const double space = sender.room(now);
     const uint64_t window = space > 0 ? static_cast<uint64_t>(space / config.wire_bytes()) + 1 : 0;

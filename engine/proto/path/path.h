@@ -94,7 +94,9 @@ struct Path {
   Credit grant;
   Stash stash;
 
-  bool is_long = false;  // as of the last settling, like what follows
+  // As of the last settling: the path is long, or has heavy loss.
+  bool is_long = false;
+  bool is_lossy = false;
   bool touched = false;  // its times and counts must be computed again
 };
 
