@@ -10,28 +10,37 @@ namespace {
 // packets of a whole round are under way.
 constexpr size_t kStashLimit = 64;
 constexpr size_t kLongStashLimit = 1024;
+// Senders whose share is computed after each batch of arrivals, besides those that sent it.
+constexpr size_t kCreditTurns = 8;
 }  // namespace
 
-// Shares the receive window among all peers anew.
+// Computes the share of one sender anew.
+void Endpoint::Impl::share_credit(Path& path, Nanos now) {
+  const Rtt& rtt = path.recovery.rtt;
+  // A server gives no credit for packets that it can only stash. A worker goes on: its peers limit
+  // by themselves what they send early, and need credit for the results of earlier ops.
+  const size_t most = long_path(rtt.minimum()) ? kLongStashLimit : kStashLimit;
+  const bool stalled = config.endpoint >= config.workers &&
+                       (path.stash.no_room || path.stash.packets.size() >= most);
+  const CreditPool::Sender from{rtt.minimum(),
+                                rtt.round(),
+                                path.arriving.loss.share(now),
+                                path.arriving.rate.bytes_per_second(),
+                                path.acks.largest(),
+                                stalled};
+  if (!credit.share(path.grant, from, receive_window, config.wire_bytes())) return;
+  path.acks.hurry();
+  touch(path);
+}
+
+// Shares the receive window after arrivals, which change the share of every sender: it is computed
+// for those from which packets have arrived, and for some others in turn.
 void Endpoint::Impl::share_credit(Nanos now) {
-  for (auto& p : paths) {
-    if (!p) continue;
-    const Rtt& rtt = p->recovery.rtt;
-    // A server gives no credit for packets that it can only stash. A worker goes on: its peers
-    // limit by themselves what they send early, and need credit for the results of earlier ops.
-    const size_t most = long_path(rtt.minimum()) ? kLongStashLimit : kStashLimit;
-    const bool stalled =
-        config.endpoint >= config.workers && (p->stash.no_room || p->stash.packets.size() >= most);
-    const CreditPool::Sender sender{rtt.minimum(),
-                                    rtt.round(),
-                                    p->arriving.loss.share(now),
-                                    p->arriving.rate.bytes_per_second(),
-                                    p->acks.largest(),
-                                    stalled};
-    if (credit.share(p->grant, sender, receive_window, config.wire_bytes())) {
-      p->acks.hurry();
-      touch(*p);
-    }
+  for (const uint16_t peer : arrived) share_credit(*paths[peer], now);
+  const size_t turns = std::min(kCreditTurns, paths.size());
+  for (size_t i = 0; i < turns; ++i) {
+    credit_turn = (credit_turn + 1) % paths.size();
+    if (paths[credit_turn]) share_credit(*paths[credit_turn], now);
   }
 }
 

@@ -181,6 +181,7 @@ struct Endpoint::Impl {
   bool all_opened(const Op& op) const;
 
   // credit.cc
+  void share_credit(Path& path, Nanos now);
   void share_credit(Nanos now);
   uint64_t most_wanted(const Path& path) const;
   void void_backlog(const Op& op, uint16_t worker);
@@ -265,7 +266,8 @@ struct Endpoint::Impl {
   Counters counters;
   SendController sender;
   DelayWindow receive_window;
-  CreditPool credit;    // of the receive window
+  CreditPool credit;  // of the receive window
+  size_t credit_turn = 0;
   PortDelay arriving;   // of the queue in front of this port
   PortDelay departing;  // of the queue behind it, as peers report
   double btlbw() const { return std::max(sender.window().rate(), receive_window.rate()); }

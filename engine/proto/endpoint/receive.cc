@@ -242,7 +242,8 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
     if (config.servers == 0 && p->stash.packets.empty() && told > mine.size())
       credit.ask(p->grant, std::max<size_t>(p->grant.demand, told - mine.size()));
   }
-  share_credit(now);
+  for (auto& p : paths)
+    if (p) share_credit(*p, now);
 }
 
 Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
@@ -369,8 +370,8 @@ void Endpoint::Impl::flush(Nanos now) {
     path.acks.queued(from.batch.delay, from.batch.bytes);
     from.batch = {};
   }
-  arrived.clear();
   share_credit(now);
+  arrived.clear();
   counters.send_window = sender.window().bytes();
   counters.receive_window = receive_window.bytes();
   counters.queue_delay = receive_window.queue_delay();
