@@ -52,10 +52,11 @@ uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
     if (opens.messages.contains(path.peer)) return UINT64_MAX;
   uint64_t total = 0;
   for (const auto& [id, op] : ops) {
-    if (op->aggregator && path.peer < config.workers) total += op->aggregator->undecided(path.peer);
-    if (!op->worker || op->done || !op->pulls) continue;
+    if (op->aggregator && path.peer < config.workers)
+      total += op->aggregator->sum.undecided(path.peer);
+    if (!op->working() || !op->rules.pulls) continue;
     for (uint16_t a = 0; a < config.aggregators(); ++a)
-      if (config.aggregator_endpoint(a) == path.peer) total += op->pull[a].missing();
+      if (config.aggregator_endpoint(a) == path.peer) total += op->worker->pull[a].missing();
   }
   return total;
 }
@@ -65,7 +66,7 @@ uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
 // packet, which may be an op away.
 void Endpoint::Impl::void_backlog(const Op& op, uint16_t worker) {
   Path& path = *paths[worker];
-  if (path.grant.demand == 0 || !op.aggregator->stopped(worker)) return;
+  if (path.grant.demand == 0 || !op.aggregator->sum.stopped(worker)) return;
   // On a short path the next report comes at once, and copies that must be sent again count as
   // well. A push that ends where an eager close does leaves nothing but copies.
   if (!long_path(path.recovery.rtt.minimum()) || eager_from_start(op.spec.plan)) return;

@@ -76,6 +76,7 @@ void Endpoint::Impl::fail(Failure why, Nanos now) {
     drop(*op);
   }
   ops.clear();
+  changed_ops.clear();
   fail_waiting([this](const OpSpec&) { return failure; });
   Event event;
   event.type = Event::Type::failed;
@@ -112,28 +113,31 @@ void Endpoint::Impl::on_timer(Nanos now) {
   }
   check_life(due, now);
   if (!failure) {
-    check_deadlines(now);
+    const bool ops_due = op_timers.earliest() <= now;
+    if (ops_due) check_deadlines(now);
     for (Path* path : due) {
       check_limit(*path, now);
       check_probe(*path, now);
     }
-    for (auto& [id, op] : ops) {
-      if (!op->aggregator || op->aggregator->next_timer() > now) continue;
-      op->aggregator->on_timer(now);
-      after_sum(*op, now);
-    }
+    if (ops_due) close_regions(now);
     retire(now);
   }
   finish_close(now);
 }
 
+// Closes the regions whose time has come.
+void Endpoint::Impl::close_regions(Nanos now) {
+  for (auto& [id, op] : ops) {
+    if (!op->aggregator || op->aggregator->sum.next_timer() > now) continue;
+    op->aggregator->sum.on_timer(now);
+    after_sum(*op, now);
+  }
+}
+
 Nanos Endpoint::Impl::next_timer() {
   settle();
-  Nanos next = std::min({last_timer + config.ping_interval, sends.earliest(), timers.earliest()});
-  for (const auto& [id, op] : ops) {
-    next = std::min(next, op->deadline);
-    if (op->aggregator) next = std::min(next, op->aggregator->next_timer());
-  }
+  Nanos next = std::min({last_timer + config.ping_interval, sends.earliest(), timers.earliest(),
+                         op_timers.earliest()});
   if (!failure) next = std::min(next, repeat_due);
   if (pace_until > last_timer) next = std::min(next, pace_until);
   if (closing && !closed) next = std::min(next, close_ready() ? last_timer : close_deadline);
@@ -154,7 +158,7 @@ void Endpoint::Impl::close(Nanos now, Nanos linger) {
   };
   std::erase_if(ops, [&](auto& entry) {
     Op& op = *entry.second;
-    if (!op.worker || op.done) return false;
+    if (!op.working()) return false;
     fail_op(op, why(op.spec));
     drop(op);
     return true;

@@ -38,6 +38,7 @@ struct Endpoint::Impl {
 
   // endpoint.cc
   void on_timer(Nanos now);
+  void close_regions(Nanos now);
   Nanos next_timer();
   void close(Nanos now, Nanos linger);
   void fail(Failure why, Nanos now);
@@ -157,6 +158,7 @@ struct Endpoint::Impl {
 
   // priority.cc
   void set_classes(Op& op);
+  static std::vector<uint8_t> result_classes(const Op& op);
   static uint16_t class_flag(const Op& op, uint32_t chunk);
   static void note_class(Op& op, const wire::Header& header);
   uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
@@ -178,7 +180,6 @@ struct Endpoint::Impl {
   static bool recovers(const Op& op, wire::Kind kind);
   bool has_enough(const Op& op, uint16_t aggregator) const;
   Bitmap needed_results(const Op& op) const;
-  bool all_opened(const Op& op) const;
 
   // credit.cc
   void share_credit(Path& path, Nanos now);
@@ -191,6 +192,10 @@ struct Endpoint::Impl {
   Lane& lane(uint64_t op);
   Failure start(OpSpec spec, Nanos now);
   Op& make_op(OpSpec spec, bool worker, Nanos now);
+  void make_worker_part(Op& op, Nanos now);
+  void make_aggregator_part(Op& op);
+  void op_changed(Op& op);
+  size_t take_slot();
   Op* find(uint64_t op);
   uint64_t expected(uint64_t op) const;
   bool finished(uint64_t op) const;
@@ -246,7 +251,10 @@ struct Endpoint::Impl {
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
   Memory memory;                             // of all ops below
   std::map<uint64_t, std::unique_ptr<Op>> ops;
-  std::vector<Lane> lanes;          // the lanes in which ops have been made
+  std::vector<Lane> lanes;            // the lanes in which ops have been made
+  std::vector<uint64_t> changed_ops;  // since drained ones were freed last
+  Agenda op_timers;                   // by slot: the op's deadline, or what its sums wait for
+  std::vector<size_t> free_slots;
   uint64_t made = 0;                // ops made so far, in all lanes
   uint64_t abandoned = UINT64_MAX;  // workers: the first place whose op failed
   // Workers: own ops that wait for memory, in order of arrival. Their time-outs run meanwhile.

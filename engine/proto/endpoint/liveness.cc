@@ -104,7 +104,7 @@ std::string Endpoint::Impl::not_begun(const Op& op, int32_t& rank, Nanos now) co
 
 void Endpoint::Impl::check_deadlines(Nanos now) {
   for (auto& [id, op] : ops) {
-    if (!op->worker || op->done || now < op->deadline) continue;
+    if (!op->working() || now < op->deadline) continue;
     std::string text = "step " + std::to_string(op->spec.step) + ", " + op_name(id) +
                        ": not complete after " + seconds(now - op->started) + " (" +
                        setting("timeout", op->spec.timeout);
@@ -118,8 +118,8 @@ void Endpoint::Impl::check_deadlines(Nanos now) {
                             : std::string());
     };
     std::string missing = not_begun(*op, rank, now);
-    if (missing.empty() && op->aggregator && !op->aggregator->all_final()) {
-      for (uint16_t w : op->aggregator->waiting_for())
+    if (missing.empty() && op->aggregator && !op->aggregator->sum.all_final()) {
+      for (uint16_t w : op->aggregator->sum.waiting_for())
         missing += (missing.empty() ? "a part of the gradients is missing of " : ", ") + heard(w);
     }
     if (missing.empty()) {

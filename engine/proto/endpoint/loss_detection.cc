@@ -10,23 +10,24 @@ void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos no
     if (!path.control.live(packet.item)) return;
     Op* op = find(packet.op);
     path.control.release(packet.item);
-    if (op) --op->control_open;
+    if (op && --op->control_open == 0) op_changed(*op);
     return;
   }
   Op* op = find(packet.op);
   if (!op) return;
   if (packet.kind == wire::Kind::push) {
-    if (op->done) return;
-    PushSender& push = op->push[op->grid.aggregator_of(packet.item)];
+    if (op->done()) return;
+    PushSender& push = op->worker->push[op->grid.aggregator_of(packet.item)];
     push.acked(packet.item);
     recount(*op, path);
     const auto forgiven = push.take_forgiven();
     if (!forgiven.empty()) send_list(path.peer, *op, wire::Kind::forgive, forgiven);
   } else {
-    op->back[path.peer].acked(packet.item);
+    op->aggregator->back[path.peer].acked(packet.item);
     recount(*op, path);
     last_result_taken = now;
-    if (op->committed) try_commit(*op, now);
+    op_changed(*op);
+    if (op->rules.committed) try_commit(*op, now);
   }
 }
 
@@ -44,15 +45,16 @@ void Endpoint::Impl::packet_lost(Path& path, const SentPacket& packet, Again why
   Op* op = find(packet.op);
   if (!op) return;
   if (packet.kind == wire::Kind::push) {
-    if (op->done) return;
-    PushSender& push = op->push[op->grid.aggregator_of(packet.item)];
+    if (op->done()) return;
+    PushSender& push = op->worker->push[op->grid.aggregator_of(packet.item)];
     push.lost(packet.item, why);
     recount(*op, path);
     const auto forgiven = push.take_forgiven();
     if (!forgiven.empty()) send_list(path.peer, *op, wire::Kind::forgive, forgiven);
-  } else if (!(forgivable && op->committed && op->back[path.peer].in_flight(packet.item) &&
+  } else if (!(forgivable && op->rules.committed &&
+               op->aggregator->back[path.peer].in_flight(packet.item) &&
                withhold(*op, packet.item))) {
-    op->back[path.peer].lost(packet.item);
+    op->aggregator->back[path.peer].lost(packet.item);
     recount(*op, path);
   } else {
     try_commit(*op, now);

@@ -88,7 +88,7 @@ std::string Endpoint::Impl::check_messages(const OpSpec& spec) const {
 void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard) {
   const uint32_t longest = longest_datagram();
   const auto limit = static_cast<uint16_t>(longest < config.datagram_bytes ? longest : 0);
-  op.longest[config.endpoint] = limit;
+  if (op.aggregator) op.aggregator->longest[config.endpoint] = limit;
   send_message(to, op, wire::Kind::open, open_body(op.spec, shard, config.servers != 0, limit));
 }
 
@@ -180,7 +180,7 @@ void Endpoint::Impl::admit(Nanos now) {
       if (!same_plan(op, worker, message.beginning(), now)) return;
       const bool done = message.done();
       const std::vector<uint8_t> bytes = message.take();
-      op.opens[worker] = std::move(message);
+      op.aggregator->opens[worker] = std::move(message);
       if (done) on_open(op, worker, bytes, now);
       if (failure) return;
     }
@@ -230,11 +230,11 @@ void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
     for (uint32_t i = 0; i < op.own_shard().size(); ++i)
       if (bits.test(i)) critical.push_back(op.own_shard().begin + i);
   }
-  op.votes[worker] = fixed.stats;
-  op.longest[worker] = fixed.longest;
-  op.aggregator->open(worker, critical, now);
+  op.aggregator->votes[worker] = fixed.stats;
+  op.aggregator->longest[worker] = fixed.longest;
+  op.aggregator->sum.open(worker, critical, now);
   after_sum(op, now);
-  if (op.probes) answer_push(op, worker);
+  if (op.rules.probes) answer_push(op, worker);
 }
 
 bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
@@ -254,11 +254,11 @@ bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, Messag
   }
   wire::Reader reader(bytes);
   if (kind == wire::Kind::fold) {
-    for (double& s : op.stats) s = reader.get<double>();
+    for (double& s : op.worker->stats) s = reader.get<double>();
     if (!reader.ok()) return false;
-    if (!reader.rest().empty()) op.agreed = reader.get<uint16_t>();
-    if (!reader.ok() || (op.agreed && op.agreed < wire::kMinDatagram)) return false;
-    op.folded = true;
+    if (!reader.rest().empty()) op.worker->agreed = reader.get<uint16_t>();
+    if (!reader.ok() || (op.worker->agreed && op.worker->agreed < wire::kMinDatagram)) return false;
+    op.worker->folded = true;
     maybe_done(op, now);
     return true;
   }
@@ -269,22 +269,22 @@ bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, Messag
   if (!reader.ok()) return false;
   first.assign_bytes(raw.data());
   if (kind == wire::Kind::commit) {
-    op.pull[aggregator].commit(std::move(first));
+    op.worker->pull[aggregator].commit(std::move(first));
   } else {
     Bitmap applied(shard.size());
     const auto more = reader.take(applied.byte_size());
     if (!reader.ok()) return false;
     applied.assign_bytes(more.data());
-    if (op.lossy_pull) {
+    if (op.rules.lossy_pull) {
       Bitmap needed(shard.size());
       const auto last = reader.take(needed.byte_size());
       if (!reader.ok()) return false;
       needed.assign_bytes(last.data());
-      op.ledgers[aggregator].close(applied, needed);
+      op.worker->ledgers[aggregator].close(applied, needed);
       answer_pull(op, aggregator);
     }
-    op.pull[aggregator].close(std::move(first), std::move(applied));
-    op.push[aggregator].finish();
+    op.worker->pull[aggregator].close(std::move(first), std::move(applied));
+    op.worker->push[aggregator].finish();
     recount(op, *paths[config.aggregator_endpoint(aggregator)]);
   }
   maybe_done(op, now);

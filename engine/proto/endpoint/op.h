@@ -23,31 +23,34 @@ inline bool ends_with_close(const Plan& plan) {
   return !plan.exact() || plan.pull != Pull::exact;
 }
 
-struct Op {
-  std::optional<Reserved> reserved;  // where it is aggregated
-  uint64_t id = 0;
-  uint64_t place = 0;  // ops of all lanes made here before it
-  OpSpec spec;
-  Grid grid;
+// Rules are what an op's plan means for its course.
+struct Rules {
+  Rules() = default;
+  explicit Rules(const Plan& plan)
+      : exact(plan.exact()),
+        committed(plan.pull == Pull::committed),
+        pulls(plan.pull != Pull::none),
+        lossy_pull(plan.pull == Pull::lossy),
+        probes(plan.control == Control::probe),
+        has_close(ends_with_close(plan)) {}
+
   bool exact = true;
   bool committed = false;
   bool pulls = true;
   bool lossy_pull = false;
-  bool probes = false;           // control "probe"
-  bool has_close = false;        // it ends with CLOSE
-  uint64_t longest_message = 0;  // bytes
-  Nanos started = 0;
-  Nanos deadline = kNever;
+  bool probes = false;     // control "probe"
+  bool has_close = false;  // it ends with CLOSE
+};
 
-  // As a worker.
-  bool worker = false;
-  bool done = false;             // spec.data belongs to the caller again
-  std::vector<PushSender> push;  // by aggregator
-  // By aggregator: chunks pushed before the op was known to have started there.
-  std::vector<uint32_t> early;
-  std::vector<PullReceiver> pull;        // by aggregator
-  std::vector<PullLedger> ledgers;       // by aggregator, for a lossy pull
-  std::vector<PassReceiver> pull_asked;  // by aggregator
+// WorkerPart is an op at an endpoint that contributes to it and wants its result. Its vectors are
+// by aggregator.
+struct WorkerPart {
+  bool done = false;  // spec.data belongs to the caller again
+  std::vector<PushSender> push;
+  std::vector<uint32_t> early;  // chunks pushed before the op was known to have started there
+  std::vector<PullReceiver> pull;
+  std::vector<PullLedger> ledgers;  // for a lossy pull
+  std::vector<PassReceiver> pull_asked;
   std::vector<MessageReceiver> closes;
   std::vector<MessageReceiver> commits;
   MessageReceiver fold;
@@ -55,35 +58,91 @@ struct Op {
   // The longest datagram that all workers' paths carry; 0: as agreed at the start.
   uint16_t agreed = 0;
   Stats stats{};
+  uint16_t settled = 0;   // aggregators below it need no more of the push
+  uint16_t complete = 0;  // aggregators below it have sent all that is needed
   Nanos push_done = 0;
   Nanos first_result = 0;
+};
 
-  // As an aggregator.
-  bool aggregates = false;
-  uint16_t shard = 0;
-  std::unique_ptr<Aggregator> aggregator;
-  std::vector<PullSender> back;          // by worker
-  std::vector<PassReceiver> push_asked;  // by worker
+// Withheld are the results that a committed pull leaves out for all workers alike.
+struct Withheld {
+  Bitmap chunks;                   // of the shard
+  std::vector<uint64_t> elements;  // by region
+  uint32_t count = 0;
+};
+
+// AggregatorPart is an op at the endpoint that sums one shard of it. Its vectors are by worker.
+struct AggregatorPart {
+  AggregatorPart(const Plan& plan, const Grid& grid, uint16_t own_shard, uint16_t workers, int self,
+                 const float* own, Memory& memory, std::span<const uint8_t> priorities)
+      : shard(own_shard),
+        sum(plan, grid, grid.shards[own_shard], workers, self, own, memory, priorities),
+        push_asked(workers),
+        opens(workers),
+        votes(workers),
+        longest(workers) {}
+
+  uint16_t shard;
+  Aggregator sum;
+  std::vector<PullSender> back;
+  std::vector<PassReceiver> push_asked;
   std::vector<MessageReceiver> opens;
   std::vector<Stats> votes;
-  std::vector<uint16_t> longest;  // by worker, like `agreed`
+  std::vector<uint16_t> longest;  // like WorkerPart::agreed
   // By chunk of the shard, when the plan's classes have DSCPs.
   std::vector<uint8_t> result_class;
-  size_t counted_results = 0;  // finished chunks that the scheduler knows of
-  size_t passed_on = 0;        // finished chunks applied for the own worker
+  size_t passed_on = 0;  // finished chunks applied for the own worker
+  size_t counted = 0;    // finished chunks that the scheduler knows of
   bool fold_sent = false;
   bool close_sent = false;
   bool commit_sent = false;
-  Bitmap withheld;
-  std::vector<uint64_t> withheld_elements;  // by region
-  uint32_t withheld_count = 0;
+  Withheld withheld;
+};
 
-  uint32_t control_open = 0;  // control frames without an acknowledgement
-  uint64_t bytes_sent = 0;
-  uint64_t packets_sent = 0;
+// Traffic is what one endpoint has sent of an op.
+struct Traffic {
+  uint64_t bytes = 0;
+  uint64_t packets = 0;
   uint64_t retransmissions = 0;
 
-  const Grid::Shard& own_shard() const { return grid.shards[shard]; }
+  void add(uint32_t sent) {
+    ++packets;
+    bytes += sent;
+  }
+};
+
+struct Op {
+  Op(OpSpec what, uint64_t number, const EndpointConfig& config, Memory& memory, Nanos now)
+      : id(what.op),
+        place(number),
+        spec(std::move(what)),
+        rules(spec.plan),
+        grid(spec.plan, config.datagram_bytes, config.aggregators()),
+        reserved(memory, memory_of(spec.plan, config)),
+        started(now) {}
+
+  uint64_t id;
+  uint64_t place;  // ops of all lanes made here before it
+  OpSpec spec;
+  Rules rules;
+  Grid grid;
+  Reserved reserved;             // where it is aggregated
+  uint64_t longest_message = 0;  // bytes
+  Nanos started;
+  Nanos deadline = kNever;
+  std::unique_ptr<WorkerPart> worker;
+  std::unique_ptr<AggregatorPart> aggregator;
+  uint32_t control_open = 0;  // control frames without an acknowledgement
+  Traffic traffic;
+  size_t slot = 0;       // its place in the agenda
+  bool changed = false;  // it may be drained now
+
+  // The op's result is still awaited here.
+  bool working() const { return worker && !worker->done; }
+  // Its result, or its failure, has been reported here.
+  bool done() const { return worker && worker->done; }
+  // The chunks that are summed here.
+  const Grid::Shard& own_shard() const { return grid.shards[aggregator->shard]; }
 };
 
 }  // namespace gradwire

@@ -1,4 +1,5 @@
 // The life of an op: it is made, started, completed or failed, drained and freed.
+#include <algorithm>
 #include <utility>
 
 #include "proto/endpoint/endpoint_impl.h"
@@ -38,63 +39,57 @@ bool Endpoint::Impl::finished(uint64_t op) const {
 }
 
 Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
-  auto owned = std::make_unique<Op>();
+  auto owned = std::make_unique<Op>(std::move(spec), made++, config, memory, now);
   Op& op = *owned;
-  op.reserved.emplace(memory, memory_of(spec.plan, config));
-  op.id = spec.op;
-  op.place = made++;
-  op.spec = std::move(spec);
-  const Plan& plan = op.spec.plan;
-  op.grid = Grid(plan, config.datagram_bytes, config.aggregators());
-  op.exact = plan.exact();
-  op.committed = plan.pull == Pull::committed;
-  op.pulls = plan.pull != Pull::none;
-  op.lossy_pull = plan.pull == Pull::lossy;
-  op.probes = plan.control == Control::probe;
-  op.has_close = ends_with_close(plan);
-  op.started = now;
-  op.worker = worker;
-  op.aggregates = config.aggregates();
-  if (op.aggregates) op.shard = config.shard();
   uint64_t chunks = 0;
   for (const Grid::Shard& shard : op.grid.shards) chunks = std::max<uint64_t>(chunks, shard.size());
+  const Plan& plan = op.spec.plan;
   op.longest_message = longest_message(plan, chunks, config.servers ? plan.serialize().size() : 0);
   set_classes(op);
-  op.longest.resize(config.workers);
-  if (worker) {
-    op.deadline = op.spec.timeout < kNever - now ? now + op.spec.timeout : kNever;
-    op.push.reserve(op.grid.shards.size());
-    // Extra chunks cost more than they save where several workers pull. A chunk that some workers
-    // left out and others sent is pulled by all, and becomes final only when the regions of those
-    // without it close.
-    const bool may_differ = plan.pull == Pull::none || config.workers == 1;
-    for (const Grid::Shard& shard : op.grid.shards) {
-      op.push.emplace_back(plan, op.grid, shard, op.spec.critical, op.spec.priorities, may_differ);
-      op.pull.emplace_back(shard);
-      if (op.lossy_pull) op.ledgers.emplace_back(plan, op.grid, shard);
-    }
-    op.early.resize(op.grid.shards.size());
-    op.pull_asked.resize(op.grid.shards.size());
-    op.closes.resize(op.grid.shards.size());
-    op.commits.resize(op.grid.shards.size());
-  }
-  if (op.aggregates) {
-    const int self = worker ? config.endpoint : Aggregator::kNoSelf;
-    op.aggregator = std::make_unique<Aggregator>(plan, op.grid, op.own_shard(), config.workers,
-                                                 self, op.spec.data, memory, op.spec.priorities);
-    op.back.reserve(config.workers);
-    for (uint16_t w = 0; w < config.workers; ++w)
-      op.back.emplace_back(plan, op.grid, op.own_shard(),
-                           op.pulls ? op.aggregator->finished() : kNoChunks);
-    op.push_asked.resize(config.workers);
-    op.opens.resize(config.workers);
-    op.votes.resize(config.workers);
-    op.withheld = Bitmap(op.own_shard().size());
-    op.withheld_elements.resize(plan.regions.size());
-  }
+  if (worker) make_worker_part(op, now);
+  if (config.aggregates()) make_aggregator_part(op);
+  op.slot = take_slot();
   ops.emplace(op.id, std::move(owned));
   recount(op);
+  op_changed(op);
   return op;
+}
+
+void Endpoint::Impl::make_worker_part(Op& op, Nanos now) {
+  const Plan& plan = op.spec.plan;
+  op.worker = std::make_unique<WorkerPart>();
+  op.deadline = op.spec.timeout < kNever - now ? now + op.spec.timeout : kNever;
+  // Extra chunks cost more than they save where several workers pull. A chunk that some workers
+  // left out and others sent is pulled by all, and becomes final only when the regions of those
+  // without it close.
+  const bool may_differ = plan.pull == Pull::none || config.workers == 1;
+  const size_t shards = op.grid.shards.size();
+  op.worker->push.reserve(shards);
+  for (const Grid::Shard& shard : op.grid.shards) {
+    op.worker->push.emplace_back(plan, op.grid, shard, op.spec.critical, op.spec.priorities,
+                                 may_differ);
+    op.worker->pull.emplace_back(shard);
+    if (op.rules.lossy_pull) op.worker->ledgers.emplace_back(plan, op.grid, shard);
+  }
+  op.worker->early.resize(shards);
+  op.worker->pull_asked.resize(shards);
+  op.worker->closes.resize(shards);
+  op.worker->commits.resize(shards);
+}
+
+void Endpoint::Impl::make_aggregator_part(Op& op) {
+  const Plan& plan = op.spec.plan;
+  const int self = op.worker ? config.endpoint : Aggregator::kNoSelf;
+  op.aggregator = std::make_unique<AggregatorPart>(plan, op.grid, config.shard(), config.workers,
+                                                   self, op.spec.data, memory, op.spec.priorities);
+  AggregatorPart& part = *op.aggregator;
+  part.back.reserve(config.workers);
+  for (uint16_t w = 0; w < config.workers; ++w)
+    part.back.emplace_back(plan, op.grid, op.own_shard(),
+                           op.rules.pulls ? part.sum.finished() : kNoChunks);
+  part.withheld.chunks = Bitmap(op.own_shard().size());
+  part.withheld.elements.resize(plan.regions.size());
+  part.result_class = result_classes(op);
 }
 
 Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
@@ -138,8 +133,8 @@ Endpoint::Impl::Room Endpoint::Impl::room_for(uint64_t op, uint64_t need, uint64
 bool Endpoint::Impl::stuck(uint64_t op) const {
   return std::ranges::none_of(ops, [this, op](const auto& entry) {
     const Op& other = *entry.second;
-    return lane_of(other.id) == lane_of(op) || (other.worker && other.done) ||
-           (other.aggregator && all_opened(other));
+    return lane_of(other.id) == lane_of(op) || (other.done()) ||
+           (other.aggregator && other.aggregator->sum.all_opened());
   });
 }
 
@@ -182,19 +177,19 @@ void Endpoint::Impl::begin(OpSpec spec, Nanos since, Nanos now) {
   for (uint16_t a = 0; a < config.aggregators(); ++a) {
     const uint16_t to = config.aggregator_endpoint(a);
     if (to == config.endpoint) {
-      op.push[a].finish();
+      op.worker->push[a].finish();
       continue;
     }
     if (op.grid.shards[a].size() == 0 && a != 0 && config.servers == 0) {
-      op.push[a].finish();
+      op.worker->push[a].finish();
     }
     send_open(to, op, op.grid.shards[a]);
   }
   const uint64_t id = op.id;
   recount(op);
   if (op.aggregator) {
-    op.votes[config.endpoint] = op.spec.stats;
-    op.aggregator->open(config.endpoint, op.spec.critical, now);
+    op.aggregator->votes[config.endpoint] = op.spec.stats;
+    op.aggregator->sum.open(config.endpoint, op.spec.critical, now);
     after_sum(op, now);
   }
   if (find(id)) replay(id, now);
@@ -202,10 +197,11 @@ void Endpoint::Impl::begin(OpSpec spec, Nanos since, Nanos now) {
 }
 
 void Endpoint::Impl::fail_op(Op& op, const Failure& why) {
-  if (!op.worker || op.done) return;
+  if (!op.working()) return;
   abandoned = std::min(abandoned, op.place);
-  op.done = true;
+  op.worker->done = true;
   op.deadline = kNever;
+  op_changed(op);
   report_failed(op.spec, why);
 }
 
@@ -253,40 +249,59 @@ bool Endpoint::Impl::still_possible(const Op& op, Nanos now) {
 
 // True when no peer needs anything of this op from here any more.
 bool Endpoint::Impl::drained(const Op& op) const {
-  if (op.worker && !op.done) return false;
-  bool others_left = true;
-  for (const auto& p : paths)
-    if (p && !(p->farewell.gone && p->farewell.gone_op > op.place)) others_left = false;
+  if (op.working()) return false;
+  const bool others_left = std::ranges::all_of(
+      paths, [&op](const auto& p) { return !p || p->farewell.complete(op.place); });
   if (others_left) return true;
   if (op.control_open) return false;
   if (!op.aggregator) return true;
-  if (!op.aggregator->all_final() || !op.close_sent) return false;
-  if (op.shard == 0 && !op.fold_sent) return false;
-  if (op.committed && !op.commit_sent) return false;
-  if (!op.pulls) return true;
-  const auto results = static_cast<uint32_t>(op.aggregator->finished().size());
+  const AggregatorPart& part = *op.aggregator;
+  if (!part.sum.all_final() || !part.close_sent) return false;
+  if (part.shard == 0 && !part.fold_sent) return false;
+  if (op.rules.committed && !part.commit_sent) return false;
+  if (!op.rules.pulls) return true;
+  const auto results = static_cast<uint32_t>(part.sum.finished().size());
   for (uint16_t w = 0; w < config.workers; ++w) {
-    if (w == config.endpoint) continue;
-    const Path& path = *paths[w];
-    if (path.farewell.gone && path.farewell.gone_op > op.place) continue;
-    if (op.lossy_pull ? !op.back[w].settled()
-                      : op.back[w].acked_count() + op.withheld_count < results)
+    if (w == config.endpoint || paths[w]->farewell.complete(op.place)) continue;
+    const PullSender& back = part.back[w];
+    if (op.rules.lossy_pull ? !back.settled() : back.acked_count() + part.withheld.count < results)
       return false;
   }
   return true;
 }
 
-// Frees the drained ops, in any order.
-void Endpoint::Impl::free_drained() {
-  for (auto it = ops.begin(); it != ops.end();) {
-    if (!drained(*it->second)) {
-      ++it;
-      continue;
-    }
-    drop(*it->second);
-    lane(it->first).finish(number_of(it->first));
-    it = ops.erase(it);
+// Notes that an op may be drained, or that its timers may have changed.
+void Endpoint::Impl::op_changed(Op& op) {
+  op_timers.set(op.slot, op.aggregator ? std::min(op.deadline, op.aggregator->sum.next_timer())
+                                       : op.deadline);
+  if (op.changed) return;
+  op.changed = true;
+  changed_ops.push_back(op.id);
+}
+
+size_t Endpoint::Impl::take_slot() {
+  if (free_slots.empty()) {
+    const size_t slot = ops.size();
+    op_timers.grow(slot + 1);
+    return slot;
   }
+  const size_t slot = free_slots.back();
+  free_slots.pop_back();
+  return slot;
+}
+
+// Frees the drained ones among the ops that have changed.
+void Endpoint::Impl::free_drained() {
+  for (const uint64_t id : changed_ops) {
+    const auto it = ops.find(id);
+    if (it == ops.end()) continue;
+    it->second->changed = false;
+    if (!drained(*it->second)) continue;
+    drop(*it->second);
+    lane(id).finish(number_of(id));
+    ops.erase(it);
+  }
+  changed_ops.clear();
 }
 
 // Frees the drained ops, and starts those that wait for memory.

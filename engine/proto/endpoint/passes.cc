@@ -9,25 +9,26 @@ namespace gradwire {
 // True when the loss of a packet alone causes it to be sent again. In passes it does not: a BITMAP
 // reports what is missing.
 bool Endpoint::Impl::recovers(const Op& op, wire::Kind kind) {
-  return !op.probes || (kind != wire::Kind::push && !(kind == wire::Kind::pull && op.lossy_pull));
+  return !op.rules.probes ||
+         (kind != wire::Kind::push && !(kind == wire::Kind::pull && op.rules.lossy_pull));
 }
 
 // Sends the PROBE of each pass that has been sent.
 void Endpoint::Impl::end_passes() {
   for (auto& [id, op] : ops) {
-    if (!op->probes) continue;
-    if (op->worker && !op->done) {
-      for (uint16_t a = 0; a < op->push.size(); ++a) {
-        PassSender& passes = *op->push[a].passes();
+    if (!op->rules.probes) continue;
+    if (op->working()) {
+      for (uint16_t a = 0; a < op->worker->push.size(); ++a) {
+        PassSender& passes = *op->worker->push[a].passes();
         if (passes.take_probe())
           send_pass(config.aggregator_endpoint(a), *op, wire::Kind::probe,
                     {wire::Way::push, passes.pass()});
       }
     }
-    if (!op->aggregator || !op->lossy_pull) continue;
+    if (!op->aggregator || !op->rules.lossy_pull) continue;
     for (uint16_t w = 0; w < config.workers; ++w) {
       if (w == config.endpoint || paths[w]->farewell.gone) continue;
-      PassSender& passes = *op->back[w].passes();
+      PassSender& passes = *op->aggregator->back[w].passes();
       if (passes.take_probe())
         send_pass(w, *op, wire::Kind::probe, {wire::Way::pull, passes.pass()});
     }
@@ -71,30 +72,30 @@ void Endpoint::Impl::send_bitmap(uint16_t to, Op& op, const wire::Pass& pass,
 // Packets that arrive after the STOP was sent report an outdated backlog, which would take credit
 // from other senders.
 void Endpoint::Impl::answer_push(Op& op, uint16_t worker) {
-  PassReceiver& asked = op.push_asked[worker];
+  PassReceiver& asked = op.aggregator->push_asked[worker];
   if (asked.stopped()) credit.ask(paths[worker]->grant, 0);
   if (asked.stopped() || op.own_shard().size() == 0) return;
-  if (op.aggregator->undecided(worker) == 0) {
+  if (op.aggregator->sum.undecided(worker) == 0) {
     credit.ask(paths[worker]->grant, 0);
     send_pass(worker, op, wire::Kind::stop, {wire::Way::push, asked.stop()});
-  } else if (asked.waiting() && op.aggregator->opened(worker)) {
-    send_bitmap(worker, op, {wire::Way::push, asked.answer()}, op.aggregator->missing(worker));
+  } else if (asked.waiting() && op.aggregator->sum.opened(worker)) {
+    send_bitmap(worker, op, {wire::Way::push, asked.answer()}, op.aggregator->sum.missing(worker));
   }
 }
 
 // Answers an aggregator's pull in the same way. Before CLOSE it is not known how many results
 // suffice.
 void Endpoint::Impl::answer_pull(Op& op, uint16_t aggregator) {
-  PullLedger& ledger = op.ledgers[aggregator];
+  PullLedger& ledger = op.worker->ledgers[aggregator];
   if (!ledger.closed()) return;
   const uint16_t to = config.aggregator_endpoint(aggregator);
-  if (!op.probes) {
+  if (!op.rules.probes) {
     const std::vector<uint32_t> regions = ledger.take_enough();
     if (!regions.empty()) send_list(to, op, wire::Kind::enough, regions);
     if (ledger.enough()) credit.ask(paths[to]->grant, 0);
     return;
   }
-  PassReceiver& asked = op.pull_asked[aggregator];
+  PassReceiver& asked = op.worker->pull_asked[aggregator];
   if (asked.stopped()) {
     credit.ask(paths[to]->grant, 0);
     return;
@@ -114,24 +115,27 @@ bool Endpoint::Impl::on_pass(uint16_t source, uint16_t aggregator, Op& op,
                              Nanos now) {
   const wire::Kind kind = header.common.kind;
   const auto pass = wire::read_pass(payload);
-  if (!pass || (pass->way == wire::Way::pull && !op.lossy_pull)) return false;
+  if (!pass || (pass->way == wire::Way::pull && !op.rules.lossy_pull)) return false;
   if (kind != wire::Kind::bitmap && payload.size() != wire::kPassBytes) return false;
   const bool push = pass->way == wire::Way::push;
   // The aggregator is the receiver of a push and the sender of a pull.
   if (push == (kind == wire::Kind::probe)) {
     if (!op.aggregator || source >= config.workers) return false;
-    if (!push && !op.close_sent) return false;  // before CLOSE a worker cannot know what it misses
+    if (!push && !op.aggregator->close_sent)
+      return false;  // before CLOSE a worker cannot know what it misses
   } else {
     if (aggregator == kNoAggregator || !op.worker) return false;
-    if (op.done) return true;
+    if (op.done()) return true;
   }
   if (kind == wire::Kind::probe) {
-    PassReceiver& asked = push ? op.push_asked[source] : op.pull_asked[aggregator];
+    PassReceiver& asked =
+        push ? op.aggregator->push_asked[source] : op.worker->pull_asked[aggregator];
     if (!asked.probe(pass->number)) return false;
     push ? answer_push(op, source) : answer_pull(op, aggregator);
     return true;
   }
-  PassSender& passes = push ? *op.push[aggregator].passes() : *op.back[source].passes();
+  PassSender& passes =
+      push ? *op.worker->push[aggregator].passes() : *op.aggregator->back[source].passes();
   if (kind == wire::Kind::bitmap) {
     const bool good =
         passes.bitmap_part(pass->number, header.chunk, payload.subspan(wire::kPassBytes),
@@ -142,47 +146,42 @@ bool Endpoint::Impl::on_pass(uint16_t source, uint16_t aggregator, Op& op,
   if (!passes.stop(pass->number)) return false;
   recount(op, *paths[source]);
   if (push) maybe_done(op, now);
+  if (!push) op_changed(op);
   retire_due |= !push;
   return true;
 }
 
 // Handles ENOUGH: the regions of which a worker needs no more results.
 bool Endpoint::Impl::on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload) {
-  if (!op.aggregator || source >= config.workers || !op.lossy_pull || op.probes || !op.close_sent ||
-      payload.size() % 4)
+  if (!op.aggregator || source >= config.workers || !op.rules.lossy_pull || op.rules.probes ||
+      !op.aggregator->close_sent || payload.size() % 4)
     return false;
   wire::Reader reader(payload);
   while (!reader.rest().empty()) {
     const auto region = reader.get<uint32_t>();
     if (region >= op.spec.plan.regions.size()) return false;
-    op.back[source].stop_region(region);
+    op.aggregator->back[source].stop_region(region);
   }
   recount(op, *paths[source]);
+  op_changed(op);
   retire_due = true;
   return true;
 }
 
 // True when the results of this shard suffice to end the op.
 bool Endpoint::Impl::has_enough(const Op& op, uint16_t aggregator) const {
-  const bool own = op.aggregator && aggregator == op.shard;
-  if (op.lossy_pull && !own) return op.ledgers[aggregator].enough();
-  return op.pull[aggregator].missing() == 0;
-}
-
-// True when every worker's OPEN has arrived. Only then is it known which chunks are critical.
-bool Endpoint::Impl::all_opened(const Op& op) const {
-  for (uint16_t w = 0; w < config.workers; ++w)
-    if (!op.aggregator->opened(w)) return false;
-  return true;
+  const bool own = op.aggregator && aggregator == op.aggregator->shard;
+  if (op.rules.lossy_pull && !own) return op.worker->ledgers[aggregator].enough();
+  return op.worker->pull[aggregator].missing() == 0;
 }
 
 // The results that every worker must have: those with a contribution that is critical for its
 // worker, and those that are not finite, which a loss scaler must find on all workers.
 Bitmap Endpoint::Impl::needed_results(const Op& op) const {
   Bitmap needed(op.own_shard().size());
-  for (const uint32_t chunk : op.aggregator->finished()) {
-    const std::vector<float> result = op.aggregator->result(chunk);
-    if (op.aggregator->critical(chunk) || !reduce::all_finite(result.data(), result.size()))
+  for (const uint32_t chunk : op.aggregator->sum.finished()) {
+    const std::vector<float> result = op.aggregator->sum.result(chunk);
+    if (op.aggregator->sum.critical(chunk) || !reduce::all_finite(result.data(), result.size()))
       needed.set(chunk - op.own_shard().begin);
   }
   return needed;

@@ -6,22 +6,25 @@
 
 namespace gradwire {
 
-// Sets an op's classes, before its senders and sums are made. Critical chunks are of class 0. A
-// result has the first class that any worker gave its chunk, as far as pushes have arrived.
+// Sets an op's classes, before its senders and sums are made. Critical chunks are of class 0.
 void Endpoint::Impl::set_classes(Op& op) {
-  const Plan& plan = op.spec.plan;
-  control_dscp = dscp_of(plan, config.dscp, 0);
+  control_dscp = dscp_of(op.spec.plan, config.dscp, 0);
   std::vector<uint8_t>& priorities = op.spec.priorities;
-  if (!priorities.empty())
-    for (uint32_t c : op.spec.critical)
-      if (c < priorities.size()) priorities[c] = 0;
-  if (plan.class_dscp.empty() || !op.aggregates) return;
+  if (priorities.empty()) return;
+  for (uint32_t c : op.spec.critical)
+    if (c < priorities.size()) priorities[c] = 0;
+}
+
+// The classes of an op's results at first. A result has the first class that any worker gave its
+// chunk, as far as pushes have arrived.
+std::vector<uint8_t> Endpoint::Impl::result_classes(const Op& op) {
+  if (op.spec.plan.class_dscp.empty()) return {};
+  const std::vector<uint8_t>& own = op.spec.priorities;
   const Grid::Shard& shard = op.own_shard();
-  if (priorities.empty()) {
-    op.result_class.assign(shard.size(), op.worker ? 0 : kPriorityClasses - 1);
-  } else {
-    op.result_class.assign(priorities.begin() + shard.begin, priorities.begin() + shard.end);
-  }
+  if (own.empty())
+    return std::vector<uint8_t>(shard.size(),
+                                op.worker ? uint8_t{0} : uint8_t{kPriorityClasses - 1});
+  return {own.begin() + shard.begin, own.begin() + shard.end};
 }
 
 uint16_t Endpoint::Impl::class_flag(const Op& op, uint32_t chunk) {
@@ -30,8 +33,8 @@ uint16_t Endpoint::Impl::class_flag(const Op& op, uint32_t chunk) {
 }
 
 void Endpoint::Impl::note_class(Op& op, const wire::Header& header) {
-  if (op.result_class.empty()) return;
-  uint8_t& known = op.result_class[header.chunk - op.own_shard().begin];
+  if (op.aggregator->result_class.empty()) return;
+  uint8_t& known = op.aggregator->result_class[header.chunk - op.own_shard().begin];
   known = std::min(known, wire::priority_class(header.flags));
 }
 
@@ -41,10 +44,10 @@ uint8_t Endpoint::Impl::next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bo
   const Plan& plan = op.spec.plan;
   uint32_t chunk = 0;
   if (plan.class_dscp.empty()) return config.dscp;
-  if (aggregator != kNoAggregator && op.push[aggregator].peek(chunk, fresh))
+  if (aggregator != kNoAggregator && op.worker->push[aggregator].peek(chunk, fresh))
     return dscp_of(plan, config.dscp, op.spec.priorities.empty() ? 0 : op.spec.priorities[chunk]);
-  if (op.aggregator && peer < config.workers && op.back[peer].peek(chunk))
-    return dscp_of(plan, config.dscp, op.result_class[chunk - op.own_shard().begin]);
+  if (op.aggregator && peer < config.workers && op.aggregator->back[peer].peek(chunk))
+    return dscp_of(plan, config.dscp, op.aggregator->result_class[chunk - op.own_shard().begin]);
   return config.dscp;
 }
 

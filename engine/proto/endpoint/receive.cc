@@ -128,8 +128,9 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
       path.farewell.gone_op = std::max(path.farewell.gone_op, bye->complete_below);
       if (path.farewell.gone) return;
       path.farewell.gone = any_gone = true;
+      for (auto& [id, op] : ops) op_changed(*op);
       for (auto& [id, op] : ops)
-        if (!(op->worker && op->done) && !still_possible(*op, now)) return;
+        if (!(op->done()) && !still_possible(*op, now)) return;
       retire(now);
       return;
     }
@@ -257,27 +258,27 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
   switch (kind) {
     case wire::Kind::push: {
       if (!op.aggregator || !from_worker) break;
-      const auto added = op.aggregator->add(source, header.chunk, payload,
-                                            header.flags & wire::kTail, now, stashed);
+      const auto added = op.aggregator->sum.add(source, header.chunk, payload,
+                                                header.flags & wire::kTail, now, stashed);
       if (added == Aggregator::Added::no_memory) return Fate::refused;
       if (added == Aggregator::Added::malformed) break;
       note_class(op, header);
       after_sum(op, now);
-      op.probes ? answer_push(op, source) : void_backlog(op, source);
+      op.rules.probes ? answer_push(op, source) : void_backlog(op, source);
       return Fate::taken;
     }
     case wire::Kind::pull: {
-      if (op.done) return Fate::taken;
-      if (aggregator == kNoAggregator || !op.worker || !op.pulls ||
+      if (op.done()) return Fate::taken;
+      if (aggregator == kNoAggregator || !op.worker || !op.rules.pulls ||
           header.chunk >= op.grid.chunks() || op.grid.aggregator_of(header.chunk) != aggregator ||
           !codec::valid(op.spec.plan.format, payload, op.grid.length(header.chunk)))
         break;
-      if (op.pull[aggregator].insert(header.chunk)) {
+      if (op.worker->pull[aggregator].insert(header.chunk)) {
         apply(op, header.chunk, payload.data(), now);
-        op.push[aggregator].decided(header.chunk);
+        op.worker->push[aggregator].decided(header.chunk);
         recount(op, path);
-        if (op.lossy_pull) {
-          op.ledgers[aggregator].arrived(header.chunk);
+        if (op.rules.lossy_pull) {
+          op.worker->ledgers[aggregator].arrived(header.chunk);
           answer_pull(op, aggregator);
         }
         maybe_done(op, now);
@@ -286,14 +287,14 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
     }
     case wire::Kind::open:
       if (!op.aggregator || !from_worker) break;
-      good = on_message(op, source, kind, op.opens[source], header, payload, now);
+      good = on_message(op, source, kind, op.aggregator->opens[source], header, payload, now);
       break;
     case wire::Kind::forgive: {
       if (!op.aggregator || !from_worker || payload.size() % 4) break;
       wire::Reader reader(payload);
       while (!reader.rest().empty()) {
         const auto chunk = reader.get<uint32_t>();
-        if (op.aggregator->forgive(source, chunk)) continue;
+        if (op.aggregator->sum.forgive(source, chunk)) continue;
         fail({name(source) + " gave up chunk " + std::to_string(chunk) + " of step " +
                   std::to_string(op.spec.step) + ", which its bound does not allow",
               source, Cause::bound},
@@ -308,44 +309,44 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
       if (path.control.open() >= kMostFrames) return Fate::refused;
       [[fallthrough]];
     case wire::Kind::bitmap:
-      good = op.probes && on_pass(source, aggregator, op, header, payload, now);
+      good = op.rules.probes && on_pass(source, aggregator, op, header, payload, now);
       break;
     case wire::Kind::enough:
       good = on_enough(source, op, payload);
       break;
     case wire::Kind::stop: {
-      if (op.probes) {
+      if (op.rules.probes) {
         good = on_pass(source, aggregator, op, header, payload, now);
         break;
       }
-      if (op.done) return Fate::taken;
+      if (op.done()) return Fate::taken;
       if (aggregator == kNoAggregator || !op.worker || payload.size() % 4) break;
       wire::Reader reader(payload);
       good = true;
       while (!reader.rest().empty()) {
         const auto region = reader.get<uint32_t>();
-        good = good && !op.exact && region < op.spec.plan.regions.size() &&
+        good = good && !op.rules.exact && region < op.spec.plan.regions.size() &&
                op.spec.plan.regions[region].bound > 0;
-        if (good) op.push[aggregator].stop_region(region);
+        if (good) op.worker->push[aggregator].stop_region(region);
       }
       recount(op, path);
       break;
     }
     case wire::Kind::close:
       // An exact plan with an exact pull has no CLOSE.
-      if (aggregator == kNoAggregator || !op.worker || !op.has_close) break;
-      if (op.done) return Fate::taken;
-      good = on_message(op, aggregator, kind, op.closes[aggregator], header, payload, now);
+      if (aggregator == kNoAggregator || !op.worker || !op.rules.has_close) break;
+      if (op.done()) return Fate::taken;
+      good = on_message(op, aggregator, kind, op.worker->closes[aggregator], header, payload, now);
       break;
     case wire::Kind::commit:
-      if (aggregator == kNoAggregator || !op.worker || !op.committed) break;
-      if (op.done) return Fate::taken;
-      good = on_message(op, aggregator, kind, op.commits[aggregator], header, payload, now);
+      if (aggregator == kNoAggregator || !op.worker || !op.rules.committed) break;
+      if (op.done()) return Fate::taken;
+      good = on_message(op, aggregator, kind, op.worker->commits[aggregator], header, payload, now);
       break;
     case wire::Kind::fold:
       if (aggregator != 0 || !op.worker) break;
-      if (op.done) return Fate::taken;
-      good = on_message(op, aggregator, kind, op.fold, header, payload, now);
+      if (op.done()) return Fate::taken;
+      good = on_message(op, aggregator, kind, op.worker->fold, header, payload, now);
       break;
     default:
       break;

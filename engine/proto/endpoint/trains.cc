@@ -47,10 +47,11 @@ uint64_t Endpoint::Impl::backlog(const Path& path) const {
 // Counts what waits of an op for a peer; call it whenever that may have changed.
 void Endpoint::Impl::recount(const Op& op, Path& path) {
   Scheduler::Waiting waiting;
-  if (op.aggregator && path.peer < config.workers) waiting.ready = op.back[path.peer].backlog();
+  if (op.aggregator && path.peer < config.workers)
+    waiting.ready = op.aggregator->back[path.peer].backlog();
   const uint16_t aggregator = config.aggregator_at(path.peer);
-  if (op.worker && !op.done && aggregator != kNoAggregator) {
-    const PushSender& push = op.push[aggregator];
+  if (op.working() && aggregator != kNoAggregator) {
+    const PushSender& push = op.worker->push[aggregator];
     const uint32_t again = push.backlog(false);
     waiting.ready += again;
     (early(path, op) ? waiting.early : waiting.ready) += push.backlog() - again;
@@ -70,17 +71,19 @@ void Endpoint::Impl::note_started(Path& path, uint64_t below) {
   if (!path.started.note_next(below) || config.servers) return;
   for (auto& [id, op] : ops) {
     if (lane_of(id) != lane_of(below) || id < before || id >= below) continue;
-    if (op->worker) path.early_sent -= std::exchange(op->early[path.peer], 0);
+    if (op->worker) path.early_sent -= std::exchange(op->worker->early[path.peer], 0);
     recount(*op, path);
   }
 }
 
 // An op ends here: nothing of it waits any more.
 void Endpoint::Impl::drop(const Op& op) {
+  op_timers.set(op.slot, kNever);
+  free_slots.push_back(op.slot);
   for (auto& p : paths) {
     if (!p) continue;
     scheduler.set_waiting(p->peer, op.id, {});
-    if (op.worker && config.servers == 0) p->early_sent -= op.early[p->peer];
+    if (op.worker && config.servers == 0) p->early_sent -= op.worker->early[p->peer];
     touch(*p);
   }
 }
@@ -210,8 +213,7 @@ void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train
   // own.
   const bool in_parts = longest > path.limit.bytes();
   if (train.count && (longest != train.segment_bytes || in_parts)) return;
-  const uint16_t aggregator =
-      op.worker && !op.done ? config.aggregator_at(path.peer) : kNoAggregator;
+  const uint16_t aggregator = op.working() ? config.aggregator_at(path.peer) : kNoAggregator;
   const bool is_early = early(path, op);
   while (!filling.full) {
     if (train.count >= filling.most || path.recovery.full()) {
@@ -228,7 +230,7 @@ void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train
     if (!next_chunk(path, op, aggregator, fresh, chunk, train)) return;
     if (chunk.encoded) filling.encoded += op.grid.length(chunk.id);
     if (is_early && chunk.kind == wire::Kind::push && !chunk.again) {
-      ++op.early[aggregator];
+      ++op.worker->early[aggregator];
       ++path.early_sent;
       filling.room -= std::min<uint64_t>(filling.room, 1);
     }
@@ -247,7 +249,8 @@ void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train
 bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fresh, Chunk& chunk,
                                 const Train& train) {
   // Pushes go first, because the results of all workers wait for them.
-  if (aggregator != kNoAggregator && op.push[aggregator].next(chunk.id, chunk.again, fresh)) {
+  if (aggregator != kNoAggregator &&
+      op.worker->push[aggregator].next(chunk.id, chunk.again, fresh)) {
     const codec::Format& format = op.spec.plan.format;
     const float* values = op.spec.data + op.grid.offset[chunk.id];
     chunk.kind = wire::Kind::push;
@@ -255,14 +258,14 @@ bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fr
     chunk.payload = chunk.encoded ? encode(format, values, op.grid.length(chunk.id), train)
                                   : static_cast<const void*>(values);
     chunk.flags = class_flag(op, chunk.id);
-    if (op.push[aggregator].in_tail()) chunk.flags |= wire::kTail;
+    if (op.worker->push[aggregator].in_tail()) chunk.flags |= wire::kTail;
     return true;
   }
   if (!op.aggregator || path.peer >= config.workers ||
-      !op.back[path.peer].next(chunk.id, chunk.again))
+      !op.aggregator->back[path.peer].next(chunk.id, chunk.again))
     return false;
   chunk.kind = wire::Kind::pull;
-  chunk.payload = op.aggregator->result_payload(chunk.id);
+  chunk.payload = op.aggregator->sum.result_payload(chunk.id);
   return true;
 }
 
@@ -295,10 +298,10 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, con
   ++train.count;
   const uint32_t bytes = packet.bytes;
   sent(path, packet, now);
-  ++op.packets_sent;
-  op.bytes_sent += bytes;
+  ++op.traffic.packets;
+  op.traffic.bytes += bytes;
   if (chunk.again) {
-    ++op.retransmissions;
+    ++op.traffic.retransmissions;
     ++counters.retransmissions;
   }
   return bytes;

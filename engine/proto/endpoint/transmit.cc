@@ -157,7 +157,7 @@ bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
   const bool worker = config.endpoint < config.workers;
   wire::Bye bye{worker ? std::min(made, abandoned) : 0, closing, path.farewell.gone};
   for (const auto& [id, op] : ops)
-    if (op->worker && !op->done) bye.complete_below = std::min(bye.complete_below, op->place);
+    if (op->working()) bye.complete_below = std::min(bye.complete_below, op->place);
   uint8_t* at = begin_control(train, path.peer, wire::kByeBytes);
   wire::write_bye(at, common(wire::Kind::bye), bye);
   end_control(train, wire::kByeBytes, control_dscp);
@@ -188,8 +188,8 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   end_control(train, bytes, control_dscp, path.ecn.sent.capable() ? kEct0 : kNotEct);
   sent(path, packet, now);
   if (Op* op = find(frame.op)) {
-    ++op->packets_sent;
-    op->bytes_sent += bytes;
+    ++op->traffic.packets;
+    op->traffic.bytes += bytes;
   }
   return true;
 }

@@ -83,6 +83,7 @@ void Aggregator::open(uint16_t worker, std::span<const uint32_t> critical, Nanos
   Worker& w = worker_[worker];
   if (w.opened) return;
   w.opened = true;
+  ++opened_;
   w.open_time = now;
   for (uint32_t c : critical) {
     if (c < shard_.begin || c >= shard_.end) continue;

@@ -35,6 +35,8 @@ class Aggregator {
   // Takes a worker's OPEN. `critical`: the ids of this worker's chunks that must count.
   void open(uint16_t worker, std::span<const uint32_t> critical, Nanos now);
   bool opened(uint16_t worker) const { return worker_[worker].opened; }
+  // True when every worker's OPEN has arrived. Only then is it known which chunks are critical.
+  bool all_opened() const { return opened_ == workers_; }
   // Takes one chunk of a worker. `stashed`: the packet was acknowledged and stored before the op
   // started, so it is taken even when the memory limit is reached.
   Added add(uint16_t worker, uint32_t chunk, std::span<const uint8_t> payload, bool tail, Nanos now,
@@ -164,6 +166,7 @@ class Aggregator {
   std::vector<uint64_t> least_need_;  // by region: elements below which no schedule step closes it
   std::vector<Grid::Shard> region_chunks_;  // by region: its chunk ids inside the shard
   std::vector<Worker> worker_;
+  uint16_t opened_ = 0;  // workers
   std::vector<uint32_t> finished_;
   uint32_t undecided_ = 0;
   std::vector<Stop> stops_;
