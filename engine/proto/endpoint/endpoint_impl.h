@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,13 +68,27 @@ struct Endpoint::Impl {
   enum class Fate : uint8_t { taken, refused, malformed };
   Fate accept(Path& path, const wire::Header& header, uint64_t op_id,
               std::span<const uint8_t> datagram, Nanos now);
+  static Fate fate_of(bool good) { return good ? Fate::taken : Fate::malformed; }
+  std::optional<wire::Ping> read_ping(Path& path, std::span<const uint8_t> datagram);
+  bool on_ping(Path& path, std::span<const uint8_t> datagram, Nanos now);
+  bool on_pong(Path& path, std::span<const uint8_t> datagram, Nanos now);
+  bool on_error(Path& path, std::span<const uint8_t> datagram, Nanos now);
+  bool on_bye(Path& path, std::span<const uint8_t> datagram, Nanos now);
+  void measure_loss(Path& path, uint64_t number, uint64_t bytes, Nanos now);
+  Fate for_aggregator(Path& path, Op& op, const wire::Header& header,
+                      std::span<const uint8_t> payload, Nanos now, bool stashed);
+  Fate on_forgive(Path& path, Op& op, std::span<const uint8_t> payload, Nanos now);
+  Fate for_worker(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
+                  Nanos now);
+  bool on_pull(Path& path, Op& op, uint32_t chunk, std::span<const uint8_t> payload, Nanos now);
+  bool on_stop(Path& path, Op& op, std::span<const uint8_t> payload);
   Fate dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                 Nanos now, bool stashed = false);
   void flush(Nanos now);
   void replay(uint64_t op, Nanos now);
 
   // loss_detection.cc
-  void on_ack(Path& path, const wire::Ack& ack, Nanos now);
+  bool on_ack(Path& path, const wire::Ack& ack, Nanos now);
   void packet_acked(Path& path, const SentPacket& packet, Nanos now);
   void packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now);
   void packets_lost(Path& path, Nanos now);
@@ -170,8 +185,11 @@ struct Endpoint::Impl {
 
   // passes.cc
   void end_passes();
-  bool on_pass(uint16_t source, uint16_t aggregator, Op& op, const wire::Header& header,
-               std::span<const uint8_t> payload, Nanos now);
+  Fate on_pass_packet(Path& path, Op& op, const wire::Header& header,
+                      std::span<const uint8_t> payload, Nanos now);
+  bool on_probe(uint16_t source, Op& op, const wire::Pass& pass);
+  bool on_pass_answer(Path& path, Op& op, const wire::Header& header, const wire::Pass& pass,
+                      std::span<const uint8_t> missing, Nanos now);
   bool on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload);
   void answer_push(Op& op, uint16_t worker);
   void answer_pull(Op& op, uint16_t aggregator);

@@ -67,13 +67,11 @@ void Endpoint::Impl::packets_lost(Path& path, Nanos now) {
   touch(path);
 }
 
-void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
+// False when the ACK is malformed.
+bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   acked.clear();
   touch(path);
-  if (!path.recovery.on_ack(ack, now, acked)) {
-    ++counters.malformed;
-    return;
-  }
+  if (!path.recovery.on_ack(ack, now, acked)) return false;
   const uint64_t granted = wire::expand(ack.credit, path.recovery.next());
   if (granted > path.allowed.credit && granted < path.recovery.next() + SentPackets::kMost) {
     path.allowed.credit = granted;
@@ -90,30 +88,30 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     packet_acked(path, packet, now);
   }
   on_counts(path, ack, now);
-  if (acked.bytes) {
-    path.recovery.detect_losses(lost);
-    packets_lost(path, now);
-    departing.add(path.peer, Nanos{ack.queue_us} * kMicrosecond, acked.bytes, now);
-    SendController::Report report;
-    report.bytes = acked.bytes;
-    report.loss = path.loss_to.reported;
-    // The windows bound how far loss may stretch this one.
-    if (sender.add_loss(acked.bytes, report.loss, now) > 0) report.windows = windows(now);
-    const Rtt& rtt = path.recovery.rtt;
-    report.round = rtt.round();
-    report.rtprop = rtt.minimum();
-    report.queue = departing.shared(now);
-    // With one destination the queue may be at either end, and the receiver's credit already keeps
-    // it short (or competes). The send window must not shrink for it a second time.
-    const bool alone = departing.in_use(now) == 1;
-    if (alone && !long_path(rtt.minimum()))
-      report.queue = std::min(report.queue, config.delay_target);
-    if (!alone) report.last_sent = path.recovery.largest_acked_sent();
-    sender.on_ack(report, now);
-    counters.btlbw = btlbw();
-    counters.send_window = sender.window().bytes();
-    retire(now);
-  }
+  if (acked.bytes == 0) return true;
+  path.recovery.detect_losses(lost);
+  packets_lost(path, now);
+  departing.add(path.peer, Nanos{ack.queue_us} * kMicrosecond, acked.bytes, now);
+  SendController::Report report;
+  report.bytes = acked.bytes;
+  report.loss = path.loss_to.reported;
+  // The windows bound how far loss may stretch this one.
+  if (sender.add_loss(acked.bytes, report.loss, now) > 0) report.windows = windows(now);
+  const Rtt& rtt = path.recovery.rtt;
+  report.round = rtt.round();
+  report.rtprop = rtt.minimum();
+  report.queue = departing.shared(now);
+  // With one destination the queue may be at either end, and the receiver's credit already keeps
+  // it short (or competes). The send window must not shrink for it a second time.
+  const bool alone = departing.in_use(now) == 1;
+  if (alone && !long_path(rtt.minimum()))
+    report.queue = std::min(report.queue, config.delay_target);
+  if (!alone) report.last_sent = path.recovery.largest_acked_sent();
+  sender.on_ack(report, now);
+  counters.btlbw = btlbw();
+  counters.send_window = sender.window().bytes();
+  retire(now);
+  return true;
 }
 
 void Endpoint::Impl::check_probe(Path& path, Nanos now) {

@@ -6,6 +6,11 @@
 
 namespace gradwire {
 
+namespace {
+// Control frames waiting for a peer above which its PROBEs are refused.
+constexpr size_t kMostFrames = 1024;
+}  // namespace
+
 // True when the loss of a packet alone causes it to be sent again. In passes it does not: a BITMAP
 // reports what is missing.
 bool Endpoint::Impl::recovers(const Op& op, wire::Kind kind) {
@@ -108,46 +113,62 @@ void Endpoint::Impl::answer_pull(Op& op, uint16_t aggregator) {
   }
 }
 
-// Handles PROBE, BITMAP and STOP; false when the packet is malformed. `aggregator`: the source's
-// number.
-bool Endpoint::Impl::on_pass(uint16_t source, uint16_t aggregator, Op& op,
-                             const wire::Header& header, std::span<const uint8_t> payload,
-                             Nanos now) {
+// Takes a packet of control "probe", or ENOUGH.
+Endpoint::Impl::Fate Endpoint::Impl::on_pass_packet(Path& path, Op& op, const wire::Header& header,
+                                                    std::span<const uint8_t> payload, Nanos now) {
   const wire::Kind kind = header.common.kind;
+  if (kind == wire::Kind::enough) return fate_of(on_enough(path.peer, op, payload));
+  // Each PROBE has an answer, and a correct peer sends the next only after it has taken that.
+  if (kind == wire::Kind::probe && path.control.open() >= kMostFrames) return Fate::refused;
   const auto pass = wire::read_pass(payload);
-  if (!pass || (pass->way == wire::Way::pull && !op.rules.lossy_pull)) return false;
-  if (kind != wire::Kind::bitmap && payload.size() != wire::kPassBytes) return false;
-  const bool push = pass->way == wire::Way::push;
+  if (!op.rules.probes || !pass || (pass->way == wire::Way::pull && !op.rules.lossy_pull))
+    return Fate::malformed;
+  if (kind != wire::Kind::bitmap && payload.size() != wire::kPassBytes) return Fate::malformed;
   // The aggregator is the receiver of a push and the sender of a pull.
-  if (push == (kind == wire::Kind::probe)) {
-    if (!op.aggregator || source >= config.workers) return false;
-    if (!push && !op.aggregator->close_sent)
-      return false;  // before CLOSE a worker cannot know what it misses
-  } else {
-    if (aggregator == kNoAggregator || !op.worker) return false;
-    if (op.done()) return true;
-  }
-  if (kind == wire::Kind::probe) {
-    PassReceiver& asked =
-        push ? op.aggregator->push_asked[source] : op.worker->pull_asked[aggregator];
-    if (!asked.probe(pass->number)) return false;
-    push ? answer_push(op, source) : answer_pull(op, aggregator);
+  const bool push = pass->way == wire::Way::push;
+  const bool probe = kind == wire::Kind::probe;
+  if (push == probe ? !op.aggregator || path.peer >= config.workers
+                    : !op.worker || config.aggregator_at(path.peer) == kNoAggregator)
+    return Fate::malformed;
+  if (push != probe && op.done()) return Fate::taken;
+  if (probe) return fate_of(on_probe(path.peer, op, *pass));
+  return fate_of(on_pass_answer(path, op, header, *pass, payload.subspan(wire::kPassBytes), now));
+}
+
+bool Endpoint::Impl::on_probe(uint16_t source, Op& op, const wire::Pass& pass) {
+  if (pass.way == wire::Way::push) {
+    if (!op.aggregator->push_asked[source].probe(pass.number)) return false;
+    answer_push(op, source);
     return true;
   }
-  PassSender& passes =
-      push ? *op.worker->push[aggregator].passes() : *op.aggregator->back[source].passes();
-  if (kind == wire::Kind::bitmap) {
-    const bool good =
-        passes.bitmap_part(pass->number, header.chunk, payload.subspan(wire::kPassBytes),
-                           part_bytes() - static_cast<uint32_t>(wire::kPassBytes));
-    recount(op, *paths[source]);
+  const uint16_t aggregator = config.aggregator_at(source);
+  if (!op.worker->pull_asked[aggregator].probe(pass.number)) return false;
+  answer_pull(op, aggregator);
+  return true;
+}
+
+// Handles BITMAP and STOP.
+bool Endpoint::Impl::on_pass_answer(Path& path, Op& op, const wire::Header& header,
+                                    const wire::Pass& pass, std::span<const uint8_t> missing,
+                                    Nanos now) {
+  const bool push = pass.way == wire::Way::push;
+  if (!push && !op.aggregator->close_sent) return false;  // a worker cannot know what it misses
+  PassSender& passes = push ? *op.worker->push[config.aggregator_at(path.peer)].passes()
+                            : *op.aggregator->back[path.peer].passes();
+  if (header.common.kind == wire::Kind::bitmap) {
+    const uint32_t bytes = part_bytes() - static_cast<uint32_t>(wire::kPassBytes);
+    const bool good = passes.bitmap_part(pass.number, header.chunk, missing, bytes);
+    recount(op, path);
     return good;
   }
-  if (!passes.stop(pass->number)) return false;
-  recount(op, *paths[source]);
-  if (push) maybe_done(op, now);
-  if (!push) op_changed(op);
-  retire_due |= !push;
+  if (!passes.stop(pass.number)) return false;
+  recount(op, path);
+  if (push) {
+    maybe_done(op, now);
+  } else {
+    op_changed(op);
+    retire_due = true;
+  }
   return true;
 }
 

@@ -9,8 +9,6 @@ namespace gradwire {
 namespace {
 // Bytes of an ERROR's text.
 constexpr size_t kLongestError = 1024;
-// Control frames waiting for a peer above which its PROBEs are refused.
-constexpr size_t kMostFrames = 1024;
 }  // namespace
 
 void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram, Nanos now,
@@ -44,99 +42,92 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
 
 void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint8_t> datagram,
                                Nanos now, Nanos arrival, uint8_t ecn) {
-  const uint16_t source = path.peer;
+  bool good = true;
   if (wire::is_reliable(kind)) {
     on_reliable(path, datagram, now, arrival, ecn);
-    return;
+  } else if (kind == wire::Kind::ack) {
+    const auto ack = wire::read_ack(datagram);
+    good = ack && on_ack(path, *ack, now);
+  } else if (kind == wire::Kind::ping) {
+    good = on_ping(path, datagram, now);
+  } else if (kind == wire::Kind::pong) {
+    good = on_pong(path, datagram, now);
+  } else if (kind == wire::Kind::fragment) {
+    on_fragment(path, datagram, now, arrival, ecn);
+  } else if (kind == wire::Kind::error) {
+    good = on_error(path, datagram, now);
+  } else {
+    good = kind == wire::Kind::bye && on_bye(path, datagram, now);
   }
-  switch (kind) {
-    case wire::Kind::ack: {
-      const auto ack = wire::read_ack(datagram);
-      if (ack) {
-        on_ack(path, *ack, now);
-      } else {
-        ++counters.malformed;
-      }
-      return;
-    }
-    case wire::Kind::ping:
-    case wire::Kind::pong: {
-      const auto ping = wire::read_ping(datagram);
-      if (!ping) {
-        ++counters.malformed;
-        return;
-      }
-      if (source < config.workers)
-        note_started(
-            path, wire::expand(ping->begun, path.started.next_of(ping->begun), wire::kBegunBits));
-      if (kind == wire::Kind::ping) {
-        wire::Reader more(datagram.subspan(wire::kPingBytes));
-        if (const auto bytes = more.get<uint16_t>(); more.ok() && bytes) {
-          if (bytes < wire::kMinDatagram) {
-            ++counters.malformed;
-            return;
-          }
-          limit(path, bytes, now);
-        }
-        path.life.pong_now = true;
-        path.life.pong_stamp = ping->stamp;
-        // A peer that still pings has not received this endpoint's ERROR.
-        if (failure && path.farewell.errors_left == 0) path.farewell.errors_left = 1;
-        return;
-      }
-      const auto stamp = static_cast<Nanos>(ping->stamp);
-      const auto round = static_cast<Nanos>(wire::stamp_of(now - stamp));
-      if (round < kSecond) {
-        path.recovery.rtt.sample(round, 0, now);
-        if (path.limit.answered(ping->stamp, now, path.recovery.rtt.round())) lowered(path, now);
-        // The answered ping had the agreed length, or the length that the path has turned out to
-        // carry.
-        if (!path.life.connected && !path.limit.on_trial()) {
-          path.life.connected = true;
-          Event event;
-          event.type = Event::Type::connected;
-          event.endpoint = source;
-          events.push_back(std::move(event));
-        }
-      }
-      return;
-    }
-    case wire::Kind::fragment:
-      on_fragment(path, datagram, now, arrival, ecn);
-      return;
-    case wire::Kind::error: {
-      wire::Reader reader(datagram.subspan(wire::kCommonBytes));
-      const auto rank = reader.get<int32_t>();
-      const auto cause = static_cast<Cause>(reader.get<uint8_t>());
-      std::string text(reinterpret_cast<const char*>(reader.rest().data()), reader.rest().size());
-      if (!reader.ok() || text.size() > kLongestError) {
-        ++counters.malformed;
-        return;
-      }
-      fail({name(source) + " reports: " + text, rank, cause}, now);
-      return;
-    }
-    case wire::Kind::bye: {
-      const auto bye = wire::read_bye(datagram);
-      if (!bye) {
-        ++counters.malformed;
-        return;
-      }
-      path.farewell.acknowledged |= bye->heard;
-      if (!bye->leaves) return;
-      path.farewell.answer = !bye->heard && !closed;
-      path.farewell.gone_op = std::max(path.farewell.gone_op, bye->complete_below);
-      if (path.farewell.gone) return;
-      path.farewell.gone = any_gone = true;
-      for (auto& [id, op] : ops) op_changed(*op);
-      for (auto& [id, op] : ops)
-        if (!(op->done()) && !still_possible(*op, now)) return;
-      retire(now);
-      return;
-    }
-    default:
-      ++counters.malformed;
+  if (!good) ++counters.malformed;
+}
+
+// Takes what PING and PONG have in common: the op that starts next at the peer.
+std::optional<wire::Ping> Endpoint::Impl::read_ping(Path& path, std::span<const uint8_t> datagram) {
+  const auto ping = wire::read_ping(datagram);
+  if (ping && path.peer < config.workers)
+    note_started(path,
+                 wire::expand(ping->begun, path.started.next_of(ping->begun), wire::kBegunBits));
+  return ping;
+}
+
+bool Endpoint::Impl::on_ping(Path& path, std::span<const uint8_t> datagram, Nanos now) {
+  const auto ping = read_ping(path, datagram);
+  if (!ping) return false;
+  wire::Reader more(datagram.subspan(wire::kPingBytes));
+  if (const auto bytes = more.get<uint16_t>(); more.ok() && bytes) {
+    if (bytes < wire::kMinDatagram) return false;
+    limit(path, bytes, now);
   }
+  path.life.pong_now = true;
+  path.life.pong_stamp = ping->stamp;
+  // A peer that still pings has not received this endpoint's ERROR.
+  if (failure && path.farewell.errors_left == 0) path.farewell.errors_left = 1;
+  return true;
+}
+
+bool Endpoint::Impl::on_pong(Path& path, std::span<const uint8_t> datagram, Nanos now) {
+  const auto ping = read_ping(path, datagram);
+  if (!ping) return false;
+  const auto stamp = static_cast<Nanos>(ping->stamp);
+  const auto round = static_cast<Nanos>(wire::stamp_of(now - stamp));
+  if (round >= kSecond) return true;
+  path.recovery.rtt.sample(round, 0, now);
+  if (path.limit.answered(ping->stamp, now, path.recovery.rtt.round())) lowered(path, now);
+  // The answered ping had the agreed length, or the length that the path has turned out to carry.
+  if (path.life.connected || path.limit.on_trial()) return true;
+  path.life.connected = true;
+  Event event;
+  event.type = Event::Type::connected;
+  event.endpoint = path.peer;
+  events.push_back(std::move(event));
+  return true;
+}
+
+bool Endpoint::Impl::on_error(Path& path, std::span<const uint8_t> datagram, Nanos now) {
+  wire::Reader reader(datagram.subspan(wire::kCommonBytes));
+  const auto rank = reader.get<int32_t>();
+  const auto cause = static_cast<Cause>(reader.get<uint8_t>());
+  std::string text(reinterpret_cast<const char*>(reader.rest().data()), reader.rest().size());
+  if (!reader.ok() || text.size() > kLongestError) return false;
+  fail({name(path.peer) + " reports: " + text, rank, cause}, now);
+  return true;
+}
+
+bool Endpoint::Impl::on_bye(Path& path, std::span<const uint8_t> datagram, Nanos now) {
+  const auto bye = wire::read_bye(datagram);
+  if (!bye) return false;
+  path.farewell.acknowledged |= bye->heard;
+  if (!bye->leaves) return true;
+  path.farewell.answer = !bye->heard && !closed;
+  path.farewell.gone_op = std::max(path.farewell.gone_op, bye->complete_below);
+  if (path.farewell.gone) return true;
+  path.farewell.gone = any_gone = true;
+  for (auto& [id, op] : ops) op_changed(*op);
+  for (auto& [id, op] : ops)
+    if (!op->done() && !still_possible(*op, now)) return true;
+  retire(now);
+  return true;
 }
 
 void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now,
@@ -171,13 +162,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   } else {
     note_started(path, op_id + kLanes);
   }
-  const uint64_t before = path.acks.largest();
-  if (number < before) {
-    path.arriving.loss.late();
-  } else if (before) {
-    path.arriving.loss.add(static_cast<double>(number - before - 1), 1, now);
-    path.arriving.rate.add((number - before) * bytes, now);
-  }
+  measure_loss(path, number, bytes, now);
   if (path.acks.record(number, refused, arrival)) receive_window.lost();
   count_ecn(path, ecn, now);
   if (header->backlog == 0 || header->common.kind > wire::Kind::pull) path.acks.hurry();
@@ -185,6 +170,17 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   // much of the return path as a tenth of a chunk. When ACKs are lost heavily every packet gets
   // one, or what has arrived would be sent again.
   path.acks.after(path.loss_to.share(now) > kHeavyLoss ? 1 : path.grant.share / 3);
+}
+
+// Measures loss and rate of what the peer sends, by the number of a new packet.
+void Endpoint::Impl::measure_loss(Path& path, uint64_t number, uint64_t bytes, Nanos now) {
+  const uint64_t before = path.acks.largest();
+  if (number < before) {
+    path.arriving.loss.late();
+  } else if (before) {
+    path.arriving.loss.add(static_cast<double>(number - before - 1), 1, now);
+    path.arriving.rate.add((number - before) * bytes, now);
+  }
 }
 
 // Takes, refuses or rejects a new packet; only a taken one is acknowledged. A refused packet has
@@ -247,113 +243,123 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
     if (p) share_credit(*p, now);
 }
 
+// Hands a packet to its op.
 Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
                                               std::span<const uint8_t> payload, Nanos now,
                                               bool stashed) {
-  const uint16_t source = path.peer;
-  const bool from_worker = source < config.workers;
-  const uint16_t aggregator = config.aggregator_at(source);
   const wire::Kind kind = header.common.kind;
-  bool good = false;
-  switch (kind) {
-    case wire::Kind::push: {
-      if (!op.aggregator || !from_worker) break;
-      const auto added = op.aggregator->sum.add(source, header.chunk, payload,
-                                                header.flags & wire::kTail, now, stashed);
-      if (added == Aggregator::Added::no_memory) return Fate::refused;
-      if (added == Aggregator::Added::malformed) break;
-      note_class(op, header);
-      after_sum(op, now);
-      op.rules.probes ? answer_push(op, source) : void_backlog(op, source);
-      return Fate::taken;
-    }
-    case wire::Kind::pull: {
-      if (op.done()) return Fate::taken;
-      if (aggregator == kNoAggregator || !op.worker || !op.rules.pulls ||
-          header.chunk >= op.grid.chunks() || op.grid.aggregator_of(header.chunk) != aggregator ||
-          !codec::valid(op.spec.plan.format, payload, op.grid.length(header.chunk)))
-        break;
-      if (op.worker->pull[aggregator].insert(header.chunk)) {
-        apply(op, header.chunk, payload.data(), now);
-        op.worker->push[aggregator].decided(header.chunk);
-        recount(op, path);
-        if (op.rules.lossy_pull) {
-          op.worker->ledgers[aggregator].arrived(header.chunk);
-          answer_pull(op, aggregator);
-        }
-        maybe_done(op, now);
-      }
-      return Fate::taken;
-    }
-    case wire::Kind::open:
-      if (!op.aggregator || !from_worker) break;
-      good = on_message(op, source, kind, op.aggregator->opens[source], header, payload, now);
-      break;
-    case wire::Kind::forgive: {
-      if (!op.aggregator || !from_worker || payload.size() % 4) break;
-      wire::Reader reader(payload);
-      while (!reader.rest().empty()) {
-        const auto chunk = reader.get<uint32_t>();
-        if (op.aggregator->sum.forgive(source, chunk)) continue;
-        fail({name(source) + " gave up chunk " + std::to_string(chunk) + " of step " +
-                  std::to_string(op.spec.step) + ", which its bound does not allow",
-              source, Cause::bound},
-             now);
-        return Fate::malformed;
-      }
-      after_sum(op, now);
-      return Fate::taken;
-    }
-    case wire::Kind::probe:
-      // Each PROBE has an answer, and a correct peer sends the next only after it has taken that.
-      if (path.control.open() >= kMostFrames) return Fate::refused;
-      [[fallthrough]];
-    case wire::Kind::bitmap:
-      good = op.rules.probes && on_pass(source, aggregator, op, header, payload, now);
-      break;
-    case wire::Kind::enough:
-      good = on_enough(source, op, payload);
-      break;
-    case wire::Kind::stop: {
-      if (op.rules.probes) {
-        good = on_pass(source, aggregator, op, header, payload, now);
-        break;
-      }
-      if (op.done()) return Fate::taken;
-      if (aggregator == kNoAggregator || !op.worker || payload.size() % 4) break;
-      wire::Reader reader(payload);
-      good = true;
-      while (!reader.rest().empty()) {
-        const auto region = reader.get<uint32_t>();
-        good = good && !op.rules.exact && region < op.spec.plan.regions.size() &&
-               op.spec.plan.regions[region].bound > 0;
-        if (good) op.worker->push[aggregator].stop_region(region);
-      }
-      recount(op, path);
-      break;
-    }
-    case wire::Kind::close:
-      // An exact plan with an exact pull has no CLOSE.
-      if (aggregator == kNoAggregator || !op.worker || !op.rules.has_close) break;
-      if (op.done()) return Fate::taken;
-      good = on_message(op, aggregator, kind, op.worker->closes[aggregator], header, payload, now);
-      break;
-    case wire::Kind::commit:
-      if (aggregator == kNoAggregator || !op.worker || !op.rules.committed) break;
-      if (op.done()) return Fate::taken;
-      good = on_message(op, aggregator, kind, op.worker->commits[aggregator], header, payload, now);
-      break;
-    case wire::Kind::fold:
-      if (aggregator != 0 || !op.worker) break;
-      if (op.done()) return Fate::taken;
-      good = on_message(op, aggregator, kind, op.worker->fold, header, payload, now);
-      break;
-    default:
-      break;
+  const bool for_sums =
+      kind == wire::Kind::push || kind == wire::Kind::open || kind == wire::Kind::forgive;
+  Fate fate = Fate::malformed;
+  if (kind == wire::Kind::probe || kind == wire::Kind::bitmap || kind == wire::Kind::enough ||
+      (kind == wire::Kind::stop && op.rules.probes)) {
+    fate = on_pass_packet(path, op, header, payload, now);
+  } else if (for_sums) {
+    if (op.aggregator && path.peer < config.workers)
+      fate = for_aggregator(path, op, header, payload, now, stashed);
+  } else if (op.worker && config.aggregator_at(path.peer) != kNoAggregator) {
+    fate = op.done() ? Fate::taken : for_worker(path, op, header, payload, now);
   }
-  if (good) return Fate::taken;
-  ++counters.malformed;
-  return Fate::malformed;
+  if (fate == Fate::malformed && !failure) ++counters.malformed;
+  return fate;
+}
+
+// Takes what a worker sends to the endpoint that sums its chunks.
+Endpoint::Impl::Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& header,
+                                                    std::span<const uint8_t> payload, Nanos now,
+                                                    bool stashed) {
+  const uint16_t worker = path.peer;
+  AggregatorPart& part = *op.aggregator;
+  if (header.common.kind == wire::Kind::open)
+    return fate_of(
+        on_message(op, worker, wire::Kind::open, part.opens[worker], header, payload, now));
+  if (header.common.kind == wire::Kind::forgive) return on_forgive(path, op, payload, now);
+  const auto added =
+      part.sum.add(worker, header.chunk, payload, header.flags & wire::kTail, now, stashed);
+  if (added == Aggregator::Added::no_memory) return Fate::refused;
+  if (added == Aggregator::Added::malformed) return Fate::malformed;
+  note_class(op, header);
+  after_sum(op, now);
+  op.rules.probes ? answer_push(op, worker) : void_backlog(op, worker);
+  return Fate::taken;
+}
+
+Endpoint::Impl::Fate Endpoint::Impl::on_forgive(Path& path, Op& op,
+                                                std::span<const uint8_t> payload, Nanos now) {
+  if (payload.size() % 4) return Fate::malformed;
+  wire::Reader reader(payload);
+  while (!reader.rest().empty()) {
+    const auto chunk = reader.get<uint32_t>();
+    if (op.aggregator->sum.forgive(path.peer, chunk)) continue;
+    fail({name(path.peer) + " gave up chunk " + std::to_string(chunk) + " of step " +
+              std::to_string(op.spec.step) + ", which its bound does not allow",
+          path.peer, Cause::bound},
+         now);
+    return Fate::malformed;
+  }
+  after_sum(op, now);
+  return Fate::taken;
+}
+
+// Takes what an aggregator sends to a worker that still waits for its result.
+Endpoint::Impl::Fate Endpoint::Impl::for_worker(Path& path, Op& op, const wire::Header& header,
+                                                std::span<const uint8_t> payload, Nanos now) {
+  const uint16_t aggregator = config.aggregator_at(path.peer);
+  const wire::Kind kind = header.common.kind;
+  WorkerPart& part = *op.worker;
+  switch (kind) {
+    case wire::Kind::pull:
+      return fate_of(on_pull(path, op, header.chunk, payload, now));
+    case wire::Kind::stop:
+      return fate_of(on_stop(path, op, payload));
+    case wire::Kind::close:  // an exact plan with an exact pull has none
+      return fate_of(op.rules.has_close && on_message(op, aggregator, kind, part.closes[aggregator],
+                                                      header, payload, now));
+    case wire::Kind::commit:
+      return fate_of(
+          op.rules.committed &&
+          on_message(op, aggregator, kind, part.commits[aggregator], header, payload, now));
+    case wire::Kind::fold:
+      return fate_of(aggregator == 0 &&
+                     on_message(op, aggregator, kind, part.fold, header, payload, now));
+    default:
+      return Fate::malformed;
+  }
+}
+
+// Takes a result; false when the packet is malformed.
+bool Endpoint::Impl::on_pull(Path& path, Op& op, uint32_t chunk, std::span<const uint8_t> payload,
+                             Nanos now) {
+  const uint16_t aggregator = config.aggregator_at(path.peer);
+  if (!op.rules.pulls || chunk >= op.grid.chunks() || op.grid.aggregator_of(chunk) != aggregator ||
+      !codec::valid(op.spec.plan.format, payload, op.grid.length(chunk)))
+    return false;
+  WorkerPart& part = *op.worker;
+  if (!part.pull[aggregator].insert(chunk)) return true;
+  apply(op, chunk, payload.data(), now);
+  part.push[aggregator].decided(chunk);
+  recount(op, path);
+  if (op.rules.lossy_pull) {
+    part.ledgers[aggregator].arrived(chunk);
+    answer_pull(op, aggregator);
+  }
+  maybe_done(op, now);
+  return true;
+}
+
+// Takes the regions of which an aggregator needs no more chunks; false when malformed.
+bool Endpoint::Impl::on_stop(Path& path, Op& op, std::span<const uint8_t> payload) {
+  if (payload.size() % 4) return false;
+  wire::Reader reader(payload);
+  bool good = true;
+  while (!reader.rest().empty()) {
+    const auto region = reader.get<uint32_t>();
+    good = good && !op.rules.exact && region < op.spec.plan.regions.size() &&
+           op.spec.plan.regions[region].bound > 0;
+    if (good) op.worker->push[config.aggregator_at(path.peer)].stop_region(region);
+  }
+  recount(op, path);
+  return good;
 }
 
 void Endpoint::Impl::flush(Nanos now) {
