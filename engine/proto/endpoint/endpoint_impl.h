@@ -228,6 +228,8 @@ struct Endpoint::Impl {
   Failure too_large(uint64_t op, uint64_t step, uint64_t need) const;
   bool still_possible(const Op& op, Nanos now);
   bool drained(const Op& op) const;
+  static bool ended(const Op& op);
+  bool results_taken(const Op& op) const;
   void free_drained();
   void retire(Nanos now);
 
@@ -248,6 +250,9 @@ struct Endpoint::Impl {
 
   // results.cc
   void after_sum(Op& op, Nanos now);
+  void stop_regions(Op& op);
+  void pass_on(Op& op, Nanos now);
+  void send_close(Op& op);
   void fold(Op& op, Nanos now);
   bool withhold(Op& op, uint32_t chunk);
   void try_commit(Op& op, Nanos now);
@@ -256,6 +261,9 @@ struct Endpoint::Impl {
   const Op* waits_for(uint16_t peer) const;
   void maybe_done(Op& op, Nanos now);
   void report(Op& op, Nanos now);
+  static void report_chunks(Op& op, OpReport& r);
+  static void report_own_shard(Op& op, OpReport& r);
+  Nanos shortest_rtprop() const;
 
   uint64_t most_ack_words(const Path& path) const {
     return std::min<uint64_t>(wire::kAckMaxWords,

@@ -250,22 +250,28 @@ bool Endpoint::Impl::still_possible(const Op& op, Nanos now) {
 // True when no peer needs anything of this op from here any more.
 bool Endpoint::Impl::drained(const Op& op) const {
   if (op.working()) return false;
-  const bool others_left = std::ranges::all_of(
-      paths, [&op](const auto& p) { return !p || p->farewell.complete(op.place); });
-  if (others_left) return true;
+  const auto complete = [&op](const auto& p) { return !p || p->farewell.complete(op.place); };
+  if (std::ranges::all_of(paths, complete)) return true;
   if (op.control_open) return false;
-  if (!op.aggregator) return true;
+  return !op.aggregator || (ended(op) && results_taken(op));
+}
+
+// True when the aggregator has sent all messages that end the op.
+bool Endpoint::Impl::ended(const Op& op) {
   const AggregatorPart& part = *op.aggregator;
-  if (!part.sum.all_final() || !part.close_sent) return false;
-  if (part.shard == 0 && !part.fold_sent) return false;
-  if (op.rules.committed && !part.commit_sent) return false;
+  return part.sum.all_final() && part.close_sent && (part.shard != 0 || part.fold_sent) &&
+         (!op.rules.committed || part.commit_sent);
+}
+
+// True when every worker has the results that it needs of this aggregator.
+bool Endpoint::Impl::results_taken(const Op& op) const {
   if (!op.rules.pulls) return true;
-  const auto results = static_cast<uint32_t>(part.sum.finished().size());
+  const AggregatorPart& part = *op.aggregator;
   for (uint16_t w = 0; w < config.workers; ++w) {
     if (w == config.endpoint || paths[w]->farewell.complete(op.place)) continue;
     const PullSender& back = part.back[w];
-    if (op.rules.lossy_pull ? !back.settled() : back.acked_count() + part.withheld.count < results)
-      return false;
+    const size_t left_out = back.acked_count() + size_t{part.withheld.count};
+    if (op.rules.lossy_pull ? !back.settled() : left_out < part.sum.finished().size()) return false;
   }
   return true;
 }

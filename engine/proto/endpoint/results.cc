@@ -8,19 +8,26 @@
 
 namespace gradwire {
 
-// Folds the statistics of all workers in rank order: sums, then maxima (NaN wins), and sends FOLD.
+namespace {
+// The statistics of all workers in rank order: sums, then maxima (NaN wins).
+Stats folded_stats(const std::vector<Stats>& votes) {
+  Stats folded = votes[0];
+  for (size_t w = 1; w < votes.size(); ++w) {
+    for (size_t i = 0; i < kStatSlots / 2; ++i) folded[i] += votes[w][i];
+    for (size_t i = kStatSlots / 2; i < kStatSlots; ++i)
+      if (!(folded[i] >= votes[w][i]) && folded[i] == folded[i]) folded[i] = votes[w][i];
+  }
+  return folded;
+}
+}  // namespace
+
+// Folds what all workers' OPENs carry, and sends FOLD.
 void Endpoint::Impl::fold(Op& op, Nanos now) {
   AggregatorPart& part = *op.aggregator;
   if (part.fold_sent || part.shard != 0 || !part.sum.all_opened()) return;
   part.fold_sent = true;
   op_changed(op);
-  Stats folded = part.votes[0];
-  for (uint16_t w = 1; w < config.workers; ++w) {
-    const Stats& vote = part.votes[w];
-    for (size_t i = 0; i < kStatSlots / 2; ++i) folded[i] += vote[i];
-    for (size_t i = kStatSlots / 2; i < kStatSlots; ++i)
-      if (!(folded[i] >= vote[i]) && folded[i] == folded[i]) folded[i] = vote[i];
-  }
+  const Stats folded = folded_stats(part.votes);
   uint16_t agreed = 0;
   for (const uint16_t longest : part.longest)
     if (longest && (agreed == 0 || longest < agreed)) agreed = longest;
@@ -38,62 +45,71 @@ void Endpoint::Impl::fold(Op& op, Nanos now) {
 
 // Acts on what was added, forgiven or closed, and sends what follows to the workers concerned.
 void Endpoint::Impl::after_sum(Op& op, Nanos now) {
+  AggregatorPart& part = *op.aggregator;
   op_changed(op);
-  Aggregator& sum = op.aggregator->sum;
-  std::vector<uint32_t> stopped;  // regions of one worker
-  const std::vector<Aggregator::Stop> stops = sum.take_stops();
-  for (size_t i = 0; i < stops.size(); ++i) {
-    const uint16_t worker = stops[i].worker;
-    stopped.push_back(stops[i].region);
-    if (i + 1 < stops.size() && stops[i + 1].worker == worker) continue;
-    if (worker == config.endpoint) {
-      // A worker sends no STOP to itself.
-    } else if (op.rules.probes) {
-      answer_push(op, worker);
-    } else {
-      send_list(worker, op, wire::Kind::stop, stopped);
-      void_backlog(op, worker);
-    }
-    stopped.clear();
-  }
-  if (op.working()) {
-    PullReceiver& own = op.worker->pull[op.aggregator->shard];
-    const auto& finished = sum.finished();
-    for (; op.aggregator->passed_on < finished.size(); ++op.aggregator->passed_on) {
-      const uint32_t chunk = finished[op.aggregator->passed_on];
-      apply(op, chunk, sum.result_payload(chunk), now);
-      own.insert(chunk);
-    }
-  }
-  if (op.aggregator->counted != sum.finished().size()) {
-    op.aggregator->counted = sum.finished().size();
-    recount(op);
-  }
-  if (!op.aggregator->fold_sent) fold(op, now);
-  if (!sum.all_final() || (op.rules.lossy_pull && !sum.all_opened())) return;
-  if (!op.aggregator->close_sent) {
-    op.aggregator->close_sent = true;
-    if (op.rules.has_close) {
-      Bitmap applied(op.own_shard().size());
-      for (uint32_t c : sum.finished()) applied.set(c - op.own_shard().begin);
-      const Bitmap needed = op.rules.lossy_pull ? needed_results(op) : Bitmap();
-      for (uint16_t w = 0; w < config.workers; ++w) {
-        if (w == config.endpoint) {
-          op.worker->pull[op.aggregator->shard].close(sum.counted(w), applied);
-          continue;
-        }
-        Body body;
-        body.put_bitmap(sum.counted(w)).put_bitmap(applied).put_bitmap(needed);
-        if (!body.bytes().empty()) send_message(w, op, wire::Kind::close, body.bytes());
-      }
-    }
+  stop_regions(op);
+  pass_on(op, now);
+  fold(op, now);
+  if (!part.sum.all_final() || (op.rules.lossy_pull && !part.sum.all_opened())) return;
+  if (!part.close_sent) {
+    part.close_sent = true;
+    if (op.rules.has_close) send_close(op);
     if (op.rules.committed) try_commit(op, now);
     if (op.rules.lossy_pull) {
-      for (PullSender& back : op.aggregator->back) back.seal();
+      for (PullSender& back : part.back) back.seal();
       recount(op);
     }
   }
   if (op.worker) maybe_done(op, now);
+}
+
+// Tells workers which regions have closed: they need not send more of these.
+void Endpoint::Impl::stop_regions(Op& op) {
+  const std::vector<Aggregator::Stop> stops = op.aggregator->sum.take_stops();
+  for (size_t i = 0; i < stops.size();) {
+    const uint16_t worker = stops[i].worker;
+    std::vector<uint32_t> regions;
+    for (; i < stops.size() && stops[i].worker == worker; ++i) regions.push_back(stops[i].region);
+    if (worker == config.endpoint) continue;  // a worker sends no STOP to itself
+    if (op.rules.probes) {
+      answer_push(op, worker);
+      continue;
+    }
+    send_list(worker, op, wire::Kind::stop, regions);
+    void_backlog(op, worker);
+  }
+}
+
+// Applies finished results for the own worker, and lets the others have them.
+void Endpoint::Impl::pass_on(Op& op, Nanos now) {
+  AggregatorPart& part = *op.aggregator;
+  const auto& finished = part.sum.finished();
+  for (; op.working() && part.passed_on < finished.size(); ++part.passed_on) {
+    const uint32_t chunk = finished[part.passed_on];
+    apply(op, chunk, part.sum.result_payload(chunk), now);
+    op.worker->pull[part.shard].insert(chunk);
+  }
+  if (part.counted == finished.size()) return;
+  part.counted = finished.size();
+  recount(op);
+}
+
+// Sends CLOSE to each worker: which of its chunks counted, which chunks have a result and, for a
+// lossy pull, which results every worker must have.
+void Endpoint::Impl::send_close(Op& op) {
+  const Aggregator& sum = op.aggregator->sum;
+  Bitmap applied(op.own_shard().size());
+  for (uint32_t c : sum.finished()) applied.set(c - op.own_shard().begin);
+  const Bitmap needed = op.rules.lossy_pull ? needed_results(op) : Bitmap();
+  for (uint16_t w = 0; w < config.workers; ++w) {
+    if (w == config.endpoint) {
+      op.worker->pull[op.aggregator->shard].close(sum.counted(w), applied);
+      continue;
+    }
+    Body body;
+    body.put_bitmap(sum.counted(w)).put_bitmap(applied).put_bitmap(needed);
+    if (!body.bytes().empty()) send_message(w, op, wire::Kind::close, body.bytes());
+  }
 }
 
 // Committed pull: leaves a result out for all workers alike, while the bound has room.
@@ -188,10 +204,39 @@ void Endpoint::Impl::maybe_done(Op& op, Nanos now) {
   if (part.complete == shards) report(op, now);
 }
 
+// Reports a completed op; its data belong to the caller again.
 void Endpoint::Impl::report(Op& op, Nanos now) {
+  const WorkerPart& part = *op.worker;
   OpReport r;
   r.op = op.id;
   r.step = op.spec.step;
+  report_chunks(op, r);
+  if (op.aggregator) report_own_shard(op, r);
+  r.stats = part.stats;
+  r.datagram_bytes = part.agreed ? part.agreed : config.datagram_bytes;
+  r.total = now - op.started;
+  r.push = part.push_done ? part.push_done - op.started : r.total;
+  r.pull = part.first_result ? now - part.first_result : 0;
+  r.bytes_sent = op.traffic.bytes;
+  r.packets_sent = op.traffic.packets;
+  r.retransmissions = op.traffic.retransmissions;
+  for (const PushSender& push : part.push)
+    if (push.passes()) r.passes = std::max(r.passes, push.passes()->pass());
+  r.rtprop = counters.rtprop = shortest_rtprop();
+  r.btlbw = btlbw();
+  op.worker->done = true;
+  op.deadline = kNever;
+  op_changed(op);
+  for (PushSender& push : op.worker->push) push.finish();
+  recount(op);
+  Event event;
+  event.type = Event::Type::op_done;
+  event.report = std::move(r);
+  events.push_back(std::move(event));
+}
+
+// Reports which chunks counted and were applied, and what was delivered of each region.
+void Endpoint::Impl::report_chunks(Op& op, OpReport& r) {
   const uint32_t chunks = op.grid.chunks();
   r.counted.resize(chunks);
   r.applied.resize(chunks);
@@ -199,9 +244,9 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   std::vector<uint64_t> counted(plan.regions.size());
   for (uint16_t a = 0; a < op.worker->pull.size(); ++a) {
     const PullReceiver& pull = op.worker->pull[a];
+    const bool here = op.rules.pulls || (op.aggregator && a == op.aggregator->shard);
     for (uint32_t c = op.grid.shards[a].begin; c < op.grid.shards[a].end; ++c) {
       r.counted[c] = pull.counted(c);
-      const bool here = op.rules.pulls || (op.aggregator && a == op.aggregator->shard);
       r.applied[c] = here && pull.wanted(c) && pull.has(c);
       if (r.counted[c]) counted[op.grid.region[c]] += op.grid.length(c);
       if (here && !r.applied[c])
@@ -214,43 +259,29 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
     r.delivered.push_back(fraction);
     if (1.0 - fraction > region.bound + 1e-9) r.exceeded.push_back(i);
   }
-  if (op.aggregator && op.aggregator->withheld.count) {
-    for (uint32_t c : op.aggregator->sum.finished()) {
-      if (!op.aggregator->withheld.chunks.test(c - op.own_shard().begin)) continue;
-      r.withheld_chunks.push_back(c);
-      const std::vector<float> values = op.aggregator->sum.result(c);
-      r.withheld_values.insert(r.withheld_values.end(), values.begin(), values.end());
-    }
+}
+
+// Reports what the results of the own shard leave to its residuals.
+void Endpoint::Impl::report_own_shard(Op& op, OpReport& r) {
+  AggregatorPart& part = *op.aggregator;
+  const uint32_t begin = op.own_shard().begin;
+  r.result_error = part.sum.take_error();
+  r.error_offset = op.grid.offset[begin];
+  if (part.withheld.count == 0) return;
+  for (uint32_t c : part.sum.finished()) {
+    if (!part.withheld.chunks.test(c - begin)) continue;
+    r.withheld_chunks.push_back(c);
+    const std::vector<float> values = part.sum.result(c);
+    r.withheld_values.insert(r.withheld_values.end(), values.begin(), values.end());
   }
-  if (op.aggregator) {
-    r.result_error = op.aggregator->sum.take_error();
-    r.error_offset = op.grid.offset[op.own_shard().begin];
-  }
-  r.stats = op.worker->stats;
-  r.datagram_bytes = op.worker->agreed ? op.worker->agreed : config.datagram_bytes;
-  r.total = now - op.started;
-  r.push = op.worker->push_done ? op.worker->push_done - op.started : r.total;
-  r.pull = op.worker->first_result ? now - op.worker->first_result : 0;
-  r.bytes_sent = op.traffic.bytes;
-  r.packets_sent = op.traffic.packets;
-  r.retransmissions = op.traffic.retransmissions;
-  for (PushSender& push : op.worker->push)
-    if (push.passes()) r.passes = std::max(r.passes, push.passes()->pass());
-  Nanos rtprop = kNever;
+}
+
+// The RTprop of the shortest path; 0 while none is known.
+Nanos Endpoint::Impl::shortest_rtprop() const {
+  Nanos shortest = kNever;
   for (const auto& p : paths)
-    if (p && p->recovery.rtt.any()) rtprop = std::min(rtprop, p->recovery.rtt.minimum());
-  r.rtprop = rtprop == kNever ? 0 : rtprop;
-  r.btlbw = btlbw();
-  counters.rtprop = r.rtprop;
-  op.worker->done = true;
-  op.deadline = kNever;
-  op_changed(op);
-  for (PushSender& push : op.worker->push) push.finish();
-  recount(op);
-  Event event;
-  event.type = Event::Type::op_done;
-  event.report = std::move(r);
-  events.push_back(std::move(event));
+    if (p && p->recovery.rtt.any()) shortest = std::min(shortest, p->recovery.rtt.minimum());
+  return shortest == kNever ? 0 : shortest;
 }
 
 }  // namespace gradwire

@@ -55,6 +55,7 @@ class PushSender {
   // The passes under control "probe", else null. With passes, ACKs and losses do not matter to the
   // push.
   PassSender* passes() { return passes_ ? &*passes_ : nullptr; }
+  const PassSender* passes() const { return passes_ ? &*passes_ : nullptr; }
 
   void acked(uint32_t chunk);
   void lost(uint32_t chunk, Again why);
