@@ -55,6 +55,7 @@ struct Endpoint::Impl {
   Nanos together() const;
   std::string not_begun(const Op& op, int32_t& rank, Nanos now) const;
   void check_deadlines(Nanos now);
+  std::string missing_of(const Op& op, int32_t& rank, Nanos now) const;
   Liveness::Times ping_times() const { return {config.ping_interval, config.peer_timeout}; }
 
   // receive.cc
@@ -147,6 +148,8 @@ struct Endpoint::Impl {
   void drop(const Op& op);
   SendController::LongPaths long_paths() const;
   bool transmit_train(Nanos now, Train& train);
+  bool holds(Path& path, Nanos now, Nanos& until);
+  void went(Path& path, const Train& train, bool probe, bool apart);
   const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
                         const Train& train);
   void sent(Path& path, SentPacket& packet, Nanos now);
@@ -154,7 +157,7 @@ struct Endpoint::Impl {
   void fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train);
   bool next_chunk(Path& path, Op& op, uint16_t aggregator, bool fresh, Chunk& chunk,
                   const Train& train);
-  uint32_t write_chunk(Path& path, Op& op, const Chunk& chunk, const Filling& filling, Nanos now,
+  uint32_t write_chunk(Path& path, Op& op, const Chunk& chunk, Filling& filling, Nanos now,
                        Train& train);
 
   // path_limit.cc
@@ -238,12 +241,17 @@ struct Endpoint::Impl {
   void send_open(uint16_t to, Op& op, const Grid::Shard& shard);
   uint64_t next_admitted(uint64_t op) const;
   void admit(Nanos now);
+  bool read_spec(uint64_t id, std::span<const uint8_t> open, OpSpec& spec) const;
+  void start_served(OpSpec spec, std::map<uint16_t, MessageReceiver> opens, Nanos now);
   Fate serve_open(Path& path, const wire::Header& header, uint64_t op,
                   std::span<const uint8_t> payload, Nanos now);
   bool same_plan(const Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   void on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   bool on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
                   const wire::Header& header, std::span<const uint8_t> payload, Nanos now);
+  static bool on_fold(Op& op, wire::Reader& reader);
+  static bool on_commit(Op& op, uint16_t aggregator, wire::Reader& reader);
+  bool on_close(Op& op, uint16_t aggregator, wire::Reader& reader);
   void push_control(uint16_t to, ControlFrame frame);
   void send_message(uint16_t to, Op& op, wire::Kind kind, std::span<const uint8_t> bytes);
   void send_list(uint16_t to, Op& op, wire::Kind kind, std::span<const uint32_t> values);

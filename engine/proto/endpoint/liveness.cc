@@ -109,28 +109,29 @@ void Endpoint::Impl::check_deadlines(Nanos now) {
                        ": not complete after " + seconds(now - op->started) + " (" +
                        setting("timeout", op->spec.timeout);
     if (!op->spec.timeout_from.empty()) text += ", " + op->spec.timeout_from;
-    text += "): ";
     int32_t rank = -1;
-    const auto heard = [&](uint16_t e) {
-      if (rank < 0) rank = e;
-      return name(e) + (paths[e]
-                            ? " (last heard " + seconds(now - paths[e]->life.last_heard) + " ago)"
-                            : std::string());
-    };
-    std::string missing = not_begun(*op, rank, now);
-    if (missing.empty() && op->aggregator && !op->aggregator->sum.all_final()) {
-      for (uint16_t w : op->aggregator->sum.waiting_for())
-        missing += (missing.empty() ? "a part of the gradients is missing of " : ", ") + heard(w);
-    }
-    if (missing.empty()) {
-      for (uint16_t a = 0; a < config.aggregators(); ++a)
-        if (!has_enough(*op, a))
-          missing += (missing.empty() ? "results are missing of " : ", ") +
-                     heard(config.aggregator_endpoint(a));
-    }
-    fail({text + missing, rank, Cause::timeout}, now);
+    const std::string missing = missing_of(*op, rank, now);
+    fail({text + "): " + missing, rank, Cause::timeout}, now);
     return;
   }
+}
+
+// Who keeps an op from its end; `rank` becomes the first of them.
+std::string Endpoint::Impl::missing_of(const Op& op, int32_t& rank, Nanos now) const {
+  std::string text = not_begun(op, rank, now);
+  if (!text.empty()) return text;
+  const auto add = [&](const char* first, uint16_t e) {
+    if (rank < 0) rank = e;
+    text += (text.empty() ? first : ", ") + name(e);
+    if (paths[e]) text += " (last heard " + seconds(now - paths[e]->life.last_heard) + " ago)";
+  };
+  if (op.aggregator && !op.aggregator->sum.all_final())
+    for (const uint16_t w : op.aggregator->sum.waiting_for())
+      add("a part of the gradients is missing of ", w);
+  if (!text.empty()) return text;
+  for (uint16_t a = 0; a < config.aggregators(); ++a)
+    if (!has_enough(op, a)) add("results are missing of ", config.aggregator_endpoint(a));
+  return text;
 }
 
 }  // namespace gradwire

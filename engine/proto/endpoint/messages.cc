@@ -49,6 +49,14 @@ bool read_open(wire::Reader& reader, OpenFixed& fixed) {
   return reader.ok() && (fixed.longest == 0 || fixed.longest >= wire::kMinDatagram);
 }
 
+// Reads a bitmap of as many bits as it has; false when the message is too short.
+bool read_bitmap(wire::Reader& reader, Bitmap& bitmap) {
+  const auto bytes = reader.take(bitmap.byte_size());
+  if (!reader.ok()) return false;
+  bitmap.assign_bytes(bytes.data());
+  return true;
+}
+
 std::string hex(uint64_t value) {
   char text[20];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
@@ -144,49 +152,62 @@ void Endpoint::Impl::admit(Nanos now) {
     next = std::next(it);
     const uint64_t id = it->first;
     if (id != next_admitted(id)) continue;
-    auto& [need, opens] = it->second;
+    Opens& opens = it->second;
     const auto ready =
-        std::ranges::find_if(opens, [](const auto& entry) { return entry.second.done(); });
-    if (ready == opens.end()) continue;
-    const uint16_t sender = ready->first;
+        std::ranges::find_if(opens.messages, [](const auto& entry) { return entry.second.done(); });
+    if (ready == opens.messages.end()) continue;
     uint64_t early = 0;
-    for (const auto& [worker, message] : opens) early += message.held();
-    if (need && room_for(id, need, early) == Room::later) continue;
-    wire::Reader reader(ready->second.beginning());
-    OpenFixed fixed{};
+    for (const auto& [worker, message] : opens.messages) early += message.held();
+    if (opens.need && room_for(id, opens.need, early) == Room::later) continue;
     OpSpec spec;
-    if (!read_open(reader, fixed) || !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan) ||
-        spec.plan.datagram_bytes > config.datagram_bytes) {
-      fail({name(sender) + " sent an OPEN of " + op_name(id) + " that holds no valid plan", sender,
-            Cause::plan},
+    if (!read_spec(id, ready->second.beginning(), spec)) {
+      fail({name(ready->first) + " sent an OPEN of " + op_name(id) + " that holds no valid plan",
+            ready->first, Cause::plan},
            now);
       return;
     }
-    spec.op = id;
-    spec.step = fixed.step;
-    need = memory_of(spec.plan, config);
-    const Room room = room_for(id, need, early);
+    opens.need = memory_of(spec.plan, config);
+    const Room room = room_for(id, opens.need, early);
     if (room == Room::later) continue;
     if (room == Room::never) {
-      fail(too_large(id, spec.step, need), now);
+      fail(too_large(id, spec.step, opens.need), now);
       return;
     }
-    auto messages = std::move(opens);
+    auto messages = std::move(opens.messages);
     waiting_opens.erase(it);
     memory.early -= early;
-    Op& op = make_op(std::move(spec), false, now);
-    if (!still_possible(op, now)) return;
-    for (auto& [worker, message] : messages) {
-      if (!same_plan(op, worker, message.beginning(), now)) return;
-      const bool done = message.done();
-      const std::vector<uint8_t> bytes = message.take();
-      op.aggregator->opens[worker] = std::move(message);
-      if (done) on_open(op, worker, bytes, now);
-      if (failure) return;
-    }
-    replay(id, now);
+    start_served(std::move(spec), std::move(messages), now);
     if (failure) return;
   }
+}
+
+// Reads what an OPEN says of its op; false when it holds no valid plan.
+bool Endpoint::Impl::read_spec(uint64_t id, std::span<const uint8_t> open, OpSpec& spec) const {
+  wire::Reader reader(open);
+  OpenFixed fixed{};
+  if (!read_open(reader, fixed) || !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan) ||
+      spec.plan.datagram_bytes > config.datagram_bytes)
+    return false;
+  spec.op = id;
+  spec.step = fixed.step;
+  return true;
+}
+
+// Starts an op at a server, with the OPENs that have arrived of it.
+void Endpoint::Impl::start_served(OpSpec spec, std::map<uint16_t, MessageReceiver> opens,
+                                  Nanos now) {
+  Op& op = make_op(std::move(spec), false, now);
+  const uint64_t id = op.id;
+  if (!still_possible(op, now)) return;
+  for (auto& [worker, message] : opens) {
+    if (!same_plan(op, worker, message.beginning(), now)) return;
+    const bool done = message.done();
+    const std::vector<uint8_t> bytes = message.take();
+    op.aggregator->opens[worker] = std::move(message);
+    if (done) on_open(op, worker, bytes, now);
+    if (failure) return;
+  }
+  replay(id, now);
 }
 
 // Fails, and returns false, when an OPEN that begins with `bytes` has another plan. The first part
@@ -221,12 +242,10 @@ void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
   std::vector<uint32_t> critical;
   if (fixed.has_critical) {
     Bitmap bits(op.own_shard().size());
-    const auto raw = reader.take(bits.byte_size());
-    if (!reader.ok()) {
+    if (!read_bitmap(reader, bits)) {
       ++counters.malformed;
       return;
     }
-    bits.assign_bytes(raw.data());
     for (uint32_t i = 0; i < op.own_shard().size(); ++i)
       if (bits.test(i)) critical.push_back(op.own_shard().begin + i);
   }
@@ -245,49 +264,52 @@ bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, Messag
       !same_plan(op, source, payload.subspan(kPartPrefix), now))
     return false;
   const auto result = message.part(header.chunk, payload, part_bytes(), op.longest_message);
-  if (result == MessageReceiver::Result::malformed) return false;
-  if (result == MessageReceiver::Result::incomplete) return true;
+  if (result != MessageReceiver::Result::complete)
+    return result == MessageReceiver::Result::incomplete;
   const std::vector<uint8_t> bytes = message.take();
   if (kind == wire::Kind::open) {
     on_open(op, source, bytes, now);
     return true;
   }
   wire::Reader reader(bytes);
-  if (kind == wire::Kind::fold) {
-    for (double& s : op.worker->stats) s = reader.get<double>();
-    if (!reader.ok()) return false;
-    if (!reader.rest().empty()) op.worker->agreed = reader.get<uint16_t>();
-    if (!reader.ok() || (op.worker->agreed && op.worker->agreed < wire::kMinDatagram)) return false;
-    op.worker->folded = true;
-    maybe_done(op, now);
-    return true;
-  }
-  const uint16_t aggregator = source;
-  const Grid::Shard& shard = op.grid.shards[aggregator];
-  Bitmap first(shard.size());
-  const auto raw = reader.take(first.byte_size());
+  const bool good = kind == wire::Kind::fold     ? on_fold(op, reader)
+                    : kind == wire::Kind::commit ? on_commit(op, source, reader)
+                                                 : on_close(op, source, reader);
+  if (good) maybe_done(op, now);
+  return good;
+}
+
+bool Endpoint::Impl::on_fold(Op& op, wire::Reader& reader) {
+  WorkerPart& part = *op.worker;
+  for (double& s : part.stats) s = reader.get<double>();
   if (!reader.ok()) return false;
-  first.assign_bytes(raw.data());
-  if (kind == wire::Kind::commit) {
-    op.worker->pull[aggregator].commit(std::move(first));
-  } else {
-    Bitmap applied(shard.size());
-    const auto more = reader.take(applied.byte_size());
-    if (!reader.ok()) return false;
-    applied.assign_bytes(more.data());
-    if (op.rules.lossy_pull) {
-      Bitmap needed(shard.size());
-      const auto last = reader.take(needed.byte_size());
-      if (!reader.ok()) return false;
-      needed.assign_bytes(last.data());
-      op.worker->ledgers[aggregator].close(applied, needed);
-      answer_pull(op, aggregator);
-    }
-    op.worker->pull[aggregator].close(std::move(first), std::move(applied));
-    op.worker->push[aggregator].finish();
-    recount(op, *paths[config.aggregator_endpoint(aggregator)]);
+  if (!reader.rest().empty()) part.agreed = reader.get<uint16_t>();
+  if (!reader.ok() || (part.agreed && part.agreed < wire::kMinDatagram)) return false;
+  part.folded = true;
+  return true;
+}
+
+bool Endpoint::Impl::on_commit(Op& op, uint16_t aggregator, wire::Reader& reader) {
+  Bitmap committed(op.grid.shards[aggregator].size());
+  if (!read_bitmap(reader, committed)) return false;
+  op.worker->pull[aggregator].commit(std::move(committed));
+  return true;
+}
+
+bool Endpoint::Impl::on_close(Op& op, uint16_t aggregator, wire::Reader& reader) {
+  const uint32_t size = op.grid.shards[aggregator].size();
+  Bitmap counted(size);
+  Bitmap applied(size);
+  if (!read_bitmap(reader, counted) || !read_bitmap(reader, applied)) return false;
+  if (op.rules.lossy_pull) {
+    Bitmap needed(size);
+    if (!read_bitmap(reader, needed)) return false;
+    op.worker->ledgers[aggregator].close(applied, needed);
+    answer_pull(op, aggregator);
   }
-  maybe_done(op, now);
+  op.worker->pull[aggregator].close(std::move(counted), std::move(applied));
+  op.worker->push[aggregator].finish();
+  recount(op, *paths[config.aggregator_endpoint(aggregator)]);
   return true;
 }
 

@@ -116,17 +116,8 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     const uint64_t window = space > 0 ? static_cast<uint64_t>(space / config.wire_bytes()) + 1 : 0;
     const bool apart = far.count > 1 && config.pacing;
     Nanos held = kNever;
-    const Scheduler::Choice choice = scheduler.choose(window > 0, [&](uint16_t to) {
-      if (!apart) return false;
-      Path& path = *paths[to];
-      if (!path.is_long || path.allowed.window <= 0) return false;
-      const Nanos wait =
-          sender.hold(path.hold.tokens, path.allowed.window, path.recovery.rtt.smoothed(), now);
-      if (wait == 0) return false;
-      path.hold.held = true;
-      held = std::min(held, now + wait);
-      return true;
-    });
+    const Scheduler::Choice choice = scheduler.choose(
+        window > 0, [&](uint16_t to) { return apart && holds(*paths[to], now, held); });
     counters.credit_stalls += choice.stalled;
     if (window == 0 && !choice.probe) {
       ++counters.window_stalls;
@@ -137,26 +128,44 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
       return false;
     }
     Path& path = *paths[choice.to];
-    if (choice.probe) {
-      if (!transmit_data(path, now, train, path.recovery.probes())) continue;
-      sender.probe_sent(train.total_bytes);
-      return true;
-    }
-    if (const Nanos wait = sender.wait(choice.destinations > 1, now)) {
+    const Nanos wait = choice.probe ? 0 : sender.wait(choice.destinations > 1, now);
+    if (wait) {
       pace_until = wait;
       return false;
     }
-    const uint64_t credit = path.allowed.left(path.recovery.next());
-    const uint64_t most = std::min({credit, window, uint64_t{sender.quantum()}});
+    const uint64_t most = choice.probe ? path.recovery.probes()
+                                       : std::min({path.allowed.left(path.recovery.next()), window,
+                                                   uint64_t{sender.quantum()}});
     // The backlog may have chunks that were decided meanwhile; then the choice is made again.
     if (!transmit_data(path, now, train, static_cast<uint32_t>(most))) continue;
-    const double bytes = train.total_bytes + wire::kOverhead * train.count;
-    sender.train_sent(bytes);
-    apart ? path.hold.tokens.spend(bytes) : path.hold.tokens.clear();
-    path.hold.held = false;
-    scheduler.went(path.peer);
+    went(path, train, choice.probe, apart);
     return true;
   }
+}
+
+// True when a path's own pace holds it back: where several are long, each has its part of its
+// receiver's window. `until` becomes the first time at which one may go.
+bool Endpoint::Impl::holds(Path& path, Nanos now, Nanos& until) {
+  if (!path.is_long || path.allowed.window <= 0) return false;
+  const Nanos wait =
+      sender.hold(path.hold.tokens, path.allowed.window, path.recovery.rtt.smoothed(), now);
+  if (wait == 0) return false;
+  path.hold.held = true;
+  until = std::min(until, now + wait);
+  return true;
+}
+
+// Counts a train that goes now.
+void Endpoint::Impl::went(Path& path, const Train& train, bool probe, bool apart) {
+  if (probe) {
+    sender.probe_sent(train.total_bytes);
+    return;
+  }
+  const double bytes = train.total_bytes + wire::kOverhead * train.count;
+  sender.train_sent(bytes);
+  apart ? path.hold.tokens.spend(bytes) : path.hold.tokens.clear();
+  path.hold.held = false;
+  scheduler.went(path.peer);
 }
 
 // ---- how it is written
@@ -216,29 +225,20 @@ void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train
   const uint16_t aggregator = op.working() ? config.aggregator_at(path.peer) : kNoAggregator;
   const bool is_early = early(path, op);
   while (!filling.full) {
-    if (train.count >= filling.most || path.recovery.full()) {
-      filling.full = true;
-      return;
-    }
+    filling.full = train.count >= filling.most || path.recovery.full();
+    if (filling.full) return;
     const bool fresh = !is_early || filling.room > 0;
     const uint8_t dscp = next_dscp(op, aggregator, path.peer, fresh);
-    if (train.count && dscp != train.dscp) {  // a train has one DSCP
-      filling.full = true;
-      return;
-    }
+    filling.full = train.count && dscp != train.dscp;  // a train has one DSCP
     Chunk chunk;
-    if (!next_chunk(path, op, aggregator, fresh, chunk, train)) return;
+    if (filling.full || !next_chunk(path, op, aggregator, fresh, chunk, train)) return;
     if (chunk.encoded) filling.encoded += op.grid.length(chunk.id);
     if (is_early && chunk.kind == wire::Kind::push && !chunk.again) {
       ++op.worker->early[aggregator];
       ++path.early_sent;
       filling.room -= std::min<uint64_t>(filling.room, 1);
     }
-    if (filling.left) --filling.left;
-    if (train.count == 0) {
-      train.dscp = dscp;
-      train.ecn = path.ecn.sent.capable() ? kEct0 : kNotEct;
-    }
+    train.dscp = dscp;
     const uint32_t bytes = write_chunk(path, op, chunk, filling, now, train);
     // A shorter datagram ends a train.
     filling.full = bytes < longest || filling.encoded >= kMostEncoded || in_parts;
@@ -270,8 +270,9 @@ bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fr
 }
 
 // Appends a chunk to a train as one packet; returns its length.
-uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, const Filling& filling,
+uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Filling& filling,
                                      Nanos now, Train& train) {
+  if (filling.left) --filling.left;
   const size_t payload_bytes = op.spec.plan.format.bytes(op.grid.length(chunk.id));
   SentPacket& packet = path.recovery.add();
   packet.op = op.id;
@@ -293,7 +294,10 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, con
   wire::write_header(at, header);
   train.spans[2 * train.count] = {at, wire::kHeaderBytes};
   train.spans[2 * train.count + 1] = {chunk.payload, payload_bytes};
-  if (train.count == 0) train.segment_bytes = packet.bytes;
+  if (train.count == 0) {
+    train.segment_bytes = packet.bytes;
+    train.ecn = path.ecn.sent.capable() ? kEct0 : kNotEct;
+  }
   train.total_bytes += packet.bytes;
   ++train.count;
   const uint32_t bytes = packet.bytes;
