@@ -80,29 +80,29 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
   rate_ = 0;
   if (pacing_ && rate > 0) rate_ = breaker_.factor() * std::max(stretch * gain * rate, unproven);
   led_by_receiver_ = false;
-  if (far_ && pacing_) {
-    // On a long path a window is spread over a round; as one burst it would overflow queues on the
-    // path.
-    const double stretched = std::max(led_, stretch * window_.bytes());
-    const double round = ramp() * breaker_.factor() * 1e9 / static_cast<double>(far.round);
-    if (far.alone() || window_.ramps()) rate_ = std::max(rate_, stretched * round);
-    if (far.alone()) {
-      rate_ = std::min(rate_, far.window * round);
-      led_by_receiver_ = stretched >= far.window;
-      if (!led_by_receiver_) window_.limited();
-    }
-  }
+  if (far_ && pacing_) spread(far, std::max(led_, stretch * window_.bytes()));
   const double trains = window_.bytes() / wire_bytes_ / kTrainsPerWindow;
   quantum_ = std::clamp(static_cast<uint32_t>(trains), kShortestTrain, kLongestTrain);
-  if (far_)
-    quantum_ = std::min(
-        quantum_,
-        std::max(kShortestTrain, static_cast<uint32_t>(rate_ * kTrainSeconds / wire_bytes_)));
+  if (far_) {
+    const auto most = static_cast<uint32_t>(rate_ * kTrainSeconds / wire_bytes_);
+    quantum_ = std::min(quantum_, std::max(kShortestTrain, most));
+  }
   if (rate_ > 0) {
     tokens_.refill(rate_, std::max(2.0 * quantum_bytes(), rate_ * kPaceDepth), now);
   } else {
     tokens_.reset(now);  // bytes sent before a rate was known are no debt
   }
+}
+
+// On a long path a window is spread over a round; as one burst it would overflow queues on the
+// path.
+void SendController::spread(const LongPaths& far, double window) {
+  const double round = ramp() * breaker_.factor() * 1e9 / static_cast<double>(far.round);
+  if (far.alone() || window_.ramps()) rate_ = std::max(rate_, window * round);
+  if (!far.alone()) return;
+  rate_ = std::min(rate_, far.window * round);
+  led_by_receiver_ = window >= far.window;
+  if (!led_by_receiver_) window_.limited();
 }
 
 double SendController::room(Nanos now) const {

@@ -101,6 +101,7 @@ class SendController {
   // In slow start on a long path, the pace is a multiple of a window per round.
   double ramp() const { return window_.ramps() ? kRampGain : 1.0; }
   double led(const LongPaths& far) const;
+  void spread(const LongPaths& far, double window);
 
   static constexpr double kRampGain = 1.25;
   uint32_t wire_bytes_;  // of a full packet

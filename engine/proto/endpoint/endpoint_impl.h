@@ -75,6 +75,15 @@ struct Endpoint::Impl {
   bool on_pong(Path& path, std::span<const uint8_t> datagram, Nanos now);
   bool on_error(Path& path, std::span<const uint8_t> datagram, Nanos now);
   bool on_bye(Path& path, std::span<const uint8_t> datagram, Nanos now);
+  void schedule_ack(Path& path, const wire::Header& header, Nanos now);
+  // True when the op's chunks of this worker are summed here.
+  bool sums_for(const Op& op, uint16_t worker) const {
+    return op.aggregator && worker < config.workers;
+  }
+  // True when the op's own worker takes results of this endpoint.
+  bool pulls_from(const Op& op, uint16_t endpoint) const {
+    return op.worker && config.aggregator_at(endpoint) != kNoAggregator;
+  }
   void measure_loss(Path& path, uint64_t number, uint64_t bytes, Nanos now);
   Fate for_aggregator(Path& path, Op& op, const wire::Header& header,
                       std::span<const uint8_t> payload, Nanos now, bool stashed);
@@ -154,7 +163,9 @@ struct Endpoint::Impl {
                         const Train& train);
   void sent(Path& path, SentPacket& packet, Nanos now);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
+  static uint32_t longest_packet(const Op& op);
   void fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train);
+  static void count_early(Path& path, Op& op, const Chunk& chunk, Filling& filling);
   bool next_chunk(Path& path, Op& op, uint16_t aggregator, bool fresh, Chunk& chunk,
                   const Train& train);
   uint32_t write_chunk(Path& path, Op& op, const Chunk& chunk, Filling& filling, Nanos now,

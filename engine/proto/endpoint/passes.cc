@@ -127,10 +127,12 @@ Endpoint::Impl::Fate Endpoint::Impl::on_pass_packet(Path& path, Op& op, const wi
   // The aggregator is the receiver of a push and the sender of a pull.
   const bool push = pass->way == wire::Way::push;
   const bool probe = kind == wire::Kind::probe;
-  if (push == probe ? !op.aggregator || path.peer >= config.workers
-                    : !op.worker || config.aggregator_at(path.peer) == kNoAggregator)
-    return Fate::malformed;
-  if (push != probe && op.done()) return Fate::taken;
+  if (push == probe) {
+    if (!sums_for(op, path.peer)) return Fate::malformed;
+  } else {
+    if (!pulls_from(op, path.peer)) return Fate::malformed;
+    if (op.done()) return Fate::taken;
+  }
   if (probe) return fate_of(on_probe(path.peer, op, *pass));
   return fate_of(on_pass_answer(path, op, header, *pass, payload.subspan(wire::kPassBytes), now));
 }

@@ -157,15 +157,17 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   const bool far_ahead = number >= path.acks.largest() + ReceivedPackets::kWindow;
   if (fate == Fate::malformed || (fate == Fate::refused && far_ahead)) return;
   const bool refused = fate == Fate::refused;
-  if (refused) {
-    ++counters.refused;
-  } else {
-    note_started(path, op_id + kLanes);
-  }
+  counters.refused += refused;
+  if (!refused) note_started(path, op_id + kLanes);
   measure_loss(path, number, bytes, now);
   if (path.acks.record(number, refused, arrival)) receive_window.lost();
   count_ecn(path, ecn, now);
-  if (header->backlog == 0 || header->common.kind > wire::Kind::pull) path.acks.hurry();
+  schedule_ack(path, *header, now);
+}
+
+// An ACK goes at once for a control frame, and for the last packet that waits.
+void Endpoint::Impl::schedule_ack(Path& path, const wire::Header& header, Nanos now) {
+  if (header.backlog == 0 || header.common.kind > wire::Kind::pull) path.acks.hurry();
   // At least three ACKs go for each share of credit: with fewer the sender waits, and each takes as
   // much of the return path as a tenth of a chunk. When ACKs are lost heavily every packet gets
   // one, or what has arrived would be sent again.
@@ -247,18 +249,24 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
 Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
                                               std::span<const uint8_t> payload, Nanos now,
                                               bool stashed) {
-  const wire::Kind kind = header.common.kind;
-  const bool for_sums =
-      kind == wire::Kind::push || kind == wire::Kind::open || kind == wire::Kind::forgive;
   Fate fate = Fate::malformed;
-  if (kind == wire::Kind::probe || kind == wire::Kind::bitmap || kind == wire::Kind::enough ||
-      (kind == wire::Kind::stop && op.rules.probes)) {
-    fate = on_pass_packet(path, op, header, payload, now);
-  } else if (for_sums) {
-    if (op.aggregator && path.peer < config.workers)
-      fate = for_aggregator(path, op, header, payload, now, stashed);
-  } else if (op.worker && config.aggregator_at(path.peer) != kNoAggregator) {
-    fate = op.done() ? Fate::taken : for_worker(path, op, header, payload, now);
+  switch (header.common.kind) {
+    case wire::Kind::push:
+    case wire::Kind::open:
+    case wire::Kind::forgive:
+      if (sums_for(op, path.peer)) fate = for_aggregator(path, op, header, payload, now, stashed);
+      break;
+    case wire::Kind::probe:
+    case wire::Kind::bitmap:
+    case wire::Kind::enough:
+      fate = on_pass_packet(path, op, header, payload, now);
+      break;
+    default:
+      if (op.rules.probes && header.common.kind == wire::Kind::stop) {
+        fate = on_pass_packet(path, op, header, payload, now);
+      } else if (pulls_from(op, path.peer)) {
+        fate = op.done() ? Fate::taken : for_worker(path, op, header, payload, now);
+      }
   }
   if (fate == Fate::malformed && !failure) ++counters.malformed;
   return fate;

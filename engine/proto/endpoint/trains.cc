@@ -213,14 +213,18 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   return train.count > 0;
 }
 
+// The length of an op's longest packet.
+uint32_t Endpoint::Impl::longest_packet(const Op& op) {
+  const size_t payload = op.spec.plan.format.bytes(op.grid.chunk_elements);
+  return static_cast<uint32_t>(wire::kHeaderBytes + payload);
+}
+
 // Adds an op's chunks to a train.
 void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train) {
-  const codec::Format& format = op.spec.plan.format;
-  const auto longest =
-      static_cast<uint32_t>(wire::kHeaderBytes + format.bytes(op.grid.chunk_elements));
+  const uint32_t longest = longest_packet(op);
+  const bool in_parts = longest > path.limit.bytes();
   // Datagrams of one train have equal lengths, and one that is sent in fragments is a train of its
   // own.
-  const bool in_parts = longest > path.limit.bytes();
   if (train.count && (longest != train.segment_bytes || in_parts)) return;
   const uint16_t aggregator = op.working() ? config.aggregator_at(path.peer) : kNoAggregator;
   const bool is_early = early(path, op);
@@ -232,17 +236,20 @@ void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train
     filling.full = train.count && dscp != train.dscp;  // a train has one DSCP
     Chunk chunk;
     if (filling.full || !next_chunk(path, op, aggregator, fresh, chunk, train)) return;
-    if (chunk.encoded) filling.encoded += op.grid.length(chunk.id);
-    if (is_early && chunk.kind == wire::Kind::push && !chunk.again) {
-      ++op.worker->early[aggregator];
-      ++path.early_sent;
-      filling.room -= std::min<uint64_t>(filling.room, 1);
-    }
+    if (is_early) count_early(path, op, chunk, filling);
     train.dscp = dscp;
     const uint32_t bytes = write_chunk(path, op, chunk, filling, now, train);
     // A shorter datagram ends a train.
     filling.full = bytes < longest || filling.encoded >= kMostEncoded || in_parts;
   }
+}
+
+// Counts a chunk that goes before the peer is known to have started its op.
+void Endpoint::Impl::count_early(Path& path, Op& op, const Chunk& chunk, Filling& filling) {
+  if (chunk.kind != wire::Kind::push || chunk.again) return;
+  ++op.worker->early[path.peer];
+  ++path.early_sent;
+  --filling.room;
 }
 
 // Takes an op's next chunk for a peer; false when there is none.
@@ -273,6 +280,7 @@ bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fr
 uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Filling& filling,
                                      Nanos now, Train& train) {
   if (filling.left) --filling.left;
+  if (chunk.encoded) filling.encoded += op.grid.length(chunk.id);
   const size_t payload_bytes = op.spec.plan.format.bytes(op.grid.length(chunk.id));
   SentPacket& packet = path.recovery.add();
   packet.op = op.id;

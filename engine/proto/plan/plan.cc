@@ -25,6 +25,44 @@ void append(std::vector<uint8_t>& out, T value) {
   std::memcpy(out.data() + at, &value, sizeof(T));
 }
 
+// Reads one of an enumeration's values, which end with `last`.
+template <class T>
+bool read_choice(wire::Reader& reader, T last, T& choice) {
+  const auto value = reader.get<uint8_t>();
+  choice = static_cast<T>(value);
+  return value <= static_cast<uint8_t>(last);
+}
+
+bool read_schedule(wire::Reader& reader, Plan& plan) {
+  const auto steps = reader.get<uint32_t>();
+  if (steps > kMaxSchedule) return false;
+  plan.schedule.clear();
+  for (uint32_t i = 0; i < steps && reader.ok(); ++i) {
+    ScheduleStep s;
+    if (!read_choice(reader, Clock::tail, s.clock) || !read_choice(reader, Scope::all, s.scope))
+      return false;
+    s.delay = reader.get<Nanos>();
+    s.fraction = reader.get<double>();
+    plan.schedule.push_back(s);
+  }
+  return true;
+}
+
+bool read_regions(wire::Reader& reader, Plan& plan) {
+  const auto regions = reader.get<uint32_t>();
+  if (regions > kMaxRegions) return false;
+  uint64_t at = 0;
+  for (uint32_t i = 0; i < regions && reader.ok(); ++i) {
+    Region r;
+    r.offset = at;
+    r.length = reader.get<uint64_t>();
+    r.bound = reader.get<double>();
+    at += r.length;
+    plan.regions.push_back(r);
+  }
+  return true;
+}
+
 }  // namespace
 
 bool Plan::exact() const {
@@ -35,6 +73,13 @@ bool Plan::exact() const {
 }
 
 std::string Plan::validate() const {
+  for (const auto check : {&Plan::check_regions, &Plan::check_schedule, &Plan::check_pull,
+                           &Plan::check_control, &Plan::check_datagrams})
+    if (std::string wrong = (this->*check)(); !wrong.empty()) return wrong;
+  return format.validate();
+}
+
+std::string Plan::check_regions() const {
   if (elements == 0) return "elements is 0; a transfer has at least one element";
   if (elements > kMaxElements)
     return "elements is " + std::to_string(elements) + "; at most 2^36 are allowed";
@@ -53,7 +98,10 @@ std::string Plan::validate() const {
              "; a bound is in [0, 1)";
     at += r.length;
   }
-  if (at != elements) return "regions end at " + std::to_string(at) + ", not at elements";
+  return at == elements ? "" : "regions end at " + std::to_string(at) + ", not at elements";
+}
+
+std::string Plan::check_schedule() const {
   if (schedule.empty() || schedule.size() > kMaxSchedule)
     return "schedule has " + std::to_string(schedule.size()) + " steps; 1 to 16 are allowed";
   for (const ScheduleStep& s : schedule) {
@@ -63,20 +111,30 @@ std::string Plan::validate() const {
       return "schedule: fraction " + std::to_string(s.fraction) +
              "; allowed are [0, 1] and -1 (one minus the bound)";
   }
+  return "";
+}
+
+std::string Plan::check_pull() const {
   if (!(pull_bound >= 0.0 && pull_bound < 1.0))
     return "pull_bound is " + std::to_string(pull_bound) + "; a bound is in [0, 1)";
   if (pull != Pull::committed && pull != Pull::lossy && pull_bound != 0.0)
     return "pull_bound is " + std::to_string(pull_bound) +
            " without pull \"committed\" or \"lossy\"; it must be 0";
-  if (control == Control::probe && spend == Spend::lost)
+  return std::isfinite(scale) ? "" : "scale is not finite";
+}
+
+std::string Plan::check_control() const {
+  if (control != Control::probe) return "";
+  if (spend == Spend::lost)
     return "spend is \"lost\" with control \"probe\", under which no chunk is declared lost; "
-           "allowed "
-           "are \"nothing\", \"late\", \"anything\"";
-  if (control == Control::probe && order == Order::priority)
+           "allowed are \"nothing\", \"late\", \"anything\"";
+  if (order == Order::priority)
     return "order is \"priority\" with control \"probe\", whose passes know no classes; allowed "
-           "are "
-           "\"sequential\", \"shuffled\"";
-  if (!std::isfinite(scale)) return "scale is not finite";
+           "are \"sequential\", \"shuffled\"";
+  return "";
+}
+
+std::string Plan::check_datagrams() const {
   if (datagram_bytes != 0 &&
       (datagram_bytes < wire::kMinDatagram || datagram_bytes > wire::kMaxDatagram))
     return "datagram_bytes is " + std::to_string(datagram_bytes) +
@@ -87,7 +145,7 @@ std::string Plan::validate() const {
     return "class_dscp has " + std::to_string(class_dscp.size()) + " values; at most 8 are allowed";
   for (uint8_t dscp : class_dscp)
     if (dscp > kMostDscp) return "class_dscp: " + std::to_string(dscp) + "; a DSCP is from 0 to 63";
-  return format.validate();
+  return "";
 }
 
 std::vector<uint8_t> Plan::serialize() const {
@@ -128,47 +186,17 @@ bool Plan::deserialize(std::span<const uint8_t> bytes, Plan& out) {
   out.seed = reader.get<uint64_t>();
   out.scale = reader.get<double>();
   out.pull_bound = reader.get<double>();
-  const auto spend = reader.get<uint8_t>();
-  const auto fill = reader.get<uint8_t>();
-  const auto order = reader.get<uint8_t>();
-  const auto pull = reader.get<uint8_t>();
-  const auto control = reader.get<uint8_t>();
-  const auto encoding = reader.get<uint8_t>();
-  if (spend > 3 || fill > 1 || order > 2 || pull > 3 || control > 1 || encoding > 4) return false;
-  out.spend = static_cast<Spend>(spend);
-  out.fill = static_cast<Fill>(fill);
-  out.order = static_cast<Order>(order);
-  out.pull = static_cast<Pull>(pull);
-  out.control = static_cast<Control>(control);
-  out.format.encoding = static_cast<codec::Encoding>(encoding);
+  const bool known = read_choice(reader, Spend::anything, out.spend) &&
+                     read_choice(reader, Fill::mean, out.fill) &&
+                     read_choice(reader, Order::priority, out.order) &&
+                     read_choice(reader, Pull::lossy, out.pull) &&
+                     read_choice(reader, Control::probe, out.control) &&
+                     read_choice(reader, codec::Encoding::topk, out.format.encoding);
+  if (!known) return false;
   out.format.kept = reader.get<double>();
   const auto dscps = reader.take(reader.get<uint8_t>());
   out.class_dscp.assign(dscps.begin(), dscps.end());
-  const auto steps = reader.get<uint32_t>();
-  if (steps > kMaxSchedule) return false;
-  out.schedule.clear();
-  for (uint32_t i = 0; i < steps && reader.ok(); ++i) {
-    ScheduleStep s;
-    const auto clock = reader.get<uint8_t>();
-    const auto scope = reader.get<uint8_t>();
-    if (clock > 2 || scope > 1) return false;
-    s.clock = static_cast<Clock>(clock);
-    s.scope = static_cast<Scope>(scope);
-    s.delay = reader.get<Nanos>();
-    s.fraction = reader.get<double>();
-    out.schedule.push_back(s);
-  }
-  const auto regions = reader.get<uint32_t>();
-  if (regions > kMaxRegions) return false;
-  uint64_t at = 0;
-  for (uint32_t i = 0; i < regions && reader.ok(); ++i) {
-    Region r;
-    r.offset = at;
-    r.length = reader.get<uint64_t>();
-    r.bound = reader.get<double>();
-    at += r.length;
-    out.regions.push_back(r);
-  }
+  if (!read_schedule(reader, out) || !read_regions(reader, out)) return false;
   if (reader.ok() && !reader.rest().empty()) out.datagram_bytes = reader.get<uint32_t>();
   return reader.ok() && reader.rest().empty() && out.validate().empty();
 }

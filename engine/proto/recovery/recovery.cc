@@ -54,23 +54,9 @@ bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
       if (back >= largest || largest - back < floor) break;
       SentPacket* packet = sent_.find(largest - back);
       if (!packet || packet->state == SentPacket::State::acked) continue;
-      acked.packets.push_back(*packet);
-      if (packet->state != SentPacket::State::flight) ++acked.spurious;
-      if (packet->state == SentPacket::State::lost) {
-        // The packet was only late, so later packets need a larger gap to be lost (RFC 8985 §6.2).
-        packet_threshold_ = std::min(
-            std::max(packet_threshold_, largest_acked_ - packet->number) + 2, kMostPacketThreshold);
-        packet->state = SentPacket::State::acked;
-        continue;
-      }
-      if (packet->number > largest_acked_) {
-        largest_acked_ = packet->number;
-        largest_acked_sent_ = packet->time;
-        if (back == 0) rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
-      }
-      acked.bytes += packet->bytes + wire::kOverhead;
-      if (packet->state == SentPacket::State::flight) acked.in_flight += packet->bytes;
-      sent_.settle(*packet, SentPacket::State::acked);
+      if (back == 0 && packet->number > largest_acked_ && packet->state != SentPacket::State::lost)
+        rtt.sample(now - packet->time, Nanos{ack.delay_us} * kMicrosecond, now);
+      acknowledge(*packet, acked);
     }
   }
   if (acked.bytes) {
@@ -78,6 +64,25 @@ bool Recovery::on_ack(const wire::Ack& ack, Nanos now, Acked& acked) {
     timer_base_ = now;
   }
   return true;
+}
+
+void Recovery::acknowledge(SentPacket& packet, Acked& acked) {
+  acked.packets.push_back(packet);
+  if (packet.state != SentPacket::State::flight) ++acked.spurious;
+  if (packet.state == SentPacket::State::lost) {
+    // The packet was only late, so later packets need a larger gap to be lost (RFC 8985 §6.2).
+    packet_threshold_ = std::min(std::max(packet_threshold_, largest_acked_ - packet.number) + 2,
+                                 kMostPacketThreshold);
+    packet.state = SentPacket::State::acked;
+    return;
+  }
+  if (packet.number > largest_acked_) {
+    largest_acked_ = packet.number;
+    largest_acked_sent_ = packet.time;
+  }
+  acked.bytes += packet.bytes + wire::kOverhead;
+  if (packet.state == SentPacket::State::flight) acked.in_flight += packet.bytes;
+  sent_.settle(packet, SentPacket::State::acked);
 }
 
 SentPacket* Recovery::in_flight(uint64_t number) {

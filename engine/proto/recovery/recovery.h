@@ -90,6 +90,7 @@ class Recovery {
  private:
   void give_up(SentPacket& packet, Again why, std::vector<Lost>& lost);
   SentPacket* in_flight(uint64_t number);
+  void acknowledge(SentPacket& packet, Acked& acked);
 
   SentPackets sent_;
   std::vector<uint64_t> control_;  // numbers of control frames, in order; some are acknowledged
