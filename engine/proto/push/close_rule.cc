@@ -1,95 +1,63 @@
-// The close rule decides when a region of a worker's push may end with chunks missing
-// (Plan::schedule).
+#include "proto/push/close_rule.h"
+
 #include <algorithm>
 #include <cmath>
 
-#include "proto/push/aggregator.h"
-
 namespace gradwire {
 
-Nanos Aggregator::clock_time(Clock clock, const Worker& worker) const {
-  switch (clock) {
-    case Clock::open:
-      return worker.open_time;
-    case Clock::first_arrival:
-      return worker.first_arrival;
-    case Clock::tail:
-      return worker.tail;
+CloseRule::CloseRule(const Plan& plan, const Grid& grid, const Grid::Shard& shard, uint16_t workers)
+    : plan_(plan),
+      applies_(plan.spend == Spend::late || plan.spend == Spend::anything),
+      regions_(shard_regions(plan, grid, shard)),
+      clocks_(workers, {kNever, kNever, kNever}) {
+  least_need_.reserve(regions_.size());
+  for (uint32_t r = 0; r < regions_.size(); ++r) {
+    uint64_t least = regions_[r].elements;
+    for (const ScheduleStep& step : plan.schedule) least = std::min(least, need(r, step.fraction));
+    least_need_.push_back(least);
   }
-  return kNever;
 }
 
 // The fraction at which the worker's regions may close now: that of the last schedule step whose
-// time has come, and 1 before any. `next` is lowered to the time when that changes.
-double Aggregator::fraction(const Worker& worker, Nanos now, Nanos& next) const {
+// time has come, and 1 before any.
+double CloseRule::fraction(uint16_t worker, Nanos now) {
   double active = 1.0;
   for (const ScheduleStep& step : plan_.schedule) {
-    Nanos start = clock_time(step.clock, worker);
+    Nanos start = time(step.clock, worker);
     if (step.scope == Scope::all)
-      for (const Worker& w : worker_) start = std::max(start, clock_time(step.clock, w));
+      for (uint16_t w = 0; w < clocks_.size(); ++w) start = std::max(start, time(step.clock, w));
     if (start == kNever) continue;
     const Nanos due = start + step.delay;
     if (due <= now) {
       active = step.fraction;
     } else {
-      next = std::min(next, due);
+      timer_ = std::min(timer_, due);
     }
   }
   return active;
 }
 
-uint64_t Aggregator::need(uint32_t region, double fraction) const {
+uint64_t CloseRule::need(uint32_t region, double fraction) const {
   const ShardRegion& part = regions_[region];
   if (fraction == ScheduleStep::kOneMinusBound) return part.elements - part.losable;
   return static_cast<uint64_t>(std::ceil(fraction * static_cast<double>(part.elements) - 1e-9));
 }
 
-void Aggregator::try_close(uint16_t worker, uint32_t region, Nanos now) {
-  Worker& w = worker_[worker];
-  RegionLedger& ledger = w.regions[region];
-  if (ledger.closed || !w.opened || ledger.critical_left) return;
-  if (ledger.counted < least_need_[region]) return;
+bool CloseRule::may_close(uint16_t worker, uint32_t region, uint64_t counted, Nanos now) {
   const ShardRegion& part = regions_[region];
-  if (part.chunks == 0 || plan_.regions[region].bound == 0.0) return;
-  if (ledger.counted < part.elements) {
-    const double f = fraction(w, now, timer_);
-    if (ledger.counted < need(region, f)) return;
-    stops_.push_back({worker, region});
-    w.stopped = true;
-  }
-  ledger.closed = true;
-  for (uint32_t c = region_chunks_[region].begin; c < region_chunks_[region].end; ++c)
-    decide(worker, c - shard_.begin);
+  if (counted < least_need_[region] || part.chunks == 0 || plan_.regions[region].bound == 0.0)
+    return false;
+  return counted >= part.elements || counted >= need(region, fraction(worker, now));
 }
 
-void Aggregator::try_close(uint16_t worker, Nanos now) {
-  if (worker_[worker].undecided == 0) return;
-  for (uint32_t r = 0; r < regions_.size(); ++r) try_close(worker, r, now);
-}
-
-void Aggregator::close_all(Nanos now) {
-  timer_ = kNever;
-  for (uint16_t w = 0; w < workers_; ++w) try_close(w, now);
-}
-
-// Handles the start of a worker's clock. Its time now runs for all regions of this worker, also for
-// those in which nothing arrives any more. If it is the last worker to start, time runs for all
-// workers.
-void Aggregator::started(Clock clock, uint16_t worker, Nanos now) {
+CloseRule::Concerns CloseRule::start(Clock clock, uint16_t worker, Nanos now) {
+  clocks_[worker][static_cast<size_t>(clock)] = now;
   bool own = false;
   bool all = false;
   for (const ScheduleStep& step : plan_.schedule)
     if (step.clock == clock) (step.scope == Scope::all ? all : own) = true;
-  for (const Worker& w : worker_) all = all && clock_time(clock, w) != kNever;
-  if (all) {
-    close_all(now);
-  } else if (own) {
-    try_close(worker, now);
-  }
-}
-
-void Aggregator::on_timer(Nanos now) {
-  if (scheduled_ && now >= timer_) close_all(now);
+  for (uint16_t w = 0; w < clocks_.size(); ++w) all = all && running(clock, w);
+  return all ? Concerns::all : own ? Concerns::worker : Concerns::nobody;
 }
 
 }  // namespace gradwire

@@ -1,0 +1,90 @@
+#include "proto/push/shard_sum.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "codec/codec.h"
+#include "reduce/accumulate.h"
+
+namespace gradwire {
+
+ShardSum::ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard, const float* own)
+    : plan_(plan),
+      grid_(grid),
+      begin_(shard.begin),
+      own_(own),
+      encodes_(!plan.result_format().plain()),
+      sum_(grid.offset[shard.end] - grid.offset[shard.begin]) {
+  if (!plan.format.plain()) {
+    decoded_.resize(grid.chunk_elements);
+    own_values_.resize(grid.chunk_elements);
+    payload_.resize(plan.format.bytes(grid.chunk_elements));
+  }
+  if (!encodes_) return;
+  uint64_t at = 0;
+  result_at_.reserve(shard.size());
+  for (uint32_t c = shard.begin; c < shard.end; ++c) {
+    result_at_.push_back(at);
+    at += plan.format.bytes(grid.length(c));
+  }
+  results_ = Zeroed<uint8_t>(at);
+}
+
+const float* ShardSum::own(uint32_t local) {
+  const float* values = own_ + grid_.offset[begin_ + local];
+  if (plan_.format.plain()) return values;
+  codec::encode(plan_.format, values, length(local), payload_.data());
+  codec::decode(plan_.format, payload_.data(), length(local), own_values_.data());
+  return own_values_.data();
+}
+
+void ShardSum::start(uint32_t local, const uint8_t* payload) {
+  codec::decode(plan_.format, payload, length(local), sum(local));
+}
+
+void ShardSum::start_with_own(uint32_t local) {
+  std::memcpy(sum(local), own(local), codec::f32_bytes(length(local)));
+}
+
+void ShardSum::add(uint32_t local, const uint8_t* payload) {
+  reduce::add(plan_.format, sum(local), payload, length(local), decoded_.data());
+}
+
+void ShardSum::add_own(uint32_t local) {
+  reduce::add(sum(local), own(local), length(local));
+}
+
+void ShardSum::start_pair(uint32_t local, const uint8_t* payload) {
+  if (plan_.format.plain()) {
+    reduce::add_pair(sum(local), own(local), payload, length(local));
+    return;
+  }
+  start_with_own(local);
+  add(local, payload);
+}
+
+void ShardSum::finish(uint32_t local, double factor) {
+  if (factor != 1.0) reduce::scale(sum(local), static_cast<float>(factor), length(local));
+  if (encodes_) encode(local);
+}
+
+// The encoding's error stays in sum_; a chunk with values that are not finite leaves none.
+void ShardSum::encode(uint32_t local) {
+  const uint32_t count = length(local);
+  uint8_t* const payload = results_.data() + result_at_[local];
+  codec::encode(plan_.format, sum(local), count, payload);
+  if (!reduce::all_finite(sum(local), count)) {
+    std::fill_n(sum(local), count, 0.0f);
+    return;
+  }
+  codec::decode(plan_.format, payload, count, decoded_.data());
+  reduce::subtract(sum(local), decoded_.data(), count);
+}
+
+std::vector<float> ShardSum::result(uint32_t local) const {
+  std::vector<float> values(length(local));
+  codec::decode(plan_.result_format(), payload(local), length(local), values.data());
+  return values;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,65 @@
+// ShardSum is the arithmetic of one shard: it adds contributions to a chunk's sum, scales it, and
+// encodes it as the result that every worker receives.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "proto/base/zeroed.h"
+#include "proto/plan/grid.h"
+#include "proto/plan/plan.h"
+
+namespace gradwire {
+
+class ShardSum {
+ public:
+  // `own`: the values of the worker in this process, of the whole op; null where there is none.
+  ShardSum(const Plan& plan, const Grid& grid, const Grid::Shard& shard, const float* own);
+
+  // ---- contributions; chunks are counted from the shard's first
+  // The first contribution.
+  void start(uint32_t local, const uint8_t* payload);
+  void start_with_own(uint32_t local);
+  void add(uint32_t local, const uint8_t* payload);
+  void add_own(uint32_t local);
+  // Adds a payload to the own values in one pass, as the first two contributions.
+  void start_pair(uint32_t local, const uint8_t* payload);
+
+  // ---- the result
+  // Multiplies the sum by `factor` and encodes it, once: all replicas apply the same bytes.
+  void finish(uint32_t local, double factor);
+  const uint8_t* payload(uint32_t local) const {
+    return encodes_ ? results_.data() + result_at_[local]
+                    : reinterpret_cast<const uint8_t*>(sum(local));
+  }
+  std::vector<float> result(uint32_t local) const;
+  // The encoding's error by element of the shard; empty when results are not encoded. Call it once,
+  // after all chunks are final.
+  Zeroed<float> take_error() { return encodes_ ? std::move(sum_) : Zeroed<float>{}; }
+
+ private:
+  uint32_t length(uint32_t local) const { return grid_.length(begin_ + local); }
+  size_t place(uint32_t local) const { return grid_.offset[begin_ + local] - grid_.offset[begin_]; }
+  const float* sum(uint32_t local) const { return sum_.data() + place(local); }
+  float* sum(uint32_t local) { return sum_.data() + place(local); }
+  // The own worker's chunk as others would receive it; valid until the next call.
+  const float* own(uint32_t local);
+  void encode(uint32_t local);
+
+  const Plan& plan_;
+  const Grid& grid_;
+  uint32_t begin_;
+  const float* own_;
+  bool encodes_;  // results are encoded
+  // By element of the shard: the sum; after a result was encoded, the encoding's error.
+  Zeroed<float> sum_;
+  Zeroed<uint8_t> results_;          // encoded results
+  std::vector<uint64_t> result_at_;  // by chunk: its place in results_
+  std::vector<float> decoded_;       // scratch: one chunk
+  std::vector<float> own_values_;    // scratch: one chunk
+  std::vector<uint8_t> payload_;     // scratch: one chunk
+};
+
+}  // namespace gradwire

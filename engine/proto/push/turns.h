@@ -1,0 +1,80 @@
+// Turns keeps contributions to exact sums until it is their turn: a chunk is summed in the order of
+// ranks, so that the result is the same to the bit whenever they arrive.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "proto/base/memory.h"
+#include "proto/base/zeroed.h"
+
+namespace gradwire {
+
+class Turns {
+ public:
+  Turns(uint32_t chunks, Memory& memory)
+      : memory_(memory), turn_(chunks), head_(chunks), waiting_(1) {}
+  ~Turns() { memory_.waiting -= bytes_; }
+  Turns(const Turns&) = delete;
+  Turns& operator=(const Turns&) = delete;
+
+  // The memory of a waiting contribution, with its entry and its allocation, in bytes.
+  static constexpr uint64_t cost(uint64_t bytes) { return bytes + 64; }
+
+  // The rank whose contribution to this chunk is next.
+  uint16_t turn(uint32_t chunk) const { return turn_[chunk]; }
+  // That rank's contribution is in the sum; returns the next rank.
+  uint16_t pass(uint32_t chunk) { return ++turn_[chunk]; }
+  // True when memory allows another contribution to wait.
+  bool has_room(size_t bytes) const { return memory_.has_waiting(cost(bytes)); }
+  void keep(uint32_t chunk, uint16_t rank, std::span<const uint8_t> payload) {
+    uint32_t slot = free_;
+    if (slot == kNone) {
+      slot = static_cast<uint32_t>(waiting_.size());
+      waiting_.emplace_back();
+    } else {
+      free_ = waiting_[slot].next;
+    }
+    Waiting& entry = waiting_[slot];
+    entry.rank = rank;
+    entry.bytes.assign(payload.begin(), payload.end());
+    entry.next = std::exchange(head_[chunk], slot);
+    count(cost(payload.size()));
+  }
+  // Takes the waiting contribution of a rank; false when it has not arrived.
+  bool take(uint32_t chunk, uint16_t rank, std::vector<uint8_t>& payload) {
+    uint32_t* link = &head_[chunk];
+    while (*link != kNone && waiting_[*link].rank != rank) link = &waiting_[*link].next;
+    if (*link == kNone) return false;
+    const uint32_t slot = *link;
+    *link = std::exchange(waiting_[slot].next, free_);
+    free_ = slot;
+    payload = std::move(waiting_[slot].bytes);  // a free slot keeps no memory
+    count(-cost(payload.size()));
+    return true;
+  }
+
+ private:
+  // No entry of waiting_.
+  static constexpr uint32_t kNone = 0;
+  struct Waiting {
+    uint32_t next;
+    uint16_t rank;
+    std::vector<uint8_t> bytes;
+  };
+  void count(uint64_t bytes) {
+    bytes_ += bytes;
+    memory_.waiting += bytes;
+  }
+
+  Memory& memory_;
+  Zeroed<uint16_t> turn_;         // by chunk of the shard
+  Zeroed<uint32_t> head_;         // by chunk: its list in waiting_
+  std::vector<Waiting> waiting_;  // entry 0 stands for none
+  uint32_t free_ = kNone;
+  uint64_t bytes_ = 0;  // this op's part of memory_.waiting
+};
+
+}  // namespace gradwire
