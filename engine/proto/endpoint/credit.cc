@@ -28,7 +28,7 @@ void Endpoint::Impl::share_credit(Path& path, Nanos now) {
                                 path.arriving.rate.bytes_per_second(),
                                 path.acks.largest(),
                                 stalled};
-  if (!credit.share(path.grant, from, receive_window, config.wire_bytes())) return;
+  if (!receiver.credit.share(path.grant, from, receiver.window, config.wire_bytes())) return;
   path.acks.hurry();
   touch(path);
 }
@@ -36,11 +36,11 @@ void Endpoint::Impl::share_credit(Path& path, Nanos now) {
 // Shares the receive window after arrivals, which change the share of every sender: it is computed
 // for those from which packets have arrived, and for some others in turn.
 void Endpoint::Impl::share_credit(Nanos now) {
-  for (const uint16_t peer : arrived) share_credit(*paths[peer], now);
+  for (const uint16_t peer : scratch.arrived) share_credit(*paths[peer], now);
   const size_t turns = std::min(kCreditTurns, paths.size());
   for (size_t i = 0; i < turns; ++i) {
-    credit_turn = (credit_turn + 1) % paths.size();
-    if (paths[credit_turn]) share_credit(*paths[credit_turn], now);
+    receiver.turn = (receiver.turn + 1) % paths.size();
+    if (paths[receiver.turn]) share_credit(*paths[receiver.turn], now);
   }
 }
 
@@ -48,7 +48,7 @@ void Endpoint::Impl::share_credit(Nanos now) {
 // the missing results. It is unbounded while packets of ops that have not started here wait.
 uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
   if (!path.stash.packets.empty()) return UINT64_MAX;
-  for (const auto& [id, opens] : waiting_opens)
+  for (const auto& [id, opens] : waiting.opens)
     if (opens.messages.contains(path.peer)) return UINT64_MAX;
   uint64_t total = 0;
   for (const auto& [id, op] : ops) {
@@ -70,7 +70,7 @@ void Endpoint::Impl::void_backlog(const Op& op, uint16_t worker) {
   // On a short path the next report comes at once, and copies that must be sent again count as
   // well. A push that ends where an eager close does leaves nothing but copies.
   if (!long_path(path.recovery.rtt.minimum()) || eager_from_start(op.spec.plan)) return;
-  credit.ask(path.grant, std::min<uint64_t>(path.grant.demand, most_wanted(path)));
+  receiver.credit.ask(path.grant, std::min<uint64_t>(path.grant.demand, most_wanted(path)));
 }
 
 }  // namespace gradwire

@@ -10,9 +10,9 @@ void Endpoint::Impl::count_ecn(Path& path, uint8_t ecn, Nanos now) {
   if (path.ecn.seen.add(ecn)) path.acks.hurry();  // RFC 9000 §13.2.1
   if (ecn != kCe) return;
   ++counters.marked;
-  if (receive_cut != 0 && now - receive_cut < path.recovery.rtt.round()) return;
-  receive_cut = now;
-  receive_window.marked();
+  if (receiver.cut != 0 && now - receiver.cut < path.recovery.rtt.round()) return;
+  receiver.cut = now;
+  receiver.window.marked();
   ++counters.mark_cuts;
 }
 

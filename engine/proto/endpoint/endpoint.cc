@@ -20,22 +20,22 @@ uint32_t EndpointConfig::peers_of(uint16_t number) const {
   return count;
 }
 
+// The window covers what peers may send without having asked.
+Receiver::Receiver(const EndpointConfig& config, uint32_t senders)
+    : window(std::max<double>(24, config.workers) * config.wire_bytes(),
+             std::max<double>(24, config.workers) * config.wire_bytes(),
+             std::max(0.5 * config.receive_buffer, 8.0 * config.datagram_bytes),
+             config.delay_target),
+      credit(senders, CreditPool::standing_for(senders)),
+      delay(config.endpoints()) {}
+
 Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     : config(c),
       sender(c.wire_bytes(), c.delay_target, c.pacing),
-      // The window covers what peers may send without having asked.
-      receive_window(std::max<double>(24, c.workers) * c.wire_bytes(),
-                     std::max<double>(24, c.workers) * c.wire_bytes(),
-                     std::max(0.5 * c.receive_buffer, 8.0 * c.datagram_bytes), c.delay_target),
-      credit(c.peers_of(c.endpoint), CreditPool::standing_for(c.peers_of(c.endpoint))),
-      arriving(c.endpoints()),
+      receiver(c, c.peers_of(c.endpoint)),
       departing(c.endpoints()),
       scheduler(c.endpoints()),
-      sends(c.endpoints()),
-      controls(c.endpoints()),
-      timers(c.endpoints()),
-      clock(now),
-      last_timer(now) {
+      due(c.endpoints(), now) {
   memory.limit = config.memory_limit;
   control_dscp = config.dscp;
   paths.resize(config.endpoints());
@@ -76,7 +76,7 @@ void Endpoint::Impl::fail(Failure why, Nanos now) {
     drop(*op);
   }
   ops.clear();
-  changed_ops.clear();
+  op_agenda.changed.clear();
   fail_waiting([this](const OpSpec&) { return failure; });
   Event event;
   event.type = Event::Type::failed;
@@ -91,31 +91,31 @@ void Endpoint::Impl::fail(Failure why, Nanos now) {
 
 void Endpoint::Impl::on_timer(Nanos now) {
   // This process was suspended, so the silence is its own and not its peers'.
-  if (now - last_timer > config.ping_interval * 4) {
+  if (now - due.last_timer > config.ping_interval * 4) {
     for (auto& p : paths) {
       if (!p) continue;
       p->life.last_heard = now;
       touch(*p);
     }
   }
-  last_timer = clock = now;
-  if (now - threshold_decay > kSecond) {
-    threshold_decay = now;
+  due.last_timer = due.clock = now;
+  if (now - due.reordering_forgotten > kSecond) {
+    due.reordering_forgotten = now;
     for (auto& p : paths)
       if (p) p->recovery.forget_reordering();
   }
   sender.on_timer(now);
   settle();
-  std::vector<Path*> due;
-  for (size_t i = 0; (i = timers.due(now, i)) != Agenda::kNone; ++i) {
-    due.push_back(paths[i].get());
-    touch(*due.back());
+  std::vector<Path*> checked;
+  for (size_t i = 0; (i = due.checks.due(now, i)) != Agenda::kNone; ++i) {
+    checked.push_back(paths[i].get());
+    touch(*checked.back());
   }
-  check_life(due, now);
+  check_life(checked, now);
   if (!failure) {
-    const bool ops_due = op_timers.earliest() <= now;
+    const bool ops_due = op_agenda.timers.earliest() <= now;
     if (ops_due) check_deadlines(now);
-    for (Path* path : due) {
+    for (Path* path : checked) {
       check_limit(*path, now);
       check_probe(*path, now);
     }
@@ -136,20 +136,21 @@ void Endpoint::Impl::close_regions(Nanos now) {
 
 Nanos Endpoint::Impl::next_timer() {
   settle();
-  Nanos next = std::min({last_timer + config.ping_interval, sends.earliest(), timers.earliest(),
-                         op_timers.earliest()});
-  if (!failure) next = std::min(next, repeat_due);
-  if (pace_until > last_timer) next = std::min(next, pace_until);
-  if (closing && !closed) next = std::min(next, close_ready() ? last_timer : close_deadline);
+  Nanos next = std::min({due.last_timer + config.ping_interval, due.sends.earliest(),
+                         due.checks.earliest(), op_agenda.timers.earliest()});
+  if (!failure) next = std::min(next, due.repeat);
+  if (due.pace > due.last_timer) next = std::min(next, due.pace);
+  if (leaving.begun && !leaving.over)
+    next = std::min(next, close_ready() ? due.last_timer : leaving.deadline);
   return next;
 }
 
 void Endpoint::Impl::close(Nanos now, Nanos linger) {
-  if (closing) return;
-  closing = true;
-  close_linger = linger;
-  close_deadline = now + linger;
-  last_close_deadline = now + std::max(linger, config.peer_timeout);
+  if (leaving.begun) return;
+  leaving.begun = true;
+  leaving.linger = linger;
+  leaving.deadline = now + linger;
+  leaving.last_deadline = now + std::max(linger, config.peer_timeout);
   // A failed op returns its memory to the caller, so nothing here may read it any more.
   const auto why = [this](const OpSpec& spec) -> Failure {
     return {name(config.endpoint) + ", step " + std::to_string(spec.step) +
@@ -185,15 +186,15 @@ bool Endpoint::Impl::close_ready() const {
 }
 
 void Endpoint::Impl::finish_close(Nanos now) {
-  if (!closing || closed) return;
-  if (now < close_deadline && !close_ready()) return;
+  if (!leaving.begun || leaving.over) return;
+  if (now < leaving.deadline && !close_ready()) return;
   // A peer that still takes results, which no other endpoint has, gets more time.
-  const Nanos taken = std::min(last_result_taken + close_linger, last_close_deadline);
+  const Nanos taken = std::min(leaving.result_taken + leaving.linger, leaving.last_deadline);
   if (!failure && now < taken && !close_ready()) {
-    close_deadline = taken;
+    leaving.deadline = taken;
     return;
   }
-  closed = true;
+  leaving.over = true;
   Event event;
   event.type = Event::Type::closed;
   events.push_back(std::move(event));

@@ -34,6 +34,87 @@ inline constexpr Nanos kHeardOf = 1 * kSecond;
 // A path without an answer for this long may not carry datagrams of the agreed length.
 inline constexpr Nanos kTrialAfter = 1 * kSecond;
 
+// Numbers counts the ops of all lanes.
+struct Numbers {
+  std::vector<Lane> lanes;          // in which ops have been made
+  uint64_t made = 0;                // ops made so far
+  uint64_t abandoned = UINT64_MAX;  // workers: the first place whose op failed
+};
+
+// WaitingOps are ops that memory does not let start yet.
+struct WaitingOps {
+  // Workers: own ops, in order of arrival. Their time-outs run meanwhile.
+  struct Own {
+    OpSpec spec;
+    uint64_t need;  // bytes
+    Nanos since;
+  };
+  std::deque<Own> ops;
+  // Servers: OPENs of ops that have not been admitted yet.
+  struct Opens {
+    uint64_t need = 0;  // bytes of the op, once it is known
+    std::map<uint16_t, MessageReceiver> messages;
+  };
+  std::map<uint64_t, Opens> opens;
+};
+
+// OpAgenda names the ops that something is due for.
+struct OpAgenda {
+  Agenda timers;  // by slot: the op's deadline, or what its sums wait for
+  std::vector<size_t> free_slots;
+  std::vector<uint64_t> changed;  // ids: these may be drained
+  bool retire = false;            // an op may be drained now
+};
+
+// Receiver bounds what all peers together send to this endpoint.
+struct Receiver {
+  Receiver(const EndpointConfig& config, uint32_t senders);
+
+  DelayWindow window;
+  Nanos cut = 0;  // last reduction of the window for marks
+  CreditPool credit;
+  size_t turn = 0;  // the path whose credit was computed last, in turn
+  PortDelay delay;  // of the queue in front of this port
+};
+
+// Due is when which path needs something, as of the last settling.
+struct Due {
+  explicit Due(size_t paths, Nanos now)
+      : sends(paths), controls(paths), checks(paths), last_timer(now), clock(now) {}
+
+  // By path: an ACK, ping or farewell; a control frame; on_timer().
+  Agenda sends;
+  Agenda controls;
+  Agenda checks;
+  std::vector<uint16_t> touched;  // paths to settle
+  int long_paths = 0;
+  int lossy_paths = 0;    // paths with heavy loss
+  Nanos repeat = kNever;  // packets go again before an ACK
+  Nanos pace = 0;         // the next train
+  Nanos last_timer;       // the last on_timer()
+  Nanos clock;            // the latest time that is known
+  Nanos reordering_forgotten = 0;
+};
+
+// Scratch is memory that is used again and again.
+struct Scratch {
+  std::vector<uint8_t> encoded;  // payloads of one train
+  Recovery::Acked acked;
+  std::vector<Recovery::Lost> lost;
+  std::vector<uint16_t> arrived;  // paths from which packets have arrived since the last flush
+};
+
+// Leaving is how this endpoint ends.
+struct Leaving {
+  bool begun = false;
+  bool over = false;
+  bool any_gone = false;  // some peer has left
+  Nanos deadline = kNever;
+  Nanos last_deadline = kNever;  // the latest deadline, even while peers take results
+  Nanos linger = 0;
+  Nanos result_taken = 0;  // when a peer last acknowledged a result
+};
+
 struct Endpoint::Impl {
   Impl(const EndpointConfig& config, Nanos now);
 
@@ -49,7 +130,7 @@ struct Endpoint::Impl {
   void finish_close(Nanos now);
 
   // liveness.cc
-  void check_life(const std::vector<Path*>& due, Nanos now);
+  void check_life(const std::vector<Path*>& checked, Nanos now);
   void check_silence(Nanos now);
   Failure silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const;
   Nanos together() const;
@@ -292,67 +373,26 @@ struct Endpoint::Impl {
     return config.datagram_bytes - static_cast<uint32_t>(wire::kHeaderBytes) - kPartPrefix;
   }
 
+  double btlbw() const { return std::max(sender.window().rate(), receiver.window.rate()); }
+
   EndpointConfig config;
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
-  Memory memory;                             // of all ops below
+  Memory memory;                             // of all ops
   std::map<uint64_t, std::unique_ptr<Op>> ops;
-  std::vector<Lane> lanes;            // the lanes in which ops have been made
-  std::vector<uint64_t> changed_ops;  // since drained ones were freed last
-  Agenda op_timers;                   // by slot: the op's deadline, or what its sums wait for
-  std::vector<size_t> free_slots;
-  uint64_t made = 0;                // ops made so far, in all lanes
-  uint64_t abandoned = UINT64_MAX;  // workers: the first place whose op failed
-  // Workers: own ops that wait for memory, in order of arrival. Their time-outs run meanwhile.
-  struct Waiting {
-    OpSpec spec;
-    uint64_t need;  // bytes
-    Nanos since;
-  };
-  std::deque<Waiting> waiting_ops;
-  // Servers: OPENs of ops that have not been admitted yet.
-  struct Opens {
-    uint64_t need = 0;  // bytes of the op, once it is known
-    std::map<uint16_t, MessageReceiver> messages;
-  };
-  std::map<uint64_t, Opens> waiting_opens;
+  Numbers numbers;
+  WaitingOps waiting;
+  OpAgenda op_agenda;
   std::deque<Event> events;
   Counters counters;
   SendController sender;
-  DelayWindow receive_window;
-  CreditPool credit;  // of the receive window
-  size_t credit_turn = 0;
-  PortDelay arriving;   // of the queue in front of this port
-  PortDelay departing;  // of the queue behind it, as peers report
-  double btlbw() const { return std::max(sender.window().rate(), receive_window.rate()); }
-
-  Nanos receive_cut = 0;  // last reduction of receive_window for marks
+  Receiver receiver;
+  PortDelay departing;  // of the queue behind this port, as peers report
   Scheduler scheduler;
-  // By path: when an ACK, ping or farewell is due, when a control frame, and when on_timer().
-  Agenda sends;
-  Agenda controls;
-  Agenda timers;
-  std::vector<uint16_t> touched;  // paths to settle
-  int long_count = 0;             // long paths
-  int lossy_count = 0;            // paths with heavy loss
-  Nanos repeat_due = kNever;
-  Nanos pace_until = 0;
-  Nanos clock = 0;               // the latest time that is known
-  uint8_t control_dscp = 0;      // the DSCP of the first class in the newest op's plan
-  std::vector<uint8_t> encoded;  // payloads of one train
-  Recovery::Acked acked;         // scratch, like `lost`
-  std::vector<Recovery::Lost> lost;
-  std::vector<uint16_t> arrived;  // paths from which packets have arrived since the last flush
-  bool any_gone = false;          // some peer has left
-  bool retire_due = false;        // an op may be drained now
+  Due due;
+  Scratch scratch;
+  uint8_t control_dscp = 0;  // the DSCP of the first class in the newest op's plan
   Failure failure;
-  Nanos last_timer = 0;
-  Nanos threshold_decay = 0;
-  bool closing = false;
-  bool closed = false;
-  Nanos close_deadline = kNever;
-  Nanos last_close_deadline = kNever;  // the latest close_deadline, even while peers take results
-  Nanos close_linger = 0;
-  Nanos last_result_taken = 0;  // when a peer last acknowledged a result
+  Leaving leaving;
 };
 
 }  // namespace gradwire

@@ -20,16 +20,16 @@ Nanos longest_silent(const std::vector<const Path*>& peers) {
 }  // namespace
 
 // Pings the peers that are due, and fails where one has been silent for too long.
-void Endpoint::Impl::check_life(const std::vector<Path*>& due, Nanos now) {
+void Endpoint::Impl::check_life(const std::vector<Path*>& checked, Nanos now) {
   bool late = false;
-  for (Path* path : due) {
+  for (Path* path : checked) {
     late |= path->life.connected && now - path->life.last_heard > config.peer_timeout;
     if (!path->life.ping_due(ping_times(), bool(failure), now)) continue;
     path->life.last_ping = now;
     // A path on trial has pings of its own until it is connected.
     path->life.ping_now = !path->farewell.gone && (path->life.connected || !path->limit.on_trial());
   }
-  if (late || any_gone) check_silence(now);
+  if (late || leaving.any_gone) check_silence(now);
 }
 
 void Endpoint::Impl::check_silence(Nanos now) {

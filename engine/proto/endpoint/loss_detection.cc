@@ -25,7 +25,7 @@ void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos no
   } else {
     op->aggregator->back[path.peer].acked(packet.item);
     recount(*op, path);
-    last_result_taken = now;
+    leaving.result_taken = now;
     op_changed(*op);
     if (op->rules.committed) try_commit(*op, now);
   }
@@ -62,16 +62,16 @@ void Endpoint::Impl::packet_lost(Path& path, const SentPacket& packet, Again why
 }
 
 void Endpoint::Impl::packets_lost(Path& path, Nanos now) {
-  for (const Recovery::Lost& each : lost) packet_lost(path, each.packet, each.why, now);
-  lost.clear();
+  for (const Recovery::Lost& each : scratch.lost) packet_lost(path, each.packet, each.why, now);
+  scratch.lost.clear();
   touch(path);
 }
 
 // False when the ACK is malformed.
 bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
-  acked.clear();
+  scratch.acked.clear();
   touch(path);
-  if (!path.recovery.on_ack(ack, now, acked)) return false;
+  if (!path.recovery.on_ack(ack, now, scratch.acked)) return false;
   const uint64_t granted = wire::expand(ack.credit, path.recovery.next());
   if (granted > path.allowed.credit && granted < path.recovery.next() + SentPackets::kMost) {
     path.allowed.credit = granted;
@@ -80,23 +80,23 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   if (ack.share) path.allowed.window = ack.share;
   path.loss_to.reported = ack.loss / 65'536.0;
   path.loss_to.time = now;
-  sender.on_left(acked.in_flight);
-  counters.spurious_retransmissions += acked.spurious;
-  for (const SentPacket& packet : acked.packets) {
+  sender.on_left(scratch.acked.in_flight);
+  counters.spurious_retransmissions += scratch.acked.spurious;
+  for (const SentPacket& packet : scratch.acked.packets) {
     path.ecn.sent.acked(packet.ect);
     if (packet.state != SentPacket::State::lost) path.limit.acked(packet.bytes);
     packet_acked(path, packet, now);
   }
   on_counts(path, ack, now);
-  if (acked.bytes == 0) return true;
-  path.recovery.detect_losses(lost);
+  if (scratch.acked.bytes == 0) return true;
+  path.recovery.detect_losses(scratch.lost);
   packets_lost(path, now);
-  departing.add(path.peer, Nanos{ack.queue_us} * kMicrosecond, acked.bytes, now);
+  departing.add(path.peer, Nanos{ack.queue_us} * kMicrosecond, scratch.acked.bytes, now);
   SendController::Report report;
-  report.bytes = acked.bytes;
+  report.bytes = scratch.acked.bytes;
   report.loss = path.loss_to.reported;
   // The windows bound how far loss may stretch this one.
-  if (sender.add_loss(acked.bytes, report.loss, now) > 0) report.windows = windows(now);
+  if (sender.add_loss(scratch.acked.bytes, report.loss, now) > 0) report.windows = windows(now);
   const Rtt& rtt = path.recovery.rtt;
   report.round = rtt.round();
   report.rtprop = rtt.minimum();
@@ -117,7 +117,8 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
 void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   // Chunks that wait matter only where a packet does not recover by itself.
   const bool more = path.recovery.waiting() && backlog(path) > 0;
-  if (!path.recovery.on_timeout(path.life.last_heard, more, sender.throttled(), now, lost)) return;
+  if (!path.recovery.on_timeout(path.life.last_heard, more, sender.throttled(), now, scratch.lost))
+    return;
   ++counters.probes;
   if (path.life.connected) path.ecn.sent.timed_out(path.recovery.timeouts());
   packets_lost(path, now);

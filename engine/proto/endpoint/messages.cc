@@ -123,7 +123,7 @@ Endpoint::Impl::Fate Endpoint::Impl::serve_open(Path& path, const wire::Header& 
       return Fate::refused;
     }
   }
-  auto& messages = waiting_opens[op_id].messages;
+  auto& messages = waiting.opens[op_id].messages;
   MessageReceiver& message = messages[path.peer];
   const size_t before = message.held();
   const auto result = message.part(header.chunk, payload, part_bytes());
@@ -131,7 +131,7 @@ Endpoint::Impl::Fate Endpoint::Impl::serve_open(Path& path, const wire::Header& 
   if (result == MessageReceiver::Result::malformed) {
     ++counters.malformed;
     if (message.held() == 0) messages.erase(path.peer);
-    if (messages.empty()) waiting_opens.erase(op_id);
+    if (messages.empty()) waiting.opens.erase(op_id);
     return Fate::malformed;
   }
   if (result == MessageReceiver::Result::complete) retire(now);  // admits what fits
@@ -148,11 +148,11 @@ uint64_t Endpoint::Impl::next_admitted(uint64_t op) const {
 // Starts the ops whose OPENs have arrived, as far as memory allows. A lane's ops start in order:
 // the pushes of an earlier op come first, and could not be taken if a later op held the memory.
 void Endpoint::Impl::admit(Nanos now) {
-  for (auto it = waiting_opens.begin(), next = it; it != waiting_opens.end(); it = next) {
+  for (auto it = waiting.opens.begin(), next = it; it != waiting.opens.end(); it = next) {
     next = std::next(it);
     const uint64_t id = it->first;
     if (id != next_admitted(id)) continue;
-    Opens& opens = it->second;
+    WaitingOps::Opens& opens = it->second;
     const auto ready =
         std::ranges::find_if(opens.messages, [](const auto& entry) { return entry.second.done(); });
     if (ready == opens.messages.end()) continue;
@@ -174,7 +174,7 @@ void Endpoint::Impl::admit(Nanos now) {
       return;
     }
     auto messages = std::move(opens.messages);
-    waiting_opens.erase(it);
+    waiting.opens.erase(it);
     memory.early -= early;
     start_served(std::move(spec), std::move(messages), now);
     if (failure) return;

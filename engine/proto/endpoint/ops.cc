@@ -21,12 +21,12 @@ Op* Endpoint::Impl::find(uint64_t op) {
 // The op's lane; an empty one where none of its ops has been made.
 const Lane& Endpoint::Impl::lane(uint64_t op) const {
   static const Lane kNew;
-  return lane_of(op) < lanes.size() ? lanes[lane_of(op)] : kNew;
+  return lane_of(op) < numbers.lanes.size() ? numbers.lanes[lane_of(op)] : kNew;
 }
 
 Lane& Endpoint::Impl::lane(uint64_t op) {
-  if (lane_of(op) >= lanes.size()) lanes.resize(lane_of(op) + size_t{1});
-  return lanes[lane_of(op)];
+  if (lane_of(op) >= numbers.lanes.size()) numbers.lanes.resize(lane_of(op) + size_t{1});
+  return numbers.lanes[lane_of(op)];
 }
 
 // The number that the next packets of the op's lane most likely have; expands truncated ids.
@@ -39,7 +39,7 @@ bool Endpoint::Impl::finished(uint64_t op) const {
 }
 
 Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
-  auto owned = std::make_unique<Op>(std::move(spec), made++, config, memory, now);
+  auto owned = std::make_unique<Op>(std::move(spec), numbers.made++, config, memory, now);
   Op& op = *owned;
   uint64_t chunks = 0;
   for (const Grid::Shard& shard : op.grid.shards) chunks = std::max<uint64_t>(chunks, shard.size());
@@ -94,12 +94,12 @@ void Endpoint::Impl::make_aggregator_part(Op& op) {
 
 Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
   if (failure) return failure;
-  if (closing) return {"the engine is closed", -1, Cause::closed};
+  if (leaving.begun) return {"the engine is closed", -1, Cause::closed};
   if (config.endpoint >= config.workers) return {"a server starts no ops of its own"};
   const uint64_t next = std::as_const(*this).lane(spec.op).next +
                         static_cast<uint64_t>(std::ranges::count_if(
-                            waiting_ops, [lane = lane_of(spec.op)](const Waiting& waiting) {
-                              return lane_of(waiting.spec.op) == lane;
+                            waiting.ops, [lane = lane_of(spec.op)](const WaitingOps::Own& own) {
+                              return lane_of(own.spec.op) == lane;
                             }));
   if (number_of(spec.op) != next)
     return {op_name(spec.op) + " is out of order; next is " + std::to_string(next)};
@@ -114,7 +114,7 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
       return {wrong};
   }
   const uint64_t need = memory_of(spec.plan, config);
-  waiting_ops.push_back({std::move(spec), need, now});
+  waiting.ops.push_back({std::move(spec), need, now});
   retire(now);
   return {};
 }
@@ -141,7 +141,7 @@ bool Endpoint::Impl::stuck(uint64_t op) const {
 // Starts the own ops that wait, as far as memory allows; a lane's ops start in order.
 void Endpoint::Impl::begin_waiting(Nanos now) {
   std::set<uint16_t> behind;  // lanes with an op that waits longer
-  for (auto it = waiting_ops.begin(); it != waiting_ops.end();) {
+  for (auto it = waiting.ops.begin(); it != waiting.ops.end();) {
     const OpSpec& spec = it->spec;
     const bool next = !behind.contains(lane_of(spec.op));
     const Room room = next ? room_for(spec.op, it->need) : Room::later;
@@ -155,19 +155,19 @@ void Endpoint::Impl::begin_waiting(Nanos now) {
       return;
     }
     for (const auto& p : paths) {
-      if (!p || !p->farewell.gone || p->farewell.gone_op > made) continue;
+      if (!p || !p->farewell.gone || p->farewell.gone_op > numbers.made) continue;
       fail(
           {name(p->peer) + " has left the job; step " + std::to_string(spec.step) + " cannot start",
            p->peer, Cause::left},
           now);
       return;
     }
-    Waiting ready = std::move(*it);
-    waiting_ops.erase(it);
+    WaitingOps::Own ready = std::move(*it);
+    waiting.ops.erase(it);
     begin(std::move(ready.spec), ready.since, now);
     free_drained();
     behind.clear();
-    it = waiting_ops.begin();
+    it = waiting.ops.begin();
   }
 }
 
@@ -198,7 +198,7 @@ void Endpoint::Impl::begin(OpSpec spec, Nanos since, Nanos now) {
 
 void Endpoint::Impl::fail_op(Op& op, const Failure& why) {
   if (!op.working()) return;
-  abandoned = std::min(abandoned, op.place);
+  numbers.abandoned = std::min(numbers.abandoned, op.place);
   op.worker->done = true;
   op.deadline = kNever;
   op_changed(op);
@@ -216,9 +216,9 @@ void Endpoint::Impl::report_failed(const OpSpec& spec, const Failure& why) {
 
 // Fails the ops that wait for memory.
 void Endpoint::Impl::fail_waiting(const std::function<Failure(const OpSpec&)>& why) {
-  if (!waiting_ops.empty()) abandoned = std::min(abandoned, made);
-  for (const Waiting& waiting : waiting_ops) report_failed(waiting.spec, why(waiting.spec));
-  waiting_ops.clear();
+  if (!waiting.ops.empty()) numbers.abandoned = std::min(numbers.abandoned, numbers.made);
+  for (const WaitingOps::Own& own : waiting.ops) report_failed(own.spec, why(own.spec));
+  waiting.ops.clear();
 }
 
 // The failure of an op that never gets its memory: it exceeds the limit alone, or beside ops of
@@ -278,27 +278,28 @@ bool Endpoint::Impl::results_taken(const Op& op) const {
 
 // Notes that an op may be drained, or that its timers may have changed.
 void Endpoint::Impl::op_changed(Op& op) {
-  op_timers.set(op.slot, op.aggregator ? std::min(op.deadline, op.aggregator->sum.next_timer())
-                                       : op.deadline);
+  op_agenda.timers.set(op.slot, op.aggregator
+                                    ? std::min(op.deadline, op.aggregator->sum.next_timer())
+                                    : op.deadline);
   if (op.changed) return;
   op.changed = true;
-  changed_ops.push_back(op.id);
+  op_agenda.changed.push_back(op.id);
 }
 
 size_t Endpoint::Impl::take_slot() {
-  if (free_slots.empty()) {
+  if (op_agenda.free_slots.empty()) {
     const size_t slot = ops.size();
-    op_timers.grow(slot + 1);
+    op_agenda.timers.grow(slot + 1);
     return slot;
   }
-  const size_t slot = free_slots.back();
-  free_slots.pop_back();
+  const size_t slot = op_agenda.free_slots.back();
+  op_agenda.free_slots.pop_back();
   return slot;
 }
 
 // Frees the drained ones among the ops that have changed.
 void Endpoint::Impl::free_drained() {
-  for (const uint64_t id : changed_ops) {
+  for (const uint64_t id : op_agenda.changed) {
     const auto it = ops.find(id);
     if (it == ops.end()) continue;
     it->second->changed = false;
@@ -307,12 +308,12 @@ void Endpoint::Impl::free_drained() {
     lane(id).finish(number_of(id));
     ops.erase(it);
   }
-  changed_ops.clear();
+  op_agenda.changed.clear();
 }
 
 // Frees the drained ops, and starts those that wait for memory.
 void Endpoint::Impl::retire(Nanos now) {
-  retire_due = false;
+  op_agenda.retire = false;
   free_drained();
   config.endpoint < config.workers ? begin_waiting(now) : admit(now);
 }

@@ -78,10 +78,10 @@ void Endpoint::Impl::send_bitmap(uint16_t to, Op& op, const wire::Pass& pass,
 // from other senders.
 void Endpoint::Impl::answer_push(Op& op, uint16_t worker) {
   PassReceiver& asked = op.aggregator->push_asked[worker];
-  if (asked.stopped()) credit.ask(paths[worker]->grant, 0);
+  if (asked.stopped()) receiver.credit.ask(paths[worker]->grant, 0);
   if (asked.stopped() || op.own_shard().size() == 0) return;
   if (op.aggregator->sum.undecided(worker) == 0) {
-    credit.ask(paths[worker]->grant, 0);
+    receiver.credit.ask(paths[worker]->grant, 0);
     send_pass(worker, op, wire::Kind::stop, {wire::Way::push, asked.stop()});
   } else if (asked.waiting() && op.aggregator->sum.opened(worker)) {
     send_bitmap(worker, op, {wire::Way::push, asked.answer()}, op.aggregator->sum.missing(worker));
@@ -97,16 +97,16 @@ void Endpoint::Impl::answer_pull(Op& op, uint16_t aggregator) {
   if (!op.rules.probes) {
     const std::vector<uint32_t> regions = ledger.take_enough();
     if (!regions.empty()) send_list(to, op, wire::Kind::enough, regions);
-    if (ledger.enough()) credit.ask(paths[to]->grant, 0);
+    if (ledger.enough()) receiver.credit.ask(paths[to]->grant, 0);
     return;
   }
   PassReceiver& asked = op.worker->pull_asked[aggregator];
   if (asked.stopped()) {
-    credit.ask(paths[to]->grant, 0);
+    receiver.credit.ask(paths[to]->grant, 0);
     return;
   }
   if (ledger.enough()) {
-    credit.ask(paths[to]->grant, 0);
+    receiver.credit.ask(paths[to]->grant, 0);
     send_pass(to, op, wire::Kind::stop, {wire::Way::pull, asked.stop()});
   } else if (asked.waiting()) {
     send_bitmap(to, op, {wire::Way::pull, asked.answer()}, ledger.missing());
@@ -169,7 +169,7 @@ bool Endpoint::Impl::on_pass_answer(Path& path, Op& op, const wire::Header& head
     maybe_done(op, now);
   } else {
     op_changed(op);
-    retire_due = true;
+    op_agenda.retire = true;
   }
   return true;
 }
@@ -187,7 +187,7 @@ bool Endpoint::Impl::on_enough(uint16_t source, Op& op, std::span<const uint8_t>
   }
   recount(op, *paths[source]);
   op_changed(op);
-  retire_due = true;
+  op_agenda.retire = true;
   return true;
 }
 

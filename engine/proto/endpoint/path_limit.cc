@@ -28,7 +28,7 @@ void Endpoint::Impl::lowered(Path& path, Nanos now) {
     return;
   }
   path.life.ping_now = true;  // the PING carries the new length
-  path.recovery.give_up_longer(path.limit.bytes(), lost);
+  path.recovery.give_up_longer(path.limit.bytes(), scratch.lost);
   packets_lost(path, now);
 }
 

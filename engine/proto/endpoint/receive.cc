@@ -20,7 +20,7 @@ void Endpoint::Impl::receive(uint16_t source, std::span<const uint8_t> datagram,
     return;
   }
   Path& path = *paths[source];
-  clock = now;
+  due.clock = now;
   touch(path);
   if (head->version != wire::kVersion) {
     // A peer keeps its version, so this datagram is foreign or damaged.
@@ -119,10 +119,10 @@ bool Endpoint::Impl::on_bye(Path& path, std::span<const uint8_t> datagram, Nanos
   if (!bye) return false;
   path.farewell.acknowledged |= bye->heard;
   if (!bye->leaves) return true;
-  path.farewell.answer = !bye->heard && !closed;
+  path.farewell.answer = !bye->heard && !leaving.over;
   path.farewell.gone_op = std::max(path.farewell.gone_op, bye->complete_below);
   if (path.farewell.gone) return true;
-  path.farewell.gone = any_gone = true;
+  path.farewell.gone = leaving.any_gone = true;
   for (auto& [id, op] : ops) op_changed(*op);
   for (auto& [id, op] : ops)
     if (!op->done() && !still_possible(*op, now)) return true;
@@ -140,9 +140,9 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   const uint64_t number = wire::expand(header->packet_number, path.acks.largest() + 1);
   const Nanos queue = path.arriving.delay.sample(header->send_time_us, arrival, now);
   const uint64_t bytes = datagram.size() + wire::kOverhead;
-  if (path.arriving.batch.bytes == 0) arrived.push_back(path.peer);
+  if (path.arriving.batch.bytes == 0) scratch.arrived.push_back(path.peer);
   path.arriving.batch.add(queue, bytes);
-  if (header->flags & wire::kOutOfCredit) receive_window.limited();
+  if (header->flags & wire::kOutOfCredit) receiver.window.limited();
   path.acks.arrived(now);
   // A number may be far ahead: a peer whose packets were lost for long has used many.
   if (number == 0 || path.acks.seen(number)) {
@@ -150,7 +150,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
     path.acks.hurry();
     return;
   }
-  if (number > path.acks.largest()) credit.ask(path.grant, header->backlog);
+  if (number > path.acks.largest()) receiver.credit.ask(path.grant, header->backlog);
   const uint64_t op_id = wire::expand(header->op, id_of(expected(header->op), lane_of(header->op)));
   const Fate fate = accept(path, *header, op_id, datagram, now);
   // A refused packet was not examined, and a number far ahead would make all earlier ones old.
@@ -160,7 +160,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   counters.refused += refused;
   if (!refused) note_started(path, op_id + kLanes);
   measure_loss(path, number, bytes, now);
-  if (path.acks.record(number, refused, arrival)) receive_window.lost();
+  if (path.acks.record(number, refused, arrival)) receiver.window.lost();
   count_ecn(path, ecn, now);
   schedule_ack(path, *header, now);
 }
@@ -215,7 +215,7 @@ Endpoint::Impl::Fate Endpoint::Impl::accept(Path& path, const wire::Header& head
   // once then.
   const size_t most = server ? SIZE_MAX : most_early(path);
   const size_t room = most - std::min(most, path.stash.packets.size());
-  credit.ask(path.grant, std::min<size_t>(path.grant.demand, room));
+  receiver.credit.ask(path.grant, std::min<size_t>(path.grant.demand, room));
   return Fate::taken;
 }
 
@@ -239,7 +239,7 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
     }
     // The packets held back come now, so every peer's share of the window is set at once.
     if (config.servers == 0 && p->stash.packets.empty() && told > mine.size())
-      credit.ask(p->grant, std::max<size_t>(p->grant.demand, told - mine.size()));
+      receiver.credit.ask(p->grant, std::max<size_t>(p->grant.demand, told - mine.size()));
   }
   for (auto& p : paths)
     if (p) share_credit(*p, now);
@@ -371,25 +371,25 @@ bool Endpoint::Impl::on_stop(Path& path, Op& op, std::span<const uint8_t> payloa
 }
 
 void Endpoint::Impl::flush(Nanos now) {
-  clock = now;
-  if (retire_due) retire(now);
-  if (arrived.empty()) return;
-  std::ranges::sort(arrived);
-  for (const uint16_t peer : arrived) {
+  due.clock = now;
+  if (op_agenda.retire) retire(now);
+  if (scratch.arrived.empty()) return;
+  std::ranges::sort(scratch.arrived);
+  for (const uint16_t peer : scratch.arrived) {
     Path& path = *paths[peer];
     Arriving& from = path.arriving;
-    arriving.add(peer, from.batch.mean(), from.batch.bytes, now);
+    receiver.delay.add(peer, from.batch.mean(), from.batch.bytes, now);
     const Rtt& rtt = path.recovery.rtt;
-    receive_window.sample(from.batch.bytes, arriving.shared(now), rtt.round(), rtt.minimum(),
-                          from.loss.share(now) > kHeavyLoss, now);
+    receiver.window.sample(from.batch.bytes, receiver.delay.shared(now), rtt.round(), rtt.minimum(),
+                           from.loss.share(now) > kHeavyLoss, now);
     path.acks.queued(from.batch.delay, from.batch.bytes);
     from.batch = {};
   }
   share_credit(now);
-  arrived.clear();
+  scratch.arrived.clear();
   counters.send_window = sender.window().bytes();
-  counters.receive_window = receive_window.bytes();
-  counters.queue_delay = receive_window.queue_delay();
+  counters.receive_window = receiver.window.bytes();
+  counters.queue_delay = receiver.window.queue_delay();
 }
 
 }  // namespace gradwire

@@ -45,7 +45,7 @@ double Endpoint::Impl::windows(Nanos now) const {
 
 // The rate in bytes/s to use while only heavy loss has shown one, else 0.
 double Endpoint::Impl::unproven_rate(Nanos now) const {
-  if (sender.window().rate_proven() || receive_window.rate_proven()) return 0;
+  if (sender.window().rate_proven() || receiver.window.rate_proven()) return 0;
   Nanos round = kShortestRound;
   double total = 0;
   for (const auto& p : paths) {
@@ -59,10 +59,10 @@ double Endpoint::Impl::unproven_rate(Nanos now) const {
 // Sends packets in flight again, the oldest first, on paths with heavy loss. It does so when
 // nothing else can be sent, at the rate that the path is known to carry.
 void Endpoint::Impl::repeat(Nanos now) {
-  repeat_due = kNever;
+  due.repeat = kNever;
   const double rate = sender.copy_rate(btlbw(), unproven_rate(now), now);
   double left = sender.copies(rate, now);
-  if (lossy_count == 0) return;
+  if (due.lossy_paths == 0) return;
   const bool blocked = sender.room(now) <= 0;
   for (auto& p : paths) {
     if (!p || !p->is_lossy || p->farewell.gone || p->recovery.in_flight() == 0) continue;
@@ -74,8 +74,8 @@ void Endpoint::Impl::repeat(Nanos now) {
       continue;
     }
     // Control frames go before data; nothing else limits their rate.
-    repeat_due =
-        std::min(repeat_due, p->recovery.repeat_control(std::max(after, kApart), now, lost));
+    due.repeat = std::min(due.repeat,
+                          p->recovery.repeat_control(std::max(after, kApart), now, scratch.lost));
     packets_lost(*p, now);
     // With more to send, copies go only if that is blocked, and after a round without an ACK.
     if (backlog(*p) > 0) {
@@ -83,8 +83,8 @@ void Endpoint::Impl::repeat(Nanos now) {
       after = std::max(kApart, p->recovery.rtt.smoothed() * 3 / 2);
     }
     bool short_of = false;
-    const Nanos due = p->recovery.repeat_data(after, left, rate, short_of, now, lost);
-    repeat_due = std::min(repeat_due, due);
+    due.repeat = std::min(due.repeat,
+                          p->recovery.repeat_data(after, left, rate, short_of, now, scratch.lost));
     if (short_of) sender.limited();
     packets_lost(*p, now);
   }

@@ -10,26 +10,26 @@ namespace gradwire {
 void Endpoint::Impl::touch(Path& path) {
   if (path.touched) return;
   path.touched = true;
-  touched.push_back(path.peer);
+  due.touched.push_back(path.peer);
 }
 
 void Endpoint::Impl::settle() {
-  for (const uint16_t peer : touched) {
+  for (const uint16_t peer : due.touched) {
     Path& path = *paths[peer];
     path.touched = false;
     const bool is_long = long_path(path.recovery.rtt.minimum());
-    long_count += int{is_long} - int{path.is_long};
+    due.long_paths += int{is_long} - int{path.is_long};
     path.is_long = is_long;
-    const bool is_lossy = heavy_loss(path, clock);
-    lossy_count += int{is_lossy} - int{path.is_lossy};
+    const bool is_lossy = heavy_loss(path, due.clock);
+    due.lossy_paths += int{is_lossy} - int{path.is_lossy};
     path.is_lossy = is_lossy;
     if (!is_lossy) path.recovery.forget_control();
     settle_destination(path);
-    controls.set(peer, path.control.waiting() && !path.recovery.full() ? 0 : kNever);
-    sends.set(peer, next_send(path));
-    timers.set(peer, next_check(path));
+    due.controls.set(peer, path.control.waiting() && !path.recovery.full() ? 0 : kNever);
+    due.sends.set(peer, next_send(path));
+    due.checks.set(peer, next_check(path));
   }
-  touched.clear();
+  due.touched.clear();
 }
 
 // True when so much is lost in either direction that packets go again before an ACK can arrive.
@@ -48,7 +48,7 @@ void Endpoint::Impl::settle_destination(Path& path) {
   }
   to.probes = path.recovery.probes();
   if (!to.closed && to.backlog > 0 && to.credit == 0 && to.probes == 0 && !failure)
-    path.recovery.starve(clock);
+    path.recovery.starve(due.clock);
   scheduler.set_destination(path.peer, to);
 }
 
@@ -58,7 +58,7 @@ Nanos Endpoint::Impl::next_send(Path& path) const {
     return 0;
   Nanos next = path.acks.next_timer();
   if (!failure && !path.farewell.gone) next = std::min(next, path.limit.next_ping());
-  const bool bye = closing && !closed && !farewell_over(path);
+  const bool bye = leaving.begun && !leaving.over && !farewell_over(path);
   if (path.farewell.errors_left || bye) next = std::min(next, path.farewell.next);
   return next;
 }
@@ -76,9 +76,9 @@ Nanos Endpoint::Impl::next_check(Path& path) const {
       next = std::min(next, path.life.first_ping + kTrialAfter + 1);
   }
   if (path.recovery.waiting())
-    next = std::min(next, path.recovery.next_timeout(path.life.last_heard, last_timer));
+    next = std::min(next, path.recovery.next_timeout(path.life.last_heard, due.last_timer));
   else if (path.recovery.timeouts() > 0)
-    next = std::min(next, last_timer);
+    next = std::min(next, due.last_timer);
   return next;
 }
 

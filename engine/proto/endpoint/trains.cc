@@ -78,8 +78,8 @@ void Endpoint::Impl::note_started(Path& path, uint64_t below) {
 
 // An op ends here: nothing of it waits any more.
 void Endpoint::Impl::drop(const Op& op) {
-  op_timers.set(op.slot, kNever);
-  free_slots.push_back(op.slot);
+  op_agenda.timers.set(op.slot, kNever);
+  op_agenda.free_slots.push_back(op.slot);
   for (auto& p : paths) {
     if (!p) continue;
     scheduler.set_waiting(p->peer, op.id, {});
@@ -93,7 +93,7 @@ void Endpoint::Impl::drop(const Op& op) {
 // The longest of the long paths that have a backlog.
 SendController::LongPaths Endpoint::Impl::long_paths() const {
   SendController::LongPaths far;
-  if (long_count == 0) return far;
+  if (due.long_paths == 0) return far;
   for (const auto& p : paths) {
     if (!p || p->farewell.gone || !p->is_long || backlog(*p) == 0) continue;
     ++far.count;
@@ -111,7 +111,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     const SendController::LongPaths far = long_paths();
     const double rate = btlbw();
     sender.pace(far, rate, rate > 0 ? unproven_rate(now) : 0, now);
-    pace_until = 0;
+    due.pace = 0;
     const double space = sender.room(now);
     const uint64_t window = space > 0 ? static_cast<uint64_t>(space / config.wire_bytes()) + 1 : 0;
     const bool apart = far.count > 1 && config.pacing;
@@ -124,13 +124,13 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
       sender.limited();
     }
     if (choice.to == Scheduler::kNowhere) {
-      if (held != kNever) pace_until = held;
+      if (held != kNever) due.pace = held;
       return false;
     }
     Path& path = *paths[choice.to];
     const Nanos wait = choice.probe ? 0 : sender.wait(choice.destinations > 1, now);
     if (wait) {
-      pace_until = wait;
+      due.pace = wait;
       return false;
     }
     const uint64_t most = choice.probe ? path.recovery.probes()
@@ -174,8 +174,8 @@ void Endpoint::Impl::went(Path& path, const Train& train, bool probe, bool apart
 // memory. A chunk is encoded whenever it is sent; its values stay the same until it is decided.
 const uint8_t* Endpoint::Impl::encode(const codec::Format& format, const float* values,
                                       uint32_t count, const Train& train) {
-  if (encoded.empty()) encoded.resize(Train::kMaxBytes);
-  uint8_t* const at = encoded.data() + train.total_bytes;
+  if (scratch.encoded.empty()) scratch.encoded.resize(Train::kMaxBytes);
+  uint8_t* const at = scratch.encoded.data() + train.total_bytes;
   codec::encode(format, values, count, at);
   return at;
 }

@@ -30,7 +30,7 @@ void end_control(Train& train, size_t bytes, uint8_t dscp, uint8_t ecn = kNotEct
 }  // namespace
 
 bool Endpoint::Impl::transmit(Nanos now, Train& train) {
-  clock = now;
+  due.clock = now;
   train.whole = false;
   if (!transmit_next(now, train)) return false;
   Path& path = *paths[train.destination];
@@ -42,7 +42,7 @@ bool Endpoint::Impl::transmit(Nanos now, Train& train) {
 
 bool Endpoint::Impl::transmit_next(Nanos now, Train& train) {
   settle();
-  for (size_t i = 0; (i = sends.due(now, i)) != Agenda::kNone; ++i) {
+  for (size_t i = 0; (i = due.sends.due(now, i)) != Agenda::kNone; ++i) {
     touch(*paths[i]);
     if (transmit_unreliable(*paths[i], now, train)) return true;
   }
@@ -50,7 +50,7 @@ bool Endpoint::Impl::transmit_next(Nanos now, Train& train) {
   end_passes();
   repeat(now);
   settle();
-  for (size_t i = 0; (i = controls.due(now, i)) != Agenda::kNone; ++i) {
+  for (size_t i = 0; (i = due.controls.due(now, i)) != Agenda::kNone; ++i) {
     Path& path = *paths[i];
     // A peer that has left stays for a while to serve what others still need of it.
     const bool there = !path.farewell.gone || now - path.life.last_heard < kHeardOf;
@@ -140,9 +140,10 @@ bool Endpoint::Impl::transmit_error(Path& path, Nanos now, Train& train) {
 
 // The id that a PING reports: the op that starts next in one lane. Lanes take turns.
 uint64_t Endpoint::Impl::next_id(Path& path) const {
-  for (size_t i = 0; i < lanes.size(); ++i) {
-    path.life.pinged_lane = static_cast<uint16_t>((path.life.pinged_lane + 1u) % lanes.size());
-    const uint64_t next = lanes[path.life.pinged_lane].next;
+  for (size_t i = 0; i < numbers.lanes.size(); ++i) {
+    path.life.pinged_lane =
+        static_cast<uint16_t>((path.life.pinged_lane + 1u) % numbers.lanes.size());
+    const uint64_t next = numbers.lanes[path.life.pinged_lane].next;
     if (next > 0) return id_of(next, path.life.pinged_lane);
   }
   return 0;
@@ -150,12 +151,14 @@ uint64_t Endpoint::Impl::next_id(Path& path) const {
 
 // Sends BYE until the peer acknowledges it, and one as the answer to each BYE that asks for it.
 bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
-  const bool due = closing && !closed && !farewell_over(path) && now >= path.farewell.next;
+  const bool due =
+      leaving.begun && !leaving.over && !farewell_over(path) && now >= path.farewell.next;
   if (!due && !path.farewell.answer) return false;
   path.farewell.answer = false;
-  if (closing) path.farewell.bye_sent(now);
+  if (leaving.begun) path.farewell.bye_sent(now);
   const bool worker = config.endpoint < config.workers;
-  wire::Bye bye{worker ? std::min(made, abandoned) : 0, closing, path.farewell.gone};
+  wire::Bye bye{worker ? std::min(numbers.made, numbers.abandoned) : 0, leaving.begun,
+                path.farewell.gone};
   for (const auto& [id, op] : ops)
     if (op->working()) bye.complete_below = std::min(bye.complete_below, op->place);
   uint8_t* at = begin_control(train, path.peer, wire::kByeBytes);
