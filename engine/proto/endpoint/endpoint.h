@@ -84,7 +84,20 @@ struct OpSpec {
   std::string timeout_from;  // where the time-out comes from, for texts: "given to attach"
 };
 
-struct OpReport {
+// OpCost is what an op has cost at one endpoint.
+struct OpCost {
+  Nanos push = 0;
+  Nanos pull = 0;
+  Nanos total = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t packets_sent = 0;
+  uint64_t retransmissions = 0;
+  uint32_t passes = 0;  // of the push: the most of any shard; 0 under control "stream"
+  Nanos rtprop = 0;
+  double btlbw = 0;  // bytes/s
+};
+
+struct OpReport : OpCost {
   uint64_t op = 0;
   uint64_t step = 0;
   Failure failure;               // none when ok
@@ -98,15 +111,6 @@ struct OpReport {
   std::vector<double> delivered;  // by region
   std::vector<uint32_t> exceeded;
   Stats stats{};
-  Nanos push = 0;
-  Nanos pull = 0;
-  Nanos total = 0;
-  uint64_t bytes_sent = 0;
-  uint64_t packets_sent = 0;
-  uint64_t retransmissions = 0;
-  uint32_t passes = 0;  // of the push: the most of any shard; 0 under control "stream"
-  Nanos rtprop = 0;
-  double btlbw = 0;  // bytes/s
   // The longest datagram that all paths of the job carried when the workers started the op. It is
   // the same on all workers.
   uint32_t datagram_bytes = 0;
@@ -149,7 +153,8 @@ struct Train {
   std::vector<uint8_t> control;  // memory of control payloads
 };
 
-struct Counters {
+// PacketCounters count packets and bytes since the endpoint was made.
+struct PacketCounters {
   uint64_t packets_sent = 0;
   uint64_t bytes_sent = 0;
   uint64_t packets_received = 0;
@@ -161,8 +166,13 @@ struct Counters {
   uint64_t acks_sent = 0;
   uint64_t duplicates = 0;
   uint64_t malformed = 0;
-  uint64_t refused = 0;  // packets that arrived and found no room
-  uint64_t memory = 0;   // bytes held for peers now, with reservations
+  uint64_t refused = 0;     // packets that arrived and found no room
+  uint64_t fragmented = 0;  // datagrams sent in fragments
+};
+
+// Counters adds to them how congestion control and memory stand.
+struct Counters : PacketCounters {
+  uint64_t memory = 0;  // bytes held for peers now, with reservations
   uint64_t credit_stalls = 0;
   uint64_t window_stalls = 0;
   uint64_t marked = 0;      // packets that arrived with CE
@@ -173,7 +183,6 @@ struct Counters {
   double btlbw = 0;
   double send_window = 0;     // bytes
   double receive_window = 0;  // bytes
-  uint64_t fragmented = 0;    // datagrams sent in fragments
   uint64_t path_limit = 0;    // bytes of the longest datagram that all paths carry
 };
 
