@@ -149,7 +149,8 @@ BREAKS = (
         "each aggregator commits for itself what it has",
         PROTO + "endpoint/results.cc",
         "op.worker->pull[op.aggregator->shard].commit(committed);",
-        "for (uint32_t c : op.aggregator->sum.finished()) committed.set(c - op.own_shard().begin); op.worker->pull[op.aggregator->shard].commit(committed);",
+        "for (uint32_t c : op.aggregator->sum.finished()) committed.set(c - op.own_shard().begin);"
+        " op.worker->pull[op.aggregator->shard].commit(committed);",
         SIM + "bounded.py " + SIM + "property.py",
     ),
     Break(
@@ -157,7 +158,8 @@ BREAKS = (
         "an aggregator adds back for itself what an encoding took from its results",
         PROTO + "endpoint/results.cc",
         "r.error_offset = op.grid.offset[begin];",
-        "r.error_offset = op.grid.offset[begin]; reduce::add(op.spec.data + r.error_offset, r.result_error.data(), r.result_error.size());",
+        "r.error_offset = op.grid.offset[begin]; float* const at = op.spec.data + r.error_offset;"
+        " reduce::add(at, r.result_error.data(), r.result_error.size());",
         SIM + "encodings.py",
     ),
     Break(
