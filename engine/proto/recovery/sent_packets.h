@@ -70,7 +70,7 @@ class SentPackets {
 
  private:
   // Packets at first; a power of two, like kMost, for indexing by a mask.
-  static constexpr uint64_t kFirst = 8'192;
+  static constexpr uint64_t kFirst = 1'024;
 
   SentPacket& at(uint64_t number) { return ring_[number & (ring_.size() - 1)]; }
   void grow() {
