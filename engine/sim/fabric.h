@@ -6,6 +6,7 @@
 // drives the endpoints as io does, and checks invariants at every event.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -13,7 +14,6 @@
 #include <queue>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "proto/endpoint/endpoint.h"
@@ -177,19 +177,13 @@ class Fabric {
     Nanos burst_end;
   };
 
-  // Sent identifies one chunk as one host sends it; a result is the same for all receivers.
-  struct Sent {
+  // Sender identifies the chunks of one kind that one host sends of an op; a result is the same for
+  // all receivers.
+  struct Sender {
     uint32_t op;
-    uint32_t chunk;
     uint16_t host;
     wire::Kind kind;
-    bool operator==(const Sent&) const = default;
-  };
-  struct SentHash {
-    size_t operator()(const Sent& s) const {
-      return (uint64_t{s.op} << 32 ^ uint64_t{s.host} << 16 ^ uint64_t(s.kind) << 56 ^ s.chunk) *
-             0x9e3779b97f4a7c15u;
-    }
+    auto operator<=>(const Sender&) const = default;
   };
 
   void push(Nanos time, Event::Kind kind, uint32_t index);
@@ -242,7 +236,7 @@ class Fabric {
   std::vector<bool> parted_;  // [from × hosts + to]
   Train train_;
   gradwire::Event event_;
-  std::unordered_map<Sent, uint64_t, SentHash> payloads_;  // hashes
+  std::map<Sender, std::vector<uint64_t>> payloads_;  // hashes by chunk; 0: not sent yet
   PassCheck passes_;
   std::vector<std::string> violations_;
   std::vector<TraceEntry> trace_;
