@@ -199,7 +199,7 @@ def test_the_last_bucket_waits_though_an_earlier_one_is_delivered_later(
     deliver = pipeline._deliver
 
     def overtaken(transfer: object) -> None:
-        if not last[1].done():
+        if not last[2].done():
             host.finish(*last)
         deliver(transfer)  # type: ignore[arg-type]
 
@@ -218,7 +218,7 @@ def test_no_bucket_of_a_step_that_fails_is_handed_over_unjudged() -> None:
     first, last = host.pending
     host.finish(*first)
     assert not futures[0].done()
-    last[1].finish(TransferError("rank 1 has left", rank=1, step=8, cause="left"))
+    last[2].finish(TransferError("rank 1 has left", rank=1, step=8, cause="left"))
     for future in futures[:2]:
         with pytest.raises(RuntimeError, match="rank 1 has left"):
             future.wait()

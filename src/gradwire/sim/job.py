@@ -25,8 +25,9 @@ from gradwire.training.bucket import GradBucket, ParameterNames
 from gradwire.training.configure import configure
 from gradwire.training.hook import sizes, vectors
 from gradwire.training.pipeline import GradientPipeline
-from gradwire.transport.communicator import Communicator, Handle
-from gradwire.transport.native import transfer_report
+from gradwire.transport.communicator import Communicator
+from gradwire.transport.native import native_plan, transfer_report
+from gradwire.transport.operation import AllReduce, Handle
 
 __all__ = ["FlatBucket", "Job", "model_of"]
 
@@ -59,37 +60,26 @@ class _Host:
         self.fabric = fabric
         self.rank = rank
         self.datagram = fabric.datagram_bytes
-        self.pending: list[tuple[int, Handle, Flat, tuple[float, ...]]] = []
+        self.pending: list[tuple[int, AllReduce, Handle]] = []
         self._next = 0  # all ops are in one lane
 
-    def start(
-        self,
-        handle: Handle,
-        *,
-        lane: int,
-        engine_plan: Any,
-        effective_bounds: tuple[float, ...],
-        data: Flat,
-        step: int,
-        critical: NDArray[np.uint32] | None,
-        priorities: NDArray[np.uint8] | None = None,
-        stats: Sequence[float],
-        timeout_s: float,
-        timeout_from: str,
-    ) -> None:
+    def start(self, request: AllReduce) -> Handle:
+        """Starts one op now, in virtual time; returns its handle, which `collect` ends."""
         self.fabric.start(
             self.rank,
             self._next,
-            engine_plan,
-            data,
-            step=step,
-            critical=critical,
-            priorities=priorities,
-            stats=stats,
+            native_plan(request.plan),
+            request.data,
+            step=request.step,
+            critical=request.critical,
+            priorities=request.priorities,
+            stats=request.stats,
             at=self.fabric.now,
         )
-        self.pending.append((self._next, handle, data, effective_bounds))
+        handle = Handle(request.plan, request.data)
+        self.pending.append((self._next, request, handle))
         self._next += 1
+        return handle
 
     def collect(self) -> None:
         """Ends the handles of ops that are done; their callbacks may start more."""
@@ -97,7 +87,7 @@ class _Host:
         for entry in pending:
             self.finish(*entry)
 
-    def finish(self, op: int, handle: Handle, data: Flat, effective: tuple[float, ...]) -> None:
+    def finish(self, op: int, request: AllReduce, handle: Handle) -> None:
         """Ends one handle."""
         completion = self.fabric.completion(self.rank, op)
         assert completion is not None
@@ -109,8 +99,8 @@ class _Host:
                 cause=completion.error_cause,
             )
         if not handle.done():
-            data[:] = self.fabric.result(self.rank, op)
-            handle.finish(transfer_report(completion, effective))
+            request.data[:] = self.fabric.result(self.rank, op)
+            handle.finish(transfer_report(completion, request.effective_bounds))
 
 
 class FlatBucket:

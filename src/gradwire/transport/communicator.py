@@ -32,7 +32,7 @@ from gradwire.transport.engines import (
     release_host,
 )
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
-from gradwire.transport.operation import Connected, Handle
+from gradwire.transport.operation import AllReduce, Connected, Handle
 from gradwire.transport.threads import Stager
 
 if TYPE_CHECKING:
@@ -249,29 +249,29 @@ class Communicator(Connected):
             handle.finish(trivial_report(TransferPlan.whole(1), 0, step, stats))
             return handle
         plan = plan or TransferPlan.whole(flat.size)
-        handle = Handle(plan, flat)
         if self._host is None:
             if plan.scale != 1.0:
                 np.multiply(flat, np.float32(plan.scale), out=flat)
+            handle = Handle(plan, flat)
             handle.finish(trivial_report(plan, flat.size, step, stats))
             return handle
         grid, effective = self._described(plan)
         if priorities is not None:
             _check_priorities(plan, len(grid), priorities)
-        self._host.start(
-            handle,
-            lane=self._lane,
-            engine_plan=native_plan(plan),
-            effective_bounds=effective,
-            data=flat,
-            step=step,
-            critical=critical,
-            priorities=priorities,
-            stats=tuple(stats),
-            timeout_s=self.timeout_s,
-            timeout_from=self._timeout_from,
+        return self._host.start(
+            AllReduce(
+                plan=plan,
+                effective_bounds=effective,
+                data=flat,
+                lane=self._lane,
+                step=step,
+                critical=critical,
+                priorities=priorities,
+                stats=tuple(stats),
+                timeout_s=self.timeout_s,
+                timeout_from=self._timeout_from,
+            )
         )
-        return handle
 
     def chunk_grid(self, plan: TransferPlan) -> ChunkGrid:
         """Returns the chunk grid of a plan for the agreed datagrams and aggregators."""

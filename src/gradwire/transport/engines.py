@@ -25,16 +25,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gradwire.core.errors import ConfigError, TransferError
 from gradwire.core.plan import TransferReport
 from gradwire.core.settings import Settings
 from gradwire.transport import rendezvous
-from gradwire.transport.native import transfer_report
+from gradwire.transport.native import native_plan, transfer_report
 from gradwire.transport.open_engine import meet_servers, open_engine
-from gradwire.transport.operation import Handle
+from gradwire.transport.operation import AllReduce, Handle
 from gradwire.transport.threads import CompletionPool, Stager
 
 if TYPE_CHECKING:
@@ -57,17 +54,13 @@ class Pending:
 
     Attributes:
         handle: Its handle.
-        step: Its training step.
-        effective_bounds: Each region's effective bound.
-        timeout_s: Its longest duration in seconds.
+        request: What it was asked to do.
         begun: When it began, in seconds of the monotonic clock.
         warn_at: When its wait is logged, in seconds of the monotonic clock.
     """
 
     handle: Handle
-    step: int
-    effective_bounds: tuple[float, ...]
-    timeout_s: float
+    request: AllReduce
     begun: float = field(default_factory=time.monotonic)
     warn_at: float = field(default_factory=lambda: time.monotonic() + FIRST_WARNING_S)
 
@@ -140,41 +133,21 @@ class EngineHost:
             self._poll, self._complete, f"gradwire-{rank}", self._break
         )
 
-    def start(
-        self,
-        handle: Handle,
-        *,
-        lane: int,
-        engine_plan: _engine.Plan,
-        effective_bounds: tuple[float, ...],
-        data: NDArray[np.float32],
-        step: int,
-        critical: NDArray[np.uint32] | None,
-        priorities: NDArray[np.uint8] | None = None,
-        stats: tuple[float, ...],
-        timeout_s: float,
-        timeout_from: str,
-    ) -> None:
+    def start(self, request: AllReduce) -> Handle:
         """Hands one op to the engine, numbered in the order of these calls in its lane.
 
         The ranks start the ops of a lane in the same order, and those of different lanes in any.
 
         Args:
-            handle: The handle, which is ended with the op.
-            lane: The lane, the same on all ranks.
-            engine_plan: The engine's form of the plan.
-            effective_bounds: Each region's effective bound, for the report.
-            data: float32, the array.
-            step: The training step.
-            critical: uint32, the ids of chunks that must count.
-            priorities: uint8, the class of each chunk.
-            stats: Up to eight statistics.
-            timeout_s: Longest duration in seconds.
-            timeout_from: Origin of the time-out, for errors.
+            request: What is asked for.
+
+        Returns:
+            The handle, which is ended with the op.
 
         Raises:
             TransferError: The engine has failed or is closed, or belongs to another process.
         """
+        step, lane = request.step, request.lane
         if os.getpid() != self.pid:
             raise TransferError(
                 f"{self._name}: the engine belongs to process {self.pid}, not to its fork "
@@ -182,6 +155,7 @@ class EngineHost:
                 rank=self._names.rank_of(self.rank),
                 step=step,
             )
+        handle, plan = Handle(request.plan, request.data), native_plan(request.plan)
         with self._mutex:
             if self._broken is not None:
                 raise self._unread(self._broken, step)
@@ -189,19 +163,19 @@ class EngineHost:
             if engine is None:
                 raise self._closed(step)
             op = self._next_ops[lane]
-            self._pending[lane, op] = Pending(handle, step, effective_bounds, timeout_s)
+            self._pending[lane, op] = Pending(handle, request)
             try:
                 engine.all_reduce(
                     op=op,
                     lane=lane,
                     step=step,
-                    plan=engine_plan,
-                    data=data,
-                    critical=critical,
-                    priorities=priorities,
-                    stats=stats,
-                    timeout_ns=int(timeout_s * 1e9),
-                    timeout_from=timeout_from,
+                    plan=plan,
+                    data=request.data,
+                    critical=request.critical,
+                    priorities=request.priorities,
+                    stats=request.stats,
+                    timeout_ns=int(request.timeout_s * 1e9),
+                    timeout_from=request.timeout_from,
                 )
             except RuntimeError as error:
                 del self._pending[lane, op]
@@ -214,6 +188,7 @@ class EngineHost:
                 del self._pending[lane, op]
                 raise
             self._next_ops[lane] += 1
+        return handle
 
     def numbers(self) -> list[int]:
         """Returns the numbers that users of this engine have taken."""
@@ -300,9 +275,9 @@ class EngineHost:
         log.warning(
             "%s, step %d: a transfer has waited for %.0f s (timeout=%g); %s",
             self._name,
-            waits.step,
+            waits.request.step,
             now - waits.begun,
-            waits.timeout_s,
+            waits.request.timeout_s,
             ", ".join(absent) or "all ranks with which it exchanges data have begun it",
         )
 
@@ -369,7 +344,7 @@ class EngineHost:
         """Ends the open transfers, each with the error of its step."""
         with self._mutex:
             pending, self._pending = self._pending, {}
-        ended = [each.handle.end(error(each.step)) for each in pending.values()]
+        ended = [each.handle.end(error(each.request.step)) for each in pending.values()]
         for run_callbacks in ended:
             run_callbacks()
 
@@ -378,12 +353,12 @@ class EngineHost:
             known = self._pending.pop((completion.lane, completion.op), None)
         if known is None:
             return
-        handle, step = known.handle, known.step
+        handle, step = known.handle, known.request.step
         outcome: TransferReport | TransferError
         if completion.ok:
             self._watch_datagram(completion.datagram_bytes)
             try:
-                outcome = transfer_report(completion, known.effective_bounds)
+                outcome = transfer_report(completion, known.request.effective_bounds)
             except Exception as error:  # such as a lack of memory: whoever waits has to learn it
                 outcome = self._unread(error, step)
         else:

@@ -1,16 +1,20 @@
-"""Handle: one transfer in progress, on whose end callers wait."""
+"""AllReduce is what one transfer is asked to do, and Handle is what callers wait on for its end."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, NoReturn, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gradwire.core.errors import TransferError
 from gradwire.core.plan import TransferPlan, TransferReport
 
-__all__ = ["Connected", "Handle"]
+__all__ = ["AllReduce", "Connected", "Handle"]
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +29,37 @@ class Connected:
             f"{type(self).__name__} objects are connected to the engine of their process and can "
             f"be neither copied nor pickled{self._instead}"
         )
+
+
+@dataclass(frozen=True, eq=False)
+class AllReduce:
+    """One worker's part of a transfer, checked and complete but for its number.
+
+    A communicator makes it, and an engine carries it out.
+
+    Attributes:
+        plan: The plan.
+        effective_bounds: Each region's bound after rounding down to whole chunks, for the report.
+        data: float32, the array; it belongs to the engine until the transfer is done.
+        lane: The lane, the same on all ranks.
+        step: The training step.
+        critical: uint32, the ids of chunks that must count; None for none.
+        priorities: uint8, the class of each chunk; None for one class.
+        stats: Up to eight statistics.
+        timeout_s: Longest duration in seconds.
+        timeout_from: Origin of the time-out, for errors.
+    """
+
+    plan: TransferPlan
+    effective_bounds: tuple[float, ...]
+    data: NDArray[np.float32]
+    lane: int
+    step: int
+    critical: NDArray[np.uint32] | None
+    priorities: NDArray[np.uint8] | None
+    stats: tuple[float, ...]
+    timeout_s: float
+    timeout_from: str
 
 
 class Handle(Connected):
