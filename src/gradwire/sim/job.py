@@ -198,7 +198,7 @@ class Job:
             face = Communicator(cast(Any, None), 0, 1)  # opens no engine; it gets the virtual one
             face.rank, face.world_size, face.settings = rank, world, settings
             face.ranks = tuple(range(world))
-            face._host = cast(Any, self.hosts[rank])
+            face.engine = cast(Any, self.hosts[rank])
             self.pipelines.append(
                 GradientPipeline(
                     face,

@@ -25,11 +25,11 @@ from gradwire.core.settings import LONGEST_S, Settings
 from gradwire.transport import addresses, rendezvous
 from gradwire.transport.arrays import as_float32
 from gradwire.transport.engines import (
-    EngineHost,
+    SharedEngine,
     collect_forgotten,
-    forget_host,
-    join_host,
-    release_host,
+    forget_engine,
+    join_engine,
+    release_engine,
 )
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
 from gradwire.transport.operation import AllReduce, Connected, Handle
@@ -121,14 +121,14 @@ class Communicator(Connected):
         self._grids: dict[object, ChunkGrid] = {}  # for any bounds
         self._lane = 0  # the lane of all that have no number
         self._closed = False
-        self._host: EngineHost | None = None
+        self.engine: SharedEngine | None = None
         if world_size > 1 or settings.server_count > 0:
             with contextlib.closing(self.meeting("open")) as own:
-                self._host = join_host(meeting or own, store, group, settings)
+                self.engine = join_engine(meeting or own, store, group, settings)
         elif settings.interface is not None:
             addresses.local_addresses(settings.interface, None)  # checks it for one worker, too
-        self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
-        self._forget = weakref.finalize(self, forget_host, self._host, self._stager)
+        self._stager = Stager("gradwire-stage") if self.engine is None else self.engine.stager
+        self._forget = weakref.finalize(self, forget_engine, self.engine, self._stager)
         self._forget.atexit = False  # `gradwire.transport.engines` closes the engines at exit
 
     @property
@@ -153,7 +153,7 @@ class Communicator(Connected):
     @property
     def datagram(self) -> int:
         """The agreed size of datagrams in bytes."""
-        return addresses.ETHERNET_DATAGRAM if self._host is None else self._host.datagram
+        return addresses.ETHERNET_DATAGRAM if self.engine is None else self.engine.datagram
 
     def take_number(self, meeting: rendezvous.Meeting) -> int:
         """Takes the smallest number from 0 on that no user of this engine has taken on any rank.
@@ -170,9 +170,9 @@ class Communicator(Connected):
         Raises:
             GradwireError: No number is left; on all ranks alike.
         """
-        if self._host is None:
+        if self.engine is None:
             return 0
-        texts = meeting.exchange(json.dumps(self._host.numbers()))
+        texts = meeting.exchange(json.dumps(self.engine.numbers()))
         taken = set(itertools.chain(*map(json.loads, texts)))
         number = next(n for n in itertools.count() if n not in taken)
         if number >= NUMBERS:
@@ -180,14 +180,14 @@ class Communicator(Connected):
                 f"{NUMBERS} modules are attached over one engine, and no more can be: detach some, "
                 "or attach one module that holds several"
             )
-        self._host.take_number(number)
+        self.engine.take_number(number)
         self._lane = 1 + number
         return number
 
     def return_number(self, number: int) -> None:
         """Gives back the number that `take_number` returned; to be called once."""
-        if self._host is not None:
-            self._host.return_number(number)
+        if self.engine is not None:
+            self.engine.return_number(number)
 
     def meeting(self, topic: str) -> rendezvous.Meeting:
         """Makes a meeting of the workers in the store, on a topic."""
@@ -249,7 +249,7 @@ class Communicator(Connected):
             handle.finish(trivial_report(TransferPlan.whole(1), 0, step, stats))
             return handle
         plan = plan or TransferPlan.whole(flat.size)
-        if self._host is None:
+        if self.engine is None:
             if plan.scale != 1.0:
                 np.multiply(flat, np.float32(plan.scale), out=flat)
             handle = Handle(plan, flat)
@@ -258,7 +258,7 @@ class Communicator(Connected):
         grid, effective = self._described(plan)
         if priorities is not None:
             _check_priorities(plan, len(grid), priorities)
-        return self._host.start(
+        return self.engine.start(
             AllReduce(
                 plan=plan,
                 effective_bounds=effective,
@@ -275,14 +275,14 @@ class Communicator(Connected):
 
     def chunk_grid(self, plan: TransferPlan) -> ChunkGrid:
         """Returns the chunk grid of a plan for the agreed datagrams and aggregators."""
-        if self._host is None:
+        if self.engine is None:
             one = np.zeros(1, np.uint32)
             return ChunkGrid(np.zeros(1, np.uint64), np.array([plan.elements], np.uint32), one, one)
         return self._described(plan)[0]
 
     def effective_bounds(self, plan: TransferPlan) -> tuple[float, ...]:
         """Returns each region's bound after rounding down to whole chunks."""
-        if self._host is None:
+        if self.engine is None:
             return (0.0,) * len(plan.regions)
         return self._described(plan)[1]
 
@@ -294,13 +294,13 @@ class Communicator(Connected):
             kept: Share of the elements that "topk" keeps.
             datagram: Size of the datagram in bytes; 0 for the agreed one.
         """
-        if self._host is None:
+        if self.engine is None:
             encoding, kept, datagram = "f32", 1.0, 0
         return int(load_engine().chunk_elements(encoding, kept, datagram or self.datagram))
 
     def round_trip(self, plan: TransferPlan, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns what the other ranks get of these float32 values under the plan's encoding."""
-        if self._host is None:
+        if self.engine is None:
             return values.copy()
         native = native_plan(plan)
         made: NDArray[np.float32] = load_engine().round_trip(
@@ -321,7 +321,7 @@ class Communicator(Connected):
             sent: float32, what was pushed.
             counted: uint8 for each chunk, from the transfer's report.
         """
-        if self._host is None:
+        if self.engine is None:
             sent.fill(0.0)  # no wire, no encoding
             return
         load_engine().keep_encoding_error(
@@ -330,7 +330,7 @@ class Communicator(Connected):
 
     def counters(self) -> dict[str, float]:
         """Returns the engine's counters; empty without an engine."""
-        return {} if self._host is None else self._host.counters()
+        return {} if self.engine is None else self.engine.counters()
 
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
         """Injects loss of DATA packets in the receive path, for tests and demonstrations.
@@ -340,8 +340,8 @@ class Communicator(Connected):
             burst: Mean length of a run of dropped packets; 1 for independent losses.
             seed: Seed of the losses.
         """
-        if self._host is not None:
-            self._host.set_drop(rate, burst, seed)
+        if self.engine is not None:
+            self.engine.set_drop(rate, burst, seed)
 
     def let_go(self) -> None:
         """Closes the communicator, but not an engine that is used with servers. Idempotent.
@@ -359,8 +359,8 @@ class Communicator(Connected):
         self._closed = True
         if self._forget.detach() is not None:
             collect_forgotten()
-            release_host(self._host)
-        if self._host is None:
+            release_engine(self.engine)
+        if self.engine is None:
             self._stager.stop()
 
     def _described(self, plan: TransferPlan) -> tuple[ChunkGrid, tuple[float, ...]]:
