@@ -24,15 +24,9 @@ from gradwire.core.plan import PRIORITY_CLASSES, REMEMBERED, Regions, TransferPl
 from gradwire.core.settings import LONGEST_S, Settings
 from gradwire.transport import addresses, rendezvous
 from gradwire.transport.arrays import as_float32
-from gradwire.transport.engines import (
-    SharedEngine,
-    collect_forgotten,
-    forget_engine,
-    join_engine,
-    release_engine,
-)
+from gradwire.transport.engines import join_engine
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
-from gradwire.transport.operation import AllReduce, Connected, Handle
+from gradwire.transport.operation import AllReduce, Connected, Engine, Handle
 from gradwire.transport.threads import Stager
 
 if TYPE_CHECKING:
@@ -67,6 +61,7 @@ class Communicator(Connected):
         timeout_from: Origin of that time-out, for errors.
         meeting: A meeting of the workers that has begun; None for one of its own.
         ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
+        engine: An open engine of the workers; None to join the group's, or to open it.
 
     Raises:
         ConfigError: A setting is impossible, or its port is in use.
@@ -80,6 +75,7 @@ class Communicator(Connected):
         settings: The settings.
         timeout_s: Longest duration of one transfer in seconds.
         store: The store.
+        engine: The engine; None for one worker without a server.
     """
 
     def __init__(
@@ -94,6 +90,7 @@ class Communicator(Connected):
         timeout_from: str = "the default",
         meeting: rendezvous.Meeting | None = None,
         ranks: Sequence[int] | None = None,
+        engine: Engine | None = None,
     ) -> None:
         settings = config if isinstance(config, Settings) else Settings.build(config)
         whole = is_whole(rank) and is_whole(world_size)
@@ -121,14 +118,15 @@ class Communicator(Connected):
         self._grids: dict[object, ChunkGrid] = {}  # for any bounds
         self._lane = 0  # the lane of all that have no number
         self._closed = False
-        self.engine: SharedEngine | None = None
-        if world_size > 1 or settings.server_count > 0:
+        self.engine = engine
+        if engine is None and (world_size > 1 or settings.server_count > 0):
             with contextlib.closing(self.meeting("open")) as own:
                 self.engine = join_engine(meeting or own, store, group, settings)
         elif settings.interface is not None:
             addresses.local_addresses(settings.interface, None)  # checks it for one worker, too
         self._stager = Stager("gradwire-stage") if self.engine is None else self.engine.stager
-        self._forget = weakref.finalize(self, forget_engine, self.engine, self._stager)
+        forget = self._stager.stop if self.engine is None else self.engine.forget
+        self._forget = weakref.finalize(self, forget)
         self._forget.atexit = False  # `gradwire.transport.engines` closes the engines at exit
 
     @property
@@ -357,11 +355,10 @@ class Communicator(Connected):
     def close(self) -> None:
         """Closes the communicator, and the engine with its last communicator. Idempotent."""
         self._closed = True
-        if self._forget.detach() is not None:
-            collect_forgotten()
-            release_engine(self.engine)
         if self.engine is None:
             self._stager.stop()
+        elif self._forget.detach() is not None:
+            self.engine.leave()
 
     def _described(self, plan: TransferPlan) -> tuple[ChunkGrid, tuple[float, ...]]:
         regions = Regions.of(plan.regions)

@@ -31,13 +31,13 @@ from gradwire.core.settings import Settings
 from gradwire.transport import rendezvous
 from gradwire.transport.native import native_plan, transfer_report
 from gradwire.transport.open_engine import meet_servers, open_engine
-from gradwire.transport.operation import AllReduce, Handle
+from gradwire.transport.operation import AllReduce, Engine, Handle
 from gradwire.transport.threads import CompletionPool, Stager
 
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["SharedEngine", "collect_forgotten", "forget_engine", "join_engine", "release_engine"]
+__all__ = ["SharedEngine", "collect_forgotten", "join_engine"]
 
 log = logging.getLogger("gradwire")
 
@@ -65,7 +65,7 @@ class Pending:
     warn_at: float = field(default_factory=lambda: time.monotonic() + FIRST_WARNING_S)
 
 
-class SharedEngine:
+class SharedEngine(Engine):
     """An open engine with its completion threads, shared by communicators of one group.
 
     Args:
@@ -134,19 +134,7 @@ class SharedEngine:
         )
 
     def start(self, request: AllReduce) -> Handle:
-        """Hands one op to the engine, numbered in the order of these calls in its lane.
-
-        The ranks start the ops of a lane in the same order, and those of different lanes in any.
-
-        Args:
-            request: What is asked for.
-
-        Returns:
-            The handle, which is ended with the op.
-
-        Raises:
-            TransferError: The engine has failed or is closed, or belongs to another process.
-        """
+        """Hands one op to the compiled engine (`Engine.start`)."""
         step, lane = request.step, request.lane
         if os.getpid() != self.pid:
             raise TransferError(
@@ -219,6 +207,19 @@ class SharedEngine:
         """Injects loss of DATA packets in the receive path."""
         if self.native is not None:
             self.native.set_drop(rate, burst, seed)
+
+    def forget(self) -> None:
+        """Notes that a communicator is garbage; the engine stays open for the next one."""
+        if os.getpid() == self.pid:
+            with _engines_lock:
+                self.users -= 1
+
+    def leave(self) -> None:
+        """Notes that a communicator was closed, and closes the engine with the last one."""
+        collect_forgotten()
+        if os.getpid() == self.pid:
+            self.forget()
+            _drop_unused(self)
 
     def close(self) -> None:
         """Closes the engine and ends the threads; open transfers fail.
@@ -531,24 +532,6 @@ def collect_forgotten() -> None:
     """
     gc.collect()
     gc.collect()
-
-
-def forget_engine(engine: SharedEngine | None, stager: Stager) -> None:
-    """Notes that a communicator is garbage; its engine stays open for the next one."""
-    if engine is None:
-        stager.stop()
-    elif os.getpid() == engine.pid:
-        with _engines_lock:
-            engine.users -= 1
-
-
-def release_engine(engine: SharedEngine | None) -> None:
-    """Notes that a communicator was closed, and closes its engine with the last one."""
-    if engine is None or os.getpid() != engine.pid:
-        return
-    with _engines_lock:
-        engine.users -= 1
-    _drop_unused(engine)
 
 
 def _drop_unused(engine: SharedEngine) -> bool:

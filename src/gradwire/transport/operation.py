@@ -1,4 +1,8 @@
-"""AllReduce is what one transfer is asked to do, and Handle is what callers wait on for its end."""
+"""One transfer: AllReduce is the request, Engine carries it out, and Handle is waited on.
+
+`gradwire.transport.engines.SharedEngine` is the engine over real sockets, and
+`gradwire.sim.job.VirtualEngine` the one in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,16 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NoReturn, SupportsIndex
+from typing import ClassVar, NoReturn, Protocol, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.core.errors import TransferError
 from gradwire.core.plan import TransferPlan, TransferReport
+from gradwire.transport.threads import Stager
 
-__all__ = ["AllReduce", "Connected", "Handle"]
+__all__ = ["AllReduce", "Connected", "Engine", "Handle"]
 
 log = logging.getLogger(__name__)
 
@@ -159,3 +164,51 @@ class Handle(Connected):
             callback(self)
         except Exception:  # other callbacks wait for the same end
             log.exception("a callback of a transfer raised")
+
+
+class Engine(Protocol):
+    """What a communicator needs of its engine.
+
+    Attributes:
+        datagram: The agreed size of datagrams in bytes.
+        stager: The queue of transfers that start later than they are asked for.
+    """
+
+    datagram: int
+    stager: Stager
+
+    def start(self, request: AllReduce) -> Handle:
+        """Starts one op, numbered in the order of these calls in its lane.
+
+        The ranks start the ops of a lane in the same order, and those of different lanes in any.
+
+        Args:
+            request: What is asked for.
+
+        Returns:
+            The handle, which is ended with the op.
+
+        Raises:
+            TransferError: The engine has failed or is closed, or belongs to another process.
+        """
+
+    def numbers(self) -> list[int]:
+        """Returns the numbers that users of this engine have taken (`Communicator.take_number`)."""
+
+    def take_number(self, number: int) -> None:
+        """Takes a number that is free here."""
+
+    def return_number(self, number: int) -> None:
+        """Gives back a number that `take_number` took."""
+
+    def counters(self) -> dict[str, float]:
+        """Returns the engine's counters."""
+
+    def set_drop(self, rate: float, burst: float, seed: int) -> None:
+        """Injects loss of DATA packets in the receive path."""
+
+    def forget(self) -> None:
+        """Notes that a communicator is garbage; the engine stays open for the next one."""
+
+    def leave(self) -> None:
+        """Notes that a communicator was closed, and closes the engine with the last one."""
