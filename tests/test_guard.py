@@ -83,10 +83,11 @@ def test_a_skipped_step_applies_nothing_and_returns_to_the_residuals() -> None:
     for rank, pipeline in enumerate(job.pipelines):
         assert not results[rank].any()
         np.testing.assert_array_equal(job.residual(rank), owed[rank] + gradients(8)[rank])
+        if rank:
+            continue  # nobody asks: a loss scaler keeps the optimizer from the step
         skipped = pipeline.take_skipped()
         assert [id(p) for p in skipped] == [id(p) for group in job.groups for p in group]
         assert not pipeline.take_skipped()
-        pipeline._guard._skipped = skipped  # nobody asked
     job.uplinks(NETWORK_A)
     for pipeline in job.pipelines:
         pipeline.flush()

@@ -87,9 +87,9 @@ class Consultation:
 
         return take
 
-    def due(self, step: Step, summary: Summary) -> bool:
-        """Returns whether there is something to agree on at the end of this step."""
-        return step.guarded or bool(self._layers_due(summary))
+    def layers_due(self, summary: Summary) -> bool:
+        """Returns whether norms of layers are to be agreed on at the end of this step."""
+        return bool(self._layers_due(summary))
 
     def start(self, step: Step, summary: Summary) -> Handle:
         """Starts the transfer, whose outcome `agreed` reads."""
