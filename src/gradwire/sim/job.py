@@ -237,9 +237,11 @@ class Job:
         store = HashStore()  # nobody meets in it
         for rank in range(world):
             chosen, settings = configure(policy, options, {}, optimizer)
-            if isinstance(tensors, torch.nn.Module):
-                chosen.vectors = vectors(model)
-            chosen.prepare(elements)
+            chosen.prepare(
+                elements,
+                vectors=vectors(model) if isinstance(tensors, torch.nn.Module) else frozenset(),
+                servers=servers,
+            )
             alone = world == 1 and not servers  # as on a real network, it needs no engine
             communicator = Communicator(
                 store, rank, world, settings, engine=None if alone else self.engines[rank]
