@@ -689,7 +689,8 @@ class GradientPipeline:
             [(first.stats_sum, first.stats_max) for first in firsts],
         )
         self._consultation.note(step, self._grad_scale)
-        self._go_on(step, step_end.Folded(layers=self._consultation.layers_due(step.agreed)))
+        layers = self._consultation.layers_due(step.agreed)
+        self._go_on(step, step_end.Folded(layers=bool(layers)))
 
     def _compare_scales(self, step: Step) -> None:
         def refuse(done: Handle) -> None:

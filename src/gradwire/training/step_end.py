@@ -11,8 +11,9 @@ tensor, so its owner does what it asks for and reports what came of it:
     end.handle(Folded())  # [Conclude()]
     end.handle(Concluded())  # [Deliver(("b",))]
 
-The last result of a step is held back until the step is concluded, because DDP goes on with it. All
-results of a guarded step are held back, because the guard may yet send them again or withdraw them.
+A bucket whose end yields no action is held back. The last result of a step is held back until the
+step is concluded, because DDP goes on with it. All results of a guarded step are held back, because
+the guard may yet send them again or withdraw them.
 """
 
 from __future__ import annotations
