@@ -198,9 +198,6 @@ def test_buckets_without_elements_count_for_their_step_and_travel_nowhere(
     tensors = dict((f"e{i}.weight", 0) if i in empty else next(names) for i in range(buckets))
     job = Job(world, tensors, buckets=[1] * buckets, **options)
     plain = Job(world, sizes, buckets=[1, 1], **options)
-    if world == 1:
-        for each in (job, plain):
-            each.pipelines[0].communicator._host = None  # nobody to meet: all is done at once
     for step in range(4):
         chance = np.random.default_rng(step)
         gradients = [
@@ -356,7 +353,6 @@ def test_a_vote_for_a_phase_outlives_a_restart() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_one_worker_keeps_its_gradient(case: dict[str, Any]) -> None:
     job = Job(1, TENSORS, optimizer=sgd(), **{"error_feedback": True, **case})
-    job.pipelines[0].communicator._host = None  # as where there is nobody to meet
     for step in range(12):
         gradient = np.random.default_rng(step).standard_normal(ELEMENTS).astype(np.float32)
         expected = job.policies[0].momentum * job.velocity(0) + gradient

@@ -24,10 +24,17 @@ from gradwire.core.plan import CloseStep, Region, TransferPlan, TransferReport, 
 from gradwire.core.settings import Settings
 from gradwire.transport import communicator, engines, rendezvous
 from gradwire.transport.communicator import Communicator, Handle
+from gradwire.transport.engines import SharedEngine
 from gradwire.transport.threads import CompletionPool, Stager
 from threads import at_once
 
 Array = NDArray[np.float32]
+
+
+def engine_of(member: Communicator) -> Any:
+    """The engine that a communicator shares with others of its group."""
+    assert isinstance(member.engine, SharedEngine)
+    return member.engine
 
 
 class Team:
@@ -456,7 +463,7 @@ def test_servers_left_out_are_the_same_transport_as_their_number() -> None:
     team.config["servers"] = 0
     more = team.join()
     for first, second in zip(team.members, more, strict=True):
-        assert first._host is second._host
+        assert first.engine is second.engine
         second.close()
     team.close()
 
@@ -522,8 +529,7 @@ def test_a_callback_that_raises_keeps_no_other_from_its_turn(
     for handle in handles:
         handle.add_done_callback(lambda _: 1 / 0)
         handle.add_done_callback(seen.append)
-    assert member._host is not None
-    member._host._fail_pending(lambda step: TransferError("told to", step=step))
+    engine_of(member)._fail_pending(lambda step: TransferError("told to", step=step))
     assert seen == handles
     for handle in handles:
         with pytest.raises(TransferError, match="told to"):
@@ -629,9 +635,8 @@ def test_transfers_fail_when_completions_cannot_be_read(monkeypatch: pytest.Monk
     """Nobody may wait for what then never ends."""
     team = Team(2)
     handle = team.members[0].all_reduce(np.ones(5000, np.float32), step=3)  # waits for rank 1
-    host = team.members[0]._host
-    assert host is not None
-    monkeypatch.setattr(host, "engine", OutOfMemory(host.engine))
+    engine = engine_of(team.members[0])
+    monkeypatch.setattr(engine, "native", OutOfMemory(engine.native))
     with pytest.raises(TransferError) as raised:
         handle.wait(10)
     assert (raised.value.step, raised.value.cause) == (3, "engine")
@@ -669,9 +674,8 @@ def test_what_fails_together_has_failed_before_any_callback_runs(
         seen.put(handles[1].error.step if handles[1].error else -1)
 
     handles[0].add_done_callback(wait_for_the_other)
-    host = team.members[0]._host
-    assert host is not None
-    monkeypatch.setattr(host, "engine", OutOfMemory(host.engine))
+    engine = engine_of(team.members[0])
+    monkeypatch.setattr(engine, "native", OutOfMemory(engine.native))
     assert seen.get(timeout=10) == 1
     team.close()
 
@@ -730,7 +734,7 @@ def test_a_groups_endless_timeout_is_one_the_engine_can_count() -> None:
 
 def test_communicators_of_one_group_share_an_engine(two: Team) -> None:
     more = two.all(lambda rank: Communicator(two.store, rank, 2, two.members[rank].settings))
-    assert more[0]._host is two.members[0]._host
+    assert more[0].engine is two.members[0].engine
     with pytest.raises(ConfigError, match="this process's engine already runs with") as raised:
         Communicator(two.store, 0, 2, {"port": 4567})
     assert (raised.value.setting, raised.value.value) == ("port", 4567)
@@ -780,7 +784,7 @@ def test_a_store_that_does_not_answer_keeps_no_finalizer_waiting() -> None:
     team.close()
 
 
-class FakeHost:
+class FakeEngine:
     def __init__(self, session: int, settings: Settings) -> None:
         self.store, self.group, self.rank, self.world_size = "s", "world", 0, 2
         self.session, self.settings, self.users = session, settings, 0
@@ -797,29 +801,29 @@ def test_an_engine_closed_before_it_is_joined_is_not_joined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = Settings.build({}, environment={})
-    closed: Any = FakeHost(1, settings)
-    fresh: Any = FakeHost(2, settings)
+    closed: Any = FakeEngine(1, settings)
+    fresh: Any = FakeEngine(2, settings)
     opened: list[Any] = []
-    monkeypatch.setattr(engines, "_hosts", opened)
+    monkeypatch.setattr(engines, "_engines", opened)
     monkeypatch.setattr(engines, "_find", lambda *_: closed)
     monkeypatch.setattr(engines, "_open", lambda *_: fresh)
     store = dist.HashStore()
     alone = rendezvous.Meeting(store, "t", endpoint=0, workers=1, servers=0, timeout_s=1)
-    assert engines.join_host(alone, store, "world", settings) is fresh
+    assert engines.join_engine(alone, store, "world", settings) is fresh
     assert opened == [fresh]
 
 
 def test_an_engine_in_use_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    host: Any = FakeHost(1, Settings.build({}, environment={}))
-    opened: list[Any] = [host]
-    monkeypatch.setattr(engines, "_hosts", opened)
-    host.users = 1
-    assert not engines._drop_unused(host)
-    assert opened == [host]
-    host.users = 0
-    assert engines._drop_unused(host)
-    assert engines._drop_unused(host)  # gone already
-    assert host.closed
+    engine: Any = FakeEngine(1, Settings.build({}, environment={}))
+    opened: list[Any] = [engine]
+    monkeypatch.setattr(engines, "_engines", opened)
+    engine.users = 1
+    assert not engines._drop_unused(engine)
+    assert opened == [engine]
+    engine.users = 0
+    assert engines._drop_unused(engine)
+    assert engines._drop_unused(engine)  # gone already
+    assert engine.closed
     assert opened == []
 
 
@@ -844,8 +848,7 @@ def test_what_the_engine_refuses_is_not_waited_for(two: Team) -> None:
     for member in two.members:
         with pytest.raises((TypeError, ValueError)):
             member.all_reduce(np.ones(4, np.float32), stats=["many"])  # type: ignore[list-item]
-        assert member._host is not None
-        assert member._host._pending == {}
+        assert engine_of(member)._pending == {}
     two.reduce([np.ones(10, np.float32) for _ in range(2)])  # the next one has its number
 
 
@@ -873,7 +876,7 @@ def test_a_forked_child_keeps_its_hands_off(two: Team) -> None:
 def test_a_forked_child_holds_no_port_that_its_parent_has_closed() -> None:
     """As a DataLoader's worker does, which outlives an attachment of its parent."""
     team = Team(2)
-    addresses = [member._host.engine.address for member in team.members if member._host]
+    addresses = [engine_of(member).native.address for member in team.members]
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:

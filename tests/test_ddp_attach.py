@@ -494,9 +494,9 @@ def lost_on_one(rank: int, world: int) -> str:
     """The engine is closed on rank 1 alone, behind its attachment's back."""
     first = gradwire.attach(wrap(model()), "reliable")
     if rank == 1:
-        host = first.communicator._host
-        assert host is not None
-        engines._drop(host)
+        engine = first.communicator.engine
+        assert isinstance(engine, engines.SharedEngine)
+        engines._drop(engine)
     ddp = wrap(model())
     with pytest.raises(gradwire.RendezvousError) as raised:
         gradwire.attach(ddp, "reliable")
@@ -544,7 +544,7 @@ def starts_over(rank: int, world: int, store_ports: list[int]) -> int:
         dist.destroy_process_group()
         os.environ["MASTER_PORT"] = str(store_port)
         dist.init_process_group("gloo", rank=rank, world_size=world)
-    return len(engines._hosts)
+    return len(engines._engines)
 
 
 def test_an_engine_of_a_store_that_is_gone_does_not_keep_its_port() -> None:

@@ -83,10 +83,11 @@ def test_a_skipped_step_applies_nothing_and_returns_to_the_residuals() -> None:
     for rank, pipeline in enumerate(job.pipelines):
         assert not results[rank].any()
         np.testing.assert_array_equal(job.residual(rank), owed[rank] + gradients(8)[rank])
+        if rank:
+            continue  # nobody asks: a loss scaler keeps the optimizer from the step
         skipped = pipeline.take_skipped()
         assert [id(p) for p in skipped] == [id(p) for group in job.groups for p in group]
         assert not pipeline.take_skipped()
-        pipeline._guard._skipped = skipped  # nobody asked
     job.uplinks(NETWORK_A)
     for pipeline in job.pipelines:
         pipeline.flush()
@@ -194,19 +195,19 @@ def test_the_last_bucket_waits_though_an_earlier_one_is_delivered_later(
     job = Job(2, TENSORS, "dblp", p_low=0.1, every=1, detector="layers", buckets=[1, 1])
     _, futures = job.start(gradients(0, 2))
     assert job.fabric.run(job.fabric.now + 60)
-    pipeline, host = job.pipelines[0], job.hosts[0]
-    last = host.pending[1]
+    pipeline, engine = job.pipelines[0], job.engines[0]
+    last = engine.pending[1]
     deliver = pipeline._deliver
 
     def overtaken(transfer: object) -> None:
-        if not last[1].done():
-            host.finish(*last)
+        if not last[2].done():
+            engine.finish(*last)
         deliver(transfer)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pipeline, "_deliver", overtaken)
-    host.collect()
+    engine.collect()
     assert [future.done() for future in futures[:2]] == [True, False]
-    assert len(host.pending) == 1  # the consultation
+    assert len(engine.pending) == 1  # the consultation
 
 
 def test_no_bucket_of_a_step_that_fails_is_handed_over_unjudged() -> None:
@@ -214,11 +215,11 @@ def test_no_bucket_of_a_step_that_fails_is_handed_over_unjudged() -> None:
     job = learned(floor=0.9)
     _, futures = job.start(gradients(8))
     assert job.fabric.run(job.fabric.now + 60)
-    host = job.hosts[0]
-    first, last = host.pending
-    host.finish(*first)
+    engine = job.engines[0]
+    first, last = engine.pending
+    engine.finish(*first)
     assert not futures[0].done()
-    last[1].finish(TransferError("rank 1 has left", rank=1, step=8, cause="left"))
+    last[2].finish(TransferError("rank 1 has left", rank=1, step=8, cause="left"))
     for future in futures[:2]:
         with pytest.raises(RuntimeError, match="rank 1 has left"):
             future.wait()

@@ -27,10 +27,10 @@ def test_the_step_that_scales_drift_apart_in_fails_on_all_ranks(policy: str) -> 
         job.step(gradients(3))
     job.pipelines[1].set_grad_scale(512.0)
     _, futures = job.start(gradients(3))
-    while any(host.pending for host in job.hosts):
+    while any(engine.pending for engine in job.engines):
         assert job.fabric.run(job.fabric.now + 60)
-        for host in job.hosts:
-            host.collect()
+        for engine in job.engines:
+            engine.collect()
     told = set()
     for last in futures[1::2]:  # each rank's last bucket
         with pytest.raises(RuntimeError) as raised:

@@ -34,7 +34,14 @@ from gradwire.core.plan import (
     encoded_share,
 )
 from gradwire.core.report import StepReport
-from gradwire.policies.base import PlanContext, Policy, check_transfer_options, option_names
+from gradwire.policies.base import (
+    FeedbackNeed,
+    PlanContext,
+    Policy,
+    check_transfer_options,
+    option_names,
+    topk_needs_feedback,
+)
 from gradwire.policies.parts.compression import INT8, encoding_for, wider
 from gradwire.policies.parts.fragile import is_fragile
 from gradwire.policies.parts.lateness import PushHistory
@@ -136,7 +143,7 @@ class Adaptive(Policy):
             values["table"] = self._bounds.options()["table"]
         return values
 
-    def prepare(self, tensors: Mapping[str, int] | None) -> None:
+    def fit(self, tensors: Mapping[str, int] | None) -> None:
         """Checks the table against the model, and notes which tensors are in its front.
 
         Raises:
@@ -151,12 +158,16 @@ class Adaptive(Policy):
                 beside="(the default) without a model",
             )
         if self._bounds is not None:
-            self._bounds.prepare(tensors)
+            self._bounds.fit(tensors)
         names = list(tensors)
         self._known = {}
         if self.servers:  # servers keep no residuals, so what top-k leaves out would be lost
             self._choice.stop_at(INT8)
         self._front = frozenset(names[: int(len(names) * FRONT)])
+
+    def needs_feedback(self) -> FeedbackNeed | None:
+        """Returns the need of top-k; see Policy."""
+        return topk_needs_feedback(self.compress, self.compressions) or super().needs_feedback()
 
     def bounds_of(self, tensor: str) -> tuple[float, float]:
         """Returns a tensor's bounds in critical and in tolerant phases."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,10 +17,17 @@ from gradwire.core.checks import plain
 from gradwire.core.plan import FILLS, SPENDS, Region, TensorSlot, TransferPlan, check_choice
 from gradwire.core.report import StepReport
 from gradwire.core.saved_state import State
-from gradwire.policies.parts.phases import PhaseDetector
+from gradwire.policies.parts.phases import Every, PhaseDetector
 from gradwire.policies.parts.priorities import Chunks, Priorities
 
-__all__ = ["PlanContext", "Policy", "check_transfer_options", "option_names"]
+__all__ = [
+    "FeedbackNeed",
+    "PlanContext",
+    "Policy",
+    "check_transfer_options",
+    "option_names",
+    "topk_needs_feedback",
+]
 
 
 PATIENCE = 1000
@@ -83,6 +90,37 @@ class PlanContext:
         )
 
 
+@dataclass(frozen=True)
+class FeedbackNeed:
+    """An option that makes sense with error feedback only.
+
+    Attributes:
+        option: Its name.
+        value: Its value.
+        why: What feedback does for it, as a sentence of an error.
+        instead: What to set without feedback, as in "momentum=0".
+    """
+
+    option: str
+    value: object
+    why: str
+    instead: str
+
+
+def topk_needs_feedback(value: str, compressions: Sequence[str]) -> FeedbackNeed | None:
+    """Returns the need of an option compress="topk"; None for another value.
+
+    Args:
+        value: Value of the option.
+        compressions: All values of it.
+    """
+    if value != "topk":
+        return None
+    milder = " or ".join(repr(each) for each in compressions if each != "topk")
+    why = "top-k leaves most elements out and only feedback returns them"
+    return FeedbackNeed("compress", value, why, f"compress={milder}")
+
+
 class Policy(ABC):
     """Base of the policies. Subclasses are dataclasses, whose fields are the policy's options.
 
@@ -110,11 +148,14 @@ class Policy(ABC):
     momentum: float = 0.0
     """Momentum that each worker keeps (`gradwire.training.feedback.velocity`); 0 for none."""
 
+    every: Every | None = None
+    """Steps between two decisions, or "epoch"; None for a policy that decides by each step."""
+
     vectors: frozenset[str] = frozenset()
-    """Names of the model's tensors of fewer than two dimensions; set before `prepare`."""
+    """Names of the model's tensors of fewer than two dimensions, which `prepare` notes."""
 
     servers: int = 0
-    """Number of servers that sum the gradients, 0 on the sharded route; set before `prepare`."""
+    """Number of servers that sum the gradients, 0 on the sharded route; `prepare` notes it."""
 
     phases: PhaseDetector | None = None
     """The detector that decides the phase; None for a policy without phases."""
@@ -133,12 +174,32 @@ class Policy(ABC):
     def plan(self, context: PlanContext) -> TransferPlan:
         """Writes the plan of one bucket's transfer."""
 
-    def prepare(self, tensors: Mapping[str, int] | None) -> None:  # noqa: B027, most need none
-        """Checks the configuration against the model, before the ranks meet.
+    def prepare(
+        self,
+        tensors: Mapping[str, int] | None,
+        *,
+        vectors: frozenset[str] = frozenset(),
+        servers: int = 0,
+    ) -> None:
+        """Makes it ready for a model and a route, before the ranks meet.
 
         Args:
             tensors: Number of elements of each parameter by name; None where no model is known
                 (the bare hook).
+            vectors: Names of the model's tensors of fewer than two dimensions.
+            servers: Number of servers that sum the gradients, 0 on the sharded route.
+
+        Raises:
+            ConfigError: The configuration does not fit the model.
+        """
+        self.vectors, self.servers = vectors, servers
+        self.fit(tensors)
+
+    def fit(self, tensors: Mapping[str, int] | None) -> None:  # noqa: B027, most need none
+        """Checks the configuration against the model; `vectors` and `servers` are known here.
+
+        Args:
+            tensors: Number of elements of each parameter by name; None where no model is known.
 
         Raises:
             ConfigError: The configuration names tensors that the model lacks, or does not fit it.
@@ -173,6 +234,30 @@ class Policy(ABC):
     def fill_beside_adam(self) -> str:
         """The fill that None stands for beside an optimizer of Adam's family, without feedback."""
         return "zero"
+
+    @property
+    def awaits_epochs(self) -> bool:
+        """Whether it decides by epochs, which the user has to begin (`attachment.epoch(n)`)."""
+        return self.every == "epoch"
+
+    @property
+    def loosest_bound(self) -> float:
+        """The share that each region may lack in the phase that allows most.
+
+        It is 0 where regions have bounds of their own, or close by time.
+        """
+        return 0.0
+
+    def needs_feedback(self) -> FeedbackNeed | None:
+        """Returns what an option of it needs error feedback for; None where it can do without."""
+        if not self.momentum:
+            return None
+        return FeedbackNeed(
+            "momentum",
+            self.momentum,
+            "velocities that are not sent stay in the residuals",
+            "momentum=0",
+        )
 
     @property
     def ranks_results(self) -> bool:
@@ -213,7 +298,7 @@ class Policy(ABC):
         """
         if self.phases is not None:
             self.phases.observe(report.agreed)
-        waits = getattr(self, "every", None) == "epoch" and report.agreed.epoch < 0
+        waits = self.awaits_epochs and report.agreed.epoch < 0
         if waits and report.step + 1 == PATIENCE:
             warnings.warn(
                 f"policy {self.name!r} with every='epoch': {PATIENCE} steps have passed and no "

@@ -118,7 +118,7 @@ class DBLP(Policy):
         check_priority(self._priority(), PRIORITIES, self.control, self.order, self.pull)
         self.phases = make_detector(self.eta, self.every, self.detector)
 
-    def prepare(self, tensors: Mapping[str, int] | None) -> None:
+    def fit(self, tensors: Mapping[str, int] | None) -> None:
         """Checks the patterns of p_low against the model's names, and p_high against its bounds.
 
         Raises:
@@ -182,6 +182,13 @@ class DBLP(Policy):
         Where the missing chunks are random, fill "momentum" may harm (docs/policies.md, "Fill").
         """
         return "momentum" if self.ranks_results and self.spend == "anything" else "zero"
+
+    @property
+    def loosest_bound(self) -> float:
+        """The bound of tolerant phases; 0 where a table of p_low gives each tensor its own."""
+        if isinstance(self.p_low, Mapping):
+            return self.p_high or 0.0
+        return self._widened(self.p_low)
 
     @property
     def ranks_results(self) -> bool:

@@ -100,7 +100,7 @@ class MLT(Policy):
             )
         self._layers: LayerOrder | None = None
 
-    def prepare(self, tensors: Mapping[str, int] | None) -> None:
+    def fit(self, tensors: Mapping[str, int] | None) -> None:
         """Notes the order of the layers; raises ConfigError where it is needed and not known."""
         if tensors is not None:
             self._layers = LayerOrder(tensors)
@@ -110,6 +110,11 @@ class MLT(Policy):
                 self.priority,
                 "needs the model, which knows its front layers: use attach, or HookState(model=…)",
             )
+
+    @property
+    def loosest_bound(self) -> float:
+        """The bound, which is that of all regions."""
+        return self.p
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """Makes one region per tensor (small ones pooled), which closes at 1 - p."""

@@ -26,7 +26,7 @@ from gradwire.core.checks import is_number
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import TransferPlan, check_choice, check_share
 from gradwire.core.report import StepReport
-from gradwire.policies.base import PlanContext, Policy
+from gradwire.policies.base import FeedbackNeed, PlanContext, Policy, topk_needs_feedback
 from gradwire.policies.parts.compression import (
     FLOOR,
     INT8,
@@ -93,10 +93,14 @@ class NetSenseML(Policy):
         """Whether this worker's last step met congestion; all ranks agree on it with the next."""
         return self._congested
 
-    def prepare(self, tensors: Mapping[str, int] | None) -> None:
+    def fit(self, tensors: Mapping[str, int] | None) -> None:
         """Makes int8 the last encoding beside servers, which keep no residuals of results."""
         if self.servers:
             self._ratio.stop_at(INT8)
+
+    def needs_feedback(self) -> FeedbackNeed | None:
+        """Returns the need of top-k, or of the momentum memory; see Policy."""
+        return topk_needs_feedback(self.compress, self.compressions) or super().needs_feedback()
 
     def plan(self, context: PlanContext) -> TransferPlan:
         """Makes one exact region in the encoding that the ratio asks for."""

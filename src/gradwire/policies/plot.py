@@ -191,7 +191,7 @@ class PLOT(Policy):
             values["table"] = self._calibration.bounds
         return values
 
-    def prepare(self, tensors: Mapping[str, int] | None) -> None:
+    def fit(self, tensors: Mapping[str, int] | None) -> None:
         """Checks the table against the model.
 
         Args:

@@ -24,7 +24,7 @@ _ATTACH = (
 )
 """The arguments of `gradwire.attach` and `gradwire.HookState` that are no options of policies."""
 
-_MEANT = ("fill", "momentum", "halt_after")
+_MEANT = ("fill", "momentum", "halt_after", "every")
 """The attributes of `Policy` that an option may replace."""
 
 

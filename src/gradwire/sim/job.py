@@ -10,14 +10,16 @@ own code. Only the process group, DDP and the network are replaced.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from gradwire.core.errors import TransferError
+from gradwire.core.errors import GradwireError, TransferError
 from gradwire.core.report import ReportWriter, StepReport
 from gradwire.policies import Policy
 from gradwire.sim.fabric import NETWORK_A, Fabric, Link
@@ -25,10 +27,12 @@ from gradwire.training.bucket import GradBucket, ParameterNames
 from gradwire.training.configure import configure
 from gradwire.training.hook import sizes, vectors
 from gradwire.training.pipeline import GradientPipeline
-from gradwire.transport.communicator import Communicator, Handle
-from gradwire.transport.native import transfer_report
+from gradwire.transport.all_reduce import AllReduce, Engine, Handle
+from gradwire.transport.communicator import Communicator
+from gradwire.transport.native import native_plan, transfer_report
+from gradwire.transport.threads import Stager
 
-__all__ = ["FlatBucket", "Job", "model_of"]
+__all__ = ["FlatBucket", "Job", "VirtualEngine", "model_of"]
 
 Flat = NDArray[np.float32]
 PATIENCE_S = 3600.0
@@ -52,44 +56,74 @@ def model_of(tensors: Mapping[str, int]) -> torch.nn.Module:
     return root
 
 
-class _Host:
-    """The engine of a communicator, in virtual time."""
+class VirtualEngine(Engine):
+    """One rank's engine in virtual time.
+
+    Args:
+        fabric: The network of all ranks.
+        rank: The rank.
+
+    Attributes:
+        pending: The ops whose handles have not ended: number, request, handle.
+    """
 
     def __init__(self, fabric: Fabric, rank: int) -> None:
-        self.fabric = fabric
-        self.rank = rank
         self.datagram = fabric.datagram_bytes
-        self.pending: list[tuple[int, Handle, Flat, tuple[float, ...]]] = []
-        self._next = 0  # all ops are in one lane
+        self.stager = Stager(f"gradwire-stage-{rank}")
+        self.pending: list[tuple[int, AllReduce, Handle]] = []
+        self._fabric = fabric
+        self._rank = rank
+        self._next_ops: collections.Counter[int] = collections.Counter()  # by lane
+        self._numbers: set[int] = set()
 
-    def start(
-        self,
-        handle: Handle,
-        *,
-        lane: int,
-        engine_plan: Any,
-        effective_bounds: tuple[float, ...],
-        data: Flat,
-        step: int,
-        critical: NDArray[np.uint32] | None,
-        priorities: NDArray[np.uint8] | None = None,
-        stats: Sequence[float],
-        timeout_s: float,
-        timeout_from: str,
-    ) -> None:
-        self.fabric.start(
-            self.rank,
-            self._next,
-            engine_plan,
-            data,
-            step=step,
-            critical=critical,
-            priorities=priorities,
-            stats=stats,
-            at=self.fabric.now,
+    def start(self, request: AllReduce) -> Handle:
+        """Starts one op now, in virtual time; returns its handle, which `collect` ends."""
+        op = self._next_ops[request.lane]
+        self._fabric.start(
+            self._rank,
+            op,
+            native_plan(request.plan),
+            request.data,
+            lane=request.lane,
+            step=request.step,
+            critical=request.critical,
+            priorities=request.priorities,
+            stats=request.stats,
+            timeout=request.timeout_s,
+            at=self._fabric.now,
         )
-        self.pending.append((self._next, handle, data, effective_bounds))
-        self._next += 1
+        handle = Handle(request.plan, request.data)
+        self.pending.append((op, request, handle))
+        self._next_ops[request.lane] += 1
+        return handle
+
+    def numbers(self) -> list[int]:
+        """Returns the numbers that communicators have taken."""
+        return sorted(self._numbers)
+
+    def take_number(self, number: int) -> None:
+        """Takes a number that is free here."""
+        self._numbers.add(number)
+
+    def return_number(self, number: int) -> None:
+        """Gives back a number that `take_number` took."""
+        self._numbers.discard(number)
+
+    def counters(self) -> dict[str, float]:
+        """Returns the endpoint's counters."""
+        return self._fabric.counters(self._rank)
+
+    def set_drop(self, rate: float, burst: float, seed: int) -> None:
+        """Refuses: the loss of a virtual network is that of its links (`Job.uplinks`)."""
+        raise GradwireError(
+            "a virtual network loses what its links lose: Job.uplinks(Link(loss=…))"
+        )
+
+    def forget(self) -> None:
+        """Does nothing: the engine lives as long as its fabric."""
+
+    def leave(self) -> None:
+        """Does nothing: the engine lives as long as its fabric."""
 
     def collect(self) -> None:
         """Ends the handles of ops that are done; their callbacks may start more."""
@@ -97,9 +131,9 @@ class _Host:
         for entry in pending:
             self.finish(*entry)
 
-    def finish(self, op: int, handle: Handle, data: Flat, effective: tuple[float, ...]) -> None:
+    def finish(self, op: int, request: AllReduce, handle: Handle) -> None:
         """Ends one handle."""
-        completion = self.fabric.completion(self.rank, op)
+        completion = self._fabric.completion(self._rank, op, lane=request.lane)
         assert completion is not None
         if not completion.ok:
             raise TransferError(
@@ -109,8 +143,8 @@ class _Host:
                 cause=completion.error_cause,
             )
         if not handle.done():
-            data[:] = self.fabric.result(self.rank, op)
-            handle.finish(transfer_report(completion, effective))
+            request.data[:] = self._fabric.result(self._rank, op, lane=request.lane)
+            handle.finish(transfer_report(completion, request.effective_bounds))
 
 
 class FlatBucket:
@@ -161,7 +195,7 @@ class Job:
     Attributes:
         world: Number of ranks.
         fabric: The network.
-        hosts: Each rank's engine.
+        engines: Each rank's engine.
         groups: The parameters of each bucket.
         elements: Number of elements of all tensors.
         pipelines: Each rank's pipeline.
@@ -185,7 +219,7 @@ class Job:
     ) -> None:
         self.world = world
         self.fabric = Fabric(world, servers=servers, link=link, seed=seed, datagram_bytes=datagram)
-        self.hosts = [_Host(self.fabric, rank) for rank in range(world)]
+        self.engines = [VirtualEngine(self.fabric, rank) for rank in range(world)]
         model = tensors if isinstance(tensors, torch.nn.Module) else model_of(tensors)
         known = dict(model.named_parameters())
         elements = sizes(model)
@@ -200,24 +234,27 @@ class Job:
         options["seed"] = shuffle
         self._names = ParameterNames(model)
         self.pipelines = []
+        store = HashStore()  # nobody meets in it
         for rank in range(world):
             chosen, settings = configure(policy, options, {}, optimizer)
-            if isinstance(tensors, torch.nn.Module):
-                chosen.vectors = vectors(model)
-            chosen.prepare(elements)
-            face = Communicator(cast(Any, None), 0, 1)  # opens no engine; it gets the virtual one
-            face.rank, face.world_size, face.settings = rank, world, settings
-            face.ranks = tuple(range(world))
-            face._host = cast(Any, self.hosts[rank])
+            chosen.prepare(
+                elements,
+                vectors=vectors(model) if isinstance(tensors, torch.nn.Module) else frozenset(),
+                servers=servers,
+            )
+            alone = world == 1 and not servers  # as on a real network, it needs no engine
+            communicator = Communicator(
+                store, rank, world, settings, engine=None if alone else self.engines[rank]
+            )
             self.pipelines.append(
                 GradientPipeline(
-                    face,
+                    communicator,
                     chosen,
                     settings,
                     self._names,
                     0,
                     optimizer,
-                    ReportWriter.open(settings.report, face.rank),
+                    ReportWriter.open(settings.report, rank),
                     self._now,
                 )
             )
@@ -257,11 +294,11 @@ class Job:
             TransferError: A transfer failed, or the step hangs.
         """
         results, futures = self.start(gradients)
-        while any(host.pending for host in self.hosts):
+        while any(engine.pending for engine in self.engines):
             if not self.fabric.run(self.fabric.now + PATIENCE_S):
                 raise TransferError(f"the job hangs: {PATIENCE_S:g} virtual seconds are over")
-            for host in self.hosts:
-                host.collect()
+            for engine in self.engines:
+                engine.collect()
         for future in futures:
             future.wait()
         self.fabric.forget()

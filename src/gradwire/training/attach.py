@@ -16,8 +16,8 @@ from gradwire.training.ddp_module import check_hands_over, ddp_of
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.pipeline import GradientPipeline
+from gradwire.transport.all_reduce import Connected
 from gradwire.transport.communicator import Communicator
-from gradwire.transport.handle import Connected
 
 __all__ = ["Attachment", "attach"]
 

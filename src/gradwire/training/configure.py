@@ -79,7 +79,6 @@ def configure(
     settings = Settings.build(
         common, environment=environment, also_known=option_names(type(chosen))
     )
-    chosen.servers = settings.server_count
     if settings.error_feedback == "auto":
         feedback = auto_feedback(optimizer) if chosen.feedback is None else chosen.feedback
         if chosen.fill in _STANDS_IN:
@@ -156,26 +155,16 @@ They are Adam's family, Adafactor, RMSprop, Adagrad, Adadelta and Rprop."""
 
 def _check_feedback(policy: Policy, settings: Settings, optimizer: object | None) -> None:
     """Raises ConfigError for what a policy cannot do without error feedback, or would do twice."""
-    if getattr(policy, "compress", None) == "topk" and not settings.feedback:
-        words: tuple[str, ...] = getattr(policy, "compressions", ())
-        milder = " or ".join(repr(word) for word in words if word != "topk")
+    need = policy.needs_feedback()
+    if need is not None and not settings.feedback:
         raise ConfigError.of(
-            "compress",
-            "topk",
-            "top-k leaves most elements out and only feedback returns them; set "
-            f"error_feedback=True, or compress={milder}",
+            need.option,
+            need.value,
+            f"{need.why}; set error_feedback=True, or {need.instead}",
             beside="with error_feedback off",
         )
     if not policy.momentum:
         return
-    if not settings.feedback:
-        raise ConfigError.of(
-            "momentum",
-            policy.momentum,
-            "velocities that are not sent stay in the residuals; set error_feedback=True, or "
-            "momentum=0",
-            beside="with error_feedback off",
-        )
     groups = getattr(optimizer, "param_groups", [])
     own = next((g["momentum"] for g in groups if g.get("momentum")), None)
     if own is not None or any(key in group for group in groups for key in _ADAPTIVE):

@@ -87,13 +87,16 @@ class Consultation:
 
         return take
 
-    def due(self, step: Step, summary: Summary) -> bool:
-        """Returns whether there is something to agree on at the end of this step."""
-        return step.guarded or bool(self._layers_due(summary))
+    def layers_due(self, summary: Summary) -> list[str]:
+        """Returns the layers whose norms the ranks agree on at the end of this step."""
+        phases = self._policy.phases
+        if phases is None or phases.source != "layers" or not phases.due(summary):
+            return []
+        return sorted(self._layer_squares)  # in the same order on all ranks
 
     def start(self, step: Step, summary: Summary) -> Handle:
         """Starts the transfer, whose outcome `agreed` reads."""
-        self._names = self._layers_due(summary)
+        self._names = self.layers_due(summary)
         self._sums = np.array([self._layer_squares[n] for n in self._names] or [0.0], np.float32)
         place = len(step.transfers)
         return self._exact(self._sums, step.number, place, (0.0, 0.0, 0.0, 0.0, step.lost))
@@ -157,13 +160,6 @@ class Consultation:
         seed = mix_seed(self._settings.seed, self._number, step, place)
         plan = replace(TransferPlan.whole(values.size), seed=seed)
         return self._communicator.all_reduce(values, plan, step=step, stats=stats)
-
-    def _layers_due(self, summary: Summary) -> list[str]:
-        """Returns the layers whose norms the ranks agree on at the end of this step."""
-        phases = self._policy.phases
-        if phases is None or phases.source != "layers" or not phases.due(summary):
-            return []
-        return sorted(self._layer_squares)  # in the same order on all ranks
 
 
 def _describe(ranks: list[int]) -> str:

@@ -1,19 +1,19 @@
-"""StepGuard: acts on a step that delivered too little, in the same way on all ranks.
+"""StepGuard: judges a step that delivered too little, in the same way on all ranks.
 
 The results of a guarded step wait until the ranks have agreed on the largest share that a worker
 lost (`gradwire.training.consultation`). A step that delivered less than the floor is sent again
 exactly, or skipped. A step with values that are not finite is never skipped; they reach the
-optimizer, or the loss scaler, which handles them.
+optimizer, or the loss scaler, which handles them. The guard only decides;
+`gradwire.training.step_end` says what follows.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import numpy as np
-import torch
 
 from gradwire.core.agreed import Summary
 from gradwire.core.errors import GradwireError
@@ -21,49 +21,61 @@ from gradwire.core.plan import TransferReport
 from gradwire.core.saved_state import State
 from gradwire.core.settings import Settings
 from gradwire.policies import Policy
-from gradwire.training.feedback.books import Books
-from gradwire.training.step import Step, Transfer, is_finite
-from gradwire.transport.communicator import Communicator, Handle
 
-__all__ = ["StepGuard"]
+__all__ = ["Judged", "StepGuard", "Verdict", "nothing_applied", "sent_twice"]
+
+Choice = Literal["apply", "resend", "skip", "halt"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a step.
+
+    Attributes:
+        choice: Its results are applied, or all buckets are sent again, or nothing is applied, or
+            the training halts.
+        error: Why it halts; None else.
+    """
+
+    choice: Choice
+    error: GradwireError | None = None
+
+
+class Judged(Protocol):
+    """What the guard has to know of a step."""
+
+    @property
+    def number(self) -> int:
+        """The number of the step."""
+
+    @property
+    def floor(self) -> float:
+        """The share of it that every worker must deliver."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether all its results are."""
 
 
 class StepGuard:
     """Decides about guarded steps.
 
     Args:
-        communicator: The communicator.
         policy: The policy.
         settings: The settings.
-        books: The books of the buckets.
-        settle: Updates a transfer's books by a report, once it is decided what is applied.
-        attempt: Runs a part of a step's end; an exception fails the step.
+        rank: This worker's rank in the job, for errors.
 
     Attributes:
         floor: The share of a step that every worker must deliver, 0 for none.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        policy: Policy,
-        settings: Settings,
-        books: Books,
-        *,
-        settle: Callable[[Transfer, TransferReport], None],
-        attempt: Callable[[Step, Callable[[], None]], None],
-    ) -> None:
+    def __init__(self, policy: Policy, settings: Settings, rank: int) -> None:
         floor = settings.floor if settings.floor is not None else policy.floor
         self.floor = 0.0 if settings.guard == "off" else floor
-        self._communicator = communicator
         self._policy = policy
         self._settings = settings
-        self._books = books
-        self._settle = settle
-        self._attempt = attempt
+        self._rank = rank
         self._acted = 0  # guarded steps in a row
-        self._skipped: list[torch.Tensor] = []
-        self._mutex = threading.Lock()
 
     def state_dict(self) -> dict[str, object]:
         """Returns the number of guarded steps in a row."""
@@ -82,98 +94,32 @@ class StepGuard:
 
         return take
 
-    def take_skipped(self) -> list[torch.Tensor]:
-        """Returns, once, the parameters of a step just reduced that the optimizer must skip."""
-        skipped, self._skipped = self._skipped, []
-        return skipped
-
-    def judge(self, step: Step, agreed: Summary, lost: float, conclude: Callable[[], None]) -> None:
-        """Decides about a step by the largest share that a worker lost, the same on all ranks.
+    def judge(self, step: Judged, agreed: Summary, lost: float) -> Verdict:
+        """Decides about a step, the same on all ranks.
 
         Args:
             step: The step.
             agreed: The step's summary.
-            lost: The share.
-            conclude: Called once it is decided what is applied and the books are updated.
-
-        Raises:
-            GradwireError: The policy halts the training.
+            lost: The largest share of it that a worker lost.
         """
         if 1.0 - lost >= step.floor - 1e-9:
             self._acted = 0
-            self._settle_all(step)
-            conclude()
-            return
+            return Verdict("apply")
         self._acted += 1
         halt = self._policy.halt_after
         if halt and self._acted >= halt:
-            raise GradwireError(
-                f"rank {self._communicator.job_rank}, step {step.number}: {halt} steps running "
+            error = GradwireError(
+                f"rank {self._rank}, step {step.number}: {halt} steps running "
                 f"delivered less than floor={step.floor:g} of a gradient (this one "
                 f"{1.0 - lost:.3f}): policy {self._policy.name!r} halts (halt_after={halt})"
             )
+            return Verdict("halt", error)
         if self._settings.guard != "skip":
-            self._resend(step, conclude)
-            return
-        if agreed.nonfinite or not all(is_finite(each.stage.host()) for each in step.transfers):
-            self._settle_all(step)
-        else:
-            self._skip_step(step)
-        conclude()
-
-    def _settle_all(self, step: Step) -> None:
-        for transfer in step.transfers:
-            assert transfer.report is not None
-            self._settle(transfer, transfer.report)
-
-    def _resend(self, step: Step, conclude: Callable[[], None]) -> None:
-        """Sends all buckets again, exactly, in their order."""
-        step.action = "resent"
-        left = len(step.transfers)
-
-        def resent(transfer: Transfer, done: Handle) -> None:
-            nonlocal left
-            assert transfer.first is not None
-            transfer.report = _both(transfer.first, done.report)
-            with self._mutex:
-                left -= 1
-                over = left == 0
-            if over:
-                self._settle_all(step)
-                conclude()
-
-        def callback(transfer: Transfer) -> Callable[[Handle], None]:
-            return lambda done: self._attempt(step, lambda: resent(transfer, done))
-
-        for transfer in step.transfers:
-            transfer.resent = transfer.plan.exact()
-            self._books.restore_pruned(transfer)
-            host = transfer.stage.host()
-            np.copyto(host, self._books.sent(transfer))
-            handle = self._communicator.all_reduce(host, transfer.resent, step=step.number)
-            handle.add_done_callback(callback(transfer))
-
-    def _skip_step(self, step: Step) -> None:
-        """Applies nothing: all that was sent returns to the residuals, and the optimizer skips."""
-        step.action = "skipped"
-        for transfer in step.transfers:
-            assert transfer.report is not None
-            self._skipped.extend(transfer.parameters)
-            none = np.zeros_like(transfer.report.counted)
-            transfer.report = replace(
-                transfer.report,
-                counted=none,
-                applied=none,
-                withheld_chunks=np.zeros(0, np.uint32),
-                withheld_values=np.zeros(0, np.float32),
-                result_error=np.zeros(0, np.float32),
-                delivered=(0.0,) * len(transfer.report.delivered),
-            )
-            transfer.stage.host().fill(0.0)
-            self._settle(transfer, transfer.report)
+            return Verdict("resend")
+        return Verdict("apply" if agreed.nonfinite or not step.finite else "skip")
 
 
-def _both(first: TransferReport, second: TransferReport) -> TransferReport:
+def sent_twice(first: TransferReport, second: TransferReport) -> TransferReport:
     """Makes the report of a bucket that was sent twice: its outcome, and the cost of both."""
     return replace(
         second,
@@ -188,4 +134,18 @@ def _both(first: TransferReport, second: TransferReport) -> TransferReport:
         packets_sent=first.packets_sent + second.packets_sent,
         retransmissions=first.retransmissions + second.retransmissions,
         passes=first.passes,
+    )
+
+
+def nothing_applied(report: TransferReport) -> TransferReport:
+    """Makes the report of a bucket that a skipped step leaves out: nothing of it counted."""
+    none = np.zeros_like(report.counted)
+    return replace(
+        report,
+        counted=none,
+        applied=none,
+        withheld_chunks=np.zeros(0, np.uint32),
+        withheld_values=np.zeros(0, np.float32),
+        result_error=np.zeros(0, np.float32),
+        delivered=(0.0,) * len(report.delivered),
     )

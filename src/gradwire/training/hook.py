@@ -151,11 +151,16 @@ class HookState:
                     beside=f"with a process group of {group.world_size} of the job's ranks",
                 )
             _check_memory(self._settings, self._largest, group.world_size)
-            self.policy.prepare(self._tensors)  # a copy knows no names
+            self._prepare()  # a copy knows no names
             report = self._settings.report
             return ReportWriter.open(report, group.job_rank, group.rank == 0), None
         except ConfigError as error:
             return None, error
+
+    def _prepare(self) -> None:
+        """Checks the policy against the model and the route; raises ConfigError."""
+        servers = self._settings.server_count
+        self.policy.prepare(self._tensors, vectors=self._vectors, servers=servers)
 
     def serve(self, ddp: DistributedDataParallel) -> None:
         """Notes the module whose hook has this state."""
@@ -271,8 +276,7 @@ class HookState:
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise ConfigError.of("scaler", scaler, "a torch.amp.GradScaler, or None")
         self.policy, self._settings = configure(policy, options, optimizer=optimizer)
-        self.policy.vectors = self._vectors
-        self.policy.prepare(self._tensors)
+        self._prepare()
         self._optimizer = optimizer
         self._scaler = scaler
         self._unhook = _nothing
@@ -373,7 +377,7 @@ def _nothing() -> None:
 def _check_alone(policy: Policy, settings: Settings) -> None:
     """Raises ConfigError for options that need calls which only an attachment has."""
     waits: tuple[str, object, str, str] | None = None
-    if getattr(policy, "every", None) == "epoch":
+    if policy.awaits_epochs:
         waits = "every", "epoch", "epoch", "give every= as a number of steps"
     elif settings.loss_rise is not None:
         waits = "loss_rise", settings.loss_rise, "loss", "leave it out"

@@ -8,18 +8,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Literal
 
 from gradwire.core.agreed import Summary
 from gradwire.core.saved_state import State
 
-__all__ = ["Action", "LossWatch"]
+__all__ = ["LossWatch"]
 
 PATIENCE = 1000
 """Steps without any loss after which it warns."""
-
-Action = Literal["", "resent", "skipped", "strict"]
-"""What happened to a step that lost too much, or that a risen loss made exact."""
 
 
 class LossWatch:

@@ -9,14 +9,17 @@ with the same decision.
 
 The parts are in `gradwire.training.ballots` (values that the buckets carry),
 `gradwire.training.feedback.books` (residuals and ages), `gradwire.training.consultation` (further
-agreement at a step's end) and `gradwire.training.guard` (steps that delivered too little).
+agreement at a step's end), `gradwire.training.guard` (steps that delivered too little) and
+`gradwire.training.step_end` (what follows what at a step's end; the pipeline carries it out).
 """
 
+import contextlib
 import copy
+import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,17 +36,19 @@ from gradwire.core.saved_state import State
 from gradwire.core.settings import Settings
 from gradwire.policies import PlanContext, Policy
 from gradwire.policies.parts.priorities import by_region
+from gradwire.training import step_end
 from gradwire.training.ballots import BallotBox
 from gradwire.training.bucket import GradBucket, Layouts, ParameterNames
 from gradwire.training.consultation import Consultation
 from gradwire.training.feedback.books import Books
 from gradwire.training.feedback.optimizer_moments import FirstMoments
-from gradwire.training.guard import StepGuard
+from gradwire.training.guard import StepGuard, nothing_applied, sent_twice
 from gradwire.training.loss_watch import LossWatch
 from gradwire.training.scaler import SkipWatch
 from gradwire.training.staging import StagePool, failed
 from gradwire.training.step import (
     Answer,
+    Asked,
     Before,
     Step,
     Transfer,
@@ -131,14 +136,8 @@ class GradientPipeline:
         self._started: float | None = None  # the start of the last step
         self._books = Books(communicator, policy, settings)
         self._consultation = Consultation(communicator, policy, settings, number)
-        self._guard = StepGuard(
-            communicator,
-            policy,
-            settings,
-            self._books,
-            settle=self._settle,
-            attempt=self._attempt,
-        )
+        self._guard = StepGuard(policy, settings, communicator.job_rank)
+        self._skipped: list[torch.Tensor] = []  # parameters that the optimizer must skip
         self._loss_watch = (
             None
             if settings.loss_rise is None
@@ -330,7 +329,8 @@ class GradientPipeline:
 
     def take_skipped(self) -> list[torch.Tensor]:
         """Returns, once, the parameters of a step just reduced that the optimizer must skip."""
-        return self._guard.take_skipped()
+        skipped, self._skipped = self._skipped, []
+        return skipped
 
     def close(self) -> None:
         """Closes the report file, and the engine unless others use it. Idempotent."""
@@ -401,7 +401,7 @@ class GradientPipeline:
         result = stage.future()
         with self._mutex:
             if bucket.index() == 0:
-                self._running = None  # the first bucket with elements begins the step
+                self._abandon()  # the first bucket with elements begins the step
             step = self._running
         if step is None or not bucket.is_last():
             stage.deliver(result)
@@ -409,19 +409,20 @@ class GradientPipeline:
         answer = Answer(step, stage)
         answer.result = result
         self._awaited.append(answer.delivered)
-        self._end(answer, last=True)
+        self._done(answer, last=True)
         return result.then(answer.value)
 
     def _begin(self, bucket: GradBucket, joined: bool) -> Transfer:
         slots = self._layouts.of(bucket)
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
-                self._guard.take_skipped()  # a loss scaler may have kept the optimizer from it
+                self.take_skipped()  # a loss scaler may have kept the optimizer from it
                 self._skips.check()
                 self._skips.forget()
                 if self._scaler is not None and not joined:
                     self.set_grad_scale(self._scaler.get_scale())
                 strict = self._loss_watch is not None and self._loss_watch.strict
+                self._abandon()
                 started = self._clock()
                 elapsed = 0.0 if self._started is None else started - self._started
                 self._running = Step(
@@ -444,10 +445,10 @@ class GradientPipeline:
         buffer = bucket.buffer()
         plan = self._plan(step, self._context(step, index, slots, buffer.numel()))
         stage = self._stages.stage(index, buffer, self._books.encoder(step, slots, plan))
-        transfer = Transfer(step, index, slots, bucket.parameters(), stage, plan)
+        transfer = Transfer(step, stage, Asked(index, slots, bucket.parameters(), plan))
         with self._mutex:
             step.transfers.append(transfer)
-            step.complete = bucket.is_last()
+            step.end.handle(step_end.Begun(transfer, last=bucket.is_last()))
         return transfer
 
     def _guarded_start(
@@ -466,20 +467,21 @@ class GradientPipeline:
         transfer.result = result
         host = transfer.stage.host()
         step.exposed = self._clock()
-        first = transfer.index == 0
-        plan = transfer.plan
+        asked = transfer.asked
+        first = asked.index == 0
+        plan = asked.plan
         phases = self.policy.phases
         by_layer = phases is not None and phases.source == "layers"
         squares = transfer.stage.squares  # squared norms of the fresh gradient's tensors
         if squares is None and by_layer:
-            squares = tensor_squares(transfer.slots, host)
+            squares = tensor_squares(asked.slots, host)
         square, finite = 0.0, True
         if plan.lossy or phases is not None:
             square = square_norm(host) if squares is None else float(squares.sum())
             finite = math.isfinite(square)
         if by_layer:
             assert squares is not None
-            step.add_layers(transfer.slots, squares.tolist())
+            step.add_layers(asked.slots, squares.tolist())
         self._books.open(transfer, host)
         if plan.transform != "none":
             transforms.forward(host, plan.seed)
@@ -487,7 +489,7 @@ class GradientPipeline:
         if plan.lossy:
             critical = self._books.critical(transfer, host, finite)
         fresh_square = square / self._grad_scale**2 if finite else None
-        ballot = self._ballots.of_bucket(step.ballot, transfer.slots, fresh_square, first=first)
+        ballot = self._ballots.of_bucket(step.ballot, asked.slots, fresh_square, first=first)
         priorities = None
         if plan.order == "priority":
             priorities = self._priorities(transfer, host)
@@ -504,11 +506,12 @@ class GradientPipeline:
     def _priorities(
         self, transfer: Transfer, host: NDArray[np.float32]
     ) -> NDArray[np.uint8] | None:
-        grid = self.communicator.chunk_grid(transfer.plan)
+        asked = transfer.asked
+        grid = self.communicator.chunk_grid(asked.plan)
         if self.policy.ranks_results:
             known = self._books.last_magnitudes(transfer)
-            return None if known is None else by_region(known, grid, transfer.plan.seed)
-        context = self._context(transfer.step, transfer.index, transfer.slots, host.size)
+            return None if known is None else by_region(known, grid, asked.plan.seed)
+        context = self._context(transfer.step, asked.index, asked.slots, host.size)
         return self.policy.priorities(context, host, grid)
 
     def _context(
@@ -541,28 +544,30 @@ class GradientPipeline:
 
     def _finish(self, transfer: Transfer, handle: Handle) -> None:
         try:
-            transfer.first = transfer.report = handle.report
-            self._ballots.pushed(transfer.slots, handle.report)
+            transfer.returned.first = transfer.returned.report = handle.report
+            self._ballots.pushed(transfer.asked.slots, handle.report)
             if not transfer.step.guarded:
-                self._settle(transfer, handle.report)
+                self._settle(transfer)
         except Exception as error:
             transfer.error = error
-        self._end(transfer)
+        self._done(transfer)
 
-    def _settle(self, transfer: Transfer, report: TransferReport) -> None:
+    def _settle(self, transfer: Transfer) -> None:
+        """Updates the books by what came back, and completes the result."""
+        report, plan = transfer.returned.report, transfer.applied_plan
+        assert report is not None
+        host = transfer.stage.host()
         self._books.settle(transfer, report)
-        plan = transfer.resent or transfer.plan
-        if plan.transform != "none" and transfer.step.action != "skipped":
-            transforms.inverse(transfer.stage.host(), plan.seed)
-        if transfer.step.action != "skipped":
-            self._books.note_result(transfer, report, transfer.stage.host(), self._grad_scale)
-        if plan.fill == "momentum" and transfer.step.action != "skipped":
+        if plan.transform != "none":
+            transforms.inverse(host, plan.seed)
+        self._books.note_result(transfer, report, host, self._grad_scale)
+        if plan.fill == "momentum":
             self._fill(transfer, plan, report)
-        if transfer.step.scaled and not is_finite(transfer.stage.host()):
+        if transfer.step.scaled and not is_finite(host):
             transfer.step.overflowed = True
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":
-            transfer.applied_square = square_norm(transfer.stage.host()) / self._grad_scale**2
+            transfer.returned.applied_square = square_norm(host) / self._grad_scale**2
 
     def _fill(self, transfer: Transfer, plan: TransferPlan, report: TransferReport) -> None:
         """Fills elements that no contribution reached from the optimizer."""
@@ -570,8 +575,8 @@ class GradientPipeline:
         if self._moments is None or not missing.any():
             return
         self._moments.fill(
-            transfer.slots,
-            transfer.parameters,
+            transfer.asked.slots,
+            transfer.asked.parameters,
             transfer.stage.host(),
             self.communicator.chunk_grid(plan),
             missing,
@@ -580,44 +585,84 @@ class GradientPipeline:
 
     # ------------------------------------------------------------------ a step's end
 
-    def _end(self, answer: Answer, *, last: bool = False) -> None:
-        """Notes that a bucket is done; results of a guarded step, and the last one, are held back.
+    def _abandon(self) -> None:
+        """Gives up a step that waits for further buckets; the caller holds the mutex."""
+        if self._running is not None:
+            self._running.end.handle(step_end.Abandoned())
+            self._running = None
+
+    def _done(self, answer: Answer, *, last: bool = False) -> None:
+        """Notes that a bucket is done.
 
         Args:
             answer: The bucket's answer.
             last: Whether no other bucket begins after it.
         """
         step = answer.step
-        over = hold = False
         with self._mutex:
-            answer.done = True
-            step.complete = step.complete or last
-            failure = self._failure or answer.error
-            if failure is None:
-                over = (
-                    step.complete
-                    and self._running is step
-                    and all(each.done for each in step.transfers)
-                )
-                if over:
-                    self._running = None
-                hold = over or step.guarded
-                if hold:
-                    step.held.append(answer)
-        if failure is not None:
-            self._fail(step, failure)
-            answer.error = answer.error or failure
-        if not hold:
-            self._deliver(answer)
-        if over:
-            self._attempt(step, lambda: self._close(step))
+            actions = self._next(step, step_end.Done(answer, last, self._failure or answer.error))
+        self._carry_out(step, actions)
 
-    def _release(self, step: Step) -> None:
-        """Hands the results that were held back to DDP."""
+    def _go_on(self, step: Step, event: step_end.Event[Answer]) -> None:
+        """Takes a step from one event to the next."""
         with self._mutex:
-            held, step.held = step.held, []
-        for answer in held:
-            self._deliver(answer)
+            actions = self._next(step, event)
+        self._carry_out(step, actions)
+
+    def _next(self, step: Step, event: step_end.Event[Answer]) -> list[step_end.Action[Answer]]:
+        """Returns what is to be done after an event; the caller holds the mutex."""
+        actions = step.end.handle(event)
+        for action in actions:
+            if isinstance(action, step_end.Fail):
+                self._failure = self._failure or action.error
+            elif isinstance(action, step_end.Fold):
+                self._running = None
+        return actions
+
+    def _carry_out(self, step: Step, actions: list[step_end.Action[Answer]]) -> None:
+        """Does what a step's end asks for; an exception fails every bucket that waits."""
+        with self._failing(step):
+            for action in actions:
+                match action:
+                    case step_end.Deliver(buckets):
+                        for answer in buckets:
+                            self._deliver(answer)
+                    case step_end.Fold():
+                        self._fold(step)
+                    case step_end.CompareScales():
+                        self._compare_scales(step)
+                    case step_end.Consult():
+                        self._consult(step)
+                    case step_end.Resend():
+                        self._resend(step)
+                    case step_end.Skip():
+                        self._skip(step)
+                    case step_end.Settle():
+                        for transfer in step.transfers:
+                            self._settle(transfer)
+                    case step_end.Conclude():
+                        self._conclude(step)
+                        self._go_on(step, step_end.Concluded())
+                    case step_end.Fail(error, buckets):
+                        for answer in buckets:
+                            answer.error = answer.error or error
+                            self._deliver(answer)
+
+    @contextlib.contextmanager
+    def _failing(self, step: Step) -> Iterator[None]:
+        """Makes an exception of a part of a step's end the failure of the step."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(step, error)
+
+    def _fail(self, step: Step | None, error: BaseException) -> None:
+        """Stops this pipeline, and hands the results that a step holds back to DDP as failed."""
+        if step is not None:
+            self._go_on(step, step_end.Failed(error))
+            return
+        with self._mutex:
+            self._failure = self._failure or error
 
     @staticmethod
     def _deliver(answer: Answer) -> None:
@@ -631,67 +676,87 @@ class GradientPipeline:
         finally:
             answer.delivered.set()
 
-    def _fail(self, step: Step | None, error: BaseException) -> None:
-        """Stops this pipeline, and hands the results that a step holds back to DDP as failed."""
-        with self._mutex:
-            self._failure = self._failure or error
-            held: list[Answer] = []
-            if step is not None:
-                held, step.held = step.held, []
-        for answer in held:
-            answer.error = answer.error or error
-            self._deliver(answer)
-
-    def _attempt(self, step: Step, work: Callable[[], None]) -> None:
-        """Runs a part of a step's end; an exception fails every bucket that waits."""
-        try:
-            work()
-        except Exception as error:
-            self._fail(step, error)
-
-    def _close(self, step: Step) -> None:
-        """Ends a step whose buckets are done; consults the other ranks where it is necessary."""
-        firsts = [each.first for each in step.transfers if each.first is not None]
+    def _fold(self, step: Step) -> None:
+        """Folds the ballots of a step whose buckets are done."""
+        reports = [transfer.returned.first for transfer in step.transfers]
+        firsts = [first for first in reports if first is not None]
         if scales_differ(first.stats_max for first in firsts):
-            self._consultation.compare_scales(step.number, step.ballot.scale).add_done_callback(
-                lambda done: self._attempt(step, lambda: self._consultation.refuse_scales(done))
-            )
+            self._go_on(step, step_end.Folded(scales_differ=True))
             return
-        summary = Summary.fold(
+        step.agreed = Summary.fold(
             step.number,
             self.communicator.world_size,
             [(first.stats_sum, first.stats_max) for first in firsts],
         )
         self._consultation.note(step, self._grad_scale)
-        if not self._consultation.due(step, summary):
-            self._conclude(step, summary)
-            return
-        self._consultation.start(step, summary).add_done_callback(
-            lambda done: self._attempt(step, lambda: self._judge(step, summary, done))
-        )
+        layers = self._consultation.layers_due(step.agreed)
+        self._go_on(step, step_end.Folded(layers=bool(layers)))
 
-    def _judge(self, step: Step, summary: Summary, consulted: Handle) -> None:
-        """Continues after the consultation: a guarded step is decided before it is concluded."""
-        agreed, lost = self._consultation.agreed(summary, consulted)
-        if step.guarded:
-            self._guard.judge(step, agreed, lost, lambda: self._conclude(step, agreed))
-        else:
-            self._conclude(step, agreed)
+    def _compare_scales(self, step: Step) -> None:
+        def refuse(done: Handle) -> None:
+            with self._failing(step):
+                self._consultation.refuse_scales(done)
+
+        scale = step.ballot.scale
+        self._consultation.compare_scales(step.number, scale).add_done_callback(refuse)
+
+    def _consult(self, step: Step) -> None:
+        summary = step.agreed
+        assert summary is not None
+
+        def judge(done: Handle) -> None:
+            with self._failing(step):
+                agreed, lost = self._consultation.agreed(summary, done)
+                step.agreed = agreed
+                verdict = self._guard.judge(step, agreed, lost) if step.guarded else None
+                self._go_on(step, step_end.Consulted(verdict))
+
+        self._consultation.start(step, summary).add_done_callback(judge)
+
+    def _resend(self, step: Step) -> None:
+        """Sends all buckets again, exactly, in their order."""
+        for transfer in step.transfers:
+            plan = transfer.returned.resent = transfer.asked.plan.exact()
+            self._books.restore_pruned(transfer)
+            host = transfer.stage.host()
+            np.copyto(host, self._books.sent(transfer))
+            handle = self.communicator.all_reduce(host, plan, step=step.number)
+            handle.add_done_callback(functools.partial(self._take_resent, transfer))
+
+    def _take_resent(self, transfer: Transfer, done: Handle) -> None:
+        step, returned = transfer.step, transfer.returned
+        with self._failing(step):
+            assert returned.first is not None
+            returned.report = sent_twice(returned.first, done.report)
+            self._go_on(step, step_end.Resent())
+
+    def _skip(self, step: Step) -> None:
+        """Applies nothing: all that was sent returns to the residuals, and the optimizer skips."""
+        for transfer in step.transfers:
+            returned = transfer.returned
+            assert returned.report is not None
+            self._skipped.extend(transfer.asked.parameters)
+            returned.report = nothing_applied(returned.report)
+            transfer.stage.host().fill(0.0)
+            self._books.settle(transfer, returned.report)
 
     # ------------------------------------------------------------------ the report
 
-    def _conclude(self, step: Step, agreed: Summary) -> None:
-        """Concludes a decided step: the policy reads the report, and DDP gets its results."""
+    def _conclude(self, step: Step) -> None:
+        """Concludes a decided step: the policy reads its report."""
+        agreed = step.agreed
+        assert agreed is not None
         if step.scaled:
-            kept = [(t.slots, t.before) for t in step.transfers]
+            kept = [(t.asked.slots, t.sent.before) for t in step.transfers]
             flushes = step.flushes
             self._skips.keep(self._grad_scale, lambda: self._undo(kept, flushes))
         if step.overflowed:
             self._skips.forget()
             self._undo(kept, flushes)
         self._shorten(step)
-        transfers = [(t.plan, t.report) for t in step.transfers if t.report is not None]
-        self._ballots.applied_square = sum(t.applied_square for t in step.transfers)
+        came = [(t.asked.plan, t.returned.report) for t in step.transfers]
+        transfers = [(plan, report) for plan, report in came if report is not None]
+        self._ballots.applied_square = sum(t.returned.applied_square for t in step.transfers)
         period_s = 0.0 if self._started is None else step.started - self._started
         self._started = step.started
         report = self._report(step, transfers, agreed, period_s)
@@ -707,14 +772,14 @@ class GradientPipeline:
         if self._writer is not None:
             self._writer.write(report)
         step.transfers.clear()  # breaks the reference cycle with the step
-        self._release(step)
 
     def _shorten(self, step: Step) -> None:
         """Cuts later plans for shorter datagrams, if paths no longer carry the present ones.
 
         All ranks do so after the same step, because a transfer's report has the same size on all.
         """
-        carried = [t.first.datagram for t in step.transfers if t.first is not None]
+        firsts = [t.returned.first for t in step.transfers]
+        carried = [first.datagram for first in firsts if first is not None]
         shortest = min((size for size in carried if size), default=0)
         if 0 < shortest < (self._datagram or self.communicator.datagram):
             self._datagram = shortest
@@ -746,6 +811,6 @@ class GradientPipeline:
             verdict="fixed bound",
             guard=step.action,
             period_s=period_s,
-            resent=[each.resent for each in step.transfers if each.resent is not None],
+            resent=[plan for t in step.transfers if (plan := t.returned.resent) is not None],
             attachment=self.number,
         )

@@ -4,19 +4,29 @@ import copy
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwire.core.agreed import Ballot, Phase
+from gradwire.core.agreed import Ballot, Phase, Summary
 from gradwire.core.errors import GradwireError
 from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport
-from gradwire.training.loss_watch import Action
 from gradwire.training.staging import Stage
+from gradwire.training.step_end import StepEnd
 from gradwire.transport.native import load_engine
 
-__all__ = ["Answer", "Before", "Step", "Transfer", "is_finite", "square_norm", "tensor_squares"]
+__all__ = [
+    "Answer",
+    "Asked",
+    "Before",
+    "Step",
+    "Transfer",
+    "is_finite",
+    "square_norm",
+    "tensor_squares",
+]
 
 Before = list[tuple[NDArray[np.float32], NDArray[np.float32]]]
 """Values in a bucket's books, each with a copy from before its step."""
@@ -31,15 +41,15 @@ class Step:
         ballot: This worker's ballot.
         exact: Whether nothing may be left out.
         flushes: Whether it is exact because the user asked for it.
-        action: What the guard did.
+        strict: Whether it is exact because the loss rose.
         floor: Share that every worker must deliver, else the guard acts; 0 for none.
         started: Time of its start, by the pipeline's clock.
         scaled: Whether a loss scaler skips it if a result is not finite.
         overflowed: Whether a result is not finite.
         exposed: Time of the start of its last bucket's transfer.
         transfers: Its buckets.
-        complete: Whether its last bucket has begun.
-        held: Buckets that are done, but not yet handed to DDP.
+        end: How it ends.
+        agreed: Its summary, once the ballots are folded.
         layer_squares: Squared norms of the layers of this worker's fresh gradient.
     """
 
@@ -61,15 +71,15 @@ class Step:
         self.ballot = ballot
         self.exact = exact
         self.flushes = flushes
-        self.action: Action = "strict" if strict else ""
+        self.strict = strict
         self.floor = 0.0 if exact else floor
         self.started = started
         self.scaled = scaled
         self.overflowed = False
         self.exposed = started
         self.transfers: list[Transfer] = []
-        self.complete = False
-        self.held: list[Answer] = []
+        self.end: StepEnd[Answer] = StepEnd(guarded=self.guarded)
+        self.agreed: Summary | None = None
         self.layer_squares: dict[str, float] = {}
 
     @property
@@ -78,13 +88,27 @@ class Step:
         return self.floor > 0.0
 
     @property
+    def action(self) -> str:
+        """What the guard did ("resent", "skipped"), or "strict" after a risen loss; else ""."""
+        verdict = self.end.verdict
+        if verdict is None:
+            return "strict" if self.strict else ""
+        return {"resend": "resent", "skip": "skipped"}.get(verdict.choice, "")
+
+    @property
+    def finite(self) -> bool:
+        """Whether no element of its results is NaN or infinite."""
+        return all(is_finite(transfer.stage.host()) for transfer in self.transfers)
+
+    @property
     def lost(self) -> float:
         """The share of this worker's elements that did not count at the first attempt."""
         counted = elements = 0.0
         for transfer in self.transfers:
-            if transfer.first is None:
+            first = transfer.returned.first
+            if first is None:
                 continue
-            for region, share in zip(transfer.plan.regions, transfer.first.delivered, strict=True):
+            for region, share in zip(transfer.asked.plan.regions, first.delivered, strict=True):
                 counted += share * region.length
                 elements += region.length
         return 1.0 - counted / elements if elements else 0.0
@@ -104,7 +128,6 @@ class Answer:
         stage: The bucket's staging, which completes `result`.
         result: The future that DDP waits for.
         error: Why the bucket failed.
-        done: Whether its transfer has ended.
         delivered: Set when `result` is complete.
     """
 
@@ -113,7 +136,6 @@ class Answer:
         self.stage = stage
         self.result: torch.futures.Future[torch.Tensor] | None = None
         self.error: BaseException | None = None
-        self.done = False
         self.delivered = threading.Event()
 
     def value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
@@ -129,48 +151,78 @@ class Answer:
         return self.stage.buffer
 
 
-class Transfer(Answer):
-    """The transfer of one bucket of one step.
+@dataclass(frozen=True)
+class Asked:
+    """What is to be sent of one bucket.
 
     Attributes:
         index: Index among the step's buckets that have elements.
         slots: The bucket's tensors.
         parameters: The bucket's parameters, in order.
         plan: The plan of the first attempt.
-        resent: The guard's exact plan, if it sent the bucket again.
-        first: The report of the first attempt.
-        report: The report of the attempt that was applied.
+    """
+
+    index: int
+    slots: tuple[TensorSlot, ...]
+    parameters: list[torch.Tensor]
+    plan: TransferPlan
+
+
+@dataclass
+class Sent:
+    """What the books did to a bucket before it was sent.
+
+    Attributes:
         kept: What was sent, for the guard.
         pruned: The elements that were pruned, and their values.
         unused: The ranges of unused tensors, and what is owed for them.
         bypasses: Whether the residuals are not involved.
         before: The bucket's books from before the step.
+    """
+
+    kept: NDArray[np.float32] | None = None
+    pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None
+    unused: list[tuple[slice, NDArray[np.float32]]] = field(default_factory=list)
+    bypasses: bool = False
+    before: Before = field(default_factory=list)
+
+
+@dataclass
+class Returned:
+    """What came back of a bucket.
+
+    Attributes:
+        first: The report of the first attempt.
+        report: The report of the attempt that was applied.
+        resent: The exact plan of the second attempt, if there was one.
         applied_square: Squared norm of the applied gradient.
     """
 
-    def __init__(
-        self,
-        step: Step,
-        index: int,
-        slots: tuple[TensorSlot, ...],
-        parameters: list[torch.Tensor],
-        stage: Stage,
-        plan: TransferPlan,
-    ) -> None:
+    first: TransferReport | None = None
+    report: TransferReport | None = None
+    resent: TransferPlan | None = None
+    applied_square: float = 0.0
+
+
+class Transfer(Answer):
+    """The transfer of one bucket of one step.
+
+    Attributes:
+        asked: What is to be sent; the pipeline decides it when the bucket begins.
+        sent: What the books did to it before it was sent.
+        returned: What came back; the pipeline notes it.
+    """
+
+    def __init__(self, step: Step, stage: Stage, asked: Asked) -> None:
         super().__init__(step, stage)
-        self.index = index
-        self.slots = slots
-        self.parameters = parameters
-        self.plan = plan
-        self.resent: TransferPlan | None = None
-        self.first: TransferReport | None = None
-        self.report: TransferReport | None = None
-        self.kept: NDArray[np.float32] | None = None
-        self.pruned: tuple[NDArray[np.intp], NDArray[np.float32]] | None = None
-        self.unused: list[tuple[slice, NDArray[np.float32]]] = []
-        self.bypasses = False
-        self.before: Before = []
-        self.applied_square = 0.0
+        self.asked = asked
+        self.sent = Sent()
+        self.returned = Returned()
+
+    @property
+    def applied_plan(self) -> TransferPlan:
+        """The plan of the attempt that is applied."""
+        return self.returned.resent or self.asked.plan
 
 
 def layer_norms(sums: NDArray[np.float32], names: list[str], samples: int) -> Mapping[str, float]:

@@ -23,15 +23,9 @@ from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.core.plan import PRIORITY_CLASSES, REMEMBERED, Regions, TransferPlan
 from gradwire.core.settings import LONGEST_S, Settings
 from gradwire.transport import addresses, rendezvous
+from gradwire.transport.all_reduce import AllReduce, Connected, Engine, Handle
 from gradwire.transport.arrays import as_float32
-from gradwire.transport.engines import (
-    EngineHost,
-    collect_forgotten,
-    forget_host,
-    join_host,
-    release_host,
-)
-from gradwire.transport.handle import Connected, Handle
+from gradwire.transport.engines import join_engine
 from gradwire.transport.native import ChunkGrid, load_engine, native_plan, trivial_report
 from gradwire.transport.threads import Stager
 
@@ -67,6 +61,7 @@ class Communicator(Connected):
         timeout_from: Origin of that time-out, for errors.
         meeting: A meeting of the workers that has begun; None for one of its own.
         ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
+        engine: An open engine of the workers; None to join the group's, or to open it.
 
     Raises:
         ConfigError: A setting is impossible, or its port is in use.
@@ -80,6 +75,7 @@ class Communicator(Connected):
         settings: The settings.
         timeout_s: Longest duration of one transfer in seconds.
         store: The store.
+        engine: The engine; None for one worker without a server.
     """
 
     def __init__(
@@ -94,6 +90,7 @@ class Communicator(Connected):
         timeout_from: str = "the default",
         meeting: rendezvous.Meeting | None = None,
         ranks: Sequence[int] | None = None,
+        engine: Engine | None = None,
     ) -> None:
         settings = config if isinstance(config, Settings) else Settings.build(config)
         whole = is_whole(rank) and is_whole(world_size)
@@ -121,14 +118,15 @@ class Communicator(Connected):
         self._grids: dict[object, ChunkGrid] = {}  # for any bounds
         self._lane = 0  # the lane of all that have no number
         self._closed = False
-        self._host: EngineHost | None = None
-        if world_size > 1 or settings.server_count > 0:
+        self.engine = engine
+        if engine is None and (world_size > 1 or settings.server_count > 0):
             with contextlib.closing(self.meeting("open")) as own:
-                self._host = join_host(meeting or own, store, group, settings)
+                self.engine = join_engine(meeting or own, store, group, settings)
         elif settings.interface is not None:
             addresses.local_addresses(settings.interface, None)  # checks it for one worker, too
-        self._stager = Stager("gradwire-stage") if self._host is None else self._host.stager
-        self._forget = weakref.finalize(self, forget_host, self._host, self._stager)
+        self._stager = Stager("gradwire-stage") if self.engine is None else self.engine.stager
+        forget = self._stager.stop if self.engine is None else self.engine.forget
+        self._forget = weakref.finalize(self, forget)
         self._forget.atexit = False  # `gradwire.transport.engines` closes the engines at exit
 
     @property
@@ -153,7 +151,7 @@ class Communicator(Connected):
     @property
     def datagram(self) -> int:
         """The agreed size of datagrams in bytes."""
-        return addresses.ETHERNET_DATAGRAM if self._host is None else self._host.datagram
+        return addresses.ETHERNET_DATAGRAM if self.engine is None else self.engine.datagram
 
     def take_number(self, meeting: rendezvous.Meeting) -> int:
         """Takes the smallest number from 0 on that no user of this engine has taken on any rank.
@@ -170,9 +168,9 @@ class Communicator(Connected):
         Raises:
             GradwireError: No number is left; on all ranks alike.
         """
-        if self._host is None:
+        if self.engine is None:
             return 0
-        texts = meeting.exchange(json.dumps(self._host.numbers()))
+        texts = meeting.exchange(json.dumps(self.engine.numbers()))
         taken = set(itertools.chain(*map(json.loads, texts)))
         number = next(n for n in itertools.count() if n not in taken)
         if number >= NUMBERS:
@@ -180,14 +178,14 @@ class Communicator(Connected):
                 f"{NUMBERS} modules are attached over one engine, and no more can be: detach some, "
                 "or attach one module that holds several"
             )
-        self._host.take_number(number)
+        self.engine.take_number(number)
         self._lane = 1 + number
         return number
 
     def return_number(self, number: int) -> None:
         """Gives back the number that `take_number` returned; to be called once."""
-        if self._host is not None:
-            self._host.return_number(number)
+        if self.engine is not None:
+            self.engine.return_number(number)
 
     def meeting(self, topic: str) -> rendezvous.Meeting:
         """Makes a meeting of the workers in the store, on a topic."""
@@ -249,40 +247,40 @@ class Communicator(Connected):
             handle.finish(trivial_report(TransferPlan.whole(1), 0, step, stats))
             return handle
         plan = plan or TransferPlan.whole(flat.size)
-        handle = Handle(plan, flat)
-        if self._host is None:
+        if self.engine is None:
             if plan.scale != 1.0:
                 np.multiply(flat, np.float32(plan.scale), out=flat)
+            handle = Handle(plan, flat)
             handle.finish(trivial_report(plan, flat.size, step, stats))
             return handle
         grid, effective = self._described(plan)
         if priorities is not None:
             _check_priorities(plan, len(grid), priorities)
-        self._host.start(
-            handle,
-            lane=self._lane,
-            engine_plan=native_plan(plan),
-            effective_bounds=effective,
-            data=flat,
-            step=step,
-            critical=critical,
-            priorities=priorities,
-            stats=tuple(stats),
-            timeout_s=self.timeout_s,
-            timeout_from=self._timeout_from,
+        return self.engine.start(
+            AllReduce(
+                plan=plan,
+                effective_bounds=effective,
+                data=flat,
+                lane=self._lane,
+                step=step,
+                critical=critical,
+                priorities=priorities,
+                stats=tuple(stats),
+                timeout_s=self.timeout_s,
+                timeout_from=self._timeout_from,
+            )
         )
-        return handle
 
     def chunk_grid(self, plan: TransferPlan) -> ChunkGrid:
         """Returns the chunk grid of a plan for the agreed datagrams and aggregators."""
-        if self._host is None:
+        if self.engine is None:
             one = np.zeros(1, np.uint32)
             return ChunkGrid(np.zeros(1, np.uint64), np.array([plan.elements], np.uint32), one, one)
         return self._described(plan)[0]
 
     def effective_bounds(self, plan: TransferPlan) -> tuple[float, ...]:
         """Returns each region's bound after rounding down to whole chunks."""
-        if self._host is None:
+        if self.engine is None:
             return (0.0,) * len(plan.regions)
         return self._described(plan)[1]
 
@@ -294,13 +292,13 @@ class Communicator(Connected):
             kept: Share of the elements that "topk" keeps.
             datagram: Size of the datagram in bytes; 0 for the agreed one.
         """
-        if self._host is None:
+        if self.engine is None:
             encoding, kept, datagram = "f32", 1.0, 0
         return int(load_engine().chunk_elements(encoding, kept, datagram or self.datagram))
 
     def round_trip(self, plan: TransferPlan, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns what the other ranks get of these float32 values under the plan's encoding."""
-        if self._host is None:
+        if self.engine is None:
             return values.copy()
         native = native_plan(plan)
         made: NDArray[np.float32] = load_engine().round_trip(
@@ -321,7 +319,7 @@ class Communicator(Connected):
             sent: float32, what was pushed.
             counted: uint8 for each chunk, from the transfer's report.
         """
-        if self._host is None:
+        if self.engine is None:
             sent.fill(0.0)  # no wire, no encoding
             return
         load_engine().keep_encoding_error(
@@ -330,7 +328,7 @@ class Communicator(Connected):
 
     def counters(self) -> dict[str, float]:
         """Returns the engine's counters; empty without an engine."""
-        return {} if self._host is None else self._host.counters()
+        return {} if self.engine is None else self.engine.counters()
 
     def set_drop(self, rate: float, burst: float = 1.0, seed: int = 0) -> None:
         """Injects loss of DATA packets in the receive path, for tests and demonstrations.
@@ -340,8 +338,8 @@ class Communicator(Connected):
             burst: Mean length of a run of dropped packets; 1 for independent losses.
             seed: Seed of the losses.
         """
-        if self._host is not None:
-            self._host.set_drop(rate, burst, seed)
+        if self.engine is not None:
+            self.engine.set_drop(rate, burst, seed)
 
     def let_go(self) -> None:
         """Closes the communicator, but not an engine that is used with servers. Idempotent.
@@ -357,11 +355,10 @@ class Communicator(Connected):
     def close(self) -> None:
         """Closes the communicator, and the engine with its last communicator. Idempotent."""
         self._closed = True
-        if self._forget.detach() is not None:
-            collect_forgotten()
-            release_host(self._host)
-        if self._host is None:
+        if self.engine is None:
             self._stager.stop()
+        elif self._forget.detach() is not None:
+            self.engine.leave()
 
     def _described(self, plan: TransferPlan) -> tuple[ChunkGrid, tuple[float, ...]]:
         regions = Regions.of(plan.regions)

@@ -1,4 +1,4 @@
-"""EngineHost: an open engine of this process, shared by all users of one group.
+"""SharedEngine: an open engine of this process, shared by all users of one group.
 
 An engine is opened by the first communicator of its group and closed with the last. Ranks close at
 different times, so they agree whether the next communicator reuses an engine: where one rank has
@@ -25,22 +25,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gradwire.core.errors import ConfigError, TransferError
 from gradwire.core.plan import TransferReport
 from gradwire.core.settings import Settings
 from gradwire.transport import rendezvous
-from gradwire.transport.handle import Handle
-from gradwire.transport.native import transfer_report
+from gradwire.transport.all_reduce import AllReduce, Engine, Handle
+from gradwire.transport.native import native_plan, transfer_report
 from gradwire.transport.open_engine import meet_servers, open_engine
 from gradwire.transport.threads import CompletionPool, Stager
 
 if TYPE_CHECKING:
     from gradwire import _engine
 
-__all__ = ["EngineHost", "collect_forgotten", "forget_host", "join_host", "release_host"]
+__all__ = ["SharedEngine", "collect_forgotten", "join_engine"]
 
 log = logging.getLogger("gradwire")
 
@@ -57,26 +54,22 @@ class Pending:
 
     Attributes:
         handle: Its handle.
-        step: Its training step.
-        effective_bounds: Each region's effective bound.
-        timeout_s: Its longest duration in seconds.
+        request: What it was asked to do.
         begun: When it began, in seconds of the monotonic clock.
         warn_at: When its wait is logged, in seconds of the monotonic clock.
     """
 
     handle: Handle
-    step: int
-    effective_bounds: tuple[float, ...]
-    timeout_s: float
+    request: AllReduce
     begun: float = field(default_factory=time.monotonic)
     warn_at: float = field(default_factory=lambda: time.monotonic() + FIRST_WARNING_S)
 
 
-class EngineHost:
+class SharedEngine(Engine):
     """An open engine with its completion threads, shared by communicators of one group.
 
     Args:
-        engine: The engine.
+        native: The compiled engine.
         store: Identity of the store (`identity_of`).
         group: Name of the group.
         rank: This worker's rank in the group.
@@ -87,7 +80,7 @@ class EngineHost:
         meeting: The meeting in which the engine was opened.
 
     Attributes:
-        engine: The engine; None once it is closed.
+        native: The compiled engine; None once it is closed.
         store: See above.
         group: See above.
         rank: See above.
@@ -102,7 +95,7 @@ class EngineHost:
 
     def __init__(
         self,
-        engine: _engine.Engine,
+        native: _engine.Engine,
         *,
         store: str,
         group: str,
@@ -113,7 +106,7 @@ class EngineHost:
         datagram: int,
         meeting: rendezvous.Meeting,
     ) -> None:
-        self.engine: _engine.Engine | None = engine
+        self.native: _engine.Engine | None = native
         self._totals: dict[str, float] = {}  # the counters of a closed engine
         self.store = store
         self.group = group
@@ -140,41 +133,9 @@ class EngineHost:
             self._poll, self._complete, f"gradwire-{rank}", self._break
         )
 
-    def start(
-        self,
-        handle: Handle,
-        *,
-        lane: int,
-        engine_plan: _engine.Plan,
-        effective_bounds: tuple[float, ...],
-        data: NDArray[np.float32],
-        step: int,
-        critical: NDArray[np.uint32] | None,
-        priorities: NDArray[np.uint8] | None = None,
-        stats: tuple[float, ...],
-        timeout_s: float,
-        timeout_from: str,
-    ) -> None:
-        """Hands one op to the engine, numbered in the order of these calls in its lane.
-
-        The ranks start the ops of a lane in the same order, and those of different lanes in any.
-
-        Args:
-            handle: The handle, which is ended with the op.
-            lane: The lane, the same on all ranks.
-            engine_plan: The engine's form of the plan.
-            effective_bounds: Each region's effective bound, for the report.
-            data: float32, the array.
-            step: The training step.
-            critical: uint32, the ids of chunks that must count.
-            priorities: uint8, the class of each chunk.
-            stats: Up to eight statistics.
-            timeout_s: Longest duration in seconds.
-            timeout_from: Origin of the time-out, for errors.
-
-        Raises:
-            TransferError: The engine has failed or is closed, or belongs to another process.
-        """
+    def start(self, request: AllReduce) -> Handle:
+        """Hands one op to the compiled engine (`Engine.start`)."""
+        step, lane = request.step, request.lane
         if os.getpid() != self.pid:
             raise TransferError(
                 f"{self._name}: the engine belongs to process {self.pid}, not to its fork "
@@ -182,30 +143,31 @@ class EngineHost:
                 rank=self._names.rank_of(self.rank),
                 step=step,
             )
+        handle, plan = Handle(request.plan, request.data), native_plan(request.plan)
         with self._mutex:
             if self._broken is not None:
                 raise self._unread(self._broken, step)
-            engine = self.engine
-            if engine is None:
+            native = self.native
+            if native is None:
                 raise self._closed(step)
             op = self._next_ops[lane]
-            self._pending[lane, op] = Pending(handle, step, effective_bounds, timeout_s)
+            self._pending[lane, op] = Pending(handle, request)
             try:
-                engine.all_reduce(
+                native.all_reduce(
                     op=op,
                     lane=lane,
                     step=step,
-                    plan=engine_plan,
-                    data=data,
-                    critical=critical,
-                    priorities=priorities,
-                    stats=stats,
-                    timeout_ns=int(timeout_s * 1e9),
-                    timeout_from=timeout_from,
+                    plan=plan,
+                    data=request.data,
+                    critical=request.critical,
+                    priorities=request.priorities,
+                    stats=request.stats,
+                    timeout_ns=int(request.timeout_s * 1e9),
+                    timeout_from=request.timeout_from,
                 )
             except RuntimeError as error:
                 del self._pending[lane, op]
-                failure = engine.failure()
+                failure = native.failure()
                 if failure is None:
                     text = f"{self._name}, step {step}: {error}"
                     raise TransferError(text, step=step) from error
@@ -214,74 +176,88 @@ class EngineHost:
                 del self._pending[lane, op]
                 raise
             self._next_ops[lane] += 1
+        return handle
 
     def numbers(self) -> list[int]:
         """Returns the numbers that users of this engine have taken."""
-        with _hosts_lock:
+        with _engines_lock:
             return sorted(self._numbers)
 
     def take_number(self, number: int) -> None:
         """Takes a number that is free here."""
-        with _hosts_lock:
+        with _engines_lock:
             self._numbers.add(number)
 
     def return_number(self, number: int) -> None:
         """Gives back a number that `take_number` took."""
-        with _hosts_lock:
+        with _engines_lock:
             self._numbers.discard(number)
 
     def counters(self) -> dict[str, float]:
         """Returns the engine's counters; of a closed engine the last."""
-        engine = self.engine
-        return dict(self._totals if engine is None else engine.counters())
+        native = self.native
+        return dict(self._totals if native is None else native.counters())
 
     def failure(self) -> _engine.Failure | None:
         """Returns why the engine has failed; None while it has not, and once it is closed."""
-        engine = self.engine
-        return None if engine is None else engine.failure()
+        native = self.native
+        return None if native is None else native.failure()
 
     def set_drop(self, rate: float, burst: float, seed: int) -> None:
         """Injects loss of DATA packets in the receive path."""
-        if self.engine is not None:
-            self.engine.set_drop(rate, burst, seed)
+        if self.native is not None:
+            self.native.set_drop(rate, burst, seed)
+
+    def forget(self) -> None:
+        """Notes that a communicator is garbage; the engine stays open for the next one."""
+        if os.getpid() == self.pid:
+            with _engines_lock:
+                self.users -= 1
+
+    def leave(self) -> None:
+        """Notes that a communicator was closed, and closes the engine with the last one."""
+        collect_forgotten()
+        if os.getpid() == self.pid:
+            self.forget()
+            _drop_unused(self)
 
     def close(self) -> None:
         """Closes the engine and ends the threads; open transfers fail.
 
-        The host then holds no object of the engine, even where the host itself lives on until the
+        It then holds no object of the compiled engine, even where it lives on itself until the
         interpreter's end, as it does in a graph of autograd.
         """
-        engine = self.engine
-        if engine is None or os.getpid() != self.pid:
+        native = self.native
+        if native is None or os.getpid() != self.pid:
             return
         if self._meeting is not None:
             self._meeting.finish()
-        engine.close()
-        self._totals = dict(engine.counters())
+        native.close()
+        self._totals = dict(native.counters())
         self._pool.stop()
         self.stager.stop()
         self._fail_pending(self._closed)
         with self._mutex:
-            self.engine = None
+            self.native = None
 
     def leave_to_parent(self) -> None:
         """Makes a forked child neither use nor destroy what belongs to the parent."""
-        engine, self.engine = self.engine, None
-        if engine is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
-            engine.leave_to_parent()
+        native, self.native = self.native, None
+        if native is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
+            native.leave_to_parent()
 
     def _poll(self) -> _engine.Completion | None:
-        engine = self.engine
-        if engine is None:
+        native = self.native
+        if native is None:
             return None
-        completion = engine.next_completion(POLL_NS)
+        completion = native.next_completion(POLL_NS)
         if completion is None and self._pending:
-            self._watch_failure(engine)
-            self._watch_patience(engine)
+            self._watch_failure(native)
+            self._watch_patience(native)
         return completion
 
-    def _watch_patience(self, engine: _engine.Engine) -> None:
+    def _watch_patience(self, native: _engine.Engine) -> None:
         """Logs, where the oldest transfer has waited for long, the ranks that have not begun it."""
         with self._mutex:
             key = next(iter(self._pending), None)
@@ -294,21 +270,21 @@ class EngineHost:
         absent = [
             f"{self._names.describe([peer.endpoint])} has not begun it and was last heard "
             f"{peer.silence_ns / 1e9:.1f} s ago"
-            for peer in engine.peers()
+            for peer in native.peers()
             if peer.endpoint < self.world_size and not peer.has_begun(op, lane)
         ]
         log.warning(
             "%s, step %d: a transfer has waited for %.0f s (timeout=%g); %s",
             self._name,
-            waits.step,
+            waits.request.step,
             now - waits.begun,
-            waits.timeout_s,
+            waits.request.timeout_s,
             ", ".join(absent) or "all ranks with which it exchanges data have begun it",
         )
 
-    def _watch_failure(self, engine: _engine.Engine) -> None:
+    def _watch_failure(self, native: _engine.Engine) -> None:
         """Fails open transfers when the engine has failed without completing them."""
-        failure = engine.failure()
+        failure = native.failure()
         if failure is None:
             return
         if self._failed_at is None:
@@ -340,8 +316,8 @@ class EngineHost:
 
     def _refusal(self) -> str:
         """Returns what this host's kernel refused, as the end of a failure's text."""
-        engine = self.engine
-        refusal = "" if engine is None else engine.refusal()
+        native = self.native
+        refusal = "" if native is None else native.refusal()
         return (
             f"; the kernel of {self._name}'s host refused datagrams: {refusal}" if refusal else ""
         )
@@ -369,7 +345,7 @@ class EngineHost:
         """Ends the open transfers, each with the error of its step."""
         with self._mutex:
             pending, self._pending = self._pending, {}
-        ended = [each.handle.end(error(each.step)) for each in pending.values()]
+        ended = [each.handle.end(error(each.request.step)) for each in pending.values()]
         for run_callbacks in ended:
             run_callbacks()
 
@@ -378,12 +354,12 @@ class EngineHost:
             known = self._pending.pop((completion.lane, completion.op), None)
         if known is None:
             return
-        handle, step = known.handle, known.step
+        handle, step = known.handle, known.request.step
         outcome: TransferReport | TransferError
         if completion.ok:
             self._watch_datagram(completion.datagram_bytes)
             try:
-                outcome = transfer_report(completion, known.effective_bounds)
+                outcome = transfer_report(completion, known.request.effective_bounds)
             except Exception as error:  # such as a lack of memory: whoever waits has to learn it
                 outcome = self._unread(error, step)
         else:
@@ -397,9 +373,9 @@ class EngineHost:
         handle.finish(outcome)
 
 
-def join_host(
+def join_engine(
     meeting: rendezvous.Meeting, store: rendezvous.Store, group: str, settings: Settings
-) -> EngineHost:
+) -> SharedEngine:
     """Returns the open engine of this group in this store, or opens one; release it after use.
 
     The call is collective: all ranks agree whether they reuse their engines or open new ones.
@@ -411,7 +387,7 @@ def join_host(
         settings: The settings.
 
     Returns:
-        The engine's host.
+        The engine.
 
     Raises:
         ConfigError: The open engine runs with other transport settings and is in use; or what
@@ -421,53 +397,53 @@ def join_host(
     """
     identity = rendezvous.identity_of(store)
     try:
-        host = _take(meeting, identity, group, settings)
+        engine = _take(meeting, identity, group, settings)
     except ConfigError as error:
         meeting.tell_failure(error)
         raise
     try:
-        alike = _all_alike(meeting, host)
+        alike = _all_alike(meeting, engine)
     except BaseException:
-        _give_back(host)
+        _give_back(engine)
         raise
-    if host is not None:
+    if engine is not None:
         if alike:
-            return host
-        _give_back(host)
-        _drop_unused(host)
-    host = _open(meeting, store, identity, group, settings)
-    with _hosts_lock:
-        _hosts.append(host)
+            return engine
+        _give_back(engine)
+        _drop_unused(engine)
+    engine = _open(meeting, store, identity, group, settings)
+    with _engines_lock:
+        _engines.append(engine)
         _close_at_exit()
-    return host
+    return engine
 
 
 def _take(
     meeting: rendezvous.Meeting, identity: str, group: str, settings: Settings
-) -> EngineHost | None:
+) -> SharedEngine | None:
     """Returns the engine that this rank could reuse, with one more user; None if there is none."""
-    with _hosts_lock:
-        host = _find(identity, group, meeting.endpoint, meeting.workers)
-    if host is not None and host.settings.transport() != settings.transport():
+    with _engines_lock:
+        engine = _find(identity, group, meeting.endpoint, meeting.workers)
+    if engine is not None and engine.settings.transport() != settings.transport():
         collect_forgotten()
-        if _drop_unused(host):
-            host = None
-    if host is not None and host.failure():
-        _drop(host)
-        host = None
-    if host is None:
+        if _drop_unused(engine):
+            engine = None
+    if engine is not None and engine.failure():
+        _drop(engine)
+        engine = None
+    if engine is None:
         return None
-    _check_same_transport(host.settings, settings)
-    with _hosts_lock:
-        host.users += 1  # before the check, so that nobody closes it in between
-        return host if host in _hosts else None
+    _check_same_transport(engine.settings, settings)
+    with _engines_lock:
+        engine.users += 1  # before the check, so that nobody closes it in between
+        return engine if engine in _engines else None
 
 
-def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
+def _all_alike(meeting: rendezvous.Meeting, engine: SharedEngine | None) -> bool:
     """Returns whether all ranks would reuse the same engine, or all have none."""
-    if host is not None and host.users > 1:
+    if engine is not None and engine.users > 1:
         collect_forgotten()
-    own = [0, False] if host is None else [host.session, host.users > 1]
+    own = [0, False] if engine is None else [engine.session, engine.users > 1]
     theirs = [json.loads(text) for text in meeting.exchange(json.dumps(own))]
     if all(session == own[0] for session, _ in theirs):
         return True
@@ -481,17 +457,17 @@ def _all_alike(meeting: rendezvous.Meeting, host: EngineHost | None) -> bool:
     return False
 
 
-def _give_back(host: EngineHost | None) -> None:
-    if host is not None:
-        with _hosts_lock:
-            host.users -= 1
+def _give_back(engine: SharedEngine | None) -> None:
+    if engine is not None:
+        with _engines_lock:
+            engine.users -= 1
 
 
-def _find(identity: str, group: str, rank: int, world_size: int) -> EngineHost | None:
+def _find(identity: str, group: str, rank: int, world_size: int) -> SharedEngine | None:
     wanted = (identity, group, rank, world_size)
-    for host in _hosts:
-        if (host.store, host.group, host.rank, host.world_size) == wanted:
-            return host
+    for engine in _engines:
+        if (engine.store, engine.group, engine.rank, engine.world_size) == wanted:
+            return engine
     return None
 
 
@@ -501,9 +477,9 @@ def _open(
     identity: str,
     group: str,
     settings: Settings,
-) -> EngineHost:
+) -> SharedEngine:
     rank, world_size = meeting.endpoint, meeting.workers
-    for old in list(_hosts):  # engines of a store that is gone would keep port and threads
+    for old in list(_engines):  # engines of a store that is gone would keep port and threads
         if (old.group, old.rank, old.world_size) == (group, rank, world_size):
             _drop_unused(old)
     if settings.server_count:
@@ -516,7 +492,7 @@ def _open(
             ranks=meeting.names.ranks,
         )
     opened = open_engine(store, meeting, settings)
-    return EngineHost(
+    return SharedEngine(
         opened.engine,
         store=identity,
         group=group,
@@ -541,9 +517,9 @@ def _check_same_transport(open_: Settings, wanted: Settings) -> None:
             )
 
 
-_hosts: list[EngineHost] = []
-_hosts_lock = threading.RLock()
-"""Guards `_hosts`. Nothing may wait while it is held, least of all for a store.
+_engines: list[SharedEngine] = []
+_engines_lock = threading.RLock()
+"""Guards `_engines`. Nothing may wait while it is held, least of all for a store.
 
 Finalizers take it on whatever thread collects garbage, even on one that holds it already."""
 
@@ -558,52 +534,34 @@ def collect_forgotten() -> None:
     gc.collect()
 
 
-def forget_host(host: EngineHost | None, stager: Stager) -> None:
-    """Notes that a communicator is garbage; its engine stays open for the next one."""
-    if host is None:
-        stager.stop()
-    elif os.getpid() == host.pid:
-        with _hosts_lock:
-            host.users -= 1
-
-
-def release_host(host: EngineHost | None) -> None:
-    """Notes that a communicator was closed, and closes its engine with the last one."""
-    if host is None or os.getpid() != host.pid:
-        return
-    with _hosts_lock:
-        host.users -= 1
-    _drop_unused(host)
-
-
-def _drop_unused(host: EngineHost) -> bool:
-    """Closes the host unless somebody uses it; returns whether nobody did."""
-    with _hosts_lock:
-        unused = host.users <= 0
-        known = unused and host in _hosts
+def _drop_unused(engine: SharedEngine) -> bool:
+    """Closes the engine unless somebody uses it; returns whether nobody did."""
+    with _engines_lock:
+        unused = engine.users <= 0
+        known = unused and engine in _engines
         if known:
-            _hosts.remove(host)
+            _engines.remove(engine)
     if known:
-        host.close()
+        engine.close()
     return unused
 
 
-def _drop(host: EngineHost) -> None:
-    with _hosts_lock:
-        known = host in _hosts
+def _drop(engine: SharedEngine) -> None:
+    with _engines_lock:
+        known = engine in _engines
         if known:
-            _hosts.remove(host)
+            _engines.remove(engine)
     if known:
-        host.close()
+        engine.close()
 
 
 def _close_all() -> None:
-    with _hosts_lock:
-        hosts = list(_hosts)
-        _hosts.clear()
-    for host in hosts:
+    with _engines_lock:
+        engines = list(_engines)
+        _engines.clear()
+    for engine in engines:
         with contextlib.suppress(Exception):
-            host.close()
+            engine.close()
 
 
 def _after_fork_in_child() -> None:
@@ -611,11 +569,11 @@ def _after_fork_in_child() -> None:
 
     Their ports are then free once the parent has closed them.
     """
-    global _hosts_lock
-    _hosts_lock = threading.RLock()
-    for host in _hosts:
-        host.leave_to_parent()
-    _hosts.clear()
+    global _engines_lock
+    _engines_lock = threading.RLock()
+    for engine in _engines:
+        engine.leave_to_parent()
+    _engines.clear()
 
 
 def _close_at_exit() -> None:

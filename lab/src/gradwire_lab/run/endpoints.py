@@ -158,7 +158,7 @@ class PolicyAllReduce:
     def _open(self, communicator: Communicator) -> GradientPipeline:
         model = model_of(self._sizes)
         self._parameters = list(model.parameters())
-        self._policy.prepare(self._sizes)
+        self._policy.prepare(self._sizes, servers=self._settings.server_count)
         return GradientPipeline(
             communicator,
             self._policy,

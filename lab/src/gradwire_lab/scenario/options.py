@@ -12,7 +12,6 @@ from gradwire.core.plan import TransferPlan
 from gradwire.core.settings import Settings, setting_names
 from gradwire.policies import Policy, names, policy_class
 from gradwire.policies.base import option_names
-from gradwire.policies.dblp import WIDENING
 from gradwire.training.configure import configure
 from gradwire_lab.contest.serving import route_settings
 from gradwire_lab.scenario.reader import ScenarioError
@@ -83,13 +82,13 @@ def check_policy(
     _check_known(options, known)
     if votes and made.phases is None:
         raise ScenarioError(f"policy={policy!r} with tolerant: it has no phases to vote for")
-    if getattr(made, "every", None) == "epoch":
+    if made.awaits_epochs:
         raise ScenarioError("every='epoch': the lab has no epochs; a number of steps is allowed")
     if options.get("loss_rise") is not None and work.kind != "training":
         raise ScenarioError(
             f"loss_rise={options['loss_rise']!r}: only work.kind='training' has losses"
         )
-    _prepare(made, work.tensors if work.kind != "training" else _tensors(model))
+    _prepare(made, work.tensors if work.kind != "training" else _tensors(model), servers)
 
 
 def check_one_engine(options: Mapping[str, Mapping[str, Any]]) -> None:
@@ -121,15 +120,7 @@ def bound_of_policy(policy: str, options: Mapping[str, Any]) -> float:
 
     It is 0 where the policy closes by time or by layer.
     """
-    made, _ = configure(policy, options, environment={})
-    if made.name == "mlt":
-        return float(getattr(made, "p", 0.0))
-    if made.name != "dblp":
-        return 0.0
-    low, high = getattr(made, "p_low", 0.0), getattr(made, "p_high", None)
-    if high is None:
-        return round(low + WIDENING, 12) if isinstance(low, (int, float)) else 0.0
-    return float(high)
+    return configure(policy, options, environment={})[0].loosest_bound
 
 
 def _check_own(options: Mapping[str, Any]) -> None:
@@ -166,9 +157,9 @@ def _build(options: Mapping[str, Any], policy: str | None = None) -> Any:
         raise ScenarioError(str(error)) from None
 
 
-def _prepare(policy: Policy, tensors: Mapping[str, int]) -> None:
+def _prepare(policy: Policy, tensors: Mapping[str, int], servers: int) -> None:
     try:
-        policy.prepare(tensors)
+        policy.prepare(tensors, servers=servers)
     except ConfigError as error:
         raise ScenarioError(str(error)) from None
 

@@ -99,41 +99,43 @@ class Books:
         """
         unused = self._unused(transfer, host)
         if self._residuals is not None:
-            for slots, values in self._device.recall(transfer.slots, but=transfer.stage.encoded):
+            for slots, values in self._device.recall(
+                transfer.asked.slots, but=transfer.stage.encoded
+            ):
                 self._residuals.add(slots, values)
-            transfer.bypasses = self._bypasses(transfer)
+            transfer.sent.bypasses = self._bypasses(transfer)
         if transfer.step.scaled:
             self._remember(transfer, host.size)
         if self._velocities is not None:
-            self._velocities.advance(transfer.slots, host)
-        if transfer.bypasses:
+            self._velocities.advance(transfer.asked.slots, host)
+        if transfer.sent.bypasses:
             return
         if self._residuals is not None:
-            self._residuals.add_to(transfer.slots, host)
+            self._residuals.add_to(transfer.asked.slots, host)
             sent = self.sent(transfer)
             for part in unused:
-                transfer.unused.append((part, sent[part].copy()))
+                transfer.sent.unused.append((part, sent[part].copy()))
                 sent[part] = host[part] = 0.0
-            if transfer.plan.pruned and self._selects:
+            if transfer.asked.plan.pruned and self._selects:
                 self._prune(transfer, host)
         elif transfer.step.guarded:
-            transfer.kept = self._copies.of((transfer.index, "sent"), host)
+            transfer.sent.kept = self._copies.of((transfer.asked.index, "sent"), host)
 
     def _bypasses(self, transfer: Transfer) -> bool:
         """Returns whether a bucket needs no residuals: nothing is owed, and all will count."""
         assert self._residuals is not None
-        plan = transfer.plan
+        plan = transfer.asked.plan
         exact = not plan.lossy and plan.encoding == "f32" and not transfer.step.guarded
-        return exact and self._residuals.clean(transfer.slots)
+        return exact and self._residuals.clean(transfer.asked.slots)
 
     def _remember(self, transfer: Transfer, elements: int) -> None:
         """Keeps copies of a bucket's books, for a step that a loss scaler may skip."""
-        residuals = None if transfer.bypasses else self._residuals
+        residuals = None if transfer.sent.bypasses else self._residuals
         for book in (residuals, self._velocities):
             if book is not None:
-                values = book.open(transfer.slots, elements)
-                before = self._copies.of((transfer.index, book.kind), values)
-                transfer.before.append((values, before))
+                values = book.open(transfer.asked.slots, elements)
+                before = self._copies.of((transfer.asked.index, book.kind), values)
+                transfer.sent.before.append((values, before))
 
     def undo(self, slots: tuple[TensorSlot, ...], before: Before) -> None:
         """Restores a bucket's books to their values before its step, whose gradient is void."""
@@ -155,31 +157,31 @@ class Books:
         Returns:
             uint32, the chunks' ids; None for none.
         """
-        grid = self.communicator.chunk_grid(transfer.plan)
-        parts = [self._ages.due(transfer.slots, grid)]
+        grid = self.communicator.chunk_grid(transfer.asked.plan)
+        parts = [self._ages.due(transfer.asked.slots, grid)]
         if not finite or (self._residuals is not None and not is_finite(host)):
             parts.append(nonfinite_chunks(grid, host))
         return join_chunks(parts)
 
     def settle(self, transfer: Transfer, report: TransferReport) -> None:
         """Updates residuals and ages by a report: what did not count stays in the residuals."""
-        plan = transfer.resent or transfer.plan
+        plan = transfer.applied_plan
         grid = self.communicator.chunk_grid(plan)
-        if self._residuals is not None and not transfer.bypasses:
+        if self._residuals is not None and not transfer.sent.bypasses:
             keep_error = None
             if plan.encoding != "f32":
                 keep_error = functools.partial(self._keep_error, transfer, plan)
             owed = bool(len(report.withheld_chunks) or len(report.result_error))
             changed = keep_error is not None or owed or not report.counted.all()
             turn = plan.transform != "none" and changed
-            sent = self._residuals.sent(transfer.slots)
+            sent = self._residuals.sent(transfer.asked.slots)
             if turn:  # the report is about coefficients
                 transforms.forward(sent, plan.seed)
-            self._residuals.settle(transfer.slots, grid, report, plan.scale, keep_error)
+            self._residuals.settle(transfer.asked.slots, grid, report, plan.scale, keep_error)
             if turn:
                 transforms.inverse(sent, plan.seed)
             self._put_back(transfer)
-        self._ages.settle(transfer.slots, grid, report)
+        self._ages.settle(transfer.asked.slots, grid, report)
 
     def close(self) -> None:
         """Frees memory that is needed within a step only."""
@@ -192,8 +194,8 @@ class Books:
         """
         if self._magnitudes is None or not self._selects:
             return None
-        grid = self.communicator.chunk_grid(transfer.plan)
-        return self._magnitudes.of(transfer.slots, grid)
+        grid = self.communicator.chunk_grid(transfer.asked.plan)
+        return self._magnitudes.of(transfer.asked.slots, grid)
 
     def note_result(
         self,
@@ -204,25 +206,28 @@ class Books:
     ) -> None:
         """Keeps the magnitudes of a bucket's result, if the policy uses them."""
         if self._magnitudes is not None and self._selects:
-            grid = self.communicator.chunk_grid(transfer.resent or transfer.plan)
-            self._magnitudes.note(transfer.slots, grid, report, result, grad_scale)
+            grid = self.communicator.chunk_grid(transfer.applied_plan)
+            self._magnitudes.note(transfer.asked.slots, grid, report, result, grad_scale)
 
     def _prune(self, transfer: Transfer, host: NDArray[np.float32]) -> None:
         """Removes the elements of the smallest weights from what is sent."""
         where = smallest_weights(
-            transfer.slots, transfer.parameters, transfer.plan.pruned, self.policy.vectors
+            transfer.asked.slots,
+            transfer.asked.parameters,
+            transfer.asked.plan.pruned,
+            self.policy.vectors,
         )
         where = where[np.isfinite(host[where])]  # values that are not finite are always sent
-        transfer.pruned = where, host[where]
+        transfer.sent.pruned = where, host[where]
         self.sent(transfer)[where] = 0.0
         host[where] = 0.0
 
     def restore_pruned(self, transfer: Transfer) -> None:
         """Returns what was pruned to what is sent, for a transfer that sends everything."""
-        if transfer.pruned is not None:
-            where, values = transfer.pruned
+        if transfer.sent.pruned is not None:
+            where, values = transfer.sent.pruned
             self.sent(transfer)[where] += values
-            transfer.pruned = None
+            transfer.sent.pruned = None
 
     def _unused(self, transfer: Transfer, host: NDArray[np.float32]) -> list[slice]:
         """Returns the ranges of tensors that the step did not use: their fresh gradient is zero.
@@ -233,17 +238,17 @@ class Books:
         """
         if not self.finds_unused or self._residuals is None:
             return []
-        parts = [slice(slot.offset, slot.offset + slot.length) for slot in transfer.slots]
+        parts = [slice(slot.offset, slot.offset + slot.length) for slot in transfer.asked.slots]
         return [part for part in parts if not host[part].any()]
 
     def _put_back(self, transfer: Transfer) -> None:
         """Returns to the residuals what was excluded from the transfer."""
         self.restore_pruned(transfer)
-        if transfer.unused and self._residuals is not None:
-            self._residuals.mark_dirty(transfer.slots)
-        for part, values in transfer.unused:
+        if transfer.sent.unused and self._residuals is not None:
+            self._residuals.mark_dirty(transfer.asked.slots)
+        for part, values in transfer.sent.unused:
             self.sent(transfer)[part] += values
-        transfer.unused = []
+        transfer.sent.unused = []
 
     def _keep_error(
         self,
@@ -257,14 +262,14 @@ class Books:
             return  # these are coefficients, which belong to no single element
         self._put_back(transfer)
         if self._velocities is not None and plan.encoding == "topk" and self._selects:
-            self._velocities.mask(transfer.slots, sent)
+            self._velocities.mask(transfer.asked.slots, sent)
 
     def sent(self, transfer: Transfer) -> NDArray[np.float32]:
         """Returns what this worker sent: the residual before it is settled, or the copy."""
         if self._residuals is not None:
-            return self._residuals.sent(transfer.slots)
-        assert transfer.kept is not None
-        return transfer.kept
+            return self._residuals.sent(transfer.asked.slots)
+        assert transfer.sent.kept is not None
+        return transfer.sent.kept
 
     def rescale(self, factor: float) -> None:
         """Multiplies all residuals by a factor, after a loss scaler has changed its scale."""

@@ -1,16 +1,25 @@
-"""Handle: one transfer in progress, on whose end callers wait."""
+"""One transfer: AllReduce is the request, Engine carries it out, and Handle is waited on.
+
+`gradwire.transport.engines.SharedEngine` is the engine over real sockets, and
+`gradwire.sim.job.VirtualEngine` the one in virtual time.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
-from typing import ClassVar, NoReturn, SupportsIndex
+from dataclasses import dataclass
+from typing import ClassVar, NoReturn, Protocol, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gradwire.core.errors import TransferError
 from gradwire.core.plan import TransferPlan, TransferReport
+from gradwire.transport.threads import Stager
 
-__all__ = ["Connected", "Handle"]
+__all__ = ["AllReduce", "Connected", "Engine", "Handle"]
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +34,37 @@ class Connected:
             f"{type(self).__name__} objects are connected to the engine of their process and can "
             f"be neither copied nor pickled{self._instead}"
         )
+
+
+@dataclass(frozen=True, eq=False)
+class AllReduce:
+    """One worker's part of a transfer, checked and complete but for its number.
+
+    A communicator makes it, and an engine carries it out.
+
+    Attributes:
+        plan: The plan.
+        effective_bounds: Each region's bound after rounding down to whole chunks, for the report.
+        data: float32, the array; it belongs to the engine until the transfer is done.
+        lane: The lane, the same on all ranks.
+        step: The training step.
+        critical: uint32, the ids of chunks that must count; None for none.
+        priorities: uint8, the class of each chunk; None for one class.
+        stats: Up to eight statistics.
+        timeout_s: Longest duration in seconds.
+        timeout_from: Origin of the time-out, for errors.
+    """
+
+    plan: TransferPlan
+    effective_bounds: tuple[float, ...]
+    data: NDArray[np.float32]
+    lane: int
+    step: int
+    critical: NDArray[np.uint32] | None
+    priorities: NDArray[np.uint8] | None
+    stats: tuple[float, ...]
+    timeout_s: float
+    timeout_from: str
 
 
 class Handle(Connected):
@@ -124,3 +164,51 @@ class Handle(Connected):
             callback(self)
         except Exception:  # other callbacks wait for the same end
             log.exception("a callback of a transfer raised")
+
+
+class Engine(Protocol):
+    """What a communicator needs of its engine.
+
+    Attributes:
+        datagram: The agreed size of datagrams in bytes.
+        stager: The queue of transfers that start later than they are asked for.
+    """
+
+    datagram: int
+    stager: Stager
+
+    def start(self, request: AllReduce) -> Handle:
+        """Starts one op, numbered in the order of these calls in its lane.
+
+        The ranks start the ops of a lane in the same order, and those of different lanes in any.
+
+        Args:
+            request: What is asked for.
+
+        Returns:
+            The handle, which is ended with the op.
+
+        Raises:
+            TransferError: The engine has failed or is closed, or belongs to another process.
+        """
+
+    def numbers(self) -> list[int]:
+        """Returns the numbers that users of this engine have taken (`Communicator.take_number`)."""
+
+    def take_number(self, number: int) -> None:
+        """Takes a number that is free here."""
+
+    def return_number(self, number: int) -> None:
+        """Gives back a number that `take_number` took."""
+
+    def counters(self) -> dict[str, float]:
+        """Returns the engine's counters."""
+
+    def set_drop(self, rate: float, burst: float, seed: int) -> None:
+        """Injects loss of DATA packets in the receive path."""
+
+    def forget(self) -> None:
+        """Notes that a communicator is garbage; the engine stays open for the next one."""
+
+    def leave(self) -> None:
+        """Notes that a communicator was closed, and closes the engine with the last one."""

@@ -1,0 +1,110 @@
+"""Communicators over engines in virtual time, which take the place of those over sockets."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from torch.distributed import HashStore
+
+from gradwire.core.errors import GradwireError, TransferError
+from gradwire.core.plan import TransferPlan
+from gradwire.sim.fabric import NETWORK_A, Fabric
+from gradwire.sim.job import Job, VirtualEngine
+from gradwire.transport.communicator import Communicator
+from threads import at_once
+
+WORLD = 2
+
+
+class Pair:
+    """Two ranks over one fabric, with any number of communicators each."""
+
+    def __init__(self) -> None:
+        self.fabric = Fabric(WORLD, link=NETWORK_A)
+        self.engines = [VirtualEngine(self.fabric, rank) for rank in range(WORLD)]
+        self.store = HashStore()
+
+    def join(self) -> list[Communicator]:
+        """One more communicator of each rank."""
+        return [
+            Communicator(self.store, rank, WORLD, engine=engine)
+            for rank, engine in enumerate(self.engines)
+        ]
+
+    def numbered(self) -> list[Communicator]:
+        """One more communicator of each rank, in an order of its own."""
+        members = self.join()
+
+        def take(rank: int) -> int:
+            with contextlib.closing(members[rank].meeting("number")) as meeting:
+                return members[rank].take_number(meeting)
+
+        numbers = at_once(WORLD, take)
+        assert numbers[0] == numbers[1]
+        return members
+
+    def run(self) -> bool:
+        """Runs to the end of all that was started; returns whether everything ended."""
+        done = self.fabric.run(self.fabric.now + 60)
+        for engine in self.engines:
+            engine.collect()
+        return done
+
+
+def test_a_communicator_over_an_open_engine_meets_nobody() -> None:
+    pair = Pair()
+    members = pair.join()
+    arrays = [np.full(5000, rank + 1.0, np.float32) for rank in range(WORLD)]
+    handles = [m.all_reduce(a, step=3) for m, a in zip(members, arrays, strict=True)]
+    assert not any(handle.done() for handle in handles)
+    assert pair.run()
+    for handle, array in zip(handles, arrays, strict=True):
+        assert handle.report.step == 3
+        np.testing.assert_array_equal(array, np.full(5000, 3.0, np.float32))
+    assert members[0].counters()["packets_sent"] > 0
+
+
+def test_communicators_with_numbers_have_no_common_order_in_virtual_time_either() -> None:
+    pair = Pair()
+    first, second = pair.numbered(), pair.numbered()
+    small, large = TransferPlan.whole(300), TransferPlan.whole(5000)
+    handles = []
+    for rank, order in enumerate(([first, second], [second, first])):
+        for members in order:
+            plan = small if members is first else large
+            handles.append(members[rank].all_reduce(np.ones(plan.elements, np.float32), plan))
+    assert pair.run()
+    assert [handle.report.delivered for handle in handles] == [(1.0,)] * 4
+
+
+def test_a_number_that_was_returned_is_free_again() -> None:
+    pair = Pair()
+    members = pair.numbered()
+    for member in members:
+        member.return_number(0)
+    pair.numbered()
+    assert [engine.numbers() for engine in pair.engines] == [[0], [0]]
+
+
+def test_a_setting_decides_how_long_a_transfer_takes_at_most_in_virtual_time_too() -> None:
+    job = Job(WORLD, {"a.weight": 5000}, timeout=2.0)
+    handle = job.pipelines[0].communicator.all_reduce(np.ones(5000, np.float32), step=7)
+    job.fabric.run(5.0)  # rank 1 never starts its part
+    with pytest.raises(TransferError) as raised:
+        job.engines[0].collect()
+    assert (raised.value.step, raised.value.cause) == (7, "timeout")
+    assert not handle.done()
+
+
+def test_the_loss_of_a_virtual_network_is_that_of_its_links() -> None:
+    with pytest.raises(GradwireError, match="a virtual network loses what its links lose"):
+        Pair().join()[0].set_drop(0.5)
+
+
+def test_a_worker_alone_needs_no_engine_in_virtual_time_either() -> None:
+    job = Job(1, {"a.weight": 500}, "mlt", p=0.3)
+    gradient = np.arange(500, dtype=np.float32)
+    np.testing.assert_array_equal(job.step([gradient])[0], gradient)
+    assert job.fabric.now == 0.0
