@@ -26,8 +26,6 @@ inline constexpr size_t kHeaderBytes = 28;
 inline constexpr size_t kMinDatagram = 256;
 // Bytes: the UDP payload of a jumbo frame (MTU 9,000 less 28 of IPv4 and UDP).
 inline constexpr size_t kMaxDatagram = 8972;
-// Bytes on the wire beside a datagram's payload: Ethernet, IPv4, UDP.
-inline constexpr uint32_t kOverhead = 42;
 
 enum class Kind : uint8_t {
   push = 1,     // worker -> aggregator: one chunk of a worker's values

@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "proto/base/failure.h"
+#include "proto/base/overhead.h"
 #include "proto/base/time.h"
 #include "proto/base/zeroed.h"
 #include "proto/plan/lanes.h"
 #include "proto/plan/plan.h"
-#include "wire/packet.h"
 
 namespace gradwire {
 
@@ -45,7 +45,7 @@ struct EndpointConfig {
   std::vector<uint32_t> ranks;  // the workers' names in texts; empty: 0, 1, 2, …
 
   // The bytes on the wire of a full datagram.
-  uint32_t wire_bytes() const { return datagram_bytes + wire::kOverhead; }
+  uint32_t wire_bytes() const { return datagram_bytes + kOverhead; }
   uint16_t endpoints() const { return static_cast<uint16_t>(workers + servers); }
   uint16_t aggregators() const { return servers ? servers : workers; }
   bool aggregates() const { return servers == 0 || endpoint >= workers; }

@@ -139,7 +139,7 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   }
   const uint64_t number = wire::expand(header->packet_number, path.acks.largest() + 1);
   const Nanos queue = path.arriving.delay.sample(header->send_time_us, arrival, now);
-  const uint64_t bytes = datagram.size() + wire::kOverhead;
+  const uint64_t bytes = datagram.size() + kOverhead;
   if (path.arriving.batch.bytes == 0) scratch.arrived.push_back(path.peer);
   path.arriving.batch.add(queue, bytes);
   if (header->flags & wire::kOutOfCredit) receiver.window.limited();

@@ -161,7 +161,7 @@ void Endpoint::Impl::went(Path& path, const Train& train, bool probe, bool apart
     sender.probe_sent(train.total_bytes);
     return;
   }
-  const double bytes = train.total_bytes + wire::kOverhead * train.count;
+  const double bytes = train.total_bytes + kOverhead * train.count;
   sender.train_sent(bytes);
   apart ? path.hold.tokens.spend(bytes) : path.hold.tokens.clear();
   path.hold.held = false;

@@ -1,5 +1,7 @@
 #include "proto/recovery/recovery.h"
 
+#include "proto/base/overhead.h"
+
 namespace gradwire {
 
 namespace {
@@ -80,7 +82,7 @@ void Recovery::acknowledge(SentPacket& packet, Acked& acked) {
     largest_acked_ = packet.number;
     largest_acked_sent_ = packet.time;
   }
-  acked.bytes += packet.bytes + wire::kOverhead;
+  acked.bytes += packet.bytes + kOverhead;
   if (packet.state == SentPacket::State::flight) acked.in_flight += packet.bytes;
   sent_.settle(packet, SentPacket::State::acked);
 }
