@@ -50,13 +50,13 @@ PROTO_ROOMS = {
     "plan": ("base",),
     "recovery": ("base", "plan"),
     "congestion": ("base", "recovery"),
-    "push": ("base", "plan"),
-    "pull": ("base", "plan", "push"),
     "credit": ("base", "recovery", "congestion"),
     "sched": ("base", "plan"),
+    "push": ("base", "plan"),
+    "pull": ("base", "plan", "push"),
     "path": ("base", "plan", "recovery", "congestion", "credit"),
-    "endpoint": ("base", "plan", "recovery", "congestion", "credit", "sched", "push", "pull", "path"),
 }
+PROTO_ROOMS["endpoint"] = tuple(PROTO_ROOMS)
 # What the layers below io (and sim, which is virtual) must not see: clocks, sockets, random
 # sources, threads.
 IMPURE = re.compile(
