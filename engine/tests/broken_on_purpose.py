@@ -654,7 +654,7 @@ class Verdict:
     words: str = ""  # of the failed test
 
 
-def test(arguments: list[str], limit: float = LIMIT) -> Verdict:
+def test(arguments: list[str], limit: float) -> Verdict:
     """Runs pytest in the copy until a test fails, for `limit` seconds at most."""
     proof = WORK / "proof"
     proof.unlink(missing_ok=True)
@@ -750,7 +750,7 @@ def try_break(case: Break, intact_engine: str) -> Verdict:
                 return Verdict("", "it does not compile:\n" + complaint[-2000:])
             if engine_digest() == intact_engine and "test_layers" not in case.tests:
                 return Verdict("", "the engine is still the intact one: the change means nothing")
-        return test(case.tests.split())
+        return test(case.tests.split(), LIMIT)
 
 
 def main() -> int:
