@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "proto/base/time.h"
@@ -41,27 +42,30 @@ class PortDelay {
  public:
   explicit PortDelay(size_t paths) : paths_(paths) {}
 
+  // Now is the queue after a sample: its delay, and the number of paths in use.
+  struct Now {
+    Nanos delay;
+    uint64_t in_use;
+  };
   // Adds `bytes` of a path that have queued for `delay`. Each path samples a part of the shared
   // queue, so the more are in use, the faster each mean moves.
-  void add(size_t path, Nanos delay, uint64_t bytes, Nanos now) {
-    Mean& mean = paths_[path];
-    const double weight = now - mean.last > kFresh
+  Now add(size_t path, Nanos delay, uint64_t bytes, Nanos now) {
+    Mean& own = paths_[path];
+    const bool was_fresh = fresh(own, now);
+    uint64_t others = 0;
+    double least = std::numeric_limits<double>::infinity();
+    for (const Mean& mean : paths_) {
+      if (&mean == &own || !fresh(mean, now)) continue;
+      ++others;
+      least = std::min(least, mean.delay);
+    }
+    const uint64_t in_use = std::max<uint64_t>(1, others + was_fresh);
+    const double weight = now - own.last > kFresh
                               ? 1.0
-                              : std::min(1.0, static_cast<double>(bytes * in_use(now)) / kMemory);
-    mean.delay += (static_cast<double>(delay) - mean.delay) * weight;
-    mean.last = now;
-  }
-  // The number of paths in use; at least 1.
-  uint64_t in_use(Nanos now) const {
-    uint64_t count = 0;
-    for (const Mean& mean : paths_) count += fresh(mean, now);
-    return std::max<uint64_t>(1, count);
-  }
-  Nanos shared(Nanos now) const {
-    Nanos least = kNever;
-    for (const Mean& mean : paths_)
-      if (fresh(mean, now)) least = std::min(least, static_cast<Nanos>(mean.delay));
-    return least == kNever ? 0 : least;
+                              : std::min(1.0, static_cast<double>(bytes * in_use) / kMemory);
+    own.delay += (static_cast<double>(delay) - own.delay) * weight;
+    own.last = now;
+    return {static_cast<Nanos>(std::min(least, own.delay)), others + 1};
   }
 
  private:

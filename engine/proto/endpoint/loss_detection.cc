@@ -91,7 +91,8 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   if (scratch.acked.bytes == 0) return true;
   path.recovery.detect_losses(scratch.lost);
   packets_lost(path, now);
-  departing.add(path.peer, Nanos{ack.queue_us} * kMicrosecond, scratch.acked.bytes, now);
+  const PortDelay::Now port =
+      departing.add(path.peer, Nanos{ack.queue_us} * kMicrosecond, scratch.acked.bytes, now);
   SendController::Report report;
   report.bytes = scratch.acked.bytes;
   report.loss = path.loss_to.reported;
@@ -100,10 +101,10 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   const Rtt& rtt = path.recovery.rtt;
   report.round = rtt.round();
   report.rtprop = rtt.minimum();
-  report.queue = departing.shared(now);
+  report.queue = port.delay;
   // With one destination the queue may be at either end, and the receiver's credit already keeps
   // it short (or competes). The send window must not shrink for it a second time.
-  const bool alone = departing.in_use(now) == 1;
+  const bool alone = port.in_use == 1;
   if (alone && !long_path(rtt.minimum()))
     report.queue = std::min(report.queue, config.delay_target);
   if (!alone) report.last_sent = path.recovery.largest_acked_sent();

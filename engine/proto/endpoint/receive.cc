@@ -378,9 +378,9 @@ void Endpoint::Impl::flush(Nanos now) {
   for (const uint16_t peer : scratch.arrived) {
     Path& path = *paths[peer];
     Arriving& from = path.arriving;
-    receiver.delay.add(peer, from.batch.mean(), from.batch.bytes, now);
+    const Nanos queue = receiver.delay.add(peer, from.batch.mean(), from.batch.bytes, now).delay;
     const Rtt& rtt = path.recovery.rtt;
-    receiver.window.sample(from.batch.bytes, receiver.delay.shared(now), rtt.round(), rtt.minimum(),
+    receiver.window.sample(from.batch.bytes, queue, rtt.round(), rtt.minimum(),
                            from.loss.share(now) > kHeavyLoss, now);
     path.acks.queued(from.batch.delay, from.batch.bytes);
     from.batch = {};

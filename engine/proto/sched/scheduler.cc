@@ -22,6 +22,15 @@ void Scheduler::set_waiting(uint16_t to, uint64_t op, Waiting waiting) {
   }
 }
 
+void Scheduler::set_destination(uint16_t to, const Destination& now) {
+  const Destination& before = table_[to];
+  waiting_ += uint32_t{now.waits()} - uint32_t{before.waits()};
+  ready_ += uint32_t{now.ready()} - uint32_t{before.ready()};
+  const uint64_t bit = uint64_t{1} << (to % 64);
+  now.ready() ? ready_bits_[to / 64] |= bit : ready_bits_[to / 64] &= ~bit;
+  table_[to] = now;
+}
+
 uint16_t Scheduler::next_lane(uint16_t to, bool room) {
   Queue& queue = queues_[to];
   const uint64_t next_key = (uint64_t{queue.lane} + 1) << kLaneShift;
@@ -30,8 +39,11 @@ uint16_t Scheduler::next_lane(uint16_t to, bool room) {
     return entry.waiting.ready > 0 || (room && entry.waiting.early > 0);
   };
   auto next = std::find_if(after, queue.entries.end(), waits);
-  if (next == queue.entries.end()) next = std::find_if(queue.entries.begin(), after, waits);
-  if (next != queue.entries.end()) queue.lane = lane_of(op_of(next->key));
+  if (next == queue.entries.end()) {
+    next = std::find_if(queue.entries.begin(), after, waits);
+    if (next == after) return queue.lane;  // nothing waits
+  }
+  queue.lane = lane_of(op_of(next->key));
   return queue.lane;
 }
 

@@ -16,7 +16,8 @@ class Scheduler {
   static constexpr uint16_t kNowhere = UINT16_MAX;
   static constexpr uint64_t kNoOp = UINT64_MAX;
 
-  explicit Scheduler(size_t destinations) : queues_(destinations), table_(destinations) {}
+  explicit Scheduler(size_t destinations)
+      : queues_(destinations), table_(destinations), ready_bits_((destinations + 63) / 64) {}
 
   // ---- what waits
   // Waiting counts the chunks of one op for one destination. Early ones go only while there is room
@@ -42,8 +43,11 @@ class Scheduler {
     uint64_t credit = 0;   // packets that the receiver allows
     uint32_t probes = 0;   // packets that go without credit and window
     bool closed = true;    // nothing can be sent there now
+
+    bool waits() const { return !closed && backlog > 0; }
+    bool ready() const { return waits() && (credit > 0 || probes > 0); }
   };
-  void set_destination(uint16_t to, const Destination& now) { table_[to] = now; }
+  void set_destination(uint16_t to, const Destination& now);
   const Destination& destination(uint16_t to) const { return table_[to]; }
   struct Choice {
     uint16_t to = kNowhere;
@@ -56,25 +60,25 @@ class Scheduler {
   // `open`: the window admits a packet; `held(to)`: this destination's own pace holds it back.
   template <class Held>
   Choice choose(bool open, Held&& held) const {
-    Choice choice;
+    Choice choice{kNowhere, false, waiting_, waiting_ - ready_};
+    if (ready_ == 0) return choice;
     uint64_t most = 0;
-    const size_t count = table_.size();
-    for (size_t i = 0, to = first_; i < count; ++i, to = to + 1 == count ? 0 : to + 1) {
-      const Destination& at = table_[to];
-      if (at.closed || at.backlog == 0) continue;
-      ++choice.destinations;
-      if (at.probes) {
-        choice.to = static_cast<uint16_t>(to);
-        choice.probe = true;
-        return choice;
+    const size_t words = ready_bits_.size();
+    // The first word is met twice: its bits from first_ on, and at the end those before it.
+    for (size_t i = 0; i <= words; ++i) {
+      const size_t w = (first_ / 64 + i) % words;
+      const uint64_t before = (uint64_t{1} << (first_ % 64)) - 1;
+      uint64_t bits = ready_bits_[w];
+      if (i == 0) bits &= ~before;
+      if (i == words) bits &= before;
+      for (; bits; bits &= bits - 1) {
+        const auto to = static_cast<uint16_t>(w * 64 + static_cast<size_t>(__builtin_ctzll(bits)));
+        const Destination& at = table_[to];
+        if (at.probes) return {to, true, waiting_, waiting_ - ready_};
+        if (!open || held(to) || at.backlog <= most) continue;
+        choice.to = to;
+        most = at.backlog;
       }
-      if (at.credit == 0) {
-        ++choice.stalled;
-        continue;
-      }
-      if (!open || held(static_cast<uint16_t>(to)) || at.backlog <= most) continue;
-      choice.to = static_cast<uint16_t>(to);
-      most = at.backlog;
     }
     return choice;
   }
@@ -102,7 +106,12 @@ class Scheduler {
   }
 
   std::vector<Queue> queues_;       // by destination
-  std::vector<Destination> table_;  // by destination, side by side: all are read for each train
+  std::vector<Destination> table_;  // by destination
+  // By destination: it has a backlog, and credit or probes. Their number, and that of all with a
+  // backlog.
+  std::vector<uint64_t> ready_bits_;
+  uint32_t ready_ = 0;
+  uint32_t waiting_ = 0;
   size_t first_ = 0;
 };
 
