@@ -60,7 +60,7 @@ double Endpoint::Impl::unproven_rate(Nanos now) const {
 // nothing else can be sent, at the rate that the path is known to carry.
 void Endpoint::Impl::repeat(Nanos now) {
   due.repeat = kNever;
-  const double rate = sender.copy_rate(btlbw(), unproven_rate(now), now);
+  const double rate = sender.copy_rate(btlbw(), due.lossy_paths ? unproven_rate(now) : 0, now);
   double left = sender.copies(rate, now);
   if (due.lossy_paths == 0) return;
   const bool blocked = sender.room(now) <= 0;
