@@ -34,6 +34,8 @@ def test_a_packet_is_acknowledged_within_800_microseconds() -> None:
     acks.sent(800 * US)
     assert acks.next_timer() == NEVER
     assert not acks.due(SHORT, 1_000 * MS)
+    arrive(acks, 3, 1_000 * MS)
+    assert acks.next_timer() == 1_000 * MS + 800 * US
 
 
 def test_a_gap_is_acknowledged_at_once() -> None:
@@ -141,6 +143,15 @@ def test_the_bitmap_covers_the_span_twice_or_what_is_new(
     acks.sent(0)
     arrive(acks, 1 + new, 0)
     assert len(acks.fill(span, most, 0).bitmap) == words
+
+
+def test_arrivals_of_a_window_ago_are_not_taken_for_new_ones() -> None:
+    acks = Acknowledger()
+    for number in (5, 60_000, 65_545):
+        arrive(acks, number, 0)
+    assert not acks.seen(5 + 65_536)
+    arrive(acks, 10 + 2 * 65_536, 0)  # a jump of a whole window
+    assert not acks.seen(9 + 2 * 65_536)
 
 
 def test_numbers_older_than_the_window_count_as_seen() -> None:

@@ -150,6 +150,13 @@ def test_what_is_refused_is_not_lost() -> None:
     assert recovery.detect_losses() == [*refused, *lost(4, 5)]
 
 
+def test_a_refused_number_that_was_never_sent_means_nothing() -> None:
+    recovery = sending(4)
+    recovery.on_ack(ack_of([4], refused=900), MS)
+    assert not recovery.refused(MS)
+    assert recovery.detect_losses() == lost(1)
+
+
 def test_a_peer_counts_as_full_for_one_probe_time_out_after_it_refused_a_packet() -> None:
     recovery = sending(2)
     assert not recovery.refused(MS)
@@ -211,6 +218,16 @@ def test_the_ack_of_a_probed_packet_counts_although_it_was_sent_again() -> None:
     recovery = sending(1)
     recovery.on_timeout(LONG_AGO, INITIAL)
     assert recovery.on_ack(ack_of([1]), INITIAL + MS) == (True, [1], WIRE, 0, 1)
+
+
+def test_the_late_ack_of_a_probed_packet_is_known_after_thousands_of_others() -> None:
+    recovery = sending(1)
+    recovery.on_timeout(LONG_AGO, INITIAL)
+    for number in range(2, 8_194):
+        recovery.send(INITIAL)
+        recovery.on_ack(ack_of([number]), INITIAL)
+    last_word = [0] * 127 + [1 << 63]
+    assert recovery.on_ack(Ack(8_192, last_word), INITIAL) == (True, [1], WIRE, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +303,10 @@ def test_waiting_for_credit_has_a_time_out_too() -> None:
     assert recovery.on_timeout(LONG_AGO, 5 * MS + INITIAL) == (True, [])
     assert recovery.probes() == 2
     recovery.feed()
+    assert not recovery.waiting()
+    recovery.starve(SECOND)
+    recovery.send(SECOND)  # there was credit
+    recovery.on_ack(ack_of([1]), SECOND + MS)
     assert not recovery.waiting()
 
 
@@ -413,13 +434,12 @@ def test_a_path_is_long_above_five_milliseconds() -> None:
 def test_an_ack_samples_the_round_trip_time_of_its_largest_packet_alone() -> None:
     recovery = sending(1)
     recovery.send(10 * MS)
-    recovery.on_ack(ack_of([1, 2]), 12 * MS)
+    recovery.on_ack(ack_of([1, 2], delay_us=1_000), 12 * MS)
     assert recovery.rtt.minimum() == 2 * MS
-    # The largest packet is known already; the time of packet 3 says nothing about this ACK.
+    # The largest is refused, and nothing is known of the others' arrival.
     recovery.send(12 * MS)
     recovery.send(12 * MS)
-    recovery.on_ack(ack_of([4]), 15 * MS)
-    recovery.on_ack(ack_of([3, 4]), 13 * MS)
+    assert recovery.on_ack(Ack(4, [0b10], refused=4), 13 * MS)[1] == [3]
     assert recovery.rtt.minimum() == 2 * MS
 
 
