@@ -37,12 +37,12 @@ def test_a_queue_is_the_delay_above_the_smallest_whatever_the_clocks(offset_us: 
         assert delay.sample((sent_us + offset_us) % 2**32, now, now) == queue
 
 
-def test_after_a_long_pause_the_smallest_delay_is_learnt_anew() -> None:
+@pytest.mark.parametrize(("pause", "queue"), [(9 * SECOND, 3 * MS), (11 * SECOND, 0)])
+def test_after_a_long_pause_the_smallest_delay_is_learnt_anew(pause: int, queue: int) -> None:
     delay = QueueDelay()
     delay.sample(0, 500 * US, 500 * US)
-    for pause, queue in [(9 * SECOND, 3 * MS), (30 * SECOND, 0)]:  # clocks that drift apart
-        now = pause + 500 * US + 3 * MS
-        assert delay.sample(pause // US, now, now) == queue
+    now = pause + 500 * US + 3 * MS  # 3 ms by which the clocks may have drifted apart
+    assert delay.sample(pause // US, now, now) == queue
 
 
 def test_a_port_has_the_smallest_delay_of_the_paths_in_use() -> None:
@@ -223,7 +223,7 @@ def test_a_steady_rate_is_known_soon() -> None:
 def test_pauses_between_bursts_lower_no_rate() -> None:
     meter = RateMeter()
     now = MS
-    for _ in range(20):
+    for _ in range(40):
         now = deliver(meter, 125e6, now, 30 * MS) + 500 * MS
     assert meter.bytes_per_second() == pytest.approx(125e6, rel=0.03)
 

@@ -172,7 +172,6 @@ def test_a_stalled_sender_gets_no_credit_until_there_is_room_again() -> None:
         (100, 100, 49, False),  # more than half of the share is left
         (100, 100, 50, True),
         (0, 6, 5, False),  # without a backlog the next ACK is soon enough
-        (100, 149, 50, False),  # the ACK would bring one packet only
     ],
 )
 def test_an_ack_goes_at_once_when_a_sender_may_run_out_of_credit(
@@ -183,6 +182,15 @@ def test_an_ack_goes_at_once_when_a_sender_may_run_out_of_credit(
     receiver.pool.ask(credit, demand)
     credit.granted_sent = sent
     assert receiver.pool.share(credit, window_of(300), WIRE, largest=largest) == hurry
+
+
+@pytest.mark.parametrize(("demand", "hurry"), [(2, False), (3, True)])
+def test_no_ack_goes_at_once_for_one_more_packet(demand: int, hurry: bool) -> None:
+    receiver = Receiver(24)
+    credit = receiver.credits[0]
+    receiver.pool.ask(credit, demand)
+    credit.granted_sent = 51
+    assert receiver.pool.share(credit, window_of(300), WIRE, largest=50) == hurry
 
 
 @pytest.mark.parametrize(

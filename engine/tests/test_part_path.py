@@ -2,6 +2,7 @@
 control frames.
 """
 
+import heapq
 import random
 
 import pytest
@@ -88,6 +89,7 @@ FIRST_SIX = [0, 10, 20, 30, 50, 90]
         (True, True, True, False, [0]),
         # Nor may one that was never here, or any after a failure.
         (False, False, False, False, [0, 10, 20]),
+        (False, True, False, False, [0, 10, 20]),
         (True, False, True, True, [0, 10, 20]),
         (True, True, True, True, [0]),
     ],
@@ -151,7 +153,7 @@ def test_started_ops_are_known_lane_by_lane() -> None:
 
 # ---------------------------------------------------------------------------- datagram length
 
-ROUND = MS
+ROUND = 20 * MS
 
 
 def test_a_reported_length_lowers_the_limit_at_once_and_none_raises_it() -> None:
@@ -200,16 +202,23 @@ def test_one_ack_of_the_longest_ends_the_suspicion() -> None:
 
 
 def try_path(agreed: int, carries: int, loss: float, rng: random.Random) -> tuple[int, float]:
-    """A trial on a path; the limit after at most 20 s, and the seconds that it took."""
+    """A trial on a path; the limit after at most 20 s, and the seconds that it took.
+
+    Answers take up to three rounds and overtake each other.
+    """
     limit = PathLimit(agreed)
     limit.try_out(0, 5 * MS)
+    answers: list[tuple[int, int]] = []  # (time, stamp)
     now = stamp = 0
     while limit.on_trial() and now < 20 * SECOND:
         now = max(now + 1, limit.next_ping())
+        while answers and answers[0][0] <= now:
+            time, answered = heapq.heappop(answers)
+            limit.answered(answered, time, ROUND)
         stamp += 1
         length = limit.ping(now, stamp)
         if 0 < length <= carries and rng.random() >= loss:
-            limit.answered(stamp, now + ROUND, ROUND)
+            heapq.heappush(answers, (now + rng.randrange(ROUND, 3 * ROUND), stamp))
     return limit.bytes(), now / SECOND
 
 
@@ -230,7 +239,23 @@ def test_a_trial_finds_the_longest_usual_length_that_a_path_carries(
 @pytest.mark.parametrize("loss", [0.0, 0.5, 0.9])
 def test_loss_alone_never_lowers_the_limit(loss: float) -> None:
     for seed in range(50):
-        assert try_path(1_472, 1_472, loss, random.Random(seed))[0] == 1_472, f"seed {seed}"
+        limit, took = try_path(1_472, 1_472, loss, random.Random(seed))
+        assert limit == 1_472, f"seed {seed}"
+        assert took < 20, f"seed {seed}"  # an answer to one of the longest ends the trial
+
+
+def test_the_longest_must_have_had_time_for_an_answer_before_the_limit_falls() -> None:
+    limit = PathLimit(1_472)
+    limit.try_out(0, 5 * MS)
+    fell = 0
+    for stamp in range(10_000):
+        now = limit.next_ping()
+        length = limit.ping(now, stamp)
+        if 0 < length <= 1_400 and limit.answered(stamp, now, SECOND):
+            fell = now
+            break
+    assert 2 * SECOND < fell < 3 * SECOND
+    assert limit.bytes() == 1_392
 
 
 def test_a_peer_that_answers_nothing_never_lowers_the_limit_and_is_asked_more_rarely() -> None:

@@ -145,37 +145,38 @@ def test_a_lost_chunk_waits_until_the_ledger_has_room_for_it() -> None:
 
 
 COURSE = st.lists(
-    st.tuples(st.sampled_from(["send", "acked", "lost", "probe"]), st.integers(0, 19)), max_size=120
+    st.tuples(st.sampled_from(["send", "acked", "lost", "probe"]), st.integers(0, 19)), max_size=80
 )
 
 
-@given(COURSE, st.sampled_from([0.0, 0.1, 0.3, 0.5]))
+@given(st.integers(0, 20), COURSE, st.sampled_from([0.0, 0.1, 0.3, 0.5]))
 def test_a_ledger_forgives_its_bound_at_most_and_no_chunk_gets_out_of_sight(
-    events: list[tuple[str, int]], bound: float
+    first: int, events: list[tuple[str, int]], bound: float
 ) -> None:
     push = push_of((12, bound), (8, 0.25), spend="lost", critical=[0, 13])
-    bounds = [bound] * 12 + [0.25] * 8
+    bounds = [(0, 12, bound), (12, 20, 0.25)]
     acked: set[int] = set()
     forgiven: set[int] = set()
-    flight: set[int] = set()
-    for what, chunk in events:
+    flight = set(send(push, first))
+    for what, which in events:
         if what == "send":
-            for number in map(abs, send(push, 1)):
-                assert number not in acked | forgiven | flight
-                flight.add(number)
-        elif what == "acked" and chunk in flight:
-            push.acked(chunk)
-            acked.add(chunk)
-            flight.discard(chunk)
-        elif what in ("lost", "probe") and chunk in flight:
-            push.lost(chunk, Again.lost if what == "lost" else Again.probe)
-            flight.discard(chunk)
+            for chunk in map(abs, send(push, 1)):
+                assert chunk not in acked | forgiven | flight
+                flight.add(chunk)
+        elif flight:
+            chunk = sorted(flight)[which % len(flight)]
+            flight.remove(chunk)
+            if what == "acked":
+                push.acked(chunk)
+                acked.add(chunk)
+            else:
+                push.lost(chunk, Again.lost if what == "lost" else Again.probe)
         forgiven |= set(push.take_forgiven())
         assert not forgiven & {0, 13}
-        for first, end in ((0, 12), (12, 20)):
-            given_up = sum(first <= each < end for each in forgiven)
-            arrived = sum(first <= each < end for each in acked)
-            assert given_up <= bounds[first] * (arrived + given_up) + 1e-9
+        for begin, end, most in bounds:
+            given_up = sum(begin <= each < end for each in forgiven)
+            arrived = sum(begin <= each < end for each in acked)
+            assert given_up <= most * (arrived + given_up) + 1e-9
         assert push.backlog() == 20 - len(acked) - len(forgiven) - len(flight)
         assert push.settled() == (len(acked) + len(forgiven) == 20)
 
@@ -198,6 +199,11 @@ def test_an_eager_push_sends_one_minus_the_bound_of_each_region_and_the_critical
     for chunk in sent:
         push.acked(chunk)
     assert push.settled()
+
+
+def test_critical_chunks_are_sent_even_if_fewer_would_do() -> None:
+    push = push_of((10, 0.5), critical=range(9), spend="anything", schedule=EAGER)
+    assert send(push) == list(range(9))
 
 
 def test_spares_go_in_place_of_doubted_chunks_once_something_was_declared_lost() -> None:
@@ -394,6 +400,24 @@ def test_a_region_waits_for_its_worker_to_open_and_for_its_critical_chunks() -> 
     assert sums.closed(2 * MS) == []
     sums.add(9, now=3 * MS)
     assert sums.closed(3 * MS) == [0]
+
+
+def test_before_its_worker_opens_no_region_closes_whatever_the_clock() -> None:
+    sums = Sums(spend="late", schedule=[("first_arrival", "worker", 0, 0.7)])
+    sums.add(*range(8))
+    assert sums.closed(MS) == []
+    sums.open(2 * MS)
+    assert sums.closed(2 * MS) == [0]
+
+
+def test_the_last_worker_to_start_a_clock_of_all_closes_the_regions_of_the_others() -> None:
+    sums = Sums(workers=2, spend="late", schedule=[("first_arrival", "all", 0, 0.7)])
+    for worker in (0, 1):
+        sums.open(worker=worker)
+    sums.add(*range(8), worker=0)
+    assert sums.sums.take_stops() == []
+    sums.add(0, worker=1)
+    assert sums.sums.take_stops() == [(0, 0)]
 
 
 def test_a_region_with_bound_zero_never_closes_early() -> None:
