@@ -165,7 +165,7 @@ def test_numbers_older_than_the_window_count_as_seen() -> None:
     ]
 
 
-@given(st.lists(st.tuples(st.integers(1, 300), st.booleans()), min_size=1, max_size=200))
+@given(st.lists(st.tuples(st.integers(1, 300), st.booleans()), min_size=20, max_size=200))
 def test_exactly_what_has_arrived_is_seen_and_acknowledged(
     arrivals: list[tuple[int, bool]],
 ) -> None:

@@ -57,7 +57,11 @@ TIMES = st.one_of(st.integers(0, 20), st.just(NEVER))
 
 @given(
     st.integers(1, 70),
-    st.lists(st.tuples(st.sampled_from(["set", "grow"]), st.integers(0, 139), TIMES), max_size=60),
+    st.lists(
+        st.tuples(st.sampled_from(["set", "grow"]), st.integers(0, 139), TIMES),
+        min_size=20,
+        max_size=60,
+    ),
     st.integers(0, 20),
 )
 def test_an_agenda_finds_what_a_walk_over_all_times_finds(

@@ -93,7 +93,7 @@ def test_the_senders_together_get_the_window_and_the_standing_credit_at_most(
     assert 2_000 - senders <= together <= 2_000 + senders * receiver.standing
 
 
-@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 65_535)), max_size=60))
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 65_535)), min_size=10, max_size=60))
 def test_after_any_course_of_demands_shares_are_those_of_the_last_ones(
     asks: list[tuple[int, int]],
 ) -> None:
@@ -109,9 +109,9 @@ def test_after_any_course_of_demands_shares_are_those_of_the_last_ones(
 def test_on_a_long_path_half_of_the_window_is_granted_unasked() -> None:
     receiver = Receiver(4)
     window = window_of(800)
-    for rtprop, share in [(5 * MS, 6), (40 * MS, 100)]:
+    for rtprop, share, part in [(5 * MS, 6, 6), (40 * MS, 100, (800 - 24) // 4)]:
         receiver.pool.share(receiver.credits[0], window, WIRE, rtprop=rtprop)
-        assert receiver.credits[0].share == share
+        assert (receiver.credits[0].share, receiver.credits[0].part) == (share, part)
 
 
 def emptied_by_loss() -> DelayWindow:

@@ -308,6 +308,7 @@ def test_frames_beyond_the_slots_wait_for_one() -> None:
 
 FRAMES = st.lists(
     st.tuples(st.sampled_from(["push", "take", "lost", "acked"]), st.integers(0, 10_000)),
+    min_size=30,
     max_size=100,
 )
 

@@ -144,8 +144,24 @@ def test_a_lost_chunk_waits_until_the_ledger_has_room_for_it() -> None:
     assert push.backlog() == 0
 
 
+def test_the_ledger_counts_what_was_forgiven_before() -> None:
+    push = push_of((10, 0.3), spend="lost")
+    send(push)
+    for chunk in range(3):
+        push.acked(chunk)
+    push.lost(8, Again.lost)
+    push.lost(9, Again.lost)
+    assert push.take_forgiven() == [8]
+    push.acked(3)
+    assert push.take_forgiven() == []  # two of six would be a third
+    push.acked(4)
+    assert push.take_forgiven() == [9]
+
+
 COURSE = st.lists(
-    st.tuples(st.sampled_from(["send", "acked", "lost", "probe"]), st.integers(0, 19)), max_size=80
+    st.tuples(st.sampled_from(["send", "acked", "lost", "probe"]), st.integers(0, 19)),
+    min_size=30,
+    max_size=80,
 )
 
 

@@ -354,6 +354,7 @@ EVENTS = st.lists(
         st.tuples(st.just("time-out"), st.integers(0, 60)),
         st.tuples(st.just("repeat"), st.integers(0, 20)),
     ),
+    min_size=15,
     max_size=40,
 )
 

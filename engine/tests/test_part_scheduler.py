@@ -148,6 +148,7 @@ CHANGES = st.lists(
         st.integers(0, 3),
         st.integers(0, 3),
     ),
+    min_size=20,
     max_size=40,
 )
 

@@ -128,6 +128,18 @@ def test_a_long_path_alone_is_paced_at_its_receivers_window_in_a_round() -> None
     assert rate == pytest.approx(1.25 * 32 * WIRE / 0.04, rel=0.1)
 
 
+@pytest.mark.parametrize(("window", "grows"), [(20 * WIRE, False), (1_000 * WIRE, True)])
+def test_on_a_long_path_alone_the_window_grows_where_it_is_the_limit(
+    window: int, grows: bool
+) -> None:
+    sender = SendController(WIRE, TARGET)
+    before = sender.window().bytes()
+    for step in range(1, 10):
+        sender.pace(0, step * MS, window=window, **FAR)
+        sender.on_ack(bytes=WIRE, round=40 * MS, rtprop=40 * MS, now=step * MS)
+    assert (sender.window().bytes() > before) == grows
+
+
 # ---------------------------------------------------------------------------- trains
 
 

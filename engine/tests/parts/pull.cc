@@ -48,6 +48,7 @@ void bind_pull(nb::module_& module) {
       .def("forget", &PullSender::forget, "chunk"_a)
       .def("in_flight", &PullSender::in_flight, "chunk"_a)
       .def("acked_count", &PullSender::acked_count)
+      .def("passes", &PullSender::passes, nb::rv_policy::reference_internal)
       .def("seal", &PullSender::seal)
       .def("stop_region", &PullSender::stop_region, "region"_a)
       .def("settled", &PullSender::settled);
