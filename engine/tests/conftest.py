@@ -1,4 +1,4 @@
-"""Makes engine/tests/scenarios.py importable."""
+"""Makes the helpers of this folder and the module _parts importable."""
 
 import sys
 from pathlib import Path

@@ -1,0 +1,109 @@
+#include "proto/congestion/circuit_breaker.h"
+#include "proto/congestion/competition.h"
+#include "proto/congestion/delay_window.h"
+#include "proto/congestion/ecn.h"
+#include "proto/congestion/queue_delay.h"
+#include "proto/congestion/rate_meter.h"
+#include "proto/congestion/send_controller.h"
+#include "tests/parts/parts.h"
+
+namespace gradwire::parts {
+
+void bind_congestion(nb::module_& module) {
+  nb::class_<QueueDelay>(module, "QueueDelay")
+      .def(nb::init<>())
+      .def("sample", &QueueDelay::sample, "sent_us"_a, "arrival"_a, "now"_a);
+  nb::class_<PortDelay>(module, "PortDelay")
+      .def(nb::init<size_t>(), "paths"_a)
+      .def("add", &PortDelay::add, "path"_a, "delay"_a, "bytes"_a, "now"_a)
+      .def("in_use", &PortDelay::in_use, "now"_a)
+      .def("shared", &PortDelay::shared, "now"_a);
+  nb::class_<RateMeter>(module, "RateMeter")
+      .def(nb::init<>())
+      .def("add", &RateMeter::add, "bytes"_a, "now"_a, "lossy"_a = false, "sent"_a = 0)
+      .def("bytes_per_second", &RateMeter::bytes_per_second)
+      .def("proven", &RateMeter::proven);
+  nb::class_<Competition>(module, "Competition")
+      .def(nb::init<>())
+      .def("observe", &Competition::observe, "bytes"_a, "epoch"_a, "delay"_a, "target"_a, "slow"_a,
+           "now"_a)
+      .def("abandon", &Competition::abandon, "now"_a)
+      .def("competes", &Competition::competes)
+      .def("trying", &Competition::trying);
+  nb::class_<CircuitBreaker>(module, "CircuitBreaker")
+      .def(nb::init<>())
+      .def("sent", &CircuitBreaker::sent, "bytes"_a, "told"_a)
+      .def("lost", &CircuitBreaker::lost)
+      .def("tick", &CircuitBreaker::tick, "now"_a)
+      .def("factor", &CircuitBreaker::factor);
+  nb::class_<EcnSeen>(module, "EcnSeen")
+      .def(nb::init<>())
+      .def_ro("ect0", &EcnSeen::ect0)
+      .def_ro("ce", &EcnSeen::ce)
+      .def("add", &EcnSeen::add, "ecn"_a);
+  nb::class_<EcnPath>(module, "EcnPath")
+      .def(nb::init<>())
+      .def("capable", &EcnPath::capable)
+      .def("failed", &EcnPath::failed)
+      .def("off", &EcnPath::off)
+      .def("sent", &EcnPath::sent)
+      .def("acked", &EcnPath::acked, "ect"_a)
+      .def("timed_out", &EcnPath::timed_out, "in_a_row"_a)
+      .def("told", &EcnPath::told, "ect0"_a, "ce"_a);
+
+  nb::class_<DelayWindow>(module, "DelayWindow")
+      .def(nb::init<double, double, double, Nanos>(), "initial"_a, "minimum"_a, "buffer"_a,
+           "target"_a)
+      .def("bytes", &DelayWindow::bytes)
+      .def("target", &DelayWindow::target)
+      .def("queue_delay", &DelayWindow::queue_delay)
+      .def("ramps", &DelayWindow::ramps)
+      .def("stretch", nb::overload_cast<double>(&DelayWindow::stretch, nb::const_), "loss"_a)
+      .def("rate", &DelayWindow::rate)
+      .def("sample", &DelayWindow::sample, "bytes"_a, "queue"_a, "round"_a, "rtprop"_a, "lossy"_a,
+           "now"_a, "sent"_a = 0)
+      .def("marked", &DelayWindow::marked)
+      .def("lost", nb::overload_cast<>(&DelayWindow::lost))
+      .def("limited", &DelayWindow::limited);
+
+  using Report = SendController::Report;
+  using LongPaths = SendController::LongPaths;
+  nb::class_<SendController>(module, "SendController")
+      .def(nb::init<uint32_t, Nanos, bool>(), "wire_bytes"_a, "delay_target"_a, "pacing"_a = true)
+      .def("window", &SendController::window, nb::rv_policy::reference_internal)
+      .def("throttled", &SendController::throttled)
+      .def("on_sent", &SendController::on_sent, "bytes"_a, "now"_a)
+      .def("on_left", &SendController::on_left, "bytes"_a)
+      .def("on_lost", &SendController::on_lost)
+      .def("add_loss", &SendController::add_loss, "bytes"_a, "loss"_a, "now"_a)
+      .def(
+          "on_ack",
+          [](SendController& self, uint64_t bytes, double loss, double windows, Nanos queue,
+             Nanos round, Nanos rtprop,
+             Nanos now) { self.on_ack(Report{bytes, loss, windows, queue, round, rtprop}, now); },
+          nb::kw_only(), "bytes"_a, "loss"_a = 0.0, "windows"_a = 0.0, "queue"_a = 0, "round"_a,
+          "rtprop"_a, "now"_a)
+      .def("marked", &SendController::marked, "sent"_a, "now"_a)
+      .def("on_timer", &SendController::on_timer, "now"_a)
+      .def(
+          "pace",
+          [](SendController& self, double rate, Nanos now, double unproven, uint32_t far,
+             Nanos rtprop, Nanos round, double window) {
+            self.pace(LongPaths{far, rtprop, round, window}, rate, unproven, now);
+          },
+          "rate"_a, "now"_a, nb::kw_only(), "unproven"_a = 0.0, "far"_a = 0, "rtprop"_a = 0,
+          "round"_a = 0, "window"_a = 0.0)
+      .def("led_by_receiver", &SendController::led_by_receiver)
+      .def("room", &SendController::room, "now"_a)
+      .def("limited", &SendController::limited)
+      .def("quantum", &SendController::quantum)
+      .def("wait", &SendController::wait, "several"_a, "now"_a)
+      .def("train_sent", &SendController::train_sent, "bytes"_a)
+      .def("probe_sent", &SendController::probe_sent, "bytes"_a)
+      .def("hold", &SendController::hold, "tokens"_a, "window"_a, "round"_a, "now"_a)
+      .def("copy_rate", &SendController::copy_rate, "rate"_a, "unproven"_a, "now"_a)
+      .def("copies", &SendController::copies, "per_second"_a, "now"_a)
+      .def("unproven_rate", &SendController::unproven_rate, "windows"_a, "round"_a);
+}
+
+}  // namespace gradwire::parts

@@ -1,0 +1,173 @@
+#include <array>
+#include <tuple>
+#include <vector>
+
+#include "proto/recovery/acknowledger.h"
+#include "proto/recovery/loss_meter.h"
+#include "proto/recovery/recovery.h"
+#include "tests/parts/parts.h"
+#include "wire/packet.h"
+
+namespace gradwire::parts {
+namespace {
+
+// A packet with its fields; its number is the next one.
+void send(Recovery& self, Nanos now, wire::Kind kind, uint16_t bytes, bool recovers) {
+  SentPacket& packet = self.add();
+  packet.kind = kind;
+  packet.bytes = bytes;
+  packet.recovers = recovers;
+  self.on_sent(packet, now);
+}
+
+auto numbers(const std::vector<Recovery::Lost>& lost) {
+  std::vector<std::tuple<uint64_t, Again>> out;
+  for (const Recovery::Lost& each : lost) out.emplace_back(each.packet.number, each.why);
+  return out;
+}
+
+wire::Ack make_ack(uint32_t largest, const std::vector<uint64_t>& bitmap, uint32_t refused,
+                   uint32_t delay_us) {
+  wire::Ack ack{};
+  ack.largest = largest;
+  ack.refused = refused;
+  ack.delay_us = delay_us;
+  ack.words = static_cast<uint16_t>(bitmap.size());
+  std::copy(bitmap.begin(), bitmap.end(), ack.bitmap);
+  return ack;
+}
+
+}  // namespace
+
+void bind_recovery(nb::module_& module) {
+  nb::enum_<wire::Kind>(module, "Kind")
+      .value("push", wire::Kind::push)
+      .value("pull", wire::Kind::pull)
+      .value("close", wire::Kind::close);
+
+  nb::class_<wire::Ack>(module, "Ack")
+      .def(
+          "__init__",
+          [](wire::Ack* self, uint32_t largest, const std::vector<uint64_t>& bitmap,
+             uint32_t refused, uint32_t delay_us) {
+            new (self) wire::Ack(make_ack(largest, bitmap, refused, delay_us));
+          },
+          "largest"_a, "bitmap"_a, nb::kw_only(), "refused"_a = 0, "delay_us"_a = 0)
+      .def_ro("largest", &wire::Ack::largest)
+      .def_ro("refused", &wire::Ack::refused)
+      .def_ro("delay_us", &wire::Ack::delay_us)
+      .def_ro("queue_us", &wire::Ack::queue_us)
+      .def_prop_ro("bitmap", [](const wire::Ack& ack) {
+        return std::vector<uint64_t>(ack.bitmap, ack.bitmap + ack.words);
+      });
+
+  module.def("long_path", &long_path, "rtprop"_a);
+  nb::class_<Rtt>(module, "Rtt")
+      .def(nb::init<>())
+      .def("sample", &Rtt::sample, "latest"_a, "ack_delay"_a, "now"_a)
+      .def("any", &Rtt::any)
+      .def("smoothed", &Rtt::smoothed)
+      .def("round", &Rtt::round)
+      .def("minimum", &Rtt::minimum)
+      .def("probe_timeout", &Rtt::probe_timeout);
+
+  nb::class_<LossMeter>(module, "LossMeter")
+      .def(nb::init<>())
+      .def("add", &LossMeter::add, "lost"_a, "arrived"_a, "now"_a)
+      .def("late", &LossMeter::late)
+      .def("share", &LossMeter::share, "now"_a);
+
+  nb::class_<Recovery>(module, "Recovery")
+      .def(nb::init<>())
+      .def_ro("rtt", &Recovery::rtt)
+      .def("next", &Recovery::next)
+      .def("lowest", &Recovery::lowest)
+      .def("in_flight", nb::overload_cast<>(&Recovery::in_flight, nb::const_))
+      .def("full", &Recovery::full)
+      .def("send", &send, "now"_a, "kind"_a = wire::Kind::push, "bytes"_a = 1'000,
+           "recovers"_a = true)
+      .def(
+          "on_ack",
+          [](Recovery& self, const wire::Ack& ack, Nanos now) {
+            Recovery::Acked acked;
+            const bool valid = self.on_ack(ack, now, acked);
+            std::vector<uint64_t> packets;
+            for (const SentPacket& packet : acked.packets) packets.push_back(packet.number);
+            return std::tuple(valid, packets, acked.bytes, acked.in_flight, acked.spurious);
+          },
+          "ack"_a, "now"_a)
+      .def("detect_losses",
+           [](Recovery& self) {
+             std::vector<Recovery::Lost> lost;
+             self.detect_losses(lost);
+             return numbers(lost);
+           })
+      .def("largest_acked", &Recovery::largest_acked)
+      .def("refused", &Recovery::refused, "now"_a)
+      .def("forget_reordering", &Recovery::forget_reordering)
+      .def("waiting", &Recovery::waiting)
+      .def("next_timeout", &Recovery::next_timeout, "heard"_a, "now"_a)
+      .def(
+          "on_timeout",
+          [](Recovery& self, Nanos heard, Nanos now, bool more, bool throttled) {
+            std::vector<Recovery::Lost> lost;
+            const bool due = self.on_timeout(heard, more, throttled, now, lost);
+            return std::tuple(due, numbers(lost));
+          },
+          "heard"_a, "now"_a, nb::kw_only(), "more"_a = false, "throttled"_a = false)
+      .def("timeouts", &Recovery::timeouts)
+      .def("probes", &Recovery::probes)
+      .def("end_probes", &Recovery::end_probes)
+      .def("starve", &Recovery::starve, "now"_a)
+      .def("feed", &Recovery::feed)
+      .def(
+          "repeat_control",
+          [](Recovery& self, Nanos after, Nanos now) {
+            std::vector<Recovery::Lost> lost;
+            const Nanos next = self.repeat_control(after, now, lost);
+            return std::tuple(next, numbers(lost));
+          },
+          "after"_a, "now"_a)
+      .def("forget_control", &Recovery::forget_control)
+      .def(
+          "repeat_data",
+          [](Recovery& self, Nanos after, double copies, double per_second, Nanos now) {
+            std::vector<Recovery::Lost> lost;
+            bool short_of = false;
+            const Nanos next = self.repeat_data(after, copies, per_second, short_of, now, lost);
+            return std::tuple(next, numbers(lost), copies, short_of);
+          },
+          "after"_a, "copies"_a, "per_second"_a, "now"_a)
+      .def(
+          "give_up_longer",
+          [](Recovery& self, uint32_t bytes) {
+            std::vector<Recovery::Lost> lost;
+            self.give_up_longer(bytes, lost);
+            return numbers(lost);
+          },
+          "bytes"_a);
+
+  nb::class_<Acknowledger>(module, "Acknowledger")
+      .def(nb::init<>())
+      .def("largest", &Acknowledger::largest)
+      .def("seen", &Acknowledger::seen, "number"_a)
+      .def("arrived", &Acknowledger::arrived, "now"_a)
+      .def("record", &Acknowledger::record, "number"_a, "refused"_a, "arrival"_a)
+      .def("hurry", &Acknowledger::hurry)
+      .def("after", &Acknowledger::after, "packets"_a)
+      .def("at", &Acknowledger::at, "time"_a)
+      .def("queued", &Acknowledger::queued, "delay"_a, "bytes"_a)
+      .def("next_timer", &Acknowledger::next_timer)
+      .def("due", &Acknowledger::due, "rtprop"_a, "now"_a)
+      .def(
+          "fill",
+          [](Acknowledger& self, uint64_t span, uint64_t most_words, Nanos now) {
+            wire::Ack ack{};
+            self.fill(ack, span, most_words, now);
+            return ack;
+          },
+          "span"_a, "most_words"_a, "now"_a)
+      .def("sent", &Acknowledger::sent, "now"_a);
+}
+
+}  // namespace gradwire::parts

@@ -1,0 +1,185 @@
+"""Acknowledger, without an endpoint: arrivals in, the times and contents of ACKs out."""
+
+import pytest
+from _parts import NEVER, Acknowledger
+from hypothesis import given
+from hypothesis import strategies as st
+
+from part_kit import MS, US
+
+SHORT, LONG = 100 * US, 40 * MS  # round-trip times of paths
+
+
+def arrive(acks: Acknowledger, number: int, now: int, *, refused: bool = False) -> None:
+    acks.arrived(now)
+    acks.record(number, refused, now)
+
+
+def members(largest: int, bitmap: list[int]) -> set[int]:
+    bits = sum(word << (64 * i) for i, word in enumerate(bitmap))
+    return {largest - back for back in range(largest) if bits >> back & 1}
+
+
+# ---------------------------------------------------------------------------- when
+
+
+def test_a_packet_is_acknowledged_within_800_microseconds() -> None:
+    acks = Acknowledger()
+    assert acks.next_timer() == NEVER
+    arrive(acks, 1, 0)
+    arrive(acks, 2, 300 * US)  # the first one decides
+    assert acks.next_timer() == 800 * US
+    assert not acks.due(SHORT, 800 * US - 1)
+    assert acks.due(SHORT, 800 * US)
+    acks.sent(800 * US)
+    assert acks.next_timer() == NEVER
+    assert not acks.due(SHORT, 1_000 * MS)
+    arrive(acks, 3, 1_000 * MS)
+    assert acks.next_timer() == 1_000 * MS + 800 * US
+
+
+def test_a_gap_is_acknowledged_at_once() -> None:
+    acks = Acknowledger()
+    for number, due in [(1, False), (2, False), (4, True), (3, True)]:
+        arrive(acks, number, 0)
+        assert acks.due(SHORT, 0) == due, number
+    acks.sent(0)
+    arrive(acks, 5, 0)
+    assert not acks.due(SHORT, 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count"),
+    [(0, 1), (1, 1), (2, 2), (32, 32), (1_000, 32)],
+)
+def test_an_ack_goes_after_so_many_packets_and_after_32_at_most(wanted: int, count: int) -> None:
+    acks = Acknowledger()
+    for number in range(1, 100):
+        arrive(acks, number, 0)
+        acks.after(wanted)
+        if acks.due(SHORT, 0):
+            assert number == count
+            return
+    raise AssertionError("no ACK is due")
+
+
+def test_the_caller_can_bring_an_ack_forward_and_not_put_it_off() -> None:
+    acks = Acknowledger()
+    arrive(acks, 1, 0)
+    acks.at(2 * MS)
+    assert acks.next_timer() == 800 * US
+    acks.at(100 * US)
+    assert acks.next_timer() == 100 * US
+    acks.hurry()
+    assert acks.due(SHORT, 0)
+
+
+@pytest.mark.parametrize(
+    ("rtprop", "spacing"),
+    [(SHORT, 0), (5 * MS, 0), (16 * MS, 500 * US), (LONG, 800 * US)],
+)
+def test_acks_of_gaps_are_spaced_on_long_paths_alone(rtprop: int, spacing: int) -> None:
+    acks = Acknowledger()
+    acks.sent(10 * MS)
+    arrive(acks, 2, 10 * MS)
+    if spacing:
+        assert not acks.due(rtprop, 10 * MS + spacing - 1)
+        assert acks.next_timer() == 10 * MS + spacing
+    assert acks.due(rtprop, 10 * MS + spacing)
+
+
+# ---------------------------------------------------------------------------- what
+
+
+def test_an_ack_says_what_has_arrived_when_and_after_which_queue() -> None:
+    acks = Acknowledger()
+    for number in (1, 2, 4):
+        arrive(acks, number, 0)
+    arrive(acks, 5, 3 * MS)
+    acks.queued(1_000 * 50 * US, 1_000)
+    acks.queued(3_000 * 10 * US, 3_000)
+    ack = acks.fill(0, 128, 3 * MS + 250 * US)
+    assert (ack.largest, members(5, ack.bitmap)) == (5, {1, 2, 4, 5})
+    assert (ack.delay_us, ack.queue_us) == (250, 20)
+    acks.sent(4 * MS)
+    assert acks.fill(0, 128, 4 * MS).queue_us == 0
+
+
+def test_the_delay_is_that_of_the_largest_packet() -> None:
+    acks = Acknowledger()
+    arrive(acks, 2, 1 * MS)
+    arrive(acks, 1, 2 * MS)
+    assert acks.fill(0, 128, 3 * MS).delay_us == 2_000
+
+
+def test_a_refused_packet_is_reported_and_new_when_it_comes_again() -> None:
+    acks = Acknowledger()
+    arrive(acks, 1, 0)
+    arrive(acks, 2, 0, refused=True)
+    arrive(acks, 3, 0)
+    assert not acks.due(SHORT, 0)  # no gap
+    ack = acks.fill(0, 128, 0)
+    assert (ack.refused, members(3, ack.bitmap)) == (2, {1, 3})
+    assert not acks.seen(2)
+    arrive(acks, 2, MS)
+    assert acks.seen(2)
+
+
+@pytest.mark.parametrize(
+    ("new", "span", "most", "words"),
+    [
+        (1, 0, 128, 2),
+        (1, 640, 128, 20),  # the last packets of a window are reported twice
+        (3_200, 640, 128, 100),  # a batch longer than that is reported whole
+        (3_200, 640, 22, 22),  # what the datagram carries
+        (100_000, 0, 128, 128),
+    ],
+)
+def test_the_bitmap_covers_the_span_twice_or_what_is_new(
+    new: int, span: int, most: int, words: int
+) -> None:
+    acks = Acknowledger()
+    arrive(acks, 1, 0)
+    acks.sent(0)
+    arrive(acks, 1 + new, 0)
+    assert len(acks.fill(span, most, 0).bitmap) == words
+
+
+def test_arrivals_of_a_window_ago_are_not_taken_for_new_ones() -> None:
+    acks = Acknowledger()
+    for number in (5, 60_000, 65_545):
+        arrive(acks, number, 0)
+    assert not acks.seen(5 + 65_536)
+    arrive(acks, 10 + 2 * 65_536, 0)  # a jump of a whole window
+    assert not acks.seen(9 + 2 * 65_536)
+
+
+def test_numbers_older_than_the_window_count_as_seen() -> None:
+    acks = Acknowledger()
+    arrive(acks, 70_000, 0)
+    assert [acks.seen(70_000 - back) for back in (0, 1, 65_535, 65_536)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.booleans()), min_size=20, max_size=200))
+def test_exactly_what_has_arrived_is_seen_and_acknowledged(
+    arrivals: list[tuple[int, bool]],
+) -> None:
+    acks = Acknowledger()
+    arrived: set[int] = set()
+    for number, refused in arrivals:
+        assert acks.seen(number) == (number in arrived)
+        if acks.seen(number):
+            continue
+        arrive(acks, number, 0, refused=refused)
+        if not refused:
+            arrived.add(number)
+    ack = acks.fill(0, 128, 0)
+    largest = max(number for number, _ in arrivals)
+    assert ack.largest == acks.largest() == largest
+    assert members(largest, ack.bitmap) == arrived
+    assert ack.refused <= largest

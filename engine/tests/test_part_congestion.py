@@ -1,0 +1,456 @@
+"""The parts of congestion control, without an endpoint: deliveries, delays, losses and marks in,
+windows and rates out.
+"""
+
+from itertools import pairwise
+
+import pytest
+from _parts import (
+    CircuitBreaker,
+    Competition,
+    DelayWindow,
+    EcnPath,
+    EcnSeen,
+    PortDelay,
+    QueueDelay,
+    RateMeter,
+)
+
+from part_kit import MS, SECOND, US
+
+WIRE = 1_514  # bytes on the wire of a packet
+TARGET = 1_300 * US
+
+# ---------------------------------------------------------------------------- queueing delay
+
+
+@pytest.mark.parametrize("offset_us", [0, 12_345, 2**31 + 7, 2**32 - 1_000])
+def test_a_queue_is_the_delay_above_the_smallest_whatever_the_clocks(offset_us: int) -> None:
+    delay = QueueDelay()
+    for sent_us, on_the_way_us, queue in [
+        (0, 700, 0),
+        (1_000, 900, 200 * US),
+        (2_000, 500, 0),  # the smallest so far
+        (3_000, 900, 400 * US),
+    ]:
+        now = (sent_us + on_the_way_us) * US
+        assert delay.sample((sent_us + offset_us) % 2**32, now, now) == queue
+
+
+@pytest.mark.parametrize(("pause", "queue"), [(9 * SECOND, 3 * MS), (11 * SECOND, 0)])
+def test_after_a_long_pause_the_smallest_delay_is_learnt_anew(pause: int, queue: int) -> None:
+    delay = QueueDelay()
+    delay.sample(0, 500 * US, 500 * US)
+    now = pause + 500 * US + 3 * MS  # 3 ms by which the clocks may have drifted apart
+    assert delay.sample(pause // US, now, now) == queue
+
+
+def test_a_port_has_the_smallest_delay_of_the_paths_in_use() -> None:
+    port = PortDelay(3)
+    assert (port.in_use(MS), port.shared(MS)) == (1, 0)
+    port.add(0, 900 * US, WIRE, 10 * MS)
+    port.add(1, 400 * US, WIRE, 11 * MS)
+    assert (port.in_use(11 * MS), port.shared(11 * MS)) == (2, 400 * US)
+    port.add(0, 900 * US, WIRE, 15 * MS)
+    assert (port.in_use(17 * MS), port.shared(17 * MS)) == (1, 900 * US)  # path 1 is silent
+
+
+def test_the_delay_of_a_path_moves_towards_new_samples() -> None:
+    port = PortDelay(1)
+    port.add(0, 0, WIRE, 10 * MS)
+    delays = []
+    for step in range(100):
+        port.add(0, MS, WIRE, 10 * MS + step)
+        delays.append(port.shared(10 * MS + step))
+    assert delays == sorted(delays)
+    assert delays[0] < 200 * US
+    assert delays[-1] > 900 * US
+
+
+# ---------------------------------------------------------------------------- ECN
+
+
+def ecn_path(sent: int, acked: int) -> EcnPath:
+    path = EcnPath()
+    for _ in range(sent):
+        path.sent()
+    for _ in range(acked):
+        path.acked(True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("acked", "ect0", "ce", "failed", "marks"),
+    [
+        (10, 10, 0, False, False),
+        (10, 7, 3, False, True),
+        (10, 0, 10, False, True),
+        (10, 0, 0, True, False),  # the path clears the codepoint
+        (10, 9, 0, True, False),
+        (5, 9, 0, False, False),  # counts may be ahead of what the ACKs report
+        (10, 21, 0, True, False),  # more than were ever sent
+    ],
+)
+def test_the_counts_of_an_ack_validate_a_path(
+    acked: int, ect0: int, ce: int, failed: bool, marks: bool
+) -> None:
+    path = ecn_path(20, acked)
+    assert path.told(ect0, ce) == marks
+    assert (path.failed(), path.capable()) == (failed, not failed)
+
+
+def test_marks_are_reported_once_and_a_reordered_ack_takes_nothing_back() -> None:
+    path = ecn_path(20, 5)
+    marks = [path.told(*counts) for counts in [(4, 1), (4, 1), (3, 0), (5, 1), (6, 2)]]
+    assert marks == [True, False, False, False, True]
+    assert not path.failed()
+
+
+def test_packets_go_without_ect_after_three_time_outs_without_an_answer() -> None:
+    path = ecn_path(5, 0)
+    for number, capable in [(1, True), (2, True), (3, False)]:
+        path.timed_out(number)
+        assert path.capable() == capable
+
+
+@pytest.mark.parametrize(("ect", "capable"), [(True, True), (False, False)])
+def test_the_first_ack_after_these_shows_whether_the_path_drops_ect(
+    ect: bool, capable: bool
+) -> None:
+    path = ecn_path(5, 0)
+    path.timed_out(3)
+    path.acked(ect)
+    path.told(5, 0)
+    assert (path.capable(), path.failed()) == (capable, not capable)
+
+
+def test_time_outs_after_an_acknowledged_ect_packet_say_nothing_about_ecn() -> None:
+    path = ecn_path(5, 1)
+    path.timed_out(9)
+    assert path.capable()
+
+
+def test_arrivals_are_counted_and_a_change_of_marking_is_news() -> None:
+    seen = EcnSeen()
+    news = [seen.add(codepoint) for codepoint in (2, 2, 3, 3, 2, 0)]
+    assert news == [False, False, True, False, True, False]
+    assert (seen.ect0, seen.ce) == (3, 2)
+
+
+# ---------------------------------------------------------------------------- circuit breaker
+
+
+class Breaker:
+    """A circuit breaker over seconds of 100 packets each."""
+
+    def __init__(self) -> None:
+        self.breaker = CircuitBreaker()
+        self.now = 1
+        self.breaker.tick(self.now)
+
+    def second(self, told: float, *, packets: int = 100, lost: int = 0) -> float:
+        for _ in range(packets):
+            self.breaker.sent(1_000, told)
+        for _ in range(lost):
+            self.breaker.lost()
+        self.now += SECOND
+        self.breaker.tick(self.now)
+        return self.breaker.factor()
+
+    def seconds(self, *told: float) -> list[float]:
+        return [self.second(share) for share in told]
+
+
+def test_five_seconds_of_heavy_loss_in_a_row_halve_the_rate() -> None:
+    breaker = Breaker()
+    assert breaker.seconds(*[0.9] * 4, 0.5, *[0.9] * 4) == [1.0] * 9  # a pause starts it anew
+    assert breaker.second(0.9) == 0.5
+
+
+def test_the_rate_halves_as_long_as_that_lowers_the_loss() -> None:
+    breaker = Breaker()
+    losses = [0.99, 0.93, 0.87, 0.8, 0.74, 0.69]
+    assert breaker.seconds(*[0.99] * 4, *losses) == [
+        1, 1, 1, 1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 32,
+    ]  # fmt: skip
+
+
+def test_a_cut_that_does_not_help_is_undone_and_the_next_comes_later() -> None:
+    breaker = Breaker()
+    cuts = [second for second, factor in enumerate(breaker.seconds(*[0.9] * 260)) if factor < 1]
+    assert [later - earlier for earlier, later in pairwise(cuts)] == [
+        11, 21, 41, 81, 81,
+    ]  # fmt: skip
+
+
+def test_earlier_cuts_that_helped_stay_when_a_later_one_did_not() -> None:
+    breaker = Breaker()
+    assert breaker.seconds(*[0.9] * 5, 0.8, 0.8) == [1, 1, 1, 1, 1 / 2, 1 / 4, 1 / 2]
+
+
+def test_the_rate_returns_once_most_packets_arrive() -> None:
+    breaker = Breaker()
+    breaker.seconds(*[0.99] * 5, 0.9)
+    assert breaker.seconds(0.4, 0.2, 0.0, 0.0) == [1 / 4, 1 / 2, 1, 1]
+
+
+def test_declared_losses_count_like_reported_ones_and_few_packets_do_not() -> None:
+    breaker = Breaker()
+    for _ in range(10):
+        assert breaker.second(0.9, packets=19, lost=19) == 1
+    for _ in range(4):
+        assert breaker.second(0.0, lost=60) == 1
+    assert breaker.second(0.0, lost=60) == 0.5
+
+
+# ---------------------------------------------------------------------------- rate
+
+
+def deliver(meter: RateMeter, rate: float, start: int, time: int, *, lossy: bool = False) -> int:
+    """Adds what arrives at `rate` in steps of half a millisecond; returns the end."""
+    for now in range(start, start + time, MS // 2):
+        meter.add(int(rate / 2_000), now, lossy)
+    return start + time
+
+
+def test_a_steady_rate_is_known_soon() -> None:
+    meter = RateMeter()
+    deliver(meter, 125e6, MS, 50 * MS)
+    assert meter.bytes_per_second() == pytest.approx(125e6, rel=0.03)
+    assert meter.proven()
+
+
+def test_pauses_between_bursts_lower_no_rate() -> None:
+    meter = RateMeter()
+    now = MS
+    for _ in range(40):
+        now = deliver(meter, 125e6, now, 12 * MS) + 500 * MS
+    assert meter.bytes_per_second() == pytest.approx(125e6, rel=0.03)
+
+
+def test_the_largest_rate_of_the_last_seconds_counts() -> None:
+    meter = RateMeter()
+    now = deliver(meter, 100e6, MS, SECOND)
+    now = deliver(meter, 50e6, now, 3 * SECOND)
+    assert meter.bytes_per_second() == pytest.approx(100e6, rel=0.03)
+    deliver(meter, 50e6, now, 9 * SECOND)
+    assert meter.bytes_per_second() == pytest.approx(50e6, rel=0.03)
+
+
+def test_what_arrives_under_heavy_loss_ages_no_rate_and_proves_none() -> None:
+    meter = RateMeter()
+    now = deliver(meter, 20e6, MS, 100 * MS, lossy=True)
+    assert not meter.proven()
+    now = deliver(meter, 100e6, now, 100 * MS)
+    assert meter.proven()
+    deliver(meter, 20e6, now, 15 * SECOND, lossy=True)
+    assert meter.bytes_per_second() == pytest.approx(100e6, rel=0.03)
+
+
+# ---------------------------------------------------------------------------- whose queue
+
+
+class Port:
+    """Competition in epochs of a millisecond, under a queue of twice the target if not of none."""
+
+    def __init__(self) -> None:
+        self.competition = Competition()
+        self.now = 0
+
+    def epochs(self, count: int, rate: float, *, queue: bool = True) -> list[tuple[int, float]]:
+        """The epochs that change the window, counted from 1, with the factors."""
+        changes = []
+        for number in range(1, count + 1):
+            self.now += MS
+            delay = 2 * TARGET if queue else 0
+            factor = self.competition.observe(rate / 1e3, MS, delay, TARGET, False, self.now)
+            if factor != 1:
+                changes.append((number, factor))
+        return changes
+
+    def until(self, factor: float, rate: float) -> int:
+        """The epochs at this rate until the window changes, which is by this factor."""
+        for number in range(1, 5_000):
+            if changes := self.epochs(1, rate):
+                assert changes == [(1, factor)]
+                return number
+        raise AssertionError("it does not change")
+
+    def compete(self) -> None:
+        """Other flows give way in a first trial, and no further in a second one."""
+        assert self.epochs(100, 10e6) == [(100, 2)]
+        assert self.epochs(30, 20e6) == [(30, 2)]
+        assert self.epochs(30, 20e6) == [(30, 0.5)]
+        assert self.competition.competes()
+
+
+def test_a_short_queue_begins_no_trial() -> None:
+    port = Port()
+    for _ in range(5):
+        assert port.epochs(90, 10e6) == []
+        assert port.epochs(90, 10e6, queue=False) == []
+
+
+def test_flows_that_give_way_to_a_larger_window_are_competed_with() -> None:
+    Port().compete()
+
+
+def test_flows_that_do_not_react_are_given_way_to_and_tried_again_ever_more_rarely() -> None:
+    port = Port()
+    factors = port.epochs(10_000, 10e6)
+    assert not port.competition.competes()
+    begun = [number for number, factor in factors if factor == 2]
+    ended = [number for number, factor in factors if factor == 0.5]
+    assert [end - begin for begin, end in zip(begun, ended, strict=False)] == [30] * len(ended)
+    pauses = [later - end for end, later in zip(ended, begun[1:], strict=False)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] >= 500
+    assert pauses[-1] >= 2_000
+
+
+def test_a_competition_lasts_as_long_as_others_take_what_half_a_window_leaves() -> None:
+    port = Port()
+    port.compete()
+    for _ in range(7):
+        assert port.until(0.5, 10e6) > 1_900
+        assert port.epochs(30, 5e6) == [(30, 2)]
+        assert port.competition.competes()
+
+
+def test_a_competition_ends_after_five_checks_in_which_nobody_took_anything() -> None:
+    port = Port()
+    port.compete()
+    for check in range(1, 6):
+        port.until(0.5, 10e6)
+        port.epochs(30, 10e6)
+        assert port.competition.competes() == (check < 5)
+
+
+def test_a_competition_ends_when_the_queue_is_gone() -> None:
+    port = Port()
+    port.compete()
+    port.epochs(60, 20e6, queue=False)
+    assert not port.competition.competes()
+
+
+def test_a_competitor_that_returns_soon_is_known_without_a_trial() -> None:
+    port = Port()
+    port.compete()
+    port.epochs(60, 20e6, queue=False)
+    assert port.epochs(50, 10e6) == []
+    assert port.competition.competes()
+
+
+def test_heavy_loss_for_long_undoes_a_trial() -> None:
+    port = Port()
+    port.epochs(100, 10e6)
+    begun = port.now
+    assert port.competition.abandon(begun + 299 * MS) == 1
+    assert port.competition.abandon(begun + 300 * MS) == 0.5
+    assert not port.competition.trying()
+
+
+# ---------------------------------------------------------------------------- delay window
+
+
+class Queue:
+    """A port of this rate with its queue, filled by one DelayWindow."""
+
+    def __init__(self, rate: float, rtprop: int, initial: float = 32 * WIRE) -> None:
+        self.rate = rate
+        self.rtprop = rtprop
+        self.window = DelayWindow(initial, 4 * WIRE, 64e6, TARGET)
+        self.now = MS
+
+    def round(self, *, limited: bool = True, lossy: bool = False, lost: bool = False) -> int:
+        """One round of a full window; returns its queueing delay."""
+        queue = max(0, int(self.window.bytes() / self.rate * 1e9) - self.rtprop)
+        round_trip = self.rtprop + queue
+        delivered = min(self.window.bytes(), self.rate * round_trip / 1e9)
+        steps = max(4, round_trip // MS)
+        for _ in range(steps):
+            self.now += round_trip // steps
+            if limited:
+                self.window.limited()
+            if lost:
+                self.window.lost()
+            size = int(delivered / steps)
+            self.window.sample(size, queue, round_trip, self.rtprop, lossy, self.now)
+        return queue
+
+    def rounds(self, time: int, **options: bool) -> list[int]:
+        end = self.now + time
+        queues = []
+        while self.now < end:
+            queues.append(self.round(**options))
+        return queues
+
+
+@pytest.mark.parametrize("rate", [12.5e6, 125e6, 1.25e9])
+@pytest.mark.parametrize("rtprop", [100 * US, MS, 10 * MS])
+@pytest.mark.parametrize("initial", [32, 2_000])
+def test_a_window_finds_the_rate_and_keeps_a_queue_of_about_the_target(
+    rate: float, rtprop: int, initial: int
+) -> None:
+    port = Queue(rate, rtprop, initial * WIRE)
+    port.rounds(4 * SECOND)
+    queues = port.rounds(SECOND)
+    target = port.window.target()
+    assert TARGET <= target <= 3 * MS
+    assert 0.2 * target < sum(queues) / len(queues) < 1.1 * target
+    assert max(queues) < 2 * target
+    assert port.window.rate() == pytest.approx(rate, rel=0.1)
+
+
+def test_a_window_that_does_not_limit_transmission_does_not_grow() -> None:
+    port = Queue(125e6, MS)
+    port.rounds(SECOND, limited=False)
+    assert port.window.bytes() == 32 * WIRE
+
+
+def test_loss_without_a_queue_shrinks_no_window() -> None:
+    port = Queue(125e6, MS)
+    before = port.window.bytes()
+    port.window.sample(WIRE, 0, MS, MS, False, port.now)
+    for _ in range(50):
+        port.round(limited=False, lost=True)
+        assert port.window.bytes() >= before
+
+
+def test_a_queue_beyond_the_target_shrinks_the_window_down_to_its_minimum() -> None:
+    window = DelayWindow(1_000 * WIRE, 4 * WIRE, 64e6, TARGET)
+    sizes = []
+    for round_number in range(1, 200):
+        window.sample(10 * WIRE, 5 * TARGET, MS, MS, False, round_number * 10 * MS)
+        sizes.append(window.bytes())
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[3] < 0.5 * 1_000 * WIRE
+    assert sizes[-1] == 4 * WIRE
+
+
+def test_a_mark_shrinks_the_window_by_a_fifth_and_ends_slow_start() -> None:
+    window = DelayWindow(100 * WIRE, 4 * WIRE, 64e6, TARGET)
+    assert window.ramps()
+    window.marked()
+    assert window.bytes() == pytest.approx(80 * WIRE)
+    assert not window.ramps()
+    for _ in range(50):
+        window.marked()
+    assert window.bytes() == 4 * WIRE
+
+
+def test_a_window_stretches_under_heavy_loss_where_little_arrives_and_never_beyond_the_loss() -> (
+    None
+):
+    port = Queue(125e6, MS)
+    port.rounds(300 * MS)
+    assert port.window.stretch(0.5) == 1
+    for _ in range(200):  # a fifth of the rate arrives, without a queue
+        port.now += MS
+        port.window.sample(25_000, 0, MS, MS, True, port.now)
+    for loss, stretch in [(0.0, 1), (0.5, 2), (0.75, 4)]:
+        assert port.window.stretch(loss) == pytest.approx(stretch)
+    for _ in range(200):  # the full rate again
+        port.now += MS
+        port.window.sample(125_000, 0, MS, MS, True, port.now)
+    assert port.window.stretch(0.5) == pytest.approx(1, abs=0.05)

@@ -1,0 +1,204 @@
+"""CreditPool and Allowance, without an endpoint: demands in, shares of the window out."""
+
+import pytest
+from _parts import Allowance, Credit, CreditPool, DelayWindow
+from hypothesis import given
+from hypothesis import strategies as st
+
+from part_kit import MS
+
+WIRE = 1_000  # bytes on the wire of a packet
+
+
+def window_of(packets: int) -> DelayWindow:
+    return DelayWindow(packets * WIRE, 4 * WIRE, 64e6, MS)
+
+
+class Receiver:
+    """A pool with its senders' credit."""
+
+    def __init__(self, senders: int) -> None:
+        self.standing = CreditPool.standing_for(senders)
+        self.pool = CreditPool(senders, self.standing)
+        self.credits = [Credit() for _ in range(senders)]
+
+    def ask(self, demands: list[int]) -> None:
+        for credit, demand in zip(self.credits, demands, strict=True):
+            self.pool.ask(credit, demand)
+
+    def shares(self, packets: int) -> list[int]:
+        window = window_of(packets)
+        for credit in self.credits:
+            self.pool.share(credit, window, WIRE)
+        return [credit.share for credit in self.credits]
+
+
+# ---------------------------------------------------------------------------- standing credit
+
+
+@pytest.mark.parametrize(
+    ("senders", "standing"), [(1, 12), (2, 12), (3, 8), (4, 6), (24, 1), (64, 1)]
+)
+def test_the_standing_credit_of_all_senders_together_is_24_packets(
+    senders: int, standing: int
+) -> None:
+    assert CreditPool.standing_for(senders) == standing
+
+
+@pytest.mark.parametrize("senders", [4, 64])
+def test_senders_without_a_backlog_have_the_standing_credit(senders: int) -> None:
+    receiver = Receiver(senders)
+    assert receiver.shares(300) == [receiver.standing] * senders
+
+
+def test_the_standing_credit_of_idle_senders_is_kept_of_the_window() -> None:
+    receiver = Receiver(4)
+    receiver.ask([1_000, 0, 0, 0])
+    assert receiver.shares(100) == [100 - 3 * 6, 6, 6, 6]
+
+
+def test_idle_senders_keep_at_most_half_of_the_window() -> None:
+    receiver = Receiver(64)
+    receiver.ask([1_000] + [0] * 63)
+    assert receiver.shares(100)[0] == 50
+
+
+# ---------------------------------------------------------------------------- shares
+
+
+@pytest.mark.parametrize(
+    ("demands", "packets", "shares"),
+    [
+        ([1_000, 2_000, 3_000, 4_000], 300, [10, 40, 90, 160]),
+        ([1_000] * 4, 300, [75] * 4),
+        ([20] * 4, 300, [20] * 4),  # no more than is asked for
+        ([100, 10_000, 10_000, 10_000], 300, [6, 99, 99, 99]),  # no less than the standing credit
+    ],
+)
+def test_shares_follow_the_square_of_the_demands(
+    demands: list[int], packets: int, shares: list[int]
+) -> None:
+    receiver = Receiver(4)
+    receiver.ask(demands)
+    assert receiver.shares(packets) == shares
+
+
+@pytest.mark.parametrize("senders", [4, 64])
+def test_the_senders_together_get_the_window_and_the_standing_credit_at_most(
+    senders: int,
+) -> None:
+    receiver = Receiver(senders)
+    receiver.ask([1_000 * (1 + number % 7) for number in range(senders)])
+    together = sum(receiver.shares(2_000))
+    assert 2_000 - senders <= together <= 2_000 + senders * receiver.standing
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 65_535)), min_size=10, max_size=60))
+def test_after_any_course_of_demands_shares_are_those_of_the_last_ones(
+    asks: list[tuple[int, int]],
+) -> None:
+    receiver, anew = Receiver(8), Receiver(8)
+    demands = [0] * 8
+    for sender, demand in asks:
+        receiver.pool.ask(receiver.credits[sender], demand)
+        demands[sender] = demand
+    anew.ask(demands)
+    assert receiver.shares(500) == anew.shares(500)
+
+
+def test_on_a_long_path_half_of_the_window_is_granted_unasked() -> None:
+    receiver = Receiver(4)
+    window = window_of(800)
+    for rtprop, share, part in [(5 * MS, 6, 6), (40 * MS, 100, (800 - 24) // 4)]:
+        receiver.pool.share(receiver.credits[0], window, WIRE, rtprop=rtprop)
+        assert (receiver.credits[0].share, receiver.credits[0].part) == (share, part)
+
+
+def emptied_by_loss() -> DelayWindow:
+    """A window after 300 ms at full rate and some more with little arriving, under heavy loss."""
+    window = DelayWindow(300 * WIRE, 4 * WIRE, 300 * WIRE, MS)
+    now = 0
+    for step in range(500):
+        now += MS
+        heavy = step >= 300
+        window.sample(20_000 if heavy else 100_000, 0, MS, MS, heavy, now)
+    return window
+
+
+def test_a_share_stretches_by_the_senders_loss_when_little_arrives() -> None:
+    receiver = Receiver(4)
+    receiver.ask([40, 0, 0, 0])
+    window = emptied_by_loss()
+    assert not window.ramps()
+    for loss, share in [(0.0, 40), (0.5, 80), (0.75, 160)]:
+        receiver.pool.share(receiver.credits[0], window, WIRE, loss=loss)
+        assert receiver.credits[0].share == share
+    # A window of 300 packets is not exceeded for a sender that has shown no higher rate.
+    receiver.ask([10_000, 0, 0, 0])
+    receiver.pool.share(receiver.credits[0], window, WIRE, loss=0.9)
+    assert receiver.credits[0].share == window.bytes() // WIRE
+
+
+# ---------------------------------------------------------------------------- grants
+
+
+def test_the_grant_follows_what_has_arrived_and_is_never_taken_back() -> None:
+    receiver = Receiver(4)
+    for demand, packets, largest, granted in [
+        (0, 300, 0, 6),
+        (100, 300, 0, 100),
+        (100, 300, 50, 150),
+        (100, 60, 60, 150),  # a smaller share: no more is granted, and nothing taken back
+        (100, 300, 70, 170),
+    ]:
+        receiver.pool.ask(receiver.credits[0], demand)
+        receiver.pool.share(receiver.credits[0], window_of(packets), WIRE, largest=largest)
+        assert receiver.credits[0].granted == granted
+
+
+def test_a_stalled_sender_gets_no_credit_until_there_is_room_again() -> None:
+    receiver = Receiver(4)
+    receiver.ask([100, 0, 0, 0])
+    credit, window = receiver.credits[0], window_of(300)
+    assert not receiver.pool.share(credit, window, WIRE, stalled=True)
+    assert credit.granted == 0
+    assert receiver.pool.share(credit, window, WIRE)
+    assert credit.granted == 100
+
+
+@pytest.mark.parametrize(
+    ("demand", "sent", "largest", "hurry"),
+    [
+        (100, 100, 49, False),  # more than half of the share is left
+        (100, 100, 50, True),
+        (0, 6, 5, False),  # without a backlog the next ACK is soon enough
+    ],
+)
+def test_an_ack_goes_at_once_when_a_sender_may_run_out_of_credit(
+    demand: int, sent: int, largest: int, hurry: bool
+) -> None:
+    receiver = Receiver(4)
+    credit = receiver.credits[0]
+    receiver.pool.ask(credit, demand)
+    credit.granted_sent = sent
+    assert receiver.pool.share(credit, window_of(300), WIRE, largest=largest) == hurry
+
+
+@pytest.mark.parametrize(("demand", "hurry"), [(2, False), (3, True)])
+def test_no_ack_goes_at_once_for_one_more_packet(demand: int, hurry: bool) -> None:
+    receiver = Receiver(24)
+    credit = receiver.credits[0]
+    receiver.pool.ask(credit, demand)
+    credit.granted_sent = 51
+    assert receiver.pool.share(credit, window_of(300), WIRE, largest=50) == hurry
+
+
+@pytest.mark.parametrize(
+    ("credit", "following", "left"), [(0, 1, 0), (10, 1, 10), (10, 10, 1), (10, 11, 0), (10, 90, 0)]
+)
+def test_a_sender_may_send_up_to_the_highest_number_allowed(
+    credit: int, following: int, left: int
+) -> None:
+    allowance = Allowance()
+    allowance.credit = credit
+    assert allowance.left(following) == left

@@ -1,0 +1,345 @@
+"""The parts of a path, without an endpoint: liveness, farewells, started ops, datagram length and
+control frames.
+"""
+
+import heapq
+import random
+
+import pytest
+from _parts import NEVER, ControlFrames, Farewell, Liveness, PathLimit, StartedOps, Times, id_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from part_kit import MS, SECOND
+
+# ---------------------------------------------------------------------------- liveness
+
+TIMES = Times(200 * MS, 10 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("connected", "failed", "silence", "interval"),
+    [
+        (False, False, 0, 50 * MS),
+        (False, False, 5 * SECOND, 50 * MS),
+        (True, False, 1 * SECOND, 200 * MS),
+        (True, False, 1 * SECOND + 1, 4 * MS),  # five intervals: heavy loss takes most pings
+        (True, True, 5 * SECOND, 200 * MS),  # a failed endpoint looks for no peer
+    ],
+)
+def test_pings_go_more_often_until_the_first_answer_and_after_a_long_silence(
+    connected: bool, failed: bool, silence: int, interval: int
+) -> None:
+    life = Liveness()
+    life.connected = connected
+    life.note(3 * SECOND)
+    assert life.interval(TIMES, failed, 3 * SECOND + silence) == interval
+
+
+def test_a_silence_of_half_the_peer_time_out_is_long_whatever_the_interval() -> None:
+    life = Liveness()
+    life.connected = True
+    times = Times(SECOND, 3 * SECOND)
+    life.note(0)
+    assert life.interval(times, False, 1_500 * MS) == SECOND
+    assert life.interval(times, False, 1_500 * MS + 1) == 20 * MS
+
+
+@given(
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 5_000),
+    st.integers(0, 5_000),
+    st.sampled_from([TIMES, Times(SECOND, 3 * SECOND), Times(20 * MS, SECOND)]),
+)
+def test_the_time_of_the_next_ping_is_the_first_at_which_one_is_due(
+    connected: bool, failed: bool, heard: int, pinged: int, times: Times
+) -> None:
+    life = Liveness()
+    life.connected = connected
+    life.last_heard = heard * MS
+    life.last_ping = pinged * MS
+    due = life.next_ping(times, failed)
+    assert life.ping_due(times, failed, due)
+    assert not life.ping_due(times, failed, due - 1)
+
+
+# ---------------------------------------------------------------------------- farewells
+
+
+def byes(farewell: Farewell, *, met: bool = True, failed: bool = False) -> list[int]:
+    """The times of BYEs until no more are needed, or of ten, in milliseconds from the first."""
+    times = []
+    while not farewell.over(met, failed) and len(times) < 10:
+        times.append(farewell.next // MS)
+        farewell.bye_sent(farewell.next)
+    return [time - times[0] for time in times]
+
+
+FIRST_SIX = [0, 10, 20, 30, 50, 90]
+
+
+@pytest.mark.parametrize(
+    ("gone", "reliable", "met", "failed", "times"),
+    [
+        # A peer that stays is told until it answers.
+        (False, False, True, False, [*FIRST_SIX, 130, 170, 210, 250]),
+        # One that leaves too may never answer.
+        (True, False, True, False, FIRST_SIX),
+        (True, True, True, False, [0]),
+        # Nor may one that was never here, or any after a failure.
+        (False, False, False, False, [0, 10, 20]),
+        (False, True, False, False, [0, 10, 20]),
+        (True, False, True, True, [0, 10, 20]),
+        (True, True, True, True, [0]),
+    ],
+)
+def test_byes_go_at_growing_intervals_as_long_as_the_peer_may_need_one(
+    gone: bool, reliable: bool, met: bool, failed: bool, times: list[int]
+) -> None:
+    farewell = Farewell()
+    farewell.gone = gone
+    farewell.leave(reliable, 5 * MS)
+    assert farewell.next == 5 * MS
+    assert byes(farewell, met=met, failed=failed) == times
+
+
+def test_an_acknowledged_bye_is_the_last() -> None:
+    farewell = Farewell()
+    farewell.leave(False, 0)
+    farewell.bye_sent(0)
+    farewell.acknowledged = True
+    assert farewell.over(True, False)
+
+
+def test_an_answer_to_an_earlier_bye_does_not_count_for_a_later_leave() -> None:
+    farewell = Farewell()
+    farewell.acknowledged = True
+    farewell.leave(False, 0)
+    assert not farewell.over(True, False)
+
+
+def test_an_error_is_sent_three_times() -> None:
+    farewell = Farewell()
+    farewell.fail(7 * MS)
+    times = []
+    while farewell.errors_left:
+        times.append(farewell.next // MS)
+        farewell.error_sent(farewell.next)
+    assert times == [7, 17, 27]
+
+
+def test_a_peer_that_left_has_completed_the_ops_before_its_farewell() -> None:
+    farewell = Farewell()
+    farewell.gone_op = 5
+    assert not farewell.complete(4)
+    farewell.gone = True
+    assert [farewell.complete(place) for place in (4, 5)] == [True, False]
+
+
+# ---------------------------------------------------------------------------- started ops
+
+
+def test_started_ops_are_known_lane_by_lane() -> None:
+    started = StartedOps()
+    for event, news in [(id_of(3, 2), True), (id_of(3, 2), False), (id_of(1, 2), False)]:
+        assert started.note_next(event) == news
+    assert [started.contains(id_of(number, 2)) for number in (0, 2, 3)] == [True, True, False]
+    assert not any(started.contains(id_of(0, lane)) for lane in (0, 1, 3, 4_095))
+    assert started.note_next(id_of(1, 4_095))
+    assert started.contains(id_of(0, 4_095))
+    assert started.next_of(id_of(9, 2)) == id_of(3, 2)
+
+
+# ---------------------------------------------------------------------------- datagram length
+
+ROUND = 20 * MS
+
+
+def test_a_reported_length_lowers_the_limit_at_once_and_none_raises_it() -> None:
+    limit = PathLimit(1_472)
+    assert not limit.reduced()
+    for reported, lowers, limit_now in [
+        (1_500, False, 1_472),
+        (1_472, False, 1_472),
+        (1_400, True, 1_400),
+        (1_452, False, 1_400),
+    ]:
+        assert limit.lower(reported) == lowers
+        assert limit.bytes() == limit_now
+    assert limit.reduced()
+
+
+def send(limit: PathLimit, count: int, length: int, now: int = 0) -> None:
+    for _ in range(count):
+        limit.sent(length, now)
+
+
+def test_a_trial_begins_when_eight_of_the_longest_go_without_an_ack_for_half_a_second() -> None:
+    limit = PathLimit(1_472)
+    send(limit, 7, 1_472)
+    assert limit.next_timer(ROUND) == NEVER
+    send(limit, 1, 1_472, 100 * MS)
+    limit.acked(1_000)  # of a shorter one: no sign that the longest arrive
+    assert limit.next_timer(ROUND) == 500 * MS
+    assert not limit.suspect(500 * MS - 1, ROUND)
+    assert limit.suspect(500 * MS, ROUND)
+    assert limit.on_trial()
+
+
+@pytest.mark.parametrize(("round_trip", "due"), [(100 * MS, 500 * MS), (200 * MS, 800 * MS)])
+def test_on_a_long_path_a_trial_waits_for_four_rounds(round_trip: int, due: int) -> None:
+    limit = PathLimit(1_472)
+    send(limit, 8, 1_472)
+    assert limit.next_timer(round_trip) == due
+
+
+def test_one_ack_of_the_longest_ends_the_suspicion() -> None:
+    limit = PathLimit(1_472)
+    send(limit, 20, 1_472)
+    limit.acked(1_472)
+    assert limit.next_timer(ROUND) == NEVER
+
+
+def try_path(agreed: int, carries: int, loss: float, rng: random.Random) -> tuple[int, float]:
+    """A trial on a path; the limit after at most 20 s, and the seconds that it took.
+
+    Answers take up to three rounds and overtake each other.
+    """
+    limit = PathLimit(agreed)
+    limit.try_out(0, 5 * MS)
+    answers: list[tuple[int, int]] = []  # (time, stamp)
+    now = stamp = 0
+    while limit.on_trial() and now < 20 * SECOND:
+        now = max(now + 1, limit.next_ping())
+        while answers and answers[0][0] <= now:
+            time, answered = heapq.heappop(answers)
+            limit.answered(answered, time, ROUND)
+        stamp += 1
+        length = limit.ping(now, stamp)
+        if 0 < length <= carries and rng.random() >= loss:
+            heapq.heappush(answers, (now + rng.randrange(ROUND, 3 * ROUND), stamp))
+    return limit.bytes(), now / SECOND
+
+
+@pytest.mark.parametrize(
+    ("agreed", "carries", "found"),
+    [(1_472, 1_471, 1_464), (1_472, 1_400, 1_392), (1_472, 600, 548), (8_972, 1_500, 1_472)],
+)
+@pytest.mark.parametrize("loss", [0.0, 0.5])
+def test_a_trial_finds_the_longest_usual_length_that_a_path_carries(
+    agreed: int, carries: int, found: int, loss: float
+) -> None:
+    for seed in range(20):
+        limit, took = try_path(agreed, carries, loss, random.Random(seed))
+        assert limit == found, f"seed {seed}"
+        assert 1 <= took < 5, f"seed {seed}"
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.5, 0.9])
+def test_loss_alone_never_lowers_the_limit(loss: float) -> None:
+    for seed in range(50):
+        limit, took = try_path(1_472, 1_472, loss, random.Random(seed))
+        assert limit == 1_472, f"seed {seed}"
+        assert took < 20, f"seed {seed}"  # an answer to one of the longest ends the trial
+
+
+def test_the_longest_must_have_had_time_for_an_answer_before_the_limit_falls() -> None:
+    limit = PathLimit(1_472)
+    limit.try_out(0, 5 * MS)
+    fell = 0
+    for stamp in range(10_000):
+        now = limit.next_ping()
+        length = limit.ping(now, stamp)
+        if 0 < length <= 1_400 and limit.answered(stamp, now, SECOND):
+            fell = now
+            break
+    assert 2 * SECOND < fell < 3 * SECOND
+    assert limit.bytes() == 1_392
+
+
+def test_a_peer_that_answers_nothing_never_lowers_the_limit_and_is_asked_more_rarely() -> None:
+    limit = PathLimit(1_472)
+    limit.try_out(0, 5 * MS)
+    intervals = []
+    for stamp in range(700):
+        now = limit.next_ping()
+        assert limit.ping(now, stamp)
+        intervals.append(limit.next_ping() - now)
+    assert (intervals[0], intervals[-1]) == (5 * MS, 100 * MS)
+    assert limit.bytes() == 1_472
+
+
+def test_an_answer_to_no_ping_of_the_trial_means_nothing() -> None:
+    limit = PathLimit(1_472)
+    limit.try_out(0, 5 * MS)
+    limit.ping(0, 1)
+    assert not limit.answered(99, 2 * SECOND, ROUND)
+    assert limit.on_trial()
+
+
+def test_lengths_to_try_go_down_step_by_step_to_256() -> None:
+    lengths = [8_973]
+    while lengths[-1]:
+        lengths.append(PathLimit.shorter(lengths[-1]))
+    assert lengths[1:6] == [8_972, 8_192, 4_052, 2_048, 1_472]
+    assert lengths[-2:] == [256, 0]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+# ---------------------------------------------------------------------------- control frames
+
+
+def test_frames_beyond_the_slots_wait_for_one() -> None:
+    frames = ControlFrames()
+    for part in range(65_538):
+        frames.push(part)
+    taken = []
+    while frames.waiting():
+        taken.append(frames.take())
+    assert len(taken) == 65_536
+    assert frames.open() == 65_538
+    frames.release(taken[7])
+    assert frames.waiting()
+    assert frames.at(frames.take()) == 65_536
+    assert not frames.waiting()
+    assert frames.open() == 65_537
+
+
+FRAMES = st.lists(
+    st.tuples(st.sampled_from(["push", "take", "lost", "acked"]), st.integers(0, 10_000)),
+    min_size=30,
+    max_size=100,
+)
+
+
+@given(FRAMES)
+def test_frames_go_in_order_again_when_lost_and_never_after_their_ack(
+    events: list[tuple[str, int]],
+) -> None:
+    frames = ControlFrames()
+    queue: list[int] = []  # parts in the order in which they go
+    flight: list[tuple[int, int]] = []  # (handle, part), also of frames that were acknowledged
+    acked: set[int] = set()
+    pushed = 0
+    for what, which in events:
+        handle, part = flight[which % len(flight)] if flight else (None, None)
+        if what == "push":
+            frames.push(pushed)
+            queue.append(pushed)
+            pushed += 1
+        elif what == "take" and frames.waiting():
+            taken = frames.take()
+            assert frames.at(taken) == queue[0]
+            flight.append((taken, queue.pop(0)))
+        elif what == "lost" and handle is not None:
+            frames.again(handle)
+            queue += [] if part in acked else [part]
+        elif what == "acked" and handle is not None and frames.live(handle):
+            frames.release(handle)
+            acked.add(part)
+            queue = [each for each in queue if each != part]
+        assert frames.waiting() == bool(queue)
+        assert frames.open() == pushed - len(acked)
+        for handle, part in flight:
+            assert frames.live(handle) == (part not in acked)

@@ -1,0 +1,267 @@
+"""Results on their way back, without an endpoint."""
+
+from typing import Any
+
+import pytest
+from _parts import Finished, PullLedger, PullReceiver, PullSender, pull_losable
+from hypothesis import given
+from hypothesis import strategies as st
+
+from part_kit import CHUNK, plan_of
+
+
+class Back:
+    """The results of one aggregator for one worker."""
+
+    def __init__(self, *regions: tuple[int, float], **options: Any) -> None:
+        plan, grid = plan_of(*regions, **options)
+        self.finished = Finished()
+        self.pull = PullSender(plan, grid, 0, self.finished)
+
+    def finish(self, *chunks: int) -> None:
+        for chunk in chunks:
+            self.finished.append(chunk)
+
+    def send(self, most: int = 1_000) -> list[int]:
+        """The results of the next sends; a minus marks one that was sent before."""
+        out = []
+        while len(out) < most:
+            sent = self.pull.next()
+            if sent is None:
+                break
+            out.append(-sent[0] if sent[1] else sent[0])
+        return out
+
+
+# ---------------------------------------------------------------------------- sender
+
+
+def test_results_go_in_the_order_in_which_they_become_final() -> None:
+    back = Back((6, 0.0))
+    assert back.send() == []
+    back.finish(3, 1)
+    assert (back.pull.backlog(), back.pull.peek()) == (2, 3)
+    assert back.send() == [3, 1]
+    back.finish(5)
+    assert back.send() == [5]
+
+
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [
+        ({}, [-1, 4, 5]),  # the worker needs each result
+        ({"pull": "lossy", "pull_bound": 0.5}, [4, 5, -1]),  # it may never need the lost one
+    ],
+)
+def test_a_lost_result_goes_first_where_it_is_needed_for_sure(
+    options: dict[str, Any], order: list[int]
+) -> None:
+    back = Back((6, 0.0), **options)
+    back.finish(1, 2, 3, 4, 5)
+    assert back.send(3) == [1, 2, 3]
+    back.pull.lost(1)
+    assert back.pull.peek() == abs(order[0])
+    assert back.send() == order
+
+
+def test_a_result_that_was_sent_twice_is_in_flight_until_it_is_acknowledged() -> None:
+    back = Back((3, 0.0))
+    back.finish(0, 1, 2)
+    back.send()
+    assert back.pull.in_flight(1)
+    back.pull.lost(1)
+    assert not back.pull.in_flight(1)
+    assert back.send() == [-1]
+    back.pull.acked(1)
+    back.pull.acked(1)
+    back.pull.lost(1)
+    assert back.send() == []
+    assert back.pull.acked_count() == 1
+
+
+def test_a_result_that_the_worker_needs_no_more_is_not_sent() -> None:
+    back = Back((4, 0.0))
+    back.finish(0, 1, 2, 3)
+    back.send(2)
+    back.pull.lost(0)
+    back.pull.acked(1)
+    for chunk in (0, 1, 2):
+        back.pull.forget(chunk)
+    assert back.send() == [3]
+    assert back.pull.acked_count() == 0
+
+
+def test_a_lossy_pull_ends_region_by_region() -> None:
+    back = Back((2, 0.5), (2, 0.5), spend="lost", pull="lossy", pull_bound=0.5)
+    back.finish(0, 1, 2, 3)
+    assert back.send(1) == [0]
+    back.pull.stop_region(0)
+    back.pull.stop_region(0)
+    assert not back.pull.settled()
+    assert back.send() == [2, 3]
+    back.pull.stop_region(1)
+    assert back.pull.settled()
+
+
+def test_a_lossy_pull_in_passes_takes_losses_from_the_bitmap_alone() -> None:
+    back = Back((3, 0.0), control="probe", pull="lossy", pull_bound=0.5)
+    back.finish(2, 0)
+    assert back.send() == [2, 0]
+    back.pull.lost(2)
+    assert back.send() == []
+    assert not back.pull.passes().take_probe()  # more results follow
+    back.finish(1)
+    back.pull.seal()
+    assert back.send() == [1]
+    assert back.pull.passes().take_probe()
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["finish", "send", "acked", "lost", "forget"]), st.integers(0, 9)),
+    min_size=30,
+    max_size=80,
+)
+
+
+@given(EVENTS, st.booleans())
+def test_results_are_sent_until_they_are_acknowledged_or_forgotten(
+    events: list[tuple[str, int]], lossy: bool
+) -> None:
+    back = Back((10, 0.0), **({"pull": "lossy", "pull_bound": 0.5} if lossy else {}))
+    finished: list[int] = []
+    waiting: set[int] = set()
+    flight: set[int] = set()
+    for what, chunk in events:
+        if what == "finish" and chunk not in finished:
+            finished.append(chunk)
+            back.finish(chunk)
+            waiting.add(chunk)
+        elif what == "send":
+            peeked = back.pull.peek()
+            sent = [abs(number) for number in back.send(1)]
+            assert sent == ([] if peeked is None else [peeked])
+            assert bool(sent) == bool(waiting)
+            assert set(sent) <= waiting
+            waiting -= set(sent)
+            flight |= set(sent)
+        elif what == "lost" and chunk in flight:
+            back.pull.lost(chunk)
+            flight.discard(chunk)
+            waiting.add(chunk)
+        elif what == "acked" and chunk in flight:
+            back.pull.acked(chunk)
+            flight.discard(chunk)
+        elif what == "forget" and chunk in finished:
+            back.pull.forget(chunk)
+            flight.discard(chunk)
+            waiting.discard(chunk)
+        assert {each for each in range(10) if back.pull.in_flight(each)} == flight
+        assert back.pull.backlog() >= len(waiting)
+
+
+# ---------------------------------------------------------------------------- receiver
+
+
+def test_all_of_a_shard_is_missing_until_it_arrives() -> None:
+    pull = PullReceiver(20, 24)
+    assert [pull.insert(chunk) for chunk in (21, 23, 21)] == [True, True, False]
+    assert (pull.missing(), pull.has(21), pull.has(20)) == (2, True, False)
+
+
+def test_close_says_what_counted_and_which_results_come() -> None:
+    pull = PullReceiver(20, 24)
+    pull.insert(21)
+    pull.close(4, [0, 1], [0, 1, 2])
+    assert [pull.counted(chunk) for chunk in range(20, 24)] == [True, True, False, False]
+    assert [pull.wanted(chunk) for chunk in range(20, 24)] == [True, True, True, False]
+    assert pull.missing() == 2
+    pull.insert(23)  # not wanted
+    assert pull.missing() == 2
+    pull.insert(20)
+    assert pull.missing() == 1
+
+
+@pytest.mark.parametrize("first", ["close", "commit"])
+def test_commit_decides_what_is_wanted_whichever_comes_first(first: str) -> None:
+    pull = PullReceiver(0, 4)
+    if first == "close":
+        pull.close(4, [0], [0, 1, 2, 3])
+        assert pull.missing() == 4
+    pull.commit(4, [1, 2])
+    assert pull.missing() == 2
+    pull.close(4, [0], [0, 1, 2, 3])
+    assert (pull.closed(), pull.committed(), pull.missing()) == (True, True, 2)
+    assert [pull.counted(chunk) for chunk in (0, 1)] == [True, False]
+
+
+# ---------------------------------------------------------------------------- ledger (pull lossy)
+
+LOSSY = {"spend": "lost", "pull": "lossy", "pull_bound": 0.3}
+
+
+def ledger_of(*regions: tuple[int, float], **options: Any) -> PullLedger:
+    plan, grid = plan_of(*regions, **{**LOSSY, **options})
+    return PullLedger(plan, grid, 0)
+
+
+def test_a_region_has_enough_with_all_but_its_bound_of_the_results() -> None:
+    ledger = ledger_of((10, 0.5))
+    for chunk in range(6):
+        ledger.arrived(chunk)
+    ledger.close(10, list(range(10)), [])
+    assert (ledger.enough(), ledger.missing()) == (False, [6, 7, 8, 9])
+    ledger.arrived(9)
+    ledger.arrived(9)
+    assert (ledger.enough(), ledger.take_enough(), ledger.take_enough()) == (True, [0], [])
+    assert ledger.missing() == []
+
+
+def test_nothing_is_enough_before_close() -> None:
+    ledger = ledger_of((4, 0.5))
+    for chunk in range(4):
+        ledger.arrived(chunk)
+    assert not ledger.enough()
+    ledger.close(4, [0, 1, 2, 3], [])
+    assert ledger.enough()
+
+
+def test_the_bound_is_of_the_results_and_not_of_the_region() -> None:
+    ledger = ledger_of((10, 0.5))
+    ledger.close(10, [0, 1, 2, 3], [])  # 1.2 chunks of four may be missing
+    for chunk, enough in [(0, False), (1, False), (2, True)]:
+        ledger.arrived(chunk)
+        assert ledger.enough() == enough
+
+
+def test_a_critical_result_must_arrive() -> None:
+    ledger = ledger_of((10, 0.5))
+    ledger.close(10, list(range(10)), [9])
+    for chunk in range(9):
+        ledger.arrived(chunk)
+    assert (ledger.enough(), ledger.missing()) == (False, [9])
+    ledger.arrived(9)
+    assert ledger.enough()
+
+
+def test_regions_have_enough_one_by_one_and_one_without_results_at_once() -> None:
+    ledger = ledger_of((2, 0.5), (2, 0.5), (2, 0.0))
+    ledger.close(6, [0, 1, 4, 5], [])
+    assert ledger.take_enough() == [1]
+    ledger.arrived(4)
+    ledger.arrived(0)
+    ledger.arrived(1)
+    assert (ledger.take_enough(), ledger.missing()) == ([0], [5])
+    ledger.arrived(5)  # bound 0 is critical on the way back too
+    assert (ledger.take_enough(), ledger.enough()) == ([2], True)
+
+
+@pytest.mark.parametrize(
+    ("bound", "spend", "losable"),
+    [(0.5, "lost", 3 * CHUNK), (0.0, "lost", 0), (0.0, "nothing", 3 * CHUNK)],
+)
+def test_a_worker_may_go_without_the_bound_of_the_pull(
+    bound: float, spend: str, losable: int
+) -> None:
+    # A second region keeps the plan lossy where the first has bound 0.
+    plan, _ = plan_of((10, bound), (10, 0.5), **{**LOSSY, "spend": spend})
+    assert pull_losable(plan, 0, 10 * CHUNK) == losable

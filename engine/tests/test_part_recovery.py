@@ -1,0 +1,469 @@
+"""Recovery and Rtt, without an endpoint: packets and ACKs in, lost packets and timers out."""
+
+from collections.abc import Iterable
+
+import pytest
+from _parts import NEVER, Ack, Again, Kind, LossMeter, Recovery, Rtt, long_path
+from hypothesis import given
+from hypothesis import strategies as st
+
+from part_kit import MS, SECOND, US
+
+LONG_AGO = -2 * SECOND  # the time of the last packet of a silent peer
+INITIAL = 20 * MS  # the probe time-out before any sample
+WIRE = 1_042  # bytes on the wire of a packet of 1,000
+
+
+def ack_of(numbers: Iterable[int], *, refused: int = 0, delay_us: int = 0) -> Ack:
+    """An ACK of exactly these packets, the largest of which arrived last."""
+    largest = max(numbers)
+    bits = sum(1 << (largest - number) for number in numbers)
+    words = [bits >> (64 * i) & (1 << 64) - 1 for i in range(bits.bit_length() // 64 + 1)]
+    return Ack(largest & 0xFFFFFFFF, words, refused=refused, delay_us=delay_us)
+
+
+def sending(count: int, now: int = 0) -> Recovery:
+    recovery = Recovery()
+    for _ in range(count):
+        recovery.send(now)
+    return recovery
+
+
+def lost(*numbers: int) -> list[tuple[int, Again]]:
+    return [(number, Again.lost) for number in numbers]
+
+
+def probed(*numbers: int) -> list[tuple[int, Again]]:
+    return [(number, Again.probe) for number in numbers]
+
+
+# ---------------------------------------------------------------------------- acknowledgements
+
+
+def test_an_ack_reports_each_packet_once_with_its_bytes() -> None:
+    recovery = sending(3)
+    assert recovery.on_ack(ack_of([1, 3]), MS) == (True, [3, 1], 2 * WIRE, 2_000, 0)
+    assert recovery.on_ack(ack_of([1, 2, 3]), MS) == (True, [2], WIRE, 1_000, 0)
+    assert (recovery.in_flight(), recovery.lowest(), recovery.largest_acked()) == (0, 4, 3)
+
+
+def test_an_ack_of_what_was_never_sent_changes_nothing() -> None:
+    recovery = sending(3)
+    assert recovery.on_ack(ack_of([1, 4]), MS) == (False, [], 0, 0, 0)
+    assert (recovery.in_flight(), recovery.largest_acked()) == (3, 0)
+
+
+def test_packets_in_flight_have_a_limit_and_none_is_forgotten_below_it() -> None:
+    recovery = Recovery()
+    while not recovery.full():
+        recovery.send(0)
+    assert recovery.in_flight() == 131_071
+    acked = 0
+    for largest in range(8_192, recovery.next() + 8_192, 8_192):
+        largest = min(largest, recovery.next() - 1)
+        acked += len(recovery.on_ack(Ack(largest, [2**64 - 1] * 128), MS)[1])
+    assert (acked, recovery.in_flight(), recovery.full()) == (131_071, 0, False)
+
+
+# ---------------------------------------------------------------------------- loss detection
+
+
+@pytest.mark.parametrize(("acked", "gone"), [(2, []), (3, []), (4, [1]), (5, [1, 2])])
+def test_a_packet_is_lost_three_packets_below_an_acknowledged_one(
+    acked: int, gone: list[int]
+) -> None:
+    recovery = sending(5)
+    recovery.on_ack(ack_of([acked]), MS)
+    assert recovery.detect_losses() == lost(*gone)
+
+
+@pytest.mark.parametrize(
+    ("rtt", "earlier", "gone"),
+    [
+        (1 * MS, 499 * US, []),
+        (1 * MS, 500 * US, [1]),  # the least threshold
+        (8 * MS, 1_999 * US, []),
+        (8 * MS, 2_000 * US, [1]),  # a quarter of the round-trip time
+    ],
+)
+def test_a_packet_is_lost_that_was_sent_long_enough_before_an_acknowledged_one(
+    rtt: int, earlier: int, gone: list[int]
+) -> None:
+    recovery = sending(1)
+    recovery.send(earlier)
+    recovery.on_ack(ack_of([2]), earlier + rtt)
+    assert recovery.detect_losses() == lost(*gone)
+
+
+def gap_of_loss(recovery: Recovery, now: int) -> int:
+    """How many packets after a missing one have to be acknowledged until it counts as lost."""
+    missing = recovery.next()
+    recovery.send(now)
+    for gap in range(1, 2_000):
+        recovery.send(now)
+        recovery.on_ack(ack_of([missing + gap]), now)
+        if recovery.detect_losses():
+            return gap
+    raise AssertionError("it is never lost")
+
+
+def reorder(recovery: Recovery, by: int, now: int) -> None:
+    """One packet is acknowledged after `by` later ones, when it has been declared lost."""
+    late = recovery.next()
+    for _ in range(by + 1):
+        recovery.send(now)
+    recovery.on_ack(ack_of(range(late + 1, late + by + 1)), now)
+    assert recovery.detect_losses() == lost(late)
+    assert recovery.on_ack(ack_of([late, late + by]), now) == (True, [late], 0, 0, 1)
+
+
+def test_reordering_raises_the_packet_threshold_and_it_is_forgotten_step_by_step() -> None:
+    recovery = Recovery()
+    assert gap_of_loss(recovery, MS) == 3
+    reorder(recovery, 40, MS)
+    gaps = [gap_of_loss(recovery, MS)]
+    while gaps[-1] > 3:
+        recovery.forget_reordering()
+        gaps.append(gap_of_loss(recovery, MS))
+    assert gaps == [42, 31, 23, 17, 12, 9, 6, 4, 3]
+
+
+def test_reordering_beyond_512_packets_is_loss() -> None:
+    recovery = Recovery()
+    reorder(recovery, 600, MS)
+    assert gap_of_loss(recovery, MS) == 512
+
+
+def test_after_reordering_time_alone_loses_no_packet() -> None:
+    recovery = Recovery()
+    reorder(recovery, 3, 0)
+    recovery.send(0)
+    recovery.send(SECOND)
+    recovery.on_ack(ack_of([recovery.next() - 1]), SECOND + MS)
+    assert recovery.detect_losses() == []
+
+
+def test_what_is_refused_is_not_lost() -> None:
+    recovery = sending(8)
+    recovery.on_ack(ack_of([8], refused=3), MS)
+    refused = [(number, Again.refused) for number in (1, 2, 3)]
+    assert recovery.detect_losses() == [*refused, *lost(4, 5)]
+
+
+def test_a_refused_number_that_was_never_sent_means_nothing() -> None:
+    recovery = sending(4)
+    recovery.on_ack(ack_of([4], refused=900), MS)
+    assert not recovery.refused(MS)
+    assert recovery.detect_losses() == lost(1)
+
+
+def test_a_peer_counts_as_full_for_one_probe_time_out_after_it_refused_a_packet() -> None:
+    recovery = sending(2)
+    assert not recovery.refused(MS)
+    recovery.on_ack(ack_of([1], refused=2), MS)
+    timeout = recovery.rtt.probe_timeout()
+    assert recovery.refused(MS + timeout - 1)
+    assert not recovery.refused(MS + timeout)
+
+
+# ---------------------------------------------------------------------------- probe time-outs
+
+
+def test_nothing_in_flight_has_no_time_out() -> None:
+    recovery = Recovery()
+    assert not recovery.waiting()
+    assert recovery.on_timeout(LONG_AGO, SECOND) == (False, [])
+
+
+def test_a_time_out_sends_the_two_oldest_packets_again() -> None:
+    recovery = sending(5)
+    assert recovery.next_timeout(LONG_AGO, 0) == INITIAL
+    assert recovery.on_timeout(LONG_AGO, INITIAL - 1) == (False, [])
+    assert recovery.on_timeout(LONG_AGO, INITIAL) == (True, probed(1, 2))
+    assert (recovery.timeouts(), recovery.probes(), recovery.in_flight()) == (1, 2, 3)
+
+
+def time_outs(recovery: Recovery, count: int, *, heard: int | None) -> list[float]:
+    """The intervals of so many time-outs, as multiples of the probe time-out."""
+    now = 0
+    intervals = []
+    for _ in range(count):
+        recovery.send(now)
+        due = recovery.next_timeout(now if heard is None else heard, now)
+        intervals.append((due - now) / recovery.rtt.probe_timeout())
+        assert recovery.on_timeout(due if heard is None else heard, due)[0]
+        now = due
+    return intervals
+
+
+def test_a_silent_peer_is_probed_ever_more_rarely() -> None:
+    backoff = [4, 8, 16, 32, 64, 128, 256, 256]
+    assert time_outs(Recovery(), 49, heard=LONG_AGO) == [1] + [2] * 40 + backoff
+
+
+def test_a_peer_that_is_heard_is_probed_without_further_backoff() -> None:
+    assert time_outs(Recovery(), 60, heard=None) == [1] + [2] * 59
+
+
+def test_an_ack_ends_the_backoff_and_the_probes() -> None:
+    recovery = sending(5)
+    recovery.on_timeout(LONG_AGO, INITIAL)
+    recovery.on_ack(ack_of([5]), INITIAL + 5 * MS)
+    assert (recovery.timeouts(), recovery.probes()) == (0, 0)
+    timeout = recovery.rtt.probe_timeout()
+    assert recovery.next_timeout(LONG_AGO, 0) == INITIAL + 5 * MS + timeout
+
+
+def test_the_ack_of_a_probed_packet_counts_although_it_was_sent_again() -> None:
+    recovery = sending(1)
+    recovery.on_timeout(LONG_AGO, INITIAL)
+    assert recovery.on_ack(ack_of([1]), INITIAL + MS) == (True, [1], WIRE, 0, 1)
+
+
+def test_the_late_ack_of_a_probed_packet_is_known_after_thousands_of_others() -> None:
+    recovery = sending(1)
+    recovery.on_timeout(LONG_AGO, INITIAL)
+    for number in range(2, 8_194):
+        recovery.send(INITIAL)
+        recovery.on_ack(ack_of([number]), INITIAL)
+    last_word = [0] * 127 + [1 << 63]
+    assert recovery.on_ack(Ack(8_192, last_word), INITIAL) == (True, [1], WIRE, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("heard", "throttled", "probes"),
+    [
+        (30 * MS, False, 2),  # the answer to the last time-out is not due by then
+        (50 * MS, False, 24),
+        (50 * MS, True, 2),  # the circuit breaker has tripped
+    ],
+)
+def test_a_peer_that_sends_but_acknowledges_nothing_gets_a_rounds_first_window(
+    heard: int, throttled: bool, probes: int
+) -> None:
+    recovery = sending(40)
+    assert recovery.on_timeout(heard, INITIAL, throttled=throttled)[0]
+    assert recovery.probes() == 2
+    due, again = recovery.on_timeout(heard, 3 * INITIAL, throttled=throttled)
+    assert (due, len(again), recovery.probes()) == (True, probes, probes)
+
+
+def test_after_eight_time_outs_only_every_eighth_sends_that_many() -> None:
+    recovery = Recovery()
+    now = 0
+    loud = []
+    for number in range(1, 33):
+        for _ in range(30):
+            recovery.send(now)
+        now = recovery.next_timeout(now, now)
+        recovery.on_timeout(now, now)
+        if recovery.probes() == 24:
+            loud.append(number)
+    assert loud == [2, 3, 4, 5, 6, 7, 8, 16, 24, 32]
+
+
+@pytest.mark.parametrize(("rtt", "probes"), [(5 * MS, 2), (6 * MS, 24)])
+def test_on_a_long_path_the_first_time_out_sends_that_many(rtt: int, probes: int) -> None:
+    recovery = sending(40)
+    recovery.on_ack(ack_of([1]), rtt)
+    due = recovery.next_timeout(LONG_AGO, rtt)
+    assert len(recovery.on_timeout(LONG_AGO, due)[1]) == probes
+
+
+def test_a_peer_without_room_gets_two_probes_even_on_a_long_path() -> None:
+    recovery = sending(40)
+    recovery.on_ack(ack_of([1], refused=40), 10 * MS)
+    due = recovery.next_timeout(LONG_AGO, 10 * MS)
+    assert len(recovery.on_timeout(LONG_AGO, due)[1]) == 2
+
+
+@pytest.mark.parametrize(("more", "again"), [(True, probed(1, 2)), (False, probed(*range(1, 6)))])
+def test_packets_that_need_no_recovery_make_way_for_new_ones(
+    more: bool, again: list[tuple[int, Again]]
+) -> None:
+    recovery = Recovery()
+    for _ in range(5):
+        recovery.send(0, recovers=False)
+    assert recovery.on_timeout(LONG_AGO, INITIAL, more=more) == (True, again)
+
+
+def test_data_uses_up_the_probes_and_control_frames_do_not() -> None:
+    recovery = sending(2)
+    recovery.on_timeout(LONG_AGO, INITIAL)
+    for kind, left in [(Kind.close, 2), (Kind.push, 1), (Kind.pull, 0), (Kind.push, 0)]:
+        recovery.send(INITIAL, kind)
+        assert recovery.probes() == left
+
+
+def test_waiting_for_credit_has_a_time_out_too() -> None:
+    recovery = Recovery()
+    recovery.starve(5 * MS)
+    assert recovery.waiting()
+    assert recovery.next_timeout(LONG_AGO, 5 * MS) == 5 * MS + INITIAL
+    assert recovery.on_timeout(LONG_AGO, 5 * MS + INITIAL) == (True, [])
+    assert recovery.probes() == 2
+    recovery.feed()
+    assert not recovery.waiting()
+    recovery.starve(SECOND)
+    recovery.send(SECOND)  # there was credit
+    recovery.on_ack(ack_of([1]), SECOND + MS)
+    assert not recovery.waiting()
+
+
+# ---------------------------------------------------------------------------- early repetition
+
+
+def test_control_frames_go_again_after_a_time_and_data_does_not() -> None:
+    recovery = Recovery()
+    recovery.send(0, Kind.close)
+    recovery.send(0, Kind.push)
+    recovery.send(MS, Kind.close)
+    assert recovery.repeat_control(5 * MS, 5 * MS - 1) == (5 * MS, [])
+    assert recovery.repeat_control(5 * MS, 5 * MS) == (6 * MS, [(1, Again.repeat)])
+    recovery.on_ack(ack_of([3]), 5 * MS)
+    assert recovery.repeat_control(5 * MS, SECOND) == (NEVER, [])
+
+
+def test_data_goes_again_after_a_time_the_oldest_first_as_long_as_copies_last() -> None:
+    recovery = Recovery()
+    for now in (0, MS, 2 * MS):
+        recovery.send(now)
+    due, again, copies, short = recovery.repeat_data(5 * MS, 10, 1_000, 6 * MS)
+    assert (due, again) == (7 * MS, [(1, Again.repeat), (2, Again.repeat)])
+    assert (copies, short, recovery.probes()) == (8, False, 2)
+    # Half a copy is left at 1,000 a second: the next comes in half a millisecond.
+    due, again, copies, short = recovery.repeat_data(5 * MS, 0.5, 1_000, 8 * MS)
+    assert (due, again, copies, short) == (8_500_001, [], 0.5, True)
+
+
+def test_packets_longer_than_a_path_carries_are_given_up() -> None:
+    recovery = Recovery()
+    for size in (1_400, 500, 501):
+        recovery.send(0, Kind.push, size)
+    assert recovery.give_up_longer(500) == probed(1, 3)
+    assert recovery.in_flight() == 1
+
+
+# ---------------------------------------------------------------------------- any course of events
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.integers(1, 30)),
+        st.tuples(st.just("ack"), st.frozensets(st.integers(0, 40), min_size=1)),
+        st.tuples(st.just("time-out"), st.integers(0, 60)),
+        st.tuples(st.just("repeat"), st.integers(0, 20)),
+    ),
+    min_size=15,
+    max_size=40,
+)
+
+
+@given(EVENTS)
+def test_each_packet_leaves_flight_once_and_is_acknowledged_once(
+    events: list[tuple[str, int | frozenset[int]]],
+) -> None:
+    recovery = Recovery()
+    now = 0
+    flight: set[int] = set()
+    acked: set[int] = set()
+
+    def leave(numbers: list[tuple[int, Again]]) -> None:
+        for number, _ in numbers:
+            flight.remove(number)
+
+    for what, value in events:
+        now += MS
+        if what == "send":
+            for _ in range(value):
+                flight.add(recovery.next())
+                recovery.send(now)
+        elif what == "ack":
+            numbers = {recovery.next() - 1 - back for back in value}
+            numbers = {number for number in numbers if number > 0}
+            if not numbers:
+                continue
+            valid, packets, _, in_flight, _ = recovery.on_ack(ack_of(numbers), now)
+            assert valid
+            assert set(packets) == numbers - acked
+            assert in_flight == 1_000 * len(flight & numbers)
+            acked |= numbers
+            flight -= numbers
+            leave(recovery.detect_losses())
+        elif what == "time-out":
+            now += value * MS
+            leave(recovery.on_timeout(LONG_AGO, now)[1])
+        else:
+            leave(recovery.repeat_data(value * MS, 5, 1_000, now)[1])
+        assert recovery.in_flight() == len(flight)
+        assert recovery.lowest() == min(flight, default=recovery.next())
+
+
+# ---------------------------------------------------------------------------- round-trip time
+
+
+def test_the_round_trip_time_follows_rfc_9002() -> None:
+    rtt = Rtt()
+    for sample, smoothed, round_trip, timeout in [
+        (None, 20 * MS, 20 * MS, 20 * MS),
+        # The reported delay brings no sample below the minimum.
+        ((10 * MS, 2 * MS), 10 * MS, 10 * MS, 31 * MS),
+        # 16 ms after the delay: the deviation is 5.25 ms, and 0.5 ms of delay is remembered.
+        ((20 * MS, 4 * MS), 10_750 * US, 11_250 * US, 32_750 * US),
+    ]:
+        if sample:
+            rtt.sample(*sample, 0)
+        assert (rtt.smoothed(), rtt.round(), rtt.probe_timeout()) == (smoothed, round_trip, timeout)
+    assert rtt.minimum() == 10 * MS
+
+
+def test_the_smallest_round_trip_time_is_forgotten_after_five_to_ten_seconds() -> None:
+    rtt = Rtt()
+    rtt.sample(5 * MS, 0, 0)
+    smallest = {}
+    for tenth in range(1, 106):
+        rtt.sample(9 * MS, 0, tenth * SECOND // 10)
+        smallest[tenth] = rtt.minimum()
+    assert all(smallest[tenth] == 5 * MS for tenth in range(1, 51))
+    assert smallest[105] == 9 * MS
+
+
+def test_a_path_is_long_above_five_milliseconds() -> None:
+    assert [long_path(5 * MS), long_path(5 * MS + 1)] == [False, True]
+
+
+def test_an_ack_samples_the_round_trip_time_of_its_largest_packet_alone() -> None:
+    recovery = sending(1)
+    recovery.send(10 * MS)
+    recovery.on_ack(ack_of([1, 2], delay_us=1_000), 12 * MS)
+    assert recovery.rtt.minimum() == 2 * MS
+    # The largest is refused, and nothing is known of the others' arrival.
+    recovery.send(12 * MS)
+    recovery.send(12 * MS)
+    assert recovery.on_ack(Ack(4, [0b10], refused=4), 13 * MS)[1] == [3]
+    assert recovery.rtt.minimum() == 2 * MS
+
+
+# ---------------------------------------------------------------------------- measured loss
+
+
+def test_the_share_of_lost_packets_needs_some_packets_and_is_forgotten() -> None:
+    loss = LossMeter()
+    loss.add(1, 1, MS)
+    assert loss.share(MS) == 0
+    loss.add(49, 49, 2 * MS)
+    assert loss.share(2 * MS) == pytest.approx(0.5)
+    assert loss.share(2 * MS + 2 * SECOND) == 0
+
+
+def test_a_packet_that_arrives_late_is_taken_out_of_the_loss() -> None:
+    loss = LossMeter()
+    loss.add(2, 14, MS)
+    loss.late()
+    assert loss.share(MS) == pytest.approx(1 / 16)
+
+
+def test_the_loss_stays_below_one() -> None:
+    loss = LossMeter()
+    loss.add(1_000, 0, MS)
+    assert 0.9 < loss.share(MS) < 1

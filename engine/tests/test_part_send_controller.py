@@ -1,0 +1,256 @@
+"""SendController, without an endpoint: what is sent and acknowledged in, when trains go out."""
+
+import pytest
+from _parts import SendController, TokenBucket
+
+from part_kit import MS, SECOND, US
+
+WIRE = 1_514  # bytes on the wire of a full packet
+TARGET = 1_300 * US
+RATE = 125e6  # bytes/s
+FAR = {"far": 1, "rtprop": 40 * MS, "round": 40 * MS}
+
+
+def acked(sender: SendController, now: int, *, size: int = WIRE, queue: int = 0) -> None:
+    sender.on_ack(bytes=size, queue=queue, round=MS + queue, rtprop=MS, now=now)
+
+
+def under_a_queue(queue: int) -> tuple[SendController, int]:
+    """A sender that has measured this queueing delay, and the time."""
+    sender = SendController(WIRE, TARGET)
+    now = 0
+    for _ in range(8):
+        now += 5 * MS
+        acked(sender, now, queue=queue)
+    assert sender.window().queue_delay() == queue
+    return sender, now
+
+
+def paced(
+    sender: SendController, start: int, *, rate: float = RATE, several: bool = True, **far: float
+) -> float:
+    """The bytes a second that go in trains as soon as each may, over 100 ms."""
+    sender.pace(rate, start, **far)
+    sender.train_sent(0)
+    total = 0.0
+    now = start
+    while now < start + 100 * MS:
+        sender.pace(rate, now, **far)
+        due = sender.wait(several, now)
+        if due:
+            assert due > now
+            now = due
+            continue
+        sender.train_sent(sender.quantum() * WIRE)
+        total += sender.quantum() * WIRE
+        if total > 10 * RATE:
+            return float("inf")
+    return total * 10
+
+
+def throttle(sender: SendController, now: int) -> int:
+    """Six seconds in which each packet is lost trip the circuit breaker; returns the time."""
+    for second in range(7):
+        for _ in range(100):
+            sender.on_sent(WIRE, now)
+            sender.on_lost()
+            sender.on_left(WIRE)
+        now += SECOND
+        sender.on_timer(now)
+        if sender.throttled():
+            assert second == 5
+            break
+    return now
+
+
+# ---------------------------------------------------------------------------- pace
+
+
+@pytest.mark.parametrize(
+    ("queue", "gain"),
+    [(0, 1.15), (TARGET * 3 // 8, 1.1), (TARGET * 3 // 4, 1.0), (2 * TARGET, 1.0)],
+)
+def test_the_pace_is_the_known_rate_and_a_little_more_while_the_queue_is_short(
+    queue: int, gain: float
+) -> None:
+    sender, now = under_a_queue(queue)
+    assert paced(sender, now) == pytest.approx(gain * RATE, rel=0.02)
+
+
+def test_a_single_destination_is_not_paced_for_its_receivers_credit_does_that() -> None:
+    sender, now = under_a_queue(0)
+    assert paced(sender, now, several=False) == float("inf")
+
+
+def test_without_a_known_rate_or_with_pacing_off_nothing_is_paced() -> None:
+    assert paced(SendController(WIRE, TARGET), MS, rate=0) == float("inf")
+    assert paced(SendController(WIRE, TARGET, False), MS) == float("inf")
+
+
+def test_what_went_before_a_rate_was_known_is_no_debt() -> None:
+    sender = SendController(WIRE, TARGET)
+    sender.pace(0, MS)
+    sender.probe_sent(40 * WIRE)
+    sender.pace(0, 2 * MS)
+    sender.pace(1e6, 3 * MS)
+    assert sender.wait(True, 3 * MS) == 0
+
+
+def test_a_late_timer_catches_up_on_half_a_millisecond_at_most() -> None:
+    sender, now = under_a_queue(2 * TARGET)
+    sender.pace(RATE, now)
+    now += SECOND
+    sender.pace(RATE, now)
+    at_once = 0
+    while sender.wait(True, now) == 0:
+        sender.train_sent(sender.quantum() * WIRE)
+        at_once += sender.quantum() * WIRE
+    assert at_once <= 0.0005 * RATE + sender.quantum() * WIRE
+
+
+def test_a_probe_goes_whatever_the_pace_and_its_debt_is_bounded() -> None:
+    sender, now = under_a_queue(2 * TARGET)
+    sender.pace(RATE, now)
+    for _ in range(100):
+        sender.probe_sent(24 * WIRE)
+    wait = sender.wait(True, now) - now
+    assert wait <= (64 + sender.quantum()) * WIRE / RATE * 1e9
+
+
+def test_a_long_path_alone_is_paced_at_its_receivers_window_in_a_round() -> None:
+    sender = SendController(WIRE, TARGET)
+    window = 20 * WIRE  # less than the own window
+    rate = paced(sender, MS, rate=0, several=False, window=window, **FAR)
+    assert sender.led_by_receiver()
+    assert rate == pytest.approx(1.25 * window / 0.04, rel=0.1)  # more in slow start
+    rate = paced(sender, SECOND, rate=0, several=False, window=1_000 * WIRE, **FAR)
+    assert not sender.led_by_receiver()
+    assert rate == pytest.approx(1.25 * 32 * WIRE / 0.04, rel=0.1)
+
+
+@pytest.mark.parametrize(("window", "grows"), [(20 * WIRE, False), (1_000 * WIRE, True)])
+def test_on_a_long_path_alone_the_window_grows_where_it_is_the_limit(
+    window: int, grows: bool
+) -> None:
+    sender = SendController(WIRE, TARGET)
+    before = sender.window().bytes()
+    for step in range(1, 10):
+        sender.pace(0, step * MS, window=window, **FAR)
+        sender.on_ack(bytes=WIRE, round=40 * MS, rtprop=40 * MS, now=step * MS)
+    assert (sender.window().bytes() > before) == grows
+
+
+# ---------------------------------------------------------------------------- trains
+
+
+def test_a_window_goes_in_sixteen_trains_of_four_to_44_packets() -> None:
+    sender = SendController(WIRE, TARGET)
+    seen = set()
+    now = 0
+    for _ in range(2_000):
+        sender.pace(0, now)
+        window = sender.window().bytes() / WIRE
+        assert sender.quantum() == min(44, max(4, int(window / 16)))
+        seen.add(sender.quantum())
+        now += MS // 4
+        sender.limited()
+        acked(sender, now, size=200 * WIRE)
+    assert {4, 44} <= seen
+
+
+@pytest.mark.parametrize(("rate", "packets"), [(1e6, 4), (RATE, 20), (1e9, 44)])
+def test_on_a_long_path_a_train_takes_a_quarter_of_a_millisecond(rate: float, packets: int) -> None:
+    sender = SendController(WIRE, TARGET)
+    for step in range(2_000):
+        sender.limited()
+        acked(sender, step * MS // 4, size=200 * WIRE)
+    sender.pace(rate, SECOND, far=2, rtprop=40 * MS, round=40 * MS, window=1e9)
+    assert sender.quantum() == pytest.approx(packets, abs=1)
+
+
+# ---------------------------------------------------------------------------- window
+
+
+def test_the_room_is_the_window_less_what_is_in_flight() -> None:
+    sender = SendController(WIRE, TARGET)
+    for sent, left, room in [(0, 0, 32), (30, 0, 2), (5, 0, -3), (0, 10, 7)]:
+        for _ in range(sent):
+            sender.on_sent(WIRE, MS)
+        sender.on_left(left * WIRE)
+        assert sender.room(MS) == room * WIRE
+
+
+def test_marks_shrink_the_window_once_a_round() -> None:
+    sender = SendController(WIRE, TARGET)
+    window = sender.window().bytes()
+    for sent, now, shrinks in [
+        (5 * MS, 10 * MS, True),
+        (9 * MS, 12 * MS, False),  # sent under the larger window
+        (10 * MS, 13 * MS, False),
+        (11 * MS, 14 * MS, True),
+    ]:
+        assert sender.marked(sent, now) == shrinks
+        assert (sender.window().bytes() < window) == shrinks
+        window = sender.window().bytes()
+
+
+def test_the_loss_of_all_packets_sent_is_what_their_paths_report() -> None:
+    sender = SendController(WIRE, TARGET)
+    for _ in range(200):
+        share = sender.add_loss(10 * WIRE, 0.5, MS)
+    assert share == pytest.approx(0.5)
+    for _ in range(200):
+        share = sender.add_loss(10 * WIRE, 0.0, MS)
+    assert share < 0.01
+
+
+# ---------------------------------------------------------------------------- throttling
+
+
+def test_a_tripped_circuit_breaker_halves_window_and_pace_and_paces_every_destination() -> None:
+    sender, now = under_a_queue(2 * TARGET)
+    window = sender.room(now)
+    assert not sender.throttled()
+    now = throttle(sender, now)
+    assert sender.throttled()
+    assert sender.room(now) == pytest.approx(window / 2)
+    assert paced(sender, now, several=False) == pytest.approx(RATE / 2, rel=0.02)
+
+
+# ---------------------------------------------------------------------------- holds and copies
+
+
+@pytest.mark.parametrize("window", [100 * WIRE, 2_000 * WIRE])
+def test_a_path_goes_at_its_part_of_the_receivers_window_in_a_round(window: int) -> None:
+    sender = SendController(WIRE, TARGET)
+    sender.marked(1, 2)  # no slow start
+    sender.pace(0, MS)
+    tokens = TokenBucket()
+    tokens.reset(MS)
+    sent = 0
+    now = MS
+    while now < 401 * MS:
+        wait = sender.hold(tokens, window, 40 * MS, now)
+        if wait:
+            now += wait
+            continue
+        tokens.spend(sender.quantum() * WIRE)
+        sent += sender.quantum() * WIRE
+    assert sent == pytest.approx(10 * window, rel=0.05)
+
+
+def test_copies_come_at_the_rate_that_the_path_carries_and_sixteen_at_once() -> None:
+    sender = SendController(WIRE, TARGET)
+    assert sender.copy_rate(0, 0, 0) == 1_000  # whatever is known
+    assert sender.copy_rate(RATE, 0, 0) == pytest.approx(RATE / WIRE)
+    assert sender.copies(1_000, 10 * MS) == pytest.approx(10)
+    assert sender.copies(1_000, SECOND) == 16
+    sender.on_sent(WIRE, SECOND)
+    assert sender.copies(1_000, SECOND) == 15  # what is sent takes from it
+
+
+def test_an_unproven_rate_is_a_window_in_a_round() -> None:
+    sender = SendController(WIRE, TARGET)
+    for windows, packets in [(0, 32), (10 * WIRE, 10), (1_000 * WIRE, 32)]:
+        rate = sender.unproven_rate(windows, 10 * MS)
+        assert rate == pytest.approx(packets * WIRE / 0.01)
