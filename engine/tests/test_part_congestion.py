@@ -47,21 +47,16 @@ def test_after_a_long_pause_the_smallest_delay_is_learnt_anew(pause: int, queue:
 
 def test_a_port_has_the_smallest_delay_of_the_paths_in_use() -> None:
     port = PortDelay(3)
-    assert (port.in_use(MS), port.shared(MS)) == (1, 0)
-    port.add(0, 900 * US, WIRE, 10 * MS)
-    port.add(1, 400 * US, WIRE, 11 * MS)
-    assert (port.in_use(11 * MS), port.shared(11 * MS)) == (2, 400 * US)
-    port.add(0, 900 * US, WIRE, 15 * MS)
-    assert (port.in_use(17 * MS), port.shared(17 * MS)) == (1, 900 * US)  # path 1 is silent
+    assert port.add(0, 900 * US, WIRE, 10 * MS) == (1, 900 * US)
+    assert port.add(1, 400 * US, WIRE, 11 * MS) == (2, 400 * US)
+    assert port.add(0, 900 * US, WIRE, 15 * MS) == (2, 400 * US)
+    assert port.add(0, 900 * US, WIRE, 17 * MS) == (1, 900 * US)  # path 1 is silent
 
 
 def test_the_delay_of_a_path_moves_towards_new_samples() -> None:
     port = PortDelay(1)
     port.add(0, 0, WIRE, 10 * MS)
-    delays = []
-    for step in range(100):
-        port.add(0, MS, WIRE, 10 * MS + step)
-        delays.append(port.shared(10 * MS + step))
+    delays = [port.add(0, MS, WIRE, 10 * MS + step)[1] for step in range(100)]
     assert delays == sorted(delays)
     assert delays[0] < 200 * US
     assert delays[-1] > 900 * US

@@ -15,9 +15,13 @@ void bind_congestion(nb::module_& module) {
       .def("sample", &QueueDelay::sample, "sent_us"_a, "arrival"_a, "now"_a);
   nb::class_<PortDelay>(module, "PortDelay")
       .def(nb::init<size_t>(), "paths"_a)
-      .def("add", &PortDelay::add, "path"_a, "delay"_a, "bytes"_a, "now"_a)
-      .def("in_use", &PortDelay::in_use, "now"_a)
-      .def("shared", &PortDelay::shared, "now"_a);
+      .def(
+          "add",
+          [](PortDelay& self, size_t path, Nanos delay, uint64_t bytes, Nanos now) {
+            const PortDelay::Now port = self.add(path, delay, bytes, now);
+            return std::pair(port.in_use, port.delay);
+          },
+          "path"_a, "delay"_a, "bytes"_a, "now"_a);
   nb::class_<RateMeter>(module, "RateMeter")
       .def(nb::init<>())
       .def("add", &RateMeter::add, "bytes"_a, "now"_a, "lossy"_a = false, "sent"_a = 0)
