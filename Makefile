@@ -30,11 +30,12 @@ test-all: venv  ## run all the tests: those of `make test`, then the slow ones (
 traces: venv  ## compare the traces of 99 scenarios in virtual time with the known ones
 	@$(BIN)/python engine/tests/traces.py $(ARGS)
 
-lint: venv  ## ruff, mypy --strict, clang-format
+lint: venv  ## ruff, mypy --strict, clang-format, lizard
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy --strict
 	@$(ENGINE_FILES) | xargs -r $(BIN)/clang-format --dry-run -Werror
+	@$(BIN)/lizard -C 15 -l cpp -w -x '*/congestion/*' engine/proto
 
 format: venv  ## put everything in form
 	@$(BIN)/ruff check --fix .
