@@ -393,7 +393,7 @@ def test_auto_goes_by_the_optimizers_family() -> None:
     [
         {"policy": "mlt", "p": 0.3},
         {"policy": "netsenseml", "start": 0.02, "share": 0.05, "momentum": 0.9, "prune": 0.3},
-        {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.9},
+        {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.7},
         {"policy": "ltp", "every": 10, "slack": 0.0, "floor": 0.9, "guard": "skip"},
     ],
     ids=lambda case: str(case["policy"]),
