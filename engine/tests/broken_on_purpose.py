@@ -198,7 +198,7 @@ BREAKS = (
     Break(
         3,
         "control messages are sent once",
-        PROTO + "endpoint/loss_detection.cc",
+        PROTO + "endpoint/acks.cc",
         "path.control.again(packet.item);",
         "",
         SIM + "exact.py " + SIM + "faults.py",

@@ -18,14 +18,11 @@ void Endpoint::Impl::count_ecn(Path& path, uint8_t ecn, Nanos now) {
 
 void Endpoint::Impl::on_counts(Path& path, const wire::Ack& ack, Nanos now) {
   const bool marks = path.ecn.sent.told(ack.ect0, ack.ce);
-  check_ecn(path);
+  if (config.ecn && path.ecn.sent.failed() && !path.ecn.failure_counted) {
+    path.ecn.failure_counted = true;
+    ++counters.ecn_failed;
+  }
   if (marks && sender.marked(path.recovery.largest_acked_sent(), now)) ++counters.mark_cuts;
-}
-
-void Endpoint::Impl::check_ecn(Path& path) {
-  if (!config.ecn || !path.ecn.sent.failed() || path.ecn.failure_counted) return;
-  path.ecn.failure_counted = true;
-  ++counters.ecn_failed;
 }
 
 }  // namespace gradwire

@@ -1,6 +1,5 @@
-// Endpoint::Impl is the inside of Endpoint. Its methods stand in the file of their subject:
-// endpoint.cc (timers, closing), liveness.cc, receive.cc, loss_detection.cc, repeat.cc, credit.cc,
-// transmit.cc, ops.cc, messages.cc, passes.cc, results.cc, path_limit.cc, ecn.cc and priority.cc.
+// Endpoint::Impl is the inside of Endpoint. Its methods stand in the file of their subject, which
+// the comments below name; endpoint.cc has timers and closing.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +28,6 @@ inline constexpr size_t kStashMost = 512;
 inline constexpr size_t kStashInAll = 8192;
 // Ops by which a peer may be ahead in its lane; bounds what it can make this endpoint keep.
 inline constexpr uint64_t kOpsAhead = 1024;
-// A peer from which a packet arrived within this time is alive, even if it has sent BYE.
-inline constexpr Nanos kHeardOf = 1 * kSecond;
 // A path without an answer for this long may not carry datagrams of the agreed length.
 inline constexpr Nanos kTrialAfter = 1 * kSecond;
 
@@ -178,13 +175,12 @@ struct Endpoint::Impl {
   void flush(Nanos now);
   void replay(uint64_t op, Nanos now);
 
-  // loss_detection.cc
+  // acks.cc
   bool on_ack(Path& path, const wire::Ack& ack, Nanos now);
   void packet_acked(Path& path, const SentPacket& packet, Nanos now);
   void packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now);
   void packets_lost(Path& path, Nanos now);
   void check_probe(Path& path, Nanos now);
-  double windows(Nanos now) const;
 
   // settle.cc
   void touch(Path& path);
@@ -205,6 +201,8 @@ struct Endpoint::Impl {
   uint64_t next_id(Path& path) const;
   bool transmit_farewell(Path& path, Nanos now, Train& train);
   bool transmit_control(Path& path, Nanos now, Train& train);
+  wire::Header header_of(const SentPacket& packet, uint32_t chunk, uint64_t backlog,
+                         Nanos now) const;
   wire::Common common(wire::Kind kind) const {
     return {wire::kVersion, kind, config.endpoint, config.session};
   }
@@ -264,7 +262,6 @@ struct Endpoint::Impl {
   // ecn.cc
   void count_ecn(Path& path, uint8_t ecn, Nanos now);
   void on_counts(Path& path, const wire::Ack& ack, Nanos now);
-  void check_ecn(Path& path);
 
   // priority.cc
   void set_classes(Op& op);
@@ -275,6 +272,7 @@ struct Endpoint::Impl {
 
   // repeat.cc
   void repeat(Nanos now);
+  double windows(Nanos now) const;
   double unproven_rate(Nanos now) const;
   Nanos repeat_after(const Path& path, Nanos now) const;
 

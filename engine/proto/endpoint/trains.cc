@@ -14,8 +14,6 @@ constexpr uint32_t kMostEncoded = 1U << 16;
 // Chunks for a peer that is not known to have started their op. Where all start together fewer go
 // before its OPEN arrives, and the peer stashes more in any case.
 constexpr size_t kMostEarly = kStashMost / 2;
-// The largest backlog that a header reports.
-constexpr uint64_t kMostBacklog = 65'535;
 }  // namespace
 
 // ---- what waits
@@ -288,13 +286,7 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Fil
   packet.kind = chunk.kind;
   packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload_bytes);
   packet.recovers = recovers(op, chunk.kind);
-  wire::Header header{};
-  header.common = common(chunk.kind);
-  header.packet_number = static_cast<uint32_t>(packet.number);
-  header.send_time_us = us(now);
-  header.op = static_cast<uint32_t>(op.id);
-  header.chunk = chunk.id;
-  header.backlog = static_cast<uint16_t>(std::min(filling.left, kMostBacklog));
+  wire::Header header = header_of(packet, chunk.id, filling.left, now);
   header.flags = chunk.flags;
   if (filling.left && (packet.number >= path.allowed.credit || filling.by_share))
     header.flags |= wire::kOutOfCredit;

@@ -167,6 +167,19 @@ bool Endpoint::Impl::transmit_farewell(Path& path, Nanos now, Train& train) {
   return true;
 }
 
+// The header of a reliable packet. `backlog`: the chunks that still wait for its peer.
+wire::Header Endpoint::Impl::header_of(const SentPacket& packet, uint32_t chunk, uint64_t backlog,
+                                       Nanos now) const {
+  wire::Header header{};
+  header.common = common(packet.kind);
+  header.packet_number = static_cast<uint32_t>(packet.number);
+  header.send_time_us = us(now);
+  header.op = static_cast<uint32_t>(packet.op);
+  header.chunk = chunk;
+  header.backlog = static_cast<uint16_t>(std::min<uint64_t>(backlog, UINT16_MAX));
+  return header;
+}
+
 bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   if (!path.control.waiting() || path.recovery.full()) return false;
   const uint32_t handle = path.control.take();
@@ -179,14 +192,7 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   packet.bytes = static_cast<uint16_t>(bytes);
   packet.recovers = true;
   uint8_t* at = begin_control(train, path.peer, bytes);
-  wire::Header header{};
-  header.common = common(frame.kind);
-  header.packet_number = static_cast<uint32_t>(packet.number);
-  header.send_time_us = us(now);
-  header.op = static_cast<uint32_t>(frame.op);
-  header.chunk = frame.part;
-  header.backlog = static_cast<uint16_t>(std::min<uint64_t>(backlog(path), 65'535));
-  wire::write_header(at, header);
+  wire::write_header(at, header_of(packet, frame.part, backlog(path), now));
   std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());
   end_control(train, bytes, control_dscp, path.ecn.sent.capable() ? kEct0 : kNotEct);
   sent(path, packet, now);

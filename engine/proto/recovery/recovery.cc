@@ -16,8 +16,6 @@ constexpr uint32_t kQuickProbes = 40;
 constexpr uint32_t kQuickBackoff = 1;
 // Doublings of the time-out at most.
 constexpr uint32_t kSlowestBackoff = 8;
-// A peer from which a packet arrived within this time is neither dead nor cut off.
-constexpr Nanos kHeardOf = 1 * kSecond;
 // Packets that one probe time-out may send again; a round's first window.
 constexpr uint32_t kMostProbes = 24;
 // Probe time-outs in a row that send that many; after these, only every eighth does.

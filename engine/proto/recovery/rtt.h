@@ -44,6 +44,10 @@ inline bool long_path(Nanos rtprop) {
   return rtprop > 5 * kMillisecond;
 }
 
+// A peer from which a packet has arrived within this time is neither dead nor cut off, even if it
+// has sent BYE.
+inline constexpr Nanos kHeardOf = 1 * kSecond;
+
 class Rtt {
  public:
   void sample(Nanos latest, Nanos ack_delay, Nanos now) {

@@ -48,7 +48,6 @@ class Scheduler {
     bool ready() const { return waits() && (credit > 0 || probes > 0); }
   };
   void set_destination(uint16_t to, const Destination& now);
-  const Destination& destination(uint16_t to) const { return table_[to]; }
   struct Choice {
     uint16_t to = kNowhere;
     bool probe = false;
