@@ -10,7 +10,15 @@ from dataclasses import replace
 import pytest
 
 from gradwire_lab.contest.rivals import RivalStreams
-from gradwire_lab.network import NETWORK_B, LabUnavailable, Leaves, Network, Preset, Wire
+from gradwire_lab.network import (
+    NETWORK_B,
+    LabUnavailable,
+    Leaves,
+    Network,
+    PortStats,
+    Preset,
+    Wire,
+)
 from gradwire_lab.network.bursts import BurstTraffic
 from gradwire_lab.network.presets import MAX_FRAME, Burst
 
@@ -49,7 +57,23 @@ def send(network: Network, pairs: list[tuple[int, int]], seconds: float = 0.0) -
     ]
     for sender in senders:
         assert sender.wait(30) == 0
-    time.sleep(0.05)
+    drain(network)
+
+
+def drain(network: Network) -> None:
+    """Waits until no queue holds anything and no counter has moved for a while."""
+    leaves = range(network.leaves.count) if network.leaves is not None else ()
+    deadline = time.monotonic() + 10
+    before: list[PortStats] = []
+    while True:
+        stats = [network.port_stats(host) for host in range(network.hosts)]
+        stats += [network.uplink_stats(leaf) for leaf in leaves]
+        waiting = sum(each.uplink.backlog + each.downlink.backlog for each in stats)
+        if stats == before and waiting == 0:
+            return
+        assert time.monotonic() < deadline
+        before = stats
+        time.sleep(0.05)
 
 
 def test_hosts_are_spread_in_rank_order() -> None:
