@@ -83,12 +83,11 @@ class Ranks:
         per_rank: Sequence[dict[str, Any]] | None = None,
         **arguments: Any,
     ) -> list[Any]:
-        """Calls the function on every rank; returns their results, raises if one failed."""
+        """Calls the function on every rank; returns their results, raises what every rank says of
+        itself if one failed."""
         outcomes = self.outcomes(function, timeout=timeout, per_rank=per_rank, **arguments)
-        for rank, outcome in enumerate(outcomes):
-            if isinstance(outcome, (Failed, Gone)):
-                trace = outcome.trace if isinstance(outcome, Failed) else ""
-                raise AssertionError(f"rank {rank}: {outcome!r}\n{trace}")
+        if any(isinstance(outcome, (Failed, Gone)) for outcome in outcomes):
+            raise AssertionError("\n".join(map(_told, range(self.world), outcomes)))
         return outcomes
 
     def outcomes(
@@ -156,6 +155,11 @@ class Ranks:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _told(rank: int, outcome: Any) -> str:
+    trace = f"\n{outcome.trace}" if isinstance(outcome, Failed) else ""
+    return f"rank {rank}: {outcome!r:.300}{trace}"
 
 
 def _serve(rank: int, world: int, end: Connection, variables: dict[str, str], group: bool) -> None:
