@@ -58,10 +58,6 @@ constexpr double kUnbounded = 1e12;
 constexpr double kFullRate = 0.6;
 // The largest window in bytes on one path.
 constexpr double kLargest = 256e6;
-// The rate grows by this factor per round while the pipe is not full (BBR).
-constexpr double kStillGrows = 1.25;
-// Rounds without such growth that end slow start (BBR).
-constexpr uint32_t kFlatRounds = 3;
 // From this share of BtlBw on the rate is what the port carries, and the stretch shrinks.
 constexpr double kFull = 0.95;
 // The smallest factor of the stretch for a queue.
@@ -101,7 +97,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   // Below the threshold, and while the queue is short, the window grows by half a byte per byte
   // delivered. On a long path it grows by one, because each doubling takes a round.
   const bool is_long = long_path(rtprop);
-  const double enough = ramps_ && is_long ? maximum_ : enough_;
+  const double enough = ramps() && is_long ? maximum_ : enough_;
   if (limited_ && window_ < std::min(threshold_, enough) && 3 * queue < shortest_target_)
     window_ = std::min({window_ + (is_long ? 1.0 : 0.5) * static_cast<double>(bytes), threshold_,
                         ceiling_, std::max(maximum_, window_)});
@@ -115,7 +111,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
 }
 
 void DelayWindow::marked() {
-  ramps_ = false;
+  slow_start_.end();
   window_ = std::max(minimum_, kMarkedCut * window_);
   // The window does not double up to where it was marked.
   threshold_ = std::max(minimum_, std::min(threshold_, window_));
@@ -132,22 +128,9 @@ void DelayWindow::resume(double bytes) {
 // them runs empty, above all under incast. It must still fit into the port's buffer.
 Nanos DelayWindow::aim(Nanos rtprop) const {
   const double rate = meter_.bytes_per_second();
-  if (!long_path(rtprop) || ramps_ || rate <= 0) return shortest_target_;
+  if (!long_path(rtprop) || ramps() || rate <= 0) return shortest_target_;
   const auto fits = static_cast<Nanos>(kLongQueue * 1e9 / rate);
   return std::max(shortest_target_, std::min({rtprop / 4, kLongestTarget, fits}));
-}
-
-// Slow start ends with a queue, or when more bytes in flight bring no higher rate (BBR's full
-// pipe).
-void DelayWindow::ramp(Nanos delay, double rate, Nanos rtprop) {
-  if (!ramps_) return;
-  if (rate > kStillGrows * ramp_rate_) {
-    ramp_rate_ = rate;
-    flat_rounds_ = 0;
-  } else if (limited_) {
-    ++flat_rounds_;
-  }
-  if (!long_path(rtprop) || 2 * delay > target_ || flat_rounds_ >= kFlatRounds) ramps_ = false;
 }
 
 // Adapts the stretch. With loss but no queue, and a rate below what the port carries, more may be
@@ -228,7 +211,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
   if (queued && !ours && whole && now - overflow_start_ < kOverflowPause)
     ceiling_ = std::max(ceiling_, ceiling_before_);
-  ramp(delay, rate, rtprop);
+  slow_start_.round(rate, queued, limited_, long_path(rtprop));
   stretch(delay, rate);
   if (whole && limited_ && !lossy_) {
     // On a long path the rate varies with the rounds.
@@ -262,20 +245,20 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
       kept = std::max(kept, 1.0 - kDrain * meter_.bytes_per_second() * 1e-9 *
                                       (static_cast<double>(delay) - 0.5 * target) / window_);
     window_ = std::max(minimum_, window_ * kept);
-  } else if (const double most = ramps_ ? maximum_ : bound(delay, rtprop);
+  } else if (const double most = ramps() ? maximum_ : bound(delay, rtprop);
              limited_ && window_ < most) {
     // The window grows carefully above the threshold, and below it while the queue is too long to
     // double.
     const double room = (target - static_cast<double>(delay)) / target;
     const double growth = long_path(rtprop) ? kLongGrowth : kCareful;
     const double grown = window_ + std::max(kSegment, growth * window_) * room;
-    window_ = std::min(maximum_, long_path(rtprop) && !ramps_ ? std::min(grown, most) : grown);
+    window_ = std::min(maximum_, long_path(rtprop) && !ramps() ? std::min(grown, most) : grown);
     threshold_ = std::max(threshold_, window_);
   }
   // A window that is too large shrinks only when there is a queue. A long round without one is the
   // delay of busy hosts; shrinking for it would lower the rate, and with the rate the window, again
   // and again.
-  if (4 * delay > target_ && !ramps_) window_ = std::min(window_, enough_);
+  if (4 * delay > target_ && !ramps()) window_ = std::min(window_, enough_);
   window_ = std::max(minimum_, std::min({window_, ceiling_, maximum_}));
   threshold_ = std::min(threshold_, ceiling_);
 }

@@ -14,6 +14,7 @@
 #include "proto/base/time.h"
 #include "proto/congestion/competition.h"
 #include "proto/congestion/rate_meter.h"
+#include "proto/congestion/slow_start.h"
 #include "proto/recovery/loss_meter.h"
 
 namespace gradwire {
@@ -28,7 +29,7 @@ class DelayWindow {
   Nanos target() const { return target_; }
   Nanos queue_delay() const { return last_delay_; }
   // True in slow start: the window doubles each round, because the path's rate is not known yet.
-  bool ramps() const { return ramps_; }
+  bool ramps() const { return slow_start_.on(); }
   // The factor by which the window may be exceeded so that a window's worth arrives, when the share
   // `loss` is lost on the path without a queue.
   double stretch(double loss) const {
@@ -62,7 +63,6 @@ class DelayWindow {
 
  private:
   Nanos aim(Nanos rtprop) const;
-  void ramp(Nanos delay, double rate, Nanos rtprop);
   void stretch(Nanos delay, double rate);
   double bound(Nanos delay, Nanos rtprop) const;
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
@@ -83,13 +83,11 @@ class DelayWindow {
   Nanos last_delay_ = 0;
   double ceiling_;  // above it, this window's own packets overflowed the queue
   Competition competition_;
-  bool ramps_ = true;
+  SlowStart slow_start_;
   double loss_ = -1;
   double told_ = 0;
   double stretch_ = 1;
   double overstretch_ = 1e9;  // a stretch that led to a queue
-  double ramp_rate_ = 0;      // bytes/s: the best round of slow start
-  uint32_t flat_rounds_ = 0;  // rounds in a row in which that did not grow
   Nanos last_overflow_ = 0;
   Nanos overflow_start_ = 0;
   double ceiling_before_ = 0;
