@@ -23,18 +23,6 @@ constexpr double kLongGrowth = 0.25;
 constexpr double kLongProbe = 0.1;
 // The same bound as a queue, in delay targets.
 constexpr double kLongProbeQueue = 2;
-// The ceiling after an overflow, as a share of the window that overflowed.
-constexpr double kOverflowCut = 0.85;
-// The ceiling's growth per epoch: a new attempt follows after some tenths of a second.
-constexpr double kCeilingGrowth = 0.002;
-// Nanoseconds: the unit of the ceiling's growth; a round of a long path counts for several.
-constexpr double kUsualEpoch = 500e3;
-// Such units that one epoch counts for at most.
-constexpr double kMostEpochs = 25;
-// The ceiling's growth per epoch once it has passed the size that overflowed.
-constexpr double kCeilingPassed = 0.05;
-// Losses within this time belong to one overflow.
-constexpr Nanos kOverflowPause = 50 * kMillisecond;
 // The share of way_back_ that the window covers: the rest is queueing at other ports.
 constexpr double kWayBack = 0.85;
 // The weight of a new sample: senders of an unsteady window would take turns unevenly.
@@ -83,8 +71,7 @@ DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos ta
       threshold_(kUnbounded),
       shortest_target_(target),
       target_(target),
-      enough_(maximum_),
-      ceiling_(kUnbounded) {}
+      enough_(maximum_) {}
 
 void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy,
                          Nanos now, Nanos sent) {
@@ -100,7 +87,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   const double enough = ramps() && is_long ? maximum_ : enough_;
   if (limited_ && window_ < std::min(threshold_, enough) && 3 * queue < shortest_target_)
     window_ = std::min({window_ + (is_long ? 1.0 : 0.5) * static_cast<double>(bytes), threshold_,
-                        ceiling_, std::max(maximum_, window_)});
+                        ceiling_.bytes(), std::max(maximum_, window_)});
   if (now < epoch_end_) return;
   if (epoch_end_ != 0) end_epoch(round, rtprop, now);
   // A change of the window shows after a round trip through the present queue.
@@ -121,7 +108,7 @@ void DelayWindow::marked() {
 void DelayWindow::resume(double bytes) {
   window_ = std::max(window_, std::min({bytes, enough_, maximum_}));
   threshold_ = std::max(threshold_, window_);
-  ceiling_ = std::max(ceiling_, window_);
+  ceiling_.raise(window_);
 }
 
 // The target grows with the path, because bursts of a round are longer there: a queue too short for
@@ -191,26 +178,13 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const bool queued = 2 * delay > target_;
   const bool ours = rate > kFullRate * meter_.bytes_per_second();
   if (lost_ && queued && ours && !(lossy_ && long_path(rtprop))) {
-    // Losses of one overflow appear in several epochs.
-    if (now - last_overflow_ > kOverflowPause) {
-      ceiling_before_ = ceiling_;
-      overflow_start_ = now;
-      overflow_at_ = std::min(window_, ceiling_);
-      ceiling_ = std::max(minimum_, kOverflowCut * overflow_at_);
-    }
-    last_overflow_ = now;
+    ceiling_.overflow(window_, minimum_, now);
   } else {
-    // A size that works now may have overflowed because of other traffic, so the ceiling rises.
-    const double epochs =
-        std::clamp(static_cast<double>(now - epoch_start_) / kUsualEpoch, 1.0, kMostEpochs);
-    const double growth = ceiling_ > overflow_at_ ? kCeilingPassed : kCeilingGrowth * epochs;
-    ceiling_ = std::min(kUnbounded, ceiling_ * (1.0 + growth));
+    ceiling_.grow(now - epoch_start_);
   }
-  // The first epoch of a burst of other traffic looks like our own overflow; the next ones show
-  // which traffic fills the port. An epoch that a pause has lengthened shows neither.
+  // An epoch that a pause has lengthened does not show whose traffic fills the port.
   const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
-  if (queued && !ours && whole && now - overflow_start_ < kOverflowPause)
-    ceiling_ = std::max(ceiling_, ceiling_before_);
+  if (queued && !ours && whole) ceiling_.take_back(now);
   slow_start_.round(rate, queued, limited_, long_path(rtprop));
   stretch(delay, rate);
   if (whole && limited_ && !lossy_) {
@@ -259,8 +233,8 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   // delay of busy hosts; shrinking for it would lower the rate, and with the rate the window, again
   // and again.
   if (4 * delay > target_ && !ramps()) window_ = std::min(window_, enough_);
-  window_ = std::max(minimum_, std::min({window_, ceiling_, maximum_}));
-  threshold_ = std::min(threshold_, ceiling_);
+  window_ = std::max(minimum_, std::min({window_, ceiling_.bytes(), maximum_}));
+  threshold_ = std::min(threshold_, ceiling_.bytes());
 }
 
 }  // namespace gradwire

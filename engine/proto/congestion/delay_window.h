@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "proto/base/time.h"
+#include "proto/congestion/ceiling.h"
 #include "proto/congestion/competition.h"
 #include "proto/congestion/rate_meter.h"
 #include "proto/congestion/slow_start.h"
@@ -81,17 +82,13 @@ class DelayWindow {
   double delay_sum_ = 0;  // weighted by bytes
   double bytes_sum_ = 0;
   Nanos last_delay_ = 0;
-  double ceiling_;  // above it, this window's own packets overflowed the queue
+  Ceiling ceiling_;
   Competition competition_;
   SlowStart slow_start_;
   double loss_ = -1;
   double told_ = 0;
   double stretch_ = 1;
   double overstretch_ = 1e9;  // a stretch that led to a queue
-  Nanos last_overflow_ = 0;
-  Nanos overflow_start_ = 0;
-  double ceiling_before_ = 0;
-  double overflow_at_ = 0;
   Nanos epoch_start_ = 0;
   bool limited_ = false;
   bool lost_ = false;
