@@ -46,18 +46,6 @@ constexpr double kUnbounded = 1e12;
 constexpr double kFullRate = 0.6;
 // The largest window in bytes on one path.
 constexpr double kLargest = 256e6;
-// From this share of BtlBw on the rate is what the port carries, and the stretch shrinks.
-constexpr double kFull = 0.95;
-// The smallest factor of the stretch for a queue.
-constexpr double kStretchCut = 0.6;
-// The factor of the stretch at the full rate.
-constexpr double kStretchDecay = 0.9;
-// The growth of the stretch per epoch.
-constexpr double kStretchGrowth = 4;
-// Its growth beyond a value that made a queue before.
-constexpr double kStretchRetry = 1.02;
-// A stretch that made a queue is remembered as at least this share of it.
-constexpr double kStretchBelow = 0.75;
 constexpr double kMarkedCut = 0.8;  // the factor of the window at a mark (RFC 8511 §3)
 // The multiple of the excess queue that a long path's window shrinks by per round.
 constexpr double kDrain = 1.25;
@@ -102,7 +90,7 @@ void DelayWindow::marked() {
   window_ = std::max(minimum_, kMarkedCut * window_);
   // The window does not double up to where it was marked.
   threshold_ = std::max(minimum_, std::min(threshold_, window_));
-  stretch_ = std::max(1.0, kStretchCut * stretch_);
+  stretch_.marked();
 }
 
 void DelayWindow::resume(double bytes) {
@@ -118,31 +106,6 @@ Nanos DelayWindow::aim(Nanos rtprop) const {
   if (!long_path(rtprop) || ramps() || rate <= 0) return shortest_target_;
   const auto fits = static_cast<Nanos>(kLongQueue * 1e9 / rate);
   return std::max(shortest_target_, std::min({rtprop / 4, kLongestTarget, fits}));
-}
-
-// Adapts the stretch. With loss but no queue, and a rate below what the port carries, more may be
-// sent. A queue or the full rate ends that; loss that our own packets cause comes with one of them.
-void DelayWindow::stretch(Nanos delay, double rate) {
-  const auto target = static_cast<double>(target_);
-  const bool sender = loss_ >= 0;
-  double most = 1.0 / (1.0 - (sender ? std::min(loss_, LossMeter::kMost) : LossMeter::kMost));
-  if (sender) most = std::clamp(told_ / window_, 1.0, most);
-  const double use = rate / std::max(1.0, meter_.bytes_per_second());
-  if (4 * delay > 3 * target_) {
-    // The rate that came through then is what the path carries.
-    if (sender && stretch_ > 1)
-      overstretch_ = std::clamp(use / (1.0 - loss_), kStretchBelow * stretch_, stretch_);
-    stretch_ *= std::max(kStretchCut, 0.75 * target / static_cast<double>(delay));
-  } else if (use >= kFull) {
-    stretch_ *= kStretchDecay;
-  } else if (!sender) {
-    stretch_ *= use < 0.5 ? 8 : 2;
-  } else if (limited_ && loss_ > kHeavyLoss) {
-    const double more = kStretchGrowth * stretch_;
-    stretch_ = more < overstretch_ ? more : std::max(overstretch_, kStretchRetry * stretch_);
-  }
-  if (sender && loss_ < kHeavyLoss) overstretch_ = kUnbounded;
-  stretch_ = std::clamp(stretch_, 1.0, most);
 }
 
 // The bytes that the rate accounts for. A long path without a queue gets a little more than the
@@ -186,7 +149,8 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
   if (queued && !ours && whole) ceiling_.take_back(now);
   slow_start_.round(rate, queued, limited_, long_path(rtprop));
-  stretch(delay, rate);
+  stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
+                 limited_);
   if (whole && limited_ && !lossy_) {
     // On a long path the rate varies with the rounds.
     const bool slow =

@@ -16,7 +16,7 @@
 #include "proto/congestion/competition.h"
 #include "proto/congestion/rate_meter.h"
 #include "proto/congestion/slow_start.h"
-#include "proto/recovery/loss_meter.h"
+#include "proto/congestion/stretch.h"
 
 namespace gradwire {
 
@@ -33,16 +33,11 @@ class DelayWindow {
   bool ramps() const { return slow_start_.on(); }
   // The factor by which the window may be exceeded so that a window's worth arrives, when the share
   // `loss` is lost on the path without a queue.
-  double stretch(double loss) const {
-    return std::clamp(stretch_, 1.0, 1.0 / (1.0 - std::min(loss, LossMeter::kMost)));
-  }
+  double stretch(double loss) const { return stretch_.factor(loss); }
   // For a sender: `share` of its packets is lost, and its receivers' windows for it have `told`
   // bytes. Its window stretches step by step up to these. A receiver does not call this; its window
   // stretches at once, because its senders bound themselves.
-  void loss(double share, double told) {
-    loss_ = share;
-    told_ = told;
-  }
+  void loss(double share, double told) { stretch_.loss(share, told); }
   double rate() const { return meter_.bytes_per_second(); }
   bool rate_proven() const { return meter_.proven(); }
   // Takes `bytes` delivered after `queue` nanoseconds of queueing, on a path with the round-trip
@@ -64,7 +59,6 @@ class DelayWindow {
 
  private:
   Nanos aim(Nanos rtprop) const;
-  void stretch(Nanos delay, double rate);
   double bound(Nanos delay, Nanos rtprop) const;
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
 
@@ -85,10 +79,7 @@ class DelayWindow {
   Ceiling ceiling_;
   Competition competition_;
   SlowStart slow_start_;
-  double loss_ = -1;
-  double told_ = 0;
-  double stretch_ = 1;
-  double overstretch_ = 1e9;  // a stretch that led to a queue
+  Stretch stretch_;
   Nanos epoch_start_ = 0;
   bool limited_ = false;
   bool lost_ = false;
