@@ -565,14 +565,6 @@ BREAKS = (
         "last_led = led;",
         SIM + "long_paths.py",
     ),
-    Break(
-        0,
-        "losses are an overflow also where packets are missing in every round",
-        PROTO + "congestion/delay_window.cc",
-        "&& !(lossy_ && long_path(rtprop))",
-        "",
-        SIM + "long_paths.py",
-    ),
 )
 
 

@@ -42,8 +42,6 @@ constexpr double kLongQueue = 64 << 10;
 constexpr Nanos kLongestTarget = 3 * kMillisecond;
 // Bytes: no bound.
 constexpr double kUnbounded = 1e12;
-// Above this share of BtlBw the port carried this window's packets alone.
-constexpr double kFullRate = 0.6;
 // The largest window in bytes on one path.
 constexpr double kLargest = 256e6;
 constexpr double kMarkedCut = 0.8;  // the factor of the window at a mark (RFC 8511 §3)
@@ -75,7 +73,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   const double enough = ramps() && is_long ? maximum_ : enough_;
   if (limited_ && window_ < std::min(threshold_, enough) && 3 * queue < shortest_target_)
     window_ = std::min({window_ + (is_long ? 1.0 : 0.5) * static_cast<double>(bytes), threshold_,
-                        ceiling_.bytes(), std::max(maximum_, window_)});
+                        std::max(maximum_, window_)});
   if (now < epoch_end_) return;
   if (epoch_end_ != 0) end_epoch(round, rtprop, now);
   // A change of the window shows after a round trip through the present queue.
@@ -96,7 +94,6 @@ void DelayWindow::marked() {
 void DelayWindow::resume(double bytes) {
   window_ = std::max(window_, std::min({bytes, enough_, maximum_}));
   threshold_ = std::max(threshold_, window_);
-  ceiling_.raise(window_);
 }
 
 // The target grows with the path, because bursts of a round are longer there: a queue too short for
@@ -133,21 +130,11 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
                                           : kUnbounded;
   maximum_ =
       std::min(kLargest, buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop));
-  // Loss while our own packets fill the port is an overflow of our own making (invariant 11). Loss
-  // beside other traffic, or with an empty queue, does not concern this window. Nor does heavy loss
-  // on a long path, where every round has losses.
   const double rate =
       bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
   const bool queued = 2 * delay > target_;
-  const bool ours = rate > kFullRate * meter_.bytes_per_second();
-  if (lost_ && queued && ours && !(lossy_ && long_path(rtprop))) {
-    ceiling_.overflow(window_, minimum_, now);
-  } else {
-    ceiling_.grow(now - epoch_start_);
-  }
   // An epoch that a pause has lengthened does not show whose traffic fills the port.
   const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
-  if (queued && !ours && whole) ceiling_.take_back(now);
   slow_start_.round(rate, queued, limited_, long_path(rtprop));
   stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
                  limited_);
@@ -197,8 +184,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   // delay of busy hosts; shrinking for it would lower the rate, and with the rate the window, again
   // and again.
   if (4 * delay > target_ && !ramps()) window_ = std::min(window_, enough_);
-  window_ = std::max(minimum_, std::min({window_, ceiling_.bytes(), maximum_}));
-  threshold_ = std::min(threshold_, ceiling_.bytes());
+  window_ = std::clamp(window_, minimum_, maximum_);
 }
 
 }  // namespace gradwire

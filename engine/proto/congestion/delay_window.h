@@ -12,7 +12,6 @@
 #include <cstdint>
 
 #include "proto/base/time.h"
-#include "proto/congestion/ceiling.h"
 #include "proto/congestion/competition.h"
 #include "proto/congestion/rate_meter.h"
 #include "proto/congestion/slow_start.h"
@@ -76,7 +75,6 @@ class DelayWindow {
   double delay_sum_ = 0;  // weighted by bytes
   double bytes_sum_ = 0;
   Nanos last_delay_ = 0;
-  Ceiling ceiling_;
   Competition competition_;
   SlowStart slow_start_;
   Stretch stretch_;
