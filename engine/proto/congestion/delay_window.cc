@@ -9,20 +9,12 @@ namespace gradwire {
 namespace {
 // An epoch is one round trip; below this too few packets arrive to judge by.
 constexpr Nanos kShortestEpoch = 300 * kMicrosecond;
-// The window reacts at least this often, however long the path.
-constexpr Nanos kLongestEpoch = 300 * kMillisecond;
 // The smallest factor of one epoch's reduction.
 constexpr double kDeepestCut = 0.6;
-// The factor of the threshold at each reduction.
-constexpr double kForget = 0.97;
-// The growth per epoch above the threshold.
-constexpr double kCareful = 0.05;
-// The same on a long path, where each epoch is a round.
-constexpr double kLongGrowth = 0.25;
-// The share by which a long path's window may exceed what the rate accounts for, with no queue.
-constexpr double kLongProbe = 0.1;
-// The same bound as a queue, in delay targets.
-constexpr double kLongProbeQueue = 2;
+// The growth per epoch after the first queue; twice as much makes queues too long beside ECN.
+constexpr double kGrowth = 0.05;
+// The same on a long path, where each epoch is a round; half of it finds the rate late.
+constexpr double kLongGrowth = 0.1;
 // The share of way_back_ that the window covers: the rest is queueing at other ports.
 constexpr double kWayBack = 0.85;
 // The weight of a new sample: senders of an unsteady window would take turns unevenly.
@@ -38,15 +30,11 @@ constexpr double kCompetitiveCut = 0.8;
 constexpr double kCompetitiveGrowth = 3.5 * kSegment;
 // Bytes: a part of what a port's queue holds.
 constexpr double kLongQueue = 64 << 10;
-// The longest delay target, for a long path.
-constexpr Nanos kLongestTarget = 3 * kMillisecond;
 // Bytes: no bound.
 constexpr double kUnbounded = 1e12;
 // The largest window in bytes on one path.
 constexpr double kLargest = 256e6;
 constexpr double kMarkedCut = 0.8;  // the factor of the window at a mark (RFC 8511 §3)
-// The multiple of the excess queue that a long path's window shrinks by per round.
-constexpr double kDrain = 1.25;
 }  // namespace
 
 DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos target)
@@ -54,7 +42,6 @@ DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos ta
       minimum_(minimum),
       buffer_(std::max(minimum, buffer)),
       maximum_(buffer_),
-      threshold_(kUnbounded),
       shortest_target_(target),
       target_(target),
       enough_(maximum_) {}
@@ -67,33 +54,30 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   lossy_ = lossy;
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
-  // Below the threshold, and while the queue is short, the window grows by half a byte per byte
-  // delivered. On a long path it grows by one, because each doubling takes a round.
+  // Before the first queue the window grows by half a byte per byte delivered. On a long path it
+  // grows by one, because each doubling takes a round.
   const bool is_long = long_path(rtprop);
   const double enough = ramps() && is_long ? maximum_ : enough_;
-  if (limited_ && window_ < std::min(threshold_, enough) && 3 * queue < shortest_target_)
-    window_ = std::min({window_ + (is_long ? 1.0 : 0.5) * static_cast<double>(bytes), threshold_,
-                        std::max(maximum_, window_)});
+  if (limited_ && slow_start_.doubles() && window_ < enough && 3 * queue < shortest_target_)
+    window_ = std::min(window_ + (is_long ? 1.0 : 0.5) * static_cast<double>(bytes),
+                       std::max(maximum_, window_));
   if (now < epoch_end_) return;
   if (epoch_end_ != 0) end_epoch(round, rtprop, now);
   // A change of the window shows after a round trip through the present queue.
-  epoch_end_ = now + std::clamp(round, kShortestEpoch, kLongestEpoch);
+  epoch_end_ = now + std::max(round, kShortestEpoch);
   delay_sum_ = bytes_sum_ = 0;
   epoch_start_ = now;
   limited_ = lost_ = false;
 }
 
 void DelayWindow::marked() {
-  slow_start_.end();
+  slow_start_.queue();
   window_ = std::max(minimum_, kMarkedCut * window_);
-  // The window does not double up to where it was marked.
-  threshold_ = std::max(minimum_, std::min(threshold_, window_));
   stretch_.marked();
 }
 
 void DelayWindow::resume(double bytes) {
   window_ = std::max(window_, std::min({bytes, enough_, maximum_}));
-  threshold_ = std::max(threshold_, window_);
 }
 
 // The target grows with the path, because bursts of a round are longer there: a queue too short for
@@ -102,15 +86,7 @@ Nanos DelayWindow::aim(Nanos rtprop) const {
   const double rate = meter_.bytes_per_second();
   if (!long_path(rtprop) || ramps() || rate <= 0) return shortest_target_;
   const auto fits = static_cast<Nanos>(kLongQueue * 1e9 / rate);
-  return std::max(shortest_target_, std::min({rtprop / 4, kLongestTarget, fits}));
-}
-
-// The bytes that the rate accounts for. A long path without a queue gets a little more than the
-// present window: losses may have ended slow start before it found the rate.
-double DelayWindow::bound(Nanos delay, Nanos rtprop) const {
-  if (!long_path(rtprop) || lossy_ || 2 * delay > target_) return enough_;
-  const double queue = kLongProbeQueue * 1e-9 * static_cast<double>(target_) * rate();
-  return std::max(enough_, window_ + std::min(kLongProbe * window_, queue));
+  return std::max(shortest_target_, std::min(rtprop / 4, fits));
 }
 
 void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
@@ -133,9 +109,10 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const double rate =
       bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
   const bool queued = 2 * delay > target_;
+  const bool is_long = long_path(rtprop);
   // An epoch that a pause has lengthened does not show whose traffic fills the port.
   const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
-  slow_start_.round(rate, queued, limited_, long_path(rtprop));
+  slow_start_.round(rate, queued, limited_, is_long);
   stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
                  limited_);
   if (whole && limited_ && !lossy_) {
@@ -155,30 +132,22 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
     } else if (limited_) {
       window_ += kCompetitiveGrowth;
     }
-    threshold_ = window_ = std::clamp(window_, minimum_, maximum_);
+    window_ = std::clamp(window_, minimum_, maximum_);
+    slow_start_.queue();
     return;
   }
+  // A long path without a queue may carry more than the rate accounts for: losses may have ended
+  // slow start before it found the rate.
+  const double most = ramps() || (is_long && !lossy_ && !queued) ? maximum_ : enough_;
   if (delay > target_) {
-    // What a burst of other traffic takes is regained by doubling up to the threshold.
-    threshold_ =
-        threshold_ >= maximum_ ? 0.8 * window_ : std::max(0.9 * window_, kForget * threshold_);
-    threshold_ = std::max(minimum_, std::min(threshold_, enough_));
+    slow_start_.queue();
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
-    double kept = std::max(kDeepestCut, 1.0 - 0.7 * excess);
-    // Most of a long path's window is on the wire, so only the excess queue is drained.
-    if (long_path(rtprop))
-      kept = std::max(kept, 1.0 - kDrain * meter_.bytes_per_second() * 1e-9 *
-                                      (static_cast<double>(delay) - 0.5 * target) / window_);
-    window_ = std::max(minimum_, window_ * kept);
-  } else if (const double most = ramps() ? maximum_ : bound(delay, rtprop);
-             limited_ && window_ < most) {
-    // The window grows carefully above the threshold, and below it while the queue is too long to
-    // double.
+    window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - 0.7 * excess));
+  } else if (limited_ && window_ < most) {
     const double room = (target - static_cast<double>(delay)) / target;
-    const double growth = long_path(rtprop) ? kLongGrowth : kCareful;
-    const double grown = window_ + std::max(kSegment, growth * window_) * room;
-    window_ = std::min(maximum_, long_path(rtprop) && !ramps() ? std::min(grown, most) : grown);
-    threshold_ = std::max(threshold_, window_);
+    const double grown =
+        window_ + std::max(kSegment, (is_long ? kLongGrowth : kGrowth) * window_) * room;
+    window_ = std::min(grown, is_long ? most : maximum_);
   }
   // A window that is too large shrinks only when there is a queue. A long round without one is the
   // delay of busy hosts; shrinking for it would lower the rate, and with the rate the window, again

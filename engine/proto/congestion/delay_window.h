@@ -58,14 +58,12 @@ class DelayWindow {
 
  private:
   Nanos aim(Nanos rtprop) const;
-  double bound(Nanos delay, Nanos rtprop) const;
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
 
   double window_;
   double minimum_;
   double buffer_;
-  double maximum_;    // the buffer, and what the path holds
-  double threshold_;  // the window doubles below it and grows carefully above
+  double maximum_;  // the buffer, and what the path holds
   Nanos shortest_target_;
   Nanos target_;         // for the path sampled last
   double enough_;        // bytes that rate, target and return path account for

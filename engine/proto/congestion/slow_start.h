@@ -1,4 +1,5 @@
-// SlowStart doubles a window each round until the path's rate is known.
+// SlowStart says how a window that knows nothing of its path grows. It doubles each round until the
+// first queue. On a long path slow start itself ends earlier where a higher rate does not come.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,9 @@ class SlowStart {
  public:
   // True while it goes on.
   bool on() const { return on_; }
-  void end() { on_ = false; }
+  // True until the first queue, or mark of a switch.
+  bool doubles() const { return doubles_; }
+  void queue() { on_ = doubles_ = false; }
   // Judges one round, in which `rate` bytes per second were delivered. It ends slow start on a
   // short path, with a queue, or when more bytes in flight bring no higher rate (BBR's full pipe).
   // `limited`: the window held transmission back.
@@ -21,7 +24,7 @@ class SlowStart {
     } else if (limited) {
       ++flat_rounds_;
     }
-    if (!is_long || queued || flat_rounds_ >= kFlatRounds) end();
+    if (!is_long || queued || flat_rounds_ >= kFlatRounds) on_ = false;
   }
 
  private:
@@ -30,6 +33,7 @@ class SlowStart {
   // Rounds without such growth that end slow start (BBR).
   static constexpr uint32_t kFlatRounds = 3;
   bool on_ = true;
+  bool doubles_ = true;
   double best_rate_ = 0;      // bytes/s: of one round
   uint32_t flat_rounds_ = 0;  // rounds in a row in which that did not grow
 };
