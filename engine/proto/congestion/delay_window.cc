@@ -9,7 +9,7 @@ namespace gradwire {
 namespace {
 // An epoch is one round trip; below this too few packets arrive to judge by.
 constexpr Nanos kShortestEpoch = 300 * kMicrosecond;
-// The smallest factor of one epoch's reduction.
+// The smallest factor of one epoch's reduction; heavy loss on slow paths of 40 ms needs it.
 constexpr double kDeepestCut = 0.6;
 // The growth per epoch after the first queue; twice as much makes queues too long beside ECN.
 constexpr double kGrowth = 0.05;
@@ -23,8 +23,6 @@ constexpr double kSlowly = 1.0 / 16;
 constexpr double kSegment = 1514.0;
 // A rate below this share of BtlBw, beside a queue, is slow: other flows take the rest.
 constexpr double kSlow = 0.5;
-// The factor of the window at a loss, while competing.
-constexpr double kCompetitiveCut = 0.8;
 // Bytes per round while competing: several segments, since the window serves the flows of several
 // peers.
 constexpr double kCompetitiveGrowth = 3.5 * kSegment;
@@ -32,9 +30,6 @@ constexpr double kCompetitiveGrowth = 3.5 * kSegment;
 constexpr double kLongQueue = 64 << 10;
 // Bytes: no bound.
 constexpr double kUnbounded = 1e12;
-// The largest window in bytes on one path.
-constexpr double kLargest = 256e6;
-constexpr double kMarkedCut = 0.8;  // the factor of the window at a mark (RFC 8511 §3)
 }  // namespace
 
 DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos target)
@@ -72,7 +67,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
 
 void DelayWindow::marked() {
   slow_start_.queue();
-  window_ = std::max(minimum_, kMarkedCut * window_);
+  window_ = std::max(minimum_, kSignalCut * window_);
   stretch_.marked();
 }
 
@@ -104,8 +99,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   enough_ = meter_.bytes_per_second() > 0 ? meter_.bytes_per_second() * 1e-9 *
                                                 (target + std::max(kWayBack * way_back_, least))
                                           : kUnbounded;
-  maximum_ =
-      std::min(kLargest, buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop));
+  maximum_ = buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop);
   const double rate =
       bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
   const bool queued = 2 * delay > target_;
@@ -128,7 +122,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   if (competition_.trying()) return;
   if (competition_.competes()) {
     if (lost_) {
-      window_ *= kCompetitiveCut;
+      window_ *= kSignalCut;
     } else if (limited_) {
       window_ += kCompetitiveGrowth;
     }

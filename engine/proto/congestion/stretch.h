@@ -10,6 +10,9 @@
 
 namespace gradwire {
 
+// The factor of a window at a mark (RFC 8511 §3), or at a loss beside flows that heed only that.
+inline constexpr double kSignalCut = 0.8;
+
 class Stretch {
  public:
   // The factor where the share `loss` is lost.
@@ -21,7 +24,7 @@ class Stretch {
     told_ = told;
   }
   // A switch marks packets.
-  void marked() { factor_ = std::max(1.0, kCut * factor_); }
+  void marked() { factor_ = std::max(1.0, kSignalCut * factor_); }
   // Judges one epoch. With loss but no queue, and a rate below what the port carries, more may be
   // sent. A queue or the full rate ends that; loss that our own packets cause comes with one of
   // them. `use`: the delivered rate as a share of BtlBw. `limited`: the window held transmission
@@ -33,12 +36,13 @@ class Stretch {
     if (4 * delay > 3 * target) {
       // The rate that came through then is what the path carries.
       if (sender && factor_ > 1)
-        queued_at_ = std::clamp(use / (1.0 - loss_), kBelow * factor_, factor_);
-      factor_ *= std::max(kCut, 0.75 * static_cast<double>(target) / static_cast<double>(delay));
+        queued_at_ = std::clamp(use / (1.0 - loss_), kSignalCut * factor_, factor_);
+      factor_ *=
+          std::max(kSignalCut, 0.75 * static_cast<double>(target) / static_cast<double>(delay));
     } else if (use >= kFull) {
-      factor_ *= kDecay;
+      factor_ *= kSignalCut;
     } else if (!sender) {
-      factor_ *= use < 0.5 ? 8 : 2;
+      factor_ *= kGrowth;
     } else if (limited && loss_ > kHeavyLoss) {
       const double more = kGrowth * factor_;
       factor_ = more < queued_at_ ? more : std::max(queued_at_, kRetry * factor_);
@@ -50,18 +54,12 @@ class Stretch {
  private:
   static double most(double loss) { return 1.0 / (1.0 - std::min(loss, LossMeter::kMost)); }
 
-  // From this share of BtlBw on the rate is what the port carries, and the stretch shrinks.
+  // From this share of BtlBw on the rate is what the port carries; the circuit breaker needs it.
   static constexpr double kFull = 0.95;
-  // The smallest factor of the stretch for a queue.
-  static constexpr double kCut = 0.6;
-  // The factor of the stretch at the full rate.
-  static constexpr double kDecay = 0.9;
   // The growth of the stretch per epoch.
   static constexpr double kGrowth = 4;
   // Its growth beyond a value that made a queue before.
   static constexpr double kRetry = 1.02;
-  // A stretch that made a queue is remembered as at least this share of it.
-  static constexpr double kBelow = 0.75;
   // No stretch has made a queue.
   static constexpr double kUnknown = 1e12;
   double loss_ = -1;  // -1: of a receiver
