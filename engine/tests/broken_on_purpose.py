@@ -537,7 +537,7 @@ BREAKS = (
         0,
         "a cut of the circuit breaker that was of no use stays",
         PROTO + "congestion/circuit_breaker.h",
-        "      take_back(loss);",
+        "      take_back();",
         "      tried_ = 0;",
         SIM + "sharing.py",
     ),

@@ -109,15 +109,14 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   slow_start_.round(rate, queued, limited_, is_long);
   stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
                  limited_);
-  if (whole && limited_ && !lossy_) {
+  // Under heavy loss a trial ends as it would without, but none begins.
+  if (lossy_ ? competition_.trying() : whole && limited_) {
     // On a long path the rate varies with the rounds.
     const bool slow =
         !long_path(rtprop) && 4 * delay > target_ && rate < kSlow * meter_.bytes_per_second();
     const double factor =
         competition_.observe(bytes_sum_, now - epoch_start_, delay, target_, slow, now);
     if (factor != 1.0) window_ = std::clamp(factor * window_, minimum_, maximum_);
-  } else if (lossy_ && competition_.trying()) {
-    window_ = std::clamp(competition_.abandon(now) * window_, minimum_, maximum_);
   }
   if (competition_.trying()) return;
   if (competition_.competes()) {

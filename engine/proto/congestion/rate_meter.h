@@ -73,7 +73,7 @@ class RateMeter {
   // a rate found too low would last.
   void end_burst() {
     const Nanos took = std::max(last_ - start_, sent_ - sent_start_);
-    if (current_ == 0 || took < kShortestBurst || bytes_ < kFewestBytes) return;
+    if (current_ == 0) return;
     const bool enough = took >= kShortInterval && bytes_ >= kLeastBytes;
     if (!enough && !calm()) return;
     pooled_ns_ = enough ? took : pooled_ns_ + took;
@@ -104,8 +104,6 @@ class RateMeter {
   static constexpr Nanos kIdle = 3 * kMillisecond;
   // Bursts this long count alone; shorter ones are pooled up to it.
   static constexpr Nanos kShortInterval = 4 * kMillisecond;
-  // Bursts shorter than this do not count.
-  static constexpr Nanos kShortestBurst = 1 * kMillisecond;
   // Arrivals this close together belong to one clump.
   static constexpr Nanos kClump = 20 * kMicrosecond;
   // The most that a burst raises the rate by.
@@ -116,8 +114,6 @@ class RateMeter {
   static constexpr double kIdleBytes = 8 * 1514.0;
   // The bytes that a sample or a pool has at least.
   static constexpr uint64_t kLeastBytes = 32 * 1024;
-  // The bytes that a burst has at least.
-  static constexpr uint64_t kFewestBytes = 4 * 1024;
   // The maximum covers the last 5 to 10 s.
   static constexpr Nanos kWindow = 10 * kSecond;
   Nanos start_ = 0;

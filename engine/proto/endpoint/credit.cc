@@ -9,12 +9,8 @@ namespace gradwire {
 
 namespace {
 constexpr uint32_t kWireOverhead = 42;  // bytes: Ethernet, IP, UDP
-// Packets: the largest backlog that a header reports.
-constexpr uint32_t kMostShare = 65'535;
-// Stashed packets of a peer from which a server gives it no more credit; more on a long path, where
-// packets of a whole round are under way.
+// Stashed packets of a peer from which a server gives it no more credit.
 constexpr size_t kStashLimit = 64;
-constexpr size_t kLongStashLimit = 1024;
 }  // namespace
 
 // The packets that each peer of `receiver` may always send to it without having reported a backlog.
@@ -67,16 +63,14 @@ void Endpoint::Impl::share_credit(Nanos now) {
       const double shown = p->sent_meter.bytes_per_second() * 1e-9 / wire_bytes *
                            static_cast<double>(p->rtt.round() + receive_window.target());
       const double most = receive_window.ramps()
-                              ? kMostShare
+                              ? UINT16_MAX
                               : std::max<double>({shown, 1.0 * window, 1.0 * p->part});
       p->share = static_cast<uint32_t>(std::min(p->share * stretch, most));
       p->part = static_cast<uint32_t>(std::min(p->part * stretch, most));
     }
     // A server gives no credit for packets that it can only stash. A worker goes on: its peers
     // limit by themselves what they send early, and need credit for the results of earlier ops.
-    if (config.endpoint >= config.workers &&
-        (p->no_room ||
-         p->stash.size() >= (long_path(p->rtt.minimum()) ? kLongStashLimit : kStashLimit)))
+    if (config.endpoint >= config.workers && (p->no_room || p->stash.size() >= kStashLimit))
       continue;
     p->granted = std::max(p->granted, p->received.largest() + p->share);
     // A peer that may run out of credit gets an ACK at once, others have it with their next ACK.

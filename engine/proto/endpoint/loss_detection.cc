@@ -8,12 +8,8 @@ namespace gradwire {
 namespace {
 // Probe time-outs in a row before the backoff grows.
 constexpr uint32_t kQuickProbes = 40;
-// Doublings of the time-out until then.
-constexpr uint32_t kQuickBackoff = 1;
 // Packets that one probe time-out may send again; a round's first window.
 constexpr uint32_t kMostProbes = 24;
-// Probe time-outs in a row that send that many; after these, only every eighth does.
-constexpr uint32_t kLoudProbes = 8;
 // Doublings of the time-out at most.
 constexpr uint32_t kSlowestBackoff = 8;
 // The largest packet threshold; reordering beyond it counts as loss.
@@ -178,9 +174,7 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
 // arrive: then it is neither dead nor cut off, and its path loses packets.
 Nanos Endpoint::Impl::probe_time(const Path& path, Nanos now) const {
   const bool quick = path.probe_count < kQuickProbes || now - path.last_heard < kHeardOf;
-  const uint32_t doublings =
-      quick ? std::min(path.probe_count, kQuickBackoff)
-            : std::min(path.probe_count - kQuickProbes + kQuickBackoff, kSlowestBackoff);
+  const uint32_t doublings = quick ? 0 : std::min(path.probe_count - kQuickProbes, kSlowestBackoff);
   return path.probe_base + (path.rtt.probe_timeout() << doublings);
 }
 
@@ -198,14 +192,13 @@ void Endpoint::Impl::check_probe(Path& path, Nanos now) {
   const Nanos answer_due = path.probe_base + path.rtt.round();
   path.probe_base = now;
   if (path.connected) path.ecn.timed_out(path.probe_count);
-  // On a long path a time-out sends a round's first window. It does so on a short path too, for
-  // some time-outs, when packets of the peer arrive but no ACKs: then the path most likely loses,
+  // On a long path a time-out sends a round's first window. It does so on a short path too
+  // when packets of the peer arrive but no ACKs: then the path most likely loses,
   // or the peer is late. When the peer has no room nothing was lost, so little is sent.
   const bool full = path.refused_there >= path.sent.lowest();
   const bool talks = path.probe_count > 1 && path.last_heard > answer_due;
-  const bool loud = path.probe_count <= kLoudProbes || path.probe_count % kLoudProbes == 0;
   const bool worth_trying =
-      !full && (long_path(path.rtt.minimum()) || (talks && loud && breaker.factor() == 1));
+      !full && (long_path(path.rtt.minimum()) || (talks && breaker.factor() == 1));
   path.probes = worth_trying ? kMostProbes : 2;
   const bool more = backlog(path) > 0;
   uint32_t again = 0;

@@ -10,11 +10,8 @@ namespace gradwire {
 namespace {
 // The least time between two copies of a packet. Without a queue it is shorter the higher the loss.
 constexpr Nanos kApart = 500 * kMicrosecond;
-constexpr Nanos kClosest = 100 * kMicrosecond;
 // Copies of a round are all lost with a chance of e^-3.
 constexpr double kRepeatSafety = 3.0;
-// The least rate in packets/s, whatever is known of the path.
-constexpr double kSlowestRepeat = 1000;
 // The round assumed where no rate is known.
 constexpr Nanos kShortestRound = 1 * kMillisecond;
 }  // namespace
@@ -39,7 +36,7 @@ Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
     return static_cast<Nanos>(static_cast<double>(std::max(apart, kApart)) / (1.0 - from));
   if (4 * send_window.queue_delay() > 3 * send_window.target()) return std::max(apart, kApart);
   const auto close = static_cast<Nanos>(static_cast<double>(kApart) * -std::log(to));
-  return std::max(apart, std::clamp(close, kClosest, kApart));
+  return std::max(apart, std::min(close, kApart));
 }
 
 // The rate in bytes/s to use while only heavy loss has shown one: a window per round, as in any
@@ -61,7 +58,7 @@ double Endpoint::Impl::unproven_rate(Nanos now) const {
 double Endpoint::Impl::repeat_rate(Nanos now) const {
   const double rate =
       std::max(send_window.stretch(loss_to.share(now)) * btlbw(), unproven_rate(now));
-  return std::max(kSlowestRepeat, breaker.factor() * rate / (config.datagram_bytes + 42.0));
+  return breaker.factor() * rate / (config.datagram_bytes + 42.0);
 }
 
 // Sends packets in flight again, the oldest first, on paths with heavy loss. It does so when
