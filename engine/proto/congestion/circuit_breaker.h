@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "proto/base/time.h"
+#include "proto/recovery/loss_meter.h"
 
 namespace gradwire {
 
@@ -38,7 +39,7 @@ class CircuitBreaker {
     if (loss <= kBad) {
       bad_ = tried_ = 0;
       next_ = kPatience;
-      if (loss < kGood) factor_ = std::min(1.0, factor_ * 2);
+      if (loss < kHeavyLoss) factor_ = std::min(1.0, factor_ * 2);
       return;
     }
     ++bad_;
@@ -78,8 +79,6 @@ class CircuitBreaker {
   static constexpr uint64_t kFewest = 20;
   // The share of lost packets above which an interval counts as bad.
   static constexpr double kBad = 0.5;
-  // The share of lost packets below which the rate doubles again.
-  static constexpr double kGood = 0.25;
   // A cut has helped when the loss is below this multiple of the loss before.
   static constexpr double kHelped = 0.95;
   // The smallest factor: some packets must go on to show that the path works again.

@@ -10,7 +10,7 @@ namespace {
 constexpr Nanos kPressed = 50 * kMillisecond;
 // A trial's epochs last at least this long, and so do the epochs it is compared with.
 constexpr Nanos kTrial = 30 * kMillisecond;
-// Epochs of a trial at least: the rate of fewer varies too much.
+// Epochs of a trial at least; on a long path each is a round, and fewer take bursts for a rival.
 constexpr int64_t kTrialEpochs = 8;
 // The factor of the window in a trial.
 constexpr double kGrowth = 2.0;

@@ -1,6 +1,7 @@
 #include "proto/congestion/delay_window.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "proto/recovery/rtt.h"
 
@@ -28,8 +29,6 @@ constexpr double kSlow = 0.5;
 constexpr double kCompetitiveGrowth = 3.5 * kSegment;
 // Bytes: a part of what a port's queue holds.
 constexpr double kLongQueue = 64 << 10;
-// Bytes: no bound.
-constexpr double kUnbounded = 1e12;
 }  // namespace
 
 DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos target)
@@ -98,7 +97,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const double least = static_cast<double>(std::max<Nanos>(round - delay, 0)) - 0.75 * target;
   enough_ = meter_.bytes_per_second() > 0 ? meter_.bytes_per_second() * 1e-9 *
                                                 (target + std::max(kWayBack * way_back_, least))
-                                          : kUnbounded;
+                                          : std::numeric_limits<double>::infinity();
   maximum_ = buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop);
   const double rate =
       bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "proto/base/time.h"
+#include "proto/recovery/rtt.h"
 
 namespace gradwire {
 
@@ -47,7 +48,7 @@ class RateMeter {
       window_start_ = now;
     } else if (!is_calm) {
       current_ = std::max(current_, rate);
-    } else if (now - window_start_ > kWindow / 2) {
+    } else if (now - window_start_ > WindowedMin::kWindow / 2) {
       previous_ = current_;
       current_ = rate;
       window_start_ = now;
@@ -114,8 +115,6 @@ class RateMeter {
   static constexpr double kIdleBytes = 8 * 1514.0;
   // The bytes that a sample or a pool has at least.
   static constexpr uint64_t kLeastBytes = 32 * 1024;
-  // The maximum covers the last 5 to 10 s.
-  static constexpr Nanos kWindow = 10 * kSecond;
   Nanos start_ = 0;
   Nanos last_ = 0;
   Nanos sent_ = 0;

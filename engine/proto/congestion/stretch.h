@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "proto/base/time.h"
 #include "proto/recovery/loss_meter.h"
@@ -47,7 +48,7 @@ class Stretch {
       const double more = kGrowth * factor_;
       factor_ = more < queued_at_ ? more : std::max(queued_at_, kRetry * factor_);
     }
-    if (sender && loss_ < kHeavyLoss) queued_at_ = kUnknown;
+    if (sender && loss_ < kHeavyLoss) queued_at_ = std::numeric_limits<double>::infinity();
     factor_ = std::clamp(factor_, 1.0, upper);
   }
 
@@ -60,12 +61,10 @@ class Stretch {
   static constexpr double kGrowth = 4;
   // Its growth beyond a value that made a queue before.
   static constexpr double kRetry = 1.02;
-  // No stretch has made a queue.
-  static constexpr double kUnknown = 1e12;
   double loss_ = -1;  // -1: of a receiver
   double told_ = 0;
   double factor_ = 1;
-  double queued_at_ = 1e9;  // a stretch that led to a queue
+  double queued_at_ = std::numeric_limits<double>::infinity();  // a stretch that led to a queue
 };
 
 }  // namespace gradwire

@@ -25,17 +25,13 @@ constexpr double kProbeRoom = 0.5;
 constexpr double kRampGain = 1.25;
 // The least time between two ACKs on a long path.
 constexpr Nanos kAckSpacing = 800 * kMicrosecond;
-// Seconds of the pace that one train takes on a long path.
-constexpr double kTrainSeconds = 250e-6;
-// Seconds of the pace that a late timer may catch up on.
+// Seconds of the pace that a late timer may catch up on; two trains of a long path.
 constexpr double kPaceDepth = 0.0005;
 // A window goes in at least so many trains: long trains of several senders collide in one port and
 // leave others idle.
 constexpr double kTrainsPerWindow = 16;
 // Datagrams; a shorter train would spend a send call on few packets.
 constexpr uint32_t kShortestTrain = 4;
-// Datagrams; segmentation takes at most 64 KB in one send call.
-constexpr uint32_t kLongestTrain = 44;
 // Elements encoded for one train. Its packets are stamped before, so the time of encoding looks
 // like queueing to the receiver.
 constexpr uint32_t kMostEncoded = 1U << 16;
@@ -81,10 +77,10 @@ void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
 void Endpoint::Impl::write_ping(Path& path, Nanos now, bool pong, size_t bytes, Train& train) {
   uint8_t* at = begin_control(train, path.peer, bytes);
   std::fill_n(at, bytes, uint8_t{0});
-  constexpr uint64_t kBegun = (uint64_t{1} << wire::kBegunBits) - 1;
-  wire::write_ping(at, common(pong ? wire::Kind::pong : wire::Kind::ping),
-                   {pong ? path.pong_stamp : wire::stamp_of(now),
-                    static_cast<uint32_t>(next_id(path) & kBegun)});
+  constexpr uint64_t mask = (uint64_t{1} << wire::kBegunBits) - 1;
+  wire::write_ping(
+      at, common(pong ? wire::Kind::pong : wire::Kind::ping),
+      {pong ? path.pong_stamp : wire::stamp_of(now), static_cast<uint32_t>(next_id(path) & mask)});
   if (path.limit.reduced() && bytes >= wire::kPingBytes + wire::kLimitBytes)
     wire::put(at + wire::kPingBytes, static_cast<uint16_t>(path.limit.bytes()));
   end_control(train, bytes, control_dscp);
@@ -488,12 +484,11 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
     if (far.alone && stretched < far.window) send_window.limited();
     if (far.alone && stretched >= far.window) paced_by = far.path;
   }
-  auto quantum =
-      std::clamp(static_cast<uint32_t>(send_window.bytes() / wire_bytes / kTrainsPerWindow),
-                 kShortestTrain, kLongestTrain);
+  auto quantum = std::max(
+      static_cast<uint32_t>(send_window.bytes() / wire_bytes / kTrainsPerWindow), kShortestTrain);
   if (far.rtprop)
-    quantum = std::min(quantum, std::max(kShortestTrain,
-                                         static_cast<uint32_t>(pace * kTrainSeconds / wire_bytes)));
+    quantum = std::min(quantum, std::max(kShortestTrain, static_cast<uint32_t>(pace * kPaceDepth /
+                                                                               2 / wire_bytes)));
   if (pace > 0) {
     const double depth = std::max(2.0 * quantum * wire_bytes, pace * kPaceDepth);
     tokens = std::min(depth, tokens + pace * static_cast<double>(now - tokens_time) * 1e-9);
