@@ -86,6 +86,18 @@ Nanos DelayWindow::aim(Nanos rtprop) const {
 void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const auto delay = static_cast<Nanos>(delay_sum_ / std::max(1.0, bytes_sum_));
   last_delay_ = delay;
+  account(delay, round, rtprop);
+  const double rate =
+      bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
+  const bool is_long = long_path(rtprop);
+  slow_start_.round(rate, 2 * delay > target_, limited_, is_long);
+  stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
+                 limited_);
+  if (!compete(delay, rate, is_long, now)) steer(delay, is_long);
+}
+
+// Computes what the rate accounts for, and the most that the path and the receiver hold.
+void DelayWindow::account(Nanos delay, Nanos round, Nanos rtprop) {
   const double target = static_cast<double>(target_);
   // The window holds the wanted queue, the path, and what is under way on the return path. More
   // than that only lengthens the queue.
@@ -99,38 +111,38 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
                                                 (target + std::max(kWayBack * way_back_, least))
                                           : std::numeric_limits<double>::infinity();
   maximum_ = buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop);
-  const double rate =
-      bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
-  const bool queued = 2 * delay > target_;
-  const bool is_long = long_path(rtprop);
+}
+
+// Runs trials and competition; true while they decide about the window.
+bool DelayWindow::compete(Nanos delay, double rate, bool is_long, Nanos now) {
   // An epoch that a pause has lengthened does not show whose traffic fills the port.
   const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
-  slow_start_.round(rate, queued, limited_, is_long);
-  stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
-                 limited_);
-  // Under heavy loss a trial ends as it would without, but none begins.
+  // Under heavy loss a trial ends as it would without, but no first one begins.
   if (lossy_ ? competition_.trying() : whole && limited_) {
     // On a long path the rate varies with the rounds.
-    const bool slow =
-        !long_path(rtprop) && 4 * delay > target_ && rate < kSlow * meter_.bytes_per_second();
+    const bool slow = !is_long && 4 * delay > target_ && rate < kSlow * meter_.bytes_per_second();
     const double factor =
         competition_.observe(bytes_sum_, now - epoch_start_, delay, target_, slow, now);
     if (factor != 1.0) window_ = std::clamp(factor * window_, minimum_, maximum_);
   }
-  if (competition_.trying()) return;
-  if (competition_.competes()) {
-    if (lost_) {
-      window_ *= kSignalCut;
-    } else if (limited_) {
-      window_ += kCompetitiveGrowth;
-    }
-    window_ = std::clamp(window_, minimum_, maximum_);
-    slow_start_.queue();
-    return;
+  if (competition_.trying()) return true;
+  if (!competition_.competes()) return false;
+  if (lost_) {
+    window_ *= kSignalCut;
+  } else if (limited_) {
+    window_ += kCompetitiveGrowth;
   }
+  window_ = std::clamp(window_, minimum_, maximum_);
+  slow_start_.queue();
+  return true;
+}
+
+// Holds the queue at the target: shrinks in proportion to its excess, and grows below.
+void DelayWindow::steer(Nanos delay, bool is_long) {
+  const double target = static_cast<double>(target_);
   // A long path without a queue may carry more than the rate accounts for: losses may have ended
   // slow start before it found the rate.
-  const double most = ramps() || (is_long && !lossy_ && !queued) ? maximum_ : enough_;
+  const double most = ramps() || (is_long && !lossy_ && 2 * delay <= target_) ? maximum_ : enough_;
   if (delay > target_) {
     slow_start_.queue();
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);

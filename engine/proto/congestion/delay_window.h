@@ -59,6 +59,9 @@ class DelayWindow {
  private:
   Nanos aim(Nanos rtprop) const;
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
+  void account(Nanos delay, Nanos round, Nanos rtprop);
+  bool compete(Nanos delay, double rate, bool is_long, Nanos now);
+  void steer(Nanos delay, bool is_long);
 
   double window_;
   double minimum_;

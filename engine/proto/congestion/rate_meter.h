@@ -42,19 +42,7 @@ class RateMeter {
     const bool is_calm = calm();
     proven_ = proven_ || lossy_bytes_ == 0;
     begin(now);
-    if (first || provisional_) {
-      current_ = is_calm ? rate : std::max(current_, rate);
-      provisional_ = first;
-      window_start_ = now;
-    } else if (!is_calm) {
-      current_ = std::max(current_, rate);
-    } else if (now - window_start_ > WindowedMin::kWindow / 2) {
-      previous_ = current_;
-      current_ = rate;
-      window_start_ = now;
-    } else {
-      current_ = std::max(current_, rate);
-    }
+    take(rate, is_calm, first, now);
   }
   double bytes_per_second() const { return std::max(previous_, current_); }
   // True once an interval without heavy loss has shown the rate.
@@ -65,6 +53,15 @@ class RateMeter {
     start_ = last_ = now;
     sent_start_ = sent_;
     bytes_ = lossy_bytes_ = 0;
+  }
+  // Takes the rate of a whole interval. The second one replaces the first, which is a guess.
+  void take(double rate, bool is_calm, bool first, Nanos now) {
+    const bool aged = is_calm && now - window_start_ > WindowedMin::kWindow / 2;
+    const bool replaces = first || provisional_;
+    if (aged && !replaces) previous_ = current_;
+    current_ = is_calm && (replaces || aged) ? rate : std::max(current_, rate);
+    if (replaces || aged) window_start_ = now;
+    if (replaces) provisional_ = first;
   }
   // True when at most half of the interval's bytes arrived under heavy loss.
   bool calm() const { return 2 * lossy_bytes_ <= bytes_; }
