@@ -16,18 +16,19 @@ constexpr double kDeepestCut = 0.6;
 constexpr double kGrowth = 0.05;
 // The same on a long path, where each epoch is a round; half of it finds the rate late.
 constexpr double kLongGrowth = 0.1;
-// The share of way_back_ that the window covers: the rest is queueing at other ports.
+// The share of way_back_ that the window covers: the rest is queueing at other ports, which heavy
+// loss over 40 ms lengthens.
 constexpr double kWayBack = 0.85;
 // The weight of a new sample: senders of an unsteady window would take turns unevenly.
 constexpr double kSlowly = 1.0 / 16;
 // Bytes on the wire of one full packet.
 constexpr double kSegment = 1514.0;
-// A rate below this share of BtlBw, beside a queue, is slow: other flows take the rest.
+// A rate below this share of BtlBw, beside a queue, is slow: several TCP flows take the rest.
 constexpr double kSlow = 0.5;
 // Bytes per round while competing: several segments, since the window serves the flows of several
 // peers.
 constexpr double kCompetitiveGrowth = 3.5 * kSegment;
-// Bytes: a part of what a port's queue holds.
+// Bytes: a part of what a port's queue holds; a server 40 ms away overflows without this bound.
 constexpr double kLongQueue = 64 << 10;
 }  // namespace
 

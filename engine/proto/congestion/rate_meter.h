@@ -93,7 +93,8 @@ class RateMeter {
   }
   // A sample's duration; clumps of arrivals distort shorter ones.
   static constexpr Nanos kInterval = 20 * kMillisecond;
-  // A sample's duration with several far receivers, whose ACKs cover about a millisecond each.
+  // A sample's duration with several far receivers, whose ACKs cover about a millisecond each; in a
+  // shorter one eight workers take longer.
   static constexpr Nanos kLongInterval = 50 * kMillisecond;
   // The first sample is short, so that windows have a bound before they overshoot. The next
   // replaces it.
@@ -106,9 +107,9 @@ class RateMeter {
   static constexpr Nanos kClump = 20 * kMicrosecond;
   // The most that a burst raises the rate by.
   static constexpr double kShortRise = 1.1;
-  // The same for a first guess, because slow start doubles the rate.
+  // The same for a first guess, because slow start doubles the rate. ECN over 10 ms needs both.
   static constexpr double kFirstRise = 2.2;
-  // The bytes of two short trains.
+  // The bytes of two short trains; an incast over 10 ms takes longer without them.
   static constexpr double kIdleBytes = 8 * 1514.0;
   // The bytes that a sample or a pool has at least.
   static constexpr uint64_t kLeastBytes = 32 * 1024;
