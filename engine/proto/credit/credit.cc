@@ -10,8 +10,6 @@ namespace {
 // Packets: the standing credit of all senders together, and of one at most.
 constexpr uint32_t kStanding = 24;
 constexpr uint32_t kMostStanding = 12;
-// Packets: the largest backlog that a header reports.
-constexpr uint32_t kMostShare = 65'535;
 }  // namespace
 
 uint32_t CreditPool::standing_for(uint32_t senders) {
@@ -55,7 +53,7 @@ bool CreditPool::share(Credit& credit, const Sender& sender, const DelayWindow& 
     const double shown =
         sender.rate * 1e-9 / wire_bytes * static_cast<double>(sender.round + window.target());
     const double most =
-        window.ramps() ? kMostShare : std::max<double>({shown, 1.0 * packets, 1.0 * credit.part});
+        window.ramps() ? UINT16_MAX : std::max<double>({shown, 1.0 * packets, 1.0 * credit.part});
     credit.share = static_cast<uint32_t>(std::min(credit.share * stretch, most));
     credit.part = static_cast<uint32_t>(std::min(credit.part * stretch, most));
   }
