@@ -174,7 +174,8 @@ void Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
 // arrive: then it is neither dead nor cut off, and its path loses packets.
 Nanos Endpoint::Impl::probe_time(const Path& path, Nanos now) const {
   const bool quick = path.probe_count < kQuickProbes || now - path.last_heard < kHeardOf;
-  const uint32_t doublings = quick ? 0 : std::min(path.probe_count - kQuickProbes, kSlowestBackoff);
+  const uint32_t doublings = quick ? std::min(path.probe_count, 1U)
+                                   : std::min(path.probe_count - kQuickProbes + 1, kSlowestBackoff);
   return path.probe_base + (path.rtt.probe_timeout() << doublings);
 }
 
