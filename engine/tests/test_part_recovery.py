@@ -197,12 +197,12 @@ def time_outs(recovery: Recovery, count: int, *, heard: int | None) -> list[floa
 
 
 def test_a_silent_peer_is_probed_ever_more_rarely() -> None:
-    backoff = [2, 4, 8, 16, 32, 64, 128, 256, 256]
-    assert time_outs(Recovery(), 50, heard=LONG_AGO) == [1] * 41 + backoff
+    backoff = [4, 8, 16, 32, 64, 128, 256, 256]
+    assert time_outs(Recovery(), 49, heard=LONG_AGO) == [1] + [2] * 40 + backoff
 
 
 def test_a_peer_that_is_heard_is_probed_without_backoff() -> None:
-    assert time_outs(Recovery(), 60, heard=None) == [1] * 60
+    assert time_outs(Recovery(), 60, heard=None) == [1] + [2] * 59
 
 
 def test_an_ack_ends_the_backoff_and_the_probes() -> None:

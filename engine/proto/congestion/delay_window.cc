@@ -12,7 +12,7 @@ namespace {
 constexpr Nanos kShortestEpoch = 300 * kMicrosecond;
 // The smallest factor of one epoch's reduction; heavy loss on slow paths of 40 ms needs it.
 constexpr double kDeepestCut = 0.6;
-// The growth per epoch after the first queue; twice as much makes queues too long beside ECN.
+// The growth per epoch beside a queue; twice as much makes queues too long beside ECN.
 constexpr double kGrowth = 0.05;
 // The same on a long path, where each epoch is a round; half of it finds the rate late.
 constexpr double kLongGrowth = 0.1;
@@ -49,8 +49,9 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   lossy_ = lossy;
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
-  // Before the first queue the window grows by half a byte per byte delivered. On a long path it
-  // grows by one, because each doubling takes a round.
+  // While the queue is short the window grows by half a byte per byte delivered, and so regains at
+  // once what other traffic has taken. On a long path it grows by one, because each doubling takes
+  // a round.
   const bool is_long = long_path(rtprop);
   const double enough = ramps() && is_long ? maximum_ : enough_;
   if (limited_ && slow_start_.doubles() && window_ < enough && 3 * queue < shortest_target_)
@@ -66,7 +67,7 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
 }
 
 void DelayWindow::marked() {
-  slow_start_.queue();
+  slow_start_.marked();
   window_ = std::max(minimum_, kSignalCut * window_);
   stretch_.marked();
 }
@@ -134,7 +135,6 @@ bool DelayWindow::compete(Nanos delay, double rate, bool is_long, Nanos now) {
     window_ += kCompetitiveGrowth;
   }
   window_ = std::clamp(window_, minimum_, maximum_);
-  slow_start_.queue();
   return true;
 }
 
@@ -145,7 +145,6 @@ void DelayWindow::steer(Nanos delay, bool is_long) {
   // slow start before it found the rate.
   const double most = ramps() || (is_long && !lossy_ && 2 * delay <= target_) ? maximum_ : enough_;
   if (delay > target_) {
-    slow_start_.queue();
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
     window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - 0.7 * excess));
   } else if (limited_ && window_ < most) {

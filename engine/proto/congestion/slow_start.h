@@ -1,5 +1,4 @@
-// SlowStart says how a window that knows nothing of its path grows. It doubles each round until the
-// first queue. On a long path slow start itself ends earlier where a higher rate does not come.
+// SlowStart doubles a window each round until the path's rate is known.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +9,10 @@ class SlowStart {
  public:
   // True while it goes on.
   bool on() const { return on_; }
-  // True until the first queue, or mark of a switch.
+  // True until a switch marks packets: its queue is shorter than the delay target, so a window that
+  // doubles would always be marked.
   bool doubles() const { return doubles_; }
-  void queue() { on_ = doubles_ = false; }
+  void marked() { on_ = doubles_ = false; }
   // Judges one round, in which `rate` bytes per second were delivered. It ends slow start on a
   // short path, with a queue, or when more bytes in flight bring no higher rate (BBR's full pipe).
   // `limited`: the window held transmission back.
