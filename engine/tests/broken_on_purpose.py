@@ -536,7 +536,7 @@ BREAKS = (
         0,
         "a cut of the circuit breaker that was of no use stays",
         PROTO + "congestion/circuit_breaker.h",
-        "      take_back(loss);",
+        "      take_back();",
         "      tried_ = 0;",
         SIM + "sharing.py",
     ),
@@ -562,14 +562,6 @@ BREAKS = (
         PROTO + "congestion/send_controller.cc",
         "if (led_ > 0) last_led_ = led_;",
         "last_led_ = led_;",
-        SIM + "long_paths.py",
-    ),
-    Break(
-        0,
-        "losses are an overflow also where packets are missing in every round",
-        PROTO + "congestion/delay_window.cc",
-        "&& !(lossy_ && long_path(rtprop))",
-        "",
         SIM + "long_paths.py",
     ),
 )

@@ -173,9 +173,7 @@ def test_the_rate_halves_as_long_as_that_lowers_the_loss() -> None:
 def test_a_cut_that_does_not_help_is_undone_and_the_next_comes_later() -> None:
     breaker = Breaker()
     cuts = [second for second, factor in enumerate(breaker.seconds(*[0.9] * 260)) if factor < 1]
-    assert [later - earlier for earlier, later in pairwise(cuts)] == [
-        11, 21, 41, 81, 81,
-    ]  # fmt: skip
+    assert {later - earlier for earlier, later in pairwise(cuts)} == {21}
 
 
 def test_earlier_cuts_that_helped_stay_when_a_later_one_did_not() -> None:
@@ -273,7 +271,7 @@ class Port:
 
     def compete(self) -> None:
         """Other flows give way in a first trial, and no further in a second one."""
-        assert self.epochs(100, 10e6) == [(100, 2)]
+        assert self.epochs(60, 10e6) == [(60, 2)]
         assert self.epochs(30, 20e6) == [(30, 2)]
         assert self.epochs(30, 20e6) == [(30, 0.5)]
         assert self.competition.competes()
@@ -282,15 +280,15 @@ class Port:
 def test_a_short_queue_begins_no_trial() -> None:
     port = Port()
     for _ in range(5):
-        assert port.epochs(90, 10e6) == []
-        assert port.epochs(90, 10e6, queue=False) == []
+        assert port.epochs(45, 10e6) == []
+        assert port.epochs(45, 10e6, queue=False) == []
 
 
 def test_flows_that_give_way_to_a_larger_window_are_competed_with() -> None:
     Port().compete()
 
 
-def test_flows_that_do_not_react_are_given_way_to_and_tried_again_ever_more_rarely() -> None:
+def test_flows_that_do_not_react_are_given_way_to_and_tried_again_rarely() -> None:
     port = Port()
     factors = port.epochs(10_000, 10e6)
     assert not port.competition.competes()
@@ -298,9 +296,7 @@ def test_flows_that_do_not_react_are_given_way_to_and_tried_again_ever_more_rare
     ended = [number for number, factor in factors if factor == 0.5]
     assert [end - begin for begin, end in zip(begun, ended, strict=False)] == [30] * len(ended)
     pauses = [later - end for end, later in zip(ended, begun[1:], strict=False)]
-    assert pauses == sorted(pauses)
-    assert pauses[0] >= 500
-    assert pauses[-1] >= 2_000
+    assert min(pauses) >= 2_000
 
 
 def test_a_competition_lasts_as_long_as_others_take_what_half_a_window_leaves() -> None:
@@ -312,13 +308,13 @@ def test_a_competition_lasts_as_long_as_others_take_what_half_a_window_leaves() 
         assert port.competition.competes()
 
 
-def test_a_competition_ends_after_five_checks_in_which_nobody_took_anything() -> None:
+def test_a_competition_ends_after_three_checks_in_which_nobody_took_anything() -> None:
     port = Port()
     port.compete()
-    for check in range(1, 6):
+    for check in range(1, 4):
         port.until(0.5, 10e6)
         port.epochs(30, 10e6)
-        assert port.competition.competes() == (check < 5)
+        assert port.competition.competes() == (check < 3)
 
 
 def test_a_competition_ends_when_the_queue_is_gone() -> None:
@@ -326,23 +322,6 @@ def test_a_competition_ends_when_the_queue_is_gone() -> None:
     port.compete()
     port.epochs(60, 20e6, queue=False)
     assert not port.competition.competes()
-
-
-def test_a_competitor_that_returns_soon_is_known_without_a_trial() -> None:
-    port = Port()
-    port.compete()
-    port.epochs(60, 20e6, queue=False)
-    assert port.epochs(50, 10e6) == []
-    assert port.competition.competes()
-
-
-def test_heavy_loss_for_long_undoes_a_trial() -> None:
-    port = Port()
-    port.epochs(100, 10e6)
-    begun = port.now
-    assert port.competition.abandon(begun + 299 * MS) == 1
-    assert port.competition.abandon(begun + 300 * MS) == 0.5
-    assert not port.competition.trying()
 
 
 # ---------------------------------------------------------------------------- delay window

@@ -143,22 +143,23 @@ def test_on_a_long_path_alone_the_window_grows_where_it_is_the_limit(
 # ---------------------------------------------------------------------------- trains
 
 
-def test_a_window_goes_in_sixteen_trains_of_four_to_44_packets() -> None:
+def test_a_window_goes_in_sixteen_trains_of_four_packets_and_more() -> None:
     sender = SendController(WIRE, TARGET)
     seen = set()
     now = 0
     for _ in range(2_000):
         sender.pace(0, now)
         window = sender.window().bytes() / WIRE
-        assert sender.quantum() == min(44, max(4, int(window / 16)))
+        assert sender.quantum() == max(4, int(window / 16))
         seen.add(sender.quantum())
         now += MS // 4
         sender.limited()
         acked(sender, now, size=200 * WIRE)
-    assert {4, 44} <= seen
+    assert min(seen) == 4
+    assert max(seen) > 20
 
 
-@pytest.mark.parametrize(("rate", "packets"), [(1e6, 4), (RATE, 20), (1e9, 44)])
+@pytest.mark.parametrize(("rate", "packets"), [(1e6, 4), (RATE, 20), (5e8, 82)])
 def test_on_a_long_path_a_train_takes_a_quarter_of_a_millisecond(rate: float, packets: int) -> None:
     sender = SendController(WIRE, TARGET)
     for step in range(2_000):
@@ -241,7 +242,6 @@ def test_a_path_goes_at_its_part_of_the_receivers_window_in_a_round(window: int)
 
 def test_copies_come_at_the_rate_that_the_path_carries_and_sixteen_at_once() -> None:
     sender = SendController(WIRE, TARGET)
-    assert sender.copy_rate(0, 0, 0) == 1_000  # whatever is known
     assert sender.copy_rate(RATE, 0, 0) == pytest.approx(RATE / WIRE)
     assert sender.copies(1_000, 10 * MS) == pytest.approx(10)
     assert sender.copies(1_000, SECOND) == 16

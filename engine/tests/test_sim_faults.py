@@ -324,7 +324,7 @@ def test_who_takes_results_slowly_gets_them_from_those_that_leave() -> None:
     elements = 143_200
     fabric = Fabric(4)
     fabric.run(0.5, until_done=False)  # they meet
-    fabric.set_link(3, "down", Link(rate=350e3))
+    fabric.set_link(3, "down", Link(rate=300e3))
     fabric.all_reduce(0, plan(elements), gradients(4, elements))
     leave_when_done(fabric, linger=0.1)
     fabric.run(60.0)

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "proto/base/time.h"
+#include "proto/recovery/loss_meter.h"
 
 namespace gradwire {
 
@@ -38,8 +39,7 @@ class CircuitBreaker {
     if (loss <= kBad) {
       bad_ = tried_ = 0;
       next_ = kPatience;
-      rest_ = kRest;
-      if (loss < kGood) factor_ = std::min(1.0, factor_ * 2);
+      if (loss < kHeavyLoss) factor_ = std::min(1.0, factor_ * 2);
       return;
     }
     ++bad_;
@@ -48,7 +48,7 @@ class CircuitBreaker {
     } else if (loss < kHelped * before_) {
       cut(loss);
     } else {
-      take_back(loss);
+      take_back();
     }
   }
   // The share of the usual rate and window that may be used, in (0, 1].
@@ -57,35 +57,28 @@ class CircuitBreaker {
  private:
   void cut(double loss) {
     if (factor_ <= kSmallest) return;
-    if (tried_ == 0) first_ = loss;
     factor_ /= 2;
     before_ = loss;
     tried_ = bad_;
   }
   // Undoes a cut after which as much was lost as before: other traffic causes the loss, so a lower
-  // rate of ours helps nobody. Earlier cuts are undone too unless they lowered the loss since the
-  // first.
-  void take_back(double loss) {
-    factor_ = loss < kHelped * first_ ? std::min(1.0, factor_ * 2) : 1.0;
+  // rate of ours helps nobody.
+  void take_back() {
+    factor_ = std::min(1.0, factor_ * 2);
     tried_ = 0;
-    next_ = bad_ + rest_;
-    rest_ = std::min(kLongestRest, rest_ * 2);
+    next_ = bad_ + kRest;
   }
 
   // The loss of one interval decides; long enough for a rate to be judged by.
   static constexpr Nanos kInterval = 1 * kSecond;
   // The intervals of heavy loss in a row before the first cut: longer than any burst.
   static constexpr uint32_t kPatience = 5;
-  // The intervals from a cut that did not help to the next one; doubles each time.
-  static constexpr uint32_t kRest = 10;
-  // The longest such pause, in intervals.
-  static constexpr uint32_t kLongestRest = 80;
+  // The intervals from a cut that did not help to the next one.
+  static constexpr uint32_t kRest = 20;
   // Packets: with fewer sent in an interval its loss is not judged.
   static constexpr uint64_t kFewest = 20;
   // The share of lost packets above which an interval counts as bad.
   static constexpr double kBad = 0.5;
-  // The share of lost packets below which the rate doubles again.
-  static constexpr double kGood = 0.25;
   // A cut has helped when the loss is below this multiple of the loss before.
   static constexpr double kHelped = 0.95;
   // The smallest factor: some packets must go on to show that the path works again.
@@ -98,9 +91,7 @@ class CircuitBreaker {
   uint32_t bad_ = 0;           // bad intervals in a row
   uint32_t tried_ = 0;         // bad_ at the cut that is being judged; 0: none is
   uint32_t next_ = kPatience;  // bad_ at which the next first cut comes
-  uint32_t rest_ = kRest;
-  double first_ = 0;   // the loss at the first cut of this series
-  double before_ = 0;  // the loss at the last cut
+  double before_ = 0;          // the loss at the last cut
   double factor_ = 1.0;
 };
 

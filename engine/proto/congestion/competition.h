@@ -22,9 +22,6 @@ class Competition {
   // `bytes` were delivered with a queueing delay of `delay`. `slow`: at much less than BtlBw.
   // Returns the factor that the window changes by to begin or end a trial, else 1.
   double observe(double bytes, Nanos epoch, Nanos delay, Nanos target, bool slow, Nanos now);
-  // Ends a trial that heavy loss has kept without a result for long. Returns the factor that undoes
-  // it, and 1 before.
-  double abandon(Nanos now);
   // True while other flows would take what this one leaves; the window then grows and shrinks by
   // loss.
   bool competes() const { return competes_; }
@@ -32,20 +29,15 @@ class Competition {
   bool trying() const { return trying_; }
 
  private:
-  double begin(double factor, Nanos now);
+  double begin(double factor);
   double end(Nanos now);
   void compete(Nanos now);
   void forget();
 
-  // The pause after a trial without effect: a trial lengthens the queue, so they are rare.
-  static constexpr Nanos kTrialPause = 500 * kMillisecond;
-
   bool competes_ = false;
   bool trying_ = false;
-  Nanos begun_ = 0;           // start of the trial
-  Nanos calm_ = 0;            // duration of epochs in a row with almost no queue
-  Nanos competed_until_ = 0;  // end of the last competition; 0: none, or it was a false alarm
-  Nanos pressed_ = 0;         // duration of epochs under a queue of others, less those without
+  Nanos calm_ = 0;     // duration of epochs in a row with almost no queue
+  Nanos pressed_ = 0;  // duration of epochs under a queue of others, less those without
   // Sums over the trial, or over the epochs that the next trial is compared with.
   double bytes_ = 0;
   Nanos time_ = 0;
@@ -53,7 +45,6 @@ class Competition {
   double rate_before_ = 0;  // bytes/ns
   uint32_t wins_ = 0;       // trials in a row that raised the rate
   uint32_t doubts_ = 0;     // checks in a row in which other flows took nothing
-  Nanos pause_ = kTrialPause;
   Nanos next_ = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "proto/congestion/delay_window.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "proto/recovery/rtt.h"
 
@@ -9,74 +10,26 @@ namespace gradwire {
 namespace {
 // An epoch is one round trip; below this too few packets arrive to judge by.
 constexpr Nanos kShortestEpoch = 300 * kMicrosecond;
-// The window reacts at least this often, however long the path.
-constexpr Nanos kLongestEpoch = 300 * kMillisecond;
-// The smallest factor of one epoch's reduction.
+// The smallest factor of one epoch's reduction; heavy loss on slow paths of 40 ms needs it.
 constexpr double kDeepestCut = 0.6;
-// The factor of the threshold at each reduction.
-constexpr double kForget = 0.97;
-// The growth per epoch above the threshold.
-constexpr double kCareful = 0.05;
-// The same on a long path, where each epoch is a round.
-constexpr double kLongGrowth = 0.25;
-// The share by which a long path's window may exceed what the rate accounts for, with no queue.
-constexpr double kLongProbe = 0.1;
-// The same bound as a queue, in delay targets.
-constexpr double kLongProbeQueue = 2;
-// The ceiling after an overflow, as a share of the window that overflowed.
-constexpr double kOverflowCut = 0.85;
-// The ceiling's growth per epoch: a new attempt follows after some tenths of a second.
-constexpr double kCeilingGrowth = 0.002;
-// Nanoseconds: the unit of the ceiling's growth; a round of a long path counts for several.
-constexpr double kUsualEpoch = 500e3;
-// Such units that one epoch counts for at most.
-constexpr double kMostEpochs = 25;
-// The ceiling's growth per epoch once it has passed the size that overflowed.
-constexpr double kCeilingPassed = 0.05;
-// Losses within this time belong to one overflow.
-constexpr Nanos kOverflowPause = 50 * kMillisecond;
-// The share of way_back_ that the window covers: the rest is queueing at other ports.
+// The growth per epoch beside a queue; twice as much makes queues too long beside ECN.
+constexpr double kGrowth = 0.05;
+// The same on a long path, where each epoch is a round; half of it finds the rate late.
+constexpr double kLongGrowth = 0.1;
+// The share of way_back_ that the window covers: the rest is queueing at other ports, which heavy
+// loss over 40 ms lengthens.
 constexpr double kWayBack = 0.85;
 // The weight of a new sample: senders of an unsteady window would take turns unevenly.
 constexpr double kSlowly = 1.0 / 16;
 // Bytes on the wire of one full packet.
 constexpr double kSegment = 1514.0;
-// A rate below this share of BtlBw, beside a queue, is slow: other flows take the rest.
+// A rate below this share of BtlBw, beside a queue, is slow: several TCP flows take the rest.
 constexpr double kSlow = 0.5;
-// The factor of the window at a loss, while competing.
-constexpr double kCompetitiveCut = 0.8;
 // Bytes per round while competing: several segments, since the window serves the flows of several
 // peers.
 constexpr double kCompetitiveGrowth = 3.5 * kSegment;
-// Bytes: a part of what a port's queue holds.
+// Bytes: a part of what a port's queue holds; a server 40 ms away overflows without this bound.
 constexpr double kLongQueue = 64 << 10;
-// The longest delay target, for a long path.
-constexpr Nanos kLongestTarget = 3 * kMillisecond;
-// Bytes: no bound.
-constexpr double kUnbounded = 1e12;
-// Above this share of BtlBw the port carried this window's packets alone.
-constexpr double kFullRate = 0.6;
-// The largest window in bytes on one path.
-constexpr double kLargest = 256e6;
-// The rate grows by this factor per round while the pipe is not full (BBR).
-constexpr double kStillGrows = 1.25;
-// Rounds without such growth that end slow start (BBR).
-constexpr uint32_t kFlatRounds = 3;
-// From this share of BtlBw on the rate is what the port carries, and the stretch shrinks.
-constexpr double kFull = 0.95;
-// The smallest factor of the stretch for a queue.
-constexpr double kStretchCut = 0.6;
-// The factor of the stretch at the full rate.
-constexpr double kStretchDecay = 0.9;
-// The growth of the stretch per epoch.
-constexpr double kStretchGrowth = 4;
-// Its growth beyond a value that made a queue before.
-constexpr double kStretchRetry = 1.02;
-// A stretch that made a queue is remembered as at least this share of it.
-constexpr double kStretchBelow = 0.75;
-constexpr double kMarkedCut = 0.8;  // the factor of the window at a mark (RFC 8511 §3)
-// The multiple of the excess queue that a long path's window shrinks by per round.
-constexpr double kDrain = 1.25;
 }  // namespace
 
 DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos target)
@@ -84,11 +37,9 @@ DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos ta
       minimum_(minimum),
       buffer_(std::max(minimum, buffer)),
       maximum_(buffer_),
-      threshold_(kUnbounded),
       shortest_target_(target),
       target_(target),
-      enough_(maximum_),
-      ceiling_(kUnbounded) {}
+      enough_(maximum_) {}
 
 void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy,
                          Nanos now, Nanos sent) {
@@ -98,94 +49,57 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   lossy_ = lossy;
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
-  // Below the threshold, and while the queue is short, the window grows by half a byte per byte
-  // delivered. On a long path it grows by one, because each doubling takes a round.
+  // While the queue is short the window grows by half a byte per byte delivered, and so regains at
+  // once what other traffic has taken. On a long path it grows by one, because each doubling takes
+  // a round.
   const bool is_long = long_path(rtprop);
-  const double enough = ramps_ && is_long ? maximum_ : enough_;
-  if (limited_ && window_ < std::min(threshold_, enough) && 3 * queue < shortest_target_)
-    window_ = std::min({window_ + (is_long ? 1.0 : 0.5) * static_cast<double>(bytes), threshold_,
-                        ceiling_, std::max(maximum_, window_)});
+  const double enough = ramps() && is_long ? maximum_ : enough_;
+  if (limited_ && slow_start_.doubles() && window_ < enough && 3 * queue < shortest_target_)
+    window_ = std::min(window_ + (is_long ? 1.0 : 0.5) * static_cast<double>(bytes),
+                       std::max(maximum_, window_));
   if (now < epoch_end_) return;
   if (epoch_end_ != 0) end_epoch(round, rtprop, now);
   // A change of the window shows after a round trip through the present queue.
-  epoch_end_ = now + std::clamp(round, kShortestEpoch, kLongestEpoch);
+  epoch_end_ = now + std::max(round, kShortestEpoch);
   delay_sum_ = bytes_sum_ = 0;
   epoch_start_ = now;
   limited_ = lost_ = false;
 }
 
 void DelayWindow::marked() {
-  ramps_ = false;
-  window_ = std::max(minimum_, kMarkedCut * window_);
-  // The window does not double up to where it was marked.
-  threshold_ = std::max(minimum_, std::min(threshold_, window_));
-  stretch_ = std::max(1.0, kStretchCut * stretch_);
+  slow_start_.marked();
+  window_ = std::max(minimum_, kSignalCut * window_);
+  stretch_.marked();
 }
 
 void DelayWindow::resume(double bytes) {
   window_ = std::max(window_, std::min({bytes, enough_, maximum_}));
-  threshold_ = std::max(threshold_, window_);
-  ceiling_ = std::max(ceiling_, window_);
 }
 
 // The target grows with the path, because bursts of a round are longer there: a queue too short for
 // them runs empty, above all under incast. It must still fit into the port's buffer.
 Nanos DelayWindow::aim(Nanos rtprop) const {
   const double rate = meter_.bytes_per_second();
-  if (!long_path(rtprop) || ramps_ || rate <= 0) return shortest_target_;
+  if (!long_path(rtprop) || ramps() || rate <= 0) return shortest_target_;
   const auto fits = static_cast<Nanos>(kLongQueue * 1e9 / rate);
-  return std::max(shortest_target_, std::min({rtprop / 4, kLongestTarget, fits}));
-}
-
-// Slow start ends with a queue, or when more bytes in flight bring no higher rate (BBR's full
-// pipe).
-void DelayWindow::ramp(Nanos delay, double rate, Nanos rtprop) {
-  if (!ramps_) return;
-  if (rate > kStillGrows * ramp_rate_) {
-    ramp_rate_ = rate;
-    flat_rounds_ = 0;
-  } else if (limited_) {
-    ++flat_rounds_;
-  }
-  if (!long_path(rtprop) || 2 * delay > target_ || flat_rounds_ >= kFlatRounds) ramps_ = false;
-}
-
-// Adapts the stretch. With loss but no queue, and a rate below what the port carries, more may be
-// sent. A queue or the full rate ends that; loss that our own packets cause comes with one of them.
-void DelayWindow::stretch(Nanos delay, double rate) {
-  const auto target = static_cast<double>(target_);
-  const bool sender = loss_ >= 0;
-  double most = 1.0 / (1.0 - (sender ? std::min(loss_, LossMeter::kMost) : LossMeter::kMost));
-  if (sender) most = std::clamp(told_ / window_, 1.0, most);
-  const double use = rate / std::max(1.0, meter_.bytes_per_second());
-  if (4 * delay > 3 * target_) {
-    // The rate that came through then is what the path carries.
-    if (sender && stretch_ > 1)
-      overstretch_ = std::clamp(use / (1.0 - loss_), kStretchBelow * stretch_, stretch_);
-    stretch_ *= std::max(kStretchCut, 0.75 * target / static_cast<double>(delay));
-  } else if (use >= kFull) {
-    stretch_ *= kStretchDecay;
-  } else if (!sender) {
-    stretch_ *= use < 0.5 ? 8 : 2;
-  } else if (limited_ && loss_ > kHeavyLoss) {
-    const double more = kStretchGrowth * stretch_;
-    stretch_ = more < overstretch_ ? more : std::max(overstretch_, kStretchRetry * stretch_);
-  }
-  if (sender && loss_ < kHeavyLoss) overstretch_ = kUnbounded;
-  stretch_ = std::clamp(stretch_, 1.0, most);
-}
-
-// The bytes that the rate accounts for. A long path without a queue gets a little more than the
-// present window: losses may have ended slow start before it found the rate.
-double DelayWindow::bound(Nanos delay, Nanos rtprop) const {
-  if (!long_path(rtprop) || lossy_ || 2 * delay > target_) return enough_;
-  const double queue = kLongProbeQueue * 1e-9 * static_cast<double>(target_) * rate();
-  return std::max(enough_, window_ + std::min(kLongProbe * window_, queue));
+  return std::max(shortest_target_, std::min(rtprop / 4, fits));
 }
 
 void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const auto delay = static_cast<Nanos>(delay_sum_ / std::max(1.0, bytes_sum_));
   last_delay_ = delay;
+  account(delay, round, rtprop);
+  const double rate =
+      bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
+  const bool is_long = long_path(rtprop);
+  slow_start_.round(rate, 2 * delay > target_, limited_, is_long);
+  stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
+                 limited_);
+  if (!compete(delay, rate, is_long, now)) steer(delay, is_long);
+}
+
+// Computes what the rate accounts for, and the most that the path and the receiver hold.
+void DelayWindow::account(Nanos delay, Nanos round, Nanos rtprop) {
   const double target = static_cast<double>(target_);
   // The window holds the wanted queue, the path, and what is under way on the return path. More
   // than that only lengthens the queue.
@@ -197,87 +111,53 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const double least = static_cast<double>(std::max<Nanos>(round - delay, 0)) - 0.75 * target;
   enough_ = meter_.bytes_per_second() > 0 ? meter_.bytes_per_second() * 1e-9 *
                                                 (target + std::max(kWayBack * way_back_, least))
-                                          : kUnbounded;
-  maximum_ =
-      std::min(kLargest, buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop));
-  // Loss while our own packets fill the port is an overflow of our own making (invariant 11). Loss
-  // beside other traffic, or with an empty queue, does not concern this window. Nor does heavy loss
-  // on a long path, where every round has losses.
-  const double rate =
-      bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
-  const bool queued = 2 * delay > target_;
-  const bool ours = rate > kFullRate * meter_.bytes_per_second();
-  if (lost_ && queued && ours && !(lossy_ && long_path(rtprop))) {
-    // Losses of one overflow appear in several epochs.
-    if (now - last_overflow_ > kOverflowPause) {
-      ceiling_before_ = ceiling_;
-      overflow_start_ = now;
-      overflow_at_ = std::min(window_, ceiling_);
-      ceiling_ = std::max(minimum_, kOverflowCut * overflow_at_);
-    }
-    last_overflow_ = now;
-  } else {
-    // A size that works now may have overflowed because of other traffic, so the ceiling rises.
-    const double epochs =
-        std::clamp(static_cast<double>(now - epoch_start_) / kUsualEpoch, 1.0, kMostEpochs);
-    const double growth = ceiling_ > overflow_at_ ? kCeilingPassed : kCeilingGrowth * epochs;
-    ceiling_ = std::min(kUnbounded, ceiling_ * (1.0 + growth));
-  }
-  // The first epoch of a burst of other traffic looks like our own overflow; the next ones show
-  // which traffic fills the port. An epoch that a pause has lengthened shows neither.
+                                          : std::numeric_limits<double>::infinity();
+  maximum_ = buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop);
+}
+
+// Runs trials and competition; true while they decide about the window.
+bool DelayWindow::compete(Nanos delay, double rate, bool is_long, Nanos now) {
+  // An epoch that a pause has lengthened does not show whose traffic fills the port.
   const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
-  if (queued && !ours && whole && now - overflow_start_ < kOverflowPause)
-    ceiling_ = std::max(ceiling_, ceiling_before_);
-  ramp(delay, rate, rtprop);
-  stretch(delay, rate);
-  if (whole && limited_ && !lossy_) {
+  // Under heavy loss a trial ends as it would without, but no first one begins.
+  if (lossy_ ? competition_.trying() : whole && limited_) {
     // On a long path the rate varies with the rounds.
-    const bool slow =
-        !long_path(rtprop) && 4 * delay > target_ && rate < kSlow * meter_.bytes_per_second();
+    const bool slow = !is_long && 4 * delay > target_ && rate < kSlow * meter_.bytes_per_second();
     const double factor =
         competition_.observe(bytes_sum_, now - epoch_start_, delay, target_, slow, now);
     if (factor != 1.0) window_ = std::clamp(factor * window_, minimum_, maximum_);
-  } else if (lossy_ && competition_.trying()) {
-    window_ = std::clamp(competition_.abandon(now) * window_, minimum_, maximum_);
   }
-  if (competition_.trying()) return;
-  if (competition_.competes()) {
-    if (lost_) {
-      window_ *= kCompetitiveCut;
-    } else if (limited_) {
-      window_ += kCompetitiveGrowth;
-    }
-    threshold_ = window_ = std::clamp(window_, minimum_, maximum_);
-    return;
+  if (competition_.trying()) return true;
+  if (!competition_.competes()) return false;
+  if (lost_) {
+    window_ *= kSignalCut;
+  } else if (limited_) {
+    window_ += kCompetitiveGrowth;
   }
+  window_ = std::clamp(window_, minimum_, maximum_);
+  return true;
+}
+
+// Holds the queue at the target: shrinks in proportion to its excess, and grows below.
+void DelayWindow::steer(Nanos delay, bool is_long) {
+  const double target = static_cast<double>(target_);
+  // A long path without a queue may carry more than the rate accounts for: losses may have ended
+  // slow start before it found the rate.
+  const double most = ramps() || (is_long && !lossy_ && 2 * delay <= target_) ? maximum_ : enough_;
   if (delay > target_) {
-    // What a burst of other traffic takes is regained by doubling up to the threshold.
-    threshold_ =
-        threshold_ >= maximum_ ? 0.8 * window_ : std::max(0.9 * window_, kForget * threshold_);
-    threshold_ = std::max(minimum_, std::min(threshold_, enough_));
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
-    double kept = std::max(kDeepestCut, 1.0 - 0.7 * excess);
-    // Most of a long path's window is on the wire, so only the excess queue is drained.
-    if (long_path(rtprop))
-      kept = std::max(kept, 1.0 - kDrain * meter_.bytes_per_second() * 1e-9 *
-                                      (static_cast<double>(delay) - 0.5 * target) / window_);
-    window_ = std::max(minimum_, window_ * kept);
-  } else if (const double most = ramps_ ? maximum_ : bound(delay, rtprop);
-             limited_ && window_ < most) {
-    // The window grows carefully above the threshold, and below it while the queue is too long to
-    // double.
+    window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - 0.7 * excess));
+  } else if (limited_ && window_ < most) {
     const double room = (target - static_cast<double>(delay)) / target;
-    const double growth = long_path(rtprop) ? kLongGrowth : kCareful;
-    const double grown = window_ + std::max(kSegment, growth * window_) * room;
-    window_ = std::min(maximum_, long_path(rtprop) && !ramps_ ? std::min(grown, most) : grown);
-    threshold_ = std::max(threshold_, window_);
+    const double grown =
+        window_ + std::max(kSegment, (is_long ? kLongGrowth : kGrowth) * window_) * room;
+    window_ = std::min(grown, is_long ? most : maximum_);
   }
   // A window that is too large shrinks only when there is a queue. A long round without one is the
   // delay of busy hosts; shrinking for it would lower the rate, and with the rate the window, again
   // and again.
-  if (4 * delay > target_ && !ramps_) window_ = std::min(window_, enough_);
-  window_ = std::max(minimum_, std::min({window_, ceiling_, maximum_}));
-  threshold_ = std::min(threshold_, ceiling_);
+  if (4 * delay > target_ && !ramps()) window_ = std::min(window_, enough_);
+  window_ = std::clamp(window_, minimum_, maximum_);
 }
 
 }  // namespace gradwire

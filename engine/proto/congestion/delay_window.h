@@ -14,7 +14,8 @@
 #include "proto/base/time.h"
 #include "proto/congestion/competition.h"
 #include "proto/congestion/rate_meter.h"
-#include "proto/recovery/loss_meter.h"
+#include "proto/congestion/slow_start.h"
+#include "proto/congestion/stretch.h"
 
 namespace gradwire {
 
@@ -28,19 +29,14 @@ class DelayWindow {
   Nanos target() const { return target_; }
   Nanos queue_delay() const { return last_delay_; }
   // True in slow start: the window doubles each round, because the path's rate is not known yet.
-  bool ramps() const { return ramps_; }
+  bool ramps() const { return slow_start_.on(); }
   // The factor by which the window may be exceeded so that a window's worth arrives, when the share
   // `loss` is lost on the path without a queue.
-  double stretch(double loss) const {
-    return std::clamp(stretch_, 1.0, 1.0 / (1.0 - std::min(loss, LossMeter::kMost)));
-  }
+  double stretch(double loss) const { return stretch_.factor(loss); }
   // For a sender: `share` of its packets is lost, and its receivers' windows for it have `told`
   // bytes. Its window stretches step by step up to these. A receiver does not call this; its window
   // stretches at once, because its senders bound themselves.
-  void loss(double share, double told) {
-    loss_ = share;
-    told_ = told;
-  }
+  void loss(double share, double told) { stretch_.loss(share, told); }
   double rate() const { return meter_.bytes_per_second(); }
   bool rate_proven() const { return meter_.proven(); }
   // Takes `bytes` delivered after `queue` nanoseconds of queueing, on a path with the round-trip
@@ -62,16 +58,15 @@ class DelayWindow {
 
  private:
   Nanos aim(Nanos rtprop) const;
-  void ramp(Nanos delay, double rate, Nanos rtprop);
-  void stretch(Nanos delay, double rate);
-  double bound(Nanos delay, Nanos rtprop) const;
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
+  void account(Nanos delay, Nanos round, Nanos rtprop);
+  bool compete(Nanos delay, double rate, bool is_long, Nanos now);
+  void steer(Nanos delay, bool is_long);
 
   double window_;
   double minimum_;
   double buffer_;
-  double maximum_;    // the buffer, and what the path holds
-  double threshold_;  // the window doubles below it and grows carefully above
+  double maximum_;  // the buffer, and what the path holds
   Nanos shortest_target_;
   Nanos target_;         // for the path sampled last
   double enough_;        // bytes that rate, target and return path account for
@@ -81,19 +76,9 @@ class DelayWindow {
   double delay_sum_ = 0;  // weighted by bytes
   double bytes_sum_ = 0;
   Nanos last_delay_ = 0;
-  double ceiling_;  // above it, this window's own packets overflowed the queue
   Competition competition_;
-  bool ramps_ = true;
-  double loss_ = -1;
-  double told_ = 0;
-  double stretch_ = 1;
-  double overstretch_ = 1e9;  // a stretch that led to a queue
-  double ramp_rate_ = 0;      // bytes/s: the best round of slow start
-  uint32_t flat_rounds_ = 0;  // rounds in a row in which that did not grow
-  Nanos last_overflow_ = 0;
-  Nanos overflow_start_ = 0;
-  double ceiling_before_ = 0;
-  double overflow_at_ = 0;
+  SlowStart slow_start_;
+  Stretch stretch_;
   Nanos epoch_start_ = 0;
   bool limited_ = false;
   bool lost_ = false;

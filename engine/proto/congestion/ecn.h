@@ -9,9 +9,7 @@
 namespace gradwire {
 
 // Codepoints of the two bits below the DSCP (RFC 3168 §5).
-inline constexpr uint8_t kNotEct = 0;
-inline constexpr uint8_t kEct0 = 2;
-inline constexpr uint8_t kCe = 3;
+enum EcnCodepoint : uint8_t { kNotEct = 0, kEct0 = 2, kCe = 3 };
 
 // EcnSeen counts the packets that arrived on a path, each once, for its ACKs. The counts wrap, but
 // not between two ACKs: no window holds that many packets.

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "proto/base/time.h"
+#include "proto/recovery/rtt.h"
 
 namespace gradwire {
 
@@ -41,19 +42,7 @@ class RateMeter {
     const bool is_calm = calm();
     proven_ = proven_ || lossy_bytes_ == 0;
     begin(now);
-    if (first || provisional_) {
-      current_ = is_calm ? rate : std::max(current_, rate);
-      provisional_ = first;
-      window_start_ = now;
-    } else if (!is_calm) {
-      current_ = std::max(current_, rate);
-    } else if (now - window_start_ > kWindow / 2) {
-      previous_ = current_;
-      current_ = rate;
-      window_start_ = now;
-    } else {
-      current_ = std::max(current_, rate);
-    }
+    take(rate, is_calm, first, now);
   }
   double bytes_per_second() const { return std::max(previous_, current_); }
   // True once an interval without heavy loss has shown the rate.
@@ -65,6 +54,15 @@ class RateMeter {
     sent_start_ = sent_;
     bytes_ = lossy_bytes_ = 0;
   }
+  // Takes the rate of a whole interval. The second one replaces the first, which is a guess.
+  void take(double rate, bool is_calm, bool first, Nanos now) {
+    const bool aged = is_calm && now - window_start_ > WindowedMin::kWindow / 2;
+    const bool replaces = first || provisional_;
+    if (aged && !replaces) previous_ = current_;
+    current_ = is_calm && (replaces || aged) ? rate : std::max(current_, rate);
+    if (replaces || aged) window_start_ = now;
+    if (replaces) provisional_ = first;
+  }
   // True when at most half of the interval's bytes arrived under heavy loss.
   bool calm() const { return 2 * lossy_bytes_ <= bytes_; }
   // Takes a burst that ended before its interval did, since jobs of short ops have nothing else. It
@@ -73,7 +71,7 @@ class RateMeter {
   // a rate found too low would last.
   void end_burst() {
     const Nanos took = std::max(last_ - start_, sent_ - sent_start_);
-    if (current_ == 0 || took < kShortestBurst || bytes_ < kFewestBytes) return;
+    if (current_ == 0) return;
     const bool enough = took >= kShortInterval && bytes_ >= kLeastBytes;
     if (!enough && !calm()) return;
     pooled_ns_ = enough ? took : pooled_ns_ + took;
@@ -95,7 +93,8 @@ class RateMeter {
   }
   // A sample's duration; clumps of arrivals distort shorter ones.
   static constexpr Nanos kInterval = 20 * kMillisecond;
-  // A sample's duration with several far receivers, whose ACKs cover about a millisecond each.
+  // A sample's duration with several far receivers, whose ACKs cover about a millisecond each; in a
+  // shorter one eight workers take longer.
   static constexpr Nanos kLongInterval = 50 * kMillisecond;
   // The first sample is short, so that windows have a bound before they overshoot. The next
   // replaces it.
@@ -104,22 +103,16 @@ class RateMeter {
   static constexpr Nanos kIdle = 3 * kMillisecond;
   // Bursts this long count alone; shorter ones are pooled up to it.
   static constexpr Nanos kShortInterval = 4 * kMillisecond;
-  // Bursts shorter than this do not count.
-  static constexpr Nanos kShortestBurst = 1 * kMillisecond;
   // Arrivals this close together belong to one clump.
   static constexpr Nanos kClump = 20 * kMicrosecond;
   // The most that a burst raises the rate by.
   static constexpr double kShortRise = 1.1;
-  // The same for a first guess, because slow start doubles the rate.
+  // The same for a first guess, because slow start doubles the rate. ECN over 10 ms needs both.
   static constexpr double kFirstRise = 2.2;
-  // The bytes of two short trains.
+  // The bytes of two short trains; an incast over 10 ms takes longer without them.
   static constexpr double kIdleBytes = 8 * 1514.0;
   // The bytes that a sample or a pool has at least.
   static constexpr uint64_t kLeastBytes = 32 * 1024;
-  // The bytes that a burst has at least.
-  static constexpr uint64_t kFewestBytes = 4 * 1024;
-  // The maximum covers the last 5 to 10 s.
-  static constexpr Nanos kWindow = 10 * kSecond;
   Nanos start_ = 0;
   Nanos last_ = 0;
   Nanos sent_ = 0;

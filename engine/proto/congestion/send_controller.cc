@@ -11,21 +11,15 @@ constexpr double kProbeGain = 0.2;
 constexpr double kProbeQueue = 0.75;
 // A pace above BtlBw may add this share of the delay target to the queue in a round of a long path.
 constexpr double kProbeRoom = 0.5;
-// Seconds of the pace that one train takes on a long path.
-constexpr double kTrainSeconds = 250e-6;
-// Seconds of the pace that a late timer may catch up on.
+// Seconds of the pace that a late timer may catch up on; two trains of a long path.
 constexpr double kPaceDepth = 0.0005;
 // A window goes in at least so many trains: long trains of several senders collide in one port and
 // leave others idle.
 constexpr double kTrainsPerWindow = 16;
 // Datagrams; a shorter train would spend a send call on few packets.
 constexpr uint32_t kShortestTrain = 4;
-// Datagrams; segmentation takes at most 64 KB in one send call.
-constexpr uint32_t kLongestTrain = 44;
 // Packets that may be sent again early at once.
 constexpr double kCopiesAtOnce = 16;
-// The least rate of copies in packets/s, whatever is known of the path.
-constexpr double kSlowestCopies = 1000;
 }  // namespace
 
 void SendController::on_sent(uint64_t bytes, Nanos now) {
@@ -82,9 +76,9 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
   led_by_receiver_ = false;
   if (far_ && pacing_) spread(far, std::max(led_, stretch * window_.bytes()));
   const double trains = window_.bytes() / wire_bytes_ / kTrainsPerWindow;
-  quantum_ = std::clamp(static_cast<uint32_t>(trains), kShortestTrain, kLongestTrain);
+  quantum_ = std::max(static_cast<uint32_t>(trains), kShortestTrain);
   if (far_) {
-    const auto most = static_cast<uint32_t>(rate_ * kTrainSeconds / wire_bytes_);
+    const auto most = static_cast<uint32_t>(rate_ * kPaceDepth / 2 / wire_bytes_);
     quantum_ = std::min(quantum_, std::max(kShortestTrain, most));
   }
   if (rate_ > 0) {
@@ -138,7 +132,7 @@ double SendController::unproven_rate(double windows, Nanos round) const {
 
 double SendController::copy_rate(double rate, double unproven, Nanos now) const {
   const double carried = std::max(window_.stretch(loss_.share(now)) * rate, unproven);
-  return std::max(kSlowestCopies, breaker_.factor() * carried / wire_bytes_);
+  return breaker_.factor() * carried / wire_bytes_;
 }
 
 double SendController::copies(double per_second, Nanos now) {

@@ -6,10 +6,8 @@
 namespace gradwire {
 
 namespace {
-// Stashed packets of a peer from which a server gives it no more credit; more on a long path, where
-// packets of a whole round are under way.
+// Stashed packets of a peer from which a server gives it no more credit.
 constexpr size_t kStashLimit = 64;
-constexpr size_t kLongStashLimit = 1024;
 // Senders whose share is computed after each batch of arrivals, besides those that sent it.
 constexpr size_t kCreditTurns = 8;
 }  // namespace
@@ -19,9 +17,8 @@ void Endpoint::Impl::share_credit(Path& path, Nanos now) {
   const Rtt& rtt = path.recovery.rtt;
   // A server gives no credit for packets that it can only stash. A worker goes on: its peers limit
   // by themselves what they send early, and need credit for the results of earlier ops.
-  const size_t most = long_path(rtt.minimum()) ? kLongStashLimit : kStashLimit;
   const bool stalled = config.endpoint >= config.workers &&
-                       (path.stash.no_room || path.stash.packets.size() >= most);
+                       (path.stash.no_room || path.stash.packets.size() >= kStashLimit);
   const CreditPool::Sender from{rtt.minimum(),
                                 rtt.round(),
                                 path.arriving.loss.share(now),

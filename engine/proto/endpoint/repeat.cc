@@ -10,7 +10,6 @@ namespace gradwire {
 namespace {
 // The least time between two copies of a packet. Without a queue it is shorter the higher the loss.
 constexpr Nanos kApart = 500 * kMicrosecond;
-constexpr Nanos kClosest = 100 * kMicrosecond;
 // Copies of a round are all lost with a chance of e^-3.
 constexpr double kRepeatSafety = 3.0;
 // The round assumed where no rate is known.
@@ -32,7 +31,7 @@ Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
   if (4 * sender.window().queue_delay() > 3 * sender.window().target())
     return std::max(apart, kApart);
   const auto close = static_cast<Nanos>(static_cast<double>(kApart) * -std::log(to));
-  return std::max(apart, std::clamp(close, kClosest, kApart));
+  return std::max(apart, std::min(close, kApart));
 }
 
 // The bytes of the receivers' windows for this sender, as far as they report.

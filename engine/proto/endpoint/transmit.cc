@@ -62,10 +62,10 @@ bool Endpoint::Impl::transmit_next(Nanos now, Train& train) {
 void Endpoint::Impl::write_ping(Path& path, Nanos now, bool pong, size_t bytes, Train& train) {
   uint8_t* at = begin_control(train, path.peer, bytes);
   std::fill_n(at, bytes, uint8_t{0});
-  constexpr uint64_t kBegun = (uint64_t{1} << wire::kBegunBits) - 1;
+  constexpr uint64_t mask = (uint64_t{1} << wire::kBegunBits) - 1;
   wire::write_ping(at, common(pong ? wire::Kind::pong : wire::Kind::ping),
                    {pong ? path.life.pong_stamp : wire::stamp_of(now),
-                    static_cast<uint32_t>(next_id(path) & kBegun)});
+                    static_cast<uint32_t>(next_id(path) & mask)});
   if (path.limit.reduced() && bytes >= wire::kPingBytes + wire::kLimitBytes)
     wire::put(at + wire::kPingBytes, static_cast<uint16_t>(path.limit.bytes()));
   end_control(train, bytes, control_dscp);

@@ -12,14 +12,10 @@ constexpr uint64_t kMostPacketThreshold = 512;
 constexpr Nanos kTimeThreshold = 500 * kMicrosecond;
 // Probe time-outs in a row before the backoff grows.
 constexpr uint32_t kQuickProbes = 40;
-// Doublings of the time-out until then.
-constexpr uint32_t kQuickBackoff = 1;
 // Doublings of the time-out at most.
 constexpr uint32_t kSlowestBackoff = 8;
 // Packets that one probe time-out may send again; a round's first window.
 constexpr uint32_t kMostProbes = 24;
-// Probe time-outs in a row that send that many; after these, only every eighth does.
-constexpr uint32_t kLoudProbes = 8;
 }  // namespace
 
 void Recovery::Acked::clear() {
@@ -122,9 +118,8 @@ void Recovery::forget_reordering() {
 // and its path loses packets.
 Nanos Recovery::next_timeout(Nanos heard, Nanos now) const {
   const bool quick = timeouts_ < kQuickProbes || now - heard < kHeardOf;
-  const uint32_t doublings =
-      quick ? std::min(timeouts_, kQuickBackoff)
-            : std::min(timeouts_ - kQuickProbes + kQuickBackoff, kSlowestBackoff);
+  const uint32_t doublings = quick ? std::min(timeouts_, 1U)
+                                   : std::min(timeouts_ - kQuickProbes + 1, kSlowestBackoff);
   return timer_base_ + (rtt.probe_timeout() << doublings);
 }
 
@@ -140,13 +135,12 @@ bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
   ++timeouts_;
   const Nanos answer_due = timer_base_ + rtt.round();
   timer_base_ = now;
-  // On a long path a time-out sends a round's first window. It does so on a short path too, for
-  // some time-outs, when packets of the peer arrive but no ACKs: then the path most likely loses,
-  // or the peer is late. When the peer has no room nothing was lost, so little is sent.
+  // On a long path a time-out sends a round's first window. It does so on a short path too
+  // when packets of the peer arrive but no ACKs: then the path most likely loses, or the peer is
+  // late. When the peer has no room nothing was lost, so little is sent.
   const bool full = refused_ >= sent_.lowest();
   const bool talks = timeouts_ > 1 && heard > answer_due;
-  const bool loud = timeouts_ <= kLoudProbes || timeouts_ % kLoudProbes == 0;
-  const bool worth_trying = !full && (long_path(rtt.minimum()) || (talks && loud && !throttled));
+  const bool worth_trying = !full && (long_path(rtt.minimum()) || (talks && !throttled));
   probes_ = worth_trying ? kMostProbes : 2;
   uint32_t again = 0;
   for (uint64_t n = sent_.lowest(); n < sent_.next() && again < probes_; ++n) {

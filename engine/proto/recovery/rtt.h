@@ -29,9 +29,11 @@ class WindowedMin {
   bool any() const { return any_; }
   Nanos get() const { return std::min(previous_, current_); }
 
- private:
-  // The minimum forgets after 5 to 10 s, long enough to meet an empty queue now and then (BBR).
+  // An extreme value is forgotten after 5 to 10 s, long enough to meet an empty queue now and then
+  // (BBR).
   static constexpr Nanos kWindow = 10 * kSecond;
+
+ private:
   bool any_ = false;
   Nanos start_ = 0;
   Nanos current_ = 0;

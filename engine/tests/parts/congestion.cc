@@ -31,7 +31,6 @@ void bind_congestion(nb::module_& module) {
       .def(nb::init<>())
       .def("observe", &Competition::observe, "bytes"_a, "epoch"_a, "delay"_a, "target"_a, "slow"_a,
            "now"_a)
-      .def("abandon", &Competition::abandon, "now"_a)
       .def("competes", &Competition::competes)
       .def("trying", &Competition::trying);
   nb::class_<CircuitBreaker>(module, "CircuitBreaker")

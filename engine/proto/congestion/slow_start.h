@@ -1,0 +1,41 @@
+// SlowStart doubles a window each round until the path's rate is known.
+#pragma once
+
+#include <cstdint>
+
+namespace gradwire {
+
+class SlowStart {
+ public:
+  // True while it goes on.
+  bool on() const { return on_; }
+  // True until a switch marks packets: its queue is shorter than the delay target, so a window that
+  // doubles would always be marked.
+  bool doubles() const { return doubles_; }
+  void marked() { on_ = doubles_ = false; }
+  // Judges one round, in which `rate` bytes per second were delivered. It ends slow start on a
+  // short path, with a queue, or when more bytes in flight bring no higher rate (BBR's full pipe).
+  // `limited`: the window held transmission back.
+  void round(double rate, bool queued, bool limited, bool is_long) {
+    if (!on_) return;
+    if (rate > kStillGrows * best_rate_) {
+      best_rate_ = rate;
+      flat_rounds_ = 0;
+    } else if (limited) {
+      ++flat_rounds_;
+    }
+    if (!is_long || queued || flat_rounds_ >= kFlatRounds) on_ = false;
+  }
+
+ private:
+  // The rate grows by this factor per round while the pipe is not full (BBR).
+  static constexpr double kStillGrows = 1.25;
+  // Rounds without such growth that end slow start (BBR).
+  static constexpr uint32_t kFlatRounds = 3;
+  bool on_ = true;
+  bool doubles_ = true;
+  double best_rate_ = 0;      // bytes/s: of one round
+  uint32_t flat_rounds_ = 0;  // rounds in a row in which that did not grow
+};
+
+}  // namespace gradwire
