@@ -34,4 +34,5 @@ def seconds_after_a_pause(drift: float) -> float:
 
 @pytest.mark.parametrize("drift", [0.25e-3, 1e-3])
 def test_clocks_that_drifted_apart_in_a_pause_are_no_queue(drift: float) -> None:
-    assert seconds_after_a_pause(drift) < 1.1 * seconds_after_a_pause(0.0)
+    """Counted as queues, they would make ops take 1.3 to 1.7 times as long."""
+    assert seconds_after_a_pause(drift) < 1.25 * seconds_after_a_pause(0.0)

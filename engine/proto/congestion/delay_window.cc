@@ -16,9 +16,10 @@ constexpr double kDeepestCut = 0.6;
 constexpr double kGrowth = 0.05;
 // The same on a long path, where each epoch is a round; half of it finds the rate late.
 constexpr double kLongGrowth = 0.1;
-// The share of way_back_ that the window covers: the rest is queueing at other ports, which heavy
-// loss over 40 ms lengthens.
-constexpr double kWayBack = 0.85;
+// The share of way_back_ that the window covers. The rest is queueing at other ports: a window that
+// covers all of it overflows the port under an incast of 16, and one that covers less than RTprop
+// starves paths of 2 to 4 ms.
+constexpr double kWayBack = 0.6;
 // The weight of a new sample: senders of an unsteady window would take turns unevenly.
 constexpr double kSlowly = 1.0 / 16;
 // Bytes on the wire of one full packet.
@@ -101,17 +102,18 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
 // Computes what the rate accounts for, and the most that the path and the receiver hold.
 void DelayWindow::account(Nanos delay, Nanos round, Nanos rtprop) {
   const double target = static_cast<double>(target_);
-  // The window holds the wanted queue, the path, and what is under way on the return path. More
-  // than that only lengthens the queue.
+  // The window holds the wanted queue, the path, and most of what is under way on the return path
+  // beyond RTprop. More than that only lengthens the queue.
   const auto sample =
-      static_cast<double>(rtprop + std::clamp<Nanos>(round - delay - rtprop, 0, 2 * target_));
+      static_cast<double>(std::clamp<Nanos>(round - delay - rtprop, 0, 2 * target_));
   way_back_ += (sample - way_back_) * (way_back_ == 0 ? 1.0 : kSlowly);
   // It is at least what is under way at this rate and a quarter of the target's queue, since a
   // window that limits the rate could not grow otherwise.
   const double least = static_cast<double>(std::max<Nanos>(round - delay, 0)) - 0.75 * target;
-  enough_ = meter_.bytes_per_second() > 0 ? meter_.bytes_per_second() * 1e-9 *
-                                                (target + std::max(kWayBack * way_back_, least))
-                                          : std::numeric_limits<double>::infinity();
+  const double way = static_cast<double>(rtprop) + kWayBack * way_back_;
+  enough_ = meter_.bytes_per_second() > 0
+                ? meter_.bytes_per_second() * 1e-9 * (target + std::max(way, least))
+                : std::numeric_limits<double>::infinity();
   maximum_ = buffer_ + meter_.bytes_per_second() * 1e-9 * static_cast<double>(rtprop);
 }
 

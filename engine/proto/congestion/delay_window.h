@@ -70,7 +70,7 @@ class DelayWindow {
   Nanos shortest_target_;
   Nanos target_;         // for the path sampled last
   double enough_;        // bytes that rate, target and return path account for
-  double way_back_ = 0;  // ns: round-trip time without the queue here, smoothed
+  double way_back_ = 0;  // ns: what a round takes beyond RTprop and the queue here, smoothed
   RateMeter meter_;
   Nanos epoch_end_ = 0;
   double delay_sum_ = 0;  // weighted by bytes
