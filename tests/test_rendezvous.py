@@ -357,6 +357,47 @@ def test_a_meeting_whose_first_endpoint_begins_anew_is_over() -> None:
     assert error.ranks == (0,)
 
 
+class Held:
+    """A store as a rank uses it that is held up where it looks for a newer meeting."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.armed = False
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> Any:
+        if self.armed and key.endswith("/newest"):
+            self.reached.set()
+            self.released.wait()
+        return self._store.compare_set(key, expected, desired)
+
+
+def test_the_next_meeting_may_begin_before_all_have_read_the_last_outcome() -> None:
+    """As when two modules are attached one after the other, and rank 1 is slow in between."""
+    store = dist.HashStore()
+    held = Held(store)
+
+    def join(rank: int) -> list[list[str]]:
+        own: Any = held if rank else store
+        here = meeting(own, rank, workers=2)
+        texts = [here.exchange("first")]
+        if rank:
+            held.armed = True
+        else:
+            held.reached.wait()
+        texts.append(here.exchange("second"))
+        here.close()
+        if not rank:
+            threading.Timer(0.1, held.released.set).start()
+        texts.append(meeting(own, rank, workers=2).exchange("third"))
+        return texts
+
+    assert at_once(2, join) == [[["first"] * 2, ["second"] * 2, ["third"] * 2]] * 2
+
+
 def test_no_keys_are_left_by_those_who_close() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     before = store.num_keys()

@@ -298,9 +298,9 @@ class Meeting:
             if self._next == 0 and self.endpoint != 0:
                 self._follow(Wait(linger_s), outcome)
             else:
-                if self._next == 0:
-                    self._open()
+                earlier = self._open() if self._next == 0 else None
                 self._decide(outcome)
+                self._remove(earlier)
             self._leave(linger_s, everybody=True)
 
     def check_failures(self) -> None:
@@ -364,23 +364,28 @@ class Meeting:
     def _gather(self, timeout_s: float) -> None:
         """Runs the first exchange, after which all endpoints are present and the id is trusted."""
         if self.endpoint == 0:
-            self._open()
-            self._exchange(self._number, timeout_s)
+            earlier = self._open()
+            try:
+                self._exchange(self._number, timeout_s)
+            finally:
+                # Not before: an endpoint that is not here may still read the last outcome there.
+                self._remove(earlier)
             return
         outcome = self._follow(Wait(timeout_s, self._awaiting_first))
         if outcome.why:
             self._raise(outcome)
         self._next = 1
 
-    def _open(self) -> None:
-        """Publishes a new id, and removes what is left of an earlier meeting."""
-        before = self._peek(self._newest)
+    def _open(self) -> str | None:
+        """Publishes a new id, and returns what was published of a meeting that not all have left.
+
+        None stands for no such meeting.
+        """
+        earlier = self._peek(self._newest)
         self._id = secrets.token_hex(8)
         self._store.set(self._key(0, 0), self._number)
         self._store.set(self._newest, self._opening())
-        if before is not None:
-            earlier, workers, servers = before.split()
-            self._remove(earlier, int(workers) + int(servers))
+        return earlier
 
     def _opening(self) -> str:
         return f"{self._id} {self.workers} {self.servers}"
@@ -572,11 +577,14 @@ class Meeting:
         key = self._key(self._next)
         return Outcome.load(self._store.compare_set(key, "", outcome.dump()).decode())
 
-    def _remove(self, earlier: str, endpoints: int) -> None:
-        """Removes the keys of a meeting of so many endpoints that not all have left by `close`."""
-        prefix = f"{self._root}/{earlier}"
+    def _remove(self, earlier: str | None) -> None:
+        """Removes the keys of a meeting that not all have left by `close`; None for no meeting."""
+        if earlier is None:
+            return
+        meeting, workers, servers = earlier.split()
+        prefix = f"{self._root}/{meeting}"
         for number in itertools.count():
-            for endpoint in range(endpoints):
+            for endpoint in range(int(workers) + int(servers)):
                 self._store.delete_key(f"{prefix}/{number}/{endpoint}")
             if self._peek(f"{prefix}/{number}") is not None:
                 self._store.delete_key(f"{prefix}/{number}")
