@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "proto/endpoint/endpoint_impl.h"
+#include "proto/push/push_list.h"
 
 namespace gradwire {
 
@@ -51,7 +52,7 @@ uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
   for (const auto& [id, op] : ops) {
     if (op->aggregator && path.peer < config.workers)
       total += op->aggregator->sum.undecided(path.peer);
-    if (!op->working() || !op->rules.pulls) continue;
+    if (!op->working()) continue;
     for (uint16_t a = 0; a < config.aggregators(); ++a)
       if (config.aggregator_endpoint(a) == path.peer) total += op->worker->pull[a].missing();
   }

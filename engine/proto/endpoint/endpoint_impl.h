@@ -162,6 +162,11 @@ struct Endpoint::Impl {
   bool pulls_from(const Op& op, uint16_t endpoint) const {
     return op.worker && config.aggregator_at(endpoint) != kNoAggregator;
   }
+  // The sender of an op's chunks to a peer, in one direction.
+  ChunkSender& sender_of(Op& op, const Path& path, wire::Kind kind) const {
+    return kind == wire::Kind::push ? *op.worker->push[config.aggregator_at(path.peer)]
+                                    : *op.aggregator->back[path.peer];
+  }
   void measure_loss(Path& path, uint64_t number, uint64_t bytes, Nanos now);
   Fate for_aggregator(Path& path, Op& op, const wire::Header& header,
                       std::span<const uint8_t> payload, Nanos now, bool stashed);
@@ -169,7 +174,7 @@ struct Endpoint::Impl {
   Fate for_worker(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                   Nanos now);
   bool on_pull(Path& path, Op& op, uint32_t chunk, std::span<const uint8_t> payload, Nanos now);
-  bool on_stop(Path& path, Op& op, std::span<const uint8_t> payload);
+  bool on_stop(Path& path, Op& op, ChunkSender& sender, std::span<const uint8_t> payload);
   Fate dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                 Nanos now, bool stashed = false);
   void flush(Nanos now);
@@ -180,6 +185,7 @@ struct Endpoint::Impl {
   void packet_acked(Path& path, const SentPacket& packet, Nanos now);
   void packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now);
   void packets_lost(Path& path, Nanos now);
+  void give_up(Op& op, const Path& path, ChunkSender& push);
   void check_probe(Path& path, Nanos now);
 
   // settle.cc
@@ -283,13 +289,13 @@ struct Endpoint::Impl {
   bool on_probe(uint16_t source, Op& op, const wire::Pass& pass);
   bool on_pass_answer(Path& path, Op& op, const wire::Header& header, const wire::Pass& pass,
                       std::span<const uint8_t> missing, Nanos now);
-  bool on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload);
+  bool on_enough(Path& path, Op& op, std::span<const uint8_t> payload);
+  void answer(Op& op, uint16_t to, wire::Way way, PassReceiver& passes, bool enough,
+              const std::function<Bitmap()>& missing);
   void answer_push(Op& op, uint16_t worker);
   void answer_pull(Op& op, uint16_t aggregator);
   void send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass);
   void send_bitmap(uint16_t to, Op& op, const wire::Pass& pass, const Bitmap& missing);
-  static bool recovers(const Op& op, wire::Kind kind);
-  bool has_enough(const Op& op, uint16_t aggregator) const;
   Bitmap needed_results(const Op& op) const;
 
   // credit.cc
@@ -355,7 +361,6 @@ struct Endpoint::Impl {
   bool withhold(Op& op, uint32_t chunk);
   void try_commit(Op& op, Nanos now);
   void apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos now);
-  bool has_all(const Op& op, uint16_t aggregator) const;
   const Op* waits_for(uint16_t peer) const;
   void maybe_done(Op& op, Nanos now);
   void report(Op& op, Nanos now);

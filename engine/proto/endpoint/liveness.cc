@@ -130,7 +130,8 @@ std::string Endpoint::Impl::missing_of(const Op& op, int32_t& rank, Nanos now) c
       add("a part of the gradients is missing of ", w);
   if (!text.empty()) return text;
   for (uint16_t a = 0; a < config.aggregators(); ++a)
-    if (!has_enough(op, a)) add("results are missing of ", config.aggregator_endpoint(a));
+    if (!op.worker->pull[a].complete())
+      add("results are missing of ", config.aggregator_endpoint(a));
   return text;
 }
 

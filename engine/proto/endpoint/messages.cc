@@ -253,7 +253,7 @@ void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
   op.aggregator->longest[worker] = fixed.longest;
   op.aggregator->sum.open(worker, critical, now);
   after_sum(op, now);
-  if (op.rules.probes) answer_push(op, worker);
+  answer_push(op, worker);
 }
 
 bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
@@ -297,18 +297,17 @@ bool Endpoint::Impl::on_commit(Op& op, uint16_t aggregator, wire::Reader& reader
 }
 
 bool Endpoint::Impl::on_close(Op& op, uint16_t aggregator, wire::Reader& reader) {
+  PullReceiver& pull = op.worker->pull[aggregator];
   const uint32_t size = op.grid.shards[aggregator].size();
   Bitmap counted(size);
   Bitmap applied(size);
-  if (!read_bitmap(reader, counted) || !read_bitmap(reader, applied)) return false;
-  if (op.rules.lossy_pull) {
-    Bitmap needed(size);
-    if (!read_bitmap(reader, needed)) return false;
-    op.worker->ledgers[aggregator].close(applied, needed);
-    answer_pull(op, aggregator);
-  }
-  op.worker->pull[aggregator].close(std::move(counted), std::move(applied));
-  op.worker->push[aggregator].finish();
+  Bitmap needed(pull.ledger() ? size : 0);
+  if (!read_bitmap(reader, counted) || !read_bitmap(reader, applied) ||
+      !read_bitmap(reader, needed))
+    return false;
+  pull.close(std::move(counted), std::move(applied), needed);
+  answer_pull(op, aggregator);
+  op.worker->push[aggregator]->finish();
   recount(op, *paths[config.aggregator_endpoint(aggregator)]);
   return true;
 }

@@ -4,14 +4,10 @@
 
 #include "proto/endpoint/endpoint_impl.h"
 #include "proto/plan/priority.h"
+#include "proto/pull/pull_sender.h"
+#include "proto/push/push_sender.h"
 
 namespace gradwire {
-
-namespace {
-
-const std::vector<uint32_t> kNoChunks;
-
-}  // namespace
 
 Op* Endpoint::Impl::find(uint64_t op) {
   const auto it = ops.find(op);
@@ -66,13 +62,12 @@ void Endpoint::Impl::make_worker_part(Op& op, Nanos now) {
   const size_t shards = op.grid.shards.size();
   op.worker->push.reserve(shards);
   for (const Grid::Shard& shard : op.grid.shards) {
-    op.worker->push.emplace_back(plan, op.grid, shard, op.spec.critical, op.spec.priorities,
-                                 may_differ);
-    op.worker->pull.emplace_back(shard);
-    if (op.rules.lossy_pull) op.worker->ledgers.emplace_back(plan, op.grid, shard);
+    const bool own = op.worker->push.size() == config.aggregator_at(config.endpoint);
+    op.worker->push.push_back(
+        make_push_sender(plan, op.grid, shard, op.spec.critical, op.spec.priorities, may_differ));
+    op.worker->pull.emplace_back(plan, op.grid, shard, own);
   }
   op.worker->early.resize(shards);
-  op.worker->pull_asked.resize(shards);
   op.worker->closes.resize(shards);
   op.worker->commits.resize(shards);
 }
@@ -85,8 +80,7 @@ void Endpoint::Impl::make_aggregator_part(Op& op) {
   AggregatorPart& part = *op.aggregator;
   part.back.reserve(config.workers);
   for (uint16_t w = 0; w < config.workers; ++w)
-    part.back.emplace_back(plan, op.grid, op.own_shard(),
-                           op.rules.pulls ? part.sum.finished() : kNoChunks);
+    part.back.push_back(make_pull_sender(plan, op.grid, op.own_shard(), part.sum.finished()));
   part.withheld.chunks = Bitmap(op.own_shard().size());
   part.withheld.elements.resize(plan.regions.size());
   part.result_class = result_classes(op);
@@ -177,11 +171,11 @@ void Endpoint::Impl::begin(OpSpec spec, Nanos since, Nanos now) {
   for (uint16_t a = 0; a < config.aggregators(); ++a) {
     const uint16_t to = config.aggregator_endpoint(a);
     if (to == config.endpoint) {
-      op.worker->push[a].finish();
+      op.worker->push[a]->finish();
       continue;
     }
     if (op.grid.shards[a].size() == 0 && a != 0 && config.servers == 0) {
-      op.worker->push[a].finish();
+      op.worker->push[a]->finish();
     }
     send_open(to, op, op.grid.shards[a]);
   }
@@ -260,19 +254,15 @@ bool Endpoint::Impl::drained(const Op& op) const {
 bool Endpoint::Impl::ended(const Op& op) {
   const AggregatorPart& part = *op.aggregator;
   return part.sum.all_final() && part.close_sent && (part.shard != 0 || part.fold_sent) &&
-         (!op.rules.committed || part.commit_sent);
+         (!op.commits() || part.commit_sent);
 }
 
 // True when every worker has the results that it needs of this aggregator.
 bool Endpoint::Impl::results_taken(const Op& op) const {
-  if (!op.rules.pulls) return true;
-  const AggregatorPart& part = *op.aggregator;
-  for (uint16_t w = 0; w < config.workers; ++w) {
-    if (w == config.endpoint || paths[w]->farewell.complete(op.place)) continue;
-    const PullSender& back = part.back[w];
-    const size_t left_out = back.acked_count() + size_t{part.withheld.count};
-    if (op.rules.lossy_pull ? !back.settled() : left_out < part.sum.finished().size()) return false;
-  }
+  for (uint16_t w = 0; w < config.workers; ++w)
+    if (w != config.endpoint && !paths[w]->farewell.complete(op.place) &&
+        !op.aggregator->back[w]->settled())
+      return false;
   return true;
 }
 

@@ -44,9 +44,9 @@ uint8_t Endpoint::Impl::next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bo
   const Plan& plan = op.spec.plan;
   uint32_t chunk = 0;
   if (plan.class_dscp.empty()) return config.dscp;
-  if (aggregator != kNoAggregator && op.worker->push[aggregator].peek(chunk, fresh))
+  if (aggregator != kNoAggregator && op.worker->push[aggregator]->peek(chunk, fresh))
     return dscp_of(plan, config.dscp, op.spec.priorities.empty() ? 0 : op.spec.priorities[chunk]);
-  if (op.aggregator && peer < config.workers && op.aggregator->back[peer].peek(chunk))
+  if (op.aggregator && peer < config.workers && op.aggregator->back[peer]->peek(chunk, true))
     return dscp_of(plan, config.dscp, op.aggregator->result_class[chunk - op.own_shard().begin]);
   return config.dscp;
 }

@@ -50,15 +50,15 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
   stop_regions(op);
   pass_on(op, now);
   fold(op, now);
-  if (!part.sum.all_final() || (op.rules.lossy_pull && !part.sum.all_opened())) return;
+  const bool lossy = op.spec.plan.pull == Pull::lossy;
+  if (!part.sum.all_final() || (lossy && !part.sum.all_opened())) return;
   if (!part.close_sent) {
     part.close_sent = true;
-    if (op.rules.has_close) send_close(op);
-    if (op.rules.committed) try_commit(op, now);
-    if (op.rules.lossy_pull) {
-      for (PullSender& back : part.back) back.seal();
-      recount(op);
-    }
+    if (op.has_close) send_close(op);
+    if (op.commits()) try_commit(op, now);
+    for (const auto& back : part.back)
+      if (PassSender* passes = back->passes()) passes->seal();
+    if (lossy) recount(op);
   }
   if (op.worker) maybe_done(op, now);
 }
@@ -71,12 +71,8 @@ void Endpoint::Impl::stop_regions(Op& op) {
     std::vector<uint32_t> regions;
     for (; i < stops.size() && stops[i].worker == worker; ++i) regions.push_back(stops[i].region);
     if (worker == config.endpoint) continue;  // a worker sends no STOP to itself
-    if (op.rules.probes) {
-      answer_push(op, worker);
-      continue;
-    }
-    send_list(worker, op, wire::Kind::stop, regions);
-    void_backlog(op, worker);
+    if (op.aggregator->passes.empty()) send_list(worker, op, wire::Kind::stop, regions);
+    answer_push(op, worker);
   }
 }
 
@@ -100,10 +96,10 @@ void Endpoint::Impl::send_close(Op& op) {
   const Aggregator& sum = op.aggregator->sum;
   Bitmap applied(op.own_shard().size());
   for (uint32_t c : sum.finished()) applied.set(c - op.own_shard().begin);
-  const Bitmap needed = op.rules.lossy_pull ? needed_results(op) : Bitmap();
+  const Bitmap needed = op.spec.plan.pull == Pull::lossy ? needed_results(op) : Bitmap();
   for (uint16_t w = 0; w < config.workers; ++w) {
     if (w == config.endpoint) {
-      op.worker->pull[op.aggregator->shard].close(sum.counted(w), applied);
+      op.worker->pull[op.aggregator->shard].close(sum.counted(w), applied, needed);
       continue;
     }
     Body body;
@@ -118,20 +114,16 @@ bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
   if (op.aggregator->withheld.chunks.test(local)) return true;
   if (op.aggregator->commit_sent) return false;
   const uint32_t region = op.grid.region[chunk];
-  const Plan& plan = op.spec.plan;
-  if (plan.regions[region].bound == 0.0 && !op.rules.exact) return false;
   if (!op.aggregator->sum.all_opened()) return false;  // the critical chunks are not known yet
   if (op.aggregator->sum.critical(chunk)) return false;
   const uint64_t elements = op.aggregator->sum.region_elements(region);
   const uint64_t spent = op.aggregator->withheld.elements[region] + op.grid.length(chunk);
-  if (static_cast<double>(spent) > plan.pull_bound * static_cast<double>(elements) + 1e-9)
-    return false;
+  if (spent > pull_losable(op.spec.plan, region, elements)) return false;
   const std::vector<float> result = op.aggregator->sum.result(chunk);
   if (!reduce::all_finite(result.data(), result.size())) return false;
   op.aggregator->withheld.elements[region] = spent;
   op.aggregator->withheld.chunks.set(local);
-  ++op.aggregator->withheld.count;
-  for (PullSender& back : op.aggregator->back) back.forget(chunk);
+  for (const auto& back : op.aggregator->back) back->forget(chunk);
   recount(op);
   return true;
 }
@@ -139,11 +131,8 @@ bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
 void Endpoint::Impl::try_commit(Op& op, Nanos now) {
   if (op.aggregator->commit_sent || !op.aggregator->sum.all_final() || !op.aggregator->close_sent)
     return;
-  const auto results = static_cast<uint32_t>(op.aggregator->sum.finished().size());
   for (uint16_t w = 0; w < config.workers; ++w)
-    if (w != config.endpoint &&
-        op.aggregator->back[w].acked_count() + op.aggregator->withheld.count < results)
-      return;
+    if (w != config.endpoint && !op.aggregator->back[w]->settled()) return;
   op.aggregator->commit_sent = true;
   op_changed(op);
   Bitmap committed(op.own_shard().size());
@@ -170,22 +159,13 @@ void Endpoint::Impl::apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos
                 op.spec.data + op.grid.offset[chunk]);
 }
 
-// True when this worker's part of an op needs nothing more from an aggregator.
-bool Endpoint::Impl::has_all(const Op& op, uint16_t aggregator) const {
-  if (op.grid.shards[aggregator].size() == 0) return true;
-  const PullReceiver& pull = op.worker->pull[aggregator];
-  const bool here = op.rules.pulls || (op.aggregator && aggregator == op.aggregator->shard);
-  return (!here || has_enough(op, aggregator)) && (!op.rules.has_close || pull.closed()) &&
-         (!op.rules.committed || pull.committed());
-}
-
 // The first op that lacks something which only this peer can send, or null.
 const Op* Endpoint::Impl::waits_for(uint16_t peer) const {
   for (const auto& [id, op] : ops) {
     if (!op->working()) continue;
     for (uint16_t a = 0; a < op->worker->pull.size(); ++a)
       if (config.aggregator_endpoint(a) == peer &&
-          (!has_all(*op, a) || (a == 0 && !op->worker->folded)))
+          (!op->worker->pull[a].complete() || (a == 0 && !op->worker->folded)))
         return op.get();
   }
   return nullptr;
@@ -196,11 +176,11 @@ void Endpoint::Impl::maybe_done(Op& op, Nanos now) {
   WorkerPart& part = *op.worker;
   const auto shards = static_cast<uint16_t>(part.push.size());
   if (part.push_done == 0 && (!op.aggregator || op.aggregator->sum.all_final())) {
-    while (part.settled < shards && part.push[part.settled].settled()) ++part.settled;
+    while (part.settled < shards && part.push[part.settled]->settled()) ++part.settled;
     if (part.settled == shards) part.push_done = now;
   }
   if (!part.folded) return;
-  while (part.complete < shards && has_all(op, part.complete)) ++part.complete;
+  while (part.complete < shards && part.pull[part.complete].complete()) ++part.complete;
   if (part.complete == shards) report(op, now);
 }
 
@@ -220,14 +200,14 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   r.bytes_sent = op.traffic.bytes;
   r.packets_sent = op.traffic.packets;
   r.retransmissions = op.traffic.retransmissions;
-  for (const PushSender& push : part.push)
-    if (push.passes()) r.passes = std::max(r.passes, push.passes()->pass());
+  for (const auto& push : part.push)
+    if (const PassSender* passes = push->passes()) r.passes = std::max(r.passes, passes->pass());
   r.rtprop = counters.rtprop = shortest_rtprop();
   r.btlbw = btlbw();
   op.worker->done = true;
   op.deadline = kNever;
   op_changed(op);
-  for (PushSender& push : op.worker->push) push.finish();
+  for (const auto& push : op.worker->push) push->finish();
   recount(op);
   Event event;
   event.type = Event::Type::op_done;
@@ -244,12 +224,11 @@ void Endpoint::Impl::report_chunks(Op& op, OpReport& r) {
   std::vector<uint64_t> counted(plan.regions.size());
   for (uint16_t a = 0; a < op.worker->pull.size(); ++a) {
     const PullReceiver& pull = op.worker->pull[a];
-    const bool here = op.rules.pulls || (op.aggregator && a == op.aggregator->shard);
     for (uint32_t c = op.grid.shards[a].begin; c < op.grid.shards[a].end; ++c) {
       r.counted[c] = pull.counted(c);
-      r.applied[c] = here && pull.wanted(c) && pull.has(c);
+      r.applied[c] = pull.wanted(c) && pull.has(c);
       if (r.counted[c]) counted[op.grid.region[c]] += op.grid.length(c);
-      if (here && !r.applied[c])
+      if (pull.takes_results() && !r.applied[c])
         std::memset(op.spec.data + op.grid.offset[c], 0, codec::f32_bytes(op.grid.length(c)));
     }
   }
@@ -267,7 +246,6 @@ void Endpoint::Impl::report_own_shard(Op& op, OpReport& r) {
   const uint32_t begin = op.own_shard().begin;
   r.result_error = part.sum.take_error();
   r.error_offset = op.grid.offset[begin];
-  if (part.withheld.count == 0) return;
   for (uint32_t c : part.sum.finished()) {
     if (!part.withheld.chunks.test(c - begin)) continue;
     r.withheld_chunks.push_back(c);

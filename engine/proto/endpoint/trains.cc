@@ -45,14 +45,13 @@ uint64_t Endpoint::Impl::backlog(const Path& path) const {
 // Counts what waits of an op for a peer; call it whenever that may have changed.
 void Endpoint::Impl::recount(const Op& op, Path& path) {
   Scheduler::Waiting waiting;
-  if (op.aggregator && path.peer < config.workers)
-    waiting.ready = op.aggregator->back[path.peer].backlog();
+  if (sums_for(op, path.peer)) waiting.ready = op.aggregator->back[path.peer]->backlog(true);
   const uint16_t aggregator = config.aggregator_at(path.peer);
   if (op.working() && aggregator != kNoAggregator) {
-    const PushSender& push = op.worker->push[aggregator];
+    const ChunkSender& push = *op.worker->push[aggregator];
     const uint32_t again = push.backlog(false);
     waiting.ready += again;
-    (early(path, op) ? waiting.early : waiting.ready) += push.backlog() - again;
+    (early(path, op) ? waiting.early : waiting.ready) += push.backlog(true) - again;
   }
   scheduler.set_waiting(path.peer, op.id, waiting);
   touch(path);
@@ -255,19 +254,18 @@ bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fr
                                 const Train& train) {
   // Pushes go first, because the results of all workers wait for them.
   if (aggregator != kNoAggregator &&
-      op.worker->push[aggregator].next(chunk.id, chunk.again, fresh)) {
+      op.worker->push[aggregator]->next(chunk.id, chunk.again, fresh)) {
     const codec::Format& format = op.spec.plan.format;
     const float* values = op.spec.data + op.grid.offset[chunk.id];
-    chunk.kind = wire::Kind::push;
     chunk.encoded = !format.plain();
     chunk.payload = chunk.encoded ? encode(format, values, op.grid.length(chunk.id), train)
                                   : static_cast<const void*>(values);
     chunk.flags = class_flag(op, chunk.id);
-    if (op.worker->push[aggregator].in_tail()) chunk.flags |= wire::kTail;
+    if (op.worker->push[aggregator]->in_tail()) chunk.flags |= wire::kTail;
     return true;
   }
-  if (!op.aggregator || path.peer >= config.workers ||
-      !op.aggregator->back[path.peer].next(chunk.id, chunk.again))
+  if (!sums_for(op, path.peer) ||
+      !op.aggregator->back[path.peer]->next(chunk.id, chunk.again, true))
     return false;
   chunk.kind = wire::Kind::pull;
   chunk.payload = op.aggregator->sum.result_payload(chunk.id);
@@ -285,7 +283,7 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Fil
   packet.item = chunk.id;
   packet.kind = chunk.kind;
   packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload_bytes);
-  packet.recovers = recovers(op, chunk.kind);
+  packet.recovers = !sender_of(op, path, chunk.kind).passes();
   wire::Header header = header_of(packet, chunk.id, filling.left, now);
   header.flags = chunk.flags;
   if (filling.left && (packet.number >= path.allowed.credit || filling.by_share))

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "codec/codec.h"
-#include "proto/push/push_sender.h"
+#include "proto/push/push_list.h"
 #include "reduce/accumulate.h"
 
 namespace gradwire {
@@ -76,7 +76,7 @@ void Aggregator::accept_own(Nanos now) {
   std::vector<uint32_t> critical;
   for (uint32_t local = 0; local < shard_.size(); ++local)
     if (worker_[self].critical.test(local)) critical.push_back(shard_.begin + local);
-  for (uint32_t c : push_list(plan_, grid_, shard_, critical, own_priorities_)) {
+  for (uint32_t c : PushList(plan_, grid_, shard_, critical, own_priorities_).sent) {
     const uint32_t local = c - shard_.begin;
     if (worker_[self].decided.test(local)) continue;
     if (contributors_[local]) {
