@@ -6,7 +6,6 @@
 // for ECN. Before each train ask pace(), room() and may_go(); after it call train_sent().
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "proto/base/time.h"

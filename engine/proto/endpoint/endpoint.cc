@@ -43,10 +43,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     if (e == config.endpoint) continue;
     if (!config.talks_to(e)) {
       // These two exchange no packets, so the driver need not wait for them.
-      Event event;
-      event.type = Event::Type::connected;
-      event.endpoint = e;
-      events.push_back(std::move(event));
+      emit(Event::Type::connected, e);
       continue;
     }
     auto path = std::make_unique<Path>(e);
@@ -64,10 +61,6 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
   scheduler.start_at(static_cast<uint16_t>(config.endpoint + 1));
 }
 
-std::string Endpoint::Impl::name(uint16_t endpoint) const {
-  return config.name(endpoint);
-}
-
 void Endpoint::Impl::fail(Failure why, Nanos now) {
   if (failure) return;
   failure = std::move(why);
@@ -78,10 +71,9 @@ void Endpoint::Impl::fail(Failure why, Nanos now) {
   ops.clear();
   op_agenda.changed.clear();
   fail_waiting([this](const OpSpec&) { return failure; });
-  Event event;
-  event.type = Event::Type::failed;
-  event.report.failure = failure;
-  events.push_back(std::move(event));
+  OpReport report;
+  report.failure = failure;
+  emit(Event::Type::failed, 0, std::move(report));
   for (auto& p : paths) {
     if (!p) continue;
     touch(*p);
@@ -195,9 +187,7 @@ void Endpoint::Impl::finish_close(Nanos now) {
     return;
   }
   leaving.over = true;
-  Event event;
-  event.type = Event::Type::closed;
-  events.push_back(std::move(event));
+  emit(Event::Type::closed);
 }
 
 Endpoint::Endpoint(const EndpointConfig& config, Nanos now)

@@ -112,6 +112,15 @@ struct Leaving {
   Nanos result_taken = 0;  // when a peer last acknowledged a result
 };
 
+// Fate is what becomes of a packet that arrived for the first time.
+enum class Fate : uint8_t { taken, refused, malformed };
+inline Fate fate_of(bool good) {
+  return good ? Fate::taken : Fate::malformed;
+}
+
+// Room says when memory lets an op start.
+enum class Room : uint8_t { now, later, never };
+
 struct Endpoint::Impl {
   Impl(const EndpointConfig& config, Nanos now);
 
@@ -121,7 +130,10 @@ struct Endpoint::Impl {
   Nanos next_timer();
   void close(Nanos now, Nanos linger);
   void fail(Failure why, Nanos now);
-  std::string name(uint16_t endpoint) const;  // "rank 3", "server 0"
+  std::string name(uint16_t endpoint) const { return config.name(endpoint); }
+  void emit(Event::Type type, uint16_t endpoint = 0, OpReport report = {}) {
+    events.push_back({type, endpoint, std::move(report)});
+  }
   bool farewell_over(const Path& path) const;
   bool close_ready() const;
   void finish_close(Nanos now);
@@ -143,11 +155,8 @@ struct Endpoint::Impl {
                  Nanos arrival, uint8_t ecn);
   void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                    uint8_t ecn);
-  // The fate of a packet that arrived for the first time.
-  enum class Fate : uint8_t { taken, refused, malformed };
   Fate accept(Path& path, const wire::Header& header, uint64_t op_id,
               std::span<const uint8_t> datagram, Nanos now);
-  static Fate fate_of(bool good) { return good ? Fate::taken : Fate::malformed; }
   std::optional<wire::Ping> read_ping(Path& path, std::span<const uint8_t> datagram);
   bool on_ping(Path& path, std::span<const uint8_t> datagram, Nanos now);
   bool on_pong(Path& path, std::span<const uint8_t> datagram, Nanos now);
@@ -317,7 +326,6 @@ struct Endpoint::Impl {
   uint64_t expected(uint64_t op) const;
   bool finished(uint64_t op) const;
   void begin(OpSpec spec, Nanos since, Nanos now);
-  enum class Room : uint8_t { now, later, never };
   Room room_for(uint64_t op, uint64_t need, uint64_t early = 0) const;
   bool stuck(uint64_t op) const;
   void begin_waiting(Nanos now);
@@ -348,8 +356,10 @@ struct Endpoint::Impl {
   static bool on_fold(Op& op, wire::Reader& reader);
   static bool on_commit(Op& op, uint16_t aggregator, wire::Reader& reader);
   bool on_close(Op& op, uint16_t aggregator, wire::Reader& reader);
-  void push_control(uint16_t to, ControlFrame frame);
-  void send_message(uint16_t to, Op& op, wire::Kind kind, std::span<const uint8_t> bytes);
+  void send_control(uint16_t to, Op& op, wire::Kind kind, std::vector<uint8_t> payload,
+                    uint32_t part = 0);
+  void send_message(uint16_t to, Op& op, wire::Kind kind, std::span<const uint8_t> bytes,
+                    std::span<const uint8_t> prefix = {});
   void send_list(uint16_t to, Op& op, wire::Kind kind, std::span<const uint32_t> values);
 
   // results.cc

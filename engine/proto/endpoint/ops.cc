@@ -115,7 +115,7 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
 
 // Decides whether memory lets a lane's next op start; messages of that op already hold `early`
 // bytes.
-Endpoint::Impl::Room Endpoint::Impl::room_for(uint64_t op, uint64_t need, uint64_t early) const {
+Room Endpoint::Impl::room_for(uint64_t op, uint64_t need, uint64_t early) const {
   const bool first = std::ranges::none_of(
       ops, [op](const auto& other) { return lane_of(other.first) == lane_of(op); });
   if (memory.has_op(need, first, early)) return Room::now;
@@ -200,12 +200,11 @@ void Endpoint::Impl::fail_op(Op& op, const Failure& why) {
 }
 
 void Endpoint::Impl::report_failed(const OpSpec& spec, const Failure& why) {
-  Event event;
-  event.type = Event::Type::op_done;
-  event.report.op = spec.op;
-  event.report.step = spec.step;
-  event.report.failure = why;
-  events.push_back(std::move(event));
+  OpReport report;
+  report.op = spec.op;
+  report.step = spec.step;
+  report.failure = why;
+  emit(Event::Type::op_done, 0, std::move(report));
 }
 
 // Fails the ops that wait for memory.

@@ -1,5 +1,5 @@
 // Control "probe" and lossy pulls: PROBE, BITMAP and STOP of passes, and ENOUGH of a stream.
-#include <algorithm>
+#include <array>
 
 #include "proto/endpoint/endpoint_impl.h"
 #include "reduce/accumulate.h"
@@ -31,35 +31,18 @@ void Endpoint::Impl::end_passes() {
 }
 
 void Endpoint::Impl::send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass) {
-  ControlFrame frame;
-  frame.op = op.id;
-  frame.kind = kind;
-  frame.payload.resize(wire::kPassBytes);
-  wire::write_pass(frame.payload.data(), pass);
-  push_control(to, std::move(frame));
-  ++op.control_open;
+  std::vector<uint8_t> payload(wire::kPassBytes);
+  wire::write_pass(payload.data(), pass);
+  send_control(to, op, kind, std::move(payload));
 }
 
 void Endpoint::Impl::send_bitmap(uint16_t to, Op& op, const wire::Pass& pass,
                                  const Bitmap& missing) {
-  std::vector<uint8_t> bytes;
-  missing.append_bytes(bytes);
-  const auto total = static_cast<uint32_t>(bytes.size());
-  const uint32_t size = part_bytes() - static_cast<uint32_t>(wire::kPassBytes);
-  for (uint32_t part = 0; uint64_t{part} * size < total; ++part) {
-    const auto body =
-        std::span(bytes).subspan(size_t{part} * size, std::min(size, total - part * size));
-    ControlFrame frame;
-    frame.op = op.id;
-    frame.kind = wire::Kind::bitmap;
-    frame.part = part;
-    frame.payload.resize(wire::kPassBytes + kPartPrefix + body.size());
-    wire::write_pass(frame.payload.data(), pass);
-    uint8_t* at = wire::put(frame.payload.data() + wire::kPassBytes, total);
-    std::copy(body.begin(), body.end(), at);
-    push_control(to, std::move(frame));
-    ++op.control_open;
-  }
+  std::array<uint8_t, wire::kPassBytes> prefix{};
+  wire::write_pass(prefix.data(), pass);
+  Body body;
+  body.put_bitmap(missing);
+  send_message(to, op, wire::Kind::bitmap, body.bytes(), prefix);
 }
 
 // Answers the sender of passes: with STOP once it needs to send nothing more, else with the BITMAP
@@ -103,8 +86,8 @@ void Endpoint::Impl::answer_pull(Op& op, uint16_t aggregator) {
 }
 
 // Takes a packet of control "probe", or ENOUGH.
-Endpoint::Impl::Fate Endpoint::Impl::on_pass_packet(Path& path, Op& op, const wire::Header& header,
-                                                    std::span<const uint8_t> payload, Nanos now) {
+Fate Endpoint::Impl::on_pass_packet(Path& path, Op& op, const wire::Header& header,
+                                    std::span<const uint8_t> payload, Nanos now) {
   const wire::Kind kind = header.common.kind;
   if (kind == wire::Kind::enough) return fate_of(on_enough(path, op, payload));
   // Each PROBE has an answer, and a correct peer sends the next only after it has taken that.

@@ -97,10 +97,7 @@ bool Endpoint::Impl::on_pong(Path& path, std::span<const uint8_t> datagram, Nano
   // The answered ping had the agreed length, or the length that the path has turned out to carry.
   if (path.life.connected || path.limit.on_trial()) return true;
   path.life.connected = true;
-  Event event;
-  event.type = Event::Type::connected;
-  event.endpoint = path.peer;
-  events.push_back(std::move(event));
+  emit(Event::Type::connected, path.peer);
   return true;
 }
 
@@ -188,8 +185,8 @@ void Endpoint::Impl::measure_loss(Path& path, uint64_t number, uint64_t bytes, N
 // Takes, refuses or rejects a new packet; only a taken one is acknowledged. A refused packet has
 // crossed the network and will be sent again. A malformed one is not from the peer and leaves no
 // trace.
-Endpoint::Impl::Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
-                                            std::span<const uint8_t> datagram, Nanos now) {
+Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
+                            std::span<const uint8_t> datagram, Nanos now) {
   if (failure) return Fate::malformed;
   if (finished(op_id)) return Fate::taken;
   const auto payload = datagram.subspan(wire::kHeaderBytes);
@@ -246,9 +243,8 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
 }
 
 // Hands a packet to its op.
-Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
-                                              std::span<const uint8_t> payload, Nanos now,
-                                              bool stashed) {
+Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
+                              std::span<const uint8_t> payload, Nanos now, bool stashed) {
   Fate fate = Fate::malformed;
   switch (header.common.kind) {
     case wire::Kind::push:
@@ -273,9 +269,8 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
 }
 
 // Takes what a worker sends to the endpoint that sums its chunks.
-Endpoint::Impl::Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& header,
-                                                    std::span<const uint8_t> payload, Nanos now,
-                                                    bool stashed) {
+Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& header,
+                                    std::span<const uint8_t> payload, Nanos now, bool stashed) {
   const uint16_t worker = path.peer;
   AggregatorPart& part = *op.aggregator;
   if (header.common.kind == wire::Kind::open)
@@ -292,8 +287,7 @@ Endpoint::Impl::Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wi
   return Fate::taken;
 }
 
-Endpoint::Impl::Fate Endpoint::Impl::on_forgive(Path& path, Op& op,
-                                                std::span<const uint8_t> payload, Nanos now) {
+Fate Endpoint::Impl::on_forgive(Path& path, Op& op, std::span<const uint8_t> payload, Nanos now) {
   if (payload.size() % 4) return Fate::malformed;
   wire::Reader reader(payload);
   while (!reader.rest().empty()) {
@@ -310,8 +304,8 @@ Endpoint::Impl::Fate Endpoint::Impl::on_forgive(Path& path, Op& op,
 }
 
 // Takes what an aggregator sends to a worker that still waits for its result.
-Endpoint::Impl::Fate Endpoint::Impl::for_worker(Path& path, Op& op, const wire::Header& header,
-                                                std::span<const uint8_t> payload, Nanos now) {
+Fate Endpoint::Impl::for_worker(Path& path, Op& op, const wire::Header& header,
+                                std::span<const uint8_t> payload, Nanos now) {
   const uint16_t aggregator = config.aggregator_at(path.peer);
   const wire::Kind kind = header.common.kind;
   WorkerPart& part = *op.worker;

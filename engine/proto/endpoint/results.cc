@@ -32,7 +32,7 @@ void Endpoint::Impl::fold(Op& op, Nanos now) {
   for (const uint16_t longest : part.longest)
     if (longest && (agreed == 0 || longest < agreed)) agreed = longest;
   Body body;
-  for (double s : folded) body.put(s);
+  body.put(folded);
   if (agreed) body.put(agreed);
   for (uint16_t w = 0; w < config.workers; ++w)
     if (w != config.endpoint) send_message(w, op, wire::Kind::fold, body.bytes());
@@ -209,10 +209,7 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   op_changed(op);
   for (const auto& push : op.worker->push) push->finish();
   recount(op);
-  Event event;
-  event.type = Event::Type::op_done;
-  event.report = std::move(r);
-  events.push_back(std::move(event));
+  emit(Event::Type::op_done, 0, std::move(r));
 }
 
 // Reports which chunks counted and were applied, and what was delivered of each region.

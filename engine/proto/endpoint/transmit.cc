@@ -1,6 +1,5 @@
 // Sending: ACKs, pings and farewells first, then control frames; trains of chunks are in trains.cc.
 #include <algorithm>
-#include <utility>
 
 #include "codec/codec.h"
 #include "proto/endpoint/endpoint_impl.h"

@@ -1,9 +1,5 @@
 #include "proto/push/aggregator.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-
 #include "codec/codec.h"
 #include "proto/push/push_list.h"
 #include "reduce/accumulate.h"

@@ -8,7 +8,6 @@
 // except for the caller's pings.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
