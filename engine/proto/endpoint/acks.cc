@@ -92,7 +92,9 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   report.bytes = scratch.acked.bytes;
   report.loss = path.loss_to.reported;
   // The windows bound how far loss may stretch this one.
-  if (sender.add_loss(scratch.acked.bytes, report.loss, now) > 0) report.windows = windows(now);
+  if (sender.add_loss(scratch.acked.bytes, report.loss, now) > 0)
+    for (const auto& p : paths)
+      if (p && p->loss_to.recent(now)) report.windows += p->allowed.window;
   const Rtt& rtt = path.recovery.rtt;
   report.round = rtt.round();
   report.rtprop = rtt.minimum();

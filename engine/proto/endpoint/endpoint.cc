@@ -12,14 +12,6 @@ std::string EndpointConfig::name(uint16_t number) const {
   return "rank " + std::to_string(ranks.empty() ? number : ranks[number]);
 }
 
-uint32_t EndpointConfig::peers_of(uint16_t number) const {
-  EndpointConfig there = *this;
-  there.endpoint = number;
-  uint32_t count = 0;
-  for (uint16_t e = 0; e < endpoints(); ++e) count += e != number && there.talks_to(e);
-  return count;
-}
-
 // The window covers what peers may send without having asked.
 Receiver::Receiver(const EndpointConfig& config, uint32_t senders)
     : window(std::max<double>(24, config.workers) * config.wire_bytes(),
@@ -105,7 +97,7 @@ void Endpoint::Impl::on_timer(Nanos now) {
   }
   check_life(checked, now);
   if (!failure) {
-    const bool ops_due = op_agenda.timers.earliest() <= now;
+    const bool ops_due = op_agenda.earliest() <= now;
     if (ops_due) check_deadlines(now);
     for (Path* path : checked) {
       check_limit(*path, now);
@@ -129,7 +121,7 @@ void Endpoint::Impl::close_regions(Nanos now) {
 Nanos Endpoint::Impl::next_timer() {
   settle();
   Nanos next = std::min({due.last_timer + config.ping_interval, due.sends.earliest(),
-                         due.checks.earliest(), op_agenda.timers.earliest()});
+                         due.checks.earliest(), op_agenda.earliest()});
   if (!failure) next = std::min(next, due.repeat);
   if (due.pace > due.last_timer) next = std::min(next, due.pace);
   if (leaving.begun && !leaving.over)

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,10 +58,12 @@ struct WaitingOps {
 
 // OpAgenda names the ops that something is due for.
 struct OpAgenda {
-  Agenda timers;  // by slot: the op's deadline, or what its sums wait for
-  std::vector<size_t> free_slots;
+  // When an op's deadline is, or what its sums wait for; with its id.
+  std::set<std::pair<Nanos, uint64_t>> timers;
   std::vector<uint64_t> changed;  // ids: these may be drained
   bool retire = false;            // an op may be drained now
+
+  Nanos earliest() const { return timers.empty() ? kNever : timers.begin()->first; }
 };
 
 // Receiver bounds what all peers together send to this endpoint.
@@ -131,7 +134,7 @@ struct Endpoint::Impl {
   void close(Nanos now, Nanos linger);
   void fail(Failure why, Nanos now);
   std::string name(uint16_t endpoint) const { return config.name(endpoint); }
-  void emit(Event::Type type, uint16_t endpoint = 0, OpReport report = {}) {
+  void emit(Event::Type type, uint16_t endpoint = 0, OpReport report = OpReport()) {
     events.push_back({type, endpoint, std::move(report)});
   }
   bool farewell_over(const Path& path) const;
@@ -142,7 +145,6 @@ struct Endpoint::Impl {
   void check_life(const std::vector<Path*>& checked, Nanos now);
   void check_silence(Nanos now);
   Failure silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const;
-  Nanos together() const;
   std::string not_begun(const Op& op, int32_t& rank, Nanos now) const;
   void check_deadlines(Nanos now);
   std::string missing_of(const Op& op, int32_t& rank, Nanos now) const;
@@ -200,7 +202,6 @@ struct Endpoint::Impl {
   // settle.cc
   void touch(Path& path);
   void settle();
-  static bool heavy_loss(const Path& path, Nanos now);
   void settle_destination(Path& path);
   Nanos next_send(Path& path) const;
   Nanos next_check(Path& path) const;
@@ -257,7 +258,6 @@ struct Endpoint::Impl {
                         const Train& train);
   void sent(Path& path, SentPacket& packet, Nanos now);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
-  static uint32_t longest_packet(const Op& op);
   void fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train);
   static void count_early(Path& path, Op& op, const Chunk& chunk, Filling& filling);
   bool next_chunk(Path& path, Op& op, uint16_t aggregator, bool fresh, Chunk& chunk,
@@ -280,14 +280,10 @@ struct Endpoint::Impl {
 
   // priority.cc
   void set_classes(Op& op);
-  static std::vector<uint8_t> result_classes(const Op& op);
-  static uint16_t class_flag(const Op& op, uint32_t chunk);
-  static void note_class(Op& op, const wire::Header& header);
   uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
 
   // repeat.cc
   void repeat(Nanos now);
-  double windows(Nanos now) const;
   double unproven_rate(Nanos now) const;
   Nanos repeat_after(const Path& path, Nanos now) const;
 
@@ -305,7 +301,6 @@ struct Endpoint::Impl {
   void answer_pull(Op& op, uint16_t aggregator);
   void send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass);
   void send_bitmap(uint16_t to, Op& op, const wire::Pass& pass, const Bitmap& missing);
-  Bitmap needed_results(const Op& op) const;
 
   // credit.cc
   void share_credit(Path& path, Nanos now);
@@ -321,7 +316,6 @@ struct Endpoint::Impl {
   void make_worker_part(Op& op, Nanos now);
   void make_aggregator_part(Op& op);
   void op_changed(Op& op);
-  size_t take_slot();
   Op* find(uint64_t op);
   uint64_t expected(uint64_t op) const;
   bool finished(uint64_t op) const;
@@ -335,7 +329,6 @@ struct Endpoint::Impl {
   Failure too_large(uint64_t op, uint64_t step, uint64_t need) const;
   bool still_possible(const Op& op, Nanos now);
   bool drained(const Op& op) const;
-  static bool ended(const Op& op);
   bool results_taken(const Op& op) const;
   void free_drained();
   void retire(Nanos now);
@@ -353,8 +346,6 @@ struct Endpoint::Impl {
   void on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   bool on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
                   const wire::Header& header, std::span<const uint8_t> payload, Nanos now);
-  static bool on_fold(Op& op, wire::Reader& reader);
-  static bool on_commit(Op& op, uint16_t aggregator, wire::Reader& reader);
   bool on_close(Op& op, uint16_t aggregator, wire::Reader& reader);
   void send_control(uint16_t to, Op& op, wire::Kind kind, std::vector<uint8_t> payload,
                     uint32_t part = 0);
@@ -374,9 +365,6 @@ struct Endpoint::Impl {
   const Op* waits_for(uint16_t peer) const;
   void maybe_done(Op& op, Nanos now);
   void report(Op& op, Nanos now);
-  static void report_chunks(Op& op, OpReport& r);
-  static void report_own_shard(Op& op, OpReport& r);
-  Nanos shortest_rtprop() const;
 
   uint64_t most_ack_words(const Path& path) const {
     return std::min<uint64_t>(wire::kAckMaxWords,

@@ -52,6 +52,23 @@ bool read_bitmap(wire::Reader& reader, Bitmap& bitmap) {
   return true;
 }
 
+bool on_fold(Op& op, wire::Reader& reader) {
+  WorkerPart& part = *op.worker;
+  part.stats = reader.get<Stats>();
+  if (!reader.ok()) return false;
+  if (!reader.rest().empty()) part.agreed = reader.get<uint16_t>();
+  if (!reader.ok() || (part.agreed && part.agreed < wire::kMinDatagram)) return false;
+  part.folded = true;
+  return true;
+}
+
+bool on_commit(Op& op, uint16_t aggregator, wire::Reader& reader) {
+  Bitmap committed(op.grid.shards[aggregator].size());
+  if (!read_bitmap(reader, committed)) return false;
+  op.worker->pull[aggregator].commit(std::move(committed));
+  return true;
+}
+
 std::string hex(uint64_t value) {
   char text[20];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
@@ -271,23 +288,6 @@ bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, Messag
                                                  : on_close(op, source, reader);
   if (good) maybe_done(op, now);
   return good;
-}
-
-bool Endpoint::Impl::on_fold(Op& op, wire::Reader& reader) {
-  WorkerPart& part = *op.worker;
-  part.stats = reader.get<Stats>();
-  if (!reader.ok()) return false;
-  if (!reader.rest().empty()) part.agreed = reader.get<uint16_t>();
-  if (!reader.ok() || (part.agreed && part.agreed < wire::kMinDatagram)) return false;
-  part.folded = true;
-  return true;
-}
-
-bool Endpoint::Impl::on_commit(Op& op, uint16_t aggregator, wire::Reader& reader) {
-  Bitmap committed(op.grid.shards[aggregator].size());
-  if (!read_bitmap(reader, committed)) return false;
-  op.worker->pull[aggregator].commit(std::move(committed));
-  return true;
 }
 
 bool Endpoint::Impl::on_close(Op& op, uint16_t aggregator, wire::Reader& reader) {

@@ -53,6 +53,9 @@ struct AggregatorPart {
         votes(workers),
         longest(workers) {}
 
+  // How far a worker's push is under control "probe", else null.
+  PassReceiver* passes_of(uint16_t worker) { return passes.empty() ? nullptr : &passes[worker]; }
+
   uint16_t shard;
   Aggregator sum;
   std::vector<std::unique_ptr<ChunkSender>> back;
@@ -76,7 +79,7 @@ struct Traffic {
   uint64_t packets = 0;
   uint64_t retransmissions = 0;
 
-  void add(uint32_t sent) {
+  void add(size_t sent) {
     ++packets;
     bytes += sent;
   }
@@ -105,7 +108,7 @@ struct Op {
   std::unique_ptr<AggregatorPart> aggregator;
   uint32_t control_open = 0;  // control frames without an acknowledgement
   Traffic traffic;
-  size_t slot = 0;       // its place in the agenda
+  Nanos due = kNever;    // its time in the agenda
   bool changed = false;  // it may be drained now
 
   // The op's result is still awaited here.

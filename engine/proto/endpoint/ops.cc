@@ -9,6 +9,21 @@
 
 namespace gradwire {
 
+namespace {
+// The classes of an op's results at first. A result has the first class that any worker gave its
+// chunk, as far as pushes have arrived.
+std::vector<uint8_t> result_classes(const Op& op) {
+  if (op.spec.plan.class_dscp.empty()) return {};
+  const std::vector<uint8_t>& own = op.spec.priorities;
+  const Grid::Shard& shard = op.own_shard();
+  if (own.empty())
+    return std::vector<uint8_t>(shard.size(),
+                                op.worker ? uint8_t{0} : uint8_t{kPriorityClasses - 1});
+  return {own.begin() + shard.begin, own.begin() + shard.end};
+}
+
+}  // namespace
+
 Op* Endpoint::Impl::find(uint64_t op) {
   const auto it = ops.find(op);
   return it == ops.end() ? nullptr : it->second.get();
@@ -44,7 +59,6 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   set_classes(op);
   if (worker) make_worker_part(op, now);
   if (config.aggregates()) make_aggregator_part(op);
-  op.slot = take_slot();
   ops.emplace(op.id, std::move(owned));
   recount(op);
   op_changed(op);
@@ -174,9 +188,6 @@ void Endpoint::Impl::begin(OpSpec spec, Nanos since, Nanos now) {
       op.worker->push[a]->finish();
       continue;
     }
-    if (op.grid.shards[a].size() == 0 && a != 0 && config.servers == 0) {
-      op.worker->push[a]->finish();
-    }
     send_open(to, op, op.grid.shards[a]);
   }
   const uint64_t id = op.id;
@@ -246,14 +257,11 @@ bool Endpoint::Impl::drained(const Op& op) const {
   const auto complete = [&op](const auto& p) { return !p || p->farewell.complete(op.place); };
   if (std::ranges::all_of(paths, complete)) return true;
   if (op.control_open) return false;
-  return !op.aggregator || (ended(op) && results_taken(op));
-}
-
-// True when the aggregator has sent all messages that end the op.
-bool Endpoint::Impl::ended(const Op& op) {
+  if (!op.aggregator) return true;
   const AggregatorPart& part = *op.aggregator;
-  return part.sum.all_final() && part.close_sent && (part.shard != 0 || part.fold_sent) &&
-         (!op.commits() || part.commit_sent);
+  const bool ended = part.sum.all_final() && part.close_sent &&
+                     (part.shard != 0 || part.fold_sent) && (!op.commits() || part.commit_sent);
+  return ended && results_taken(op);
 }
 
 // True when every worker has the results that it needs of this aggregator.
@@ -267,23 +275,16 @@ bool Endpoint::Impl::results_taken(const Op& op) const {
 
 // Notes that an op may be drained, or that its timers may have changed.
 void Endpoint::Impl::op_changed(Op& op) {
-  op_agenda.timers.set(op.slot, op.aggregator
-                                    ? std::min(op.deadline, op.aggregator->sum.next_timer())
-                                    : op.deadline);
+  const Nanos due =
+      op.aggregator ? std::min(op.deadline, op.aggregator->sum.next_timer()) : op.deadline;
+  if (due != op.due) {
+    op_agenda.timers.erase({op.due, op.id});
+    op_agenda.timers.emplace(due, op.id);
+    op.due = due;
+  }
   if (op.changed) return;
   op.changed = true;
   op_agenda.changed.push_back(op.id);
-}
-
-size_t Endpoint::Impl::take_slot() {
-  if (op_agenda.free_slots.empty()) {
-    const size_t slot = ops.size();
-    op_agenda.timers.grow(slot + 1);
-    return slot;
-  }
-  const size_t slot = op_agenda.free_slots.back();
-  op_agenda.free_slots.pop_back();
-  return slot;
 }
 
 // Frees the drained ones among the ops that have changed.

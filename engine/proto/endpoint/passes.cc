@@ -2,7 +2,6 @@
 #include <array>
 
 #include "proto/endpoint/endpoint_impl.h"
-#include "reduce/accumulate.h"
 
 namespace gradwire {
 
@@ -63,11 +62,11 @@ void Endpoint::Impl::answer(Op& op, uint16_t to, wire::Way way, PassReceiver& pa
 // region closes.
 void Endpoint::Impl::answer_push(Op& op, uint16_t worker) {
   AggregatorPart& part = *op.aggregator;
-  if (part.passes.empty()) return void_backlog(op, worker);
+  PassReceiver* const passes = part.passes_of(worker);
+  if (!passes) return void_backlog(op, worker);
   const bool enough = part.sum.undecided(worker) == 0;
   if (op.own_shard().size() == 0 || (!enough && !part.sum.opened(worker))) return;
-  answer(op, worker, wire::Way::push, part.passes[worker], enough,
-         [&] { return part.sum.missing(worker); });
+  answer(op, worker, wire::Way::push, *passes, enough, [&] { return part.sum.missing(worker); });
 }
 
 // Answers an aggregator's pull where it is lossy. Before CLOSE it is not known how many results
@@ -109,16 +108,12 @@ Fate Endpoint::Impl::on_pass_packet(Path& path, Op& op, const wire::Header& head
 }
 
 bool Endpoint::Impl::on_probe(uint16_t source, Op& op, const wire::Pass& pass) {
-  if (pass.way == wire::Way::push) {
-    std::vector<PassReceiver>& passes = op.aggregator->passes;
-    if (passes.empty() || !passes[source].probe(pass.number)) return false;
-    answer_push(op, source);
-    return true;
-  }
-  const uint16_t aggregator = config.aggregator_at(source);
-  PassReceiver* const passes = op.worker->pull[aggregator].passes();
+  const bool push = pass.way == wire::Way::push;
+  const uint16_t aggregator = push ? op.aggregator->shard : config.aggregator_at(source);
+  PassReceiver* const passes =
+      push ? op.aggregator->passes_of(source) : op.worker->pull[aggregator].passes();
   if (!passes || !passes->probe(pass.number)) return false;
-  answer_pull(op, aggregator);
+  push ? answer_push(op, source) : answer_pull(op, aggregator);
   return true;
 }
 
@@ -156,18 +151,6 @@ bool Endpoint::Impl::on_enough(Path& path, Op& op, std::span<const uint8_t> payl
   op_changed(op);
   op_agenda.retire = true;
   return true;
-}
-
-// The results that every worker must have: those with a contribution that is critical for its
-// worker, and those that are not finite, which a loss scaler must find on all workers.
-Bitmap Endpoint::Impl::needed_results(const Op& op) const {
-  Bitmap needed(op.own_shard().size());
-  for (const uint32_t chunk : op.aggregator->sum.finished()) {
-    const std::vector<float> result = op.aggregator->sum.result(chunk);
-    if (op.aggregator->sum.critical(chunk) || !reduce::all_finite(result.data(), result.size()))
-      needed.set(chunk - op.own_shard().begin);
-  }
-  return needed;
 }
 
 }  // namespace gradwire

@@ -281,7 +281,10 @@ Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& head
       part.sum.add(worker, header.chunk, payload, header.flags & wire::kTail, now, stashed);
   if (added == Aggregator::Added::no_memory) return Fate::refused;
   if (added == Aggregator::Added::malformed) return Fate::malformed;
-  note_class(op, header);
+  if (!part.result_class.empty()) {
+    uint8_t& known = part.result_class[header.chunk - op.own_shard().begin];
+    known = std::min(known, wire::priority_class(header.flags));
+  }
   after_sum(op, now);
   answer_push(op, worker);
   return Fate::taken;

@@ -19,6 +19,58 @@ Stats folded_stats(const std::vector<Stats>& votes) {
   }
   return folded;
 }
+
+// The results that every worker must have: those with a contribution that is critical for its
+// worker, and those that are not finite, which a loss scaler must find on all workers.
+Bitmap needed_results(const Op& op) {
+  Bitmap needed(op.own_shard().size());
+  for (const uint32_t chunk : op.aggregator->sum.finished()) {
+    const std::vector<float> result = op.aggregator->sum.result(chunk);
+    if (op.aggregator->sum.critical(chunk) || !reduce::all_finite(result.data(), result.size()))
+      needed.set(chunk - op.own_shard().begin);
+  }
+  return needed;
+}
+
+// Reports which chunks counted and were applied, and what was delivered of each region.
+void report_chunks(Op& op, OpReport& r) {
+  const uint32_t chunks = op.grid.chunks();
+  r.counted.resize(chunks);
+  r.applied.resize(chunks);
+  const Plan& plan = op.spec.plan;
+  std::vector<uint64_t> counted(plan.regions.size());
+  for (uint16_t a = 0; a < op.worker->pull.size(); ++a) {
+    const PullReceiver& pull = op.worker->pull[a];
+    for (uint32_t c = op.grid.shards[a].begin; c < op.grid.shards[a].end; ++c) {
+      r.counted[c] = pull.counted(c);
+      r.applied[c] = pull.wanted(c) && pull.has(c);
+      if (r.counted[c]) counted[op.grid.region[c]] += op.grid.length(c);
+      if (pull.takes_results() && !r.applied[c])
+        std::memset(op.spec.data + op.grid.offset[c], 0, codec::f32_bytes(op.grid.length(c)));
+    }
+  }
+  for (uint32_t i = 0; i < plan.regions.size(); ++i) {
+    const Region& region = plan.regions[i];
+    const double fraction = static_cast<double>(counted[i]) / static_cast<double>(region.length);
+    r.delivered.push_back(fraction);
+    if (1.0 - fraction > region.bound + 1e-9) r.exceeded.push_back(i);
+  }
+}
+
+// Reports what the results of the own shard leave to its residuals.
+void report_own_shard(Op& op, OpReport& r) {
+  AggregatorPart& part = *op.aggregator;
+  const uint32_t begin = op.own_shard().begin;
+  r.result_error = part.sum.take_error();
+  r.error_offset = op.grid.offset[begin];
+  for (uint32_t c : part.sum.finished()) {
+    if (!part.withheld.chunks.test(c - begin)) continue;
+    r.withheld_chunks.push_back(c);
+    const std::vector<float> values = part.sum.result(c);
+    r.withheld_values.insert(r.withheld_values.end(), values.begin(), values.end());
+  }
+}
+
 }  // namespace
 
 // Folds what all workers' OPENs carry, and sends FOLD.
@@ -104,7 +156,7 @@ void Endpoint::Impl::send_close(Op& op) {
     }
     Body body;
     body.put_bitmap(sum.counted(w)).put_bitmap(applied).put_bitmap(needed);
-    if (!body.bytes().empty()) send_message(w, op, wire::Kind::close, body.bytes());
+    send_message(w, op, wire::Kind::close, body.bytes());
   }
 }
 
@@ -129,8 +181,7 @@ bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
 }
 
 void Endpoint::Impl::try_commit(Op& op, Nanos now) {
-  if (op.aggregator->commit_sent || !op.aggregator->sum.all_final() || !op.aggregator->close_sent)
-    return;
+  if (op.aggregator->commit_sent || !op.aggregator->close_sent) return;
   for (uint16_t w = 0; w < config.workers; ++w)
     if (w != config.endpoint && !op.aggregator->back[w]->settled()) return;
   op.aggregator->commit_sent = true;
@@ -140,16 +191,13 @@ void Endpoint::Impl::try_commit(Op& op, Nanos now) {
     const uint32_t local = c - op.own_shard().begin;
     if (!op.aggregator->withheld.chunks.test(local)) committed.set(local);
   }
-  for (uint16_t w = 0; w < config.workers; ++w) {
-    if (w == config.endpoint) {
-      op.worker->pull[op.aggregator->shard].commit(committed);
-      continue;
-    }
-    Body body;
-    body.put_bitmap(committed);
-    if (!body.bytes().empty()) send_message(w, op, wire::Kind::commit, body.bytes());
-  }
-  if (op.worker) maybe_done(op, now);
+  Body body;
+  body.put_bitmap(committed);
+  for (uint16_t w = 0; w < config.workers; ++w)
+    if (w != config.endpoint) send_message(w, op, wire::Kind::commit, body.bytes());
+  if (!op.worker) return;
+  op.worker->pull[op.aggregator->shard].commit(committed);
+  maybe_done(op, now);
 }
 
 // Writes a result over the worker's own values, which are decided by now.
@@ -162,11 +210,10 @@ void Endpoint::Impl::apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos
 // The first op that lacks something which only this peer can send, or null.
 const Op* Endpoint::Impl::waits_for(uint16_t peer) const {
   for (const auto& [id, op] : ops) {
-    if (!op->working()) continue;
-    for (uint16_t a = 0; a < op->worker->pull.size(); ++a)
-      if (config.aggregator_endpoint(a) == peer &&
-          (!op->worker->pull[a].complete() || (a == 0 && !op->worker->folded)))
-        return op.get();
+    if (!op->working() || !pulls_from(*op, peer)) continue;
+    const uint16_t aggregator = config.aggregator_at(peer);
+    if (!op->worker->pull[aggregator].complete() || (aggregator == 0 && !op->worker->folded))
+      return op.get();
   }
   return nullptr;
 }
@@ -202,7 +249,10 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   r.retransmissions = op.traffic.retransmissions;
   for (const auto& push : part.push)
     if (const PassSender* passes = push->passes()) r.passes = std::max(r.passes, passes->pass());
-  r.rtprop = counters.rtprop = shortest_rtprop();
+  Nanos shortest = kNever;
+  for (const auto& p : paths)
+    if (p && p->recovery.rtt.any()) shortest = std::min(shortest, p->recovery.rtt.minimum());
+  r.rtprop = counters.rtprop = shortest == kNever ? 0 : shortest;
   r.btlbw = btlbw();
   op.worker->done = true;
   op.deadline = kNever;
@@ -210,53 +260,6 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   for (const auto& push : op.worker->push) push->finish();
   recount(op);
   emit(Event::Type::op_done, 0, std::move(r));
-}
-
-// Reports which chunks counted and were applied, and what was delivered of each region.
-void Endpoint::Impl::report_chunks(Op& op, OpReport& r) {
-  const uint32_t chunks = op.grid.chunks();
-  r.counted.resize(chunks);
-  r.applied.resize(chunks);
-  const Plan& plan = op.spec.plan;
-  std::vector<uint64_t> counted(plan.regions.size());
-  for (uint16_t a = 0; a < op.worker->pull.size(); ++a) {
-    const PullReceiver& pull = op.worker->pull[a];
-    for (uint32_t c = op.grid.shards[a].begin; c < op.grid.shards[a].end; ++c) {
-      r.counted[c] = pull.counted(c);
-      r.applied[c] = pull.wanted(c) && pull.has(c);
-      if (r.counted[c]) counted[op.grid.region[c]] += op.grid.length(c);
-      if (pull.takes_results() && !r.applied[c])
-        std::memset(op.spec.data + op.grid.offset[c], 0, codec::f32_bytes(op.grid.length(c)));
-    }
-  }
-  for (uint32_t i = 0; i < plan.regions.size(); ++i) {
-    const Region& region = plan.regions[i];
-    const double fraction = static_cast<double>(counted[i]) / static_cast<double>(region.length);
-    r.delivered.push_back(fraction);
-    if (1.0 - fraction > region.bound + 1e-9) r.exceeded.push_back(i);
-  }
-}
-
-// Reports what the results of the own shard leave to its residuals.
-void Endpoint::Impl::report_own_shard(Op& op, OpReport& r) {
-  AggregatorPart& part = *op.aggregator;
-  const uint32_t begin = op.own_shard().begin;
-  r.result_error = part.sum.take_error();
-  r.error_offset = op.grid.offset[begin];
-  for (uint32_t c : part.sum.finished()) {
-    if (!part.withheld.chunks.test(c - begin)) continue;
-    r.withheld_chunks.push_back(c);
-    const std::vector<float> values = part.sum.result(c);
-    r.withheld_values.insert(r.withheld_values.end(), values.begin(), values.end());
-  }
-}
-
-// The RTprop of the shortest path; 0 while none is known.
-Nanos Endpoint::Impl::shortest_rtprop() const {
-  Nanos shortest = kNever;
-  for (const auto& p : paths)
-    if (p && p->recovery.rtt.any()) shortest = std::min(shortest, p->recovery.rtt.minimum());
-  return shortest == kNever ? 0 : shortest;
 }
 
 }  // namespace gradwire

@@ -75,8 +75,7 @@ void Endpoint::Impl::note_started(Path& path, uint64_t below) {
 
 // An op ends here: nothing of it waits any more.
 void Endpoint::Impl::drop(const Op& op) {
-  op_agenda.timers.set(op.slot, kNever);
-  op_agenda.free_slots.push_back(op.slot);
+  op_agenda.timers.erase({op.due, op.id});
   for (auto& p : paths) {
     if (!p) continue;
     scheduler.set_waiting(p->peer, op.id, {});
@@ -210,15 +209,18 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   return train.count > 0;
 }
 
-// The length of an op's longest packet.
-uint32_t Endpoint::Impl::longest_packet(const Op& op) {
-  const size_t payload = op.spec.plan.format.bytes(op.grid.chunk_elements);
-  return static_cast<uint32_t>(wire::kHeaderBytes + payload);
+// Counts a chunk that goes before the peer is known to have started its op.
+void Endpoint::Impl::count_early(Path& path, Op& op, const Chunk& chunk, Filling& filling) {
+  if (chunk.kind != wire::Kind::push || chunk.again) return;
+  ++op.worker->early[path.peer];
+  ++path.early_sent;
+  --filling.room;
 }
 
 // Adds an op's chunks to a train.
 void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train) {
-  const uint32_t longest = longest_packet(op);
+  const auto longest =
+      static_cast<uint32_t>(wire::kHeaderBytes + op.spec.plan.format.bytes(op.grid.chunk_elements));
   const bool in_parts = longest > path.limit.bytes();
   // Datagrams of one train have equal lengths, and one that is sent in fragments is a train of its
   // own.
@@ -241,14 +243,6 @@ void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train
   }
 }
 
-// Counts a chunk that goes before the peer is known to have started its op.
-void Endpoint::Impl::count_early(Path& path, Op& op, const Chunk& chunk, Filling& filling) {
-  if (chunk.kind != wire::Kind::push || chunk.again) return;
-  ++op.worker->early[path.peer];
-  ++path.early_sent;
-  --filling.room;
-}
-
 // Takes an op's next chunk for a peer; false when there is none.
 bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fresh, Chunk& chunk,
                                 const Train& train) {
@@ -260,7 +254,8 @@ bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fr
     chunk.encoded = !format.plain();
     chunk.payload = chunk.encoded ? encode(format, values, op.grid.length(chunk.id), train)
                                   : static_cast<const void*>(values);
-    chunk.flags = class_flag(op, chunk.id);
+    if (!op.spec.priorities.empty())
+      chunk.flags = static_cast<uint16_t>(op.spec.priorities[chunk.id] << wire::kClassShift);
     if (op.worker->push[aggregator]->in_tail()) chunk.flags |= wire::kTail;
     return true;
   }
@@ -300,8 +295,7 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Fil
   ++train.count;
   const uint32_t bytes = packet.bytes;
   sent(path, packet, now);
-  ++op.traffic.packets;
-  op.traffic.bytes += bytes;
+  op.traffic.add(bytes);
   if (chunk.again) {
     ++op.traffic.retransmissions;
     ++counters.retransmissions;
