@@ -254,8 +254,6 @@ struct Endpoint::Impl {
   bool transmit_train(Nanos now, Train& train);
   bool holds(Path& path, Nanos now, Nanos& until);
   void went(Path& path, const Train& train, bool probe, bool apart);
-  const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
-                        const Train& train);
   void sent(Path& path, SentPacket& packet, Nanos now);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
   void fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train);

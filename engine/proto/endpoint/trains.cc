@@ -166,16 +166,6 @@ void Endpoint::Impl::went(Path& path, const Train& train, bool probe, bool apart
 
 // ---- how it is written
 
-// Encodes a worker's chunk as its plan has it on the wire, into the train's part of the scratch
-// memory. A chunk is encoded whenever it is sent; its values stay the same until it is decided.
-const uint8_t* Endpoint::Impl::encode(const codec::Format& format, const float* values,
-                                      uint32_t count, const Train& train) {
-  if (scratch.encoded.empty()) scratch.encoded.resize(Train::kMaxBytes);
-  uint8_t* const at = scratch.encoded.data() + train.total_bytes;
-  codec::encode(format, values, count, at);
-  return at;
-}
-
 // Counts a packet that goes now.
 void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   path.limit.sent(packet.bytes, now);
@@ -252,8 +242,14 @@ bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fr
     const codec::Format& format = op.spec.plan.format;
     const float* values = op.spec.data + op.grid.offset[chunk.id];
     chunk.encoded = !format.plain();
-    chunk.payload = chunk.encoded ? encode(format, values, op.grid.length(chunk.id), train)
-                                  : static_cast<const void*>(values);
+    chunk.payload = values;
+    if (chunk.encoded) {
+      // It is encoded whenever it is sent; its values stay the same until it is decided.
+      if (scratch.encoded.empty()) scratch.encoded.resize(Train::kMaxBytes);
+      uint8_t* const at = scratch.encoded.data() + train.total_bytes;
+      codec::encode(format, values, op.grid.length(chunk.id), at);
+      chunk.payload = at;
+    }
     if (!op.spec.priorities.empty())
       chunk.flags = static_cast<uint16_t>(op.spec.priorities[chunk.id] << wire::kClassShift);
     if (op.worker->push[aggregator]->in_tail()) chunk.flags |= wire::kTail;
