@@ -88,7 +88,7 @@ std::vector<double> effective_bounds(const Plan& plan, uint32_t datagram_bytes,
       if (grid.length(c) != grid.chunk_elements) tails[grid.region[c]] = grid.length(c);
     }
     for (size_t r = 0; r < parts.size(); ++r) {
-      const uint64_t full_count = parts[r].chunks - (tails[r] != 0 ? 1 : 0);
+      const uint64_t full_count = parts[r].chunks.size() - (tails[r] != 0 ? 1 : 0);
       losable[r] += whole_chunks(parts[r].losable, grid.chunk_elements, full_count, tails[r]);
     }
   }

@@ -91,7 +91,7 @@ BREAKS = (
     Break(
         1,
         "lost chunks are given up whatever the ledger says",
-        PROTO + "push/push_sender.cc",
+        PROTO + "push/stream_push.cc",
         "if (!room(c)) break;",
         "",
         SIM + "bounded.py",
@@ -131,7 +131,7 @@ BREAKS = (
     Break(
         1,
         "what a tail probe sends again may be given up before it goes",
-        PROTO + "push/push_sender.cc",
+        PROTO + "push/stream_push.cc",
         "(forgivable ? lost_ : again_).push(chunk);",
         "lost_.push(chunk);",
         SIM + "late_rank.py",
@@ -140,8 +140,8 @@ BREAKS = (
         2,
         "a worker keeps what a committed pull withheld from others",
         PROTO + "endpoint/results.cc",
-        "if (here && !r.applied[c])",
-        "if (here && !r.applied[c] && config.endpoint != 1)",
+        "if (pull.takes_results() && !r.applied[c])",
+        "if (pull.takes_results() && !r.applied[c] && config.endpoint != 1)",
         SIM + "bounded.py " + SIM + "property.py",
     ),
     Break(
@@ -190,7 +190,7 @@ BREAKS = (
     Break(
         3,
         "bound 0 may lose a chunk",
-        PROTO + "push/push_sender.cc",
+        PROTO + "push/stream_push.cc",
         "plan_.regions[r].bound * static_cast<double>(ledger.received + spent) + 1e-9;",
         "std::max(0.05, plan_.regions[r].bound) * static_cast<double>(ledger.received + spent);",
         SIM + "bounded.py",
@@ -470,10 +470,10 @@ BREAKS = (
     Break(
         10,
         "each worker shuffles in an order of its own",
-        PROTO + "push/push_sender.cc",
-        "std::vector<uint32_t> order = send_order(plan, shard);",
+        PROTO + "push/push_list.cc",
+        "if (plan.order == Order::priority) by_priority(sent, priorities);",
         "static uint64_t calls = 0; Plan own = plan; own.seed ^= ++calls;"
-        " std::vector<uint32_t> order = send_order(own, shard);",
+        " sent = send_order(own, shard);",
         SIM + "bounded.py",
     ),
     Break(

@@ -3,7 +3,17 @@
 from typing import Any
 
 import pytest
-from _parts import Finished, PullLedger, PullReceiver, PullSender, pull_losable
+from _parts import (
+    Again,
+    Finished,
+    LossyPull,
+    PassSender,
+    PullLedger,
+    PullReceiver,
+    StreamPull,
+    make_pull_sender,
+    pull_losable,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +26,7 @@ class Back:
     def __init__(self, *regions: tuple[int, float], **options: Any) -> None:
         plan, grid = plan_of(*regions, **options)
         self.finished = Finished()
-        self.pull = PullSender(plan, grid, 0, self.finished)
+        self.pull = make_pull_sender(plan, grid, 0, self.finished)
 
     def finish(self, *chunks: int) -> None:
         for chunk in chunks:
@@ -34,6 +44,29 @@ class Back:
 
 
 # ---------------------------------------------------------------------------- sender
+
+LOSSY_PULL = {"pull": "lossy", "pull_bound": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("options", "strategy", "sent"),
+    [
+        ({}, StreamPull, [1]),
+        ({"control": "probe"}, StreamPull, [1]),
+        ({"pull": "committed", "pull_bound": 0.5}, StreamPull, [1]),
+        ({"pull": "none"}, StreamPull, []),
+        (LOSSY_PULL, LossyPull, [1]),
+        ({**LOSSY_PULL, "control": "probe"}, PassSender, [1]),
+    ],
+)
+def test_a_plan_chooses_the_strategy_of_its_pulls(
+    options: dict[str, Any], strategy: type, sent: list[int]
+) -> None:
+    back = Back((6, 0.0), **options)
+    back.finish(1)
+    assert type(back.pull) is strategy
+    assert back.send() == sent
+    assert back.pull.settled() == (not sent)
 
 
 def test_results_go_in_the_order_in_which_they_become_final() -> None:
@@ -59,7 +92,7 @@ def test_a_lost_result_goes_first_where_it_is_needed_for_sure(
     back = Back((6, 0.0), **options)
     back.finish(1, 2, 3, 4, 5)
     assert back.send(3) == [1, 2, 3]
-    back.pull.lost(1)
+    back.pull.lost(1, Again.lost)
     assert back.pull.peek() == abs(order[0])
     assert back.send() == order
 
@@ -69,37 +102,43 @@ def test_a_result_that_was_sent_twice_is_in_flight_until_it_is_acknowledged() ->
     back.finish(0, 1, 2)
     back.send()
     assert back.pull.in_flight(1)
-    back.pull.lost(1)
+    back.pull.lost(1, Again.lost)
     assert not back.pull.in_flight(1)
     assert back.send() == [-1]
     back.pull.acked(1)
     back.pull.acked(1)
-    back.pull.lost(1)
+    back.pull.lost(1, Again.lost)
     assert back.send() == []
-    assert back.pull.acked_count() == 1
+    assert not back.pull.settled()
+    back.pull.acked(0)
+    back.pull.acked(2)
+    assert back.pull.settled()
 
 
 def test_a_result_that_the_worker_needs_no_more_is_not_sent() -> None:
     back = Back((4, 0.0))
     back.finish(0, 1, 2, 3)
     back.send(2)
-    back.pull.lost(0)
+    back.pull.lost(0, Again.lost)
     back.pull.acked(1)
     for chunk in (0, 1, 2):
         back.pull.forget(chunk)
     assert back.send() == [3]
-    assert back.pull.acked_count() == 0
+    assert not back.pull.settled()
+    back.pull.acked(3)
+    assert back.pull.settled()
 
 
 def test_a_lossy_pull_ends_region_by_region() -> None:
     back = Back((2, 0.5), (2, 0.5), spend="lost", pull="lossy", pull_bound=0.5)
     back.finish(0, 1, 2, 3)
     assert back.send(1) == [0]
-    back.pull.stop_region(0)
-    back.pull.stop_region(0)
+    assert back.pull.stop_region(0)
+    assert back.pull.stop_region(0)
+    assert not back.pull.stop_region(2)
     assert not back.pull.settled()
     assert back.send() == [2, 3]
-    back.pull.stop_region(1)
+    assert back.pull.stop_region(1)
     assert back.pull.settled()
 
 
@@ -107,13 +146,14 @@ def test_a_lossy_pull_in_passes_takes_losses_from_the_bitmap_alone() -> None:
     back = Back((3, 0.0), control="probe", pull="lossy", pull_bound=0.5)
     back.finish(2, 0)
     assert back.send() == [2, 0]
-    back.pull.lost(2)
+    back.pull.lost(2, Again.lost)
     assert back.send() == []
-    assert not back.pull.passes().take_probe()  # more results follow
+    assert not back.pull.take_probe()  # more results follow
     back.finish(1)
+    assert back.pull.backlog() == 1
     back.pull.seal()
     assert back.send() == [1]
-    assert back.pull.passes().take_probe()
+    assert back.pull.take_probe()
 
 
 EVENTS = st.lists(
@@ -145,7 +185,7 @@ def test_results_are_sent_until_they_are_acknowledged_or_forgotten(
             waiting -= set(sent)
             flight |= set(sent)
         elif what == "lost" and chunk in flight:
-            back.pull.lost(chunk)
+            back.pull.lost(chunk, Again.lost)
             flight.discard(chunk)
             waiting.add(chunk)
         elif what == "acked" and chunk in flight:
@@ -162,36 +202,81 @@ def test_results_are_sent_until_they_are_acknowledged_or_forgotten(
 # ---------------------------------------------------------------------------- receiver
 
 
+def receiver_of(*regions: tuple[int, float], own: bool = False, **options: Any) -> PullReceiver:
+    plan, grid = plan_of(*regions, **options)
+    return PullReceiver(plan, grid, 0, own)
+
+
 def test_all_of_a_shard_is_missing_until_it_arrives() -> None:
-    pull = PullReceiver(20, 24)
-    assert [pull.insert(chunk) for chunk in (21, 23, 21)] == [True, True, False]
-    assert (pull.missing(), pull.has(21), pull.has(20)) == (2, True, False)
+    pull = receiver_of((4, 0.0))
+    assert [pull.insert(chunk) for chunk in (1, 3, 1)] == [True, True, False]
+    assert (pull.missing(), pull.has(1), pull.has(0)) == (2, True, False)
+    pull.insert(0)
+    assert not pull.complete()
+    pull.insert(2)
+    assert pull.complete()  # an exact op has no CLOSE
 
 
 def test_close_says_what_counted_and_which_results_come() -> None:
-    pull = PullReceiver(20, 24)
-    pull.insert(21)
+    pull = receiver_of((4, 0.5), spend="lost")
+    pull.insert(1)
     pull.close(4, [0, 1], [0, 1, 2])
-    assert [pull.counted(chunk) for chunk in range(20, 24)] == [True, True, False, False]
-    assert [pull.wanted(chunk) for chunk in range(20, 24)] == [True, True, True, False]
+    assert [pull.counted(chunk) for chunk in range(4)] == [True, True, False, False]
+    assert [pull.wanted(chunk) for chunk in range(4)] == [True, True, True, False]
     assert pull.missing() == 2
-    pull.insert(23)  # not wanted
+    pull.insert(3)  # not wanted
     assert pull.missing() == 2
-    pull.insert(20)
+    pull.insert(0)
     assert pull.missing() == 1
+
+
+def test_a_lossy_push_is_complete_here_only_with_its_close() -> None:
+    pull = receiver_of((2, 0.5), spend="lost")
+    pull.insert(0)
+    pull.insert(1)
+    assert not pull.complete()
+    pull.close(2, [0, 1], [0, 1])
+    assert pull.complete()
 
 
 @pytest.mark.parametrize("first", ["close", "commit"])
 def test_commit_decides_what_is_wanted_whichever_comes_first(first: str) -> None:
-    pull = PullReceiver(0, 4)
+    pull = receiver_of((4, 0.0), pull="committed", pull_bound=0.5)
+    for chunk in (1, 2):
+        pull.insert(chunk)
     if first == "close":
         pull.close(4, [0], [0, 1, 2, 3])
-        assert pull.missing() == 4
+        assert pull.missing() == 2
     pull.commit(4, [1, 2])
-    assert pull.missing() == 2
+    assert (pull.missing(), pull.complete()) == (0, first == "close")
     pull.close(4, [0], [0, 1, 2, 3])
-    assert (pull.closed(), pull.committed(), pull.missing()) == (True, True, 2)
+    assert (pull.missing(), pull.complete()) == (0, True)
     assert [pull.counted(chunk) for chunk in (0, 1)] == [True, False]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_without_a_pull_only_the_own_results_are_awaited(own: bool) -> None:
+    pull = receiver_of((2, 0.0), pull="none", own=own)
+    assert (pull.takes_results(), pull.missing()) == (own, 2 if own else 0)
+    pull.close(2, [0, 1], [0, 1])
+    assert pull.complete() != own
+    if own:
+        pull.insert(0)
+        pull.insert(1)
+        assert pull.complete()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_of_a_lossy_pull_a_worker_needs_enough_and_of_its_own_results_all(own: bool) -> None:
+    pull = receiver_of((4, 0.5), spend="lost", own=own, **LOSSY_PULL)
+    pull.insert(0)
+    pull.close(4, [0], [0, 1, 2, 3], [2])
+    pull.insert(1)
+    assert not pull.complete()
+    pull.insert(2)
+    assert pull.complete() != own
+    pull.insert(3)
+    assert pull.complete()
 
 
 # ---------------------------------------------------------------------------- ledger (pull lossy)

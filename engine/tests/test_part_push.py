@@ -5,7 +5,19 @@ next and what closes out.
 from typing import Any
 
 import pytest
-from _parts import NEVER, Added, Again, Aggregator, Memory, PassReceiver, PassSender, PushSender
+from _parts import (
+    NEVER,
+    Added,
+    Again,
+    Aggregator,
+    ChunkSender,
+    Memory,
+    PassReceiver,
+    PassSender,
+    SparePush,
+    StreamPush,
+    make_push_sender,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,13 +27,12 @@ from part_kit import CHUNK, MS, plan_of
 EAGER = [("open", "all", 0, -1.0)]
 
 
-def push_of(*regions: tuple[int, float], critical: Any = (), **options: Any) -> PushSender:
-    may_differ = options.pop("may_differ", False)
+def push_of(*regions: tuple[int, float], critical: Any = (), **options: Any) -> StreamPush:
     plan, grid = plan_of(*regions, **options)
-    return PushSender(plan, grid, 0, list(critical), may_differ)
+    return StreamPush(plan, grid, 0, list(critical))
 
 
-def send(push: PushSender, most: int = 1_000) -> list[int]:
+def send(push: ChunkSender, most: int = 1_000) -> list[int]:
     """The chunks of the next sends; a minus marks one that was sent before (not of chunk 0)."""
     out = []
     while len(out) < most:
@@ -32,6 +43,23 @@ def send(push: PushSender, most: int = 1_000) -> list[int]:
             break
         out.append(-sent[0] if sent[1] else sent[0])
     return out
+
+
+@pytest.mark.parametrize(
+    ("options", "may_differ", "strategy"),
+    [
+        ({}, True, StreamPush),
+        ({"spend": "anything", "schedule": EAGER}, False, StreamPush),
+        ({"spend": "anything", "schedule": EAGER}, True, SparePush),
+        ({"spend": "anything", "schedule": EAGER, "control": "probe"}, True, PassSender),
+        ({"control": "probe"}, True, PassSender),
+    ],
+)
+def test_a_plan_chooses_the_strategy_of_its_pushes(
+    options: dict[str, Any], may_differ: bool, strategy: type
+) -> None:
+    plan, grid = plan_of((10, 0.3), **options)
+    assert type(make_push_sender(plan, grid, 0, may_differ)) is strategy
 
 
 # ---------------------------------------------------------------------------- what goes next
@@ -89,7 +117,7 @@ def test_a_chunk_that_is_acknowledged_or_decided_never_goes_again() -> None:
     push.acked(0)
     push.lost(0, Again.lost)
     push.lost(1, Again.lost)
-    push.decided(1)
+    push.forget(1)
     assert send(push) == []
     push.acked(2)
     assert push.settled()
@@ -99,8 +127,21 @@ def test_a_region_that_the_aggregator_has_closed_is_not_sent_on() -> None:
     push = push_of((3, 0.5), (3, 0.5), spend="anything", schedule=[("open", "all", MS, 0.5)])
     send(push, 2)
     push.lost(0, Again.lost)
-    push.stop_region(0)
+    assert push.stop_region(0)
     assert send(push) == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("spend", "region", "plausible"),
+    [("late", 0, True), ("late", 1, False), ("late", 2, False), ("nothing", 0, False)],
+)
+def test_only_a_region_that_may_lose_something_can_close(
+    spend: str, region: int, plausible: bool
+) -> None:
+    push = push_of((3, 0.5), (3, 0.0), spend=spend)
+    assert push.stop_region(region) == plausible
+    assert push.backlog() == 6  # what is decided still leaves the list one by one
+    assert send(push) == ([3, 4, 5] if plausible else list(range(6)))
 
 
 # ---------------------------------------------------------------------------- spend lost
@@ -222,8 +263,13 @@ def test_critical_chunks_are_sent_even_if_fewer_would_do() -> None:
     assert send(push) == list(range(9))
 
 
+def spare_push() -> SparePush:
+    plan, grid = plan_of((10, 0.3), spend="anything", schedule=EAGER)
+    return SparePush(plan, grid, 0)
+
+
 def test_spares_go_in_place_of_doubted_chunks_once_something_was_declared_lost() -> None:
-    push = push_of((10, 0.3), spend="anything", schedule=EAGER, may_differ=True)
+    push = spare_push()
     assert send(push) == [0, 1, 2, 3, 4, 5, 6]
     push.lost(1, Again.repeat)
     assert send(push) == [-1]  # nothing was declared lost
@@ -237,7 +283,18 @@ def test_spares_go_in_place_of_doubted_chunks_once_something_was_declared_lost()
     assert send(push) == []  # with it, 70 % are acknowledged or under way
 
 
-def test_without_leave_to_differ_a_push_sends_nothing_beyond_its_list() -> None:
+def test_doubted_chunks_go_again_in_turn_once_all_spares_are_sent() -> None:
+    push = spare_push()
+    send(push)
+    push.lost(0, Again.lost)
+    for chunk in (1, 2, 3, 4):
+        push.lost(chunk, Again.repeat)
+    assert send(push) == [0, 7, 8, 9, -1]
+    push.stop_region(0)
+    assert push.settled()
+
+
+def test_a_push_without_spares_sends_nothing_beyond_its_list() -> None:
     push = push_of((10, 0.3), spend="anything", schedule=EAGER)
     send(push)
     push.lost(1, Again.lost)
@@ -256,11 +313,7 @@ def bitmap(*missing: int, chunks: int = 4) -> bytes:
 
 
 def passes_of(chunks: int = 4, begin: int = 0) -> PassSender:
-    sender = PassSender(begin, begin + chunks)
-    for chunk in range(begin, begin + chunks):
-        sender.add(chunk)
-    sender.seal()
-    return sender
+    return PassSender(begin, begin + chunks, list(range(begin, begin + chunks)))
 
 
 def take_all(sender: PassSender) -> list[tuple[int, bool]]:
@@ -268,6 +321,15 @@ def take_all(sender: PassSender) -> list[tuple[int, bool]]:
     while (sent := sender.next()) is not None:
         out.append(sent)
     return out
+
+
+def test_in_passes_the_fate_of_packets_does_not_matter() -> None:
+    sender = passes_of()
+    take_all(sender)
+    sender.acked(0)
+    sender.lost(1, Again.lost)
+    assert (sender.backlog(), sender.settled(), sender.next()) == (0, False, None)
+    assert not sender.stop_region(0)
 
 
 def test_a_pass_is_sent_whole_then_asked_about_once() -> None:
@@ -285,7 +347,7 @@ def test_the_next_pass_is_what_was_missing_in_the_order_of_the_first() -> None:
     sender.take_probe()
     assert sender.bitmap_part(1, 0, bitmap(3, 1), 100)
     assert (sender.number(), sender.backlog()) == (2, 2)
-    sender.decided(23)  # its result came meanwhile
+    sender.forget(23)  # its result came meanwhile
     assert take_all(sender) == [(21, True)]
     assert sender.take_probe()
     assert sender.stop(2)
@@ -340,9 +402,7 @@ def test_a_stop_is_of_this_pass_or_of_the_next(number: int, plausible: bool) -> 
 
 
 def test_a_bitmap_asks_for_no_chunk_that_was_never_sent() -> None:
-    sender = PassSender(0, 4)
-    sender.add(1)
-    sender.seal()
+    sender = PassSender(0, 4, [1])
     take_all(sender)
     sender.take_probe()
     assert not sender.bitmap_part(1, 0, bitmap(2), 100)

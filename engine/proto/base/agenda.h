@@ -19,13 +19,6 @@ class Agenda {
     tree_.assign(2 * leaves_, kNever);
   }
 
-  // Makes room for so many things; what was set stays.
-  void grow(size_t size) {
-    if (size <= leaves_) return;
-    Agenda larger(size);
-    for (size_t i = 0; i < leaves_; ++i) larger.set(i, tree_[leaves_ + i]);
-    *this = std::move(larger);
-  }
   void set(size_t index, Nanos due) {
     size_t at = leaves_ + index;
     if (tree_[at] == due) return;

@@ -22,14 +22,12 @@ class Bitmap {
     words_[i / 64] |= bit;
     return fresh;
   }
-  void clear(size_t i) { words_[i / 64] &= ~(uint64_t{1} << (i % 64)); }
   size_t size() const { return size_; }
   size_t count() const {
     size_t total = 0;
     for (uint64_t word : words_) total += static_cast<size_t>(__builtin_popcountll(word));
     return total;
   }
-  bool all() const { return count() == size_; }
 
   size_t byte_size() const { return (size_ + 7) / 8; }
   void append_bytes(std::vector<uint8_t>& out) const {

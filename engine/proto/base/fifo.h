@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 namespace gradwire {
@@ -13,7 +12,6 @@ class ChunkFifo {
   bool empty() const { return head_ == items_.size(); }
   size_t size() const { return items_.size() - head_; }
   uint32_t front() const { return items_[head_]; }
-  std::span<const uint32_t> items() const { return std::span(items_).subspan(head_); }
   void push(uint32_t chunk) { items_.push_back(chunk); }
   void pop() {
     ++head_;

@@ -40,19 +40,16 @@ struct Memory {
 // Reserved is the reservation of one op; it ends with the object.
 class Reserved {
  public:
-  Reserved() = default;
-  Reserved(Memory& memory, uint64_t bytes) : memory_(&memory), bytes_(bytes) {
-    memory.ops += bytes;
+  Reserved(Memory& memory, uint64_t bytes) : memory_(memory), bytes_(bytes) {
+    memory_.ops += bytes_;
   }
-  ~Reserved() {
-    if (memory_) memory_->ops -= bytes_;
-  }
+  ~Reserved() { memory_.ops -= bytes_; }
   Reserved(const Reserved&) = delete;
   Reserved& operator=(const Reserved&) = delete;
 
  private:
-  Memory* memory_ = nullptr;
-  uint64_t bytes_ = 0;
+  Memory& memory_;
+  uint64_t bytes_;
 };
 
 }  // namespace gradwire

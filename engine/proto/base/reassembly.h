@@ -1,9 +1,7 @@
 // Reassembly joins the fragments of datagrams that were longer than their path carries.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <vector>
 

@@ -8,7 +8,6 @@
 // (Competition).
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "proto/base/time.h"

@@ -3,7 +3,6 @@
 // the counts in its ACKs.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 namespace gradwire {

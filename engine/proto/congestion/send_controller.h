@@ -3,10 +3,9 @@
 // pace down while most packets stay lost.
 //
 // Feed it on_sent(), on_left() and on_lost() for packets, on_ack() for what ACKs report, marked()
-// for ECN. Before each train ask pace(), room() and may_go(); after it call train_sent().
+// for ECN. Before each train ask pace(), room() and wait(); after it call train_sent().
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "proto/base/time.h"

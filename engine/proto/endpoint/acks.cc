@@ -15,20 +15,21 @@ void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos no
   }
   Op* op = find(packet.op);
   if (!op) return;
-  if (packet.kind == wire::Kind::push) {
-    if (op->done()) return;
-    PushSender& push = op->worker->push[op->grid.aggregator_of(packet.item)];
-    push.acked(packet.item);
-    recount(*op, path);
-    const auto forgiven = push.take_forgiven();
-    if (!forgiven.empty()) send_list(path.peer, *op, wire::Kind::forgive, forgiven);
-  } else {
-    op->aggregator->back[path.peer].acked(packet.item);
-    recount(*op, path);
-    leaving.result_taken = now;
-    op_changed(*op);
-    if (op->rules.committed) try_commit(*op, now);
-  }
+  const bool push = packet.kind == wire::Kind::push;
+  if (push && op->done()) return;
+  ChunkSender& chunks = sender_of(*op, path, packet.kind);
+  chunks.acked(packet.item);
+  recount(*op, path);
+  if (push) return give_up(*op, path, chunks);
+  leaving.result_taken = now;
+  op_changed(*op);
+  if (op->commits()) try_commit(*op, now);
+}
+
+// Reports the chunks that a push has given up.
+void Endpoint::Impl::give_up(Op& op, const Path& path, ChunkSender& push) {
+  const auto forgiven = push.take_forgiven();
+  if (!forgiven.empty()) send_list(path.peer, op, wire::Kind::forgive, forgiven);
 }
 
 void Endpoint::Impl::packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now) {
@@ -44,21 +45,15 @@ void Endpoint::Impl::packet_lost(Path& path, const SentPacket& packet, Again why
   }
   Op* op = find(packet.op);
   if (!op) return;
-  if (packet.kind == wire::Kind::push) {
-    if (op->done()) return;
-    PushSender& push = op->worker->push[op->grid.aggregator_of(packet.item)];
-    push.lost(packet.item, why);
-    recount(*op, path);
-    const auto forgiven = push.take_forgiven();
-    if (!forgiven.empty()) send_list(path.peer, *op, wire::Kind::forgive, forgiven);
-  } else if (!(forgivable && op->rules.committed &&
-               op->aggregator->back[path.peer].in_flight(packet.item) &&
-               withhold(*op, packet.item))) {
-    op->aggregator->back[path.peer].lost(packet.item);
-    recount(*op, path);
-  } else {
-    try_commit(*op, now);
-  }
+  const bool push = packet.kind == wire::Kind::push;
+  if (push && op->done()) return;
+  ChunkSender& chunks = sender_of(*op, path, packet.kind);
+  if (!push && forgivable && op->commits() && chunks.in_flight(packet.item) &&
+      withhold(*op, packet.item))
+    return try_commit(*op, now);
+  chunks.lost(packet.item, why);
+  recount(*op, path);
+  if (push) give_up(*op, path, chunks);
 }
 
 void Endpoint::Impl::packets_lost(Path& path, Nanos now) {
@@ -97,7 +92,9 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   report.bytes = scratch.acked.bytes;
   report.loss = path.loss_to.reported;
   // The windows bound how far loss may stretch this one.
-  if (sender.add_loss(scratch.acked.bytes, report.loss, now) > 0) report.windows = windows(now);
+  if (sender.add_loss(scratch.acked.bytes, report.loss, now) > 0)
+    for (const auto& p : paths)
+      if (p && p->loss_to.recent(now)) report.windows += p->allowed.window;
   const Rtt& rtt = path.recovery.rtt;
   report.round = rtt.round();
   report.rtprop = rtt.minimum();

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "proto/endpoint/endpoint_impl.h"
+#include "proto/push/push_list.h"
 
 namespace gradwire {
 
@@ -49,11 +50,9 @@ uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
     if (opens.messages.contains(path.peer)) return UINT64_MAX;
   uint64_t total = 0;
   for (const auto& [id, op] : ops) {
-    if (op->aggregator && path.peer < config.workers)
-      total += op->aggregator->sum.undecided(path.peer);
-    if (!op->working() || !op->rules.pulls) continue;
-    for (uint16_t a = 0; a < config.aggregators(); ++a)
-      if (config.aggregator_endpoint(a) == path.peer) total += op->worker->pull[a].missing();
+    if (sums_for(*op, path.peer)) total += op->aggregator->sum.undecided(path.peer);
+    if (op->working() && pulls_from(*op, path.peer))
+      total += op->worker->pull[config.aggregator_at(path.peer)].missing();
   }
   return total;
 }

@@ -12,14 +12,6 @@ std::string EndpointConfig::name(uint16_t number) const {
   return "rank " + std::to_string(ranks.empty() ? number : ranks[number]);
 }
 
-uint32_t EndpointConfig::peers_of(uint16_t number) const {
-  EndpointConfig there = *this;
-  there.endpoint = number;
-  uint32_t count = 0;
-  for (uint16_t e = 0; e < endpoints(); ++e) count += e != number && there.talks_to(e);
-  return count;
-}
-
 // The window covers what peers may send without having asked.
 Receiver::Receiver(const EndpointConfig& config, uint32_t senders)
     : window(std::max<double>(24, config.workers) * config.wire_bytes(),
@@ -43,10 +35,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     if (e == config.endpoint) continue;
     if (!config.talks_to(e)) {
       // These two exchange no packets, so the driver need not wait for them.
-      Event event;
-      event.type = Event::Type::connected;
-      event.endpoint = e;
-      events.push_back(std::move(event));
+      emit(Event::Type::connected, e);
       continue;
     }
     auto path = std::make_unique<Path>(e);
@@ -64,10 +53,6 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
   scheduler.start_at(static_cast<uint16_t>(config.endpoint + 1));
 }
 
-std::string Endpoint::Impl::name(uint16_t endpoint) const {
-  return config.name(endpoint);
-}
-
 void Endpoint::Impl::fail(Failure why, Nanos now) {
   if (failure) return;
   failure = std::move(why);
@@ -78,10 +63,9 @@ void Endpoint::Impl::fail(Failure why, Nanos now) {
   ops.clear();
   op_agenda.changed.clear();
   fail_waiting([this](const OpSpec&) { return failure; });
-  Event event;
-  event.type = Event::Type::failed;
-  event.report.failure = failure;
-  events.push_back(std::move(event));
+  OpReport report;
+  report.failure = failure;
+  emit(Event::Type::failed, 0, std::move(report));
   for (auto& p : paths) {
     if (!p) continue;
     touch(*p);
@@ -113,7 +97,7 @@ void Endpoint::Impl::on_timer(Nanos now) {
   }
   check_life(checked, now);
   if (!failure) {
-    const bool ops_due = op_agenda.timers.earliest() <= now;
+    const bool ops_due = op_agenda.earliest() <= now;
     if (ops_due) check_deadlines(now);
     for (Path* path : checked) {
       check_limit(*path, now);
@@ -137,7 +121,7 @@ void Endpoint::Impl::close_regions(Nanos now) {
 Nanos Endpoint::Impl::next_timer() {
   settle();
   Nanos next = std::min({due.last_timer + config.ping_interval, due.sends.earliest(),
-                         due.checks.earliest(), op_agenda.timers.earliest()});
+                         due.checks.earliest(), op_agenda.earliest()});
   if (!failure) next = std::min(next, due.repeat);
   if (due.pace > due.last_timer) next = std::min(next, due.pace);
   if (leaving.begun && !leaving.over)
@@ -195,9 +179,7 @@ void Endpoint::Impl::finish_close(Nanos now) {
     return;
   }
   leaving.over = true;
-  Event event;
-  event.type = Event::Type::closed;
-  events.push_back(std::move(event));
+  emit(Event::Type::closed);
 }
 
 Endpoint::Endpoint(const EndpointConfig& config, Nanos now)

@@ -53,7 +53,10 @@ struct EndpointConfig {
   uint16_t shard() const { return static_cast<uint16_t>(servers ? endpoint - workers : endpoint); }
   std::string name(uint16_t number) const;  // "rank 3", "server 0"
   // The number of endpoints with which one exchanges packets.
-  uint32_t peers_of(uint16_t number) const;
+  uint32_t peers_of(uint16_t number) const {
+    if (servers == 0) return workers - 1u;
+    return number < workers ? servers : workers;
+  }
   // True for endpoints that exchange packets: workers with each other, or workers with servers.
   bool talks_to(uint16_t other) const {
     return servers == 0 || (endpoint < workers) != (other < workers);

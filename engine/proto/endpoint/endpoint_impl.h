@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,10 +58,12 @@ struct WaitingOps {
 
 // OpAgenda names the ops that something is due for.
 struct OpAgenda {
-  Agenda timers;  // by slot: the op's deadline, or what its sums wait for
-  std::vector<size_t> free_slots;
+  // When an op's deadline is, or what its sums wait for; with its id.
+  std::set<std::pair<Nanos, uint64_t>> timers;
   std::vector<uint64_t> changed;  // ids: these may be drained
   bool retire = false;            // an op may be drained now
+
+  Nanos earliest() const { return timers.empty() ? kNever : timers.begin()->first; }
 };
 
 // Receiver bounds what all peers together send to this endpoint.
@@ -112,6 +115,15 @@ struct Leaving {
   Nanos result_taken = 0;  // when a peer last acknowledged a result
 };
 
+// Fate is what becomes of a packet that arrived for the first time.
+enum class Fate : uint8_t { taken, refused, malformed };
+inline Fate fate_of(bool good) {
+  return good ? Fate::taken : Fate::malformed;
+}
+
+// Room says when memory lets an op start.
+enum class Room : uint8_t { now, later, never };
+
 struct Endpoint::Impl {
   Impl(const EndpointConfig& config, Nanos now);
 
@@ -121,7 +133,10 @@ struct Endpoint::Impl {
   Nanos next_timer();
   void close(Nanos now, Nanos linger);
   void fail(Failure why, Nanos now);
-  std::string name(uint16_t endpoint) const;  // "rank 3", "server 0"
+  std::string name(uint16_t endpoint) const { return config.name(endpoint); }
+  void emit(Event::Type type, uint16_t endpoint = 0, OpReport report = OpReport()) {
+    events.push_back({type, endpoint, std::move(report)});
+  }
   bool farewell_over(const Path& path) const;
   bool close_ready() const;
   void finish_close(Nanos now);
@@ -130,7 +145,6 @@ struct Endpoint::Impl {
   void check_life(const std::vector<Path*>& checked, Nanos now);
   void check_silence(Nanos now);
   Failure silence_of(std::vector<const Path*> silent, size_t peers, Nanos now) const;
-  Nanos together() const;
   std::string not_begun(const Op& op, int32_t& rank, Nanos now) const;
   void check_deadlines(Nanos now);
   std::string missing_of(const Op& op, int32_t& rank, Nanos now) const;
@@ -143,11 +157,8 @@ struct Endpoint::Impl {
                  Nanos arrival, uint8_t ecn);
   void on_reliable(Path& path, std::span<const uint8_t> datagram, Nanos now, Nanos arrival,
                    uint8_t ecn);
-  // The fate of a packet that arrived for the first time.
-  enum class Fate : uint8_t { taken, refused, malformed };
   Fate accept(Path& path, const wire::Header& header, uint64_t op_id,
               std::span<const uint8_t> datagram, Nanos now);
-  static Fate fate_of(bool good) { return good ? Fate::taken : Fate::malformed; }
   std::optional<wire::Ping> read_ping(Path& path, std::span<const uint8_t> datagram);
   bool on_ping(Path& path, std::span<const uint8_t> datagram, Nanos now);
   bool on_pong(Path& path, std::span<const uint8_t> datagram, Nanos now);
@@ -162,6 +173,11 @@ struct Endpoint::Impl {
   bool pulls_from(const Op& op, uint16_t endpoint) const {
     return op.worker && config.aggregator_at(endpoint) != kNoAggregator;
   }
+  // The sender of an op's chunks to a peer, in one direction.
+  ChunkSender& sender_of(Op& op, const Path& path, wire::Kind kind) const {
+    return kind == wire::Kind::push ? *op.worker->push[config.aggregator_at(path.peer)]
+                                    : *op.aggregator->back[path.peer];
+  }
   void measure_loss(Path& path, uint64_t number, uint64_t bytes, Nanos now);
   Fate for_aggregator(Path& path, Op& op, const wire::Header& header,
                       std::span<const uint8_t> payload, Nanos now, bool stashed);
@@ -169,7 +185,7 @@ struct Endpoint::Impl {
   Fate for_worker(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                   Nanos now);
   bool on_pull(Path& path, Op& op, uint32_t chunk, std::span<const uint8_t> payload, Nanos now);
-  bool on_stop(Path& path, Op& op, std::span<const uint8_t> payload);
+  bool on_stop(Path& path, Op& op, ChunkSender& sender, std::span<const uint8_t> payload);
   Fate dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                 Nanos now, bool stashed = false);
   void flush(Nanos now);
@@ -180,12 +196,12 @@ struct Endpoint::Impl {
   void packet_acked(Path& path, const SentPacket& packet, Nanos now);
   void packet_lost(Path& path, const SentPacket& packet, Again why, Nanos now);
   void packets_lost(Path& path, Nanos now);
+  void give_up(Op& op, const Path& path, ChunkSender& push);
   void check_probe(Path& path, Nanos now);
 
   // settle.cc
   void touch(Path& path);
   void settle();
-  static bool heavy_loss(const Path& path, Nanos now);
   void settle_destination(Path& path);
   Nanos next_send(Path& path) const;
   Nanos next_check(Path& path) const;
@@ -238,11 +254,8 @@ struct Endpoint::Impl {
   bool transmit_train(Nanos now, Train& train);
   bool holds(Path& path, Nanos now, Nanos& until);
   void went(Path& path, const Train& train, bool probe, bool apart);
-  const uint8_t* encode(const codec::Format& format, const float* values, uint32_t count,
-                        const Train& train);
   void sent(Path& path, SentPacket& packet, Nanos now);
   bool transmit_data(Path& path, Nanos now, Train& train, uint32_t most);
-  static uint32_t longest_packet(const Op& op);
   void fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train);
   static void count_early(Path& path, Op& op, const Chunk& chunk, Filling& filling);
   bool next_chunk(Path& path, Op& op, uint16_t aggregator, bool fresh, Chunk& chunk,
@@ -265,14 +278,10 @@ struct Endpoint::Impl {
 
   // priority.cc
   void set_classes(Op& op);
-  static std::vector<uint8_t> result_classes(const Op& op);
-  static uint16_t class_flag(const Op& op, uint32_t chunk);
-  static void note_class(Op& op, const wire::Header& header);
   uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
 
   // repeat.cc
   void repeat(Nanos now);
-  double windows(Nanos now) const;
   double unproven_rate(Nanos now) const;
   Nanos repeat_after(const Path& path, Nanos now) const;
 
@@ -283,14 +292,13 @@ struct Endpoint::Impl {
   bool on_probe(uint16_t source, Op& op, const wire::Pass& pass);
   bool on_pass_answer(Path& path, Op& op, const wire::Header& header, const wire::Pass& pass,
                       std::span<const uint8_t> missing, Nanos now);
-  bool on_enough(uint16_t source, Op& op, std::span<const uint8_t> payload);
+  bool on_enough(Path& path, Op& op, std::span<const uint8_t> payload);
+  void answer(Op& op, uint16_t to, wire::Way way, PassReceiver& passes, bool enough,
+              const std::function<Bitmap()>& missing);
   void answer_push(Op& op, uint16_t worker);
   void answer_pull(Op& op, uint16_t aggregator);
   void send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass);
   void send_bitmap(uint16_t to, Op& op, const wire::Pass& pass, const Bitmap& missing);
-  static bool recovers(const Op& op, wire::Kind kind);
-  bool has_enough(const Op& op, uint16_t aggregator) const;
-  Bitmap needed_results(const Op& op) const;
 
   // credit.cc
   void share_credit(Path& path, Nanos now);
@@ -306,12 +314,10 @@ struct Endpoint::Impl {
   void make_worker_part(Op& op, Nanos now);
   void make_aggregator_part(Op& op);
   void op_changed(Op& op);
-  size_t take_slot();
   Op* find(uint64_t op);
   uint64_t expected(uint64_t op) const;
   bool finished(uint64_t op) const;
   void begin(OpSpec spec, Nanos since, Nanos now);
-  enum class Room : uint8_t { now, later, never };
   Room room_for(uint64_t op, uint64_t need, uint64_t early = 0) const;
   bool stuck(uint64_t op) const;
   void begin_waiting(Nanos now);
@@ -321,7 +327,6 @@ struct Endpoint::Impl {
   Failure too_large(uint64_t op, uint64_t step, uint64_t need) const;
   bool still_possible(const Op& op, Nanos now);
   bool drained(const Op& op) const;
-  static bool ended(const Op& op);
   bool results_taken(const Op& op) const;
   void free_drained();
   void retire(Nanos now);
@@ -339,11 +344,11 @@ struct Endpoint::Impl {
   void on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   bool on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
                   const wire::Header& header, std::span<const uint8_t> payload, Nanos now);
-  static bool on_fold(Op& op, wire::Reader& reader);
-  static bool on_commit(Op& op, uint16_t aggregator, wire::Reader& reader);
   bool on_close(Op& op, uint16_t aggregator, wire::Reader& reader);
-  void push_control(uint16_t to, ControlFrame frame);
-  void send_message(uint16_t to, Op& op, wire::Kind kind, std::span<const uint8_t> bytes);
+  void send_control(uint16_t to, Op& op, wire::Kind kind, std::vector<uint8_t> payload,
+                    uint32_t part = 0);
+  void send_message(uint16_t to, Op& op, wire::Kind kind, std::span<const uint8_t> bytes,
+                    std::span<const uint8_t> prefix = {});
   void send_list(uint16_t to, Op& op, wire::Kind kind, std::span<const uint32_t> values);
 
   // results.cc
@@ -355,13 +360,9 @@ struct Endpoint::Impl {
   bool withhold(Op& op, uint32_t chunk);
   void try_commit(Op& op, Nanos now);
   void apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos now);
-  bool has_all(const Op& op, uint16_t aggregator) const;
   const Op* waits_for(uint16_t peer) const;
   void maybe_done(Op& op, Nanos now);
   void report(Op& op, Nanos now);
-  static void report_chunks(Op& op, OpReport& r);
-  static void report_own_shard(Op& op, OpReport& r);
-  Nanos shortest_rtprop() const;
 
   uint64_t most_ack_words(const Path& path) const {
     return std::min<uint64_t>(wire::kAckMaxWords,

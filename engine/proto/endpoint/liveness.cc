@@ -64,10 +64,11 @@ Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers
                 " still needs results of it",
             first.peer, Cause::left};
   }
-  size_t quiet = 0;
-  for (const auto& p : paths)
-    if (p && p->life.connected && now - p->life.last_heard > config.peer_timeout - together())
-      ++quiet;
+  // Peers that fall silent within this time have one common reason.
+  const Nanos together = std::min(kSecond, config.peer_timeout / 2);
+  const auto quiet = static_cast<size_t>(std::ranges::count_if(paths, [&](const auto& p) {
+    return p && p->life.connected && now - p->life.last_heard > config.peer_timeout - together;
+  }));
   if (peers > 1 && quiet == peers)
     return {step + name(config.endpoint) + " hears none of its " + std::to_string(peers) +
                 " peers since " + seconds(silence) + setting_text +
@@ -83,11 +84,6 @@ Failure Endpoint::Impl::silence_of(std::vector<const Path*> silent, size_t peers
               (silent.size() == 1 ? "that process is" : "those processes are") +
               " dead or frozen, or cut off from the network",
           first.peer, Cause::silence};
-}
-
-// The time within which peers fall silent for one common reason.
-Nanos Endpoint::Impl::together() const {
-  return std::min(kSecond, config.peer_timeout / 2);
 }
 
 // The workers that are not known to have started an op, with the time since their last packet.
@@ -130,7 +126,8 @@ std::string Endpoint::Impl::missing_of(const Op& op, int32_t& rank, Nanos now) c
       add("a part of the gradients is missing of ", w);
   if (!text.empty()) return text;
   for (uint16_t a = 0; a < config.aggregators(); ++a)
-    if (!has_enough(op, a)) add("results are missing of ", config.aggregator_endpoint(a));
+    if (!op.worker->pull[a].complete())
+      add("results are missing of ", config.aggregator_endpoint(a));
   return text;
 }
 

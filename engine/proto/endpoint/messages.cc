@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <set>
 
 #include "codec/codec.h"
 #include "proto/endpoint/endpoint_impl.h"
@@ -22,30 +21,26 @@ struct OpenFixed {
   uint16_t longest;  // the longest datagram of the worker's paths; 0: as agreed
 };
 
+// It travels as it stands, so it has no gaps.
+static_assert(sizeof(OpenFixed) == 3 * 8 + sizeof(Stats) + 4 + 2 * 2);
+
 std::vector<uint8_t> open_body(const OpSpec& spec, const Grid::Shard& shard, bool with_plan,
                                uint16_t longest) {
-  Body body;
   const std::vector<uint8_t> plan = with_plan ? spec.plan.serialize() : std::vector<uint8_t>{};
   Bitmap critical(shard.size());
   bool any = false;
   for (uint32_t c : spec.critical)
     if (c >= shard.begin && c < shard.end) any |= critical.set(c - shard.begin);
-  body.put(spec.plan.hash()).put(spec.step).put(spec.plan.elements);
-  for (double s : spec.stats) body.put(s);
-  body.put(static_cast<uint32_t>(plan.size())).put(static_cast<uint16_t>(any)).put(longest);
+  Body body;
+  body.put(OpenFixed{spec.plan.hash(), spec.step, spec.plan.elements, spec.stats,
+                     static_cast<uint32_t>(plan.size()), any, longest});
   body.put_bytes(plan);
   if (any) body.put_bitmap(critical);
   return body.bytes();
 }
 
 bool read_open(wire::Reader& reader, OpenFixed& fixed) {
-  fixed.hash = reader.get<uint64_t>();
-  fixed.step = reader.get<uint64_t>();
-  fixed.elements = reader.get<uint64_t>();
-  for (double& s : fixed.stats) s = reader.get<double>();
-  fixed.plan_bytes = reader.get<uint32_t>();
-  fixed.has_critical = reader.get<uint16_t>();
-  fixed.longest = reader.get<uint16_t>();
+  fixed = reader.get<OpenFixed>();
   return reader.ok() && (fixed.longest == 0 || fixed.longest >= wire::kMinDatagram);
 }
 
@@ -54,6 +49,23 @@ bool read_bitmap(wire::Reader& reader, Bitmap& bitmap) {
   const auto bytes = reader.take(bitmap.byte_size());
   if (!reader.ok()) return false;
   bitmap.assign_bytes(bytes.data());
+  return true;
+}
+
+bool on_fold(Op& op, wire::Reader& reader) {
+  WorkerPart& part = *op.worker;
+  part.stats = reader.get<Stats>();
+  if (!reader.ok()) return false;
+  if (!reader.rest().empty()) part.agreed = reader.get<uint16_t>();
+  if (!reader.ok() || (part.agreed && part.agreed < wire::kMinDatagram)) return false;
+  part.folded = true;
+  return true;
+}
+
+bool on_commit(Op& op, uint16_t aggregator, wire::Reader& reader) {
+  Bitmap committed(op.grid.shards[aggregator].size());
+  if (!read_bitmap(reader, committed)) return false;
+  op.worker->pull[aggregator].commit(std::move(committed));
   return true;
 }
 
@@ -101,9 +113,8 @@ void Endpoint::Impl::send_open(uint16_t to, Op& op, const Grid::Shard& shard) {
 }
 
 // Takes a worker's OPEN of an op that this server does not have yet; it contains the plan.
-Endpoint::Impl::Fate Endpoint::Impl::serve_open(Path& path, const wire::Header& header,
-                                                uint64_t op_id, std::span<const uint8_t> payload,
-                                                Nanos now) {
+Fate Endpoint::Impl::serve_open(Path& path, const wire::Header& header, uint64_t op_id,
+                                std::span<const uint8_t> payload, Nanos now) {
   if (path.peer >= config.workers) {
     ++counters.malformed;
     return Fate::malformed;
@@ -253,7 +264,7 @@ void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
   op.aggregator->longest[worker] = fixed.longest;
   op.aggregator->sum.open(worker, critical, now);
   after_sum(op, now);
-  if (op.rules.probes) answer_push(op, worker);
+  answer_push(op, worker);
 }
 
 bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
@@ -279,76 +290,49 @@ bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, Messag
   return good;
 }
 
-bool Endpoint::Impl::on_fold(Op& op, wire::Reader& reader) {
-  WorkerPart& part = *op.worker;
-  for (double& s : part.stats) s = reader.get<double>();
-  if (!reader.ok()) return false;
-  if (!reader.rest().empty()) part.agreed = reader.get<uint16_t>();
-  if (!reader.ok() || (part.agreed && part.agreed < wire::kMinDatagram)) return false;
-  part.folded = true;
-  return true;
-}
-
-bool Endpoint::Impl::on_commit(Op& op, uint16_t aggregator, wire::Reader& reader) {
-  Bitmap committed(op.grid.shards[aggregator].size());
-  if (!read_bitmap(reader, committed)) return false;
-  op.worker->pull[aggregator].commit(std::move(committed));
-  return true;
-}
-
 bool Endpoint::Impl::on_close(Op& op, uint16_t aggregator, wire::Reader& reader) {
+  PullReceiver& pull = op.worker->pull[aggregator];
   const uint32_t size = op.grid.shards[aggregator].size();
   Bitmap counted(size);
   Bitmap applied(size);
-  if (!read_bitmap(reader, counted) || !read_bitmap(reader, applied)) return false;
-  if (op.rules.lossy_pull) {
-    Bitmap needed(size);
-    if (!read_bitmap(reader, needed)) return false;
-    op.worker->ledgers[aggregator].close(applied, needed);
-    answer_pull(op, aggregator);
-  }
-  op.worker->pull[aggregator].close(std::move(counted), std::move(applied));
-  op.worker->push[aggregator].finish();
+  Bitmap needed(pull.ledger() ? size : 0);
+  if (!read_bitmap(reader, counted) || !read_bitmap(reader, applied) ||
+      !read_bitmap(reader, needed))
+    return false;
+  pull.close(std::move(counted), std::move(applied), needed);
+  answer_pull(op, aggregator);
+  op.worker->push[aggregator]->finish();
   recount(op, *paths[config.aggregator_endpoint(aggregator)]);
   return true;
 }
 
-void Endpoint::Impl::push_control(uint16_t to, ControlFrame frame) {
-  paths[to]->control.push(std::move(frame));
+void Endpoint::Impl::send_control(uint16_t to, Op& op, wire::Kind kind,
+                                  std::vector<uint8_t> payload, uint32_t part) {
+  paths[to]->control.push({op.id, kind, part, std::move(payload)});
   touch(*paths[to]);
+  ++op.control_open;
 }
 
+// Sends a message in parts, each behind `prefix` and the length of the whole.
 void Endpoint::Impl::send_message(uint16_t to, Op& op, wire::Kind kind,
-                                  std::span<const uint8_t> bytes) {
-  const uint32_t size = part_bytes();
-  const auto total = static_cast<uint32_t>(bytes.size());
-  for (uint32_t part = 0; uint64_t{part} * size < total; ++part) {
-    const auto body =
-        bytes.subspan(size_t{part} * size, std::min<size_t>(size, total - size_t{part} * size));
-    ControlFrame frame;
-    frame.op = op.id;
-    frame.kind = kind;
-    frame.part = part;
-    frame.payload.resize(kPartPrefix + body.size());
-    std::memcpy(frame.payload.data(), &total, kPartPrefix);
-    std::memcpy(frame.payload.data() + kPartPrefix, body.data(), body.size());
-    push_control(to, std::move(frame));
-    ++op.control_open;
+                                  std::span<const uint8_t> bytes, std::span<const uint8_t> prefix) {
+  const size_t size = part_bytes() - prefix.size();
+  for (uint32_t part = 0; part * size < bytes.size(); ++part) {
+    const size_t at = part * size;
+    Body body;
+    body.put_bytes(prefix).put(static_cast<uint32_t>(bytes.size()));
+    body.put_bytes(bytes.subspan(at, std::min(size, bytes.size() - at)));
+    send_control(to, op, kind, body.bytes(), part);
   }
 }
 
 void Endpoint::Impl::send_list(uint16_t to, Op& op, wire::Kind kind,
                                std::span<const uint32_t> values) {
-  const size_t most = (config.datagram_bytes - wire::kHeaderBytes) / 4;
-  for (size_t at = 0; at < values.size(); at += most) {
-    const auto some = values.subspan(at, std::min(most, values.size() - at));
-    ControlFrame frame;
-    frame.op = op.id;
-    frame.kind = kind;
-    frame.payload.resize(some.size_bytes());
-    std::memcpy(frame.payload.data(), some.data(), some.size_bytes());
-    push_control(to, std::move(frame));
-    ++op.control_open;
+  const size_t most = (config.datagram_bytes - wire::kHeaderBytes) / sizeof(uint32_t);
+  for (; !values.empty(); values = values.subspan(std::min(most, values.size()))) {
+    Body body;
+    for (const uint32_t value : values.first(std::min(most, values.size()))) body.put(value);
+    send_control(to, op, kind, body.bytes());
   }
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "proto/base/memory.h"
@@ -10,47 +9,20 @@
 #include "proto/endpoint/endpoint.h"
 #include "proto/endpoint/op_memory.h"
 #include "proto/plan/grid.h"
-#include "proto/pull/pull.h"
-#include "proto/pull/pull_ledger.h"
+#include "proto/pull/pull_receiver.h"
 #include "proto/push/aggregator.h"
+#include "proto/push/chunk_sender.h"
 #include "proto/push/passes.h"
-#include "proto/push/push_sender.h"
 
 namespace gradwire {
-
-// True for plans whose ops end with CLOSE, which reports what counted.
-inline bool ends_with_close(const Plan& plan) {
-  return !plan.exact() || plan.pull != Pull::exact;
-}
-
-// Rules are what an op's plan means for its course.
-struct Rules {
-  Rules() = default;
-  explicit Rules(const Plan& plan)
-      : exact(plan.exact()),
-        committed(plan.pull == Pull::committed),
-        pulls(plan.pull != Pull::none),
-        lossy_pull(plan.pull == Pull::lossy),
-        probes(plan.control == Control::probe),
-        has_close(ends_with_close(plan)) {}
-
-  bool exact = true;
-  bool committed = false;
-  bool pulls = true;
-  bool lossy_pull = false;
-  bool probes = false;     // control "probe"
-  bool has_close = false;  // it ends with CLOSE
-};
 
 // WorkerPart is an op at an endpoint that contributes to it and wants its result. Its vectors are
 // by aggregator.
 struct WorkerPart {
   bool done = false;  // spec.data belongs to the caller again
-  std::vector<PushSender> push;
+  std::vector<std::unique_ptr<ChunkSender>> push;
   std::vector<uint32_t> early;  // chunks pushed before the op was known to have started there
   std::vector<PullReceiver> pull;
-  std::vector<PullLedger> ledgers;  // for a lossy pull
-  std::vector<PassReceiver> pull_asked;
   std::vector<MessageReceiver> closes;
   std::vector<MessageReceiver> commits;
   MessageReceiver fold;
@@ -68,7 +40,6 @@ struct WorkerPart {
 struct Withheld {
   Bitmap chunks;                   // of the shard
   std::vector<uint64_t> elements;  // by region
-  uint32_t count = 0;
 };
 
 // AggregatorPart is an op at the endpoint that sums one shard of it. Its vectors are by worker.
@@ -77,15 +48,18 @@ struct AggregatorPart {
                  const float* own, Memory& memory, std::span<const uint8_t> priorities)
       : shard(own_shard),
         sum(plan, grid, grid.shards[own_shard], workers, self, own, memory, priorities),
-        push_asked(workers),
+        passes(plan.control == Control::probe ? workers : 0),
         opens(workers),
         votes(workers),
         longest(workers) {}
 
+  // How far a worker's push is under control "probe", else null.
+  PassReceiver* passes_of(uint16_t worker) { return passes.empty() ? nullptr : &passes[worker]; }
+
   uint16_t shard;
   Aggregator sum;
-  std::vector<PullSender> back;
-  std::vector<PassReceiver> push_asked;
+  std::vector<std::unique_ptr<ChunkSender>> back;
+  std::vector<PassReceiver> passes;  // of the pushes under control "probe", else empty
   std::vector<MessageReceiver> opens;
   std::vector<Stats> votes;
   std::vector<uint16_t> longest;  // like WorkerPart::agreed
@@ -105,7 +79,7 @@ struct Traffic {
   uint64_t packets = 0;
   uint64_t retransmissions = 0;
 
-  void add(uint32_t sent) {
+  void add(size_t sent) {
     ++packets;
     bytes += sent;
   }
@@ -116,7 +90,7 @@ struct Op {
       : id(what.op),
         place(number),
         spec(std::move(what)),
-        rules(spec.plan),
+        has_close(ends_with_close(spec.plan)),
         grid(spec.plan, config.datagram_bytes, config.aggregators()),
         reserved(memory, memory_of(spec.plan, config)),
         started(now) {}
@@ -124,7 +98,7 @@ struct Op {
   uint64_t id;
   uint64_t place;  // ops of all lanes made here before it
   OpSpec spec;
-  Rules rules;
+  bool has_close;  // it ends with CLOSE
   Grid grid;
   Reserved reserved;             // where it is aggregated
   uint64_t longest_message = 0;  // bytes
@@ -134,11 +108,12 @@ struct Op {
   std::unique_ptr<AggregatorPart> aggregator;
   uint32_t control_open = 0;  // control frames without an acknowledgement
   Traffic traffic;
-  size_t slot = 0;       // its place in the agenda
+  Nanos due = kNever;    // its time in the agenda
   bool changed = false;  // it may be drained now
 
   // The op's result is still awaited here.
   bool working() const { return worker && !worker->done; }
+  bool commits() const { return spec.plan.pull == Pull::committed; }
   // Its result, or its failure, has been reported here.
   bool done() const { return worker && worker->done; }
   // The chunks that are summed here.

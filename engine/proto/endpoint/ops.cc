@@ -4,12 +4,23 @@
 
 #include "proto/endpoint/endpoint_impl.h"
 #include "proto/plan/priority.h"
+#include "proto/pull/pull_sender.h"
+#include "proto/push/push_sender.h"
 
 namespace gradwire {
 
 namespace {
-
-const std::vector<uint32_t> kNoChunks;
+// The classes of an op's results at first. A result has the first class that any worker gave its
+// chunk, as far as pushes have arrived.
+std::vector<uint8_t> result_classes(const Op& op) {
+  if (op.spec.plan.class_dscp.empty()) return {};
+  const std::vector<uint8_t>& own = op.spec.priorities;
+  const Grid::Shard& shard = op.own_shard();
+  if (own.empty())
+    return std::vector<uint8_t>(shard.size(),
+                                op.worker ? uint8_t{0} : uint8_t{kPriorityClasses - 1});
+  return {own.begin() + shard.begin, own.begin() + shard.end};
+}
 
 }  // namespace
 
@@ -48,7 +59,6 @@ Op& Endpoint::Impl::make_op(OpSpec spec, bool worker, Nanos now) {
   set_classes(op);
   if (worker) make_worker_part(op, now);
   if (config.aggregates()) make_aggregator_part(op);
-  op.slot = take_slot();
   ops.emplace(op.id, std::move(owned));
   recount(op);
   op_changed(op);
@@ -66,13 +76,12 @@ void Endpoint::Impl::make_worker_part(Op& op, Nanos now) {
   const size_t shards = op.grid.shards.size();
   op.worker->push.reserve(shards);
   for (const Grid::Shard& shard : op.grid.shards) {
-    op.worker->push.emplace_back(plan, op.grid, shard, op.spec.critical, op.spec.priorities,
-                                 may_differ);
-    op.worker->pull.emplace_back(shard);
-    if (op.rules.lossy_pull) op.worker->ledgers.emplace_back(plan, op.grid, shard);
+    const bool own = op.worker->push.size() == config.aggregator_at(config.endpoint);
+    op.worker->push.push_back(
+        make_push_sender(plan, op.grid, shard, op.spec.critical, op.spec.priorities, may_differ));
+    op.worker->pull.emplace_back(plan, op.grid, shard, own);
   }
   op.worker->early.resize(shards);
-  op.worker->pull_asked.resize(shards);
   op.worker->closes.resize(shards);
   op.worker->commits.resize(shards);
 }
@@ -85,8 +94,7 @@ void Endpoint::Impl::make_aggregator_part(Op& op) {
   AggregatorPart& part = *op.aggregator;
   part.back.reserve(config.workers);
   for (uint16_t w = 0; w < config.workers; ++w)
-    part.back.emplace_back(plan, op.grid, op.own_shard(),
-                           op.rules.pulls ? part.sum.finished() : kNoChunks);
+    part.back.push_back(make_pull_sender(plan, op.grid, op.own_shard(), part.sum.finished()));
   part.withheld.chunks = Bitmap(op.own_shard().size());
   part.withheld.elements.resize(plan.regions.size());
   part.result_class = result_classes(op);
@@ -121,7 +129,7 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
 
 // Decides whether memory lets a lane's next op start; messages of that op already hold `early`
 // bytes.
-Endpoint::Impl::Room Endpoint::Impl::room_for(uint64_t op, uint64_t need, uint64_t early) const {
+Room Endpoint::Impl::room_for(uint64_t op, uint64_t need, uint64_t early) const {
   const bool first = std::ranges::none_of(
       ops, [op](const auto& other) { return lane_of(other.first) == lane_of(op); });
   if (memory.has_op(need, first, early)) return Room::now;
@@ -177,11 +185,8 @@ void Endpoint::Impl::begin(OpSpec spec, Nanos since, Nanos now) {
   for (uint16_t a = 0; a < config.aggregators(); ++a) {
     const uint16_t to = config.aggregator_endpoint(a);
     if (to == config.endpoint) {
-      op.worker->push[a].finish();
+      op.worker->push[a]->finish();
       continue;
-    }
-    if (op.grid.shards[a].size() == 0 && a != 0 && config.servers == 0) {
-      op.worker->push[a].finish();
     }
     send_open(to, op, op.grid.shards[a]);
   }
@@ -206,12 +211,11 @@ void Endpoint::Impl::fail_op(Op& op, const Failure& why) {
 }
 
 void Endpoint::Impl::report_failed(const OpSpec& spec, const Failure& why) {
-  Event event;
-  event.type = Event::Type::op_done;
-  event.report.op = spec.op;
-  event.report.step = spec.step;
-  event.report.failure = why;
-  events.push_back(std::move(event));
+  OpReport report;
+  report.op = spec.op;
+  report.step = spec.step;
+  report.failure = why;
+  emit(Event::Type::op_done, 0, std::move(report));
 }
 
 // Fails the ops that wait for memory.
@@ -253,48 +257,34 @@ bool Endpoint::Impl::drained(const Op& op) const {
   const auto complete = [&op](const auto& p) { return !p || p->farewell.complete(op.place); };
   if (std::ranges::all_of(paths, complete)) return true;
   if (op.control_open) return false;
-  return !op.aggregator || (ended(op) && results_taken(op));
-}
-
-// True when the aggregator has sent all messages that end the op.
-bool Endpoint::Impl::ended(const Op& op) {
+  if (!op.aggregator) return true;
   const AggregatorPart& part = *op.aggregator;
-  return part.sum.all_final() && part.close_sent && (part.shard != 0 || part.fold_sent) &&
-         (!op.rules.committed || part.commit_sent);
+  const bool ended = part.sum.all_final() && part.close_sent &&
+                     (part.shard != 0 || part.fold_sent) && (!op.commits() || part.commit_sent);
+  return ended && results_taken(op);
 }
 
 // True when every worker has the results that it needs of this aggregator.
 bool Endpoint::Impl::results_taken(const Op& op) const {
-  if (!op.rules.pulls) return true;
-  const AggregatorPart& part = *op.aggregator;
-  for (uint16_t w = 0; w < config.workers; ++w) {
-    if (w == config.endpoint || paths[w]->farewell.complete(op.place)) continue;
-    const PullSender& back = part.back[w];
-    const size_t left_out = back.acked_count() + size_t{part.withheld.count};
-    if (op.rules.lossy_pull ? !back.settled() : left_out < part.sum.finished().size()) return false;
-  }
+  for (uint16_t w = 0; w < config.workers; ++w)
+    if (w != config.endpoint && !paths[w]->farewell.complete(op.place) &&
+        !op.aggregator->back[w]->settled())
+      return false;
   return true;
 }
 
 // Notes that an op may be drained, or that its timers may have changed.
 void Endpoint::Impl::op_changed(Op& op) {
-  op_agenda.timers.set(op.slot, op.aggregator
-                                    ? std::min(op.deadline, op.aggregator->sum.next_timer())
-                                    : op.deadline);
+  const Nanos due =
+      op.aggregator ? std::min(op.deadline, op.aggregator->sum.next_timer()) : op.deadline;
+  if (due != op.due) {
+    op_agenda.timers.erase({op.due, op.id});
+    op_agenda.timers.emplace(due, op.id);
+    op.due = due;
+  }
   if (op.changed) return;
   op.changed = true;
   op_agenda.changed.push_back(op.id);
-}
-
-size_t Endpoint::Impl::take_slot() {
-  if (op_agenda.free_slots.empty()) {
-    const size_t slot = ops.size();
-    op_agenda.timers.grow(slot + 1);
-    return slot;
-  }
-  const size_t slot = op_agenda.free_slots.back();
-  op_agenda.free_slots.pop_back();
-  return slot;
 }
 
 // Frees the drained ones among the ops that have changed.

@@ -1,7 +1,6 @@
 // Paths that carry shorter datagrams than agreed: longer ones go in fragments, and later ops agree
 // on a shorter length.
 #include <algorithm>
-#include <cstring>
 
 #include "proto/endpoint/endpoint_impl.h"
 
@@ -39,11 +38,7 @@ void Endpoint::Impl::check_limit(Path& path, Nanos now) {
       path.limit.try_out(now, kTrialInterval);
     return;
   }
-  if (!path.limit.suspect(now, path.recovery.rtt.round())) return;
-  Event event;
-  event.type = Event::Type::suspect;
-  event.endpoint = path.peer;
-  events.push_back(std::move(event));
+  if (path.limit.suspect(now, path.recovery.rtt.round())) emit(Event::Type::suspect, path.peer);
 }
 
 uint32_t Endpoint::Impl::longest_datagram() const {

@@ -97,10 +97,7 @@ bool Endpoint::Impl::on_pong(Path& path, std::span<const uint8_t> datagram, Nano
   // The answered ping had the agreed length, or the length that the path has turned out to carry.
   if (path.life.connected || path.limit.on_trial()) return true;
   path.life.connected = true;
-  Event event;
-  event.type = Event::Type::connected;
-  event.endpoint = path.peer;
-  events.push_back(std::move(event));
+  emit(Event::Type::connected, path.peer);
   return true;
 }
 
@@ -188,8 +185,8 @@ void Endpoint::Impl::measure_loss(Path& path, uint64_t number, uint64_t bytes, N
 // Takes, refuses or rejects a new packet; only a taken one is acknowledged. A refused packet has
 // crossed the network and will be sent again. A malformed one is not from the peer and leaves no
 // trace.
-Endpoint::Impl::Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
-                                            std::span<const uint8_t> datagram, Nanos now) {
+Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_id,
+                            std::span<const uint8_t> datagram, Nanos now) {
   if (failure) return Fate::malformed;
   if (finished(op_id)) return Fate::taken;
   const auto payload = datagram.subspan(wire::kHeaderBytes);
@@ -246,9 +243,8 @@ void Endpoint::Impl::replay(uint64_t op_id, Nanos now) {
 }
 
 // Hands a packet to its op.
-Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
-                                              std::span<const uint8_t> payload, Nanos now,
-                                              bool stashed) {
+Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::Header& header,
+                              std::span<const uint8_t> payload, Nanos now, bool stashed) {
   Fate fate = Fate::malformed;
   switch (header.common.kind) {
     case wire::Kind::push:
@@ -262,7 +258,7 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
       fate = on_pass_packet(path, op, header, payload, now);
       break;
     default:
-      if (op.rules.probes && header.common.kind == wire::Kind::stop) {
+      if (op.spec.plan.control == Control::probe && header.common.kind == wire::Kind::stop) {
         fate = on_pass_packet(path, op, header, payload, now);
       } else if (pulls_from(op, path.peer)) {
         fate = op.done() ? Fate::taken : for_worker(path, op, header, payload, now);
@@ -273,9 +269,8 @@ Endpoint::Impl::Fate Endpoint::Impl::dispatch(Path& path, Op& op, const wire::He
 }
 
 // Takes what a worker sends to the endpoint that sums its chunks.
-Endpoint::Impl::Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& header,
-                                                    std::span<const uint8_t> payload, Nanos now,
-                                                    bool stashed) {
+Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wire::Header& header,
+                                    std::span<const uint8_t> payload, Nanos now, bool stashed) {
   const uint16_t worker = path.peer;
   AggregatorPart& part = *op.aggregator;
   if (header.common.kind == wire::Kind::open)
@@ -286,14 +281,16 @@ Endpoint::Impl::Fate Endpoint::Impl::for_aggregator(Path& path, Op& op, const wi
       part.sum.add(worker, header.chunk, payload, header.flags & wire::kTail, now, stashed);
   if (added == Aggregator::Added::no_memory) return Fate::refused;
   if (added == Aggregator::Added::malformed) return Fate::malformed;
-  note_class(op, header);
+  if (!part.result_class.empty()) {
+    uint8_t& known = part.result_class[header.chunk - op.own_shard().begin];
+    known = std::min(known, wire::priority_class(header.flags));
+  }
   after_sum(op, now);
-  op.rules.probes ? answer_push(op, worker) : void_backlog(op, worker);
+  answer_push(op, worker);
   return Fate::taken;
 }
 
-Endpoint::Impl::Fate Endpoint::Impl::on_forgive(Path& path, Op& op,
-                                                std::span<const uint8_t> payload, Nanos now) {
+Fate Endpoint::Impl::on_forgive(Path& path, Op& op, std::span<const uint8_t> payload, Nanos now) {
   if (payload.size() % 4) return Fate::malformed;
   wire::Reader reader(payload);
   while (!reader.rest().empty()) {
@@ -310,8 +307,8 @@ Endpoint::Impl::Fate Endpoint::Impl::on_forgive(Path& path, Op& op,
 }
 
 // Takes what an aggregator sends to a worker that still waits for its result.
-Endpoint::Impl::Fate Endpoint::Impl::for_worker(Path& path, Op& op, const wire::Header& header,
-                                                std::span<const uint8_t> payload, Nanos now) {
+Fate Endpoint::Impl::for_worker(Path& path, Op& op, const wire::Header& header,
+                                std::span<const uint8_t> payload, Nanos now) {
   const uint16_t aggregator = config.aggregator_at(path.peer);
   const wire::Kind kind = header.common.kind;
   WorkerPart& part = *op.worker;
@@ -319,14 +316,13 @@ Endpoint::Impl::Fate Endpoint::Impl::for_worker(Path& path, Op& op, const wire::
     case wire::Kind::pull:
       return fate_of(on_pull(path, op, header.chunk, payload, now));
     case wire::Kind::stop:
-      return fate_of(on_stop(path, op, payload));
+      return fate_of(on_stop(path, op, *part.push[aggregator], payload));
     case wire::Kind::close:  // an exact plan with an exact pull has none
-      return fate_of(op.rules.has_close && on_message(op, aggregator, kind, part.closes[aggregator],
-                                                      header, payload, now));
+      return fate_of(op.has_close && on_message(op, aggregator, kind, part.closes[aggregator],
+                                                header, payload, now));
     case wire::Kind::commit:
-      return fate_of(
-          op.rules.committed &&
-          on_message(op, aggregator, kind, part.commits[aggregator], header, payload, now));
+      return fate_of(op.commits() && on_message(op, aggregator, kind, part.commits[aggregator],
+                                                header, payload, now));
     case wire::Kind::fold:
       return fate_of(aggregator == 0 &&
                      on_message(op, aggregator, kind, part.fold, header, payload, now));
@@ -339,33 +335,27 @@ Endpoint::Impl::Fate Endpoint::Impl::for_worker(Path& path, Op& op, const wire::
 bool Endpoint::Impl::on_pull(Path& path, Op& op, uint32_t chunk, std::span<const uint8_t> payload,
                              Nanos now) {
   const uint16_t aggregator = config.aggregator_at(path.peer);
-  if (!op.rules.pulls || chunk >= op.grid.chunks() || op.grid.aggregator_of(chunk) != aggregator ||
+  if (chunk >= op.grid.chunks() || op.grid.aggregator_of(chunk) != aggregator ||
       !codec::valid(op.spec.plan.format, payload, op.grid.length(chunk)))
     return false;
   WorkerPart& part = *op.worker;
+  if (!part.pull[aggregator].takes_results()) return false;
   if (!part.pull[aggregator].insert(chunk)) return true;
   apply(op, chunk, payload.data(), now);
-  part.push[aggregator].decided(chunk);
+  part.push[aggregator]->forget(chunk);
   recount(op, path);
-  if (op.rules.lossy_pull) {
-    part.ledgers[aggregator].arrived(chunk);
-    answer_pull(op, aggregator);
-  }
+  answer_pull(op, aggregator);
   maybe_done(op, now);
   return true;
 }
 
-// Takes the regions of which an aggregator needs no more chunks; false when malformed.
-bool Endpoint::Impl::on_stop(Path& path, Op& op, std::span<const uint8_t> payload) {
+// Takes the regions of which a receiver needs no more chunks; false when malformed.
+bool Endpoint::Impl::on_stop(Path& path, Op& op, ChunkSender& sender,
+                             std::span<const uint8_t> payload) {
   if (payload.size() % 4) return false;
   wire::Reader reader(payload);
   bool good = true;
-  while (!reader.rest().empty()) {
-    const auto region = reader.get<uint32_t>();
-    good = good && !op.rules.exact && region < op.spec.plan.regions.size() &&
-           op.spec.plan.regions[region].bound > 0;
-    if (good) op.worker->push[config.aggregator_at(path.peer)].stop_region(region);
-  }
+  while (good && !reader.rest().empty()) good = sender.stop_region(reader.get<uint32_t>());
   recount(op, path);
   return good;
 }

@@ -34,14 +34,6 @@ Nanos Endpoint::Impl::repeat_after(const Path& path, Nanos now) const {
   return std::max(apart, std::min(close, kApart));
 }
 
-// The bytes of the receivers' windows for this sender, as far as they report.
-double Endpoint::Impl::windows(Nanos now) const {
-  double total = 0;
-  for (const auto& p : paths)
-    if (p && p->loss_to.recent(now)) total += p->allowed.window;
-  return total;
-}
-
 // The rate in bytes/s to use while only heavy loss has shown one, else 0.
 double Endpoint::Impl::unproven_rate(Nanos now) const {
   if (sender.window().rate_proven() || receiver.window.rate_proven()) return 0;

@@ -19,6 +19,58 @@ Stats folded_stats(const std::vector<Stats>& votes) {
   }
   return folded;
 }
+
+// The results that every worker must have: those with a contribution that is critical for its
+// worker, and those that are not finite, which a loss scaler must find on all workers.
+Bitmap needed_results(const Op& op) {
+  Bitmap needed(op.own_shard().size());
+  for (const uint32_t chunk : op.aggregator->sum.finished()) {
+    const std::vector<float> result = op.aggregator->sum.result(chunk);
+    if (op.aggregator->sum.critical(chunk) || !reduce::all_finite(result.data(), result.size()))
+      needed.set(chunk - op.own_shard().begin);
+  }
+  return needed;
+}
+
+// Reports which chunks counted and were applied, and what was delivered of each region.
+void report_chunks(Op& op, OpReport& r) {
+  const uint32_t chunks = op.grid.chunks();
+  r.counted.resize(chunks);
+  r.applied.resize(chunks);
+  const Plan& plan = op.spec.plan;
+  std::vector<uint64_t> counted(plan.regions.size());
+  for (uint16_t a = 0; a < op.worker->pull.size(); ++a) {
+    const PullReceiver& pull = op.worker->pull[a];
+    for (uint32_t c = op.grid.shards[a].begin; c < op.grid.shards[a].end; ++c) {
+      r.counted[c] = pull.counted(c);
+      r.applied[c] = pull.wanted(c) && pull.has(c);
+      if (r.counted[c]) counted[op.grid.region[c]] += op.grid.length(c);
+      if (pull.takes_results() && !r.applied[c])
+        std::memset(op.spec.data + op.grid.offset[c], 0, codec::f32_bytes(op.grid.length(c)));
+    }
+  }
+  for (uint32_t i = 0; i < plan.regions.size(); ++i) {
+    const Region& region = plan.regions[i];
+    const double fraction = static_cast<double>(counted[i]) / static_cast<double>(region.length);
+    r.delivered.push_back(fraction);
+    if (1.0 - fraction > region.bound + 1e-9) r.exceeded.push_back(i);
+  }
+}
+
+// Reports what the results of the own shard leave to its residuals.
+void report_own_shard(Op& op, OpReport& r) {
+  AggregatorPart& part = *op.aggregator;
+  const uint32_t begin = op.own_shard().begin;
+  r.result_error = part.sum.take_error();
+  r.error_offset = op.grid.offset[begin];
+  for (uint32_t c : part.sum.finished()) {
+    if (!part.withheld.chunks.test(c - begin)) continue;
+    r.withheld_chunks.push_back(c);
+    const std::vector<float> values = part.sum.result(c);
+    r.withheld_values.insert(r.withheld_values.end(), values.begin(), values.end());
+  }
+}
+
 }  // namespace
 
 // Folds what all workers' OPENs carry, and sends FOLD.
@@ -32,7 +84,7 @@ void Endpoint::Impl::fold(Op& op, Nanos now) {
   for (const uint16_t longest : part.longest)
     if (longest && (agreed == 0 || longest < agreed)) agreed = longest;
   Body body;
-  for (double s : folded) body.put(s);
+  body.put(folded);
   if (agreed) body.put(agreed);
   for (uint16_t w = 0; w < config.workers; ++w)
     if (w != config.endpoint) send_message(w, op, wire::Kind::fold, body.bytes());
@@ -50,15 +102,15 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
   stop_regions(op);
   pass_on(op, now);
   fold(op, now);
-  if (!part.sum.all_final() || (op.rules.lossy_pull && !part.sum.all_opened())) return;
+  const bool lossy = op.spec.plan.pull == Pull::lossy;
+  if (!part.sum.all_final() || (lossy && !part.sum.all_opened())) return;
   if (!part.close_sent) {
     part.close_sent = true;
-    if (op.rules.has_close) send_close(op);
-    if (op.rules.committed) try_commit(op, now);
-    if (op.rules.lossy_pull) {
-      for (PullSender& back : part.back) back.seal();
-      recount(op);
-    }
+    if (op.has_close) send_close(op);
+    if (op.commits()) try_commit(op, now);
+    for (const auto& back : part.back)
+      if (PassSender* passes = back->passes()) passes->seal();
+    if (lossy) recount(op);
   }
   if (op.worker) maybe_done(op, now);
 }
@@ -71,12 +123,8 @@ void Endpoint::Impl::stop_regions(Op& op) {
     std::vector<uint32_t> regions;
     for (; i < stops.size() && stops[i].worker == worker; ++i) regions.push_back(stops[i].region);
     if (worker == config.endpoint) continue;  // a worker sends no STOP to itself
-    if (op.rules.probes) {
-      answer_push(op, worker);
-      continue;
-    }
-    send_list(worker, op, wire::Kind::stop, regions);
-    void_backlog(op, worker);
+    if (op.aggregator->passes.empty()) send_list(worker, op, wire::Kind::stop, regions);
+    answer_push(op, worker);
   }
 }
 
@@ -100,15 +148,15 @@ void Endpoint::Impl::send_close(Op& op) {
   const Aggregator& sum = op.aggregator->sum;
   Bitmap applied(op.own_shard().size());
   for (uint32_t c : sum.finished()) applied.set(c - op.own_shard().begin);
-  const Bitmap needed = op.rules.lossy_pull ? needed_results(op) : Bitmap();
+  const Bitmap needed = op.spec.plan.pull == Pull::lossy ? needed_results(op) : Bitmap();
   for (uint16_t w = 0; w < config.workers; ++w) {
     if (w == config.endpoint) {
-      op.worker->pull[op.aggregator->shard].close(sum.counted(w), applied);
+      op.worker->pull[op.aggregator->shard].close(sum.counted(w), applied, needed);
       continue;
     }
     Body body;
     body.put_bitmap(sum.counted(w)).put_bitmap(applied).put_bitmap(needed);
-    if (!body.bytes().empty()) send_message(w, op, wire::Kind::close, body.bytes());
+    send_message(w, op, wire::Kind::close, body.bytes());
   }
 }
 
@@ -118,32 +166,24 @@ bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
   if (op.aggregator->withheld.chunks.test(local)) return true;
   if (op.aggregator->commit_sent) return false;
   const uint32_t region = op.grid.region[chunk];
-  const Plan& plan = op.spec.plan;
-  if (plan.regions[region].bound == 0.0 && !op.rules.exact) return false;
   if (!op.aggregator->sum.all_opened()) return false;  // the critical chunks are not known yet
   if (op.aggregator->sum.critical(chunk)) return false;
   const uint64_t elements = op.aggregator->sum.region_elements(region);
   const uint64_t spent = op.aggregator->withheld.elements[region] + op.grid.length(chunk);
-  if (static_cast<double>(spent) > plan.pull_bound * static_cast<double>(elements) + 1e-9)
-    return false;
+  if (spent > pull_losable(op.spec.plan, region, elements)) return false;
   const std::vector<float> result = op.aggregator->sum.result(chunk);
   if (!reduce::all_finite(result.data(), result.size())) return false;
   op.aggregator->withheld.elements[region] = spent;
   op.aggregator->withheld.chunks.set(local);
-  ++op.aggregator->withheld.count;
-  for (PullSender& back : op.aggregator->back) back.forget(chunk);
+  for (const auto& back : op.aggregator->back) back->forget(chunk);
   recount(op);
   return true;
 }
 
 void Endpoint::Impl::try_commit(Op& op, Nanos now) {
-  if (op.aggregator->commit_sent || !op.aggregator->sum.all_final() || !op.aggregator->close_sent)
-    return;
-  const auto results = static_cast<uint32_t>(op.aggregator->sum.finished().size());
+  if (op.aggregator->commit_sent || !op.aggregator->close_sent) return;
   for (uint16_t w = 0; w < config.workers; ++w)
-    if (w != config.endpoint &&
-        op.aggregator->back[w].acked_count() + op.aggregator->withheld.count < results)
-      return;
+    if (w != config.endpoint && !op.aggregator->back[w]->settled()) return;
   op.aggregator->commit_sent = true;
   op_changed(op);
   Bitmap committed(op.own_shard().size());
@@ -151,16 +191,13 @@ void Endpoint::Impl::try_commit(Op& op, Nanos now) {
     const uint32_t local = c - op.own_shard().begin;
     if (!op.aggregator->withheld.chunks.test(local)) committed.set(local);
   }
-  for (uint16_t w = 0; w < config.workers; ++w) {
-    if (w == config.endpoint) {
-      op.worker->pull[op.aggregator->shard].commit(committed);
-      continue;
-    }
-    Body body;
-    body.put_bitmap(committed);
-    if (!body.bytes().empty()) send_message(w, op, wire::Kind::commit, body.bytes());
-  }
-  if (op.worker) maybe_done(op, now);
+  Body body;
+  body.put_bitmap(committed);
+  for (uint16_t w = 0; w < config.workers; ++w)
+    if (w != config.endpoint) send_message(w, op, wire::Kind::commit, body.bytes());
+  if (!op.worker) return;
+  op.worker->pull[op.aggregator->shard].commit(committed);
+  maybe_done(op, now);
 }
 
 // Writes a result over the worker's own values, which are decided by now.
@@ -170,23 +207,13 @@ void Endpoint::Impl::apply(Op& op, uint32_t chunk, const uint8_t* payload, Nanos
                 op.spec.data + op.grid.offset[chunk]);
 }
 
-// True when this worker's part of an op needs nothing more from an aggregator.
-bool Endpoint::Impl::has_all(const Op& op, uint16_t aggregator) const {
-  if (op.grid.shards[aggregator].size() == 0) return true;
-  const PullReceiver& pull = op.worker->pull[aggregator];
-  const bool here = op.rules.pulls || (op.aggregator && aggregator == op.aggregator->shard);
-  return (!here || has_enough(op, aggregator)) && (!op.rules.has_close || pull.closed()) &&
-         (!op.rules.committed || pull.committed());
-}
-
 // The first op that lacks something which only this peer can send, or null.
 const Op* Endpoint::Impl::waits_for(uint16_t peer) const {
   for (const auto& [id, op] : ops) {
-    if (!op->working()) continue;
-    for (uint16_t a = 0; a < op->worker->pull.size(); ++a)
-      if (config.aggregator_endpoint(a) == peer &&
-          (!has_all(*op, a) || (a == 0 && !op->worker->folded)))
-        return op.get();
+    if (!op->working() || !pulls_from(*op, peer)) continue;
+    const uint16_t aggregator = config.aggregator_at(peer);
+    if (!op->worker->pull[aggregator].complete() || (aggregator == 0 && !op->worker->folded))
+      return op.get();
   }
   return nullptr;
 }
@@ -196,11 +223,11 @@ void Endpoint::Impl::maybe_done(Op& op, Nanos now) {
   WorkerPart& part = *op.worker;
   const auto shards = static_cast<uint16_t>(part.push.size());
   if (part.push_done == 0 && (!op.aggregator || op.aggregator->sum.all_final())) {
-    while (part.settled < shards && part.push[part.settled].settled()) ++part.settled;
+    while (part.settled < shards && part.push[part.settled]->settled()) ++part.settled;
     if (part.settled == shards) part.push_done = now;
   }
   if (!part.folded) return;
-  while (part.complete < shards && has_all(op, part.complete)) ++part.complete;
+  while (part.complete < shards && part.pull[part.complete].complete()) ++part.complete;
   if (part.complete == shards) report(op, now);
 }
 
@@ -220,68 +247,19 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   r.bytes_sent = op.traffic.bytes;
   r.packets_sent = op.traffic.packets;
   r.retransmissions = op.traffic.retransmissions;
-  for (const PushSender& push : part.push)
-    if (push.passes()) r.passes = std::max(r.passes, push.passes()->pass());
-  r.rtprop = counters.rtprop = shortest_rtprop();
+  for (const auto& push : part.push)
+    if (const PassSender* passes = push->passes()) r.passes = std::max(r.passes, passes->pass());
+  Nanos shortest = kNever;
+  for (const auto& p : paths)
+    if (p && p->recovery.rtt.any()) shortest = std::min(shortest, p->recovery.rtt.minimum());
+  r.rtprop = counters.rtprop = shortest == kNever ? 0 : shortest;
   r.btlbw = btlbw();
   op.worker->done = true;
   op.deadline = kNever;
   op_changed(op);
-  for (PushSender& push : op.worker->push) push.finish();
+  for (const auto& push : op.worker->push) push->finish();
   recount(op);
-  Event event;
-  event.type = Event::Type::op_done;
-  event.report = std::move(r);
-  events.push_back(std::move(event));
-}
-
-// Reports which chunks counted and were applied, and what was delivered of each region.
-void Endpoint::Impl::report_chunks(Op& op, OpReport& r) {
-  const uint32_t chunks = op.grid.chunks();
-  r.counted.resize(chunks);
-  r.applied.resize(chunks);
-  const Plan& plan = op.spec.plan;
-  std::vector<uint64_t> counted(plan.regions.size());
-  for (uint16_t a = 0; a < op.worker->pull.size(); ++a) {
-    const PullReceiver& pull = op.worker->pull[a];
-    const bool here = op.rules.pulls || (op.aggregator && a == op.aggregator->shard);
-    for (uint32_t c = op.grid.shards[a].begin; c < op.grid.shards[a].end; ++c) {
-      r.counted[c] = pull.counted(c);
-      r.applied[c] = here && pull.wanted(c) && pull.has(c);
-      if (r.counted[c]) counted[op.grid.region[c]] += op.grid.length(c);
-      if (here && !r.applied[c])
-        std::memset(op.spec.data + op.grid.offset[c], 0, codec::f32_bytes(op.grid.length(c)));
-    }
-  }
-  for (uint32_t i = 0; i < plan.regions.size(); ++i) {
-    const Region& region = plan.regions[i];
-    const double fraction = static_cast<double>(counted[i]) / static_cast<double>(region.length);
-    r.delivered.push_back(fraction);
-    if (1.0 - fraction > region.bound + 1e-9) r.exceeded.push_back(i);
-  }
-}
-
-// Reports what the results of the own shard leave to its residuals.
-void Endpoint::Impl::report_own_shard(Op& op, OpReport& r) {
-  AggregatorPart& part = *op.aggregator;
-  const uint32_t begin = op.own_shard().begin;
-  r.result_error = part.sum.take_error();
-  r.error_offset = op.grid.offset[begin];
-  if (part.withheld.count == 0) return;
-  for (uint32_t c : part.sum.finished()) {
-    if (!part.withheld.chunks.test(c - begin)) continue;
-    r.withheld_chunks.push_back(c);
-    const std::vector<float> values = part.sum.result(c);
-    r.withheld_values.insert(r.withheld_values.end(), values.begin(), values.end());
-  }
-}
-
-// The RTprop of the shortest path; 0 while none is known.
-Nanos Endpoint::Impl::shortest_rtprop() const {
-  Nanos shortest = kNever;
-  for (const auto& p : paths)
-    if (p && p->recovery.rtt.any()) shortest = std::min(shortest, p->recovery.rtt.minimum());
-  return shortest == kNever ? 0 : shortest;
+  emit(Event::Type::op_done, 0, std::move(r));
 }
 
 }  // namespace gradwire

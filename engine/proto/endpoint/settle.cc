@@ -20,7 +20,9 @@ void Endpoint::Impl::settle() {
     const bool is_long = long_path(path.recovery.rtt.minimum());
     due.long_paths += int{is_long} - int{path.is_long};
     path.is_long = is_long;
-    const bool is_lossy = heavy_loss(path, due.clock);
+    // So much is lost in either direction that packets go again before an ACK can arrive.
+    const bool is_lossy =
+        std::max(path.loss_to.share(due.clock), path.arriving.loss.share(due.clock)) >= kHeavyLoss;
     due.lossy_paths += int{is_lossy} - int{path.is_lossy};
     path.is_lossy = is_lossy;
     if (!is_lossy) path.recovery.forget_control();
@@ -30,11 +32,6 @@ void Endpoint::Impl::settle() {
     due.checks.set(peer, next_check(path));
   }
   due.touched.clear();
-}
-
-// True when so much is lost in either direction that packets go again before an ACK can arrive.
-bool Endpoint::Impl::heavy_loss(const Path& path, Nanos now) {
-  return std::max(path.loss_to.share(now), path.arriving.loss.share(now)) >= kHeavyLoss;
 }
 
 void Endpoint::Impl::settle_destination(Path& path) {

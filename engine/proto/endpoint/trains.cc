@@ -45,14 +45,13 @@ uint64_t Endpoint::Impl::backlog(const Path& path) const {
 // Counts what waits of an op for a peer; call it whenever that may have changed.
 void Endpoint::Impl::recount(const Op& op, Path& path) {
   Scheduler::Waiting waiting;
-  if (op.aggregator && path.peer < config.workers)
-    waiting.ready = op.aggregator->back[path.peer].backlog();
+  if (sums_for(op, path.peer)) waiting.ready = op.aggregator->back[path.peer]->backlog(true);
   const uint16_t aggregator = config.aggregator_at(path.peer);
   if (op.working() && aggregator != kNoAggregator) {
-    const PushSender& push = op.worker->push[aggregator];
+    const ChunkSender& push = *op.worker->push[aggregator];
     const uint32_t again = push.backlog(false);
     waiting.ready += again;
-    (early(path, op) ? waiting.early : waiting.ready) += push.backlog() - again;
+    (early(path, op) ? waiting.early : waiting.ready) += push.backlog(true) - again;
   }
   scheduler.set_waiting(path.peer, op.id, waiting);
   touch(path);
@@ -76,8 +75,7 @@ void Endpoint::Impl::note_started(Path& path, uint64_t below) {
 
 // An op ends here: nothing of it waits any more.
 void Endpoint::Impl::drop(const Op& op) {
-  op_agenda.timers.set(op.slot, kNever);
-  op_agenda.free_slots.push_back(op.slot);
+  op_agenda.timers.erase({op.due, op.id});
   for (auto& p : paths) {
     if (!p) continue;
     scheduler.set_waiting(p->peer, op.id, {});
@@ -168,16 +166,6 @@ void Endpoint::Impl::went(Path& path, const Train& train, bool probe, bool apart
 
 // ---- how it is written
 
-// Encodes a worker's chunk as its plan has it on the wire, into the train's part of the scratch
-// memory. A chunk is encoded whenever it is sent; its values stay the same until it is decided.
-const uint8_t* Endpoint::Impl::encode(const codec::Format& format, const float* values,
-                                      uint32_t count, const Train& train) {
-  if (scratch.encoded.empty()) scratch.encoded.resize(Train::kMaxBytes);
-  uint8_t* const at = scratch.encoded.data() + train.total_bytes;
-  codec::encode(format, values, count, at);
-  return at;
-}
-
 // Counts a packet that goes now.
 void Endpoint::Impl::sent(Path& path, SentPacket& packet, Nanos now) {
   path.limit.sent(packet.bytes, now);
@@ -211,15 +199,18 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
   return train.count > 0;
 }
 
-// The length of an op's longest packet.
-uint32_t Endpoint::Impl::longest_packet(const Op& op) {
-  const size_t payload = op.spec.plan.format.bytes(op.grid.chunk_elements);
-  return static_cast<uint32_t>(wire::kHeaderBytes + payload);
+// Counts a chunk that goes before the peer is known to have started its op.
+void Endpoint::Impl::count_early(Path& path, Op& op, const Chunk& chunk, Filling& filling) {
+  if (chunk.kind != wire::Kind::push || chunk.again) return;
+  ++op.worker->early[path.peer];
+  ++path.early_sent;
+  --filling.room;
 }
 
 // Adds an op's chunks to a train.
 void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train& train) {
-  const uint32_t longest = longest_packet(op);
+  const auto longest =
+      static_cast<uint32_t>(wire::kHeaderBytes + op.spec.plan.format.bytes(op.grid.chunk_elements));
   const bool in_parts = longest > path.limit.bytes();
   // Datagrams of one train have equal lengths, and one that is sent in fragments is a train of its
   // own.
@@ -242,32 +233,30 @@ void Endpoint::Impl::fill(Path& path, Op& op, Filling& filling, Nanos now, Train
   }
 }
 
-// Counts a chunk that goes before the peer is known to have started its op.
-void Endpoint::Impl::count_early(Path& path, Op& op, const Chunk& chunk, Filling& filling) {
-  if (chunk.kind != wire::Kind::push || chunk.again) return;
-  ++op.worker->early[path.peer];
-  ++path.early_sent;
-  --filling.room;
-}
-
 // Takes an op's next chunk for a peer; false when there is none.
 bool Endpoint::Impl::next_chunk(Path& path, Op& op, uint16_t aggregator, bool fresh, Chunk& chunk,
                                 const Train& train) {
   // Pushes go first, because the results of all workers wait for them.
   if (aggregator != kNoAggregator &&
-      op.worker->push[aggregator].next(chunk.id, chunk.again, fresh)) {
+      op.worker->push[aggregator]->next(chunk.id, chunk.again, fresh)) {
     const codec::Format& format = op.spec.plan.format;
     const float* values = op.spec.data + op.grid.offset[chunk.id];
-    chunk.kind = wire::Kind::push;
     chunk.encoded = !format.plain();
-    chunk.payload = chunk.encoded ? encode(format, values, op.grid.length(chunk.id), train)
-                                  : static_cast<const void*>(values);
-    chunk.flags = class_flag(op, chunk.id);
-    if (op.worker->push[aggregator].in_tail()) chunk.flags |= wire::kTail;
+    chunk.payload = values;
+    if (chunk.encoded) {
+      // It is encoded whenever it is sent; its values stay the same until it is decided.
+      if (scratch.encoded.empty()) scratch.encoded.resize(Train::kMaxBytes);
+      uint8_t* const at = scratch.encoded.data() + train.total_bytes;
+      codec::encode(format, values, op.grid.length(chunk.id), at);
+      chunk.payload = at;
+    }
+    if (!op.spec.priorities.empty())
+      chunk.flags = static_cast<uint16_t>(op.spec.priorities[chunk.id] << wire::kClassShift);
+    if (op.worker->push[aggregator]->in_tail()) chunk.flags |= wire::kTail;
     return true;
   }
-  if (!op.aggregator || path.peer >= config.workers ||
-      !op.aggregator->back[path.peer].next(chunk.id, chunk.again))
+  if (!sums_for(op, path.peer) ||
+      !op.aggregator->back[path.peer]->next(chunk.id, chunk.again, true))
     return false;
   chunk.kind = wire::Kind::pull;
   chunk.payload = op.aggregator->sum.result_payload(chunk.id);
@@ -285,7 +274,7 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Fil
   packet.item = chunk.id;
   packet.kind = chunk.kind;
   packet.bytes = static_cast<uint16_t>(wire::kHeaderBytes + payload_bytes);
-  packet.recovers = recovers(op, chunk.kind);
+  packet.recovers = !sender_of(op, path, chunk.kind).passes();
   wire::Header header = header_of(packet, chunk.id, filling.left, now);
   header.flags = chunk.flags;
   if (filling.left && (packet.number >= path.allowed.credit || filling.by_share))
@@ -302,8 +291,7 @@ uint32_t Endpoint::Impl::write_chunk(Path& path, Op& op, const Chunk& chunk, Fil
   ++train.count;
   const uint32_t bytes = packet.bytes;
   sent(path, packet, now);
-  ++op.traffic.packets;
-  op.traffic.bytes += bytes;
+  op.traffic.add(bytes);
   if (chunk.again) {
     ++op.traffic.retransmissions;
     ++counters.retransmissions;

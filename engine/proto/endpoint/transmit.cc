@@ -1,6 +1,5 @@
 // Sending: ACKs, pings and farewells first, then control frames; trains of chunks are in trains.cc.
 #include <algorithm>
-#include <utility>
 
 #include "codec/codec.h"
 #include "proto/endpoint/endpoint_impl.h"
@@ -196,10 +195,7 @@ bool Endpoint::Impl::transmit_control(Path& path, Nanos now, Train& train) {
   std::memcpy(at + wire::kHeaderBytes, frame.payload.data(), frame.payload.size());
   end_control(train, bytes, control_dscp, path.ecn.sent.capable() ? kEct0 : kNotEct);
   sent(path, packet, now);
-  if (Op* op = find(frame.op)) {
-    ++op->traffic.packets;
-    op->traffic.bytes += bytes;
-  }
+  if (Op* op = find(frame.op)) op->traffic.add(bytes);
   return true;
 }
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "proto/base/reassembly.h"
-#include "proto/base/token_bucket.h"
 #include "proto/congestion/ecn.h"
 #include "proto/congestion/queue_delay.h"
 #include "proto/congestion/rate_meter.h"

@@ -1,7 +1,6 @@
 // StartedOps records which ops a peer is known to have started.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>

@@ -87,7 +87,8 @@ std::vector<ShardRegion> shard_regions(const Plan& plan, const Grid& grid,
   for (uint32_t c = shard.begin; c < shard.end; ++c) {
     ShardRegion& r = out[grid.region[c]];
     r.elements += grid.length(c);
-    ++r.chunks;
+    if (r.chunks.size() == 0) r.chunks.begin = c;
+    r.chunks.end = c + 1;
   }
   for (size_t r = 0; r < out.size(); ++r) {
     if (plan.spend == Spend::nothing) continue;

@@ -50,7 +50,7 @@ std::vector<uint32_t> send_order(const Plan& plan, const Grid::Shard& shard);
 struct ShardRegion {
   uint64_t elements = 0;
   uint64_t losable = 0;
-  uint32_t chunks = 0;
+  Grid::Shard chunks;  // its part of the shard
 };
 std::vector<ShardRegion> shard_regions(const Plan& plan, const Grid& grid,
                                        const Grid::Shard& shard);

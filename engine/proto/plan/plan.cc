@@ -1,8 +1,8 @@
 #include "proto/plan/plan.h"
 
 #include <cmath>
-#include <cstring>
 
+#include "proto/base/message.h"
 #include "wire/packet.h"
 
 namespace gradwire {
@@ -17,13 +17,6 @@ constexpr size_t kMaxSchedule = 16;
 constexpr Nanos kLongestDelay = 3600 * kSecond;
 // Elements of an op: 2^36 float32 values are 256 GiB.
 constexpr uint64_t kMaxElements = uint64_t{1} << 36;
-
-template <class T>
-void append(std::vector<uint8_t>& out, T value) {
-  const size_t at = out.size();
-  out.resize(at + sizeof(T));
-  std::memcpy(out.data() + at, &value, sizeof(T));
-}
 
 // Reads one of an enumeration's values, which end with `last`.
 template <class T>
@@ -149,34 +142,18 @@ std::string Plan::check_datagrams() const {
 }
 
 std::vector<uint8_t> Plan::serialize() const {
-  std::vector<uint8_t> out;
-  append(out, elements);
-  append(out, seed);
-  append(out, scale);
-  append(out, pull_bound);
-  append(out, static_cast<uint8_t>(spend));
-  append(out, static_cast<uint8_t>(fill));
-  append(out, static_cast<uint8_t>(order));
-  append(out, static_cast<uint8_t>(pull));
-  append(out, static_cast<uint8_t>(control));
-  append(out, static_cast<uint8_t>(format.encoding));
-  append(out, format.kept);
-  append(out, static_cast<uint8_t>(class_dscp.size()));
-  out.insert(out.end(), class_dscp.begin(), class_dscp.end());
-  append(out, static_cast<uint32_t>(schedule.size()));
-  for (const ScheduleStep& s : schedule) {
-    append(out, static_cast<uint8_t>(s.clock));
-    append(out, static_cast<uint8_t>(s.scope));
-    append(out, s.delay);
-    append(out, s.fraction);
-  }
-  append(out, static_cast<uint32_t>(regions.size()));
-  for (const Region& r : regions) {
-    append(out, r.length);
-    append(out, r.bound);
-  }
-  if (datagram_bytes != 0) append(out, datagram_bytes);
-  return out;
+  Body body;
+  body.put(elements).put(seed).put(scale).put(pull_bound);
+  body.put(spend).put(fill).put(order).put(pull).put(control).put(format.encoding);
+  body.put(format.kept);
+  body.put(static_cast<uint8_t>(class_dscp.size())).put_bytes(class_dscp);
+  body.put(static_cast<uint32_t>(schedule.size()));
+  for (const ScheduleStep& s : schedule)
+    body.put(s.clock).put(s.scope).put(s.delay).put(s.fraction);
+  body.put(static_cast<uint32_t>(regions.size()));
+  for (const Region& r : regions) body.put(r.length).put(r.bound);
+  if (datagram_bytes != 0) body.put(datagram_bytes);
+  return body.bytes();
 }
 
 bool Plan::deserialize(std::span<const uint8_t> bytes, Plan& out) {

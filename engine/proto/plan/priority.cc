@@ -1,19 +1,12 @@
 #include "proto/plan/priority.h"
 
 #include <algorithm>
-#include <array>
 
 namespace gradwire {
 
 void by_priority(std::vector<uint32_t>& order, std::span<const uint8_t> priorities) {
   if (priorities.empty()) return;
-  // A counting sort is stable and takes one pass, whatever the classes are.
-  std::array<size_t, kPriorityClasses + 1> begin{};
-  for (uint32_t c : order) ++begin[size_t{priorities[c]} + 1];
-  for (size_t i = 1; i < begin.size(); ++i) begin[i] += begin[i - 1];
-  std::vector<uint32_t> sorted(order.size());
-  for (uint32_t c : order) sorted[begin[priorities[c]]++] = c;
-  order.swap(sorted);
+  std::ranges::stable_sort(order, {}, [priorities](uint32_t c) { return priorities[c]; });
 }
 
 std::string check_priorities(const Plan& plan, uint32_t chunks,

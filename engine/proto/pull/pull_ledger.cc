@@ -20,11 +20,8 @@ PullLedger::PullLedger(const Plan& plan, const Grid& grid, const Grid::Shard& sh
       needed_(shard.size()),
       regions_(plan.regions.size()),
       closed_(shard.size() == 0) {
-  for (uint32_t c = shard.begin; c < shard.end; ++c) {
-    Region& region = regions_[grid.region[c]];
-    open_ += !region.present;
-    region.present = true;
-  }
+  for (uint32_t c = shard.begin; c < shard.end; ++c)
+    open_ += std::exchange(regions_[grid.region[c]].enough, false);
 }
 
 void PullLedger::arrived(uint32_t chunk) {
@@ -48,11 +45,11 @@ void PullLedger::close(const Bitmap& results, const Bitmap& needed) {
     if (results_.test(local)) region.results += grid_.length(c);
     if (needed_.test(local) && !arrived_.test(local)) ++region.needed;
   }
-  for (uint32_t r = 0; r < regions_.size(); ++r)
-    if (regions_[r].present) {
-      regions_[r].losable = pull_losable(plan_, r, regions_[r].results);
-      settle(r);
-    }
+  for (uint32_t r = 0; r < regions_.size(); ++r) {
+    if (regions_[r].enough) continue;
+    regions_[r].losable = pull_losable(plan_, r, regions_[r].results);
+    settle(r);
+  }
 }
 
 void PullLedger::settle(uint32_t index) {

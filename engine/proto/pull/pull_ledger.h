@@ -37,8 +37,7 @@ class PullLedger {
     uint64_t arrived = 0;
     uint64_t losable = 0;
     uint32_t needed = 0;  // critical results that have not arrived
-    bool present = false;
-    bool enough = false;
+    bool enough = true;   // a region without a chunk in the shard
   };
   void settle(uint32_t region);
 

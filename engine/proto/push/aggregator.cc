@@ -1,11 +1,7 @@
 #include "proto/push/aggregator.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-
 #include "codec/codec.h"
-#include "proto/push/push_sender.h"
+#include "proto/push/push_list.h"
 #include "reduce/accumulate.h"
 
 namespace gradwire {
@@ -24,15 +20,9 @@ Aggregator::Aggregator(const Plan& plan, const Grid& grid, const Grid::Shard& sh
       contributors_(shard.size()),
       decided_(shard.size()),
       own_left_(shard.size()),
-      region_chunks_(plan.regions.size()),
       worker_(workers),
       undecided_(shard.size()) {
   if (plan.exact()) turns_.emplace(shard.size(), memory);
-  for (uint32_t c = shard.begin; c < shard.end; ++c) {
-    Grid::Shard& span = region_chunks_[grid.region[c]];
-    if (span.size() == 0) span.begin = c;
-    span.end = c + 1;
-  }
   for (Worker& w : worker_) {
     w.undecided = shard.size();
     w.counted = Bitmap(shard.size());
@@ -76,7 +66,7 @@ void Aggregator::accept_own(Nanos now) {
   std::vector<uint32_t> critical;
   for (uint32_t local = 0; local < shard_.size(); ++local)
     if (worker_[self].critical.test(local)) critical.push_back(shard_.begin + local);
-  for (uint32_t c : push_list(plan_, grid_, shard_, critical, own_priorities_)) {
+  for (uint32_t c : PushList(plan_, grid_, shard_, critical, own_priorities_).sent) {
     const uint32_t local = c - shard_.begin;
     if (worker_[self].decided.test(local)) continue;
     if (contributors_[local]) {
@@ -204,8 +194,8 @@ void Aggregator::try_close(uint16_t worker, uint32_t region, Nanos now) {
     w.stopped = true;
   }
   ledger.closed = true;
-  for (uint32_t c = region_chunks_[region].begin; c < region_chunks_[region].end; ++c)
-    decide(worker, c - shard_.begin);
+  const Grid::Shard& chunks = rule_.region(region).chunks;
+  for (uint32_t c = chunks.begin; c < chunks.end; ++c) decide(worker, c - shard_.begin);
 }
 
 // Closes the regions of one worker, or of all, whose time has come.
@@ -245,12 +235,6 @@ bool Aggregator::critical(uint32_t chunk) const {
   for (const Worker& w : worker_)
     if (w.critical.test(chunk - shard_.begin)) return true;
   return false;
-}
-
-std::vector<Aggregator::Stop> Aggregator::take_stops() {
-  std::vector<Stop> out;
-  out.swap(stops_);
-  return out;
 }
 
 Bitmap Aggregator::missing(uint16_t worker) const {

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -72,7 +71,7 @@ class Aggregator {
     uint32_t region;
   };
   // The regions that closed with chunks missing since the last call.
-  std::vector<Stop> take_stops();
+  std::vector<Stop> take_stops() { return std::exchange(stops_, {}); }
   // True once a region of this worker has closed with chunks missing.
   bool stopped(uint16_t worker) const { return worker_[worker].stopped; }
   // The number of this worker's chunks that are neither counted, forgiven nor left out by a close.
@@ -121,7 +120,6 @@ class Aggregator {
   Zeroed<uint16_t> contributors_;
   Zeroed<uint16_t> decided_;
   Zeroed<uint8_t> own_left_;  // lossy plans: the own contribution is not yet in the sum
-  std::vector<Grid::Shard> region_chunks_;  // by region: its chunk ids inside the shard
   std::vector<Worker> worker_;
   uint16_t opened_ = 0;  // workers
   std::vector<uint32_t> finished_;

@@ -45,7 +45,8 @@ uint64_t CloseRule::need(uint32_t region, double fraction) const {
 
 bool CloseRule::may_close(uint16_t worker, uint32_t region, uint64_t counted, Nanos now) {
   const ShardRegion& part = regions_[region];
-  if (counted < least_need_[region] || part.chunks == 0 || plan_.regions[region].bound == 0.0)
+  if (counted < least_need_[region] || part.chunks.size() == 0 ||
+      plan_.regions[region].bound == 0.0)
     return false;
   return counted >= part.elements || counted >= need(region, fraction(worker, now));
 }

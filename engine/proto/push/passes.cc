@@ -5,20 +5,39 @@
 
 namespace gradwire {
 
-void PassSender::add(uint32_t chunk) {
-  if (state(chunk) != State::absent) return;
-  state(chunk) = State::open;
-  list_.push_back(chunk);
-  ++open_;
+void PassSender::add(std::span<const uint32_t> chunks) {
+  for (const uint32_t chunk : chunks) state(chunk) = State::open;
+  list_.insert(list_.end(), chunks.begin(), chunks.end());
+  open_ += static_cast<uint32_t>(chunks.size());
+}
+
+// Appends the results that became final to the first pass.
+void PassSender::join() {
+  if (!finished_) return;
+  add(std::span(*finished_).subspan(joined_));
+  joined_ = finished_->size();
+}
+
+uint32_t PassSender::backlog(bool fresh) const {
+  if (!fresh || stopped_) return 0;
+  const size_t joining = finished_ ? finished_->size() - joined_ : 0;
+  return static_cast<uint32_t>(list_.size() - cursor_ + joining);
+}
+
+void PassSender::seal() {
+  join();
+  sealed_ = true;
 }
 
 void PassSender::skip_settled() {
   while (cursor_ < list_.size() && state(list_[cursor_]) != State::open) ++cursor_;
 }
 
-bool PassSender::next(uint32_t& chunk, bool& again) {
+bool PassSender::next(uint32_t& chunk, bool& again, bool fresh) {
+  if (!fresh || stopped_) return false;
+  join();
   skip_settled();
-  if (stopped_ || cursor_ == list_.size()) return false;
+  if (cursor_ == list_.size()) return false;
   chunk = list_[cursor_++];
   again = pass_ > 1;
   return true;
@@ -78,7 +97,7 @@ bool PassSender::stop(uint32_t pass) {
   return true;
 }
 
-void PassSender::decided(uint32_t chunk) {
+void PassSender::forget(uint32_t chunk) {
   if (state(chunk) != State::open) return;
   state(chunk) = State::settled;
   --open_;

@@ -11,26 +11,35 @@
 #include "proto/base/bitmap.h"
 #include "proto/base/message.h"
 #include "proto/plan/grid.h"
+#include "proto/push/chunk_sender.h"
 
 namespace gradwire {
 
-class PassSender {
+class PassSender : public ChunkSender {
  public:
-  explicit PassSender(const Grid::Shard& shard)
-      : begin_(shard.begin), state_(shard.size(), State::absent) {}
+  // A push has a list, which is its first pass.
+  PassSender(const Grid::Shard& shard, std::span<const uint32_t> list) : PassSender(shard) {
+    add(list);
+    sealed_ = true;
+  }
+  // The first pass of a pull has the results in the order in which they become final. It ends with
+  // seal().
+  PassSender(const Grid::Shard& shard, const std::vector<uint32_t>* finished) : PassSender(shard) {
+    finished_ = finished;
+  }
 
-  // Appends a chunk to the first pass, which ends with seal().
-  void add(uint32_t chunk);
-  void seal() { sealed_ = true; }
+  uint32_t backlog(bool fresh) const override;
+  // True once nothing will be sent any more.
+  bool settled() const override { return stopped_ || (sealed_ && open_ == 0); }
+  bool next(uint32_t& chunk, bool& again, bool fresh) override;
+  bool in_tail() const override { return cursor_ + list_.size() / 100 >= list_.size(); }
+  void forget(uint32_t chunk) override;
+  void finish() override { stopped_ = true; }
+  PassSender* passes() override { return this; }
 
   uint32_t pass() const { return pass_; }
-  // The chunks of this pass that are still to be sent.
-  uint32_t backlog() const { return stopped_ ? 0 : static_cast<uint32_t>(list_.size() - cursor_); }
-  // True once nothing will be sent any more.
-  bool settled() const { return stopped_ || (sealed_ && open_ == 0); }
-  // Returns false when there is nothing to send now.
-  bool next(uint32_t& chunk, bool& again);
-  bool in_tail() const { return cursor_ + list_.size() / 100 >= list_.size(); }
+  // No results follow.
+  void seal();
   // True once for each pass: all of it has gone and its PROBE is due.
   bool take_probe();
 
@@ -40,19 +49,22 @@ class PassSender {
                    uint32_t part_bytes);
   // Takes a STOP, which is final for every pass. False when no correct receiver would send it.
   bool stop(uint32_t pass);
-  // The receiver needs this chunk no more.
-  void decided(uint32_t chunk);
-  void finish() { stopped_ = true; }
 
  private:
   enum class State : uint8_t { absent, open, settled };
+  explicit PassSender(const Grid::Shard& shard)
+      : begin_(shard.begin), state_(shard.size(), State::absent) {}
+  void add(std::span<const uint32_t> chunks);
+  void join();
   State& state(uint32_t chunk) { return state_[chunk - begin_]; }
   void skip_settled();
   bool begin_pass(const Bitmap& missing);
 
   uint32_t begin_;
   std::vector<State> state_;
-  std::vector<uint32_t> list_;  // chunks of this pass
+  const std::vector<uint32_t>* finished_ = nullptr;  // a pull's results
+  size_t joined_ = 0;                                // of these, in the first pass
+  std::vector<uint32_t> list_;                       // chunks of this pass
   size_t cursor_ = 0;
   uint32_t open_ = 0;  // unsettled chunks of this pass
   uint32_t pass_ = 1;

@@ -8,7 +8,6 @@
 // except for the caller's pings.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -49,9 +48,9 @@ class Recovery {
   // ---- acknowledgements
   // False when the ACK acknowledges what was never sent; it then changes nothing.
   bool on_ack(const wire::Ack& ack, Nanos now, Acked& acked);
+  uint64_t largest_acked() const { return largest_acked_; }
   // Declares packets lost; call it after an ACK that acknowledged some. Appends to `lost`.
   void detect_losses(std::vector<Lost>& lost);
-  uint64_t largest_acked() const { return largest_acked_; }
   Nanos largest_acked_sent() const { return largest_acked_sent_; }
   // True when the peer has lately reported packets for which it had no room.
   bool refused(Nanos now) const { return now - refused_time_ < rtt.probe_timeout(); }

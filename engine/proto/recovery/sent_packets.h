@@ -3,7 +3,6 @@
 // in flight.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>

@@ -28,7 +28,6 @@ void bind_base(nb::module_& module) {
 
   nb::class_<Agenda> agenda(module, "Agenda");
   agenda.def(nb::init<size_t>(), "size"_a)
-      .def("grow", &Agenda::grow, "size"_a)
       .def("set", &Agenda::set, "index"_a, "due"_a)
       .def("earliest", &Agenda::earliest)
       .def("due", &Agenda::due, "now"_a, "start"_a = 0);

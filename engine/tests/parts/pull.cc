@@ -1,15 +1,14 @@
-#include "proto/pull/pull.h"
-
-#include <tuple>
 #include <vector>
 
 #include "proto/pull/pull_ledger.h"
+#include "proto/pull/pull_receiver.h"
+#include "proto/pull/pull_sender.h"
 #include "tests/parts/parts.h"
 
 namespace gradwire::parts {
 namespace {
 
-// The list of finished chunks that an aggregator shares among its PullSenders.
+// The list of finished chunks that an aggregator shares among its senders.
 struct Finished {
   std::vector<uint32_t> chunks;
 };
@@ -21,62 +20,41 @@ void bind_pull(nb::module_& module) {
       .def(nb::init<>())
       .def("append", [](Finished& self, uint32_t chunk) { self.chunks.push_back(chunk); });
 
-  nb::class_<PullSender>(module, "PullSender")
-      .def(
-          "__init__",
-          [](PullSender* self, const Plan& plan, const Grid& grid, size_t aggregator,
-             const Finished& finished) {
-            new (self) PullSender(plan, grid, grid.shards.at(aggregator), finished.chunks);
-          },
-          "plan"_a, "grid"_a, "aggregator"_a, "finished"_a, nb::keep_alive<1, 3>(),
-          nb::keep_alive<1, 5>())
-      .def("backlog", &PullSender::backlog)
-      .def("next",
-           [](PullSender& self) -> std::optional<std::tuple<uint32_t, bool>> {
-             uint32_t chunk = 0;
-             bool again = false;
-             if (!self.next(chunk, again)) return std::nullopt;
-             return std::tuple(chunk, again);
-           })
-      .def("peek",
-           [](PullSender& self) -> std::optional<uint32_t> {
-             uint32_t chunk = 0;
-             return self.peek(chunk) ? std::optional(chunk) : std::nullopt;
-           })
-      .def("acked", &PullSender::acked, "chunk"_a)
-      .def("lost", &PullSender::lost, "chunk"_a)
-      .def("forget", &PullSender::forget, "chunk"_a)
-      .def("in_flight", &PullSender::in_flight, "chunk"_a)
-      .def("acked_count", &PullSender::acked_count)
-      .def("passes", &PullSender::passes, nb::rv_policy::reference_internal)
-      .def("seal", &PullSender::seal)
-      .def("stop_region", &PullSender::stop_region, "region"_a)
-      .def("settled", &PullSender::settled);
+  nb::class_<StreamPull, ChunkSender>(module, "StreamPull");
+  nb::class_<LossyPull, StreamPull>(module, "LossyPull");
+  module.def(
+      "make_pull_sender",
+      [](const Plan& plan, const Grid& grid, size_t aggregator, const Finished& finished) {
+        return make_pull_sender(plan, grid, grid.shards.at(aggregator), finished.chunks);
+      },
+      "plan"_a, "grid"_a, "aggregator"_a, "finished"_a, nb::keep_alive<0, 2>(),
+      nb::keep_alive<0, 4>());
 
   nb::class_<PullReceiver>(module, "PullReceiver")
       .def(
           "__init__",
-          [](PullReceiver* self, uint32_t begin, uint32_t end) {
-            new (self) PullReceiver(Grid::Shard{begin, end});
+          [](PullReceiver* self, const Plan& plan, const Grid& grid, size_t aggregator, bool own) {
+            new (self) PullReceiver(plan, grid, grid.shards.at(aggregator), own);
           },
-          "begin"_a, "end"_a)
+          "plan"_a, "grid"_a, "aggregator"_a, "own"_a = false, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>())
+      .def("takes_results", &PullReceiver::takes_results)
+      .def("complete", &PullReceiver::complete)
       .def("insert", &PullReceiver::insert, "chunk"_a)
       .def("has", &PullReceiver::has, "chunk"_a)
       .def(
           "close",
           [](PullReceiver& self, size_t size, const std::vector<uint32_t>& counted,
-             const std::vector<uint32_t>& applied) {
-            self.close(to_bitmap(size, counted), to_bitmap(size, applied));
+             const std::vector<uint32_t>& applied, const std::vector<uint32_t>& needed) {
+            self.close(to_bitmap(size, counted), to_bitmap(size, applied), to_bitmap(size, needed));
           },
-          "size"_a, "counted"_a, "applied"_a)
+          "size"_a, "counted"_a, "applied"_a, "needed"_a = std::vector<uint32_t>{})
       .def(
           "commit",
           [](PullReceiver& self, size_t size, const std::vector<uint32_t>& committed) {
             self.commit(to_bitmap(size, committed));
           },
           "size"_a, "committed"_a)
-      .def("closed", &PullReceiver::closed)
-      .def("committed", &PullReceiver::committed)
       .def("missing", &PullReceiver::missing)
       .def("counted", &PullReceiver::counted, "chunk"_a)
       .def("wanted", &PullReceiver::wanted, "chunk"_a);

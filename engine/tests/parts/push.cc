@@ -5,6 +5,8 @@
 #include "proto/push/aggregator.h"
 #include "proto/push/passes.h"
 #include "proto/push/push_sender.h"
+#include "proto/push/spare_push.h"
+#include "proto/push/stream_push.h"
 #include "tests/parts/parts.h"
 
 namespace gradwire::parts {
@@ -22,25 +24,68 @@ void bind_push(nb::module_& module) {
       .def("chunks", &Grid::chunks)
       .def("length", &Grid::length, "chunk"_a);
 
-  nb::class_<PassSender>(module, "PassSender")
+  nb::class_<ChunkSender>(module, "ChunkSender")
+      .def("backlog", &ChunkSender::backlog, "fresh"_a = true)
+      .def("settled", &ChunkSender::settled)
+      .def(
+          "next",
+          [](ChunkSender& self, bool fresh) -> std::optional<std::tuple<uint32_t, bool>> {
+            uint32_t chunk = 0;
+            bool again = false;
+            if (!self.next(chunk, again, fresh)) return std::nullopt;
+            return std::tuple(chunk, again);
+          },
+          "fresh"_a = true)
+      .def("peek",
+           [](ChunkSender& self) -> std::optional<uint32_t> {
+             uint32_t chunk = 0;
+             return self.peek(chunk, true) ? std::optional(chunk) : std::nullopt;
+           })
+      .def("in_tail", &ChunkSender::in_tail)
+      .def("in_flight", &ChunkSender::in_flight, "chunk"_a)
+      .def("acked", &ChunkSender::acked, "chunk"_a)
+      .def("lost", &ChunkSender::lost, "chunk"_a, "why"_a)
+      .def("forget", &ChunkSender::forget, "chunk"_a)
+      .def("stop_region", &ChunkSender::stop_region, "region"_a)
+      .def("take_forgiven", &ChunkSender::take_forgiven)
+      .def("finish", &ChunkSender::finish);
+  nb::class_<StreamPush, ChunkSender>(module, "StreamPush")
       .def(
           "__init__",
-          [](PassSender* self, uint32_t begin, uint32_t end) {
-            new (self) PassSender(Grid::Shard{begin, end});
+          [](StreamPush* self, const Plan& plan, const Grid& grid, size_t aggregator,
+             const std::vector<uint32_t>& critical) {
+            const Grid::Shard& shard = grid.shards.at(aggregator);
+            new (self) StreamPush(plan, grid, shard, PushList(plan, grid, shard, critical));
           },
-          "begin"_a, "end"_a)
-      .def("add", &PassSender::add, "chunk"_a)
+          "plan"_a, "grid"_a, "aggregator"_a, "critical"_a = std::vector<uint32_t>{},
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
+  nb::class_<SparePush, ChunkSender>(module, "SparePush")
+      .def(
+          "__init__",
+          [](SparePush* self, const Plan& plan, const Grid& grid, size_t aggregator,
+             const std::vector<uint32_t>& critical) {
+            const Grid::Shard& shard = grid.shards.at(aggregator);
+            new (self) SparePush(plan, grid, shard, PushList(plan, grid, shard, critical));
+          },
+          "plan"_a, "grid"_a, "aggregator"_a, "critical"_a = std::vector<uint32_t>{},
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
+  module.def(
+      "make_push_sender",
+      [](const Plan& plan, const Grid& grid, size_t aggregator, bool may_differ) {
+        return make_push_sender(plan, grid, grid.shards.at(aggregator), {}, {}, may_differ);
+      },
+      "plan"_a, "grid"_a, "aggregator"_a, "may_differ"_a, nb::keep_alive<0, 1>(),
+      nb::keep_alive<0, 2>());
+
+  nb::class_<PassSender, ChunkSender>(module, "PassSender")
+      .def(
+          "__init__",
+          [](PassSender* self, uint32_t begin, uint32_t end, const std::vector<uint32_t>& list) {
+            new (self) PassSender(Grid::Shard{begin, end}, std::span<const uint32_t>(list));
+          },
+          "begin"_a, "end"_a, "list"_a)
       .def("seal", &PassSender::seal)
       .def("number", &PassSender::pass)
-      .def("backlog", &PassSender::backlog)
-      .def("settled", &PassSender::settled)
-      .def("next",
-           [](PassSender& self) -> std::optional<std::tuple<uint32_t, bool>> {
-             uint32_t chunk = 0;
-             bool again = false;
-             if (!self.next(chunk, again)) return std::nullopt;
-             return std::tuple(chunk, again);
-           })
       .def("take_probe", &PassSender::take_probe)
       .def(
           "bitmap_part",
@@ -49,8 +94,7 @@ void bind_push(nb::module_& module) {
             return self.bitmap_part(pass, index, span_of(part), part_bytes);
           },
           "number"_a, "index"_a, "part"_a, "part_bytes"_a)
-      .def("stop", &PassSender::stop, "number"_a)
-      .def("decided", &PassSender::decided, "chunk"_a);
+      .def("stop", &PassSender::stop, "number"_a);
   nb::class_<PassReceiver>(module, "PassReceiver")
       .def(nb::init<>())
       .def("probe", &PassReceiver::probe, "number"_a)
@@ -58,39 +102,6 @@ void bind_push(nb::module_& module) {
       .def("answer", &PassReceiver::answer)
       .def("stop", &PassReceiver::stop)
       .def("stopped", &PassReceiver::stopped);
-
-  nb::class_<PushSender>(module, "PushSender")
-      .def(
-          "__init__",
-          [](PushSender* self, const Plan& plan, const Grid& grid, size_t aggregator,
-             const std::vector<uint32_t>& critical, bool may_differ) {
-            new (self) PushSender(plan, grid, grid.shards.at(aggregator), critical, {}, may_differ);
-          },
-          "plan"_a, "grid"_a, "aggregator"_a, "critical"_a = std::vector<uint32_t>{},
-          "may_differ"_a = false, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-      .def("backlog", &PushSender::backlog, "fresh"_a = true)
-      .def("settled", &PushSender::settled)
-      .def(
-          "next",
-          [](PushSender& self, bool fresh) -> std::optional<std::tuple<uint32_t, bool>> {
-            uint32_t chunk = 0;
-            bool again = false;
-            if (!self.next(chunk, again, fresh)) return std::nullopt;
-            return std::tuple(chunk, again);
-          },
-          "fresh"_a = true)
-      .def("peek",
-           [](PushSender& self) -> std::optional<uint32_t> {
-             uint32_t chunk = 0;
-             return self.peek(chunk) ? std::optional(chunk) : std::nullopt;
-           })
-      .def("in_tail", &PushSender::in_tail)
-      .def("acked", &PushSender::acked, "chunk"_a)
-      .def("lost", &PushSender::lost, "chunk"_a, "why"_a)
-      .def("stop_region", &PushSender::stop_region, "region"_a)
-      .def("decided", &PushSender::decided, "chunk"_a)
-      .def("finish", &PushSender::finish)
-      .def("take_forgiven", &PushSender::take_forgiven);
 
   nb::class_<Aggregator> aggregator(module, "Aggregator");
   nb::enum_<Aggregator::Added>(module, "Added")

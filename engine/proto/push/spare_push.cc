@@ -1,0 +1,65 @@
+#include "proto/push/spare_push.h"
+
+#include <utility>
+
+namespace gradwire {
+
+SparePush::SparePush(const Plan& plan, const Grid& grid, const Grid::Shard& shard,
+                     const PushList& list)
+    : StreamPush(plan, grid, shard, list), reserve_(plan.regions.size()), unsent_(shard.size()) {
+  const std::vector<ShardRegion> regions = shard_regions(plan, grid, shard);
+  for (uint32_t r = 0; r < regions.size(); ++r)
+    reserve_[r].need = regions[r].elements - regions[r].losable;
+  for (uint32_t c : list_) reserve_[grid.region[c]].underway += grid.length(c);
+  for (uint32_t c : list.spares) {
+    unsent_[c - begin_] = 1;
+    put_back(c);
+  }
+}
+
+void SparePush::put_back(uint32_t chunk) {
+  state(chunk) = State::reserved;
+  reserve_[grid_.region[chunk]].waiting.push(chunk);
+}
+
+bool SparePush::next(uint32_t& chunk, bool& again, bool fresh) {
+  if (!StreamPush::next(chunk, again, fresh)) return false;
+  if (std::exchange(unsent_[chunk - begin_], 0)) again = false;
+  return true;
+}
+
+void SparePush::lost(uint32_t chunk, Again why) {
+  if (state(chunk) != State::flight) return;
+  if (why == Again::lost) losing_ = true;
+  if (why == Again::repeat && losing_ && !critical_[chunk - begin_]) return doubt(chunk);
+  StreamPush::lost(chunk, why);
+}
+
+// Puts other chunks of the region in place of one that may be lost. A chunk that was never sent, or
+// was sent longer ago, is worth more than another copy. Chunks take turns like this until so much
+// of the region is acknowledged that it has closed.
+void SparePush::doubt(uint32_t chunk) {
+  Reserve& reserve = reserve_[grid_.region[chunk]];
+  reserve.underway -= grid_.length(chunk);
+  put_back(chunk);
+  for (; reserve.underway < reserve.need && !reserve.waiting.empty(); reserve.waiting.pop()) {
+    const uint32_t c = reserve.waiting.front();
+    if (state(c) != State::reserved) continue;  // settled meanwhile
+    open_ += unsent_[c - begin_];
+    reserve.underway += grid_.length(c);
+    queue(c, false);
+  }
+}
+
+void SparePush::settle(uint32_t chunk, State to) {
+  if (state(chunk) == State::reserved) {
+    if (unsent_[chunk - begin_]) {
+      ++open_;  // it was not counted
+    } else {
+      reserve_[grid_.region[chunk]].underway += grid_.length(chunk);
+    }
+  }
+  StreamPush::settle(chunk, to);
+}
+
+}  // namespace gradwire
