@@ -38,7 +38,7 @@ from gradwire.transport.addresses import (
 __all__ = ["Examined", "Place", "examine", "place_of_environment"]
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-CONTACT_S = 3.0
+CONTACT_S = 2.0
 """How long a pair tries to reach each other, in seconds."""
 PAIR_S = 30.0
 """How long a pair takes at most, in seconds."""
@@ -128,7 +128,7 @@ class Examined:
 
     Attributes:
         findings: The findings, those of hosts first.
-        met: Whether the ranks met.
+        met: Whether the ranks met, and stayed until the end.
         hosts: The name of each host by the rank that measures for it.
         ranks: The ranks of each host by the rank that measures for it.
         addresses: The address of each host by the same.
@@ -170,7 +170,7 @@ class Examined:
     def text(self) -> str:
         """Returns the findings and the tables as text."""
         parts = []
-        if self.met:
+        if self.hosts:
             count = sum(map(len, self.ranks.values()))
             parts.append(f"gradwire doctor: {count} ranks on {len(self.hosts)} hosts\n")
             for first, name in self.hosts.items():
@@ -240,12 +240,13 @@ def examine(place: Place) -> Examined:
         servers=0,
         timeout_s=settings.rendezvous_timeout,
     )
-    result.leave = lambda: _leave(store, meeting, place)
     try:
         _examine(result, meeting, host, settings)
+        result.leave = lambda: _leave(store, meeting, place)
     except (ConfigError, RendezvousError, OSError) as error:
         about = "ranks" if isinstance(error, RendezvousError) else "settings"
         result.findings.append(Finding("problem", about, f"{error}."))
+        result.met = False
     finally:
         meeting.close()
     return result
