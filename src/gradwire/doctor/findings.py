@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -10,6 +12,8 @@ __all__ = ["Finding", "Level", "as_json", "exit_status", "lines", "summary", "wo
 
 Level = Literal["ok", "warning", "problem"]
 """A job runs well (ok), runs with a handicap (warning), or does not run (problem)."""
+
+LEAST_COLUMNS = 72
 
 LEVELS: tuple[Level, ...] = ("ok", "warning", "problem")
 
@@ -49,10 +53,20 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
 def lines(findings: Sequence[Finding]) -> list[str]:
     """Returns findings as lines of text, what to type below each."""
     width = max((len(each.about) for each in findings), default=0)
-    found = []
+    indent = " " * (width + 13)
+    columns = max(shutil.get_terminal_size((100, 24)).columns, LEAST_COLUMNS)
+    found: list[str] = []
     for each in findings:
-        found.append(f"  {each.level:8} {each.about:{width}}  {each.text}")
-        found += [f"  {'':8} {'type:':{width}}  {line}" for line in each.command.splitlines()]
+        head = f"  {each.level:8} {each.about:{width}}  "
+        found += textwrap.wrap(
+            head + each.text,
+            columns,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        # What is typed stays in one line, so that it can be copied.
+        found += [f"{indent}type: {line}" for line in each.command.splitlines()]
     return found
 
 

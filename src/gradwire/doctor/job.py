@@ -131,7 +131,7 @@ class Examined:
         met: Whether the ranks met, and stayed until the end.
         hosts: The name of each host by the rank that measures for it.
         ranks: The ranks of each host by the rank that measures for it.
-        addresses: The address of each host by the same.
+        addresses: The address that each host uses, by the same.
         versions: The versions by rank.
         pairs: The pairs of hosts.
         leave: Leaves the job; rank 0 waits for the others, because it may host the store.
@@ -141,7 +141,7 @@ class Examined:
     met: bool = False
     hosts: dict[int, str] = field(default_factory=dict)
     ranks: dict[int, list[int]] = field(default_factory=dict)
-    addresses: dict[int, str] = field(default_factory=dict)
+    addresses: dict[int, LocalAddress] = field(default_factory=dict)
     versions: list[dict[str, str]] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     leave: Callable[[], None] = lambda: None
@@ -152,7 +152,7 @@ class Examined:
             {
                 "name": self.hosts[first],
                 "ranks": self.ranks[first],
-                "address": self.addresses.get(first, ""),
+                "address": asdict(self.addresses[first]) if first in self.addresses else None,
                 "versions": self.versions[first],
             }
             for first in self.hosts
@@ -171,12 +171,17 @@ class Examined:
         """Returns the findings and the tables as text."""
         parts = []
         if self.hosts:
-            count = sum(map(len, self.ranks.values()))
-            parts.append(f"gradwire doctor: {count} ranks on {len(self.hosts)} hosts\n")
+            count, hosts = sum(map(len, self.ranks.values())), len(self.hosts)
+            plural = "s" if hosts > 1 else ""
+            parts.append(f"gradwire doctor: {count} ranks on {hosts} host{plural}\n")
             for first, name in self.hosts.items():
-                ranks = ", ".join(map(str, self.ranks[first]))
+                ranks = _ranges(self.ranks[first])
                 kind = "rank" if len(self.ranks[first]) == 1 else "ranks"
-                parts.append(f"  {name}: {kind} {ranks}, at {self.addresses.get(first, '–')}")
+                own = self.addresses.get(first)
+                where = ""
+                if own is not None:
+                    where = f" at {own.address} on {own.interface}, MTU {own.mtu or 'of loopback'}"
+                parts.append(f"  {name}: {kind} {ranks}{where}")
             parts.append("")
         parts += lines(self.findings)
         if self.pairs:
@@ -211,6 +216,17 @@ class Examined:
             )
             rows.append(f"  {name:{longest}}  {row}")
         return [*rows, "", "  Each cell: rate, loss at half of it, median round-trip time."]
+
+
+def _ranges(ranks: list[int]) -> str:
+    """Returns rising numbers as text: "0–3, 6"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
 def examine(place: Place) -> Examined:
@@ -335,17 +351,22 @@ def _examine(result: Examined, meeting: rendezvous.Meeting, host: Host, settings
         return
     chosen = rendezvous.check_introductions(meeting, everybody)
     datagram = rendezvous.agree_datagram(meeting, everybody, chosen)
-    result.addresses = {first: chosen[first].address for first in result.hosts}
+    result.addresses = {first: chosen[first] for first in result.hosts}
     leaders = list(result.hosts)
     if len(leaders) == 1:
         text = "All ranks are on one host, so there is no network to measure."
         result.findings.append(Finding("ok", "network", text))
         return
     _measure_all(result, meeting, chosen[rank], leaders, datagram, settings)
-    for pair in result.pairs:
-        result.findings += _pair_findings(result, pair)
-    if not any(each.about not in ("versions",) for each in result.findings):
-        text = f"All {len(result.pairs)} pairs of hosts reach each other both ways."
+    wrong = [
+        finding
+        for pair in result.pairs
+        for finding in _pair_findings(result, pair)
+        if finding.level != "ok"
+    ]
+    result.findings += wrong
+    if not wrong:
+        text = f"Datagrams of {datagram} bytes pass both ways between all hosts."
         result.findings.append(Finding("ok", "network", text))
 
 
@@ -401,7 +422,7 @@ def _measure_all(
             text = "{}"
             if opened is not None and rank in (prober, responder):
                 other = responder if rank == prober else prober
-                there = scoped(result.addresses[other], own.interface)
+                there = scoped(result.addresses[other].address, own.interface)
                 peer = socket.getaddrinfo(there, ends[other]["port"], type=socket.SOCK_DGRAM)[0][4]
                 opened.drain()
                 token = ends[prober]["token"] ^ responder
@@ -435,7 +456,7 @@ def _pair_findings(result: Examined, pair: Pair) -> list[Finding]:
     here, there = result.hosts[pair.prober], result.hosts[pair.responder]
     if pair.found.answered:
         return path_findings(pair.found, here, there)
-    addresses = result.addresses[pair.prober], result.addresses[pair.responder]
+    addresses = [result.addresses[rank].address for rank in (pair.prober, pair.responder)]
     ways = []
     if not pair.heard:
         ways.append((here, there, accept(there, addresses[0], None)))
@@ -451,6 +472,6 @@ def _pair_findings(result: Examined, pair: Pair) -> list[Finding]:
             "between, drops it."
         )
         if pair.found.refusal and sender == here:
-            text = f"{sender} → {receiver}: the kernel of {sender} says: {pair.found.refusal}."
+            text = f"{sender} → {receiver}: the sender's kernel refuses: {pair.found.refusal}."
         findings.append(Finding("problem", "UDP", text, typed))
     return findings

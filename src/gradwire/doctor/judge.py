@@ -66,12 +66,15 @@ def _mtu(found: Measurement, ways: Ways) -> list[Finding]:
             need = f" gradwire needs {SMALLEST_DATAGRAM}."
             findings.append(Finding("problem", "path MTU", text + need))
             continue
-        text += " A job finds out in its first steps, and sends these in parts."
-        typed = f"export GRADWIRE_DATAGRAM={size}   # on all hosts, or set the MTU of {sender}"
+        text += (
+            " A job finds out in its first steps, and sends these in parts. Correct the MTU of "
+            f"{sender}, or choose the size."
+        )
+        typed = f"export GRADWIRE_DATAGRAM={size}   # on all hosts"
         findings.append(Finding("warning", "path MTU", text, typed))
     sizes = {way.datagram for _, _, _, way in ways}
     if not findings and 0 not in sizes:
-        text = f"Datagrams of {found.limit} bytes pass both ways, as the interfaces promise."
+        text = f"Datagrams of {found.limit} bytes pass both ways, the longest that both hosts send."
         findings.append(Finding("ok", "path MTU", text))
     return findings
 
@@ -124,13 +127,11 @@ def _loss(name: str, sender: str, receiver: str, way: Way) -> list[Finding]:
             "rate"
         )
         text += (
-            ", more than gradwire should bear: look for a bad cable, a duplex mismatch or a "
-            "policer."
+            ": look for a bad cable, a duplex mismatch or a policer."
             if grave
-            else ". gradwire bears that, but it is not its own: look for other traffic, or a bad "
-            "cable."
+            else ". gradwire bears that; other traffic or a bad cable may cause it."
         )
-        typed = f"ip -s link; nstat -az | grep -i drop   # on {receiver}"
+        typed = f"ip -s link; nstat -az UdpRcvbufErrors   # on {receiver}"
         findings.append(Finding("problem" if grave else "warning", "loss", text, typed))
     return findings
 

@@ -19,7 +19,12 @@ from gradwire.doctor.judge import accept, path_findings, rtt_text, way_rows
 from gradwire.doctor.prober import Measurement, Prober
 from gradwire.doctor.responder import Event, Responder
 from gradwire.doctor.udp import Place, UdpSocket, place_text
-from gradwire.transport.addresses import LocalAddress, local_addresses, route_mtu
+from gradwire.transport.addresses import (
+    LocalAddress,
+    local_addresses,
+    reachable_interfaces,
+    route_mtu,
+)
 
 __all__ = ["app", "reached"]
 
@@ -99,13 +104,15 @@ def _listen(target: str, settings: Settings, idle_s: float, as_json: bool) -> in
         say(event.name, event.text, peer=event.peer)
         if event.name == "unheard" and not as_json:
             host = event.peer.rpartition(":")[0]
-            print(f"  type: {accept(host, 'THIS-HOST', None)}", flush=True)
+            print(f"  type: {accept(host, event.local, None)}", flush=True)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     responder = Responder(sockets, notice)
-    addresses = [each.address for each in local_addresses(settings.interface, None)]
+    addresses = _own_addresses(settings)
     typed = f"gradwire probe {_target(addresses[0], port)}"
-    text = f"Listening on UDP port {port}. Type on the other host: {typed}"
+    text = (
+        f"Listening on UDP port {port} of {', '.join(addresses)}.\nType on the other host: {typed}"
+    )
     try:
         say("listening", text, port=port, addresses=addresses)
         responder.serve(idle_s)
@@ -120,9 +127,21 @@ def _listen(target: str, settings: Settings, idle_s: float, as_json: bool) -> in
             "between drops UDP."
         )
     else:
-        text = f"{responder.finished} measurements; {responder.unheard} hosts heard no answer."
+        text = (
+            f"Measurements that came to their end: {responder.finished}. Hosts at which no answer "
+            f"arrived: {responder.unheard}."
+        )
     say("ended", text, measurements=responder.finished, unheard=responder.unheard)
     return 0 if responder.finished and not responder.unheard else 1
+
+
+def _own_addresses(settings: Settings) -> list[str]:
+    """Returns the addresses at which others may reach this host, the likeliest first."""
+    chosen = [each.address for each in local_addresses(settings.interface, None)]
+    if settings.interface is None:
+        others = [address for each in reachable_interfaces().values() for address in each]
+        chosen = [*(each for each in chosen if each in others), *others]
+    return list(dict.fromkeys(chosen)) or ["127.0.0.1"]
 
 
 def _listening(settings: Settings, port: int) -> list[UdpSocket]:
@@ -199,8 +218,9 @@ def reached(found: Measurement, here: str, there: str, port: int) -> list[Findin
         typed = "ip route get " + there + "; iptables -S OUTPUT"
         return [Finding("problem", "UDP", text, typed)]
     text = (
-        f"No answer of {there} arrives at {here}. If `gradwire probe --listen` there says that "
-        "datagrams arrive, UDP is blocked on the way back; if it says nothing, on the way there."
+        f"No answer of {there} arrives at {here}. UDP is blocked on the way back if "
+        "`gradwire probe --listen` prints there that datagrams arrive, and on the way there if it "
+        "prints nothing."
     )
     typed = f"{accept(there, here, port)}\n{accept(here, there, None)}"
     return [Finding("problem", "UDP", text, typed)]

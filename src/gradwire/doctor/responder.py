@@ -32,11 +32,13 @@ class Event:
     Attributes:
         name: "measures" (it hears the answers), "unheard" (it does not), "measured" (it is done).
         peer: The prober's address and port as text.
+        local: The address at which its datagrams arrive.
         text: The same as a sentence.
     """
 
     name: str
     peer: str
+    local: str
     text: str
 
 
@@ -170,7 +172,7 @@ class Responder:
                 f"Datagrams from {peer} arrive here, and no answer arrives there: UDP is blocked "
                 "on the way back, by a firewall there or between."
             )
-            self._notice(Event("unheard", peer, text))
+            self._notice(Event("unheard", peer, message.local_address, text))
 
     def _answer(self, socket: UdpSocket, message: Message, asked: Datagram) -> None:
         place = message.source
@@ -183,7 +185,7 @@ class Responder:
             if self._strangers.pop(place, 0) >= UNHEARD_HELLOS:
                 self.unheard -= 1
             peer = place_text(place)
-            self._notice(Event("measures", peer, f"{peer} measures."))
+            self._notice(Event("measures", peer, message.local_address, f"{peer} measures."))
 
         def send(kind: Kind, *arguments: int, length: int = HEADER_BYTES) -> None:
             answer = Datagram(kind, asked.token, asked.cookie, asked.number, arguments, length)
@@ -211,7 +213,11 @@ class Responder:
             del self._sessions[place]
             self.finished += 1
             peer = place_text(place)
-            self._notice(Event("measured", peer, f"{peer} is done, and has the results."))
+            self._notice(
+                Event(
+                    "measured", peer, message.local_address, f"{peer} is done, and has the results."
+                )
+            )
 
     def _burst(
         self, socket: UdpSocket, message: Message, session: Session, asked: Datagram
