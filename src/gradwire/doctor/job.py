@@ -376,7 +376,10 @@ def _unlike(result: Examined) -> list[Finding]:
     for name in result.versions[0]:
         ranks: dict[str, list[int]] = {}
         for rank, versions in enumerate(result.versions):
-            ranks.setdefault(versions.get(name, ""), []).append(rank)
+            version = versions.get(name, "")
+            if name == "python":  # patch releases work together
+                version = version.rpartition(".")[0]
+            ranks.setdefault(version, []).append(rank)
         if len(ranks) == 1 or name == "kernel":
             continue
         listed = "; ".join(

@@ -11,7 +11,8 @@ __all__ = ["accept", "path_findings", "rate_text", "rtt_text", "way_rows"]
 NOTICED_LOSS, GRAVE_LOSS = 0.002, 0.1
 """Shares of datagrams lost at half of the path's rate: what is worth a warning, and a problem."""
 
-IP_AND_UDP = 28
+MERGING = 1_000_000_000
+"""From this rate on, in bits per second, datagrams of a train come closely enough to be merged."""
 
 
 def path_findings(found: Measurement, here: str, there: str) -> list[Finding]:
@@ -59,8 +60,8 @@ def _mtu(found: Measurement, ways: Ways) -> list[Finding]:
             continue
         size = way.datagram
         text = (
-            f"{name}: the path carries datagrams of {size} bytes (MTU {size + IP_AND_UDP} with "
-            f"IPv4), the interfaces and routes {found.limit}."
+            f"{name}: the path carries datagrams of {size} bytes (MTU {size + found.headers}), the "
+            f"interfaces and routes {found.limit}."
         )
         if size < SMALLEST_DATAGRAM:
             need = f" gradwire needs {SMALLEST_DATAGRAM}."
@@ -108,6 +109,10 @@ def _trains(name: str, sender: str, receiver: str, way: Way) -> list[Finding]:
         )
         typed = f"ethtool -K INTERFACE tx-udp-segmentation on tx-checksumming on   # on {sender}"
         return [Finding("warning", "GSO", text, typed)]
+    if way.trains == "pass" and way.merged <= 1 and way.rate >= MERGING:
+        text = f"{name}: {receiver} merges no datagrams (GRO), so every one costs it a system call."
+        typed = f"ethtool -K INTERFACE gro on   # on {receiver}"
+        return [Finding("warning", "GRO", text, typed)]
     return []
 
 

@@ -18,7 +18,10 @@ __all__ = ["Measurement", "Prober", "RoundTrips", "Way"]
 
 HELLO_EVERY_S = 0.2
 PINGS = 60
-PINGS_S = 0.5
+PINGS_S = 1.0
+PONG_WAIT_S = 0.5
+"""How long the first PONG is waited for; later ones four times the longest round trip."""
+LEAST_PONG_WAIT_S = 0.02
 TRIES = 10
 COPIES = 4
 """So many datagrams of each length are tried, since some may be lost for another reason."""
@@ -30,15 +33,18 @@ SHORTEST_PATIENCE_S = 0.03
 GENTLE = 10_000_000
 """The rate in bits per second at which the bursts begin."""
 GENTLE_COUNT, GENTLE_SIZE = 100, 1472
+FEWEST = 10
+"""With fewer datagrams a burst shows no share of loss."""
 TRAIN, TRAINS_COUNT = 8, 48
 STEP_S = 0.02
 """How long a burst of each rate lasts, from twice GENTLE on, always doubled."""
-CALM_S, CALM_MOST = 0.1, 3000
-"""How long the last burst lasts, at half of the rate that was found, and its most datagrams."""
+CALM_S, SLOW_S, CALM_MOST = 0.1, 0.4, 3000
+"""How long the last burst lasts, at half of the rate that was found; how long at most where it has
+fewer than GENTLE_COUNT datagrams; and its most datagrams."""
 TOLERATED = 0.05
 """The share of a burst that may be lost beyond what gentle bursts lose, before doubling ends."""
 ATTEMPTS = 3
-"""Bursts of one rate that have to fail before doubling ends, since a busy host fails some."""
+"""Bursts in a row that have to fail before doubling ends, since a busy host spoils some."""
 KEPT_UP = 0.75
 """The share of a burst's rate that has to arrive, and of the wanted rate that has to be sent."""
 
@@ -106,6 +112,7 @@ class Measurement:
         complete: Whether the measurement came to its end.
         refusal: Why the local kernel refused a datagram; "" where it did not.
         limit: The longest datagram that both hosts' interfaces and routes take, in bytes.
+        headers: The bytes of the IP and UDP headers of each.
         rtt: Round-trip times.
         there: From the prober to the responder.
         back: From the responder to the prober.
@@ -116,6 +123,7 @@ class Measurement:
     complete: bool = False
     refusal: str = ""
     limit: int = 0
+    headers: int = 28
     rtt: RoundTrips = field(default_factory=RoundTrips)
     there: Way = field(default_factory=Way)
     back: Way = field(default_factory=Way)
@@ -173,7 +181,7 @@ class Prober:
         self._number = 0
         self._patience = SHORTEST_PATIENCE_S
         self._tally = Tally(b"-")
-        self._found = Measurement(limit=limit)
+        self._found = Measurement(limit=limit, headers=48 if socket.v6 else 28)
 
     def measure(self, contact_s: float) -> Measurement:
         """Measures everything; what had no answer in time is missing from the result.
@@ -264,7 +272,8 @@ class Prober:
             found.rtt.sent += 1
             begun_ns = time.time_ns()
             self._send(Kind.PING, number)
-            for datagram, message in self._answers(0.2):
+            wait = max(4 * max(times), LEAST_PONG_WAIT_S) if times else PONG_WAIT_S
+            for datagram, message in self._answers(wait):
                 if datagram.kind is Kind.PONG and datagram.number == number:
                     passed = message.arrived_ns - begun_ns - datagram.arguments[0]
                     times.append(max(0, passed) / 1e9)
@@ -309,14 +318,15 @@ class Prober:
         """Returns those of the lengths of which a datagram passes."""
         numbers = {self._next(): length for length in lengths}
         passing: set[int] = set()
-        for _ in range(COPIES):
+        for copy in range(COPIES):
             for number, length in numbers.items():
                 if question is Kind.SIZE:
                     self._send(question, number, length=length)
                 else:
                     self._send(question, number, length)
                 time.sleep(BETWEEN_S)
-            wait = self._patience / COPIES if len(lengths) > 1 else self._patience
+            last = copy == COPIES - 1 or len(lengths) == 1
+            wait = self._patience if last else BETWEEN_S
             for datagram, _ in self._answers(wait):
                 if datagram.kind is answer and datagram.number in numbers:
                     passing.add(numbers[datagram.number])
@@ -339,8 +349,10 @@ class Prober:
         one_by_one = 0 if way.trains == "pass" else 1
         self._double(way, send, gentle.loss, one_by_one)
         rate = max(way.rate // 2, 1)
-        count = min(int(min(CALM_S * rate / 8, MOST_BYTES // 8) / way.datagram), CALM_MOST)
-        if count >= GENTLE_COUNT // 4:
+        in_s = rate / 8 / way.datagram
+        most = min(CALM_MOST, MOST_BYTES // 8 // way.datagram)
+        count = min(max(int(CALM_S * in_s), min(int(SLOW_S * in_s), GENTLE_COUNT)), most)
+        if count >= FEWEST:
             calm = send(Burst(count, way.datagram, rate, one_by_one))
             way.loss, way.datagrams = calm.loss, calm.sent
             way.overflows += calm.overflows
@@ -361,12 +373,11 @@ class Prober:
             arrives = step.rate >= KEPT_UP * (1 - usual) * step.sent_rate
             if step.lost > (usual + TOLERATED) * count + 3 or not arrives:
                 way.limit = "receiver" if step.overflows > step.lost / 2 else "network"
-            elif step.sent_rate < KEPT_UP * rate:
-                way.limit = "sender"
-            else:
-                rate, failed = 2 * rate, 0
+                failed += 1
                 continue
-            failed += 1
+            way.limit = "sender"
+            failed = failed + 1 if step.sent_rate < KEPT_UP * rate else 0
+            rate *= 2
 
     def _burst_there(self, burst: Burst) -> Outcome:
         number = self._next()
