@@ -18,9 +18,11 @@ __all__ = ["Measurement", "Prober", "RoundTrips", "Way"]
 
 HELLO_EVERY_S = 0.2
 PINGS = 60
-PINGS_S = 1.0
-PONG_WAIT_S = 0.5
-"""How long the first PONG is waited for; later ones four times the longest round trip."""
+PINGS_S, FIRST_PONG_S = 1.0, 5.0
+"""How long PINGs are sent; how long at most where none has been answered."""
+PONG_WAIT_S = 0.1
+"""How long the first PONG is waited for until another PING goes; later ones four times the longest
+round trip."""
 LEAST_PONG_WAIT_S = 0.02
 TRIES = 10
 COPIES = 4
@@ -265,22 +267,29 @@ class Prober:
         times: list[float] = []
         there: set[int] = set()
         back: set[int] = set()
+        sent_ns: dict[int, int] = {}
         found = self._found
-        until = time.monotonic() + PINGS_S
-        while found.rtt.sent < PINGS and time.monotonic() < until:
+        begun = time.monotonic()
+        while len(sent_ns) < PINGS:
+            passed = time.monotonic() - begun
+            if passed > (PINGS_S if times else FIRST_PONG_S):
+                break
             number = self._next()
-            found.rtt.sent += 1
-            begun_ns = time.time_ns()
+            sent_ns[number] = time.time_ns()
             self._send(Kind.PING, number)
             wait = max(4 * max(times), LEAST_PONG_WAIT_S) if times else PONG_WAIT_S
             for datagram, message in self._answers(wait):
-                if datagram.kind is Kind.PONG and datagram.number == number:
-                    passed = message.arrived_ns - begun_ns - datagram.arguments[0]
-                    times.append(max(0, passed) / 1e9)
-                    there.add(datagram.arguments[1])
-                    back.add(message.ecn)
+                begun_ns = sent_ns.get(datagram.number)
+                if datagram.kind is not Kind.PONG or begun_ns is None:
+                    continue
+                took_ns = message.arrived_ns - begun_ns - datagram.arguments[0]
+                times.append(max(0, took_ns) / 1e9)
+                there.add(datagram.arguments[1])
+                back.add(message.ecn)
+                if datagram.number == number:
                     break
-        found.rtt.lost = found.rtt.sent - len(times)
+        found.rtt.sent = len(sent_ns)
+        found.rtt.lost = max(0, found.rtt.sent - len(times))
         if not times:
             raise UnansweredError(Kind.PING.name)
         times.sort()
