@@ -182,6 +182,13 @@ def test_the_doctor_of_a_job_names_the_rank_that_hosts_an_absent_store(
     assert "rank 0 hosts it" in result["findings"][0]["text"]
 
 
+def test_a_port_that_is_taken_for_one_version_of_ip_is_not_listened_on_by_half() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+        holder.bind(("0.0.0.0", 0))
+        result = call("probe", "--listen", str(holder.getsockname()[1]))
+    assert (result["exit"], result["setting"]) == (2, "port")
+
+
 # ---------------------------------------------------------------------------- bad input
 
 kinds = st.sampled_from(list(Kind))

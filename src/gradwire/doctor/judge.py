@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gradwire.core.plan import SMALLEST_DATAGRAM
 from gradwire.doctor.findings import Finding
 from gradwire.doctor.prober import Limit, Measurement, Way
@@ -157,8 +159,7 @@ def rtt_text(seconds: float) -> str:
 def way_rows(found: Measurement) -> list[tuple[str, str, str]]:
     """Returns the rows of a path's table: what, there and back."""
 
-    def row(name: str, of: object) -> tuple[str, str, str]:
-        assert callable(of)
+    def row(name: str, of: Callable[[Way], str]) -> tuple[str, str, str]:
         return name, of(found.there), of(found.back)
 
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import signal
@@ -151,17 +152,16 @@ def _listening(settings: Settings, port: int) -> list[UdpSocket]:
     else:
         wanted = [each.bound for each in local_addresses(settings.interface, None)]
     sockets: list[UdpSocket] = []
-    refused: OSError | None = None
     for address in wanted:
         try:
             sockets.append(UdpSocket(address, port, settings.dscp))
         except OSError as error:
-            if refused is None or address != "::":  # a kernel without IPv6 has no "::"
-                refused = error
-    if not sockets:
-        raise ConfigError.of(
-            "port", port, f"cannot be opened ({refused}); choose another, as in --listen {PORT + 1}"
-        )
+            if address == "::" and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                continue  # IPv6 is switched off
+            for each in sockets:
+                each.close()
+            allowed = f"cannot be opened ({error.strerror}); choose another, as in {PORT + 1}"
+            raise ConfigError.of("port", port, allowed) from error
     return sockets
 
 
