@@ -165,6 +165,12 @@ def test_half_of_a_jobs_environment_is_an_error(variable: str, value: str) -> No
     assert caught.value.setting == variable
 
 
+def test_half_of_a_jobs_environment_ends_with_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    result = call("doctor")
+    assert (result["exit"], result["status"], result["setting"]) == (2, "error", "WORLD_SIZE")
+
+
 def test_one_rank_is_no_job() -> None:
     assert place_of_environment({"MASTER_ADDR": "h"}) is None
     job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}

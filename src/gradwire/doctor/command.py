@@ -33,7 +33,11 @@ def doctor(
     try:
         place = place_of_environment()
     except ConfigError as error:
-        typer.echo(f"gradwire doctor: {error}", err=True)
+        if in_json:
+            failure = {"status": "error", "setting": error.setting, "error": str(error)}
+            typer.echo(json.dumps(failure))
+        else:
+            typer.echo(f"gradwire doctor: {error}", err=True)
         raise typer.Exit(2) from error
     raise typer.Exit(_alone(in_json) if place is None else _job(place, in_json))
 
