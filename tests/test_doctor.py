@@ -253,7 +253,7 @@ class Listener:
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    found = Listener(0.3)
+    found = Listener(0.15)
     yield found
     found.close()
 
@@ -326,7 +326,7 @@ def test_a_listener_goes_on_while_it_is_asked_and_ends_when_it_is_idle(
     cookie = listener.welcomed()
     begun = time.monotonic()
     number = 0
-    while time.monotonic() - begun < 0.5:
+    while time.monotonic() - begun < 0.3:
         number += 1
         listener.send(Datagram(Kind.PING, 7, cookie, number).pack())
         assert listener.receive().number == number

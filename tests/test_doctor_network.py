@@ -136,7 +136,7 @@ def test_a_firewall_on_the_way_there_leaves_the_listener_without_a_datagram(
 
 def test_a_firewall_on_the_way_back_is_named_by_the_listener(hosts: HostRanks) -> None:
     hosts.run(drops, at=0, share=1.0)
-    result, (event,) = hosts.run(probes, patience=1.5, events=("unheard",))
+    result, (event,) = hosts.run(probes, patience=1.0, events=("unheard",))
     hosts.run(drops, at=0, share=0.0)
     assert result["exit"] == 1
     assert event["peer"].startswith(f"{HERE}:")

@@ -20,7 +20,7 @@ __all__ = ["Event", "Responder", "datagram_limit"]
 
 MOST_SESSIONS = 64
 """How many probers, and hosts that only say HELLO, are remembered."""
-UNHEARD_HELLOS = 6
+UNHEARD_HELLOS = 4
 """So many HELLOs of a host without proof that the answers arrive there: it does not hear them."""
 POLL_S = 0.25
 
