@@ -203,7 +203,8 @@ class Prober:
             pass
         if found.answered:
             with contextlib.suppress(UnansweredError):
-                self._ask(Kind.BYE, Kind.GOODBYE, int(found.complete), tries=4)
+                tries = TRIES if found.complete else TRIES // 3
+                self._ask(Kind.BYE, Kind.GOODBYE, int(found.complete), tries=tries)
         found.refusal = self._socket.refusal
         return found
 
