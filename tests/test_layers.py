@@ -24,6 +24,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "sim": ("core", "policies", "transport", "training", "_engine"),
         "": ("core", "policies", "transport", "training", "calibration"),
         "server": ("core", "policies", "transport", "training"),
+        "doctor": ("core", "policies", "transport", "server"),
         "cli": (),  # finds the commands by name
     },
     "gradwire_lab": {

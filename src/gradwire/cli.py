@@ -13,7 +13,12 @@ from typer.core import TyperGroup
 
 from gradwire import __version__
 
-OWN = {"server": "gradwire.server", "calibrate": "gradwire.calibration.command"}
+OWN = {
+    "server": "gradwire.server",
+    "doctor": "gradwire.doctor.command",
+    "probe": "gradwire.doctor.probe",
+    "calibrate": "gradwire.calibration.command",
+}
 LAB = ("demo", "lab", "bench", "report")
 ENTRY_POINTS = "gradwire.commands"
 

@@ -254,7 +254,7 @@ def server(
     WORLD_SIZE, as torchrun sets them. The exit status is 0 when the workers have left or a signal
     stops the server, 2 for an impossible option, 1 when the job fails.
     """
-    from gradwire.training.configure import all_names
+    from gradwire.policies.registry import all_names
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:

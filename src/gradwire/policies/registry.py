@@ -14,7 +14,7 @@ from gradwire.policies.optireduce import OptiReduce
 from gradwire.policies.plot import PLOT
 from gradwire.policies.reliable import Reliable
 
-__all__ = ["create", "names", "policy_class", "register"]
+__all__ = ["all_names", "create", "names", "policy_class", "register"]
 
 _registry: dict[str, type[Policy]] = {}
 
@@ -116,3 +116,9 @@ def create(name: str, **options: object) -> Policy:
                 beside=f"is no option of policy {name!r}",
             )
     return policy(**options)
+
+
+def all_names() -> list[str]:
+    """Returns the names of all settings and of all policies' options, which variables may have."""
+    policies = [option for name in names() for option in option_names(policy_class(name))]
+    return ["policy", *setting_names(), *dict.fromkeys(policies)]

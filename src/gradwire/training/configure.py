@@ -19,10 +19,11 @@ from gradwire.core.settings import (
 )
 from gradwire.policies import Policy, create, names, policy_class
 from gradwire.policies.base import option_names
+from gradwire.policies.registry import all_names
 from gradwire.training.feedback.optimizer_moments import is_of_adams_family, keeps_first_moment
 from gradwire.training.feedback.residuals import auto_feedback
 
-__all__ = ["agreed_configuration", "all_names", "configure"]
+__all__ = ["agreed_configuration", "configure"]
 
 DEFAULT_POLICY = "adaptive"
 
@@ -218,9 +219,3 @@ def _warn_unread(policy: Policy, own: Iterable[str], environment: Mapping[str, s
             "such option from the environment",
             stacklevel=4,
         )
-
-
-def all_names() -> list[str]:
-    """Returns the names of all settings and of all policies' options, which variables may have."""
-    policies = [option for name in names() for option in option_names(policy_class(name))]
-    return ["policy", *setting_names(), *dict.fromkeys(policies)]

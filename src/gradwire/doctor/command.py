@@ -1,0 +1,68 @@
+"""`gradwire doctor`: checks this host, or under torchrun all hosts of the job and their network."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from gradwire.core.errors import ConfigError
+from gradwire.doctor.findings import as_json, exit_status, lines, summary
+from gradwire.doctor.host import check_host
+from gradwire.doctor.job import Place, examine, place_of_environment
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def doctor(
+    in_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Check this host, or under torchrun all hosts of the job and the network between them.
+
+    Settings come from GRADWIRE_* variables, as in a job. Under torchrun each two hosts measure the
+    path between them, one pair at a time, and rank 0 prints what is wrong. The exit status is 0
+    where all is well or there are warnings, 1 where there is a problem (on all ranks), 2 for an
+    impossible environment.
+    """
+    try:
+        place = place_of_environment()
+    except ConfigError as error:
+        if in_json:
+            failure = {"status": "error", "setting": error.setting, "error": str(error)}
+            typer.echo(json.dumps(failure))
+        else:
+            typer.echo(f"gradwire doctor: {error}", err=True)
+        raise typer.Exit(2) from error
+    raise typer.Exit(_alone(in_json) if place is None else _job(place, in_json))
+
+
+def _alone(in_json: bool) -> int:
+    host = check_host()
+    if in_json:
+        more = {
+            "host": socket.gethostname(),
+            "versions": host.versions,
+            "addresses": [asdict(each) for each in host.addresses],
+            "features": host.features,
+            "cpus": host.cpus,
+        }
+        typer.echo(json.dumps({**as_json(host.findings), **more}))
+    else:
+        typer.echo(f"gradwire doctor: {socket.gethostname()}\n")
+        typer.echo("\n".join(lines(host.findings)))
+        typer.echo(f"\n{summary(host.findings)} `gradwire probe --help` says how to test a path.")
+    return exit_status(host.findings)
+
+
+def _job(place: Place, in_json: bool) -> int:
+    result = examine(place)
+    if place.rank == 0 or not result.met:
+        typer.echo(json.dumps(result.as_json()) if in_json else result.text())
+    result.leave()
+    return exit_status(result.findings)

@@ -1,0 +1,234 @@
+"""Checks of one host: versions, settings, address, buffers, offloads, ECN, CPUs and port."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from gradwire import __version__
+from gradwire.core.errors import ConfigError, EngineMissingError
+from gradwire.core.plan import SMALLEST_DATAGRAM
+from gradwire.core.settings import Settings, check_environment
+from gradwire.doctor.findings import Finding
+from gradwire.policies.registry import all_names
+from gradwire.transport.addresses import (
+    LocalAddress,
+    describe_interfaces,
+    is_loopback,
+    local_addresses,
+    reachable_interfaces,
+)
+from gradwire.transport.native import load_engine
+
+__all__ = ["Host", "check_host", "environment_settings", "versions"]
+
+FEWEST_CPUS = 2
+"""One for the engine's thread, one for training."""
+
+
+@dataclass
+class Host:
+    """What was found out about this host.
+
+    Attributes:
+        findings: The findings.
+        versions: Versions by name.
+        addresses: The addresses that gradwire would announce, the preferred one first.
+        features: What the kernel grants the engine's socket.
+        cpus: CPUs that this process may use.
+        settings: The settings of the environment; None where they are wrong.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    addresses: tuple[LocalAddress, ...] = ()
+    features: dict[str, Any] = field(default_factory=dict)
+    cpus: int = 0
+    settings: Settings | None = None
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of what takes part; torch is not imported for it."""
+    found = {"gradwire": __version__}
+    try:
+        found["protocol"] = str(load_engine().PROTOCOL_VERSION)
+    except EngineMissingError:
+        found["protocol"] = ""
+    try:
+        found["torch"] = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        found["torch"] = ""
+    found["python"] = platform.python_version()
+    found["kernel"] = platform.release()
+    return found
+
+
+def environment_settings() -> Settings:
+    """Returns the settings of the environment; raises ConfigError where they are wrong."""
+    check_environment(all_names())
+    return Settings.build()
+
+
+def check_host(towards: str | None = None) -> Host:
+    """Checks this host.
+
+    Args:
+        towards: The host of the job's store, None where there is none.
+    """
+    host = Host(versions=versions())
+    host.findings.append(_versions(host.versions))
+    try:
+        load_engine()
+    except EngineMissingError as error:
+        host.findings.append(Finding("problem", "engine", f"{error}.", "make engine"))
+        return host
+    try:
+        host.settings = environment_settings()
+    except ConfigError as error:
+        typed = f"unset {error.setting}" if error.setting in os.environ else ""
+        host.findings.append(Finding("problem", "settings", f"{error}.", typed))
+        return host
+    try:
+        host.addresses = local_addresses(host.settings.interface, towards)
+    except ConfigError as error:
+        host.findings.append(Finding("problem", "address", f"{error}."))
+        return host
+    own = host.addresses[0]
+    host.findings += [_address(own, host.settings), _mtu(own, host.settings)]
+    host.findings += _socket(host, own, host.settings)
+    host.findings.append(_cpus(host))
+    return host
+
+
+def _versions(found: dict[str, str]) -> Finding:
+    torch = f"torch {found['torch']}" if found["torch"] else "no torch"
+    text = (
+        f"gradwire {found['gradwire']} (protocol {found['protocol'] or 'unknown'}), {torch}, "
+        f"Python {found['python']}, Linux {found['kernel']}."
+    )
+    if not found["torch"]:
+        return Finding("warning", "versions", f"{text} Training needs torch.", "pip install torch")
+    return Finding("ok", "versions", text)
+
+
+def _address(own: LocalAddress, settings: Settings) -> Finding:
+    others = {
+        name: addresses
+        for name, addresses in reachable_interfaces().items()
+        if name != own.interface
+    }
+    if is_loopback(own.address):
+        text = (
+            f"gradwire would use {own.address}, which only ranks on this host reach; this host "
+            f"has {describe_interfaces(others)}."
+        )
+        name = next(iter(others), "")
+        return Finding(
+            "warning", "address", text, f"export GRADWIRE_INTERFACE={name}" if name else ""
+        )
+    text = f"gradwire uses {own.address} on {own.interface or 'no listed interface'}."
+    if settings.interface is None and others:
+        text += f" GRADWIRE_INTERFACE chooses another: {describe_interfaces(others)}."
+    return Finding("ok", "address", text)
+
+
+def _mtu(own: LocalAddress, settings: Settings) -> Finding:
+    longest = own.datagram()
+    mtu = f"The MTU of {own.interface} is {own.mtu}" if own.mtu else "Loopback limits no datagram"
+    if longest < SMALLEST_DATAGRAM:
+        text = f"{mtu}, and datagrams of {longest} bytes are too short: {SMALLEST_DATAGRAM}."
+        return Finding("problem", "MTU", text, f"ip link set {own.interface} mtu 1500")
+    if settings.datagram > longest:
+        text = f"{mtu}: GRADWIRE_DATAGRAM={settings.datagram} does not fit; at most {longest} do."
+        return Finding("problem", "MTU", text, f"export GRADWIRE_DATAGRAM={longest}")
+    return Finding("ok", "MTU", f"{mtu}, so a datagram has at most {longest} bytes.")
+
+
+def _socket(host: Host, own: LocalAddress, settings: Settings) -> list[Finding]:
+    """Opens an engine as a job would, and reads what the kernel grants it."""
+    native = load_engine()
+    try:
+        engine = native.Engine(
+            endpoint=0,
+            workers=1,
+            servers=0,
+            session=1,
+            address=own.bound,
+            port=settings.port,
+            dscp=settings.dscp,
+            ecn=settings.ecn,
+        )
+    except (OSError, ValueError) as error:
+        in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        typed = f"ss -ulpn 'sport = :{settings.port}'   # names the process" if in_use else ""
+        where = f"UDP {own.bound} port {settings.port or 'any'}"
+        why = "another process holds the port" if in_use else str(error)
+        return [Finding("problem", "port", f"{where} cannot be opened: {why}.", typed)]
+    try:
+        host.features = dict(engine.features())
+    finally:
+        engine.close()
+    findings = [_buffers(host.features), *_offloads(host.features), _ecn(host.features, settings)]
+    if settings.port:
+        text = f"UDP port {settings.port} is free; each process of a host needs its own."
+        findings.append(Finding("ok", "port", text))
+    return findings
+
+
+def _buffers(features: dict[str, Any]) -> Finding:
+    small = []
+    words = []
+    for name, key, limit in (("receive", "rcvbuf", "rmem_max"), ("send", "sndbuf", "wmem_max")):
+        # The kernel reports twice what it grants, for its own overhead.
+        granted, asked = features[key] // 2, features[f"{key}_asked"]
+        words.append(f"{_size(granted)} of {_size(asked)} to {name}")
+        if granted < asked:
+            small.append(f"net.core.{limit}={asked}")
+    text = f"The kernel grants buffers of {' and '.join(words)}."
+    if not small:
+        return Finding("ok", "buffers", text)
+    text += " Small ones lose datagrams in bursts."
+    return Finding("warning", "buffers", text, f"sysctl -w {' '.join(small)}")
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 20):.0f} MiB" if count >= 1 << 20 else f"{count / 1024:.0f} KiB"
+
+
+def _offloads(features: dict[str, Any]) -> list[Finding]:
+    findings = []
+    for name, key, since in (("GSO", "udp_segment", "4.18"), ("GRO", "udp_gro", "5.0")):
+        if features[key]:
+            continue
+        text = (
+            f"The kernel has no UDP {name} (Linux {since} and later have it), so every datagram "
+            "costs a system call."
+        )
+        findings.append(Finding("warning", name, text))
+    return findings or [Finding("ok", "GSO, GRO", "The kernel sends trains and merges them.")]
+
+
+def _ecn(features: dict[str, Any], settings: Settings) -> Finding:
+    if not settings.ecn:
+        return Finding("ok", "ECN", "GRADWIRE_ECN switches ECN off.")
+    if not features["ecn"]:
+        text = "The kernel sets or reports no ECN field, so jobs go without ECN."
+        return Finding("warning", "ECN", text)
+    return Finding("ok", "ECN", "The kernel sets and reports the ECN field.")
+
+
+def _cpus(host: Host) -> Finding:
+    host.cpus = len(os.sched_getaffinity(0))
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(processes) if processes.isascii() and processes.isdigit() else 1
+    text = f"{host.cpus} CPUs" if host.cpus != 1 else "1 CPU"
+    if ranks > 1:
+        text += f" for {ranks} ranks"
+    if host.cpus < FEWEST_CPUS * ranks:
+        text += ": the engine's thread of each rank shares one with training."
+        return Finding("warning", "CPUs", text)
+    return Finding("ok", "CPUs", f"{text}.")

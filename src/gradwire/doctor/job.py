@@ -1,0 +1,480 @@
+"""All hosts of a job probe each other, pair by pair, when `gradwire doctor` runs on every rank.
+
+The ranks meet through the job's store, as in `attach`, with the same checks and the same errors.
+The lowest rank of each host measures for it. Only one pair measures at a time, because two
+measurements would disturb each other. Every rank learns all results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from gradwire.core.errors import ConfigError, GradwireError, RendezvousError
+from gradwire.core.settings import Settings
+from gradwire.doctor.findings import Finding, as_json, lines, summary
+from gradwire.doctor.host import Host, check_host
+from gradwire.doctor.judge import accept, path_findings, rate_text, rtt_text
+from gradwire.doctor.prober import Measurement, Prober, RoundTrips, Way
+from gradwire.doctor.responder import Responder
+from gradwire.doctor.udp import UdpSocket
+from gradwire.server import open_store
+from gradwire.transport import rendezvous
+from gradwire.transport.addresses import (
+    LocalAddress,
+    host_identity,
+    reachable_interfaces,
+    scoped,
+)
+
+__all__ = ["Examined", "Place", "examine", "place_of_environment"]
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+CONTACT_S = 2.0
+"""How long a pair tries to reach each other, in seconds."""
+PAIR_S = 30.0
+"""How long a pair takes at most, in seconds."""
+QUIET_S = 5.0
+"""A responder goes on when its prober asks nothing for so long, in seconds."""
+LEAVE_S = 5.0
+"""How long rank 0, whose process may host the store, waits for the others at the end."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process's place in a job, from the environment that launchers set.
+
+    Attributes:
+        rank: Its rank.
+        world: The number of ranks.
+        address: The host of the job's store.
+        port: The store's port.
+        hosted: Whether the launcher hosts the store; else rank 0 does.
+    """
+
+    rank: int
+    world: int
+    address: str
+    port: int
+    hosted: bool
+
+
+def place_of_environment(environment: Mapping[str, str] | None = None) -> Place | None:
+    """Returns this process's place in a job; None where it is alone.
+
+    Args:
+        environment: Environment variables; None for os.environ.
+
+    Raises:
+        ConfigError: Some of the variables are missing or impossible; the error names them.
+    """
+    given = os.environ if environment is None else environment
+    if not given.get("RANK") and not given.get("WORLD_SIZE"):
+        return None
+    for name in VARIABLES:
+        if not given.get(name):
+            others = ", ".join(each for each in VARIABLES if given.get(each))
+            raise ConfigError.about(
+                f"{name} is not set, but {others}",
+                f"a job sets all of {', '.join(VARIABLES)}; unset RANK and WORLD_SIZE to check "
+                "this host alone",
+                setting=name,
+            )
+    numbers: dict[str, int] = {}
+    for name, most in (("WORLD_SIZE", 1 << 20), ("RANK", 1 << 20), ("MASTER_PORT", 65_535)):
+        text = given[name]
+        if not (text.isascii() and text.isdigit() and int(text) <= most):
+            raise ConfigError.of(name, text, f"a whole number up to {most}")
+        numbers[name] = int(text)
+    if not numbers["RANK"] < numbers["WORLD_SIZE"]:
+        raise ConfigError.of(
+            "RANK", given["RANK"], "below WORLD_SIZE", beside=f"of {numbers['WORLD_SIZE']}"
+        )
+    if numbers["WORLD_SIZE"] == 1:
+        return None
+    hosted = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address, port = given["MASTER_ADDR"], numbers["MASTER_PORT"]
+    return Place(numbers["RANK"], numbers["WORLD_SIZE"], address, port, hosted)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What became of the path between two hosts.
+
+    Attributes:
+        prober: The rank that measured.
+        responder: The rank that answered.
+        found: What it measured.
+        heard: Datagrams of the prober that the responder received.
+    """
+
+    prober: int
+    responder: int
+    found: Measurement
+    heard: int
+
+
+@dataclass
+class Examined:
+    """What `gradwire doctor` found out about a job; the same on all ranks.
+
+    Attributes:
+        findings: The findings, those of hosts first.
+        met: Whether the ranks met, and stayed until the end.
+        hosts: The name of each host by the rank that measures for it.
+        ranks: The ranks of each host by the rank that measures for it.
+        addresses: The address that each host uses, by the same.
+        versions: The versions by rank.
+        pairs: The pairs of hosts.
+        leave: Leaves the job; rank 0 waits for the others, because it may host the store.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    met: bool = False
+    hosts: dict[int, str] = field(default_factory=dict)
+    ranks: dict[int, list[int]] = field(default_factory=dict)
+    addresses: dict[int, LocalAddress] = field(default_factory=dict)
+    versions: list[dict[str, str]] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    leave: Callable[[], None] = lambda: None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns everything, for --json."""
+        hosts = [
+            {
+                "name": self.hosts[first],
+                "ranks": self.ranks[first],
+                "address": asdict(self.addresses[first]) if first in self.addresses else None,
+                "versions": self.versions[first],
+            }
+            for first in self.hosts
+        ]
+        pairs = [
+            {
+                "from": self.hosts[pair.prober],
+                "to": self.hosts[pair.responder],
+                "measurement": asdict(pair.found),
+            }
+            for pair in self.pairs
+        ]
+        return {**as_json(self.findings), "hosts": hosts, "pairs": pairs}
+
+    def text(self) -> str:
+        """Returns the findings and the tables as text."""
+        parts = []
+        if self.hosts:
+            count, hosts = sum(map(len, self.ranks.values())), len(self.hosts)
+            plural = "s" if hosts > 1 else ""
+            parts.append(f"gradwire doctor: {count} ranks on {hosts} host{plural}\n")
+            for first, name in self.hosts.items():
+                ranks = _ranges(self.ranks[first])
+                kind = "rank" if len(self.ranks[first]) == 1 else "ranks"
+                own = self.addresses.get(first)
+                where = ""
+                if own is not None:
+                    where = f" at {own.address} on {own.interface}, MTU {own.mtu or 'of loopback'}"
+                parts.append(f"  {name}: {kind} {ranks}{where}")
+            parts.append("")
+        parts += lines(self.findings)
+        if self.pairs:
+            parts += ["", *self._table()]
+        return "\n".join([*parts, "", summary(self.findings)])
+
+    def _table(self) -> list[str]:
+        """Returns the table host × host: rate and loss from each host to each, and the rtt."""
+        cells: dict[tuple[int, int], str] = {}
+        for pair in self.pairs:
+            rtt = pair.found.rtt.median
+            for way, ends in (
+                (pair.found.there, (pair.prober, pair.responder)),
+                (pair.found.back, (pair.responder, pair.prober)),
+            ):
+                cells[ends] = (
+                    f"{rate_text(way.rate, way.limit)}, {way.loss:.1%}, {rtt_text(rtt)}"
+                    if way.rate
+                    else "–"
+                )
+        widths = {
+            to: max([len(name), *(len(cells.get((first, to), "")) for first in self.hosts)])
+            for to, name in self.hosts.items()
+        }
+        longest = max([len("from"), *map(len, self.hosts.values())])
+        head = "  ".join(f"{name:>{widths[to]}}" for to, name in self.hosts.items())
+        rows = [f"  {'from':{longest}}  {head}"]
+        for first, name in self.hosts.items():
+            row = "  ".join(
+                f"{cells.get((first, to), '' if first == to else '–'):>{widths[to]}}"
+                for to in self.hosts
+            )
+            rows.append(f"  {name:{longest}}  {row}")
+        return [*rows, "", "  Each cell: rate, loss at half of it, median round-trip time."]
+
+
+def _ranges(ranks: list[int]) -> str:
+    """Returns rising numbers as text: "0–3, 6"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+def examine(place: Place) -> Examined:
+    """Meets the other ranks, checks every host, and measures the path between each two.
+
+    Every wait has an end; what fails is a finding.
+
+    Args:
+        place: This process's place in the job.
+    """
+    host = check_host(place.address)
+    result = Examined()
+    settings = host.settings or Settings()
+    try:
+        store = _store(place, settings.rendezvous_timeout)
+    except (ConfigError, GradwireError) as error:
+        text = f"{error}."
+        if not place.hosted and place.rank != 0:
+            text += " rank 0 hosts it, and is absent or cannot be reached over TCP."
+        result.findings = [Finding("problem", "store", text)]
+        return result
+    meeting = rendezvous.Meeting(
+        store,
+        "doctor",
+        endpoint=place.rank,
+        workers=place.world,
+        servers=0,
+        timeout_s=settings.rendezvous_timeout,
+    )
+    try:
+        _examine(result, meeting, host, settings)
+        result.leave = lambda: _leave(store, meeting, place)
+    except (ConfigError, RendezvousError, OSError) as error:
+        about = "ranks" if isinstance(error, RendezvousError) else "settings"
+        result.findings.append(Finding("problem", about, f"{error}."))
+        result.met = False
+    finally:
+        meeting.close()
+    return result
+
+
+def _store(place: Place, timeout_s: float) -> rendezvous.Store:
+    """Opens the job's store; hosts it where nobody else does and this is rank 0."""
+    try:
+        from torch._C._distributed_c10d import TCPStore
+    except ImportError as error:
+        raise GradwireError(
+            f"the ranks of a job meet through torch, which cannot be imported ({error}); "
+            "`gradwire probe` needs no torch"
+        ) from error
+    if place.hosted or place.rank != 0:
+        host = f"[{place.address}]" if ":" in place.address else place.address
+        opened: rendezvous.Store = open_store(f"{host}:{place.port}", timeout_s)
+        return opened
+    import datetime
+
+    try:
+        made: rendezvous.Store = TCPStore(
+            place.address,
+            place.port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=max(1.0, timeout_s)),
+        )
+    except RuntimeError as error:
+        raise GradwireError(
+            f"rank 0 cannot host the job's store at {place.address}:{place.port}: {error}"
+        ) from error
+    return made
+
+
+def _leave(store: rendezvous.Store, meeting: rendezvous.Meeting, place: Place) -> None:
+    """Says goodbye; rank 0 waits a little for the others."""
+    with contextlib.suppress(RuntimeError):
+        key = f"{meeting.prefix}/done"
+        until = time.monotonic() + LEAVE_S
+        done = store.add(key, 1)
+        while place.rank == 0 and done < place.world and time.monotonic() < until:
+            time.sleep(0.02)
+            done = store.add(key, 0)
+
+
+# ---------------------------------------------------------------------------- the meeting
+
+
+def _examine(result: Examined, meeting: rendezvous.Meeting, host: Host, settings: Settings) -> None:
+    rank = meeting.endpoint
+    everybody = meeting.introduce(
+        rendezvous.Introduction(
+            endpoint=rank,
+            protocol=int(host.versions["protocol"] or 0),
+            addresses=host.addresses,
+            port=settings.port,
+            datagram=settings.datagram,
+            host=socket.gethostname(),
+            identity=host_identity(),
+            interfaces=reachable_interfaces() if host.addresses else {},
+        )
+    )
+    mine = {"findings": [asdict(each) for each in host.findings], "versions": host.versions}
+    reports = [json.loads(text) for text in meeting.exchange(json.dumps(mine))]
+    result.met = True
+    result.versions = [report["versions"] for report in reports]
+    for each in everybody:
+        first = next(e.endpoint for e in everybody if e.identity == each.identity)
+        result.ranks.setdefault(first, []).append(each.endpoint)
+    names = [everybody[first].host for first in result.ranks]
+    for first in result.ranks:
+        name = everybody[first].host
+        result.hosts[first] = name if names.count(name) == 1 else f"{name} (rank {first})"
+    for first, name in result.hosts.items():
+        for finding in reports[first]["findings"]:
+            named = Finding(**finding)
+            if named.level != "ok":
+                typed = f"{named.command}   # on {name}" if named.command else ""
+                text = f"{name}: {named.text}"
+                result.findings.append(Finding(named.level, named.about, text, typed))
+    result.findings += _unlike(result)
+    if any(finding.level == "problem" for finding in result.findings):
+        text = "The hosts have problems of their own, so the network was not measured."
+        result.findings.append(Finding("warning", "network", text))
+        return
+    chosen = rendezvous.check_introductions(meeting, everybody)
+    datagram = rendezvous.agree_datagram(meeting, everybody, chosen)
+    result.addresses = {first: chosen[first] for first in result.hosts}
+    leaders = list(result.hosts)
+    if len(leaders) == 1:
+        text = "All ranks are on one host, so there is no network to measure."
+        result.findings.append(Finding("ok", "network", text))
+        return
+    _measure_all(result, meeting, chosen[rank], leaders, datagram, settings)
+    wrong = [
+        finding
+        for pair in result.pairs
+        for finding in _pair_findings(result, pair)
+        if finding.level != "ok"
+    ]
+    result.findings += wrong
+    if not wrong:
+        text = f"Datagrams of {datagram} bytes pass both ways between all hosts."
+        result.findings.append(Finding("ok", "network", text))
+
+
+def _unlike(result: Examined) -> list[Finding]:
+    """Returns a finding for each version that differs between ranks."""
+    findings = []
+    for name in result.versions[0]:
+        ranks: dict[str, list[int]] = {}
+        for rank, versions in enumerate(result.versions):
+            version = versions.get(name, "")
+            if name == "python":  # patch releases work together
+                version = version.rpartition(".")[0]
+            ranks.setdefault(version, []).append(rank)
+        if len(ranks) == 1 or name == "kernel":
+            continue
+        listed = "; ".join(
+            f"{version or 'none'} on rank{'s' if len(having) > 1 else ''} "
+            f"{', '.join(map(str, having))}"
+            for version, having in ranks.items()
+        )
+        grave = name in ("gradwire", "protocol")
+        text = f"The ranks have different versions of {name}: {listed}."
+        typed = "pip install gradwire==VERSION   # the same on all hosts" if grave else ""
+        findings.append(Finding("problem" if grave else "warning", "versions", text, typed))
+    return findings
+
+
+# ---------------------------------------------------------------------------- the pairs
+
+
+def _measure_all(
+    result: Examined,
+    meeting: rendezvous.Meeting,
+    own: LocalAddress,
+    leaders: list[int],
+    datagram: int,
+    settings: Settings,
+) -> None:
+    """Lets each two hosts measure, one pair after the other; collective."""
+    rank = meeting.endpoint
+    opened: UdpSocket | None = None
+    port = 0
+    try:
+        if rank in leaders:
+            try:
+                opened = UdpSocket(own.bound, settings.port, settings.dscp)
+            except OSError as error:
+                meeting.tell_failure(error)
+                raise
+            port = opened.place[1]
+        # A token for each measurement: the responder has to know it before the first datagram.
+        token = secrets.randbits(48)
+        texts = meeting.exchange(json.dumps({"port": port, "token": token}))
+        ends = [json.loads(text) for text in texts]
+        for prober, responder in itertools.combinations(leaders, 2):
+            text = "{}"
+            if opened is not None and rank in (prober, responder):
+                other = responder if rank == prober else prober
+                there = scoped(result.addresses[other].address, own.interface)
+                peer = socket.getaddrinfo(there, ends[other]["port"], type=socket.SOCK_DGRAM)[0][4]
+                opened.drain()
+                token = ends[prober]["token"] ^ responder
+                if rank == prober:
+                    found = Prober(opened, peer, datagram, PAIR_S, token).measure(CONTACT_S)
+                    text = json.dumps(asdict(found))
+                else:
+                    answers = Responder([opened], limit=lambda message: datagram)
+                    answers.serve(QUIET_S, once=True, knock=(peer, token), contact_s=CONTACT_S)
+                    text = json.dumps({"heard": answers.hellos})
+            # The pair may take its whole time before it comes here.
+            texts = meeting.exchange(text, meeting.timeout_s + PAIR_S + QUIET_S)
+            found = _measurement(json.loads(texts[prober]))
+            heard = int(json.loads(texts[responder]).get("heard", 0))
+            result.pairs.append(Pair(prober, responder, found, heard))
+    finally:
+        if opened is not None:
+            opened.close()
+
+
+def _measurement(values: dict[str, Any]) -> Measurement:
+    known = {each.name for each in fields(Measurement)}
+    plain = {name: value for name, value in values.items() if name in known}
+    plain["rtt"] = RoundTrips(**plain.get("rtt", {}))
+    plain["there"] = Way(**plain.get("there", {}))
+    plain["back"] = Way(**plain.get("back", {}))
+    return Measurement(**plain)
+
+
+def _pair_findings(result: Examined, pair: Pair) -> list[Finding]:
+    here, there = result.hosts[pair.prober], result.hosts[pair.responder]
+    if pair.found.answered:
+        return path_findings(pair.found, here, there)
+    addresses = [result.addresses[rank].address for rank in (pair.prober, pair.responder)]
+    ways = []
+    if not pair.heard:
+        ways.append((here, there, accept(there, addresses[0], None)))
+    if not pair.found.heard:
+        ways.append((there, here, accept(here, addresses[1], None)))
+    if not ways:
+        text = f"{here} and {there} hear each other, but answers are lost: the network loses most."
+        return [Finding("problem", "UDP", text)]
+    findings = []
+    for sender, receiver, typed in ways:
+        text = (
+            f"{sender} → {receiver}: no UDP datagram arrives. A firewall of {receiver}, or one "
+            "between, drops it."
+        )
+        if pair.found.refusal and sender == here:
+            text = f"{sender} → {receiver}: the sender's kernel refuses: {pair.found.refusal}."
+        findings.append(Finding("problem", "UDP", text, typed))
+    return findings

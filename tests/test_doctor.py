@@ -1,0 +1,337 @@
+"""`gradwire doctor` on this host, and what a probe's datagrams may do to who listens."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from gradwire import _engine
+from gradwire.cli import app
+from gradwire.core.errors import ConfigError
+from gradwire.doctor import udp
+from gradwire.doctor.datagrams import HEADER_BYTES, Datagram, Kind, parse
+from gradwire.doctor.job import place_of_environment
+from gradwire.doctor.responder import Event, Responder
+from gradwire.doctor.udp import UdpSocket
+from ranks import free_port
+
+JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*JOB, *(name for name in os.environ if name.startswith("GRADWIRE_"))]:
+        monkeypatch.delenv(name, raising=False)
+
+
+def call(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return {**json.loads(result.stdout or "{}"), "exit": result.exit_code}
+
+
+def level(result: dict[str, Any], about: str) -> str:
+    (found,) = [each["level"] for each in result["findings"] if each["about"] == about]
+    return str(found)
+
+
+# ---------------------------------------------------------------------------- this host
+
+
+def test_the_doctor_reports_what_the_engine_would_use() -> None:
+    result = call("doctor")
+    assert result["exit"] == (1 if result["status"] == "problem" else 0)
+    assert result["versions"]["protocol"] == str(_engine.PROTOCOL_VERSION)
+    assert result["addresses"]
+    assert result["features"]["rcvbuf"] > 0
+    assert level(result, "versions") == "ok"
+
+
+def test_the_doctor_explains_itself_without_json() -> None:
+    result = CliRunner().invoke(app, ["doctor"])
+    assert "versions" in result.stdout
+    assert "Linux" in result.stdout
+    assert "{" not in result.stdout
+
+
+def test_a_port_that_another_process_holds_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        monkeypatch.setenv("GRADWIRE_PORT", str(port))
+        monkeypatch.setenv("GRADWIRE_INTERFACE", "127.0.0.1")
+        result = call("doctor")
+    assert result["exit"] == 1
+    assert level(result, "port") == "problem"
+    assert level(result, "address") == "warning"  # loopback
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "about"),
+    [
+        ("GRADWIRE_INTERFACE", "no-such-interface", "address"),
+        ("GRADWIRE_DATAGRAM", "8972", "MTU"),
+        ("GRADWIRE_PORT", "much", "settings"),
+        ("GRADWIRE_INTREFACE", "eth0", "settings"),
+    ],
+)
+def test_impossible_settings_are_problems(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, about: str
+) -> None:
+    if variable == "GRADWIRE_DATAGRAM" and call("doctor")["addresses"][0]["mtu"] in (0, 9000):
+        pytest.skip("this host carries such datagrams")
+    monkeypatch.setenv(variable, value)
+    result = call("doctor")
+    assert result["exit"] == 1
+    assert level(result, about) == "problem"
+
+
+def test_small_buffers_are_a_warning_that_names_the_sysctl() -> None:
+    """A process of another user namespace gets no more than net.core.rmem_max."""
+    limit = int(Path("/proc/sys/net/core/rmem_max").read_text())
+    command = ["unshare", "-U", sys.executable, "-m", "gradwire.cli", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.stdout:
+        pytest.skip(f"no user namespaces: {done.stderr}")
+    result = json.loads(done.stdout)
+    (buffers,) = [each for each in result["findings"] if each["about"] == "buffers"]
+    asked = result["features"]["rcvbuf_asked"]
+    assert (buffers["level"] == "warning") == (limit < asked)
+    assert (f"net.core.rmem_max={asked}" in buffers["command"]) == (limit < asked)
+
+
+def test_the_probe_asks_for_the_engines_buffers() -> None:
+    features = call("doctor")["features"]
+    assert features["rcvbuf_asked"] == udp.RECEIVE_BUFFER
+    assert features["sndbuf_asked"] == udp.SEND_BUFFER
+
+
+def test_nothing_needs_torch_in_two_shells() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None; "
+        "sys.argv[1:] = ['probe', '127.0.0.1:4', '--timeout', '0.2']; "
+        "import gradwire.doctor.command; from gradwire.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "gradwire probe --listen 4 " in done.stdout
+
+
+# ---------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["probe"],
+        ["probe", "host:0"],
+        ["probe", "host:much"],
+        ["probe", "no such host"],
+        ["probe", "127.0.0.1", "--timeout", "nan"],
+        ["probe", "127.0.0.1", "--timeout", "-1"],
+        ["probe", "--listen", "70000"],
+    ],
+)
+def test_impossible_options_of_a_probe_are_errors(arguments: list[str]) -> None:
+    result = call(*arguments)
+    assert (result["exit"], result["status"]) == (2, "error")
+    assert result["setting"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("MASTER_PORT", ""), ("RANK", "2"), ("WORLD_SIZE", "two"), ("MASTER_PORT", "70000")],
+)
+def test_half_of_a_jobs_environment_is_an_error(variable: str, value: str) -> None:
+    job = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1", variable: value}
+    with pytest.raises(ConfigError) as caught:
+        place_of_environment(job)
+    assert caught.value.setting == variable
+
+
+def test_half_of_a_jobs_environment_ends_with_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    result = call("doctor")
+    assert (result["exit"], result["status"], result["setting"]) == (2, "error", "WORLD_SIZE")
+
+
+def test_one_rank_is_no_job() -> None:
+    assert place_of_environment({"MASTER_ADDR": "h"}) is None
+    job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    assert place_of_environment(job) is None
+
+
+def test_the_doctor_of_a_job_names_the_rank_that_hosts_an_absent_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in zip(JOB, ("1", "2", "127.0.0.1", str(free_port())), strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GRADWIRE_RENDEZVOUS_TIMEOUT", "0.1")
+    result = call("doctor")
+    assert result["exit"] == 1
+    assert "rank 0 hosts it" in result["findings"][0]["text"]
+
+
+def test_a_port_that_is_taken_for_one_version_of_ip_is_not_listened_on_by_half() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+        holder.bind(("0.0.0.0", 0))
+        result = call("probe", "--listen", str(holder.getsockname()[1]))
+    assert (result["exit"], result["setting"]) == (2, "port")
+
+
+# ---------------------------------------------------------------------------- bad input
+
+kinds = st.sampled_from(list(Kind))
+numbers = st.integers(0, (1 << 64) - 1)
+
+
+@given(kinds, numbers, numbers, st.integers(0, (1 << 32) - 1), st.lists(numbers, max_size=6))
+def test_a_datagram_is_read_as_it_was_written(
+    kind: Kind, token: int, cookie: int, number: int, arguments: list[int]
+) -> None:
+    read = parse(Datagram(kind, token, cookie, number, tuple(arguments)).pack())
+    assert read is not None
+    assert (read.kind, read.token, read.cookie, read.number) == (kind, token, cookie, number)
+    assert list(read.arguments[: len(arguments)]) == arguments
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_dropped(data: bytes) -> None:
+    assert parse(data) is None
+    assert parse(Datagram(Kind.HELLO, 1).pack()[: min(len(data), HEADER_BYTES - 1)]) is None
+    assert parse(Datagram(Kind.HELLO, 1).pack() + b"x") is None
+
+
+class Listener:
+    """A responder on loopback, in a thread, that ends when it was idle."""
+
+    def __init__(self, idle_s: float) -> None:
+        self.socket = UdpSocket("127.0.0.1")
+        self.events: list[Event] = []
+        self.responder = Responder([self.socket], self.events.append)
+        self.thread = threading.Thread(target=self.responder.serve, args=(idle_s,))
+        self.thread.start()
+        self.peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.peer.settimeout(5.0)
+
+    def send(self, data: bytes) -> None:
+        self.peer.sendto(data, self.socket.place)
+
+    def receive(self) -> Datagram:
+        answer = parse(self.peer.recv(1 << 16))
+        assert answer is not None
+        return answer
+
+    def welcomed(self) -> int:
+        """Says HELLO; returns the cookie."""
+        self.send(Datagram(Kind.HELLO, 7).pack())
+        answer = self.receive()
+        assert answer.kind is Kind.WELCOME
+        return answer.cookie
+
+    def close(self) -> None:
+        self.thread.join()
+        self.socket.close()
+        self.peer.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    found = Listener(0.15)
+    yield found
+    found.close()
+
+
+def test_who_has_not_proven_its_address_gets_no_more_than_it_sends(listener: Listener) -> None:
+    source = random.Random(1)
+    sent = 0
+    for _ in range(300):
+        kind = source.choice(list(Kind))
+        cookie = source.choice((0, 1, source.getrandbits(64)))
+        numbers = tuple(source.getrandbits(source.choice((4, 20, 64))) for _ in range(6))
+        data = Datagram(kind, source.getrandbits(8), cookie, source.getrandbits(8), numbers).pack()
+        data = source.choice((data, data[: source.randrange(90)], source.randbytes(90)))
+        listener.send(data)
+        sent += len(data)
+    listener.thread.join(10)  # ends although there was traffic, none of which has a proof
+    assert not listener.thread.is_alive()
+    listener.peer.setblocking(False)
+    received = 0
+    kinds = set()
+    try:
+        while True:
+            answer = listener.peer.recv(1 << 16)
+            received += len(answer)
+            read = parse(answer)
+            assert read is not None
+            kinds.add(read.kind)
+    except BlockingIOError:
+        pass
+    assert kinds == {Kind.WELCOME}
+    assert received <= sent
+
+
+def test_a_proven_prober_gets_no_burst_beyond_the_limits(listener: Listener) -> None:
+    cookie = listener.welcomed()
+    for number, asked in enumerate(
+        [
+            (1 << 40, 1472, 10**9, 0),
+            (100, 1 << 20, 10**9, 0),
+            (100, 1472, 0, 0),
+            (100, 1472, 1, 0),
+            (100, 1472, 10**9, 1 << 30),
+            (0, 1472, 10**9, 0),
+        ],
+        start=1,
+    ):
+        listener.send(Datagram(Kind.BURST, 7, cookie, number, asked).pack())
+    listener.send(Datagram(Kind.PING, 7, cookie, 99).pack())
+    assert listener.receive().kind is Kind.PONG
+    listener.send(Datagram(Kind.BURST, 7, cookie, 100, (3, 200, 10**6, 1)).pack())
+    assert [listener.receive().kind for _ in range(4)] == [Kind.DATA] * 3 + [Kind.SENT]
+    listener.send(Datagram(Kind.BURST, 7, cookie, 100, (3, 200, 10**6, 1)).pack())
+    assert listener.receive().kind is Kind.SENT  # a question that comes again is no new burst
+
+
+def test_a_cookie_is_of_no_use_to_another_address(listener: Listener) -> None:
+    cookie = listener.welcomed()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.sendto(Datagram(Kind.WANT, 7, cookie, 1, (1400,)).pack(), listener.socket.place)
+        listener.send(Datagram(Kind.PING, 7, cookie, 2).pack())
+        assert listener.receive().kind is Kind.PONG
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.recv(1 << 16)
+
+
+def test_a_listener_goes_on_while_it_is_asked_and_ends_when_it_is_idle(
+    listener: Listener,
+) -> None:
+    cookie = listener.welcomed()
+    begun = time.monotonic()
+    number = 0
+    while time.monotonic() - begun < 0.3:
+        number += 1
+        listener.send(Datagram(Kind.PING, 7, cookie, number).pack())
+        assert listener.receive().number == number
+    listener.send(Datagram(Kind.BYE, 7, cookie, number + 1).pack())
+    assert listener.receive().kind is Kind.GOODBYE
+    listener.thread.join(10)
+    assert listener.responder.finished == 1
+    assert [event.name for event in listener.events] == ["measures", "measured"]
