@@ -143,7 +143,7 @@ void Fabric::forget() {
       Run& run = runs_[slot];
       run.spec = {};
       run.report = {};
-      for (std::vector<float>* values : {&run.input, &run.data, &run.final}) {
+      for (std::vector<float>* values : {&run.input, &run.data}) {
         std::vector<float>().swap(*values);
       }
     }
@@ -304,12 +304,12 @@ void Fabric::take_event(uint16_t index, gradwire::Event& event) {
 void Fabric::finish(Run& run, OpReport report) {
   run.done = true;
   run.report = std::move(report);
-  run.final = run.data;
+  run.result = fingerprint(std::as_bytes(std::span(run.data)));
   run.finished_at = now_;
   --open_runs_;
   hash(static_cast<uint64_t>(now_));
-  hash(std::span(reinterpret_cast<const uint8_t*>(run.final.data()),
-                 run.final.size() * sizeof(float)));
+  hash(std::span(reinterpret_cast<const uint8_t*>(run.data.data()),
+                 run.data.size() * sizeof(float)));
   hash(run.report.counted);
   check_op(run.spec.op);
 }
