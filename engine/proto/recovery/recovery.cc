@@ -118,8 +118,8 @@ void Recovery::forget_reordering() {
 // and its path loses packets.
 Nanos Recovery::next_timeout(Nanos heard, Nanos now) const {
   const bool quick = timeouts_ < kQuickProbes || now - heard < kHeardOf;
-  const uint32_t doublings = quick ? std::min(timeouts_, 1U)
-                                   : std::min(timeouts_ - kQuickProbes + 1, kSlowestBackoff);
+  const uint32_t doublings =
+      quick ? std::min(timeouts_, 1U) : std::min(timeouts_ - kQuickProbes + 1, kSlowestBackoff);
   return timer_base_ + (rtt.probe_timeout() << doublings);
 }
 
