@@ -15,7 +15,7 @@ $(call pytest,900) -m "not slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR
 	$(call pytest,600) -m "not slow and netns" $(ARGS) $(OR)
 endef
 
-.PHONY: demo test test-all traces lint format docs bench venv engine clean help
+.PHONY: demo test test-all traces work lint format docs bench venv engine clean help
 
 demo: venv  ## train over a bursting network, beside TCP
 	@$(BIN)/gradwire demo $(ARGS)
@@ -29,6 +29,9 @@ test-all: venv  ## run all the tests: those of `make test`, then the slow ones (
 
 traces: venv  ## compare the traces of 99 scenarios in virtual time with the known ones
 	@$(BIN)/python engine/tests/traces.py $(ARGS)
+
+work: venv  ## count the engine's instructions at 4 and 64 ranks with valgrind (minutes, 8 GB)
+	@$(BIN)/python engine/tests/work.py
 
 lint: venv  ## ruff, mypy --strict, clang-format, lizard
 	@$(BIN)/ruff check .

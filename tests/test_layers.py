@@ -1,4 +1,4 @@
-"""Imports point downwards only, in the package and in the engine (docs/design.md, "Layout")."""
+"""Imports point downwards only, and classes stay small (docs/design.md, "Layout")."""
 
 import ast
 import re
@@ -64,6 +64,8 @@ IMPURE = re.compile(
     r"^(chrono|random|thread|mutex|future|condition_variable|ctime|time\.h|unistd\.h|poll\.h"
     r"|sys/(?!types\.h).*|netinet/.*|arpa/.*|net/.*|linux/.*|pthread\.h|netdb\.h)$"
 )
+# Fields of one class in proto: more are two classes.
+MOST_FIELDS = 20
 PAPERS = {"dblp", "ltp", "plot", "mlt", "optireduce", "netsense", "netsenseml"}
 
 
@@ -165,6 +167,41 @@ def engine_faults(engine: Path) -> list[str]:
             ):
                 faults.append(f"{at}: only binding knows Python, and nothing knows torch")
     return faults
+
+
+def fields(text: str) -> list[tuple[str, int]]:
+    """Counts the fields of each class and struct in C++ code that clang-format has put in form.
+
+    The innermost braces are resolved first, until none is left. A class counts the declarations of
+    data between its braces; bodies of functions are dropped.
+    """
+    found: list[tuple[str, int]] = []
+
+    def bare(code: str) -> str:
+        while code != (code := re.sub(r"<[^<>(]*(\([^()]*\))?[^<>(]*>|\[\[.*?\]\]", "", code)):
+            pass
+        return code
+
+    def declared(statement: str) -> int:
+        statement = bare(re.sub(r"\b(public|private|protected)\s*:", "", statement)).strip()
+        other = bool(re.match(r"(static|using|friend|enum|struct|class|template)\b|$", statement))
+        declarators = re.sub(r"=[^,]*", "", statement)
+        other = other or "(" in declarators or "operator=" in statement
+        return 0 if other else declarators.count(",") + 1
+
+    def resolve(match: re.Match[str]) -> str:
+        head, body = match.groups()
+        code = bare(head)
+        if name := re.search(r"(?<!enum )\b(?:class|struct|union) ([\w:]+)[^()]*$", code):
+            found.append((name[1], sum(declared(statement) for statement in body.split(";"))))
+            return ";"
+        function = "(" in code and code.count("(") == code.count(")") and head[-1].isspace()
+        return ";" if function else head
+
+    text = re.sub(r"//.*|^\s*#.*|\"(\\.|[^\"\\])*\"|'(\\.|[^'\\])'", "", text, flags=re.MULTILINE)
+    while text != (text := re.sub(r"([^;{}]*)\{([^{}]*)\}", resolve, text)):
+        pass
+    return found
 
 
 # ---------------------------------------------------------------------------- tests
@@ -281,3 +318,48 @@ def test_downward_engine_includes_are_left_alone(tmp_path: Path) -> None:
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
     assert engine_faults(tmp_path) == []
+
+
+def test_no_class_of_the_protocol_has_too_many_fields() -> None:
+    large = {
+        f"{path.relative_to(ENGINE)}: {name}": count
+        for path in engine_files(ENGINE / "proto")
+        for name, count in fields(path.read_text(encoding="utf-8"))
+        if count > MOST_FIELDS
+    }
+    assert large == {}
+
+
+def test_a_field_too_many_is_counted() -> None:
+    text = """
+    #include <map>
+    template <typename T>
+    class Part final : public Base<T> {
+     public:
+      enum class Kind : uint8_t { push, pull };
+      static constexpr int kMost = 20;
+      explicit Part(int count) : count_(count), room_{count} {}
+      Part& operator=(const Part&) = delete;
+      bool operator<(const Part& other) const { return count_ < other.count_; }
+      void take(Nested value = {}, int most = kMost);
+      int room() const {
+        for (int i = 0; i < count_; ++i) call({i, '{'});
+        return room_;
+      }
+
+     private:
+      struct Nested {
+        int a = 0, b = 1;  // int c;
+        const char* text = "int d; }";
+      };
+      using Map = std::map<int, Nested>;
+
+      %s
+    };
+    int Part::most = 3;
+    """
+    own = ["int count_;", "int room_{3};", "Map map_;", "std::map<int, std::set<int>> sets_ = {};"]
+    own += ["std::function<void(int)> call_;", "Nested nested_[2] = {{1, 2}, {}};"]
+    own += [f"Nanos at{i}_ = now(0);" for i in range(len(own), MOST_FIELDS)]
+    assert fields(text % "\n".join(own)) == [("Nested", 3), ("Part", MOST_FIELDS)]
+    assert fields(text % "\n".join([*own, "bool one_;"]))[-1] == ("Part", MOST_FIELDS + 1)

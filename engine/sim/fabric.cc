@@ -32,6 +32,7 @@ Fabric::Fabric(const FabricOptions& options) : options_(options), random_(option
   options_.endpoint.servers = options.servers;
   const uint16_t count = options_.endpoint.endpoints();
   hosts_.resize(count);
+  queue_ = EventQueue(2 * size_t{count});
   parted_.assign(size_t{count} * count, false);
   for (uint16_t i = 0; i < count; ++i) {
     EndpointConfig config = options_.endpoint;
@@ -143,7 +144,7 @@ void Fabric::forget() {
       Run& run = runs_[slot];
       run.spec = {};
       run.report = {};
-      for (std::vector<float>* values : {&run.input, &run.data, &run.final}) {
+      for (std::vector<float>* values : {&run.input, &run.data}) {
         std::vector<float>().swap(*values);
       }
     }
@@ -155,20 +156,19 @@ void Fabric::forget() {
 bool Fabric::run(Nanos until, bool until_done) {
   while (!queue_.empty() && violations_.empty()) {
     if (until_done && open_runs_ == 0) return true;
-    const Event event = queue_.top();
-    if (event.time > until) {
+    if (queue_.top().time > until) {
       now_ = until;
       break;
     }
-    queue_.pop();
+    const Event event = queue_.pop();
     now_ = event.time;
     handle(event);
   }
   return open_runs_ == 0;
 }
 
-void Fabric::push(Nanos time, Event::Kind kind, uint32_t index) {
-  queue_.push({time, sequence_++, index, kind});
+void Fabric::push(Nanos time, Event::Kind kind, uint32_t index, uint16_t stream) {
+  queue_.push({time, sequence_++, index, kind, stream});
 }
 
 void Fabric::handle(const Event& event) {
@@ -304,12 +304,12 @@ void Fabric::take_event(uint16_t index, gradwire::Event& event) {
 void Fabric::finish(Run& run, OpReport report) {
   run.done = true;
   run.report = std::move(report);
-  run.final = run.data;
+  run.result = fingerprint(std::as_bytes(std::span(run.data)));
   run.finished_at = now_;
   --open_runs_;
   hash(static_cast<uint64_t>(now_));
-  hash(std::span(reinterpret_cast<const uint8_t*>(run.final.data()),
-                 run.final.size() * sizeof(float)));
+  hash(std::span(reinterpret_cast<const uint8_t*>(run.data.data()),
+                 run.data.size() * sizeof(float)));
   hash(run.report.counted);
   check_op(run.spec.op);
 }

@@ -7,16 +7,17 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
-#include <queue>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "proto/endpoint/endpoint.h"
+#include "sim/event_queue.h"
 #include "sim/link.h"
 #include "sim/pass_check.h"
 #include "sim/random.h"
@@ -128,16 +129,7 @@ class Fabric {
     uint8_t ecn;
     std::vector<uint8_t> bytes;
   };
-  struct Event {
-    enum class Kind : uint8_t { at_switch, at_host, wake, timer, start, cross };
-    Nanos time;
-    uint64_t sequence;
-    uint32_t index;  // unit, host, op or cross traffic
-    Kind kind;
-    bool operator>(const Event& other) const {
-      return time != other.time ? time > other.time : sequence > other.sequence;
-    }
-  };
+  using Event = EventQueue::Event;
   struct Arrived {
     uint32_t unit;
     Nanos time;
@@ -164,10 +156,10 @@ class Fabric {
     OpSpec spec;
     std::vector<float> input;
     std::vector<float> data;
-    std::vector<float> final;
     bool begun = false;
     bool done = false;
     OpReport report;
+    uint64_t result = 0;  // fingerprint of `data` when it was reported
     Nanos finished_at = kNever;
   };
   struct Cross {
@@ -186,7 +178,7 @@ class Fabric {
     auto operator<=>(const Sender&) const = default;
   };
 
-  void push(Nanos time, Event::Kind kind, uint32_t index);
+  void push(Nanos time, Event::Kind kind, uint32_t index, uint16_t stream = EventQueue::kNoStream);
   void handle(const Event& event);
   uint32_t new_unit();
   uint32_t unused_unit();
@@ -201,7 +193,7 @@ class Fabric {
   void take_event(uint16_t host, gradwire::Event& event);
 
   void launch(uint16_t host, const Train& train);
-  void cross(uint32_t unit, Link& link, Event::Kind next);
+  void cross(uint32_t unit, uint16_t host, Direction direction);
   void at_switch(uint32_t unit);
   void at_host(uint32_t unit);
   void send_garbage(uint32_t unit, Link& link, Nanos at);
@@ -216,6 +208,7 @@ class Fabric {
   void note_bitmap(uint16_t host, uint16_t source, std::span<const uint8_t> bytes);
   void check_op(uint64_t op);
   void violate(const std::string& text);
+  static uint64_t fingerprint(std::span<const std::byte> bytes);
   void hash(uint64_t value);
   void hash(std::span<const uint8_t> bytes);
   uint32_t record(const Unit& unit, std::span<const uint8_t> bytes, uint8_t dscp);
@@ -225,7 +218,7 @@ class Fabric {
   Nanos now_ = 0;
   uint64_t sequence_ = 0;
   Random random_;
-  std::priority_queue<Event, std::vector<Event>, std::greater<>> queue_;
+  EventQueue queue_;
   std::vector<Host> hosts_;
   std::vector<Unit> units_;
   std::vector<uint32_t> free_units_;

@@ -66,13 +66,16 @@ void Fabric::launch(uint16_t host, const Train& train) {
     const uint32_t trace = record(u, datagram, train.dscp);
     if (fresh) u.trace = trace;
     if (!options_.whole_trains || i + 1 == train.count) {
-      cross(unit, *hosts_[host].up, Event::Kind::at_switch);
+      cross(unit, host, Direction::up);
     }
   }
 }
 
 // Passes a unit through one link: queue, wire, and on to the next station.
-void Fabric::cross(uint32_t unit, Link& link, Event::Kind next) {
+void Fabric::cross(uint32_t unit, uint16_t host, Direction direction) {
+  const bool up = direction == Direction::up;
+  Link& link = up ? *hosts_[host].up : *hosts_[host].down;
+  const Event::Kind next = up ? Event::Kind::at_switch : Event::Kind::at_host;
   const LinkOptions& options = link.options();
   const uint32_t packets = units_[unit].packets;
   const uint64_t wire_bytes = units_[unit].bytes.size() + uint64_t{packets} * options_.overhead;
@@ -111,7 +114,7 @@ void Fabric::cross(uint32_t unit, Link& link, Event::Kind next) {
       bytes[link.random.below(bytes.size())] ^= static_cast<uint8_t>(1 << link.random.below(8));
     }
   }
-  push(at, next, unit);
+  push(at, next, unit, static_cast<uint16_t>(2 * host + up));
 }
 
 // Sends a datagram that no endpoint may accept, made from one that it would accept.
@@ -152,7 +155,7 @@ void Fabric::at_switch(uint32_t unit) {
     free_unit(unit);
     return;
   }
-  cross(unit, *hosts_[units_[unit].destination].down, Event::Kind::at_host);
+  cross(unit, units_[unit].destination, Direction::down);
 }
 
 void Fabric::at_host(uint32_t unit) {

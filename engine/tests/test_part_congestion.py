@@ -3,6 +3,7 @@ windows and rates out.
 """
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 from _parts import (
@@ -60,6 +61,25 @@ def test_the_delay_of_a_path_moves_towards_new_samples() -> None:
     assert delays == sorted(delays)
     assert delays[0] < 200 * US
     assert delays[-1] > 900 * US
+
+
+@pytest.mark.parametrize("paths", [1, 2, 5, 64, 100])
+def test_a_port_is_what_a_look_at_all_its_paths_gives(paths: int) -> None:
+    random = Random(paths)
+    port = PortDelay(paths)
+    means: dict[int, tuple[float, int]] = {}  # by path: its delay, and when it was sampled
+    now = 10 * MS
+    for _ in range(2_000):
+        now += random.choice([0, 20 * US, 300 * US, 2 * MS])
+        path, delay = random.randrange(paths), random.randrange(3 * MS)
+        fresh = {p for p, (_, last) in means.items() if now - last <= 5 * MS}
+        mean, last = means.get(path, (0.0, -SECOND))
+        full = now - last > 5 * MS
+        weight = 1.0 if full else min(1.0, WIRE * max(1, len(fresh)) / (16 * 1514.0))
+        means[path] = (mean + (delay - mean) * weight, now)
+        fresh.add(path)
+        least = min(means[p][0] for p in fresh)
+        assert port.add(path, delay, WIRE, now) == (len(fresh), int(least))
 
 
 # ---------------------------------------------------------------------------- ECN

@@ -63,10 +63,9 @@ std::optional<Header> read_header(std::span<const uint8_t> datagram) {
   return header;
 }
 
-std::optional<Ack> read_ack(std::span<const uint8_t> datagram) {
-  if (datagram.size() < kAckFixedBytes) return std::nullopt;
+bool read_ack(std::span<const uint8_t> datagram, Ack& ack) {
+  if (datagram.size() < kAckFixedBytes) return false;
   Reader reader(datagram.subspan(kCommonBytes));
-  Ack ack{};
   ack.largest = reader.get<uint32_t>();
   ack.refused = reader.get<uint32_t>();
   ack.credit = reader.get<uint32_t>();
@@ -77,11 +76,11 @@ std::optional<Ack> read_ack(std::span<const uint8_t> datagram) {
   ack.loss = reader.get<uint16_t>();
   ack.ect0 = reader.get<uint32_t>();
   ack.ce = reader.get<uint32_t>();
-  if (ack.words > kAckMaxWords) return std::nullopt;
+  if (ack.words > kAckMaxWords) return false;
   auto bits = reader.take(ack.words * sizeof(uint64_t));
-  if (!reader.ok()) return std::nullopt;
+  if (!reader.ok()) return false;
   std::memcpy(ack.bitmap, bits.data(), bits.size());
-  return ack;
+  return true;
 }
 
 void write_bye(uint8_t* at, const Common& common, const Bye& bye) {

@@ -183,7 +183,8 @@ size_t write_ack(uint8_t* at, const Common& common, const Ack& ack);
 
 std::optional<Common> read_common(std::span<const uint8_t> datagram);
 std::optional<Header> read_header(std::span<const uint8_t> datagram);
-std::optional<Ack> read_ack(std::span<const uint8_t> datagram);
+// Fills an ACK in place, because it is large; false when it is malformed.
+bool read_ack(std::span<const uint8_t> datagram, Ack& ack);
 void write_bye(uint8_t* at, const Common& common, const Bye& bye);
 std::optional<Bye> read_bye(std::span<const uint8_t> datagram);
 void write_ping(uint8_t* at, const Common& common, const Ping& ping);

@@ -1,12 +1,13 @@
-// QueueDelay, SmoothedDelay and PortDelay estimate how long packets queue: at one path, smoothed,
+// QueueDelay and PortDelay estimate how long packets queue: at one path, smoothed,
 // and at the port of an endpoint, which all its paths share.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
+#include "proto/base/agenda.h"
 #include "proto/base/time.h"
 #include "proto/recovery/rtt.h"
 
@@ -40,32 +41,29 @@ class QueueDelay {
 // smallest of their delays, each a moving mean over about a round.
 class PortDelay {
  public:
-  explicit PortDelay(size_t paths) : paths_(paths) {}
+  explicit PortDelay(size_t paths) : paths_(paths), delays_(paths), ends_(paths) {}
 
   // Now is the queue after a sample: its delay, and the number of paths in use.
   struct Now {
     Nanos delay;
     uint64_t in_use;
   };
-  // Adds `bytes` of a path that have queued for `delay`. Each path samples a part of the shared
-  // queue, so the more are in use, the faster each mean moves.
+  // Adds `bytes` of a path that have queued for `delay`, which is not negative. Each path samples a
+  // part of the shared queue, so the more are in use, the faster each mean moves.
   Now add(size_t path, Nanos delay, uint64_t bytes, Nanos now) {
+    while (ends_.earliest() < now) forget(ends_.due(now - 1));
     Mean& own = paths_[path];
-    const bool was_fresh = fresh(own, now);
-    uint64_t others = 0;
-    double least = std::numeric_limits<double>::infinity();
-    for (const Mean& mean : paths_) {
-      if (&mean == &own || !fresh(mean, now)) continue;
-      ++others;
-      least = std::min(least, mean.delay);
-    }
-    const uint64_t in_use = std::max<uint64_t>(1, others + was_fresh);
+    const uint64_t in_use = std::max<uint64_t>(1, in_use_);
     const double weight = now - own.last > kFresh
                               ? 1.0
                               : std::min(1.0, static_cast<double>(bytes * in_use) / kMemory);
     own.delay += (static_cast<double>(delay) - own.delay) * weight;
     own.last = now;
-    return {static_cast<Nanos>(std::min(least, own.delay)), others + 1};
+    in_use_ += !own.in_use;
+    own.in_use = true;
+    delays_.set(path, std::bit_cast<int64_t>(own.delay));
+    ends_.set(path, now + kFresh);
+    return {static_cast<Nanos>(std::bit_cast<double>(delays_.earliest())), in_use_};
   }
 
  private:
@@ -76,11 +74,21 @@ class PortDelay {
   struct Mean {
     double delay = 0;
     Nanos last = 0;
+    bool in_use = false;
   };
-  static bool fresh(const Mean& mean, Nanos now) {
-    return mean.last != 0 && now - mean.last <= kFresh;
+  void forget(size_t path) {
+    paths_[path].in_use = false;
+    --in_use_;
+    delays_.set(path, kNever);
+    ends_.set(path, kNever);
   }
-  std::vector<Mean> paths_;  // by endpoint, side by side: all are read for each sample
+
+  std::vector<Mean> paths_;  // by endpoint
+  // Of the paths in use: the bits of their delays, which have the order of the delays, and the time
+  // when each mean is old.
+  Agenda delays_;
+  Agenda ends_;
+  uint64_t in_use_ = 0;
 };
 
 }  // namespace gradwire

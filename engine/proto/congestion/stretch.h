@@ -16,8 +16,10 @@ inline constexpr double kSignalCut = 0.8;
 
 class Stretch {
  public:
+  // True when the factor may exceed 1.
+  bool any() const { return factor_ > 1; }
   // The factor where the share `loss` is lost.
-  double factor(double loss) const { return std::clamp(factor_, 1.0, most(loss)); }
+  double factor(double loss) const { return any() ? std::clamp(factor_, 1.0, most(loss)) : 1.0; }
   // For a sender: `share` of its packets is lost, and its receivers' windows for it have `told`
   // bytes.
   void loss(double share, double told) {

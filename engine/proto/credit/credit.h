@@ -32,7 +32,8 @@ class CreditPool {
 
   void ask(Credit& credit, uint64_t demand);
 
-  // What the receiver knows of one sender's path.
+  // What the receiver knows of one sender's path. Round, loss and rate matter only to a window that
+  // stretches.
   struct Sender {
     Nanos rtprop = 0;
     Nanos round = 0;

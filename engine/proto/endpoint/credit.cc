@@ -20,12 +20,15 @@ void Endpoint::Impl::share_credit(Path& path, Nanos now) {
   // by themselves what they send early, and need credit for the results of earlier ops.
   const bool stalled = config.endpoint >= config.workers &&
                        (path.stash.no_room || path.stash.packets.size() >= kStashLimit);
-  const CreditPool::Sender from{rtt.minimum(),
-                                rtt.round(),
-                                path.arriving.loss.share(now),
-                                path.arriving.rate.bytes_per_second(),
-                                path.acks.largest(),
-                                stalled};
+  CreditPool::Sender from;
+  from.rtprop = rtt.minimum();
+  from.largest = path.acks.largest();
+  from.stalled = stalled;
+  if (receiver.window.stretches()) {
+    from.round = rtt.round();
+    from.loss = path.arriving.loss.share(now);
+    from.rate = path.arriving.rate.bytes_per_second();
+  }
   if (!receiver.credit.share(path.grant, from, receiver.window, config.wire_bytes())) return;
   path.acks.hurry();
   touch(path);

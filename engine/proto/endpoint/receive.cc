@@ -46,8 +46,8 @@ void Endpoint::Impl::on_packet(Path& path, wire::Kind kind, std::span<const uint
   if (wire::is_reliable(kind)) {
     on_reliable(path, datagram, now, arrival, ecn);
   } else if (kind == wire::Kind::ack) {
-    const auto ack = wire::read_ack(datagram);
-    good = ack && on_ack(path, *ack, now);
+    wire::Ack ack;
+    good = wire::read_ack(datagram, ack) && on_ack(path, ack, now);
   } else if (kind == wire::Kind::ping) {
     good = on_ping(path, datagram, now);
   } else if (kind == wire::Kind::pong) {

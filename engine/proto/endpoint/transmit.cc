@@ -74,7 +74,7 @@ void Endpoint::Impl::write_ping(Path& path, Nanos now, bool pong, size_t bytes, 
 void Endpoint::Impl::write_ack(Path& path, Nanos now, Train& train) {
   const double loss = path.arriving.loss.share(now);
   const bool heavy = loss > kHeavyLoss;
-  wire::Ack ack{};
+  wire::Ack ack;
   ack.credit = static_cast<uint32_t>(path.grant.granted);
   ack.loss = static_cast<uint16_t>(loss * 65'536.0);
   ack.share = path.grant.part * config.wire_bytes();

@@ -87,10 +87,10 @@ struct Path {
   Hold hold;
   uint64_t early_sent = 0;  // chunks sent of ops that are not known to have started at the peer
 
-  // Receiving.
-  Acknowledger acks;
+  // Receiving. The grant stands before the largest number received, which decides about it.
   Arriving arriving;
   Credit grant;
+  Acknowledger acks;
   Stash stash;
 
   // As of the last settling: the path is long, or has heavy loss.

@@ -43,19 +43,31 @@ class ReceivedPackets {
   // Writes the ACK's bitmap: bit i is set when largest - i has arrived.
   void fill(wire::Ack& ack, uint16_t words) const {
     for (uint16_t w = 0; w < words; ++w) {
-      uint64_t bits = 0;
-      for (uint64_t i = 0; i < 64; ++i) {
-        const uint64_t back = uint64_t{w} * 64 + i;
-        if (back >= largest_) break;
-        if (test(largest_ - back)) bits |= uint64_t{1} << i;
-      }
-      ack.bitmap[w] = bits;
+      const uint64_t back = uint64_t{w} * 64;
+      ack.bitmap[w] = back < largest_ ? reversed(up_to(largest_ - back)) : 0;
     }
     ack.words = words;
   }
 
  private:
   bool test(uint64_t n) const { return (words_[(n % kWindow) / 64] >> (n % 64)) & 1; }
+  // The 64 numbers up to n, which has the highest bit.
+  uint64_t up_to(uint64_t n) const {
+    const uint64_t last = words_[(n % kWindow) / 64];
+    const uint64_t above = 63 - n % 64;  // bits of `last` that are above n
+    if (above == 0) return last;
+    const uint64_t before = n < 64 ? 0 : words_[((n - 64) % kWindow) / 64];
+    return last << above | before >> (64 - above);
+  }
+  static uint64_t reversed(uint64_t bits) {
+    constexpr uint64_t kOdd = 0x5555555555555555u;
+    constexpr uint64_t kPairs = 0x3333333333333333u;
+    constexpr uint64_t kNibbles = 0x0f0f0f0f0f0f0f0fu;
+    bits = (bits >> 1 & kOdd) | (bits & kOdd) << 1;
+    bits = (bits >> 2 & kPairs) | (bits & kPairs) << 2;
+    bits = (bits >> 4 & kNibbles) | (bits & kNibbles) << 4;
+    return __builtin_bswap64(bits);
+  }
   void clear(uint64_t first, uint64_t last) {
     for (uint64_t n = first; n <= last;) {
       uint64_t& word = words_[(n % kWindow) / 64];
