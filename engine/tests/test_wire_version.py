@@ -11,7 +11,7 @@ from gradwire import _engine
 
 WIRE = Path(__file__).resolve().parent.parent / "wire"
 
-FORMATS = (6, "55bec38edbfaa8e9")
+FORMATS = (6, "57cec2ccc033f623")
 """The version, and the fingerprint of the formats that it stands for."""
 
 
