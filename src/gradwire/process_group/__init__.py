@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from gradwire.process_group.backend import GradwireBackend
     from gradwire.process_group.group import GradwireGroup
 
 __all__ = ["BACKEND", "register"]
@@ -26,7 +27,7 @@ def register() -> None:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
-def _create(options: Any, pg_options: object) -> GradwireGroup:
+def _create(options: Any, pg_options: object) -> GradwireGroup | GradwireBackend:
     from gradwire.process_group.create import create
 
     return create(options, pg_options)

@@ -133,6 +133,11 @@ class EngineCollectives:
             self._stager.submit(lambda: self._carry_out(request, work))
         return work
 
+    def counters(self) -> dict[str, float]:
+        """Returns the engine's counters; empty before it is open and after it is closed."""
+        communicator = self._communicator
+        return {} if communicator is None else communicator.counters()
+
     def close(self) -> None:
         """Closes the group's part of the engine; open collectives fail. Idempotent."""
         with self._mutex:

@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError, EngineMissingError
 from gradwire.core.settings import Settings, check_environment
+from gradwire.process_group import BACKEND
+from gradwire.process_group.backend import GradwireBackend
 from gradwire.process_group.group import GradwireGroup
 from gradwire.training.configure import all_names
 from gradwire.training.groups import Group
@@ -19,6 +21,9 @@ from gradwire.transport import rendezvous
 from gradwire.transport.native import load_engine
 
 __all__ = ["create"]
+
+TAKES_BACKENDS = "2.14"
+"""The first version of torch in which a backend for one device can be made in Python."""
 
 OPTIONS = (
     "interface",
@@ -38,8 +43,8 @@ OPTIONS = (
 """The settings that a process group has; all others belong to attached modules."""
 
 
-def create(options: Any, pg_options: object) -> GradwireGroup:
-    """Makes a group, as torch asks for it; collective.
+def create(options: Any, pg_options: object) -> GradwireGroup | GradwireBackend:
+    """Makes a group, or a backend for one device of a group, as torch asks for it; collective.
 
     Args:
         options: What torch says of the group (`_DistributedBackendOptions`).
@@ -47,10 +52,11 @@ def create(options: Any, pg_options: object) -> GradwireGroup:
             those of the default group.
 
     Returns:
-        The group.
+        The group, or where the backend string names another one beside this, the backend.
 
     Raises:
-        ConfigError: The backend string is a composite, or a setting is impossible.
+        ConfigError: The backend string names another backend, and this torch knows no backends in
+            Python; or a setting is impossible.
         EngineMissingError: The engine was not built.
         RendezvousError: Another member failed, or has other settings; the error names it.
     """
@@ -60,7 +66,7 @@ def create(options: Any, pg_options: object) -> GradwireGroup:
     group = Group(options.store, name, options.group_rank, members, seconds)
     with contextlib.closing(group.meeting("create", seconds)) as meeting:
         try:
-            _check_alone()
+            beside = _beside()
             check_environment(all_names())
             settings = _settings(pg_options)
             load_engine()
@@ -68,13 +74,14 @@ def create(options: Any, pg_options: object) -> GradwireGroup:
             meeting.tell_failure(error)
             raise
         rendezvous.agree(meeting, {"min_bytes": settings.min_bytes})
-    return GradwireGroup(group, settings, options.timeout)
+    made = GradwireGroup(group, settings, options.timeout)
+    return GradwireBackend(made) if beside else made
 
 
 def _settings(pg_options: object) -> Settings:
     if pg_options is None:
         world = dist.group.WORLD
-        pg_options = world.settings if isinstance(world, GradwireGroup) else {}
+        pg_options = getattr(world, "settings", {})
     if isinstance(pg_options, Settings):
         settings = pg_options
     elif isinstance(pg_options, Mapping):
@@ -96,28 +103,30 @@ def _settings(pg_options: object) -> Settings:
         raise ConfigError.of(
             "route",
             settings.route,
-            "a process group of backend 'gradwire' has no servers; use route='sharded', or attach "
-            "modules over another backend",
+            f"a process group of backend {BACKEND!r} has no servers; use route='sharded', or "
+            "attach modules over another backend",
         )
     return settings
 
 
-def _check_alone() -> None:
-    """Raises ConfigError where the backend string names another backend for another device.
+def _beside() -> bool:
+    """Returns whether the backend string names another backend for another device.
 
-    torch replaces the whole group by a Python group without a word, so the other backend would
-    never be used.
+    Raises:
+        ConfigError: It does, and this torch would replace the whole group by ours without a word,
+            so that the other backend would never be used.
     """
     text = _backend_string()
-    others = [part for part in text.split(",") if ":" in part and part.split(":")[1] != "gradwire"]
-    if others:
+    others = [part for part in text.split(",") if ":" in part and part.split(":")[1] != BACKEND]
+    if others and torch.__version__ < TAKES_BACKENDS:
         raise ConfigError.of(
             "backend",
             text,
-            f"torch {torch.__version__} makes a Python backend the only one of its group, and "
-            f'{others[0]!r} would never be used; use "gradwire" alone, or another backend with '
-            "gradwire.attach for the gradients",
+            f"torch {torch.__version__} makes {BACKEND!r} the only backend of its group, and "
+            f"{others[0]!r} would never be used; give {BACKEND!r} alone, take torch "
+            f"{TAKES_BACKENDS} or later, or attach modules over another backend",
         )
+    return bool(others)
 
 
 def _backend_string() -> str:

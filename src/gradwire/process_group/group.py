@@ -43,6 +43,7 @@ class GradwireGroup(dist.ProcessGroup):
 
     Attributes:
         settings: The settings.
+        gloo: The backend that carries out everything else.
     """
 
     def __init__(self, group: Group, settings: Settings, timeout: datetime.timedelta) -> None:
@@ -50,18 +51,18 @@ class GradwireGroup(dist.ProcessGroup):
         self.settings = settings
         self._group = group
         store: Any = group.store
-        self._gloo = ProcessGroupGloo(
+        self.gloo = ProcessGroupGloo(
             PrefixStore("gloo/", store), group.rank, group.world_size, timeout=timeout
         )
-        self._gloo.options.global_ranks_in_group = list(group.ranks)
-        self._gloo.options.group_name = group.name  # type: ignore[assignment]
-        self._gloo._set_sequence_number_for_group()
+        self.gloo.options.global_ranks_in_group = list(group.ranks)
+        self.gloo.options.group_name = group.name  # type: ignore[assignment]
+        self.gloo._set_sequence_number_for_group()
         self._inner = dist.ProcessGroup(store, group.rank, group.world_size)
         for each in (self, self._inner):
             each._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
             for device in dist.Backend.backend_capability["gloo"]:
                 each._register_backend(
-                    torch.device(device), dist.ProcessGroup.BackendType.GLOO, self._gloo
+                    torch.device(device), dist.ProcessGroup.BackendType.GLOO, self.gloo
                 )
         self._engine = EngineCollectives(group, settings, self._inner.barrier)
 
@@ -72,6 +73,13 @@ class GradwireGroup(dist.ProcessGroup):
     def __repr__(self) -> str:
         group = self._group
         return f"GradwireGroup(rank={group.rank}, size={group.world_size}, name={group.name!r})"
+
+    def counters(self) -> dict[str, float]:
+        """Returns the engine's totals (`gradwire.Attachment.counters`); empty while it is closed.
+
+        The engine opens with the group's first large collective.
+        """
+        return self._engine.counters()
 
     # ------------------------------------------------------------------ collectives
 
@@ -194,7 +202,7 @@ class GradwireGroup(dist.ProcessGroup):
         own = self.settings.timeout
         seconds: float = opts.timeout.total_seconds()
         if seconds <= 0:
-            seconds = own if own is not None else self._gloo.options._timeout.total_seconds()
+            seconds = own if own is not None else self.gloo.options._timeout.total_seconds()
         average = bool(opts.reduceOp == dist.ReduceOp.AVG)
         return self._engine.start(Request(name, inputs, output, start, average, seconds))
 
