@@ -1,13 +1,14 @@
 """PyTorch's own DistributedTest suite, from the installed wheel, over gradwire.
 
     python tests/conformance/suite.py backend --world-size 2    backend "gradwire"
-    python tests/conformance/suite.py hook --world-size 2       Gloo, with every CPU DDP module attached
+    python tests/conformance/suite.py hook --world-size 2       Gloo, and CPU modules attached
 
 The run fails where a test fails, or is skipped without standing in skips.json, which gives a reason
-for each skip. `-k WORD` chooses tests; `--write` writes the skips of this run to the list, whose
+for each skip. `-k PATTERN` chooses tests; `--write` writes the skips of this run to the list, whose
 reasons have to be filled in by hand.
 
-The suite reads its environment when it is imported, so that is set up first.
+The suite reads its environment when it is imported, so that is set up first. Where it names Gloo,
+it names "gradwire" as well here, because that delegates to Gloo whatever it does not do itself.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import re
 import sys
 import tempfile
 import time
+import types
 import unittest
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SKIPS = HERE / "skips.json"
-FACES = {"backend": "gradwire", "hook": "gloo"}
+FACES = {"backend": "gradwire", "hook": "gloo"}  # each with the backend of its groups
+NOT_RUN = "not run"
+"""In skips.json, what stands in place of torch's reason for tests that torch would run."""
 ENVIRONMENT = {
     "MASTER_ADDR": "127.0.0.1",
     "OMP_NUM_THREADS": "1",
@@ -38,7 +42,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("face", choices=FACES)
     parser.add_argument("--world-size", type=int, choices=(2, 3, 4), default=2)
-    parser.add_argument("-k", default="", metavar="WORD", help="only tests whose name holds WORD")
+    parser.add_argument("-k", default="", metavar="PATTERN", help="only tests whose name matches")
     parser.add_argument("--write", action="store_true", help="write this run's skips to skips.json")
     return parser.parse_args()
 
@@ -54,38 +58,65 @@ os.environ.update(
     TEMP_DIR=scratch.name,
 )
 
-import torch
-from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal import common_distributed
+import torch  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.testing._internal import common_distributed  # noqa: E402
 
-import gradwire
-import gradwire.process_group
+import gradwire  # noqa: E402
+import gradwire.process_group  # noqa: E402
 
-for feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
-    common_distributed.DistTestCases.backend_feature[feature].add(gradwire.process_group.BACKEND)
 
-from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+def suite() -> types.ModuleType:
+    """The suite's module, in which "gradwire" may do what Gloo may."""
+    for feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
+        common_distributed.DistTestCases.backend_feature[feature].add("gradwire")
+    path = Path(common_distributed.__file__).parent / "distributed" / "distributed_test.py"
+    source = path.read_text()
+    for theirs, ours in (
+        ('BACKEND != "gloo"', 'BACKEND not in ("gloo", "gradwire")'),
+        ('BACKEND == "gloo"', 'BACKEND in ("gloo", "gradwire")'),
+        ('{"gloo"}', '{"gloo", "gradwire"}'),
+    ):
+        source = source.replace(theirs, ours)
+    module = types.ModuleType("distributed_test")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    return module
 
+
+theirs = suite()
 torch.set_num_threads(1)
 
 
-class AttachedDDP(DistributedDataParallel):
-    """DDP whose gradients travel over the hook where the module is on the CPU."""
+def attach_every_module() -> None:
+    """Makes the gradients of every DDP module on the CPU travel over the hook."""
+    plain = DistributedDataParallel.__init__
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def attached(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
         if all(parameter.device.type == "cpu" for parameter in self.parameters()):
             gradwire.attach(self, "reliable")
 
+    DistributedDataParallel.__init__ = attached  # type: ignore[method-assign]
+
 
 if given.face == "hook":
-    torch.nn.parallel.DistributedDataParallel = AttachedDDP  # type: ignore[misc]
-    torch.nn.parallel.distributed.DistributedDataParallel = AttachedDDP  # type: ignore[misc]
+    attach_every_module()
 
 
-class Conformance(TestDistBackend, DistributedTest._DistTestBase):
+def entries(face: str) -> list[Any]:
+    """The skips that are listed for a face."""
+    listed = json.loads(SKIPS.read_text()) if SKIPS.exists() else []
+    return [entry for entry in listed if entry["face"] == face]
+
+
+class Conformance(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):  # type: ignore
     def setUp(self) -> None:
         super().setUp()
+        for entry in entries(given.face):
+            if entry["torch"] == NOT_RUN and self._testMethodName in entry["tests"]:
+                self.skipTest(entry["reason"])
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
 
@@ -108,29 +139,26 @@ class Result(unittest.TextTestResult):
 
 def tests(word: str) -> unittest.TestSuite:
     names = unittest.TestLoader().getTestCaseNames(Conformance)
-    return unittest.TestSuite(Conformance(name) for name in names if word in name)
+    return unittest.TestSuite(Conformance(name) for name in names if re.search(word, name))
 
 
 def write(face: str, reasons: dict[str, str]) -> None:
     """Adds skips to the list, each under what torch gives as its reason."""
-    known = json.loads(SKIPS.read_text()) if SKIPS.exists() else []
-    entries = {(entry["face"], entry["torch"]): entry for entry in known}
+    known = {(e["face"], e["torch"]): e for each in FACES for e in entries(each)}
+    unrun = known.get((face, NOT_RUN), {"tests": []})["tests"]
     for test, reason in sorted(reasons.items()):
-        entry = entries.setdefault(
+        if test in unrun:
+            continue
+        entry = known.setdefault(
             (face, reason), {"face": face, "torch": reason, "reason": "", "tests": []}
         )
         entry["tests"] = sorted({*entry["tests"], test})
-    SKIPS.write_text(json.dumps([entries[key] for key in sorted(entries)], indent=1) + "\n")
+    SKIPS.write_text(json.dumps([known[key] for key in sorted(known)], indent=1) + "\n")
 
 
 def unlisted(face: str, reasons: dict[str, str]) -> list[str]:
     """The skips that stand in no entry with a reason."""
-    listed = {
-        test
-        for entry in json.loads(SKIPS.read_text())
-        if entry["face"] == face and entry["reason"]
-        for test in entry["tests"]
-    }
+    listed = {test for e in entries(face) if e["reason"] for test in e["tests"]}
     return [f"{test}: {reason}" for test, reason in reasons.items() if test not in listed]
 
 

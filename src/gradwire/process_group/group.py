@@ -1,12 +1,14 @@
 """GradwireGroup: a process group of torch whose large sums travel over the engine.
 
-Everything else is Gloo's. The group has Gloo's backend registered as its own, so whatever it does
-not override reaches Gloo in C++, also where torch does not ask Python objects.
+Everything else is Gloo's. An inner group carries it out, and the group has Gloo's backend
+registered as its own besides, since torch does not call methods in Python for everything that
+starts in C++.
 """
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +21,33 @@ from gradwire.training.groups import Group
 
 __all__ = ["GradwireGroup"]
 
-UNSET = datetime.timedelta(milliseconds=-1)
-"""The time-out of a collective that names none."""
+OVER_GLOO = (
+    "_allgather_base",
+    "_end_coalescing",
+    "_start_coalescing",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_single",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+"""The methods that go to the inner group as they are; some names are newer than others."""
 
 
 class GradwireGroup(dist.ProcessGroup):
@@ -43,7 +70,8 @@ class GradwireGroup(dist.ProcessGroup):
 
     Attributes:
         settings: The settings.
-        gloo: The backend that carries out everything else.
+        inner: The group that carries out everything else.
+        gloo: Its backend.
     """
 
     def __init__(self, group: Group, settings: Settings, timeout: datetime.timedelta) -> None:
@@ -57,14 +85,14 @@ class GradwireGroup(dist.ProcessGroup):
         self.gloo.options.global_ranks_in_group = list(group.ranks)
         self.gloo.options.group_name = group.name  # type: ignore[assignment]
         self.gloo._set_sequence_number_for_group()
-        self._inner = dist.ProcessGroup(store, group.rank, group.world_size)
-        for each in (self, self._inner):
+        self.inner = dist.ProcessGroup(store, group.rank, group.world_size)
+        for each in (self, self.inner):
             each._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
             for device in dist.Backend.backend_capability["gloo"]:
                 each._register_backend(
                     torch.device(device), dist.ProcessGroup.BackendType.GLOO, self.gloo
                 )
-        self._engine = EngineCollectives(group, settings, self._inner.barrier)
+        self._engine = EngineCollectives(group, settings, self.inner.barrier)
 
     def getBackendName(self) -> str:
         """Returns the backend's name."""
@@ -105,7 +133,7 @@ class GradwireGroup(dist.ProcessGroup):
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         opts = _options(dist.AllreduceOptions, opts, timeout, op)
         if len(tensors) != 1 or not self._for_engine(tensors, tensors[0], opts.reduceOp):
-            return self._inner.allreduce(tensors, opts)
+            return self.inner.allreduce(tensors, opts)
         return self._start("all_reduce", tensors, tensors[0], 0, opts)
 
     def reduce_scatter(  # type: ignore[override]
@@ -135,7 +163,7 @@ class GradwireGroup(dist.ProcessGroup):
         parts: Any = inputs[0] if len(outputs) == len(inputs) == 1 else []
         alike = [part.numel() for part in parts] == [outputs[0].numel()] * self._group.world_size
         if not alike or not self._for_engine(parts, outputs[0], opts.reduceOp):
-            return self._inner.reduce_scatter(outputs, inputs, opts)
+            return self.inner.reduce_scatter(outputs, inputs, opts)
         start = self._group.rank * outputs[0].numel()
         return self._start("reduce_scatter", parts, outputs[0], start, opts)
 
@@ -155,7 +183,7 @@ class GradwireGroup(dist.ProcessGroup):
         opts = _options(dist.ReduceScatterOptions, opts, None, None)
         alike = given.numel() == output.numel() * self._group.world_size
         if not alike or not self._for_engine([given], output, opts.reduceOp):
-            return self._inner._reduce_scatter_base(output, given, opts)
+            return self.inner._reduce_scatter_base(output, given, opts)
         start = self._group.rank * output.numel()
         return self._start("reduce_scatter", [given], output, start, opts)
 
@@ -166,12 +194,12 @@ class GradwireGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Closes what the group has opened; `destroy_process_group` calls it. Idempotent."""
         self._engine.close()
-        self._inner.shutdown()
+        self.inner.shutdown()
 
     def abort(self) -> None:
         """Ends the group's collectives with an error, and closes what it has opened."""
         self._engine.close()
-        self._inner.abort()
+        self.inner.abort()
 
     # ------------------------------------------------------------------ the engine's part
 
@@ -220,3 +248,22 @@ def _options(
     if timeout is not None:
         options.timeout = timeout
     return options
+
+
+def _over_gloo(name: str) -> Callable[..., Any]:
+    """Makes a method that calls the inner group's of the same name.
+
+    The method that a subclass inherits would do the same with the GIL held, for which a thread of
+    Gloo waits while it holds the lock of its queue.
+    """
+
+    def call(self: GradwireGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+for _name in OVER_GLOO:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(GradwireGroup, _name, _over_gloo(_name))
