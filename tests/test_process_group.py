@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from ddp_jobs import batch, fingerprint, gradients, local_gradients, model
 from gradwire.process_group.work import EngineWork
+from gradwire_calls import until
 from ranks import Failed, Gone, Ranks, free_port
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -56,7 +57,7 @@ def sockets() -> int:
 
 def ends(rank: int, world: int) -> None:
     dist.destroy_process_group()
-    assert threads() == []
+    assert until(lambda: threads() == [], 10.0)
 
 
 def values(rank: int, dtype: torch.dtype, elements: int = ELEMENTS) -> torch.Tensor:
