@@ -63,7 +63,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.testing._internal import common_distributed  # noqa: E402
 
 import gradwire  # noqa: E402
-import gradwire.process_group  # noqa: E402
+import gradwire.process_group.create  # noqa: E402, once for all tests
 
 
 def suite() -> types.ModuleType:

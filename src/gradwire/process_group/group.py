@@ -21,6 +21,9 @@ from gradwire.training.groups import Group
 
 __all__ = ["GradwireGroup"]
 
+outside_graphs: Callable[[Any], Any] = torch.compiler.disable
+"""Keeps Dynamo out of a method, since it cannot trace a process group in Python."""
+
 OVER_GLOO = (
     "_allgather_base",
     "_end_coalescing",
@@ -111,6 +114,7 @@ class GradwireGroup(dist.ProcessGroup):
 
     # ------------------------------------------------------------------ collectives
 
+    @outside_graphs
     def allreduce(  # type: ignore[override]  # one form for all of torch's
         self,
         tensors: list[torch.Tensor] | torch.Tensor,
@@ -136,6 +140,7 @@ class GradwireGroup(dist.ProcessGroup):
             return self.inner.allreduce(tensors, opts)
         return self._start("all_reduce", tensors, tensors[0], 0, opts)
 
+    @outside_graphs
     def reduce_scatter(  # type: ignore[override]
         self,
         outputs: list[torch.Tensor] | torch.Tensor,
@@ -167,6 +172,7 @@ class GradwireGroup(dist.ProcessGroup):
         start = self._group.rank * outputs[0].numel()
         return self._start("reduce_scatter", parts, outputs[0], start, opts)
 
+    @outside_graphs
     def reduce_scatter_single(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
     ) -> dist.Work:
@@ -261,7 +267,7 @@ def _over_gloo(name: str) -> Callable[..., Any]:
         return getattr(self.inner, name)(*args, **kwargs)
 
     call.__name__ = name
-    return call
+    return outside_graphs(call)
 
 
 for _name in OVER_GLOO:
