@@ -115,7 +115,7 @@ class GradwireGroup(dist.ProcessGroup):
     # ------------------------------------------------------------------ collectives
 
     @outside_graphs
-    def allreduce(  # type: ignore[override]  # one form for all of torch's
+    def allreduce(
         self,
         tensors: list[torch.Tensor] | torch.Tensor,
         opts: Any = None,
@@ -141,7 +141,7 @@ class GradwireGroup(dist.ProcessGroup):
         return self._start("all_reduce", tensors, tensors[0], 0, opts)
 
     @outside_graphs
-    def reduce_scatter(  # type: ignore[override]
+    def reduce_scatter(
         self,
         outputs: list[torch.Tensor] | torch.Tensor,
         inputs: Any,
@@ -193,7 +193,7 @@ class GradwireGroup(dist.ProcessGroup):
         start = self._group.rank * output.numel()
         return self._start("reduce_scatter", [given], output, start, opts)
 
-    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]  # before torch 2.13
+    _reduce_scatter_base = reduce_scatter_single  # before torch 2.13
 
     # ------------------------------------------------------------------ the end
 
@@ -256,7 +256,7 @@ def _options(
     return options
 
 
-def _over_gloo(name: str) -> Callable[..., Any]:
+def _over_gloo(name: str) -> Any:
     """Makes a method that calls the inner group's of the same name.
 
     The method that a subclass inherits would do the same with the GIL held, for which a thread of
