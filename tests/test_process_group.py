@@ -252,6 +252,18 @@ def objects(rank: int, world: int) -> None:
     assert torch.device("cpu") in dist.group.WORLD._device_types  # type: ignore[union-attr]
 
 
+def broadcasts(rank: int, world: int) -> None:
+    """Gloo's thread drops the tensors of one while the next one is queued."""
+    for turn in range(500):
+        tensor = torch.full((3,), float(rank))
+        dist.broadcast(tensor, turn % world)
+        assert tensor[0] == turn % world
+
+
+def test_no_broadcast_stands_still(three: Ranks) -> None:
+    three.run(broadcasts)
+
+
 def test_everything_else_is_gloos(three: Ranks) -> None:
     three.run(objects)
 
@@ -282,6 +294,19 @@ def trains(rank: int, world: int) -> bytes:
 
 def test_ddp_without_a_hook_trains_to_the_bit(three: Ranks) -> None:
     assert len(set(three.run(trains))) == 1
+
+
+def compiled(rank: int, world: int) -> None:
+    """DDP broadcasts the buffers in its forward pass, which Dynamo traces."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    step: Any = torch.compile(DistributedDataParallel(net), backend="eager")
+    for turn in range(2):
+        step(batch(rank, turn)).square().mean().backward()
+    assert net[0].weight.grad is not None
+
+
+def test_a_compiled_module_trains(three: Ranks) -> None:
+    three.run(compiled)
 
 
 def attached(rank: int, world: int) -> None:
@@ -405,6 +430,23 @@ def test_an_impossible_beginning_fails_on_every_rank(
 def test_groups_that_send_little_open_no_engine() -> None:
     with Ranks(2, group=False, **ENVIRONMENT) as ranks:
         ranks.run(lazy)
+
+
+def beside(rank: int, world: int) -> None:
+    dist.init_process_group("cpu:gradwire,cuda:gloo")
+    mine = values(rank, torch.bfloat16)
+    work = dist.all_reduce(mine, async_op=True)
+    work.wait()
+    assert torch.equal(mine, reference(world, torch.bfloat16, False))
+    dist.broadcast(mine, 1)
+    dist.barrier()
+    ends(rank, world)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="torch takes Python backends from 2.14 on")
+def test_the_backend_stands_beside_others() -> None:
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        ranks.run(beside)
 
 
 # ---------------------------------------------------------------------------- failures
