@@ -15,7 +15,8 @@ $(call pytest,900) -m "not slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR
 	$(call pytest,600) -m "not slow and netns" $(ARGS) $(OR)
 endef
 
-.PHONY: demo test test-all traces work lint format docs bench venv engine clean help
+.PHONY: demo test test-all conformance traces work lint format docs bench venv engine clean \
+	help
 
 demo: venv  ## train over a bursting network, beside TCP
 	@$(BIN)/gradwire demo $(ARGS)
@@ -26,6 +27,12 @@ test: venv  ## run the tests, but for the slow ones (limit: 25 minutes)
 test-all: venv  ## run all the tests: those of `make test`, then the slow ones (limit: 45 minutes)
 	@status=0; $(quick); \
 	$(call pytest,1200) -m slow $(ARGS) $(OR); exit $$status
+
+conformance: venv  ## run PyTorch's own suite over the backend, and over Gloo with the hook
+	@$(BIN)/python -c 'import expecttest' 2>/dev/null || \
+		$(BIN)/python -m pip install -q -c constraints.txt expecttest
+	@status=0; for face in backend hook; do \
+		$(BIN)/python tests/conformance/suite.py $$face $(ARGS) || status=1; done; exit $$status
 
 traces: venv  ## compare the traces of 99 scenarios in virtual time with the known ones
 	@$(BIN)/python engine/tests/traces.py $(ARGS)

@@ -21,6 +21,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "transport": ("core", "_engine"),
         "calibration": ("core", "policies"),
         "training": ("core", "policies", "transport"),
+        "process_group": ("core", "transport", "training"),
+        "autoload": ("process_group",),
         "sim": ("core", "policies", "transport", "training", "_engine"),
         "": ("core", "policies", "transport", "training", "calibration"),
         "server": ("core", "policies", "transport", "training"),

@@ -393,3 +393,9 @@ def test_a_variable_of_another_policy_is_told_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert configure("mlt", {}, {"GRADWIRE_P": "0.9"})[0].options()["p"] == 0.9
+
+
+def test_a_module_is_attached_without_the_settings_of_a_process_group() -> None:
+    with pytest.raises(ConfigError) as refused:
+        configure("reliable", {"min_bytes": 1000})
+    assert refused.value.setting == "min_bytes"

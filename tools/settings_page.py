@@ -27,11 +27,12 @@ HEAD = """\
 
 This page lists every setting of gradwire, generated from the code by `tools/settings_page.py`.
 
-A setting is given as a keyword argument of `gradwire.attach` or `gradwire.HookState`. A setting
-that is not given is read from its environment variable, and one that is set nowhere has its
-default. An empty variable counts as unset. A variable that begins with `GRADWIRE_` and names no
-setting is an error, except for `GRADWIRE_LAB_…`, `GRADWIRE_DEMO_…`, `GRADWIRE_BENCH_…` and
-`GRADWIRE_TEST_…`. A variable for an option that the job's policy does not have is a warning.
+A setting is given as a keyword argument of `gradwire.attach` or `gradwire.HookState`, or in the
+`pg_options` of a process group ([the backend](../guides/backend.md)). A setting that is not given
+is read from its environment variable, and one that is set nowhere has its default. An empty
+variable counts as unset. A variable that begins with `GRADWIRE_` and names no setting is an error,
+except for `GRADWIRE_LAB_…`, `GRADWIRE_DEMO_…`, `GRADWIRE_BENCH_…` and `GRADWIRE_TEST_…`. A variable
+for an option that the job's policy does not have is a warning.
 
 Truth values in variables are `1`, `true`, `yes`, `on` and `0`, `false`, `no`, `off`. Tables and
 lists can be given as arguments only. The words that the meanings use are explained in

@@ -87,6 +87,8 @@ class Settings:
         dscp: DSCP of gradwire's datagrams where the plan gives none, 0 to 63 (RFC 2474).
         ecn: Whether acknowledged packets are sent as ECT(0) and marks are heeded (RFC 3168). A path
             that does not carry ECT is detected, and goes without in any case.
+        min_bytes: Bytes from which the backend "gradwire" hands a collective to the engine; for
+            process groups of that backend alone (`gradwire.process_group`).
 
     Raises:
         ConfigError: A value is impossible; the error names the setting, the value and what is
@@ -116,6 +118,7 @@ class Settings:
     drop_seed: int = 0
     dscp: int = 0
     ecn: bool = True
+    min_bytes: int = 1 << 16
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -197,6 +200,7 @@ class Settings:
         _whole("dscp", self.dscp, 0, 63)
         if not isinstance(self.ecn, bool):
             raise ConfigError.of("ecn", self.ecn, "allowed are True, False")
+        _whole("min_bytes", self.min_bytes, 1, 1 << 62)
 
     @property
     def server_count(self) -> int:

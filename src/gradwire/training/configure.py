@@ -53,6 +53,13 @@ def configure(
     check_environment(all_names(), environment)
     common = {name: value for name, value in options.items() if name in setting_names()}
     others = {name: value for name, value in options.items() if name not in common}
+    if "min_bytes" in common:
+        raise ConfigError.of(
+            "min_bytes",
+            common["min_bytes"],
+            "every bucket of an attached module travels over the engine; the setting belongs to "
+            'init_process_group("gradwire", pg_options=…)',
+        )
     if isinstance(policy, Policy):
         for name, value in others.items():
             if name in option_names(type(policy)):

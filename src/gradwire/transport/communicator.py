@@ -208,6 +208,7 @@ class Communicator(Connected):
         critical: NDArray[np.uint32] | None = None,
         priorities: NDArray[np.uint8] | None = None,
         stats: Sequence[float] = (),
+        timeout_s: float | None = None,
     ) -> Handle:
         """Starts a transfer: the sum of a float32 array over all workers, in place.
 
@@ -222,6 +223,7 @@ class Communicator(Connected):
                 "priority": uint8 from 0, which goes first, to 7; None for one class.
             stats: Up to eight finite numbers; the first four are summed over the workers, the
                 others maximised.
+            timeout_s: Longest duration of this transfer in seconds; None for the communicator's.
 
         Returns:
             The handle of the transfer.
@@ -266,8 +268,8 @@ class Communicator(Connected):
                 critical=critical,
                 priorities=priorities,
                 stats=tuple(stats),
-                timeout_s=self.timeout_s,
-                timeout_from=self._timeout_from,
+                timeout_s=self.timeout_s if timeout_s is None else min(timeout_s, LONGEST_S),
+                timeout_from=self._timeout_from if timeout_s is None else "of the collective",
             )
         )
 

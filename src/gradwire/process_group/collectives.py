@@ -1,0 +1,222 @@
+"""EngineCollectives: the collectives of one process group that the engine carries out.
+
+torch expects a collective to return at once, and a group's first collective may find its peers
+busy. So all of a group's collectives start on one thread, in the order of the calls, and the first
+of them opens the engine there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from gradwire.core.errors import GradwireError, RendezvousError, TransferError
+from gradwire.core.plan import TransferPlan
+from gradwire.core.settings import Settings
+from gradwire.process_group.work import EngineWork
+from gradwire.training.groups import Group
+from gradwire.transport.all_reduce import Handle
+from gradwire.transport.communicator import Communicator
+from gradwire.transport.threads import Stager
+
+__all__ = ["EngineCollectives", "Request"]
+
+ENCODINGS = {torch.float32: "f32", torch.float16: "f32", torch.bfloat16: "bf16"}
+"""How the elements of each type travel.
+
+bfloat16 pushes are exact as bf16, and so is a result that is rounded once. The engine's f16 is
+shifted by a power of two for each chunk and keeps other small values than float16 does, so float16
+travels as f32.
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One collective: the sum or the average of all members' inputs, or a part of it.
+
+    Attributes:
+        name: What it is, for errors.
+        inputs: The tensors that are summed, one behind the other; of one type, on the CPU.
+        output: Where the result goes.
+        start: The element of the result at which the output begins.
+        average: Whether the sum is multiplied by one over the number of members.
+        timeout_s: Longest duration in seconds.
+    """
+
+    name: str
+    inputs: list[torch.Tensor]
+    output: torch.Tensor
+    start: int
+    average: bool
+    timeout_s: float
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the engine can work on the output's own memory."""
+        output = self.output
+        return (
+            self.inputs[0] is output
+            and output.dtype == torch.float32
+            and output.is_contiguous()
+            and not output.is_neg()
+        )
+
+    def staged(self) -> torch.Tensor:
+        """Returns the inputs as flat float32: the output's own memory, or a copy."""
+        if self.in_place:
+            return self.output.detach().view(-1)
+        flat = torch.empty(sum(each.numel() for each in self.inputs), dtype=torch.float32)
+        at = 0
+        for each in self.inputs:
+            flat[at : at + each.numel()].view(each.shape).copy_(each.detach())
+            at += each.numel()
+        return flat
+
+    def deliver(self, flat: torch.Tensor) -> None:
+        """Writes the result, given as flat float32, to the output; rounds it once."""
+        if not self.in_place:
+            result = flat[self.start : self.start + self.output.numel()]
+            self.output.detach().copy_(result.view(self.output.shape))
+
+
+class EngineCollectives:
+    """Carries out collectives of one group over an engine, which the first of them opens.
+
+    The members start them in the same order; those of other groups come before or after on any
+    rank. Each group has an engine of its own, since threads of a process may open those of several
+    groups at once, in another order on each rank. A group whose engine could not be opened stays
+    without one, and its collectives fail.
+
+    Args:
+        group: The place of this process in the group, under a name that no other group of the job
+            has.
+        settings: The settings.
+        gather: Starts a barrier of the members over Gloo, which shows who has died and waits for
+            who comes late.
+    """
+
+    def __init__(self, group: Group, settings: Settings, gather: Callable[[], dist.Work]) -> None:
+        self._group = group
+        self._settings = settings
+        self._gather = gather
+        self._mutex = threading.Lock()
+        self._stager = Stager(f"gradwire-{group.name}-{group.rank}")
+        weakref.finalize(self, self._stager.stop).atexit = False
+        self._barrier: dist.Work | None = None
+        self._communicator: Communicator | None = None
+        self._failure: Exception | None = None
+        self._closed = False
+
+    def start(self, request: Request) -> EngineWork:
+        """Starts a collective and returns at once.
+
+        Args:
+            request: What is asked for.
+
+        Returns:
+            The work. Its tensors belong to the engine until it is done.
+        """
+        work = EngineWork([request.output], f"rank {self._group.job_rank}: {request.name}")
+        with self._mutex:
+            if self._closed:
+                work.finish(self._ended())
+                return work
+            if self._barrier is None:
+                # In the order of the group's collectives, as Gloo needs it.
+                self._barrier = self._gather()
+            self._stager.submit(lambda: self._carry_out(request, work))
+        return work
+
+    def counters(self) -> dict[str, float]:
+        """Returns the engine's counters; empty before it is open and after it is closed."""
+        communicator = self._communicator
+        return {} if communicator is None else communicator.counters()
+
+    def close(self) -> None:
+        """Closes the group's part of the engine; open collectives fail. Idempotent."""
+        with self._mutex:
+            self._closed = True
+            communicator, self._communicator = self._communicator, None
+            self._stager.stop()
+        if communicator is not None:
+            communicator.close()
+
+    def _carry_out(self, request: Request, work: EngineWork) -> None:
+        """Starts a collective on the thread for it; an error ends the work."""
+        try:
+            communicator = self._opened()
+            with torch.inference_mode():  # results are no part of a graph of autograd
+                flat = request.staged()
+            scale = 1.0 / self._group.world_size if request.average else 1.0
+            plan = dataclasses.replace(
+                TransferPlan.whole(flat.numel(), scale=scale),
+                encoding=ENCODINGS[request.output.dtype],
+            )
+            handle = communicator.all_reduce(flat, plan, timeout_s=request.timeout_s)
+        except Exception as error:
+            work.finish(error)
+            return
+
+        def done(handle: Handle) -> None:
+            error: Exception | None = handle.error
+            if error is None:
+                try:
+                    with torch.inference_mode():
+                        request.deliver(flat)
+                except Exception as failure:  # such as a lack of memory
+                    error = failure
+            work.finish(error)
+
+        handle.add_done_callback(done)
+
+    def _opened(self) -> Communicator:
+        """Returns the communicator, which the first call opens together with all members."""
+        if self._failure is not None:
+            raise self._failure
+        communicator = self._communicator
+        if communicator is None:
+            try:
+                communicator = self._open()
+            except Exception as error:
+                self._failure = error
+                raise
+            with self._mutex:
+                if not self._closed:
+                    self._communicator = communicator
+                    return communicator
+            communicator.close()
+            raise self._ended()
+        return communicator
+
+    def _open(self) -> Communicator:
+        if self._closed:
+            raise self._ended()
+        group = self._group
+        assert self._barrier is not None
+        try:
+            self._barrier.wait()
+        except RuntimeError as error:
+            raise RendezvousError(
+                f"rank {group.job_rank}: not all members of group {group.name!r} came to its first "
+                f"large collective: {error}"
+            ) from error
+        return Communicator(
+            group.store,
+            group.rank,
+            group.world_size,
+            self._settings,
+            group=group.name,
+            ranks=group.ranks,
+        )
+
+    def _ended(self) -> GradwireError:
+        return TransferError(
+            f"rank {self._group.job_rank}: process group {self._group.name!r} was destroyed",
+            cause="closed",
+        )

@@ -1,0 +1,143 @@
+"""Makes a process group for torch, once all its members agree that they can take part."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.core.errors import ConfigError, EngineMissingError
+from gradwire.core.settings import Settings, check_environment
+from gradwire.process_group import BACKEND
+from gradwire.process_group.backend import GradwireBackend
+from gradwire.process_group.group import GradwireGroup
+from gradwire.training.configure import all_names
+from gradwire.training.groups import Group
+from gradwire.transport import rendezvous
+from gradwire.transport.native import load_engine
+
+__all__ = ["create"]
+
+TAKES_BACKENDS = "2.14"
+"""The first version of torch in which a backend for one device can be made in Python."""
+
+OPTIONS = (
+    "interface",
+    "port",
+    "datagram",
+    "rendezvous_timeout",
+    "peer_timeout",
+    "timeout",
+    "memory_limit",
+    "drop_rate",
+    "drop_burst",
+    "drop_seed",
+    "dscp",
+    "ecn",
+    "min_bytes",
+)
+"""The settings that a process group has; all others belong to attached modules."""
+
+
+def create(options: Any, pg_options: object) -> GradwireGroup | GradwireBackend:
+    """Makes a group, or a backend for one device of a group, as torch asks for it; collective.
+
+    Args:
+        options: What torch says of the group (`_DistributedBackendOptions`).
+        pg_options: What the user gave as `pg_options`: settings, a mapping of them, or None for
+            those of the default group.
+
+    Returns:
+        The group, or where the backend string names another one beside this, the backend.
+
+    Raises:
+        ConfigError: The backend string names another backend, and this torch knows no backends in
+            Python; or a setting is impossible.
+        EngineMissingError: The engine was not built.
+        RendezvousError: Another member failed, or has other settings; the error names it.
+    """
+    members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    seconds = options.timeout.total_seconds()
+    name = f"group-{options.group_id}"
+    group = Group(options.store, name, options.group_rank, members, seconds)
+    with contextlib.closing(group.meeting("create", seconds)) as meeting:
+        try:
+            beside = _beside()
+            check_environment(all_names())
+            settings = _settings(pg_options)
+            load_engine()
+        except (ConfigError, EngineMissingError) as error:
+            meeting.tell_failure(error)
+            raise
+        rendezvous.agree(meeting, {"min_bytes": settings.min_bytes})
+    made = GradwireGroup(group, settings, options.timeout)
+    return GradwireBackend(made) if beside else made
+
+
+def _settings(pg_options: object) -> Settings:
+    if pg_options is None:
+        world = dist.group.WORLD
+        pg_options = getattr(world, "settings", {})
+    if isinstance(pg_options, Settings):
+        settings = pg_options
+    elif isinstance(pg_options, Mapping):
+        for name, value in pg_options.items():
+            if name not in OPTIONS:
+                raise ConfigError.of(
+                    f"pg_options[{name!r}]",
+                    value,
+                    f"the settings of a process group are {', '.join(OPTIONS)}",
+                )
+        settings = Settings.build(pg_options)
+    else:
+        raise ConfigError.of(
+            "pg_options",
+            pg_options,
+            "a mapping of settings, as in {'interface': 'eth1'}, or gradwire.Settings",
+        )
+    if settings.route != "sharded":
+        raise ConfigError.of(
+            "route",
+            settings.route,
+            f"a process group of backend {BACKEND!r} has no servers; use route='sharded', or "
+            "attach modules over another backend",
+        )
+    return settings
+
+
+def _beside() -> bool:
+    """Returns whether the backend string names another backend for another device.
+
+    Raises:
+        ConfigError: It does, and this torch would replace the whole group by ours without a word,
+            so that the other backend would never be used.
+    """
+    text = _backend_string()
+    others = [part for part in text.split(",") if ":" in part and part.split(":")[1] != BACKEND]
+    if others and torch.__version__ < TAKES_BACKENDS:
+        raise ConfigError.of(
+            "backend",
+            text,
+            f"torch {torch.__version__} makes {BACKEND!r} the only backend of its group, and "
+            f"{others[0]!r} would never be used; give {BACKEND!r} alone, take torch "
+            f"{TAKES_BACKENDS} or later, or attach modules over another backend",
+        )
+    return bool(others)
+
+
+def _backend_string() -> str:
+    """Returns the backend string for which torch makes a group; "" where it cannot be found.
+
+    torch hands only the device's own store to the function that makes a group, hence the look at
+    the variables of the function that calls it.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "_new_process_group_helper":
+            return str(frame.f_locals.get("backend", "")).lower()
+    return ""

@@ -1,0 +1,275 @@
+"""GradwireGroup: a process group of torch whose large sums travel over the engine.
+
+Everything else is Gloo's. An inner group carries it out, and the group has Gloo's backend
+registered as its own besides, since torch does not call methods in Python for everything that
+starts in C++.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+
+from gradwire.core.settings import Settings
+from gradwire.process_group.collectives import ENCODINGS, EngineCollectives, Request
+from gradwire.training.groups import Group
+
+__all__ = ["GradwireGroup"]
+
+outside_graphs: Callable[[Any], Any] = torch.compiler.disable
+"""Keeps Dynamo out of a method, since it cannot trace a process group in Python."""
+
+OVER_GLOO = (
+    "_allgather_base",
+    "_end_coalescing",
+    "_start_coalescing",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_single",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+"""The methods that go to the inner group as they are; some names are newer than others."""
+
+
+class GradwireGroup(dist.ProcessGroup):
+    """A process group of backend "gradwire".
+
+    All-reduce and reduce-scatter of float32, float16 and bfloat16 on the CPU, with SUM or AVG, go
+    to the engine from `min_bytes` of input on. Only the number of elements, their type, the
+    operation and the device decide, which are the same on all members. The sum is taken in the
+    order of ranks in float32, multiplied by one over the number of members for AVG, and rounded
+    once, so it is the same to the bit on every member and in every run.
+
+    A reduce-scatter is an all-reduce of the whole input whose own part is copied out, because the
+    shards that the engine sums are not the parts that torch asks for.
+
+    Args:
+        group: The place of this process in the group, under a name that no other group of the job
+            has.
+        settings: The settings.
+        timeout: The time-out of collectives, until torch sets another one.
+
+    Attributes:
+        settings: The settings.
+        inner: The group that carries out everything else.
+        gloo: Its backend.
+    """
+
+    def __init__(self, group: Group, settings: Settings, timeout: datetime.timedelta) -> None:
+        super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]  # of subclasses
+        self.settings = settings
+        self._group = group
+        store: Any = group.store
+        self.gloo = ProcessGroupGloo(
+            PrefixStore("gloo/", store), group.rank, group.world_size, timeout=timeout
+        )
+        self.gloo.options.global_ranks_in_group = list(group.ranks)
+        self.gloo.options.group_name = group.name  # type: ignore[assignment]
+        self.gloo._set_sequence_number_for_group()
+        self.inner = dist.ProcessGroup(store, group.rank, group.world_size)
+        for each in (self, self.inner):
+            each._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+            for device in dist.Backend.backend_capability["gloo"]:
+                each._register_backend(
+                    torch.device(device), dist.ProcessGroup.BackendType.GLOO, self.gloo
+                )
+        self._engine = EngineCollectives(group, settings, self.inner.barrier)
+
+    def getBackendName(self) -> str:
+        """Returns the backend's name."""
+        return "gradwire"
+
+    def __repr__(self) -> str:
+        group = self._group
+        return f"GradwireGroup(rank={group.rank}, size={group.world_size}, name={group.name!r})"
+
+    def counters(self) -> dict[str, float]:
+        """Returns the engine's totals (`gradwire.Attachment.counters`); empty while it is closed.
+
+        The engine opens with the group's first large collective.
+        """
+        return self._engine.counters()
+
+    # ------------------------------------------------------------------ collectives
+
+    @outside_graphs
+    def allreduce(
+        self,
+        tensors: list[torch.Tensor] | torch.Tensor,
+        opts: Any = None,
+        timeout: datetime.timedelta | None = None,
+        *,
+        op: Any = None,
+    ) -> dist.Work:
+        """Sums or averages tensors over the members, in group.
+
+        Args:
+            tensors: The tensor, or a list of it.
+            opts: `AllreduceOptions`, or the operation.
+            timeout: Time-out of the collective; None for the options', or the group's.
+            op: The operation.
+
+        Returns:
+            The work.
+        """
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        opts = _options(dist.AllreduceOptions, opts, timeout, op)
+        if len(tensors) != 1 or not self._for_engine(tensors, tensors[0], opts.reduceOp):
+            return self.inner.allreduce(tensors, opts)
+        return self._start("all_reduce", tensors, tensors[0], 0, opts)
+
+    @outside_graphs
+    def reduce_scatter(
+        self,
+        outputs: list[torch.Tensor] | torch.Tensor,
+        inputs: Any,
+        opts: Any = None,
+        timeout: datetime.timedelta | None = None,
+        *,
+        op: Any = None,
+    ) -> dist.Work:
+        """Sums or averages lists of tensors over the members; each gets the one of its rank.
+
+        Args:
+            outputs: Where the result goes: the tensor, or a list of it.
+            inputs: A tensor for each member, or a list of that.
+            opts: `ReduceScatterOptions`, or the operation.
+            timeout: Time-out of the collective; None for the options', or the group's.
+            op: The operation.
+
+        Returns:
+            The work.
+        """
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = _options(dist.ReduceScatterOptions, opts, timeout, op)
+        parts: Any = inputs[0] if len(outputs) == len(inputs) == 1 else []
+        alike = [part.numel() for part in parts] == [outputs[0].numel()] * self._group.world_size
+        if not alike or not self._for_engine(parts, outputs[0], opts.reduceOp):
+            return self.inner.reduce_scatter(outputs, inputs, opts)
+        start = self._group.rank * outputs[0].numel()
+        return self._start("reduce_scatter", parts, outputs[0], start, opts)
+
+    @outside_graphs
+    def reduce_scatter_single(
+        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        """Sums or averages a tensor over the members; each gets the part of its rank.
+
+        Args:
+            output: Where the part goes.
+            given: The tensor, of as many parts as there are members.
+            opts: `ReduceScatterOptions`.
+
+        Returns:
+            The work.
+        """
+        opts = _options(dist.ReduceScatterOptions, opts, None, None)
+        alike = given.numel() == output.numel() * self._group.world_size
+        if not alike or not self._for_engine([given], output, opts.reduceOp):
+            return self.inner._reduce_scatter_base(output, given, opts)
+        start = self._group.rank * output.numel()
+        return self._start("reduce_scatter", [given], output, start, opts)
+
+    _reduce_scatter_base = reduce_scatter_single  # before torch 2.13
+
+    # ------------------------------------------------------------------ the end
+
+    def shutdown(self) -> None:
+        """Closes what the group has opened; `destroy_process_group` calls it. Idempotent."""
+        self._engine.close()
+        self.inner.shutdown()
+
+    def abort(self) -> None:
+        """Ends the group's collectives with an error, and closes what it has opened."""
+        self._engine.close()
+        self.inner.abort()
+
+    # ------------------------------------------------------------------ the engine's part
+
+    def _for_engine(self, inputs: list[torch.Tensor], output: torch.Tensor, operation: Any) -> bool:
+        """Returns whether a collective goes to the engine, alike on all members."""
+        return (
+            self._group.world_size > 1
+            and output.dtype in ENCODINGS
+            and (operation == dist.ReduceOp.SUM or operation == dist.ReduceOp.AVG)
+            and sum(each.numel() for each in inputs) * output.element_size()
+            >= self.settings.min_bytes
+            and all(
+                each.dtype == output.dtype
+                and each.device.type == "cpu"
+                and each.layout == torch.strided
+                for each in (*inputs, output)
+            )
+        )
+
+    def _start(
+        self,
+        name: str,
+        inputs: list[torch.Tensor],
+        output: torch.Tensor,
+        start: int,
+        opts: Any,
+    ) -> dist.Work:
+        own = self.settings.timeout
+        seconds: float = opts.timeout.total_seconds()
+        if seconds <= 0:
+            seconds = own if own is not None else self.gloo.options._timeout.total_seconds()
+        average = bool(opts.reduceOp == dist.ReduceOp.AVG)
+        return self._engine.start(Request(name, inputs, output, start, average, seconds))
+
+
+def _options(
+    kind: type[Any], given: Any, timeout: datetime.timedelta | None, operation: Any
+) -> Any:
+    """Returns the options of a collective, which torch's methods take in several forms."""
+    if isinstance(given, kind):
+        return given
+    options = kind()
+    operation = given if operation is None else operation
+    if operation is not None:
+        options.reduceOp = operation
+    if timeout is not None:
+        options.timeout = timeout
+    return options
+
+
+def _over_gloo(name: str) -> Any:
+    """Makes a method that calls the inner group's of the same name.
+
+    The method that a subclass inherits would do the same with the GIL held, for which a thread of
+    Gloo waits while it holds the lock of its queue.
+    """
+
+    def call(self: GradwireGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return outside_graphs(call)
+
+
+for _name in OVER_GLOO:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(GradwireGroup, _name, _over_gloo(_name))

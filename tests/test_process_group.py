@@ -1,0 +1,549 @@
+"""The backend "gradwire" in real processes, over loopback: what torch.distributed asks of it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from ddp_jobs import batch, fingerprint, gradients, local_gradients, model
+from gradwire.process_group.work import EngineWork
+from gradwire_calls import until
+from ranks import Failed, Gone, Ranks, free_port
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+OPERATIONS = {"SUM": dist.ReduceOp.SUM, "AVG": dist.ReduceOp.AVG}
+ELEMENTS = 40_003
+ENVIRONMENT = {"GRADWIRE_PEER_TIMEOUT": "5", "GRADWIRE_RENDEZVOUS_TIMEOUT": "20"}
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    """Three ranks whose default group is of backend "gradwire"."""
+    with Ranks(3, group=False, **ENVIRONMENT) as ranks:
+        ranks.run(begins)
+        yield ranks
+        ranks.run(ends)
+
+
+def begins(rank: int, world: int, options: Any = None, seconds: float = 60.0) -> None:
+    dist.init_process_group(
+        "gradwire", pg_options=options, timeout=datetime.timedelta(seconds=seconds)
+    )
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("gradwire")]
+
+
+def sockets() -> int:
+    links = Path("/proc/self/fd")
+    return sum("socket:" in os.readlink(link) for link in links.iterdir() if link.exists())
+
+
+def ends(rank: int, world: int) -> None:
+    dist.destroy_process_group()
+    assert until(lambda: threads() == [], 10.0)
+
+
+def values(rank: int, dtype: torch.dtype, elements: int = ELEMENTS) -> torch.Tensor:
+    """A rank's own; the small and the large ones show a sum that is rounded twice."""
+    chance = torch.Generator().manual_seed(rank)
+    scales = torch.logspace(-6, 3, elements)[torch.randperm(elements, generator=chance)]
+    return (torch.randn(elements, generator=chance) * scales).to(dtype)
+
+
+def reference(world: int, dtype: torch.dtype, average: bool, elements: int = ELEMENTS) -> Any:
+    total = values(0, dtype, elements).float()
+    for rank in range(1, world):
+        total = total + values(rank, dtype, elements).float()
+    return (total * torch.tensor(1.0 / world) if average else total).to(dtype)
+
+
+# ---------------------------------------------------------------------------- sums
+
+
+def sums(rank: int, world: int, dtype: str, operation: str) -> None:
+    kind, op = DTYPES[dtype], OPERATIONS[operation]
+    expected = reference(world, kind, operation == "AVG")
+    mine = values(rank, kind)
+    dist.all_reduce(mine, op=op)
+    assert torch.equal(mine, expected)
+    # A reduce-scatter, of one tensor and of a list, has the same bits.
+    elements = 3 * 15_000
+    given = values(rank, kind, elements)
+    expected = reference(world, kind, operation == "AVG", elements).chunk(world)[rank]
+    single = torch.empty_like(expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.13 has another name for it
+        dist.reduce_scatter_tensor(single, given, op=op)
+    assert torch.equal(single, expected)
+    listed = torch.empty_like(expected)
+    dist.reduce_scatter(listed, list(given.chunk(world)), op=op)
+    assert torch.equal(listed, expected)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_are_in_the_order_of_ranks_to_the_bit(
+    three: Ranks, dtype: str, operation: str
+) -> None:
+    three.run(sums, dtype=dtype, operation=operation)
+
+
+def non_finite(rank: int, world: int) -> None:
+    for kind in DTYPES.values():
+        mine = torch.ones(ELEMENTS, dtype=kind)
+        mine[rank] = float("inf")
+        mine[10 + rank] = float("nan")
+        mine[20] = torch.finfo(kind).max
+        dist.all_reduce(mine)
+        assert mine[:3].isinf().all()
+        assert mine[10:13].isnan().all()
+        assert mine[30] == 3.0
+
+
+def test_what_is_not_finite_stays_so(three: Ranks) -> None:
+    three.run(non_finite)
+
+
+def around_min_bytes(rank: int, world: int) -> list[bool]:
+    """Whether the engine carries each size, type and operation."""
+    used = []
+    elements = (1 << 16) // 4
+    for tensor, op in (
+        (torch.ones(elements - 1), "SUM"),
+        (torch.ones(elements), "SUM"),
+        (torch.ones(elements, dtype=torch.float16), "SUM"),
+        (torch.ones(2 * elements, dtype=torch.float16), "AVG"),
+        (torch.ones(elements, dtype=torch.float64), "SUM"),
+        (torch.ones(elements, dtype=torch.int64), "SUM"),
+        (torch.ones(elements), "MAX"),
+    ):
+        work = dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op), async_op=True)
+        assert work.wait()
+        assert torch.equal(tensor, torch.full_like(tensor, 3 if op == "SUM" else 1))
+        used.append(isinstance(work, EngineWork))
+    return used
+
+
+def test_size_type_and_operation_decide_what_the_engine_carries(three: Ranks) -> None:
+    for used in three.run(around_min_bytes):
+        assert used == [False, True, False, True, False, False, False]
+
+
+def odd_tensors(rank: int, world: int) -> None:
+    """Each rank's tensor lies otherwise in memory."""
+    whole = torch.full((300, 200), float(rank))
+    tensor = whole.t() if rank == 0 else torch.full((200, 300), float(rank))
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((200, 300), 3.0))
+    strided = torch.full((200, 600), float(rank))
+    dist.all_reduce(strided[:, ::2])
+    assert torch.equal(strided[:, ::2], torch.full((200, 300), 3.0))
+    assert torch.equal(strided[:, 1::2], torch.full((200, 300), float(rank)))
+    empty = torch.empty(0)
+    dist.all_reduce(empty)
+    leaf = torch.full((ELEMENTS,), 1.0, requires_grad=True)
+    dist.all_reduce(leaf.detach())
+    assert leaf[0] == 3.0
+    with torch.inference_mode():
+        made = torch.ones(ELEMENTS, dtype=torch.bfloat16)
+        dist.all_reduce(made)
+        assert made[-1] == 3.0
+
+
+def test_any_layout_is_summed(three: Ranks) -> None:
+    three.run(odd_tensors)
+
+
+# ---------------------------------------------------------------------------- works and threads
+
+
+def asynchronous(rank: int, world: int) -> None:
+    """An all-reduce that nobody waits for must not keep two ranks from talking first."""
+    group: Any = dist.new_group()
+    mine = values(rank, torch.float32)
+    work: Any = dist.all_reduce(mine, group=group, async_op=True)
+    if rank == 0:
+        dist.send(torch.ones(3), 1)
+    note = torch.zeros(3)
+    if rank == 1:
+        dist.recv(note, 0)
+    assert work.wait()
+    assert work.is_completed()
+    assert work.is_success()
+    assert torch.equal(mine, reference(world, torch.float32, False))
+    (result,) = work.get_future().value()
+    assert result.data_ptr() == mine.data_ptr()
+    chained = dist.all_reduce(torch.ones(ELEMENTS), group=group, async_op=True).get_future()
+    # A callback may wait for another collective.
+    second = chained.then(
+        lambda done: dist.all_reduce(done.value()[0], group=group, async_op=True).get_future()
+    )
+    assert second.wait().wait()[0][5] == 9.0
+    dist.destroy_process_group(group)
+
+
+def test_an_asynchronous_sum_returns_at_once(three: Ranks) -> None:
+    three.run(asynchronous)
+
+
+def several_groups(rank: int, world: int) -> None:
+    """Threads open and use groups of the same and of other members, each rank in its own order."""
+    groups = [dist.new_group(), dist.new_group(), dist.new_group([0, 2])]
+    sizes = [3, 3, 2]
+    done: list[bool] = []
+
+    def use(index: int) -> None:
+        if index == 2 and rank == 1:
+            done.append(True)
+            return
+        for turn in range(5):
+            tensor = torch.full((ELEMENTS,), float(turn + index))
+            dist.all_reduce(tensor, group=groups[index])
+            done.append(bool((tensor == sizes[index] * (turn + index)).all()))
+
+    order = [0, 1, 2] if rank else [2, 1, 0]
+    running = [threading.Thread(target=use, args=(index,)) for index in order]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(60)
+    assert len(done) == (11 if rank == 1 else 15)
+    assert all(done)
+    before = sockets()
+    for group in groups:
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(group)
+    assert sockets() < before
+
+
+def test_groups_are_used_from_threads_in_any_order(three: Ranks) -> None:
+    three.run(several_groups)
+
+
+def objects(rank: int, world: int) -> None:
+    gathered: list[Any] = [None] * world
+    dist.all_gather_object(gathered, {"rank": rank, "text": "x" * 100_000})
+    assert [each["rank"] for each in gathered] == [0, 1, 2]
+    sent = [("a", 1)] if rank == 0 else [None]
+    dist.broadcast_object_list(sent, 0)
+    assert sent == [("a", 1)]
+    parts = [torch.zeros(ELEMENTS) for _ in range(world)]
+    dist.all_gather(parts, torch.full((ELEMENTS,), float(rank)))
+    assert [part[0].item() for part in parts] == [0.0, 1.0, 2.0]
+    dist.barrier()
+    assert dist.get_backend() == "gradwire"
+    assert torch.device("cpu") in dist.group.WORLD._device_types  # type: ignore[union-attr]
+
+
+def broadcasts(rank: int, world: int) -> None:
+    """Gloo's thread drops the tensors of one while the next one is queued."""
+    for turn in range(500):
+        tensor = torch.full((3,), float(rank))
+        dist.broadcast(tensor, turn % world)
+        assert tensor[0] == turn % world
+
+
+def test_no_broadcast_stands_still(three: Ranks) -> None:
+    three.run(broadcasts)
+
+
+def test_everything_else_is_gloos(three: Ranks) -> None:
+    three.run(objects)
+
+
+# ---------------------------------------------------------------------------- training
+
+
+def trains(rank: int, world: int) -> bytes:
+    """DDP without a hook, beside a reference that sums the gradients by hand."""
+    net, twin = model(), model()
+    ddp = DistributedDataParallel(net)  # one bucket, and DDP divides before it sums
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for step in range(4):
+        x = batch(rank, step)
+        local = local_gradients(twin, x) * (1.0 / world)
+        everybody = [torch.empty_like(local) for _ in range(world)]
+        dist.all_gather(everybody, local)
+        total = everybody[0]
+        for other in everybody[1:]:
+            total = total + other
+        optimizer.zero_grad()
+        ddp(x).float().square().mean().backward()
+        assert torch.equal(gradients(net), total)
+        optimizer.step()
+        twin.load_state_dict(net.state_dict())
+    return fingerprint(net)
+
+
+def test_ddp_without_a_hook_trains_to_the_bit(three: Ranks) -> None:
+    assert len(set(three.run(trains))) == 1
+
+
+def compiled(rank: int, world: int) -> None:
+    """DDP broadcasts the buffers in its forward pass, which Dynamo traces."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    step: Any = torch.compile(DistributedDataParallel(net), backend="eager")
+    for turn in range(2):
+        step(batch(rank, turn)).square().mean().backward()
+    assert net[0].weight.grad is not None
+
+
+def test_a_compiled_module_trains(three: Ranks) -> None:
+    three.run(compiled)
+
+
+def attached(rank: int, world: int) -> None:
+    ddp = DistributedDataParallel(model())
+    attachment = gradwire.attach(ddp, "mlt", p=0.1)
+    for step in range(3):
+        ddp(batch(rank, step)).square().mean().backward()
+    assert attachment.report().step == 2
+    attachment.detach()
+
+
+def test_a_module_is_attached_over_the_backend(three: Ranks) -> None:
+    three.run(attached)
+
+
+def zero(rank: int, world: int) -> bytes:
+    ddp = DistributedDataParallel(model())
+    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
+    for step in range(3):
+        optimizer.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        optimizer.step()
+    return fingerprint(ddp)
+
+
+def test_a_sharded_optimizer_keeps_the_replicas_equal(three: Ranks) -> None:
+    assert len(set(three.run(zero))) == 1
+
+
+def fully_sharded(rank: int, world: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    net, twin = model(), model()
+    mesh = init_device_mesh("cpu", (world,))
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    x = batch(rank, 0)
+    local = local_gradients(twin, x)
+    everybody = [torch.empty_like(local) for _ in range(world)]
+    dist.all_gather(everybody, local)
+    net(x).square().mean().backward()
+    got = torch.cat([p.grad.full_tensor().flatten() for p in net.parameters()])  # type: ignore[union-attr]
+    assert all(isinstance(p.grad, DTensor) for p in net.parameters())
+    total = everybody[0] + everybody[1] + everybody[2]
+    torch.testing.assert_close(got, total / world, rtol=1e-6, atol=1e-7)
+
+
+def test_fsdp2_shards_a_model_on_the_cpu(three: Ranks) -> None:
+    three.run(fully_sharded)
+
+
+# ---------------------------------------------------------------------------- the beginning
+
+
+def lazy(rank: int, world: int) -> None:
+    begins(rank, world, {"min_bytes": 1000})
+    world_group: Any = dist.group.WORLD
+    dist.all_reduce(torch.ones(100))
+    assert world_group.counters() == {}
+    assert threads() == []
+    group: Any = dist.new_group()
+    assert group.settings.min_bytes == 1000  # as the default group's
+    dist.all_reduce(torch.ones(250), group=group)
+    assert group.counters() != {}
+    before = sockets()
+    ends(rank, world)
+    assert sockets() < before
+
+
+def refused(rank: int, world: int, **options: Any) -> None:
+    dist.init_process_group(**options)
+
+
+def settings_differ(rank: int, world: int) -> None:
+    begins(rank, world, {"min_bytes": 1000 + rank})
+
+
+def without_engine(rank: int, world: int) -> None:
+    if rank == 1:
+        sys.modules["gradwire._engine"] = None  # type: ignore[assignment]
+    try:
+        begins(rank, world)
+    finally:
+        sys.modules.pop("gradwire._engine", None)
+
+
+@pytest.mark.parametrize(
+    ("job", "arguments", "told"),
+    [
+        (
+            refused,
+            {"backend": "cpu:gloo,cuda:gradwire"},
+            ["cpu:gloo,cuda:gradwire", "give 'gradwire' alone"],
+        ),
+        (
+            refused,
+            {"backend": "gradwire", "pg_options": {"guard": "skip"}},
+            ["pg_options['guard']", "min_bytes"],
+        ),
+        (refused, {"backend": "gradwire", "pg_options": 5}, ["pg_options=5", "a mapping"]),
+        (refused, {"backend": "gradwire", "pg_options": {"min_bytes": 0}}, ["min_bytes=0"]),
+        (settings_differ, {}, ["min_bytes", "rank 1"]),
+        (without_engine, {}, ["make engine"]),
+    ],
+)
+def test_an_impossible_beginning_fails_on_every_rank(
+    job: Callable[..., Any], arguments: dict[str, Any], told: list[str]
+) -> None:
+    if "cuda" in arguments.get("backend", "") and torch.__version__ >= "2.14":
+        pytest.skip("from 2.14 on the backends stand beside each other")
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        for outcome in ranks.outcomes(job, **arguments):
+            assert isinstance(outcome, Failed)
+            assert all(word in outcome.text for word in told), outcome.text
+
+
+def test_groups_that_send_little_open_no_engine() -> None:
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        ranks.run(lazy)
+
+
+def beside(rank: int, world: int) -> None:
+    dist.init_process_group("cpu:gradwire,cuda:gloo")
+    mine = values(rank, torch.bfloat16)
+    work = dist.all_reduce(mine, async_op=True)
+    work.wait()
+    assert torch.equal(mine, reference(world, torch.bfloat16, False))
+    dist.broadcast(mine, 1)
+    dist.barrier()
+    ends(rank, world)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="torch takes Python backends from 2.14 on")
+def test_the_backend_stands_beside_others() -> None:
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        ranks.run(beside)
+
+
+# ---------------------------------------------------------------------------- failures
+
+
+def dies(rank: int, world: int, first: bool) -> None:
+    begins(rank, world)
+    if not first:
+        dist.all_reduce(torch.ones(ELEMENTS))
+    if rank == 1:
+        os._exit(1)
+    ddp = DistributedDataParallel(model(), init_sync=False) if first else None
+    assert ddp is None or rank == 0
+    dist.all_reduce(torch.ones(ELEMENTS))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_peer_that_dies_is_an_error(first: bool) -> None:
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        outcome, gone = ranks.outcomes(dies, first=first)
+        assert isinstance(gone, Gone)
+        assert isinstance(outcome, Failed)
+        assert outcome.kind in ("TransferError", "RendezvousError", "RuntimeError")
+
+
+def late(rank: int, world: int) -> None:
+    begins(rank, world)
+    dist.all_reduce(torch.ones(ELEMENTS))
+    if rank == 0:
+        group: Any = dist.group.WORLD
+        tensor = torch.ones(ELEMENTS)
+        work = group.allreduce(tensor, dist.ReduceOp.SUM, datetime.timedelta(milliseconds=300))
+        with pytest.raises(gradwire.TransferError, match="not done after"):
+            work.wait(datetime.timedelta(milliseconds=10))
+        with pytest.raises(gradwire.TransferError) as failed:
+            work.wait()
+        assert failed.value.cause == "timeout"
+        assert isinstance(work.exception(), gradwire.TransferError)
+        assert not work.is_success()
+        with pytest.raises(RuntimeError, match="timeout"):
+            work.get_future().wait()
+    dist.distributed_c10d._get_default_store().set(f"late/{rank}", "")
+    dist.distributed_c10d._get_default_store().wait(["late/0"])
+    dist.destroy_process_group()
+
+
+def test_a_time_out_ends_the_work_and_its_future() -> None:
+    with Ranks(2, group=False, **ENVIRONMENT) as ranks:
+        ranks.run(late)
+
+
+# ---------------------------------------------------------------------------- import torch
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_import_torch_registers_and_imports_nothing_else() -> None:
+    run = python(
+        "import sys, torch\n"
+        "assert torch.distributed.is_backend_available('gradwire')\n"
+        "ours = [m for m in sys.modules if m.startswith('gradwire')]\n"
+        "assert sorted(ours) == ['gradwire', 'gradwire.autoload', 'gradwire.process_group'], ours\n"
+        "assert torch.distributed.Backend.default_device_backend_map['cpu'] == 'gloo'\n"
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_broken_installation_does_not_break_import_torch(tmp_path: Path) -> None:
+    """Of the backend's package nothing is left that could be imported."""
+    code = (
+        "import sys; sys.modules['gradwire.process_group'] = None; import torch; print('went on')"
+    )
+    run = python(code)
+    assert run.stdout == "went on\n"
+    assert "could not register" in run.stderr
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in run.stderr
+
+
+def test_without_autoload_an_import_registers() -> None:
+    code = (
+        "import torch\n"
+        "assert not torch.distributed.is_backend_available('gradwire')\n"
+        "import gradwire.process_group\n"
+        "torch.distributed.init_process_group(\n"
+        f"    'gradwire', rank=0, world_size=1, init_method='tcp://127.0.0.1:{free_port()}')\n"
+        "t = torch.ones(100_000)\n"
+        "torch.distributed.all_reduce(t)\n"
+        "assert t[0] == 1\n"
+        "torch.distributed.destroy_process_group()\n"
+    )
+    run = python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert run.returncode == 0, run.stderr
