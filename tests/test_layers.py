@@ -21,7 +21,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "transport": ("core", "_engine"),
         "calibration": ("core", "policies"),
         "training": ("core", "policies", "transport"),
-        "process_group": ("core", "transport", "training"),
+        "process_group": ("core", "policies", "transport", "training"),
         "autoload": ("process_group",),
         "sim": ("core", "policies", "transport", "training", "_engine"),
         "": ("core", "policies", "transport", "training", "calibration"),

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError, EngineMissingError
 from gradwire.core.settings import Settings, check_environment
+from gradwire.policies.registry import all_names
 from gradwire.process_group import BACKEND
 from gradwire.process_group.backend import GradwireBackend
 from gradwire.process_group.group import GradwireGroup
-from gradwire.training.configure import all_names
 from gradwire.training.groups import Group
 from gradwire.transport import rendezvous
 from gradwire.transport.native import load_engine
