@@ -141,7 +141,7 @@ BREAKS = (
         "a worker keeps what a committed pull withheld from others",
         PROTO + "endpoint/results.cc",
         "if (pull.takes_results() && !r.applied[c])",
-        "if (pull.takes_results() && !r.applied[c] && config.endpoint != 1)",
+        "if (pull.takes_results() && !r.applied[c] && op.aggregator->shard != 1)",
         SIM + "bounded.py " + SIM + "property.py",
     ),
     Break(
@@ -547,22 +547,6 @@ BREAKS = (
         "if (missing.test(chunk - begin_)) {",
         "if (missing.size()) {",
         SIM + "passes.py",
-    ),
-    Break(
-        0,
-        "heavy loss finds the window that had given way",
-        PROTO + "congestion/send_controller.cc",
-        "window_.resume(std::exchange(last_led_, 0));",
-        "last_led_ = 0;",
-        SIM + "long_paths.py",
-    ),
-    Break(
-        0,
-        "what was led is forgotten as soon as nothing is left to send",
-        PROTO + "congestion/send_controller.cc",
-        "if (led_ > 0) last_led_ = led_;",
-        "last_led_ = led_;",
-        SIM + "long_paths.py",
     ),
 )
 

@@ -73,10 +73,6 @@ void DelayWindow::marked() {
   stretch_.marked();
 }
 
-void DelayWindow::resume(double bytes) {
-  window_ = std::max(window_, std::min({bytes, enough_, maximum_}));
-}
-
 // The target grows with the path, because bursts of a round are longer there: a queue too short for
 // them runs empty, above all under incast. It must still fit into the port's buffer.
 Nanos DelayWindow::aim(Nanos rtprop) const {

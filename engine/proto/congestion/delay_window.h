@@ -48,10 +48,6 @@ class DelayWindow {
   // Shrinks for ECN marks: a switch reports its queue too long, whatever the delay is. Call it once
   // per round.
   void marked();
-  // Continues from `bytes`, another window that applied in place of this one until heavy loss
-  // began. The result is at most what the rate accounts for, because that window may be stretched.
-  // This one could not grow meanwhile, since it did not limit transmission.
-  void resume(double bytes);
   // Packets are missing that were sent under this window.
   void lost() { lost_ = true; }
   // The window limits transmission; without that it does not grow.

@@ -1,7 +1,5 @@
 #include "proto/congestion/send_controller.h"
 
-#include <utility>
-
 namespace gradwire {
 
 namespace {
@@ -63,10 +61,8 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
   const auto target = static_cast<double>(window_.target());
   const double loss = loss_.share(now);
   const bool heavy = loss >= kHeavyLoss;
-  if (heavy && last_led_ > 0) window_.resume(std::exchange(last_led_, 0));
   far_ = far.count > 0;
   led_ = far.alone() && !heavy ? led(far) : 0;
-  if (led_ > 0) last_led_ = led_;
   const double stretch = window_.stretch(loss);
   const double queue = static_cast<double>(window_.queue_delay()) / (kProbeQueue * target);
   double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue, 0.0, 0.75);

@@ -113,7 +113,6 @@ class SendController {
   TokenBucket tokens_;      // pacing, bytes
   TokenBucket copies_;      // packets that may be sent again early
   double led_ = 0;          // bytes: the window of the only receiver, on a long path
-  double last_led_ = 0;     // its last value that was not 0, until heavy loss
   double rate_ = 0;         // the pace in bytes/s; 0: none
   uint32_t quantum_ = 0;
   bool far_ = false;  // some destination is far
