@@ -68,20 +68,22 @@ def test_a_quiet_network_loses_next_to_nothing() -> None:
 
 
 def test_a_burst_ends_at_the_deadline_and_replicas_stay_alike() -> None:
-    pushes = {}
+    """Of sixteen courses of the network together; a single one may end late by the loss of a CLOSE."""
+    seconds = {"ltp": 0.0, "reliable": 0.0}
     for policy, options in (("ltp", {"every": 5, "slack": 0.005, "floor": 0.0}), ("reliable", {})):
-        job = Job(3, TENSORS, policy, **options)
-        run(job, range(10))
-        job.uplinks(BURST)
-        (results,) = run(job, range(10, 11))
-        pushes[policy] = job.report.push_s
-        assert all(np.array_equal(results[0], other) for other in results)
-        if policy == "ltp":
-            assert job.report.delivered < 0.8
-            assert job.report.exceeded
-        job.uplinks(NETWORK_A)
-        run(job, range(11, 14))
-    assert pushes["ltp"] < 0.7 * pushes["reliable"], pushes
+        for seed in range(16):
+            job = Job(3, TENSORS, policy, seed=seed, **options)
+            run(job, range(10))
+            job.uplinks(BURST)
+            (results,) = run(job, range(10, 11))
+            seconds[policy] += job.report.push_s
+            assert all(np.array_equal(results[0], other) for other in results)
+            if policy == "ltp":
+                assert job.report.delivered < 0.9
+                assert job.report.exceeded
+            job.uplinks(NETWORK_A)
+            run(job, range(11, 14))
+    assert seconds["ltp"] < 0.9 * seconds["reliable"], seconds
 
 
 def test_what_is_missing_is_a_bubble_of_zeros() -> None:
