@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,14 @@ import torch
 import torch.distributed as dist
 
 import gradwire
+import test_after_failure
+import test_ddp
+import test_ddp_steps
+import test_ddp_together
 from ddp_jobs import batch, fingerprint, gradients, local_gradients, model, wrap
+from gradwire.transport.host_link import hosts_of
 from host_ranks import Builder, HostRanks
+from ranks import Gone
 
 pytestmark = pytest.mark.usefixtures("namespaces")
 
@@ -93,9 +101,7 @@ def exact_steps(rank: int, world: int, places: tuple[int, ...], steps: int) -> d
         ddp.zero_grad()
         ddp(batch(rank, step)).square().mean().backward()
         equal.append(
-            torch.equal(
-                gradients(ddp), by_host(local_gradients(twin, batch(rank, step)), places)
-            )
+            torch.equal(gradients(ddp), by_host(local_gradients(twin, batch(rank, step)), places))
         )
     report, counters = attachment.report(), attachment.counters()
     attachment.detach()
@@ -113,3 +119,258 @@ def test_an_exact_mean_is_that_of_a_sum_within_hosts_and_then_over_hosts(
         assert (outcome["rank"], outcome["step"]) == (rank, 3)
         speaks = places.index(places[rank]) == rank
         assert bool(outcome["counters"]) == speaks
+
+
+# ---------------------------------------------------------------------------- what DDP does
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        test_ddp.no_sync,
+        test_ddp.unused,
+        test_ddp_steps.overflows,
+        test_ddp_steps.scaled,
+        test_ddp_steps.shares,
+        test_ddp_together.branches,
+    ],
+    ids=lambda job: job.__name__,
+)
+def test_jobs_run_as_with_a_rank_a_host(pairs: HostRanks, job: Callable[..., None]) -> None:
+    pairs.run(job)
+
+
+def uneven(rank: int, world: int) -> bytes:
+    """Leaders and followers join at different steps, beside a scaler whose scale grows."""
+    ddp = wrap(model())
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    attachment = gradwire.attach(ddp, "adaptive", optimizer=optimizer, scaler=scaler)
+    with ddp.join():
+        for step in range((2, 4, 7, 5)[rank]):
+            optimizer.zero_grad()
+            scaler.scale(ddp(batch(rank, step)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert attachment.step == 7
+    attachment.detach()
+    return fingerprint(ddp)
+
+
+def test_uneven_inputs(pairs: HostRanks) -> None:
+    assert len(set(pairs.run(uneven))) == 1
+
+
+def test_a_vote_of_a_follower_rules_all(pairs: HostRanks) -> None:
+    outcomes = pairs.run(test_ddp_steps.votes)
+    assert (
+        outcomes == [["critical"] * 2 + ["tolerant"] * 3 + ["critical"] * 2 + ["tolerant"] * 2] * 4
+    )
+
+
+def lossy(rank: int, world: int, steps: int) -> dict[str, Any]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "dblp", every=3, eta=0.01, loss_rise=0.5)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    if attachment.counters():
+        attachment.communicator.set_drop(0.03, 4.0, rank)
+    for step in range(steps):
+        optimizer.zero_grad()
+        attachment.epoch(step + rank)
+        ddp(batch(rank, step)).square().mean().backward()
+        optimizer.step()
+        attachment.loss(float(rank))
+    report, state = attachment.report(), attachment.state_dict()
+    attachment.detach()
+    return {
+        "print": fingerprint(ddp),
+        "report": report,
+        "phases": state["phases"],
+    }
+
+
+def test_replicas_and_decisions_are_the_same_on_all_ranks_under_loss(pairs: HostRanks) -> None:
+    outcomes = pairs.run(lossy, steps=25)
+    assert len({outcome["print"] for outcome in outcomes}) == 1
+    assert len({repr(outcome["phases"]) for outcome in outcomes}) == 1
+    reports = [outcome["report"] for outcome in outcomes]
+    assert [report.rank for report in reports] == [0, 1, 2, 3]
+    assert {report.agreed.loss for report in reports} == {1.5}  # the mean over ranks
+    assert {report.agreed.epoch for report in reports} == {24 + 3}
+    assert len({report.phase for report in reports}) == 1
+    assert reports[0].delivered == reports[1].delivered  # of their host
+    assert reports[2].delivered == reports[3].delivered
+
+
+def test_the_mean_loss_is_that_of_ranks_where_hosts_are_unequal(unequal: HostRanks) -> None:
+    reports = [outcome["report"] for outcome in unequal.run(lossy, steps=3)]
+    assert {report.agreed.loss for report in reports} == {1.5}
+
+
+def differ(rank: int, world: int) -> str:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable")
+    attachment.grad_scale = 8.0 if rank == 1 else 1.0
+    with pytest.raises(RuntimeError) as failed:
+        ddp(batch(rank, 0)).square().mean().backward()
+    attachment.detach()
+    return str(failed.value)
+
+
+def test_a_scale_of_a_follower_that_differs_is_named_on_all_ranks(pairs: HostRanks) -> None:
+    for text in pairs.run(differ):
+        assert "ranks 0, 2, 3 multiply their gradients by 1, rank 1 by 8" in text
+
+
+# ---------------------------------------------------------------------------- bytes and states
+
+
+def sent(rank: int, world: int, **options: Any) -> tuple[int, float]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable", **options)
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+    counters = attachment.counters()
+    attachment.detach()
+    return 4 * sum(p.numel() for p in ddp.parameters()), counters.get("bytes_sent", 0.0)
+
+
+def test_a_host_sends_the_gradient_once_whatever_its_ranks(pairs: HostRanks) -> None:
+    outcomes = pairs.run(sent)
+    for rank in (0, 2):
+        gradient, bytes_sent = outcomes[rank]
+        assert bytes_sent < 1.15 * 3 * gradient  # half of it pushed, and half of it as results
+    assert [outcomes[rank][1] for rank in (1, 3)] == [0.0, 0.0]
+
+
+def test_every_rank_speaks_for_itself_where_that_is_set(pairs: HostRanks) -> None:
+    assert all(bytes_sent > 0.0 for _, bytes_sent in pairs.run(sent, hosts=False))
+
+
+def owed(state: dict[str, Any]) -> bool:
+    return any(bool(values.any()) for values in state["residuals"].values())
+
+
+def resumes(rank: int, world: int) -> tuple[bool, bytes, bytes]:
+    """An interrupted run and one that is not, under a policy that loses the same in both."""
+    options = {"p": 0.3, "error_feedback": True}
+    prints, owes = [], False
+    for stops in (False, True):
+        ddp = wrap(model())
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        attachment = gradwire.attach(ddp, "mlt", **options)
+        for step in range(8):
+            if step == 4 and stops:
+                state = attachment.state_dict()
+                owes = owed(state)
+                attachment.detach()
+                attachment = gradwire.attach(ddp, "mlt", **options)
+                attachment.load_state_dict(state)
+            optimizer.zero_grad()
+            ddp(batch(rank, step)).square().mean().backward()
+            optimizer.step()
+        attachment.detach()
+        prints.append(fingerprint(ddp))
+    return owes, prints[0], prints[1]
+
+
+def test_a_run_goes_on_from_the_residuals_of_the_ranks_that_speak(pairs: HostRanks) -> None:
+    outcomes = pairs.run(resumes)
+    assert [owes for owes, _, _ in outcomes] == [True, False, True, False]
+    assert len({one for _, *both in outcomes for one in both}) == 1
+
+
+def regroups(rank: int, world: int, flushes: bool) -> str:
+    """Saves with a rank a host and goes on with several."""
+    ddp = wrap(model())
+    options: dict[str, Any] = {"p": 0.3, "error_feedback": True}
+    attachment = gradwire.attach(ddp, "mlt", hosts=False, **options)
+    for step in range(3):
+        if step == 2 and flushes:
+            attachment.flush()
+        ddp.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+    state = attachment.state_dict()
+    attachment.detach()
+    attachment = gradwire.attach(ddp, "mlt", **options)
+    try:
+        attachment.load_state_dict(state)
+        return ""
+    except gradwire.ConfigError as error:
+        return error.setting
+    finally:
+        attachment.detach()
+
+
+@pytest.mark.parametrize(("flushes", "setting"), [(False, "state['speaks_for']"), (True, "")])
+def test_residuals_of_other_places_are_refused(
+    pairs: HostRanks, flushes: bool, setting: str
+) -> None:
+    assert pairs.run(regroups, flushes=flushes) == [setting] * 4
+
+
+# ---------------------------------------------------------------------------- failures
+
+
+def disagree(rank: int, world: int) -> tuple[str, str]:
+    ddp = wrap(model())
+    with pytest.raises(gradwire.RendezvousError) as refused:
+        gradwire.attach(ddp, "reliable", hosts=False if rank == 1 else "auto")
+    return type(refused.value).__name__, str(refused.value)
+
+
+def test_ranks_that_set_hosts_differently_are_named_on_all_ranks(pairs: HostRanks) -> None:
+    for _, text in pairs.run(disagree):
+        assert "rank 1" in text
+        assert "hosts" in text
+
+
+@pytest.mark.parametrize("value", [True, 0, 2, "host", None])
+def test_a_value_of_hosts_that_is_not_possible_is_refused(value: object) -> None:
+    with pytest.raises(gradwire.ConfigError) as refused:
+        gradwire.Settings.build({"hosts": value}, environment={})
+    assert refused.value.setting == "hosts"
+
+
+def fails(rank: int, world: int, who: int, how: str) -> str:
+    """One rank fails in the middle of a step; what the others get."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable", timeout=8.0)
+    ddp(batch(rank, 0)).square().mean().backward()
+    loss = ddp(batch(rank, 1)).square().mean()
+    if rank == who:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raises":
+            next(ddp.parameters()).register_hook(_raise)
+    with pytest.raises(Exception, match="") as failed:
+        loss.backward()
+    attachment.detach()
+    return str(failed.value)
+
+
+def _raise(gradient: torch.Tensor) -> torch.Tensor:
+    raise ArithmeticError("mine")
+
+
+@pytest.mark.parametrize(("who", "text"), [(1, "rank 1 of this host"), (2, "rank 2")])
+def test_a_rank_that_dies_is_named_to_its_host(who: int, text: str) -> None:
+    with hosts(PAIRS) as ranks:
+        ranks.run(join_group, port=next(ports))
+        outcomes = ranks.outcomes(fails, who=who, how="dies")
+    assert isinstance(outcomes[who], Gone)
+    neighbour = {1: 0, 2: 3}[who]
+    assert text in outcomes[neighbour]
+    assert all(isinstance(outcome, str) for rank, outcome in enumerate(outcomes) if rank != who)
+
+
+def test_all_attach_again_after_a_follower_was_late(pairs: HostRanks, tmp_path: Path) -> None:
+    outcomes = pairs.run(
+        test_after_failure.goes_on, kind="timeout", same=True, folder=str(tmp_path)
+    )
+    assert len({print_ for _, print_ in outcomes}) == 1
+
+
+def test_hosts_are_told_apart_by_their_identity() -> None:
+    assert hosts_of(["a", "b", "a", "c", "b"]) == ((0, 2), (1, 4), (3,))

@@ -112,14 +112,12 @@ class Follower(SharingPipeline):
                     self._link.tell(Summed(bucket))
             case Result(bucket, end):
                 handed = self._open.get(bucket)
-                if handed is not None:
+                if handed is not None and self._completes(handed):  # no later failure concerns it
                     self._results.put(lambda: self._end_bucket(handed, end))
             case Failed(error):
                 self._stop(error)
 
     def _end_bucket(self, handed: Handed, end: End | None) -> None:
-        if not self._completes(handed):
-            return
         try:
             if end is not None:
                 self._end_step(end)

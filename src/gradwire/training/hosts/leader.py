@@ -164,7 +164,7 @@ class Leader(SharingPipeline):
         with self._telling:
             if not self._completes(handed):
                 return
-            end, self._end = (self._end, None) if handed.last else (None, self._end)
+            end, self._end = self._end, None  # of the bucket that was held back until the end
             self._link.tell(Result(handed.number, end))
         self._hand_back(handed)
 

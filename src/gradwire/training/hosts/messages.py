@@ -89,7 +89,12 @@ class End:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a bucket is in the memory; with a step's last one, how the step ended."""
+    """The result of a bucket is in the memory.
+
+    Attributes:
+        bucket: Number of the bucket.
+        end: How the step ended, with the result that was held back until then; else None.
+    """
 
     bucket: int
     end: End | None
