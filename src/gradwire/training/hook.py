@@ -145,17 +145,21 @@ class HookState:
             communicator, number = _connect(group, settings, meeting, undo)
             return GradientPipeline(communicator, *parts, number, *rest, scaler=self._scaler)
         undo.callback(seat.link.close)
+        meeting.close()  # the others may still read it while this rank begins the next one
         workers = group.workers(seat.hosts)
-        own = workers.meeting("attach", settings.rendezvous_timeout)
+        among_workers = workers.meeting("attach", settings.rendezvous_timeout)
+        everybody = group.meeting("hosts", settings.rendezvous_timeout)
         try:
             if seat.leads:
                 _check_memory(settings, self._largest, workers.world_size)
-            communicator, number = _connect(workers, settings, own, undo)
-            number = share_number(meeting, number)
+            communicator, number = _connect(workers, settings, among_workers, undo)
+            number = share_number(everybody, number)
         except BaseException as error:
-            own.tell_failure(error)
+            among_workers.tell_failure(error)
+            everybody.tell_failure(error)
             raise
-        own.close()
+        among_workers.close()
+        everybody.close()
         kind = Leader if seat.leads else Follower
         return kind(seat, communicator, *parts, number, *rest, scaler=self._scaler)
 
