@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -336,16 +337,24 @@ def test_a_value_of_hosts_that_is_not_possible_is_refused(value: object) -> None
 def fails(rank: int, world: int, who: int, how: str) -> str:
     """One rank fails in the middle of a step; what the others get."""
     ddp = wrap(model())
-    attachment = gradwire.attach(ddp, "reliable", timeout=8.0)
+    attachment = gradwire.attach(ddp, "reliable", timeout=3.0)
+    processes: list[Any] = [None] * world
+    dist.all_gather_object(processes, os.getpid())
     ddp(batch(rank, 0)).square().mean().backward()
     loss = ddp(batch(rank, 1)).square().mean()
     if rank == who:
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "freezes":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if how == "raises":
             next(ddp.parameters()).register_hook(_raise)
-    with pytest.raises(Exception, match="") as failed:
+    began = time.monotonic()
+    with pytest.raises((RuntimeError, ArithmeticError)) as failed:
         loss.backward()
+    assert time.monotonic() - began < 20.0
+    if how == "freezes" and rank == who ^ 1:
+        os.kill(processes[who], signal.SIGCONT)
     attachment.detach()
     return str(failed.value)
 
@@ -363,6 +372,38 @@ def test_a_rank_that_dies_is_named_to_its_host(who: int, text: str) -> None:
     neighbour = {1: 0, 2: 3}[who]
     assert text in outcomes[neighbour]
     assert all(isinstance(outcome, str) for rank, outcome in enumerate(outcomes) if rank != who)
+
+
+@pytest.mark.parametrize(
+    ("who", "how", "text"),
+    [
+        (1, "raises", "rank 1 of this host has ended or detached the module"),
+        (0, "raises", "rank 0, which leads this host, has ended or detached the module"),
+        (1, "freezes", "no gradient of rank 1 came within 3 s"),
+        (0, "freezes", "no answer of rank 0, which leads this host, came within 3 s"),
+    ],
+)
+def test_a_rank_that_does_not_go_on_is_named_to_its_host(
+    pairs: HostRanks, who: int, how: str, text: str
+) -> None:
+    outcomes = pairs.run(fails, who=who, how=how)
+    assert text in outcomes[who ^ 1]
+    assert all(outcomes)
+
+
+def typed(rank: int, world: int) -> bool:
+    """Buckets of another type are summed as float32 and rounded once."""
+    ddp, twin = wrap(model(torch.bfloat16)), model(torch.bfloat16)
+    attachment = gradwire.attach(ddp, "reliable")
+    x = batch(rank, 0, torch.bfloat16)
+    ddp(x).square().mean().backward()
+    expected = by_host(local_gradients(twin, x).float(), PAIRS).to(torch.bfloat16)
+    attachment.detach()
+    return torch.equal(gradients(ddp), expected)
+
+
+def test_bfloat16_is_rounded_once(pairs: HostRanks) -> None:
+    assert all(pairs.run(typed))
 
 
 def test_all_attach_again_after_a_follower_was_late(pairs: HostRanks, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from gradwire.core.errors import TransferError
 from gradwire.training.hosts.messages import (
     End,
     Failed,
@@ -87,7 +86,7 @@ class Follower(SharingPipeline):
         if known is None:
             self._link.tell(Want(*key))
         with self._changed:
-            self._wait_for(lambda: key in self._memory, handed, lambda: "the leader made no memory")
+            self._wait_for(lambda: key in self._memory, handed, self._unanswered)
             return self._memory[key]
 
     def _take(self, place: int, message: Any, memory: int | None) -> None:
@@ -155,11 +154,10 @@ class Follower(SharingPipeline):
             each for each in list(self._open.values()) if time.monotonic() > each.since + limit_s
         ]
         if late:
-            leader = self._seat.ranks[0]
-            error = self._late(
-                late[0], f"no result came from rank {leader}, which leads this host,"
-            )
-            self._stop(TransferError(str(error), rank=leader, step=error.step, cause="timeout"))
+            self._stop(self._late(late[0], self._unanswered()))
+
+    def _unanswered(self) -> str:
+        return f"no answer of rank {self._seat.ranks[0]}, which leads this host, came"
 
 
 def _do(work: Work) -> None:

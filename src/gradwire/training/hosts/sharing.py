@@ -14,7 +14,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from gradwire.core.agreed import Ballot
@@ -135,10 +134,7 @@ class SharingPipeline(GradientPipeline):
         if self._let_go.detach() is None:
             return
         detached = TransferError("the attachment is detached", cause="closed")
-        if self._open:
-            self._stop(detached)
-        with self._changed:
-            self._stopped = self._stopped or detached
+        self._stop(detached, tell=False)  # the others see it by the end of the connection
         super().close()
         _let_go(self._link, self._up)
 
@@ -184,10 +180,14 @@ class SharingPipeline(GradientPipeline):
             return self._open.pop(handed.number, None) is not None
 
     def _hand_back(self, handed: Handed) -> None:
-        """Copies the result to the bucket, and completes DDP's future."""
+        """Completes DDP's future with the result.
+
+        The result stays in the shared memory until all ranks have a gradient of the next step
+        there, so DDP copies it from there.
+        """
         try:
             if handed.rows is not None:
-                np.copyto(handed.stage.host(), handed.rows.total)
+                handed.stage.take(handed.rows.total)
         except Exception as error:
             handed.error = error
         handed.rows = None
@@ -242,10 +242,14 @@ class SharingPipeline(GradientPipeline):
             )
         )
 
-    def _stop(self, error: BaseException) -> None:
-        """Stops this pipeline for good, and those of all ranks of the host.
+    def _stop(self, error: BaseException, *, tell: bool = True) -> None:
+        """Stops this pipeline for good; all buckets without a result fail.
 
-        All buckets without a result fail. Only the first call does anything.
+        Only the first call does anything.
+
+        Args:
+            error: Why.
+            tell: Whether the other ranks of the host are to stop for the same reason.
         """
         cause = error if isinstance(error, (GradwireError, ConfigError)) else self._unknown(error)
         with self._changed:
@@ -255,7 +259,8 @@ class SharingPipeline(GradientPipeline):
             lost, self._open = list(self._open.values()), {}
             self._changed.notify_all()
         with contextlib.suppress(Exception):
-            self._tell_failed(Failed(cause.with_traceback(None)))
+            if tell:
+                self._tell_failed(Failed(cause.with_traceback(None)))
         with self._mutex:
             running = self._running
         self._fail(running, error)
