@@ -98,7 +98,7 @@ class Settings:
 
     route: str = "sharded"
     servers: int | None = None
-    hosts: Literal["auto"] | bool = "auto"
+    hosts: Literal["auto", False] = "auto"
     interface: str | None = None
     port: int = 0
     datagram: int = 0
@@ -400,9 +400,12 @@ def _describe(hint: object) -> str:
 
 def _one_of(words: tuple[object, ...]) -> Callable[[str], object]:
     def parse(text: str) -> object:
-        if text not in words:
+        if text in words:
+            return text
+        truth = _truth(text.lower())
+        if truth not in words:
             raise ValueError(text)
-        return text
+        return truth
 
     return parse
 

@@ -343,8 +343,9 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
         bucket: as DDP hands it over.
 
     Returns:
-        A future of the bucket's buffer (1-D, of its own dtype). A failure names rank, step and
-        cause, and backward() raises it as a RuntimeError.
+        A future of the average (1-D, of the bucket's dtype), which is the bucket's buffer or, where
+        ranks of a host sum among themselves, memory that the next step overwrites. A failure names
+        rank, step and cause, and backward() raises it as a RuntimeError.
 
     Raises:
         ConfigError: the state is no HookState, or the module hands gradients to no hook.
