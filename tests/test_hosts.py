@@ -6,6 +6,7 @@ Hosts are network namespaces, so these tests need root or user namespaces.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import time
@@ -22,8 +23,7 @@ import test_after_failure
 import test_ddp
 import test_ddp_steps
 import test_ddp_together
-from ddp_jobs import batch, fingerprint, gradients, local_gradients, model, wrap
-from gradwire.transport.host_link import hosts_of
+from ddp_jobs import batch, fingerprint, gradients, local_gradients, model, train, wrap
 from host_ranks import Builder, HostRanks
 from ranks import Gone
 
@@ -337,7 +337,7 @@ def test_a_value_of_hosts_that_is_not_possible_is_refused(value: object) -> None
 def fails(rank: int, world: int, who: int, how: str) -> str:
     """One rank fails in the middle of a step; what the others get."""
     ddp = wrap(model())
-    attachment = gradwire.attach(ddp, "reliable", timeout=3.0)
+    attachment = gradwire.attach(ddp, "reliable", timeout=2.0)
     processes: list[Any] = [None] * world
     dist.all_gather_object(processes, os.getpid())
     ddp(batch(rank, 0)).square().mean().backward()
@@ -379,8 +379,8 @@ def test_a_rank_that_dies_is_named_to_its_host(who: int, text: str) -> None:
     [
         (1, "raises", "rank 1 of this host has ended or detached the module"),
         (0, "raises", "rank 0, which leads this host, has ended or detached the module"),
-        (1, "freezes", "no gradient of rank 1 came within 3 s"),
-        (0, "freezes", "no answer of rank 0, which leads this host, came within 3 s"),
+        (1, "freezes", "no gradient of rank 1 came within 2 s"),
+        (0, "freezes", "no answer of rank 0, which leads this host, came within 2 s"),
     ],
 )
 def test_a_rank_that_does_not_go_on_is_named_to_its_host(
@@ -413,5 +413,42 @@ def test_all_attach_again_after_a_follower_was_late(pairs: HostRanks, tmp_path: 
     assert len({print_ for _, print_ in outcomes}) == 1
 
 
-def test_hosts_are_told_apart_by_their_identity() -> None:
-    assert hosts_of(["a", "b", "a", "c", "b"]) == ((0, 2), (1, 4), (3,))
+# ---------------------------------------------------------------------------- groups and parts
+
+
+def in_a_part(rank: int, world: int) -> tuple[bool, int]:
+    """A module on ranks 0, 1 and 3: two of them on one host."""
+    group = dist.new_group([0, 1, 3])
+    if rank == 2:
+        return False, 0
+    ddp = wrap(model(), process_group=group)
+    attachment = gradwire.attach(ddp, "reliable")
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+    alike: list[Any] = [None] * 3
+    dist.all_gather_object(alike, gradients(ddp).numpy().tobytes(), group)
+    speaks = bool(attachment.counters())
+    attachment.detach()
+    dist.destroy_process_group(group)
+    return speaks, len(set(alike))
+
+
+def test_a_module_on_a_part_of_the_ranks(pairs: HostRanks) -> None:
+    assert pairs.run(in_a_part) == [(True, 1), (False, 1), (False, 0), (True, 1)]
+
+
+def reports(rank: int, world: int, folder: str) -> None:
+    ddp = wrap(model(), static_graph=True)
+    attachment = gradwire.attach(ddp, "reliable", report=str(Path(folder, "{rank}.jsonl")))
+    train(ddp, rank, range(3))
+    attachment.detach()
+
+
+def test_every_rank_writes_the_report_of_its_host(pairs: HostRanks, tmp_path: Path) -> None:
+    pairs.run(reports, folder=str(tmp_path))
+    for rank in range(4):
+        lines = [
+            json.loads(line) for line in Path(tmp_path, f"{rank}.jsonl").read_text().splitlines()
+        ]
+        assert [(line["step"], line["rank"]) for line in lines] == [(s, rank) for s in range(3)]

@@ -89,7 +89,7 @@ class Follower(SharingPipeline):
             self._wait_for(lambda: key in self._memory, handed, self._unanswered)
             return self._memory[key]
 
-    def _take(self, place: int, message: Any, memory: int | None) -> None:
+    def _handle(self, place: int, message: Any, memory: int | None) -> None:
         match message:
             case Memory(position, elements):
                 assert memory is not None
@@ -105,9 +105,10 @@ class Follower(SharingPipeline):
                 if handed is None:
                     return
                 handed.since = time.monotonic()
-                if has_shard(handed.elements, len(self._seat.ranks), self._seat.place):
-                    assert handed.rows is not None
-                    handed.rows.add(self._seat.place, self._seat.share)
+                shared = handed.rows  # none is left where this rank has failed meanwhile
+                helps = has_shard(handed.elements, len(self._seat.ranks), self._seat.place)
+                if helps and shared is not None:
+                    shared.add(self._seat.place, self._seat.share)
                     self._link.tell(Summed(bucket))
             case Result(bucket, end):
                 handed = self._open.get(bucket)

@@ -197,7 +197,7 @@ class Leader(SharingPipeline):
                 self._memory[position, elements] = known
             return known
 
-    def _take(self, place: int, message: Any, memory: int | None) -> None:
+    def _handle(self, place: int, message: Any, memory: int | None) -> None:
         match message:
             case Want(position, elements):
                 self._rows(position, elements)

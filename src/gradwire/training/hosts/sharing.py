@@ -225,9 +225,16 @@ class SharingPipeline(GradientPipeline):
 
     # ------------------------------------------------------------------ failures
 
-    @abstractmethod
     def _take(self, place: int, message: Any, memory: int | None) -> None:
         """Takes a message from the rank at a place of the host."""
+        try:
+            self._handle(place, message, memory)
+        except Exception as error:
+            self._stop(error)
+
+    @abstractmethod
+    def _handle(self, place: int, message: Any, memory: int | None) -> None:
+        """Does what a message asks for."""
 
     def _gone(self, place: int) -> None:
         """Notes that the rank at a place of the host has ended or has detached the module."""
