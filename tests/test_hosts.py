@@ -93,9 +93,11 @@ def by_host(local: torch.Tensor, places: tuple[int, ...]) -> torch.Tensor:
     return mean * torch.tensor(1.0 / len(order), dtype=torch.float32)
 
 
-def exact_steps(rank: int, world: int, places: tuple[int, ...], steps: int) -> dict[str, Any]:
+def exact_steps(
+    rank: int, world: int, places: tuple[int, ...], steps: int, **options: bool
+) -> dict[str, Any]:
     net, twin = model(), model()
-    ddp = wrap(net)
+    ddp = wrap(net, **options)
     attachment = gradwire.attach(ddp, "reliable")
     equal = []
     for step in range(steps):
@@ -120,6 +122,12 @@ def test_an_exact_mean_is_that_of_a_sum_within_hosts_and_then_over_hosts(
         assert (outcome["rank"], outcome["step"]) == (rank, 3)
         speaks = places.index(places[rank]) == rank
         assert bool(outcome["counters"]) == speaks
+
+
+@pytest.mark.parametrize("option", ["gradient_as_bucket_view", "static_graph"])
+def test_a_mean_reaches_gradients_wherever_ddp_has_them(pairs: HostRanks, option: str) -> None:
+    for outcome in pairs.run(exact_steps, places=PAIRS, steps=3, **{option: True}):
+        assert outcome["equal"] == [True] * 3
 
 
 # ---------------------------------------------------------------------------- what DDP does
