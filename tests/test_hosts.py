@@ -156,7 +156,7 @@ def uneven(rank: int, world: int) -> bytes:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     attachment = gradwire.attach(ddp, "adaptive", optimizer=optimizer, scaler=scaler)
     with ddp.join():
-        for step in range((2, 4, 7, 5)[rank]):
+        for step in range((2, 7, 4, 5)[rank]):
             optimizer.zero_grad()
             scaler.scale(ddp(batch(rank, step)).square().mean()).backward()
             scaler.step(optimizer)

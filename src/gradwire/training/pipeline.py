@@ -454,7 +454,10 @@ class GradientPipeline:
                 self.take_skipped()  # a loss scaler may have kept the optimizer from it
                 self._skips.check()
                 self._skips.forget()
-                if self._scaler is not None and not joined:
+                theirs = [each.scale for each in others if each.scale is not None]
+                if joined and theirs:  # this rank's own scaler takes no steps any more
+                    self.set_grad_scale(theirs[0])
+                elif self._scaler is not None and not joined:
                     self.set_grad_scale(self._scaler.get_scale())
                 strict = self._loss_watch is not None and self._loss_watch.strict
                 self._abandon()

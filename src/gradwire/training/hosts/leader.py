@@ -92,12 +92,9 @@ class Leader(SharingPipeline):
         self._gather_shards(handed)
         if handed.position == 0 and any(each.flush for each in self._openings):
             self.flush()
-        everybody_joined = handed.joined and all(
-            each.ballot.scale is None for each in self._openings
-        )
         done = self.reduce_among_workers(
             HostBucket(handed, torch.from_numpy(total)),
-            joined=everybody_joined,
+            joined=handed.joined,
             others=[each.ballot for each in self._openings],
         )
         done.add_done_callback(lambda result: self._answer(handed, result))
@@ -114,8 +111,17 @@ class Leader(SharingPipeline):
         with self._changed:
             there = self._there.pop(handed.number, {})
         for place, message in sorted(there.items()):
+            other = self._seat.ranks[place]
+            if (message.opening is None) == (handed.position == 0):
+                raise TransferError(
+                    f"step {self.step}, bucket {handed.index}: rank {other} hands over another "
+                    f"bucket than rank {self._seat.rank}, which leads its host: all ranks must run "
+                    "the same backward passes",
+                    rank=other,
+                    step=self.step,
+                    cause="plan",
+                )
             if message.elements != handed.elements:
-                other = self._seat.ranks[place]
                 raise TransferError(
                     f"step {self.step}, bucket {handed.index}: rank {other} has {message.elements} "
                     f"elements in it, and rank {self._seat.rank} {handed.elements}: the models of "
@@ -127,14 +133,6 @@ class Leader(SharingPipeline):
         if handed.position == 0:
             opened = [there[place].opening for place in sorted(there)]
             self._openings = [each for each in opened if each is not None]
-            if len(self._openings) != len(opened):
-                raise TransferError(
-                    f"step {self.step}: a rank of this host is in the middle of a step that rank "
-                    f"{self._seat.rank} begins",
-                    rank=self._seat.rank,
-                    step=self.step,
-                    cause="plan",
-                )
 
     def _gather_shards(self, handed: Handed) -> None:
         """Waits until the followers have summed their shards."""
