@@ -150,7 +150,8 @@ def knock(address: str, place: int, timeout_s: float) -> HostLink:
     except OSError as error:
         link.close()
         raise RendezvousError(
-            f"the rank that leads this host cannot be reached: {error}"
+            f"the rank that leads this host cannot be reached: {error}; hosts=False lets every "
+            "rank use the network"
         ) from error
     return HostLink({0: link})
 
