@@ -30,7 +30,7 @@ from gradwire.training.ddp_module import python_reducer
 from gradwire.training.groups import Group
 from gradwire.training.hosts.follower import Follower
 from gradwire.training.hosts.leader import Leader
-from gradwire.training.hosts.seat import share_number, take_seat
+from gradwire.training.hosts.seat import share_number, sharing_meeting, take_seat
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import DEVICES
 from gradwire.transport.communicator import Communicator
@@ -148,7 +148,7 @@ class HookState:
         meeting.close()  # the others may still read it while this rank begins the next one
         workers = group.workers(seat.hosts)
         among_workers = workers.meeting("attach", settings.rendezvous_timeout)
-        everybody = group.meeting("hosts", settings.rendezvous_timeout)
+        everybody = sharing_meeting(group, settings)
         try:
             if seat.leads:
                 _check_memory(settings, self._largest, workers.world_size)

@@ -13,7 +13,7 @@ from gradwire.transport.addresses import host_identity
 from gradwire.transport.host_link import Door, HostLink, hosts_of, knock
 from gradwire.transport.rendezvous import Meeting
 
-__all__ = ["Seat", "share_number", "take_seat"]
+__all__ = ["Seat", "share_number", "sharing_meeting", "take_seat"]
 
 OPENINGS = 4
 """Rendezvous time-outs that opening an engine may take: an exchange, the connections, another."""
@@ -89,18 +89,33 @@ def take_seat(group: Group, meeting: Meeting, settings: Settings) -> Seat | None
         own = next(host for host in hosts if group.rank in host)
         place = own.index(group.rank)
         ranks = tuple(group.ranks[rank] for rank in own)
-        if place == 0:
-            try:
-                link = door.let_in(range(1, len(own)), meeting.timeout_s)
-            except TimeoutError as error:
-                raise RendezvousError(
-                    f"rank {group.job_rank} leads its host, and not all of ranks "
-                    f"{', '.join(map(str, ranks[1:]))} connected within {meeting.timeout_s:g} s",
-                    ranks[1:],
-                ) from error
-        else:
-            link = knock(told[own[0]][1], place, meeting.timeout_s)
+        try:
+            link = _connected(door, told[own[0]][1], place, ranks, meeting.timeout_s)
+        except BaseException as error:
+            sharing_meeting(group, settings).tell_failure(error)  # where the others wait by now
+            raise
     return Seat(place, hosts, ranks, group.ranks, link)
+
+
+def _connected(
+    door: Door, address: str, place: int, ranks: tuple[int, ...], timeout_s: float
+) -> HostLink:
+    """Connects this rank with its host's leader, or the leader with its followers."""
+    if place > 0:
+        return knock(address, place, timeout_s)
+    try:
+        return door.let_in(range(1, len(ranks)), timeout_s)
+    except TimeoutError as error:
+        raise RendezvousError(
+            f"rank {ranks[0]} leads its host, and not all of ranks "
+            f"{', '.join(map(str, ranks[1:]))} connected within {timeout_s:g} s",
+            ranks[1:],
+        ) from error
+
+
+def sharing_meeting(group: Group, settings: Settings) -> Meeting:
+    """Makes the meeting in which ranks that sum within hosts `share_number`."""
+    return group.meeting("hosts", settings.rendezvous_timeout)
 
 
 def share_number(meeting: Meeting, number: int) -> int:
