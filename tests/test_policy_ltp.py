@@ -68,7 +68,7 @@ def test_a_quiet_network_loses_next_to_nothing() -> None:
 
 
 def test_a_burst_ends_at_the_deadline_and_replicas_stay_alike() -> None:
-    """Of sixteen courses of the network together; a single one may end late by the loss of a CLOSE."""
+    """Of sixteen courses of the network together: a single one may lose a CLOSE and end late."""
     seconds = {"ltp": 0.0, "reliable": 0.0}
     for policy, options in (("ltp", {"every": 5, "slack": 0.005, "floor": 0.0}), ("reliable", {})):
         for seed in range(16):

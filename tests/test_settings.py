@@ -46,6 +46,9 @@ def test_variables_convert_to_what_a_setting_takes() -> None:
     assert settings.interface == "eth0"
     assert settings.server_count == 2
     assert Settings.build(environment={"GRADWIRE_ERROR_FEEDBACK": "auto"}).feedback is False
+    assert Settings.build(environment={"GRADWIRE_HOSTS": "False"}).hosts is False
+    with pytest.raises(ConfigError, match="GRADWIRE_HOSTS='true': expected 'auto' or False"):
+        Settings.build(environment={"GRADWIRE_HOSTS": "true"})
 
 
 def test_top_k_without_feedback_is_an_error() -> None:

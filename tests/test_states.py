@@ -250,7 +250,7 @@ def test_a_state_of_version_1_is_taken_whole(kind: str) -> None:
         assert any(key.startswith("_") for key in detector)
         expected["phases"]["phases"] = {key.lstrip("_"): detector[key] for key in detector}
     expected["phases"].pop("calibration", None)  # that older versions found during training
-    begun = {"flush": False, "layer_steps": 0, "layer_squares": {}, "guarded": 0}
+    begun = {"flush": False, "layer_steps": 0, "layer_squares": {}, "guarded": 0, "speaks_for": 1}
     assert same(again, {**begun, **expected})
     here.step([np.ones(sum(SMALL.values()), np.float32)] * 2)
 

@@ -109,7 +109,9 @@ def kind(hint: object) -> str:
         return "none"
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
-        return ", ".join(f'"{word}"' for word in inner)
+        return ", ".join(
+            f'"{word}"' if isinstance(word, str) else str(word).lower() for word in inner
+        )
     if origin is dict:
         return "table"
     if inner and origin is not None and "Sequence" not in str(origin):

@@ -11,7 +11,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 __all__ = ["GAUGES", "LAST_EPOCH", "PHASES", "Ballot", "Phase", "Summary", "scales_differ"]
@@ -63,7 +63,9 @@ class Ballot:
         falling: Whether the learning rate was lowered since the last step.
         congested: Whether the worker's policy sees congestion.
         loss: Mean of the losses given since the last step, in the first bucket only; None where
-            none was given, not finite when one of them was not.
+            none was given, not finite when one of them was not. Where ranks of one host sum among
+            themselves, it is the sum of their means.
+        losses: Number of ranks that `loss` is the sum of.
         critical: Whether the user voted for phase "critical".
         tolerant: Whether the user voted for phase "tolerant".
         push_s: Duration of this bucket's last push in seconds; 0 when it is not known, infinite
@@ -76,11 +78,13 @@ class Ballot:
         scale: What the worker's gradients are multiplied by (`scales_differ`). None for a worker
             that has joined (`DistributedDataParallel.join`): it has no gradient, and sends neither
             `applied_square` nor `epoch`.
+        other_scales: The same of the other ranks of the host that this worker speaks for.
     """
 
     fresh_square: float = 0.0
     nonfinite: bool = False
     loss: float | None = None
+    losses: int = 1
     critical: bool = False
     tolerant: bool = False
     applied_square: float | None = None
@@ -90,22 +94,45 @@ class Ballot:
     push_s: float = 0.0
     gauge: float = 0.0
     scale: float | None = 1.0
+    other_scales: tuple[float | None, ...] = ()
+
+    def with_others(self, others: Sequence[Ballot]) -> Ballot:
+        """Returns the ballot of a worker that speaks for other ranks of its host, too.
+
+        Args:
+            others: The ballots of the other ranks, in order.
+        """
+        if not others:
+            return self
+        ballots = (self, *others)
+        losses = [each.loss for each in ballots if each.loss is not None]
+        return replace(
+            self,
+            loss=sum(losses) if losses else None,
+            losses=len(losses),
+            critical=any(each.critical for each in ballots),
+            tolerant=any(each.tolerant for each in ballots),
+            falling=any(each.falling for each in ballots),
+            congested=any(each.congested for each in ballots),
+            epoch=max(each.epoch for each in ballots),
+            other_scales=tuple(each.scale for each in others),
+        )
 
     def slots(self) -> tuple[float, ...]:
         """Returns the eight values: four to be summed, then four to be maximised, all finite."""
         loss = 0.0 if self.loss is None else self.loss
         marked = 0.0, 0.0
-        if self.scale is not None:
-            mark = _mark(self.scale)
+        marks = [_mark(scale) for scale in (self.scale, *self.other_scales) if scale is not None]
+        if marks:
             marked = (
-                float(_count_square(self.applied_square) * _MARKS + _MARKS - 1 - mark),
-                float((self.epoch + 1) * _MARKS + mark),
+                float(_count_square(self.applied_square) * _MARKS + _MARKS - 1 - min(marks)),
+                float((self.epoch + 1) * _MARKS + max(marks)),
             )
         return (
             self.fresh_square,
             _pack(self.nonfinite, self.falling, self.congested),
             loss if abs(loss) < LARGEST_LOSS else BROKEN_LOSS,
-            _pack(self.critical, self.tolerant, self.loss is not None),
+            _pack(self.critical, self.tolerant, 0 if self.loss is None else self.losses),
             self.push_s if math.isfinite(self.push_s) else PARTIAL_S,
             self.gauge,
             *marked,

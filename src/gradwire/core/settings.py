@@ -50,6 +50,9 @@ class Settings:
         route: "sharded", where every rank aggregates its share, or "server", where processes
             started with `gradwire server` aggregate.
         servers: Number of those processes; None stands for 1 with route="server".
+        hosts: Whether ranks of one host sum among themselves first, so that one rank speaks for the
+            host: "auto", where there are several hosts and one of them has several ranks, on the
+            route "sharded"; or False. Every other rank of a host sends nothing over the network.
         interface: The network interface by which gradwire's datagrams leave, by name or by its
             address (IPv4 or IPv6); None for the one that leads to the store's host. It is compared
             with the host's interfaces when the ranks meet (`gradwire.transport.addresses`).
@@ -97,6 +100,7 @@ class Settings:
 
     route: str = "sharded"
     servers: int | None = None
+    hosts: Literal["auto", False] = "auto"
     interface: str | None = None
     port: int = 0
     datagram: int = 0
@@ -144,6 +148,8 @@ class Settings:
                 raise ConfigError.about(
                     "servers=0 with route='server'", "1 or more", setting="servers", value=0
                 )
+        if not isinstance(self.hosts, str | bool) or self.hosts not in ("auto", False):
+            raise ConfigError.of("hosts", self.hosts, "allowed are 'auto', False")
         _whole("port", self.port, 0, 65535)
         if not (is_whole(self.datagram) and self.datagram == 0):
             _whole("datagram", self.datagram, SMALLEST_DATAGRAM, LARGEST_DATAGRAM)
@@ -230,6 +236,7 @@ class Settings:
         return {
             "route": self.route,
             "servers": self.server_count,
+            "hosts": self.hosts,
             "error_feedback": self.feedback,
             "max_age": self.max_age,
             "floor": self.floor,
@@ -397,9 +404,12 @@ def _describe(hint: object) -> str:
 
 def _one_of(words: tuple[object, ...]) -> Callable[[str], object]:
     def parse(text: str) -> object:
-        if text not in words:
+        if text in words:
+            return text
+        truth = _truth(text.lower())
+        if truth not in words:
             raise ValueError(text)
-        return text
+        return truth
 
     return parse
 

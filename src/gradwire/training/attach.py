@@ -33,7 +33,8 @@ def attach(
     """Lets the gradients of a DDP module travel over gradwire, on top of any process group.
 
     A collective call: every rank of the module's process group makes it, alike, between
-    construction and the first backward pass. It returns once all ranks have met.
+    construction and the first backward pass. It returns once all ranks have met. Where ranks share
+    hosts, those of a host sum among themselves first, and one speaks for it (setting `hosts`).
 
     Several modules may be attached, alike on all ranks, and may share backward passes on one
     device or on several. Their buckets and the ends of their steps need not come in the same order
@@ -90,7 +91,10 @@ class Attachment(Connected):
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator that carries the gradients."""
+        """The communicator that carries the gradients.
+
+        It has no engine on a rank that another rank of its host speaks for.
+        """
         return self._pipeline.communicator
 
     @property
@@ -191,7 +195,7 @@ class Attachment(Connected):
     def state_dict(self) -> dict[str, object]:
         """Returns what a resumed run needs: the step, the phase, and tensors by parameter name.
 
-        The tensors are this rank's own:
+        The tensors are this rank's own, and empty where another rank of its host speaks for it:
 
         - residuals, and with a momentum memory velocities: float32, 1-D.
         - ages: int64 of shape [runs, 2], a number of elements and for how many steps in a row they
@@ -237,7 +241,9 @@ class Attachment(Connected):
             self._state.deactivate()
 
     def counters(self) -> dict[str, float]:
-        """Returns the engine's totals since the ranks met; empty without any peer.
+        """Returns the engine's totals since the ranks met; empty without any engine.
+
+        A rank has no engine without any peer, or where another rank of its host speaks for it.
 
         They are the packets (datagrams) and bytes (UDP payload) sent and received, the
         retransmissions, the losses declared and the system calls. The path that is measured now

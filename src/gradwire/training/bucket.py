@@ -4,7 +4,7 @@ DDP rebuilds its buckets after the first iteration, so nothing may depend on a b
 parameter is identified by its object and named as in the model.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -18,7 +18,23 @@ if TYPE_CHECKING:  # torch.distributed exports it, too, but type checkers do not
 else:
     from torch.distributed import GradBucket
 
-__all__ = ["GradBucket", "Layouts", "ParameterNames", "in_bucket_order", "slots_of"]
+__all__ = ["Bucket", "GradBucket", "Layouts", "ParameterNames", "in_bucket_order", "slots_of"]
+
+
+class Bucket(Protocol):
+    """What a pipeline asks of a bucket: DDP's own, or the sum of a host's."""
+
+    def index(self) -> int:
+        """Returns its index in the step, from 0."""
+
+    def is_last(self) -> bool:
+        """Returns whether it is the step's last one."""
+
+    def buffer(self) -> torch.Tensor:
+        """Returns its gradients, 1-D."""
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Returns the parameters whose gradients follow each other in the buffer."""
 
 
 class ParameterNames:
@@ -64,7 +80,7 @@ class Layouts:
         self._names = names
         self._known: dict[tuple[int, ...], HashedTuple[TensorSlot]] = {}
 
-    def of(self, bucket: GradBucket) -> HashedTuple[TensorSlot]:
+    def of(self, bucket: Bucket) -> HashedTuple[TensorSlot]:
         """Returns the bucket's tensors in order; the same object for the same layout."""
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))

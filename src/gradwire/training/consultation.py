@@ -10,7 +10,7 @@ pass may start before or after it, since attachments have no common order
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -42,12 +42,19 @@ class Consultation:
         policy: The policy.
         settings: The settings.
         number: The attachment's number.
+        members: The ranks, in the job, of all workers and of those that they speak for.
     """
 
     def __init__(
-        self, communicator: Communicator, policy: Policy, settings: Settings, number: int
+        self,
+        communicator: Communicator,
+        policy: Policy,
+        settings: Settings,
+        number: int,
+        members: tuple[int, ...],
     ) -> None:
         self._communicator = communicator
+        self._members = members
         self._policy = policy
         self._settings = settings
         self._number = number
@@ -101,24 +108,26 @@ class Consultation:
         place = len(step.transfers)
         return self._exact(self._sums, step.number, place, (0.0, 0.0, 0.0, 0.0, step.lost))
 
-    def compare_scales(self, step: int, scale: float | None) -> Handle:
+    def compare_scales(self, step: int, scales: Mapping[int, float | None]) -> Handle:
         """Starts the transfer of all ranks' scales, which have been found to differ.
 
         `refuse_scales` reads it.
 
         Args:
             step: The step.
-            scale: This rank's scale; None for a rank that has none.
+            scales: The scale of each rank that this worker speaks for; None for a rank that has
+                none.
         """
-        self._sums = np.zeros(self._communicator.world_size, np.float32)
-        self._sums[self._communicator.rank] = scale or 0.0
+        self._sums = np.zeros(len(self._members), np.float32)
+        for rank, scale in scales.items():
+            self._sums[self._members.index(rank)] = scale or 0.0
         return self._exact(self._sums, step, SCALES, ())
 
     def refuse_scales(self, compared: Handle) -> None:
         """Raises TransferError naming each scale and its ranks; the same on all ranks."""
         step = compared.report.step
         ranks: dict[float, list[int]] = {}
-        for rank, scale in zip(self._communicator.ranks, self._sums.tolist(), strict=True):
+        for rank, scale in zip(self._members, self._sums.tolist(), strict=True):
             if scale:
                 ranks.setdefault(scale, []).append(rank)
         first, *others = ranks.items()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -13,11 +14,25 @@ from gradwire.core.settings import Settings
 from gradwire.transport import rendezvous
 from gradwire.transport.communicator import DEFAULT_TIMEOUT_S, Communicator
 
-__all__ = ["Group"]
+__all__ = ["Group", "Host"]
 
 
 WHOLE = "world"
 """The name of a group of all ranks."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """Which ranks a worker speaks for: its own alone, or all of its host.
+
+    Attributes:
+        ranks: Their ranks in the job, the worker's own first; empty where another rank speaks for
+            this one.
+        members: The ranks in the job of all workers and of those that they speak for, in order.
+    """
+
+    ranks: tuple[int, ...]
+    members: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,23 @@ class Group:
     def whole(self) -> bool:
         """Whether all ranks of the job are members."""
         return self.name == WHOLE
+
+    def workers(self, hosts: Sequence[Sequence[int]]) -> Group:
+        """Returns the group in which this process is a worker: the hosts' leaders, or itself alone.
+
+        Args:
+            hosts: The ranks of each host in this group, in order; the first of each leads it.
+        """
+        leaders = [host[0] for host in hosts]
+        if self.rank not in leaders:
+            leaders = [self.rank]
+        ranks = tuple(self.ranks[leader] for leader in leaders)
+        return replace(
+            self,
+            name="leaders-" + "-".join(map(str, ranks)),
+            rank=leaders.index(self.rank),
+            ranks=ranks,
+        )
 
     def meeting(self, topic: str, timeout_s: float) -> rendezvous.Meeting:
         """Makes a meeting of the members in the store, on a topic."""

@@ -28,11 +28,14 @@ from gradwire.training.bucket import GradBucket, ParameterNames
 from gradwire.training.configure import agreed_configuration, configure
 from gradwire.training.ddp_module import python_reducer
 from gradwire.training.groups import Group
+from gradwire.training.hosts.follower import Follower
+from gradwire.training.hosts.leader import Leader
+from gradwire.training.hosts.seat import share_number, sharing_meeting, take_seat
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import DEVICES
 from gradwire.transport.communicator import Communicator
 from gradwire.transport.native import load_engine
-from gradwire.transport.rendezvous import agree
+from gradwire.transport.rendezvous import Meeting, agree
 
 __all__ = ["HookState", "comm_hook"]
 
@@ -100,39 +103,65 @@ class HookState:
             group = Group.of(self.process_group)
             meeting = group.meeting("attach", self._settings.rendezvous_timeout)
             writer, failure = self._ready(group)
-            number: int | None = None
-            communicator: Communicator | None = None
-            try:
-                agree(meeting, agreed_configuration(self.policy, self._settings), failure)
-                communicator = group.communicator(self._settings, meeting)
-                number = communicator.take_number(meeting)
-                self._pipeline = GradientPipeline(
-                    communicator,
-                    self.policy,
-                    self._settings,
-                    self._names,
-                    number,
-                    self._optimizer,
-                    writer,
-                    scaler=self._scaler,
-                )
-                if self.find_unused_parameters:
-                    self._pipeline.find_unused()
-            except BaseException as error:
-                meeting.tell_failure(error)
+            with contextlib.ExitStack() as undo:
                 if writer is not None:
-                    writer.close()
-                if communicator is not None:
-                    if number is not None:
-                        communicator.return_number(number)
-                    communicator.let_go()  # also while somebody holds the error
-                raise
+                    undo.callback(writer.close)
+                try:
+                    agree(meeting, agreed_configuration(self.policy, self._settings), failure)
+                    self._pipeline = self._open(group, meeting, writer, undo)
+                except BaseException as error:
+                    meeting.tell_failure(error)
+                    raise
+                undo.pop_all()
+            if self.find_unused_parameters:
+                self._pipeline.find_unused()
             meeting.close()
             if self._optimizer is not None:
                 self._unhook = self._optimizer.register_step_pre_hook(
                     functools.partial(_skip_step, self._pipeline)
                 ).remove
         return self._pipeline
+
+    def _open(
+        self,
+        group: Group,
+        meeting: Meeting,
+        writer: ReportWriter | None,
+        undo: contextlib.ExitStack,
+    ) -> GradientPipeline:
+        """Opens the engine where this rank has one, and makes the pipeline; collective.
+
+        Args:
+            group: The group.
+            meeting: A meeting of its members.
+            writer: The file of reports.
+            undo: Gets what a failure has to undo.
+        """
+        settings = self._settings
+        parts = self.policy, settings, self._names
+        rest = self._optimizer, writer
+        seat = take_seat(group, meeting, settings)
+        if seat is None:
+            communicator, number = _connect(group, settings, meeting, undo)
+            return GradientPipeline(communicator, *parts, number, *rest, scaler=self._scaler)
+        undo.callback(seat.link.close)
+        meeting.close()  # the others may still read it while this rank begins the next one
+        workers = group.workers(seat.hosts)
+        among_workers = workers.meeting("attach", settings.rendezvous_timeout)
+        everybody = sharing_meeting(group, settings)
+        try:
+            if seat.leads:
+                _check_memory(settings, self._largest, workers.world_size)
+            communicator, number = _connect(workers, settings, among_workers, undo)
+            number = share_number(everybody, number)
+        except BaseException as error:
+            among_workers.tell_failure(error)
+            everybody.tell_failure(error)
+            raise
+        among_workers.close()
+        everybody.close()
+        kind = Leader if seat.leads else Follower
+        return kind(seat, communicator, *parts, number, *rest, scaler=self._scaler)
 
     def _ready(self, group: Group) -> tuple[ReportWriter | None, ConfigError | None]:
         """Opens the report file, or finds why this rank cannot take part.
@@ -314,8 +343,9 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
         bucket: as DDP hands it over.
 
     Returns:
-        A future of the bucket's buffer (1-D, of its own dtype). A failure names rank, step and
-        cause, and backward() raises it as a RuntimeError.
+        A future of the average (1-D, of the bucket's dtype), which is the bucket's buffer or, where
+        ranks of a host sum among themselves, memory that the next step overwrites. A failure names
+        rank, step and cause, and backward() raises it as a RuntimeError.
 
     Raises:
         ConfigError: the state is no HookState, or the module hands gradients to no hook.
@@ -368,6 +398,17 @@ def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_:
         for parameter in group["params"]:
             if id(parameter) in skipped:
                 parameter.grad = None
+
+
+def _connect(
+    group: Group, settings: Settings, meeting: Meeting, undo: contextlib.ExitStack
+) -> tuple[Communicator, int]:
+    """Opens a communicator of a group and takes a number of it; `undo` gets how to close it."""
+    communicator = group.communicator(settings, meeting)
+    undo.callback(communicator.let_go)  # also while somebody holds the error
+    number = communicator.take_number(meeting)
+    undo.callback(communicator.return_number, number)
+    return communicator, number
 
 
 def _nothing() -> None:

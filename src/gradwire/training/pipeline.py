@@ -19,7 +19,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwire.core.agreed import Phase, Summary, scales_differ
+from gradwire.core.agreed import Ballot, Phase, Summary, scales_differ
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport, mix_seed
@@ -38,10 +38,11 @@ from gradwire.policies import PlanContext, Policy
 from gradwire.policies.parts.priorities import by_region
 from gradwire.training import step_end
 from gradwire.training.ballots import BallotBox
-from gradwire.training.bucket import GradBucket, Layouts, ParameterNames
+from gradwire.training.bucket import Bucket, Layouts, ParameterNames
 from gradwire.training.consultation import Consultation
 from gradwire.training.feedback.books import Books
 from gradwire.training.feedback.optimizer_moments import FirstMoments
+from gradwire.training.groups import Host
 from gradwire.training.guard import StepGuard, nothing_applied, sent_twice
 from gradwire.training.loss_watch import LossWatch
 from gradwire.training.scaler import SkipWatch
@@ -75,7 +76,7 @@ _STATE_KEYS = (
 )
 _LATER_KEYS = (
     *("losses", "rates", "velocities", "ages", "magnitudes", "vote"),
-    *("flush", "layer_steps", "layer_squares", "guarded"),
+    *("flush", "layer_steps", "layer_squares", "guarded", "speaks_for"),
 )
 """Keys that states of older versions lack."""
 
@@ -94,6 +95,8 @@ class GradientPipeline:
         clock: Returns the time in seconds.
         scaler: The loss scaler, which gives the scale of gradients at each step's start and skips
             steps that are not finite; None where `set_grad_scale` gives the scale.
+        host: The ranks that this worker speaks for; None for its own alone, among workers of which
+            each one does so.
 
     Raises:
         ConfigError: The policy's fill needs the optimizer, which is not known.
@@ -116,8 +119,10 @@ class GradientPipeline:
         writer: ReportWriter | None = None,
         clock: Callable[[], float] = time.perf_counter,
         scaler: torch.amp.GradScaler | None = None,
+        host: Host | None = None,
     ) -> None:
         self.communicator = communicator
+        self._host = host or Host((communicator.job_rank,), communicator.ranks)
         self.policy = policy
         self.settings = settings
         self._ballots = BallotBox(policy, optimizer, watched=settings.loss_rise is not None)
@@ -135,7 +140,9 @@ class GradientPipeline:
         self._skips = SkipWatch(scaler, watched=optimizer is not None)
         self._started: float | None = None  # the start of the last step
         self._books = Books(communicator, policy, settings)
-        self._consultation = Consultation(communicator, policy, settings, number)
+        self._consultation = Consultation(
+            communicator, policy, settings, number, self._host.members
+        )
         self._guard = StepGuard(policy, settings, communicator.job_rank)
         self._skipped: list[torch.Tensor] = []  # parameters that the optimizer must skip
         self._loss_watch = (
@@ -245,6 +252,7 @@ class GradientPipeline:
             "phases": self.policy.state_dict(),
             "losses": {} if self._loss_watch is None else self._loss_watch.state_dict(),
             "flush": self._flush,
+            "speaks_for": len(self._host.ranks),
             **self._ballots.state_dict(),
             **self._consultation.state_dict(),
             **self._guard.state_dict(),
@@ -292,6 +300,7 @@ class GradientPipeline:
             self._consultation.read(read),
             self._guard.read(read),
         ]
+        self._check_host(read)
         flush = "flush" in read.values and read.flag("flush")
         losses = read.part("losses") if "losses" in read.values else State({})
         if self._loss_watch is not None and losses.values:
@@ -308,6 +317,30 @@ class GradientPipeline:
             self._books.rescale(self._grad_scale / scale)
         self._flush = self._flush or flush
         self._step = step
+
+    def _check_host(self, read: State) -> None:
+        """Raises ConfigError for residuals that stand for another number of ranks than this one.
+
+        What a worker owes is in the scale of what it contributes, which for a host is the mean of
+        its ranks.
+        """
+        here = len(self._host.ranks)
+        saved = read.whole("speaks_for") if "speaks_for" in read.values else 1
+        owes = any(
+            torch.as_tensor(values).any()
+            for key in ("residuals", "velocities")
+            if key in read.values
+            for values in read.part(key).values.values()
+        )
+        if saved != here and owes:
+            raise ConfigError.about(
+                f"{read.at('speaks_for')}={saved}",
+                f"its residuals belong to a worker that speaks for {saved} ranks, and this one "
+                f"speaks for {here}; flush() before saving, or place the ranks on hosts as they "
+                "were",
+                setting=read.at("speaks_for"),
+                value=saved,
+            )
 
     def _try_phases(self, phases: dict[str, Any]) -> None:
         """Loads the policy's state into a copy first, for a policy may find an error late."""
@@ -345,7 +378,7 @@ class GradientPipeline:
     # ------------------------------------------------------------------ a bucket's way
 
     def reduce(
-        self, bucket: GradBucket, *, joined: bool = False
+        self, bucket: Bucket, *, joined: bool = False, others: Sequence[Ballot] = ()
     ) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket over the workers.
 
@@ -353,6 +386,8 @@ class GradientPipeline:
             bucket: The bucket.
             joined: Whether this worker has joined (`DistributedDataParallel.join`), so that its
                 gradient is none.
+            others: The ballots of the other ranks that this worker speaks for; those that come
+                with a step's first bucket count.
 
         Returns:
             A future of the bucket's buffer. Transfers that fail make the future fail.
@@ -366,7 +401,7 @@ class GradientPipeline:
         if not bucket.buffer().numel():
             return self._answer_empty(bucket)
         try:
-            transfer = self._begin(bucket, joined)
+            transfer = self._begin(bucket, joined, others)
             result = transfer.stage.future()
             stager = self.communicator.stager
             if transfer.stage.waits or stager.started:  # no bucket may overtake those that wait
@@ -395,7 +430,7 @@ class GradientPipeline:
             self._fail(self._running, error)
             raise
 
-    def _answer_empty(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _answer_empty(self, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
         """Answers a bucket without elements, which is not sent; it may be a step's last one."""
         stage = self._stages.stage(bucket.index(), bucket.buffer())
         result = stage.future()
@@ -412,25 +447,29 @@ class GradientPipeline:
         self._done(answer, last=True)
         return result.then(answer.value)
 
-    def _begin(self, bucket: GradBucket, joined: bool) -> Transfer:
+    def _begin(self, bucket: Bucket, joined: bool, others: Sequence[Ballot]) -> Transfer:
         slots = self._layouts.of(bucket)
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
                 self.take_skipped()  # a loss scaler may have kept the optimizer from it
                 self._skips.check()
                 self._skips.forget()
-                if self._scaler is not None and not joined:
+                theirs = [each.scale for each in others if each.scale is not None]
+                if joined and theirs:  # this rank's own scaler takes no steps any more
+                    self.set_grad_scale(theirs[0])
+                elif self._scaler is not None and not joined:
                     self.set_grad_scale(self._scaler.get_scale())
                 strict = self._loss_watch is not None and self._loss_watch.strict
                 self._abandon()
                 started = self._clock()
                 elapsed = 0.0 if self._started is None else started - self._started
+                ballot = self._ballots.cast(
+                    self._step, self._last, elapsed, None if joined else self._grad_scale
+                )
                 self._running = Step(
                     self._step,
                     self.policy.phase,
-                    self._ballots.cast(
-                        self._step, self._last, elapsed, None if joined else self._grad_scale
-                    ),
+                    ballot.with_others(others),
                     exact=self._flush or strict,
                     strict=strict,
                     floor=self._guard.floor,
@@ -626,7 +665,7 @@ class GradientPipeline:
                 match action:
                     case step_end.Deliver(buckets):
                         for answer in buckets:
-                            self._deliver(answer)
+                            answer.deliver()
                     case step_end.Fold():
                         self._fold(step)
                     case step_end.CompareScales():
@@ -646,7 +685,7 @@ class GradientPipeline:
                     case step_end.Fail(error, buckets):
                         for answer in buckets:
                             answer.error = answer.error or error
-                            self._deliver(answer)
+                            answer.deliver()
 
     @contextlib.contextmanager
     def _failing(self, step: Step) -> Iterator[None]:
@@ -663,18 +702,6 @@ class GradientPipeline:
             return
         with self._mutex:
             self._failure = self._failure or error
-
-    @staticmethod
-    def _deliver(answer: Answer) -> None:
-        assert answer.result is not None
-        try:
-            answer.stage.deliver(answer.result)
-        except Exception as error:
-            answer.error = answer.error or error
-            if not answer.result.done():
-                answer.result.set_result(answer.stage.buffer)
-        finally:
-            answer.delivered.set()
 
     def _fold(self, step: Step) -> None:
         """Folds the ballots of a step whose buckets are done."""
@@ -697,8 +724,9 @@ class GradientPipeline:
             with self._failing(step):
                 self._consultation.refuse_scales(done)
 
-        scale = step.ballot.scale
-        self._consultation.compare_scales(step.number, scale).add_done_callback(refuse)
+        own = (step.ballot.scale, *step.ballot.other_scales)
+        scales = dict(zip(self._host.ranks, own, strict=True))
+        self._consultation.compare_scales(step.number, scales).add_done_callback(refuse)
 
     def _consult(self, step: Step) -> None:
         summary = step.agreed

@@ -86,6 +86,13 @@ class Stage(ABC):
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
         """Copies the host values back into the bucket and completes the future with it."""
 
+    def take(self, values: NDArray[np.float32]) -> None:
+        """Replaces the host values by those of another array, which `deliver` may hand on.
+
+        The array has to keep them until DDP has read them, which is before the next backward pass.
+        """
+        np.copyto(self.host(), values)
+
 
 class StagePool:
     """Makes stages, and keeps their host copies and streams for the next step."""
@@ -172,6 +179,9 @@ class _DirectStage(Stage):
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
         future.set_result(self.buffer)
 
+    def take(self, values: NDArray[np.float32]) -> None:
+        self.buffer = torch.from_numpy(values)  # DDP copies it out of wherever it is
+
 
 class _EmptyStage(_DirectStage):
     """A bucket without elements, on any device."""
@@ -194,6 +204,9 @@ class _CopyStage(Stage):
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
         self.buffer.copy_(self._copy)
         future.set_result(self.buffer)
+
+    def take(self, values: NDArray[np.float32]) -> None:
+        self._copy = torch.from_numpy(values)
 
 
 class _CastStage(_CopyStage):

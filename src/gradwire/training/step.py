@@ -20,6 +20,7 @@ from gradwire.transport.native import load_engine
 __all__ = [
     "Answer",
     "Asked",
+    "Awaited",
     "Before",
     "Step",
     "Transfer",
@@ -120,19 +121,17 @@ class Step:
             self.layer_squares[slot.layer] = known + (square if math.isfinite(square) else 0.0)
 
 
-class Answer:
-    """The answer to DDP for one bucket of a step.
+class Awaited:
+    """The answer to DDP for one bucket.
 
     Attributes:
-        step: The step.
         stage: The bucket's staging, which completes `result`.
         result: The future that DDP waits for.
         error: Why the bucket failed.
         delivered: Set when `result` is complete.
     """
 
-    def __init__(self, step: Step, stage: Stage) -> None:
-        self.step = step
+    def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.result: torch.futures.Future[torch.Tensor] | None = None
         self.error: BaseException | None = None
@@ -149,6 +148,30 @@ class Answer:
         if self.error is not None:
             raise self.error
         return self.stage.buffer
+
+    def deliver(self) -> None:
+        """Completes the future with the bucket, or with the error."""
+        assert self.result is not None
+        try:
+            self.stage.deliver(self.result)
+        except Exception as error:
+            self.error = self.error or error
+            if not self.result.done():
+                self.result.set_result(self.stage.buffer)
+        finally:
+            self.delivered.set()
+
+
+class Answer(Awaited):
+    """The answer to DDP for one bucket of a step.
+
+    Attributes:
+        step: The step.
+    """
+
+    def __init__(self, step: Step, stage: Stage) -> None:
+        super().__init__(stage)
+        self.step = step
 
 
 @dataclass(frozen=True)

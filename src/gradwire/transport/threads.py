@@ -1,10 +1,10 @@
 """The threads of an engine's users: CompletionPool handles what ends, Stager starts transfers.
 
 A callback may wait for another completion, as PowerSGD's hook does, so a completion must never
-queue behind a running callback. CompletionPool therefore works by leader and followers: one
-thread, the leader, waits for the next completion. Before it runs the callbacks of that one, another
-thread becomes the leader; it is created if none is free. So the pool grows to the number of
-callbacks that run at once, and a completion reaches its callbacks without a change of threads.
+queue behind a running callback. In CompletionPool one thread at a time waits for the next
+completion. Before it runs the callbacks of that one, another thread takes its place; it is created
+if none is free. So the pool grows to the number of callbacks that run at once, and a completion
+reaches its callbacks without a change of threads.
 
 Ops are numbered in the order in which they start, which has to be the same on all ranks, whereas
 the copies that they wait for end at different times on each rank. So Stager starts all of them from
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SPARE_THREADS = 2
-"""Followers that stay when the pool has grown and is idle again."""
+"""Threads that stay when the pool has grown and is idle again."""
 
 
 class CompletionPool(Generic[T]):

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire_lab.bench.cases import Case, cases
+from gradwire_lab.bench.host_ranks import run_host_ranks
 from gradwire_lab.bench.net import run_case
 from gradwire_lab.bench.replicas import run_replicas
 from gradwire_lab.bench.wires import wires
@@ -66,6 +67,37 @@ def net(
             for contestant in result["contestants"].values():
                 del contestant["seconds"], contestant["starts"]
         print(json.dumps(results))
+
+
+@app.command()
+def hosts(
+    network: Annotated[str, typer.Option(help="standard network: A or B")] = "A",
+    count: Annotated[int, typer.Option(help="hosts")] = 2,
+    ranks: Annotated[int, typer.Option(help="ranks on each host")] = 4,
+    size: Annotated[float, typer.Option(help="MiB of each rank's gradient")] = 16.0,
+    buckets: Annotated[int, typer.Option(help="buckets that it is in")] = 1,
+    rounds: Annotated[int, typer.Option(help="rounds of each contestant")] = 30,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
+) -> None:
+    """Sum over several ranks a host, with and without sums within the hosts, beside Gloo."""
+    if network not in ("A", "B"):
+        raise typer.BadParameter(f"--network {network}: A or B")
+    _need_network()
+    result = run_host_ranks(network, count, ranks, int(size * (1 << 18)) * 4, buckets, rounds)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(
+        f"{count} hosts of {ranks} ranks, network {network}, {size:g} MiB in {buckets} "
+        f"buckets, {rounds} rounds; "
+        f"header ideal of {count} ranks {result['ideal_seconds'] * 1e3:.1f} ms"
+    )
+    for name, found in result["contestants"].items():
+        print(
+            f"{name}: median {found['median_seconds'] * 1e3:.1f} ms, "
+            f"p90 {found['p90_seconds'] * 1e3:.1f} ms, "
+            f"{found['port_bytes'] / 1e6:.2f} MB out of the busiest port a round"
+        )
 
 
 @app.command()

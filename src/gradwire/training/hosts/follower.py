@@ -1,0 +1,182 @@
+"""Follower: a rank whose gradients another rank of its host sums and speaks for.
+
+It has no engine. Its policy reads the leader's reports, so that its phase is the leader's.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gradwire.training.hosts.messages import (
+    End,
+    Failed,
+    Memory,
+    Opening,
+    Result,
+    Sum,
+    Summed,
+    There,
+    Want,
+)
+from gradwire.training.hosts.rows import Rows, has_shard
+from gradwire.training.hosts.seat import Seat
+from gradwire.training.hosts.sharing import Handed, SharingPipeline
+from gradwire.transport.threads import CompletionPool
+
+__all__ = ["Follower"]
+
+Work = Callable[[], None]
+
+POLL_S = 0.5
+"""How often a follower looks whether it has waited too long."""
+
+GRACE_S = 1.0
+"""Seconds beyond the time-out that a follower waits, so that the leader's own error comes first."""
+
+
+class Follower(SharingPipeline):
+    """The pipeline of a rank that follows the leader of its host."""
+
+    def __init__(self, seat: Seat, *args: Any, **options: Any) -> None:
+        self._results: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        super().__init__(seat, *args, **options)
+        # A callback of DDP's future may wait for another result, so each may need its own thread.
+        self._pool = CompletionPool(
+            _poll_of(self), _do, f"gradwire-down-{seat.rank}", lambda error: None
+        )
+
+    def close(self) -> None:
+        """Ends the connections (`SharingPipeline.close`)."""
+        super().close()
+        self._pool.stop(0.0)
+
+    # ------------------------------------------------------------------ a bucket's way
+
+    def _opening(self, joined: bool) -> Opening:
+        self.take_skipped()
+        self._skips.check()
+        self._skips.forget()
+        if self._scaler is not None and not joined:
+            self.set_grad_scale(self._scaler.get_scale())
+        ballot = self._ballots.cast(self._step, None, 0.0, None if joined else self._grad_scale)
+        flush, self._flush = self._flush, False
+        return Opening(ballot, flush)
+
+    def _raise_up(self, handed: Handed) -> None:
+        if handed.elements:
+            handed.rows = self._rows(handed)
+            self._forget_rows(handed)
+            np.copyto(handed.rows.of(self._seat.place), handed.stage.host())
+        handed.since = time.monotonic()
+        self._link.tell(There(handed.number, handed.elements, handed.opening))
+
+    def _rows(self, handed: Handed) -> Rows:
+        """Returns the memory of a bucket, which the leader makes."""
+        key = handed.position, handed.elements
+        with self._changed:
+            known = self._memory.get(key)
+        if known is None:
+            self._link.tell(Want(*key))
+        with self._changed:
+            self._wait_for(lambda: key in self._memory, handed, self._unanswered)
+            return self._memory[key]
+
+    def _handle(self, place: int, message: Any, memory: int | None) -> None:
+        match message:
+            case Memory(position, elements):
+                assert memory is not None
+                try:
+                    rows = Rows(memory, len(self._seat.ranks), elements)
+                finally:
+                    os.close(memory)
+                with self._changed:
+                    self._memory[position, elements] = rows
+                    self._changed.notify_all()
+            case Sum(bucket):
+                handed = self._open.get(bucket)
+                if handed is None:
+                    return
+                handed.since = time.monotonic()
+                shared = handed.rows  # none is left where this rank has failed meanwhile
+                helps = has_shard(handed.elements, len(self._seat.ranks), self._seat.place)
+                if helps and shared is not None:
+                    shared.add(self._seat.place, self._seat.share)
+                    self._link.tell(Summed(bucket))
+            case Result(bucket, end):
+                handed = self._open.get(bucket)
+                if handed is not None and self._completes(handed):  # no later failure concerns it
+                    self._results.put(lambda: self._end_bucket(handed, end))
+            case Failed(error):
+                self._stop(error)
+
+    def _end_bucket(self, handed: Handed, end: End | None) -> None:
+        try:
+            if end is not None:
+                self._end_step(end)
+        except Exception as error:
+            handed.error = error
+            self._stop(error)
+        self._hand_back(handed)
+
+    def _end_step(self, end: End) -> None:
+        """Takes over what the leader found at the end of a step."""
+        report = replace(end.report, rank=self._seat.rank)
+        self.policy.observe(report)
+        if self._loss_watch is not None:
+            self._loss_watch.observe(report.agreed)
+        self._last, self._step = report, report.step + 1
+        if end.skipped:
+            for handed in self._step_buckets:
+                self._skipped.extend(handed.parameters)
+
+        def undo() -> None:
+            self._flush = self._flush or end.flushes
+
+        if end.scaled:
+            self._skips.keep(self._grad_scale, undo)
+        if end.overflowed:
+            self._skips.forget()
+            undo()
+        if self._writer is not None:
+            self._writer.write(report)
+
+    def watch(self) -> None:
+        """Stops the host where the leader has not answered in time."""
+        limit_s = self.communicator.timeout_s + GRACE_S
+        late = [
+            each for each in list(self._open.values()) if time.monotonic() > each.since + limit_s
+        ]
+        if late:
+            self._stop(self._late(late[0], self._unanswered()))
+
+    def _unanswered(self) -> str:
+        return f"no answer of rank {self._seat.ranks[0]}, which leads this host, came"
+
+
+def _do(work: Work) -> None:
+    work()
+
+
+def _poll_of(follower: Follower) -> Callable[[], Work | None]:
+    """Returns what waits for the next result; it keeps no follower from being collected."""
+    results, held = follower._results, weakref.ref(follower)
+
+    def poll() -> Work | None:
+        try:
+            return results.get(timeout=POLL_S)
+        except queue.Empty:
+            here = held()
+            if here is None:
+                raise ReferenceError("the attachment is garbage") from None
+            here.watch()
+            return None
+
+    return poll

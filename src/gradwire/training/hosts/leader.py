@@ -1,0 +1,219 @@
+"""Leader: the lowest rank of a host sums the gradients of its ranks and speaks for all of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradwire.core.errors import TransferError
+from gradwire.training.hosts.messages import (
+    End,
+    Failed,
+    Memory,
+    Opening,
+    Result,
+    Sum,
+    Summed,
+    There,
+    Want,
+)
+from gradwire.training.hosts.rows import Rows, has_shard
+from gradwire.training.hosts.seat import Seat
+from gradwire.training.hosts.sharing import Handed, SharingPipeline
+from gradwire.training.step import Step
+
+__all__ = ["Leader"]
+
+
+@dataclass(frozen=True)
+class HostBucket:
+    """The sum of a bucket over the ranks of a host, as the pipeline among the leaders takes it.
+
+    Attributes:
+        handed: The leader's own bucket.
+        total: The sum.
+    """
+
+    handed: Handed
+    total: torch.Tensor
+
+    def index(self) -> int:
+        """Returns its index in the step."""
+        return self.handed.index
+
+    def is_last(self) -> bool:
+        """Returns whether it is the step's last one."""
+        return self.handed.last
+
+    def buffer(self) -> torch.Tensor:
+        """Returns the sum."""
+        return self.total
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Returns the leader's parameters."""
+        return self.handed.parameters
+
+
+class Leader(SharingPipeline):
+    """The pipeline of a rank that leads its host."""
+
+    def __init__(self, seat: Seat, *args: Any, **options: Any) -> None:
+        self._there: dict[int, dict[int, There]] = {}  # by bucket and place
+        self._summed: dict[int, set[int]] = {}  # by bucket: places
+        self._openings: list[Opening] = []  # of the followers, in this step
+        self._end: End | None = None
+        # Whoever has a result may leave. A failure is told after the results that are there.
+        self._telling = threading.Lock()
+        super().__init__(seat, *args, **options)
+
+    @property
+    def _followers(self) -> list[int]:
+        return list(range(1, len(self._seat.ranks)))
+
+    # ------------------------------------------------------------------ a bucket's way
+
+    def _raise_up(self, handed: Handed) -> None:
+        rows = handed.rows = self._rows(handed.position, handed.elements)
+        total = np.zeros(0, np.float32)
+        if rows is not None:
+            self._forget_rows(handed)
+            np.copyto(rows.of(0), handed.stage.host())
+            total = rows.total
+        self._gather(handed)
+        self._link.tell(Sum(handed.number))
+        if rows is not None:
+            rows.add(0, self._seat.share)
+        self._gather_shards(handed)
+        if handed.position == 0 and any(each.flush for each in self._openings):
+            self.flush()
+        done = self.reduce_among_workers(
+            HostBucket(handed, torch.from_numpy(total)),
+            joined=handed.joined,
+            others=[each.ballot for each in self._openings],
+        )
+        done.add_done_callback(lambda result: self._answer(handed, result))
+
+    def _gather(self, handed: Handed) -> None:
+        """Waits until the rows of all followers are there, and reads what came with them."""
+
+        def missing() -> set[int]:
+            return set(self._followers) - set(self._there.get(handed.number, {}))
+
+        self._await(
+            handed, lambda: not missing(), lambda: f"no gradient of {self._named(missing())} came"
+        )
+        with self._changed:
+            there = self._there.pop(handed.number, {})
+        for place, message in sorted(there.items()):
+            other = self._seat.ranks[place]
+            if (message.opening is None) == (handed.position == 0):
+                raise TransferError(
+                    f"step {self.step}, bucket {handed.index}: rank {other} hands over another "
+                    f"bucket than rank {self._seat.rank}, which leads its host: all ranks must run "
+                    "the same backward passes",
+                    rank=other,
+                    step=self.step,
+                    cause="plan",
+                )
+            if message.elements != handed.elements:
+                raise TransferError(
+                    f"step {self.step}, bucket {handed.index}: rank {other} has {message.elements} "
+                    f"elements in it, and rank {self._seat.rank} {handed.elements}: the models of "
+                    "all ranks must be the same",
+                    rank=other,
+                    step=self.step,
+                    cause="plan",
+                )
+        if handed.position == 0:
+            opened = [there[place].opening for place in sorted(there)]
+            self._openings = [each for each in opened if each is not None]
+
+    def _gather_shards(self, handed: Handed) -> None:
+        """Waits until the followers have summed their shards."""
+        ranks = len(self._seat.ranks)
+        helpers = {p for p in self._followers if has_shard(handed.elements, ranks, p)}
+
+        def missing() -> set[int]:
+            return helpers - self._summed.get(handed.number, set())
+
+        self._await(
+            handed, lambda: not missing(), lambda: f"{self._named(missing())} summed no shard"
+        )
+        with self._changed:
+            self._summed.pop(handed.number, None)
+
+    def _await(self, handed: Handed, ready: Callable[[], bool], what: Callable[[], str]) -> None:
+        with self._changed:
+            self._wait_for(ready, handed, what)
+
+    def _answer(self, handed: Handed, result: torch.futures.Future[torch.Tensor]) -> None:
+        """Hands the result to all ranks of the host; on a thread of the engine's."""
+        try:
+            result.value()
+        except Exception as error:
+            self._stop(self._failure or error)
+            return
+        with self._telling:
+            if not self._completes(handed):
+                return
+            end, self._end = self._end, None  # of the bucket that was held back until the end
+            self._link.tell(Result(handed.number, end))
+        self._hand_back(handed)
+
+    def _conclude(self, step: Step) -> None:
+        super()._conclude(step)
+        assert self._last is not None
+        self._end = End(
+            self._last,
+            skipped=step.action == "skipped",
+            scaled=step.scaled,
+            overflowed=step.overflowed,
+            flushes=step.flushes,
+        )
+
+    # ------------------------------------------------------------------ memory and messages
+
+    def _rows(self, position: int, elements: int) -> Rows | None:
+        """Returns the memory of a bucket; makes it, and hands it to all followers, if need be."""
+        if not elements:
+            return None
+        with self._changed:
+            known = self._memory.get((position, elements))
+            if known is None:
+                memory = Rows.make(len(self._seat.ranks), elements)
+                try:
+                    known = Rows(memory, len(self._seat.ranks), elements)
+                    self._link.tell(Memory(position, elements), memory=memory)
+                finally:
+                    os.close(memory)
+                self._memory[position, elements] = known
+            return known
+
+    def _handle(self, place: int, message: Any, memory: int | None) -> None:
+        match message:
+            case Want(position, elements):
+                self._rows(position, elements)
+            case There(bucket):
+                with self._changed:
+                    self._there.setdefault(bucket, {})[place] = message
+                    self._changed.notify_all()
+            case Summed(bucket):
+                with self._changed:
+                    self._summed.setdefault(bucket, set()).add(place)
+                    self._changed.notify_all()
+            case Failed(error):
+                self._stop(error)
+
+    def _tell_failed(self, message: Failed) -> None:
+        with self._telling:
+            super()._tell_failed(message)
+
+    def _named(self, places: set[int]) -> str:
+        ranks = [str(self._seat.ranks[place]) for place in sorted(places)]
+        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks)

@@ -1,0 +1,107 @@
+"""The messages between a host's leader and its followers, in the order of a bucket's way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire.core.agreed import Ballot
+from gradwire.core.report import StepReport
+
+__all__ = ["End", "Failed", "Memory", "Opening", "Result", "Sum", "Summed", "There", "Want"]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a follower adds to a step, with its first bucket.
+
+    Attributes:
+        ballot: Its ballot.
+        flush: Whether its user asked for an exact step.
+    """
+
+    ballot: Ballot
+    flush: bool
+
+
+@dataclass(frozen=True)
+class Want:
+    """A follower needs memory for a bucket at this position in its step."""
+
+    position: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory that comes along is for the bucket at this position, of so many elements."""
+
+    position: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class There:
+    """A follower's row of a bucket is in the memory.
+
+    Attributes:
+        bucket: Number of the bucket, counted since the ranks met.
+        elements: Its elements.
+        opening: With a step's first bucket, what the follower adds to the step; else None.
+    """
+
+    bucket: int
+    elements: int
+    opening: Opening | None
+
+
+@dataclass(frozen=True)
+class Sum:
+    """All rows of a bucket are there, so each rank sums its shard."""
+
+    bucket: int
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A follower has summed its shard of a bucket."""
+
+    bucket: int
+
+
+@dataclass(frozen=True)
+class End:
+    """How a step ended.
+
+    Attributes:
+        report: The leader's report.
+        skipped: Whether the optimizer must skip the step.
+        scaled: Whether a loss scaler skips it if a gradient is not finite.
+        overflowed: Whether a result is not finite.
+        flushes: Whether the step was exact because a user asked for it.
+    """
+
+    report: StepReport
+    skipped: bool
+    scaled: bool
+    overflowed: bool
+    flushes: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a bucket is in the memory.
+
+    Attributes:
+        bucket: Number of the bucket.
+        end: How the step ended, with the result that was held back until then; else None.
+    """
+
+    bucket: int
+    end: End | None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A rank of the host has failed, so all of them stop."""
+
+    error: Exception

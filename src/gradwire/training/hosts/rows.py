@@ -1,0 +1,78 @@
+"""The shared memory of one bucket: a row for each rank's gradient, and one for their sum."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.transport.host_link import map_rows, memory_of_rows
+
+__all__ = ["Rows", "has_shard"]
+
+BLOCK = 1 << 16
+"""Elements that are summed at a time, so that the sum stays in the cache."""
+
+LEAST_SHARD = 1 << 14
+"""Elements below which a share of the work is not worth a message."""
+
+
+class Rows:
+    """The rows of one bucket, mapped into this process.
+
+    Args:
+        memory: The memory's file descriptor.
+        ranks: Number of ranks of the host.
+        elements: Number of elements of the bucket.
+    """
+
+    def __init__(self, memory: int, ranks: int, elements: int) -> None:
+        self._ranks = ranks
+        self._rows = map_rows(memory, ranks + 1, elements)
+
+    @staticmethod
+    def make(ranks: int, elements: int) -> int:
+        """Makes the memory of a bucket; returns its file descriptor."""
+        return memory_of_rows(ranks + 1, elements)
+
+    def of(self, place: int) -> NDArray[np.float32]:
+        """The gradient of the rank at a place of the host."""
+        row: NDArray[np.float32] = self._rows[place]
+        return row
+
+    @property
+    def total(self) -> NDArray[np.float32]:
+        """The sum, and later the result."""
+        row: NDArray[np.float32] = self._rows[self._ranks]
+        return row
+
+    def add(self, place: int, share: float) -> None:
+        """Sums this rank's shard of all rows, in rank order, and multiplies it.
+
+        Args:
+            place: The place of this rank.
+            share: The factor.
+        """
+        factor = np.float32(share)
+        start, end = shard(self.total.size, self._ranks, place)
+        for at in range(start, end, BLOCK):
+            block = slice(at, min(at + BLOCK, end))
+            total = self.total[block]
+            if self._ranks == 1:
+                total[:] = self._rows[0, block]
+            else:
+                np.add(self._rows[0, block], self._rows[1, block], out=total)
+            for row in range(2, self._ranks):
+                np.add(total, self._rows[row, block], out=total)
+            np.multiply(total, factor, out=total)
+
+
+def has_shard(elements: int, ranks: int, place: int) -> bool:
+    """Returns whether the rank at a place sums a part of a bucket, and reports it."""
+    start, end = shard(elements, ranks, place)
+    return start < end
+
+
+def shard(elements: int, ranks: int, place: int) -> tuple[int, int]:
+    """Returns where the part of a bucket that a rank sums begins and ends."""
+    workers = max(1, min(ranks, elements // LEAST_SHARD))
+    return elements * min(place, workers) // workers, elements * min(place + 1, workers) // workers

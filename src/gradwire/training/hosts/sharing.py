@@ -1,0 +1,293 @@
+"""SharingPipeline: what the leader of a host and its followers have in common.
+
+DDP hands a bucket over on the autograd thread. Its way up is a thread's of this attachment, one
+bucket after another, in the order in which DDP hands them over, which is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gradwire.core.agreed import Ballot
+from gradwire.core.errors import ConfigError, GradwireError, TransferError
+from gradwire.training.bucket import Bucket
+from gradwire.training.hosts.messages import Failed, Opening
+from gradwire.training.hosts.rows import Rows
+from gradwire.training.hosts.seat import Seat
+from gradwire.training.pipeline import GradientPipeline
+from gradwire.training.staging import Stage, StagePool, failed
+from gradwire.training.step import Awaited
+from gradwire.transport.threads import Stager
+
+__all__ = ["Handed", "SharingPipeline"]
+
+
+class Handed(Awaited):
+    """A bucket that DDP has handed over.
+
+    Attributes:
+        number: Its number, counted since the ranks met.
+        index: Its index in the step, as DDP counts.
+        position: How many buckets of the step came before it.
+        last: Whether it is the step's last one.
+        elements: Its elements.
+        parameters: Its parameters, in order.
+        joined: Whether this rank has joined (`DistributedDataParallel.join`).
+        opening: With a step's first bucket, what a follower adds to the step; else None.
+        rows: Its shared memory; None while it has none.
+        since: When this rank began to wait for others, in seconds of the monotonic clock.
+    """
+
+    def __init__(
+        self, number: int, position: int, bucket: Bucket, stage: Stage, joined: bool
+    ) -> None:
+        super().__init__(stage)
+        self.number = number
+        self.index = bucket.index()
+        self.position = position
+        self.last = bucket.is_last()
+        self.elements = bucket.buffer().numel()
+        self.parameters = bucket.parameters()
+        self.joined = joined
+        self.opening: Opening | None = None
+        self.rows: Rows | None = None
+        self.since = time.monotonic()
+        self.result = stage.future()
+
+
+class SharingPipeline(GradientPipeline):
+    """Carries the buckets of one DDP module on a host whose ranks sum among themselves.
+
+    Args:
+        seat: This rank's place on its host.
+        *args: As for GradientPipeline.
+        **options: As for GradientPipeline.
+    """
+
+    def __init__(self, seat: Seat, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "host": seat.host})
+        self._seat = seat
+        self._link = seat.link
+        self._up = Stager(f"gradwire-up-{seat.rank}")
+        self._own_stages = StagePool()
+        self._own_stages.encodes = ()  # the sum of the host is encoded, no rank's own gradient
+        self._changed = threading.Condition()
+        self._stopped: Exception | None = None
+        self._memory: dict[tuple[int, int], Rows] = {}  # by position and elements
+        self._used: dict[int, Handed] = {}  # the last bucket at each position
+        self._open: dict[int, Handed] = {}  # without a result, by number
+        self._step_buckets: list[Handed] = []
+        self._next_number = 0
+        self._let_go = weakref.finalize(self, _let_go, self._link, self._up)
+        self._let_go.atexit = False
+        self._link.listen(self._take, self._gone)
+
+    # ------------------------------------------------------------------ as DDP calls it
+
+    def reduce(
+        self, bucket: Bucket, *, joined: bool = False, others: Sequence[Ballot] = ()
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Averages one bucket over all ranks (`GradientPipeline.reduce`)."""
+        stopped = self._stopped
+        if stopped is not None:
+            why = str(stopped) or repr(stopped)
+            return failed(
+                bucket.buffer(), GradwireError(f"gradwire stopped at an earlier failure: {why}")
+            )
+        try:
+            handed = self._hand(bucket, joined)
+        except GradwireError as error:
+            self._stop(error)
+            return failed(bucket.buffer(), error)
+        except BaseException as error:
+            self._stop(error)
+            raise
+        self._up.submit(lambda: self._go_up(handed))
+        assert handed.result is not None
+        return handed.result.then(handed.value)
+
+    def reduce_among_workers(
+        self, bucket: Bucket, *, joined: bool, others: Sequence[Ballot]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Averages the sum of this host over the hosts."""
+        return super().reduce(bucket, joined=joined, others=others)
+
+    def wait(self) -> None:
+        """Waits until DDP has all results of the step whose last bucket has begun."""
+        try:
+            for handed in list(self._step_buckets):
+                handed.delivered.wait()
+        except BaseException as error:
+            self._stop(error)
+            raise
+
+    def close(self) -> None:
+        """Closes the report file, the engine, and the connections within the host. Idempotent."""
+        if self._let_go.detach() is None:
+            return
+        detached = TransferError("the attachment is detached", cause="closed")
+        self._stop(detached, tell=False)  # the others see it by the end of the connection
+        super().close()
+        _let_go(self._link, self._up)
+
+    def _hand(self, bucket: Bucket, joined: bool) -> Handed:
+        if bucket.index() == 0:
+            self._step_buckets = []
+        position = len(self._step_buckets)
+        stage = self._own_stages.stage(position, bucket.buffer())
+        handed = Handed(self._next_number, position, bucket, stage, joined)
+        if position == 0:
+            handed.opening = self._opening(joined)
+        self._next_number += 1
+        with self._changed:
+            if self._stopped is not None:
+                raise self._stopped
+            self._open[handed.number] = handed
+        self._step_buckets.append(handed)
+        return handed
+
+    def _opening(self, joined: bool) -> Opening | None:
+        """Returns what this rank adds to the step that begins; None where it leads."""
+        return None
+
+    # ------------------------------------------------------------------ a bucket's way
+
+    def _go_up(self, handed: Handed) -> None:
+        try:
+            previous = self._used.get(handed.position)
+            if previous is not None:  # of a step that a failed backward pass gave up
+                previous.delivered.wait(self.communicator.timeout_s)
+            self._used[handed.position] = handed
+            self._raise_up(handed)
+        except Exception as error:
+            self._stop(error)
+
+    @abstractmethod
+    def _raise_up(self, handed: Handed) -> None:
+        """Adds this rank's gradient to the host's sum."""
+
+    def _completes(self, handed: Handed) -> bool:
+        """Notes that a bucket has a result; returns False if it has failed meanwhile."""
+        with self._changed:
+            return self._open.pop(handed.number, None) is not None
+
+    def _hand_back(self, handed: Handed) -> None:
+        """Completes DDP's future with the result.
+
+        The result stays in the shared memory until all ranks have a gradient of the next step
+        there, so DDP copies it from there.
+        """
+        try:
+            if handed.rows is not None:
+                handed.stage.take(handed.rows.total)
+        except Exception as error:
+            handed.error = error
+        handed.rows = None
+        handed.deliver()
+
+    def _wait_for(self, ready: Callable[[], bool], handed: Handed, what: Callable[[], str]) -> None:
+        """Waits until something has happened; the caller holds `_changed`.
+
+        Raises:
+            TransferError: It has not within the time-out, or the host has failed.
+        """
+        self._changed.wait_for(
+            lambda: ready() or self._stopped is not None, self.communicator.timeout_s
+        )
+        if self._stopped is not None:
+            raise self._stopped
+        if not ready():
+            raise self._late(handed, what())
+
+    def _late(self, handed: Handed, what: str) -> TransferError:
+        rank, timeout_s = self._seat.rank, self.communicator.timeout_s
+        return TransferError(
+            f"rank {rank}, step {self.step}, bucket {handed.index}: {what} within {timeout_s:g} s",
+            rank=rank,
+            step=self.step,
+            cause="timeout",
+        )
+
+    def _forget_rows(self, handed: Handed) -> None:
+        """Lets go of the memory of an earlier layout of this bucket."""
+        with self._changed:
+            for position, elements in list(self._memory):
+                if position == handed.position and elements != handed.elements:
+                    del self._memory[position, elements]
+
+    # ------------------------------------------------------------------ failures
+
+    def _take(self, place: int, message: Any, memory: int | None) -> None:
+        """Takes a message from the rank at a place of the host."""
+        try:
+            self._handle(place, message, memory)
+        except Exception as error:
+            self._stop(error)
+
+    @abstractmethod
+    def _handle(self, place: int, message: Any, memory: int | None) -> None:
+        """Does what a message asks for."""
+
+    def _gone(self, place: int) -> None:
+        """Notes that the rank at a place of the host has ended or has detached the module."""
+        rank = self._seat.ranks[place]
+        leads = ", which leads this host," if place == 0 else " of this host"
+        self._stop(
+            TransferError(
+                f"rank {self._seat.rank}: rank {rank}{leads} has ended or detached the module",
+                rank=rank,
+                step=self.step,
+                cause="left",
+            )
+        )
+
+    def _stop(self, error: BaseException, *, tell: bool = True) -> None:
+        """Stops this pipeline for good; all buckets without a result fail.
+
+        Only the first call does anything.
+
+        Args:
+            error: Why.
+            tell: Whether the other ranks of the host are to stop for the same reason.
+        """
+        cause = error if isinstance(error, (GradwireError, ConfigError)) else self._unknown(error)
+        with self._changed:
+            if self._stopped is not None:
+                return
+            self._stopped = cause
+            lost, self._open = list(self._open.values()), {}
+            self._changed.notify_all()
+        with contextlib.suppress(Exception):
+            if tell:
+                self._tell_failed(Failed(cause.with_traceback(None)))
+        with self._mutex:
+            running = self._running
+        self._fail(running, error)
+        for handed in lost:
+            handed.error = error if isinstance(error, Exception) else cause
+            handed.rows = None
+            handed.deliver()
+
+    def _tell_failed(self, message: Failed) -> None:
+        self._link.tell(message)
+
+    def _unknown(self, error: BaseException) -> GradwireError:
+        rank = self._seat.rank
+        return TransferError(
+            f"rank {rank}, step {self.step}: {type(error).__name__}: {error}",
+            rank=rank,
+            step=self.step,
+        )
+
+
+def _let_go(link: Any, up: Stager) -> None:
+    link.close()
+    up.stop()

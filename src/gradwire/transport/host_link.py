@@ -1,0 +1,268 @@
+"""HostLink connects the ranks of one host: messages over Unix sockets, values in shared memory.
+
+The ranks of a host share a loopback, hence the abstract Unix sockets of its network namespace. The
+lowest rank of a host leads it. It listens at a door, and every other rank of the host knocks there
+with the token that the meeting told it. Memory is anonymous (memfd) and is handed over through the
+sockets, so it needs no name, no /dev/shm, and goes with the processes. A process that dies closes
+its socket, which the others notice at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import mmap
+import multiprocessing.util
+import os
+import pickle
+import secrets
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.core.errors import RendezvousError
+
+__all__ = ["Door", "HostLink", "hosts_of", "knock", "map_rows", "memory_of_rows"]
+
+TOKEN_BYTES = 32
+_LENGTH = struct.Struct("!I")
+_PLACE = struct.Struct("!I")
+GREETING_S = 5.0
+"""Seconds in which a process that has connected must say who it is."""
+
+Take = Callable[[int, Any, int | None], None]
+"""Takes a message: the sender's place on the host, the message, and the memory that came along."""
+
+
+def hosts_of(identities: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Groups ranks by host.
+
+    Args:
+        identities: The identity of each rank's host, by rank.
+
+    Returns:
+        The ranks of each host, in order; the hosts in the order of their lowest ranks.
+    """
+    hosts: dict[str, list[int]] = {}
+    for rank, identity in enumerate(identities):
+        hosts.setdefault(identity, []).append(rank)
+    return tuple(map(tuple, hosts.values()))
+
+
+def memory_of_rows(rows: int, elements: int) -> int:
+    """Makes shared memory for rows of float32, all zero; returns its file descriptor."""
+    memory = os.memfd_create("gradwire", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(memory, rows * elements * 4)
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def map_rows(memory: int, rows: int, elements: int) -> NDArray[np.float32]:
+    """Maps shared memory as float32 [rows, elements].
+
+    The memory stays as long as the array does, also where the descriptor is closed.
+    """
+    mapped = mmap.mmap(memory, rows * elements * 4)
+    return np.frombuffer(mapped, np.float32).reshape(rows, elements)
+
+
+class Door:
+    """Where a host's leader listens for the other ranks of its host.
+
+    Attributes:
+        address: What the others `knock` at, with the token that lets them in, as text.
+    """
+
+    def __init__(self) -> None:
+        name = secrets.token_hex(8)
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        self.address = f"{name}/{self._token.hex()}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(_abstract(name))
+        self._listener.listen(64)
+
+    def let_in(self, places: Iterable[int], timeout_s: float) -> HostLink:
+        """Waits until the ranks at these places of the host have knocked.
+
+        Raises:
+            TimeoutError: Some have not come in time.
+        """
+        missing = set(places)
+        links: dict[int, socket.socket] = {}
+        deadline = time.monotonic() + timeout_s
+        try:
+            while missing:
+                self._listener.settimeout(max(deadline - time.monotonic(), 0.001))
+                guest, _ = self._listener.accept()
+                place = self._greet(guest)
+                if place in missing:
+                    missing.discard(place)
+                    links[place] = guest
+                else:
+                    guest.close()
+        except BaseException:
+            for link in links.values():
+                link.close()
+            raise
+        return HostLink(links)
+
+    def close(self) -> None:
+        """Stops listening. Idempotent."""
+        self._listener.close()
+
+    def _greet(self, guest: socket.socket) -> int:
+        """Returns the place of a process that knows the token, -1 of any other one."""
+        guest.settimeout(GREETING_S)
+        try:
+            greeting = _exactly(guest, TOKEN_BYTES + _PLACE.size)
+        except (OSError, EOFError):
+            return -1
+        guest.settimeout(None)
+        if not hmac.compare_digest(greeting[:TOKEN_BYTES], self._token):
+            return -1
+        (place,) = _PLACE.unpack(greeting[TOKEN_BYTES:])
+        return int(place)
+
+
+def knock(address: str, place: int, timeout_s: float) -> HostLink:
+    """Connects the rank at a place of its host with the host's leader, which is at place 0.
+
+    Raises:
+        RendezvousError: The leader is not there.
+    """
+    name, token = address.split("/")
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        link.settimeout(timeout_s)
+        link.connect(_abstract(name))
+        link.sendall(bytes.fromhex(token) + _PLACE.pack(place))
+        link.settimeout(None)
+    except OSError as error:
+        link.close()
+        raise RendezvousError(
+            f"the rank that leads this host cannot be reached: {error}; hosts=False lets every "
+            "rank use the network"
+        ) from error
+    return HostLink({0: link})
+
+
+class HostLink:
+    """The connections of one rank with others of its host; messages may be sent by any thread.
+
+    Messages are pickled. Only processes that knew the token are connected.
+
+    Args:
+        sockets: A connected socket for each place of the host.
+    """
+
+    def __init__(self, sockets: dict[int, socket.socket]) -> None:
+        self._sockets = sockets
+        self._sending = {place: threading.Lock() for place in sockets}
+        multiprocessing.util.register_after_fork(self, HostLink._leave_to_parent)
+
+    @property
+    def places(self) -> list[int]:
+        """The places of the connected ranks."""
+        return sorted(self._sockets)
+
+    def listen(self, take: Take, gone: Callable[[int], None]) -> None:
+        """Calls `take` with each message, and `gone` with the place of a rank that has left.
+
+        Both are bound methods, which are held weakly. Each connection has a thread of its own.
+        """
+        for place, link in self._sockets.items():
+            threading.Thread(
+                target=_listen,
+                args=(place, link, weakref.WeakMethod(take), weakref.WeakMethod(gone)),
+                name=f"gradwire-host-{place}",
+                daemon=True,
+            ).start()
+
+    def tell(self, message: object, places: Iterable[int] | None = None, memory: int = -1) -> None:
+        """Sends a message; a rank that has left is passed over, since `gone` is called for it.
+
+        Args:
+            message: The message.
+            places: The places to send it to; None for all.
+            memory: The file descriptor of memory that goes with it, -1 for none.
+        """
+        payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        header = _LENGTH.pack(len(payload))
+        for place in self.places if places is None else places:
+            with contextlib.suppress(OSError), self._sending[place]:
+                if memory < 0:
+                    self._sockets[place].sendall(header + payload)
+                else:
+                    socket.send_fds(self._sockets[place], [header], [memory])
+                    self._sockets[place].sendall(payload)
+
+    def close(self) -> None:
+        """Ends the connections, which the others notice. Idempotent."""
+        for link in self._sockets.values():
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)  # ends the thread that listens, too
+            link.close()
+
+    def _leave_to_parent(self) -> None:
+        """Closes a forked child's copies, which would hide that the parent has died."""
+        for link in self._sockets.values():
+            link.close()
+
+
+def _listen(
+    place: int,
+    link: socket.socket,
+    take: weakref.WeakMethod[Take],
+    gone: weakref.WeakMethod[Callable[[int], None]],
+) -> None:
+    try:
+        while True:
+            message, memory = _receive(link)
+            taker = take()
+            if taker is None:
+                return
+            taker(place, message, memory)
+            del taker, message
+    except (OSError, EOFError):
+        leaver = gone()
+        if leaver is not None:
+            leaver(place)
+
+
+def _receive(link: socket.socket) -> tuple[Any, int | None]:
+    """Returns the next message, and the memory that came along."""
+    header, memory = b"", None
+    while len(header) < _LENGTH.size:
+        part, descriptors, _, _ = socket.recv_fds(link, _LENGTH.size - len(header), 1)
+        if not part:
+            raise EOFError
+        header += part
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+            memory = descriptor
+    return pickle.loads(_exactly(link, _LENGTH.unpack(header)[0])), memory
+
+
+def _exactly(link: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        part = link.recv(length - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def _abstract(name: str) -> str:
+    """Returns the address of a socket that has no file and is known in its network namespace."""
+    return f"\0gradwire-{name}"

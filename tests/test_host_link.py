@@ -1,0 +1,64 @@
+"""What ranks of one host share: memory, sums of shards, and a link that no stranger gets into."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+
+import numpy as np
+import pytest
+
+from gradwire.training.hosts.rows import Rows, has_shard
+from gradwire.transport.host_link import Door, hosts_of, knock
+
+
+def test_hosts_are_told_apart_by_their_identity() -> None:
+    assert hosts_of(["a", "b", "a", "c", "b"]) == ((0, 2), (1, 4), (3,))
+
+
+@pytest.mark.parametrize("elements", [1, 7, 1 << 14, 100_001])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_all_shards_together_are_the_sum_in_rank_order(ranks: int, elements: int) -> None:
+    memory = Rows.make(ranks, elements)
+    rows = Rows(memory, ranks, elements)
+    os.close(memory)
+    values = np.random.default_rng(ranks).standard_normal((ranks, elements)).astype(np.float32)
+    for place in range(ranks):
+        rows.of(place)[:] = values[place]
+    for place in range(ranks):
+        rows.add(place, 0.3)
+    expected = values[0].copy()
+    for row in values[1:]:
+        expected += row
+    assert np.array_equal(rows.total, expected * np.float32(0.3))
+    assert has_shard(elements, ranks, 0)
+
+
+def test_who_does_not_know_the_token_is_not_let_in() -> None:
+    with contextlib.closing(Door()) as door:
+        name, token = door.address.split("/")
+        stranger = knock(f"{name}/{'00' * (len(token) // 2)}", 1, 5.0)
+        friend = knock(door.address, 1, 5.0)
+        link = door.let_in([1], 5.0)
+        heard: queue.SimpleQueue[object] = queue.SimpleQueue()
+        ear = Ear(heard)
+        link.listen(ear.take, ear.gone)
+        stranger.tell("mine")
+        friend.tell("yours")
+        assert heard.get(timeout=5.0) == (1, "yours")
+        friend.close()
+        assert heard.get(timeout=5.0) == 1
+        stranger.close()
+        link.close()
+
+
+class Ear:
+    def __init__(self, heard: queue.SimpleQueue[object]) -> None:
+        self._heard = heard
+
+    def take(self, place: int, message: object, memory: int | None) -> None:
+        self._heard.put((place, message))
+
+    def gone(self, place: int) -> None:
+        self._heard.put(place)

@@ -1,0 +1,462 @@
+"""Several ranks a host: they sum among themselves, and one of them speaks for the host.
+
+Hosts are network namespaces, so these tests need root or user namespaces.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gradwire
+import test_after_failure
+import test_ddp
+import test_ddp_steps
+import test_ddp_together
+from ddp_jobs import batch, fingerprint, gradients, local_gradients, model, train, wrap
+from host_ranks import Builder, HostRanks
+from ranks import Gone
+
+pytestmark = pytest.mark.usefixtures("namespaces")
+
+ports = itertools.count(28_000)
+PAIRS = (0, 0, 1, 1)
+UNEQUAL = (0, 0, 1, 0)
+
+
+def cable(network: Builder) -> None:
+    network.cable(0, 1, "eth0")
+    for host in (0, 1):
+        network.address(host, "eth0", f"10.0.0.{host + 1}", 24)
+
+
+def hosts(places: tuple[int, ...]) -> HostRanks:
+    names = [f"host{place}" for place in places]
+    return HostRanks(
+        cable,
+        places=places,
+        names=names,
+        GRADWIRE_PEER_TIMEOUT="10",
+        GRADWIRE_RENDEZVOUS_TIMEOUT="20",
+        GLOO_SOCKET_IFNAME="eth0",
+    )
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Iterator[HostRanks]:
+    """Ranks 0 and 1 on one host, ranks 2 and 3 on another."""
+    with hosts(PAIRS) as ranks:
+        ranks.run(join_group, port=next(ports))
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def unequal() -> Iterator[HostRanks]:
+    """Ranks 0, 1 and 3 on one host, rank 2 on another."""
+    with hosts(UNEQUAL) as ranks:
+        ranks.run(join_group, port=next(ports))
+        yield ranks
+
+
+def join_group(rank: int, world: int, port: int) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://10.0.0.1:{port}", rank=rank, world_size=world
+    )
+
+
+def by_host(local: torch.Tensor, places: tuple[int, ...]) -> torch.Tensor:
+    """The mean over ranks, summed in rank order within each host and then over hosts."""
+    everybody = [torch.empty_like(local) for _ in places]
+    dist.all_gather(everybody, local)
+    order = list(dict.fromkeys(places))
+    share = torch.tensor(len(order) / len(places), dtype=torch.float32)
+    sums = []
+    for host in order:
+        own = [values for values, place in zip(everybody, places, strict=True) if place == host]
+        total = own[0].clone()
+        for values in own[1:]:
+            total += values
+        sums.append(total * share)
+    mean = sums[0].clone()
+    for total in sums[1:]:
+        mean += total
+    return mean * torch.tensor(1.0 / len(order), dtype=torch.float32)
+
+
+def exact_steps(
+    rank: int, world: int, places: tuple[int, ...], steps: int, **options: bool
+) -> dict[str, Any]:
+    net, twin = model(), model()
+    ddp = wrap(net, **options)
+    attachment = gradwire.attach(ddp, "reliable")
+    equal = []
+    for step in range(steps):
+        ddp.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        equal.append(
+            torch.equal(gradients(ddp), by_host(local_gradients(twin, batch(rank, step)), places))
+        )
+    report, counters = attachment.report(), attachment.counters()
+    attachment.detach()
+    return {"equal": equal, "rank": report.rank, "step": report.step, "counters": counters}
+
+
+@pytest.mark.parametrize(("name", "places"), [("pairs", PAIRS), ("unequal", UNEQUAL)])
+def test_an_exact_mean_is_that_of_a_sum_within_hosts_and_then_over_hosts(
+    request: pytest.FixtureRequest, name: str, places: tuple[int, ...]
+) -> None:
+    ranks = request.getfixturevalue(name)
+    outcomes = ranks.run(exact_steps, places=places, steps=4)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome["equal"] == [True] * 4
+        assert (outcome["rank"], outcome["step"]) == (rank, 3)
+        speaks = places.index(places[rank]) == rank
+        assert bool(outcome["counters"]) == speaks
+
+
+@pytest.mark.parametrize("option", ["gradient_as_bucket_view", "static_graph"])
+def test_a_mean_reaches_gradients_wherever_ddp_has_them(pairs: HostRanks, option: str) -> None:
+    for outcome in pairs.run(exact_steps, places=PAIRS, steps=3, **{option: True}):
+        assert outcome["equal"] == [True] * 3
+
+
+# ---------------------------------------------------------------------------- what DDP does
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        test_ddp.no_sync,
+        test_ddp.unused,
+        test_ddp_steps.overflows,
+        test_ddp_steps.scaled,
+        test_ddp_steps.shares,
+        test_ddp_together.branches,
+    ],
+    ids=lambda job: job.__name__,
+)
+def test_jobs_run_as_with_a_rank_a_host(pairs: HostRanks, job: Callable[..., None]) -> None:
+    pairs.run(job)
+
+
+def uneven(rank: int, world: int) -> bytes:
+    """Leaders and followers join at different steps, beside a scaler whose scale grows."""
+    ddp = wrap(model())
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    attachment = gradwire.attach(ddp, "adaptive", optimizer=optimizer, scaler=scaler)
+    with ddp.join():
+        for step in range((2, 7, 4, 5)[rank]):
+            optimizer.zero_grad()
+            scaler.scale(ddp(batch(rank, step)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert attachment.step == 7
+    attachment.detach()
+    return fingerprint(ddp)
+
+
+def test_uneven_inputs(pairs: HostRanks) -> None:
+    assert len(set(pairs.run(uneven))) == 1
+
+
+def test_a_vote_of_a_follower_rules_all(pairs: HostRanks) -> None:
+    outcomes = pairs.run(test_ddp_steps.votes)
+    assert (
+        outcomes == [["critical"] * 2 + ["tolerant"] * 3 + ["critical"] * 2 + ["tolerant"] * 2] * 4
+    )
+
+
+def lossy(rank: int, world: int, steps: int) -> dict[str, Any]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "dblp", every=3, eta=0.01, loss_rise=0.5)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    if attachment.counters():
+        attachment.communicator.set_drop(0.03, 4.0, rank)
+    for step in range(steps):
+        optimizer.zero_grad()
+        attachment.epoch(step + rank)
+        ddp(batch(rank, step)).square().mean().backward()
+        optimizer.step()
+        attachment.loss(float(rank))
+    report, state = attachment.report(), attachment.state_dict()
+    attachment.detach()
+    return {
+        "print": fingerprint(ddp),
+        "report": report,
+        "phases": state["phases"],
+    }
+
+
+def test_replicas_and_decisions_are_the_same_on_all_ranks_under_loss(pairs: HostRanks) -> None:
+    outcomes = pairs.run(lossy, steps=25)
+    assert len({outcome["print"] for outcome in outcomes}) == 1
+    assert len({repr(outcome["phases"]) for outcome in outcomes}) == 1
+    reports = [outcome["report"] for outcome in outcomes]
+    assert [report.rank for report in reports] == [0, 1, 2, 3]
+    assert {report.agreed.loss for report in reports} == {1.5}  # the mean over ranks
+    assert {report.agreed.epoch for report in reports} == {24 + 3}
+    assert len({report.phase for report in reports}) == 1
+    assert reports[0].delivered == reports[1].delivered  # of their host
+    assert reports[2].delivered == reports[3].delivered
+
+
+def test_the_mean_loss_is_that_of_ranks_where_hosts_are_unequal(unequal: HostRanks) -> None:
+    reports = [outcome["report"] for outcome in unequal.run(lossy, steps=3)]
+    assert {report.agreed.loss for report in reports} == {1.5}
+
+
+def differ(rank: int, world: int) -> str:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable")
+    attachment.grad_scale = 8.0 if rank == 1 else 1.0
+    with pytest.raises(RuntimeError) as failed:
+        ddp(batch(rank, 0)).square().mean().backward()
+    attachment.detach()
+    return str(failed.value)
+
+
+def test_a_scale_of_a_follower_that_differs_is_named_on_all_ranks(pairs: HostRanks) -> None:
+    for text in pairs.run(differ):
+        assert "ranks 0, 2, 3 multiply their gradients by 1, rank 1 by 8" in text
+
+
+# ---------------------------------------------------------------------------- bytes and states
+
+
+def sent(rank: int, world: int, **options: Any) -> tuple[int, float]:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable", **options)
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+    counters = attachment.counters()
+    attachment.detach()
+    return 4 * sum(p.numel() for p in ddp.parameters()), counters.get("bytes_sent", 0.0)
+
+
+def test_a_host_sends_the_gradient_once_whatever_its_ranks(pairs: HostRanks) -> None:
+    outcomes = pairs.run(sent)
+    for rank in (0, 2):
+        gradient, bytes_sent = outcomes[rank]
+        assert bytes_sent < 1.15 * 3 * gradient  # half of it pushed, and half of it as results
+    assert [outcomes[rank][1] for rank in (1, 3)] == [0.0, 0.0]
+
+
+def test_every_rank_speaks_for_itself_where_that_is_set(pairs: HostRanks) -> None:
+    assert all(bytes_sent > 0.0 for _, bytes_sent in pairs.run(sent, hosts=False))
+
+
+def owed(state: dict[str, Any]) -> bool:
+    return any(bool(values.any()) for values in state["residuals"].values())
+
+
+def resumes(rank: int, world: int) -> tuple[bool, bytes, bytes]:
+    """An interrupted run and one that is not, under a policy that loses the same in both."""
+    options = {"p": 0.3, "error_feedback": True}
+    prints, owes = [], False
+    for stops in (False, True):
+        ddp = wrap(model())
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        attachment = gradwire.attach(ddp, "mlt", **options)
+        for step in range(8):
+            if step == 4 and stops:
+                state = attachment.state_dict()
+                owes = owed(state)
+                attachment.detach()
+                attachment = gradwire.attach(ddp, "mlt", **options)
+                attachment.load_state_dict(state)
+            optimizer.zero_grad()
+            ddp(batch(rank, step)).square().mean().backward()
+            optimizer.step()
+        attachment.detach()
+        prints.append(fingerprint(ddp))
+    return owes, prints[0], prints[1]
+
+
+def test_a_run_goes_on_from_the_residuals_of_the_ranks_that_speak(pairs: HostRanks) -> None:
+    outcomes = pairs.run(resumes)
+    assert [owes for owes, _, _ in outcomes] == [True, False, True, False]
+    assert len({one for _, *both in outcomes for one in both}) == 1
+
+
+def regroups(rank: int, world: int, flushes: bool) -> str:
+    """Saves with a rank a host and goes on with several."""
+    ddp = wrap(model())
+    options: dict[str, Any] = {"p": 0.3, "error_feedback": True}
+    attachment = gradwire.attach(ddp, "mlt", hosts=False, **options)
+    for step in range(3):
+        if step == 2 and flushes:
+            attachment.flush()
+        ddp.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+    state = attachment.state_dict()
+    attachment.detach()
+    attachment = gradwire.attach(ddp, "mlt", **options)
+    try:
+        attachment.load_state_dict(state)
+        return ""
+    except gradwire.ConfigError as error:
+        return error.setting
+    finally:
+        attachment.detach()
+
+
+@pytest.mark.parametrize(("flushes", "setting"), [(False, "state['speaks_for']"), (True, "")])
+def test_residuals_of_other_places_are_refused(
+    pairs: HostRanks, flushes: bool, setting: str
+) -> None:
+    assert pairs.run(regroups, flushes=flushes) == [setting] * 4
+
+
+# ---------------------------------------------------------------------------- failures
+
+
+def disagree(rank: int, world: int) -> tuple[str, str]:
+    ddp = wrap(model())
+    with pytest.raises(gradwire.RendezvousError) as refused:
+        gradwire.attach(ddp, "reliable", hosts=False if rank == 1 else "auto")
+    return type(refused.value).__name__, str(refused.value)
+
+
+def test_ranks_that_set_hosts_differently_are_named_on_all_ranks(pairs: HostRanks) -> None:
+    for _, text in pairs.run(disagree):
+        assert "rank 1" in text
+        assert "hosts" in text
+
+
+@pytest.mark.parametrize("value", [True, 0, 2, "host", None])
+def test_a_value_of_hosts_that_is_not_possible_is_refused(value: object) -> None:
+    with pytest.raises(gradwire.ConfigError) as refused:
+        gradwire.Settings.build({"hosts": value}, environment={})
+    assert refused.value.setting == "hosts"
+
+
+def fails(rank: int, world: int, who: int, how: str) -> str:
+    """One rank fails in the middle of a step; what the others get."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable", timeout=2.0)
+    processes: list[Any] = [None] * world
+    dist.all_gather_object(processes, os.getpid())
+    ddp(batch(rank, 0)).square().mean().backward()
+    loss = ddp(batch(rank, 1)).square().mean()
+    if rank == who:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "freezes":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if how == "raises":
+            next(ddp.parameters()).register_hook(_raise)
+    began = time.monotonic()
+    with pytest.raises((RuntimeError, ArithmeticError)) as failed:
+        loss.backward()
+    assert time.monotonic() - began < 20.0
+    if how == "freezes" and rank == who ^ 1:
+        os.kill(processes[who], signal.SIGCONT)
+    attachment.detach()
+    return str(failed.value)
+
+
+def _raise(gradient: torch.Tensor) -> torch.Tensor:
+    raise ArithmeticError("mine")
+
+
+@pytest.mark.parametrize(("who", "text"), [(1, "rank 1 of this host"), (2, "rank 2")])
+def test_a_rank_that_dies_is_named_to_its_host(who: int, text: str) -> None:
+    with hosts(PAIRS) as ranks:
+        ranks.run(join_group, port=next(ports))
+        outcomes = ranks.outcomes(fails, who=who, how="dies")
+    assert isinstance(outcomes[who], Gone)
+    neighbour = {1: 0, 2: 3}[who]
+    assert text in outcomes[neighbour]
+    assert all(isinstance(outcome, str) for rank, outcome in enumerate(outcomes) if rank != who)
+
+
+@pytest.mark.parametrize(
+    ("who", "how", "text"),
+    [
+        (1, "raises", "rank 1 of this host has ended or detached the module"),
+        (0, "raises", "rank 0, which leads this host, has ended or detached the module"),
+        (1, "freezes", "no gradient of rank 1 came within 2 s"),
+        (0, "freezes", "no answer of rank 0, which leads this host, came within 2 s"),
+    ],
+)
+def test_a_rank_that_does_not_go_on_is_named_to_its_host(
+    pairs: HostRanks, who: int, how: str, text: str
+) -> None:
+    outcomes = pairs.run(fails, who=who, how=how)
+    assert text in outcomes[who ^ 1]
+    assert all(outcomes)
+
+
+def typed(rank: int, world: int) -> bool:
+    """Buckets of another type are summed as float32 and rounded once."""
+    ddp, twin = wrap(model(torch.bfloat16)), model(torch.bfloat16)
+    attachment = gradwire.attach(ddp, "reliable")
+    x = batch(rank, 0, torch.bfloat16)
+    ddp(x).square().mean().backward()
+    expected = by_host(local_gradients(twin, x).float(), PAIRS).to(torch.bfloat16)
+    attachment.detach()
+    return torch.equal(gradients(ddp), expected)
+
+
+def test_bfloat16_is_rounded_once(pairs: HostRanks) -> None:
+    assert all(pairs.run(typed))
+
+
+def test_all_attach_again_after_a_follower_was_late(pairs: HostRanks, tmp_path: Path) -> None:
+    outcomes = pairs.run(
+        test_after_failure.goes_on, kind="timeout", same=True, folder=str(tmp_path)
+    )
+    assert len({print_ for _, print_ in outcomes}) == 1
+
+
+# ---------------------------------------------------------------------------- groups and parts
+
+
+def in_a_part(rank: int, world: int) -> tuple[bool, int]:
+    """A module on ranks 0, 1 and 3: two of them on one host."""
+    group = dist.new_group([0, 1, 3])
+    if rank == 2:
+        return False, 0
+    ddp = wrap(model(), process_group=group)
+    attachment = gradwire.attach(ddp, "reliable")
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+    alike: list[Any] = [None] * 3
+    dist.all_gather_object(alike, gradients(ddp).numpy().tobytes(), group)
+    speaks = bool(attachment.counters())
+    attachment.detach()
+    dist.destroy_process_group(group)
+    return speaks, len(set(alike))
+
+
+def test_a_module_on_a_part_of_the_ranks(pairs: HostRanks) -> None:
+    assert pairs.run(in_a_part) == [(True, 1), (False, 1), (False, 0), (True, 1)]
+
+
+def reports(rank: int, world: int, folder: str) -> None:
+    ddp = wrap(model(), static_graph=True)
+    attachment = gradwire.attach(ddp, "reliable", report=str(Path(folder, "{rank}.jsonl")))
+    train(ddp, rank, range(3))
+    attachment.detach()
+
+
+def test_every_rank_writes_the_report_of_its_host(pairs: HostRanks, tmp_path: Path) -> None:
+    pairs.run(reports, folder=str(tmp_path))
+    for rank in range(4):
+        lines = [
+            json.loads(line) for line in Path(tmp_path, f"{rank}.jsonl").read_text().splitlines()
+        ]
+        assert [(line["step"], line["rank"]) for line in lines] == [(s, rank) for s in range(3)]
