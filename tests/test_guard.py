@@ -18,6 +18,7 @@ from gradwire.sim.fabric import NETWORK_A, Link
 from gradwire.sim.job import Job
 from gradwire.training.configure import configure
 from gradwire.training.loss_watch import LossWatch
+from gradwire.training.step import Answer
 from job_gradients import normal
 
 TENSORS = {"a.weight": 60 * 358, "b.weight": 60 * 358}
@@ -195,16 +196,16 @@ def test_the_last_bucket_waits_though_an_earlier_one_is_delivered_later(
     job = Job(2, TENSORS, "dblp", p_low=0.1, every=1, detector="layers", buckets=[1, 1])
     _, futures = job.start(gradients(0, 2))
     assert job.fabric.run(job.fabric.now + 60)
-    pipeline, engine = job.pipelines[0], job.engines[0]
+    engine = job.engines[0]
     last = engine.pending[1]
-    deliver = pipeline._deliver
+    deliver = Answer.deliver
 
-    def overtaken(transfer: object) -> None:
+    def overtaken(answer: Answer) -> None:
         if not last[2].done():
             engine.finish(*last)
-        deliver(transfer)  # type: ignore[arg-type]
+        deliver(answer)
 
-    monkeypatch.setattr(pipeline, "_deliver", overtaken)
+    monkeypatch.setattr(Answer, "deliver", overtaken)
     engine.collect()
     assert [future.done() for future in futures[:2]] == [True, False]
     assert len(engine.pending) == 1  # the consultation
