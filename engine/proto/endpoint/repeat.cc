@@ -68,7 +68,8 @@ void Endpoint::Impl::repeat(Nanos now) {
     due.repeat = std::min(due.repeat,
                           p->recovery.repeat_control(std::max(after, kApart), now, scratch.lost));
     packets_lost(*p, now);
-    // With more to send, copies go only if that is blocked, and after a round without an ACK.
+    // With more to send, copies go only if that is blocked, and after one and a half
+    // rounds without an ACK.
     if (backlog(*p) > 0) {
       if (!blocked && p->allowed.credit >= p->recovery.next()) continue;
       after = std::max(kApart, p->recovery.rtt.smoothed() * 3 / 2);

@@ -16,9 +16,9 @@ constexpr uint32_t kFewest = 8;
 constexpr Nanos kPatience = 500 * kMillisecond;
 // The same in rounds: probes for a lost tail are shorter.
 constexpr Nanos kRounds = 4;
-// The interval of pings to a peer that has answered lately …
+// The interval of pings in a trial that is younger than kQuick, or whose peer has answered lately.
 constexpr Nanos kInterval = 5 * kMillisecond;
-// … or in a trial younger than this.
+// The time for which a trial, or an answer, keeps pings at that interval.
 constexpr Nanos kQuick = 3 * kSecond;
 // The interval after that.
 constexpr Nanos kSlowInterval = 100 * kMillisecond;

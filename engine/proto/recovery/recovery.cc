@@ -135,9 +135,10 @@ bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
   ++timeouts_;
   const Nanos answer_due = timer_base_ + rtt.round();
   timer_base_ = now;
-  // On a long path a time-out sends a round's first window. It does so on a short path too
-  // when packets of the peer arrive but no ACKs: then the path most likely loses, or the peer is
-  // late. When the peer has no room nothing was lost, so little is sent.
+  // On a long path a time-out sends a round's first window. It does so on a short path too when
+  // packets of the peer arrive but no ACKs, unless the circuit breaker has tripped: then the path
+  // most likely loses, or the peer is late. When the peer has no room nothing was lost, so little
+  // is sent.
   const bool full = refused_ >= sent_.lowest();
   const bool talks = timeouts_ > 1 && heard > answer_due;
   const bool worth_trying = !full && (long_path(rtt.minimum()) || (talks && !throttled));

@@ -81,7 +81,7 @@ class Rtt {
     return smoothed_ + std::max(4 * deviation_, kGranularity) + std::max(kMaxAckDelay, 2 * held_);
   }
 
-  // The longest that a peer delays its ACKs (kAckDelay), rounded up.
+  // The longest that a peer delays its ACKs (Acknowledger::kDelay), rounded up.
   static constexpr Nanos kMaxAckDelay = 1 * kMillisecond;
 
  private:
