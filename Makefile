@@ -26,7 +26,8 @@ test: venv  ## run the tests, but for the slow ones (limit: 25 minutes)
 
 test-all: venv  ## run all the tests: those of `make test`, then the slow ones (limit: 45 minutes)
 	@status=0; $(quick); \
-	$(call pytest,1200) -m slow $(ARGS) $(OR); exit $$status
+	$(call pytest,600) -m "slow and not netns" -n 2 --dist loadfile $(ARGS) $(OR); \
+	$(call pytest,1200) -m "slow and netns" $(ARGS) $(OR); exit $$status
 
 conformance: venv  ## run PyTorch's own suite over the backend, and over Gloo with the hook
 	@$(BIN)/python -c 'import expecttest' 2>/dev/null || \

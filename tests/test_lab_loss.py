@@ -16,7 +16,7 @@ from gradwire_lab.network import NETWORK_A, NETWORK_B, Network
 from gradwire_lab.run.ground import open_ground
 from test_lab_journal import small
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.slow, pytest.mark.netns]
 
 PACKETS = 2000
 

@@ -15,7 +15,7 @@ import pytest
 from gradwire_lab.network import NETWORK_B, Leaves, Network, Wire
 from gradwire_lab.network.presets import MAX_FRAME
 
-pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("wires")]
+pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.usefixtures("wires")]
 
 KIB = 1024
 ECN = 16 * KIB

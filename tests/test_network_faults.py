@@ -25,7 +25,7 @@ from gradwire_lab.network.loss_rules import LossRules
 from gradwire_lab.network.offloads import switch_offloads_off
 from host_ranks import Builder, HostRanks
 
-pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("namespaces")]
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 stores = itertools.count()
 
