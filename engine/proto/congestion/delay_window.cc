@@ -17,9 +17,9 @@ constexpr double kGrowth = 0.05;
 // The same on a long path, where each epoch is a round; half of it finds the rate late.
 constexpr double kLongGrowth = 0.1;
 // The share of way_back_ that the window covers. The rest is queueing at other ports: a window that
-// covers all of it overflows the port under an incast of 16, and one that covers less than RTprop
-// starves paths of 2 to 4 ms.
-constexpr double kWayBack = 0.6;
+// covers all of it overflows the port of an incast, and one that covers less leaves ports idle
+// where hosts are busy.
+constexpr double kWayBack = 0.85;
 // The weight of a new sample: senders of an unsteady window would take turns unevenly.
 constexpr double kSlowly = 1.0 / 16;
 // Bytes on the wire of one full packet.
