@@ -463,14 +463,26 @@ def test_groups_that_send_little_open_no_engine() -> None:
 
 
 def beside(rank: int, world: int) -> None:
-    dist.init_process_group("cpu:gradwire,cuda:gloo")
+    dist.init_process_group("cpu:gradwire,cuda:gloo", pg_options={"min_bytes": 1000})
     mine = values(rank, torch.bfloat16)
     work = dist.all_reduce(mine, async_op=True)
     work.wait()
     assert torch.equal(mine, reference(world, torch.bfloat16, False))
     dist.broadcast(mine, 1)
     dist.barrier()
+    group: Any = dist.new_group(backend="gradwire")
+    assert group.settings.min_bytes == 1000  # as the default group's
     ends(rank, world)
+
+
+def under_gloo(rank: int, world: int) -> None:
+    group: Any = dist.new_group(backend="gradwire")
+    assert group.settings == Settings.build()
+
+
+def test_a_group_whose_default_group_is_of_another_backend_has_the_usual_settings() -> None:
+    with Ranks(2, **ENVIRONMENT) as ranks:
+        ranks.run(under_gloo)
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="torch takes Python backends from 2.14 on")
