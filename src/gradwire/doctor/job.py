@@ -34,6 +34,7 @@ from gradwire.transport.addresses import (
     reachable_interfaces,
     scoped,
 )
+from gradwire.transport.bounded_store import BoundedStore
 
 __all__ = ["Examined", "Place", "examine", "place_of_environment"]
 
@@ -300,6 +301,7 @@ def _store(place: Place, timeout_s: float) -> rendezvous.Store:
 
 def _leave(store: rendezvous.Store, meeting: rendezvous.Meeting, place: Place) -> None:
     """Says goodbye; rank 0 waits a little for the others."""
+    store = BoundedStore(store, LEAVE_S)
     with contextlib.suppress(RuntimeError):
         key = f"{meeting.prefix}/done"
         until = time.monotonic() + LEAVE_S
@@ -427,14 +429,19 @@ def _measure_all(
                 other = responder if rank == prober else prober
                 there = scoped(result.addresses[other].address, own.interface)
                 peer = socket.getaddrinfo(there, ends[other]["port"], type=socket.SOCK_DGRAM)[0][4]
-                opened.drain()
                 token = ends[prober]["token"] ^ responder
                 if rank == prober:
                     found = Prober(opened, peer, datagram, PAIR_S, token).measure(CONTACT_S)
                     text = json.dumps(asdict(found))
                 else:
-                    answers = Responder([opened], limit=lambda message: datagram)
-                    answers.serve(QUIET_S, once=True, knock=(peer, token), contact_s=CONTACT_S)
+                    answers = Responder([opened], limit=lambda message: datagram, token=token)
+                    answers.serve(
+                        QUIET_S,
+                        once=True,
+                        knock=peer,
+                        contact_s=CONTACT_S,
+                        longest_s=PAIR_S + QUIET_S,
+                    )
                     text = json.dumps({"heard": answers.hellos})
             # The pair may take its whole time before it comes here.
             texts = meeting.exchange(text, meeting.timeout_s + PAIR_S + QUIET_S)
