@@ -23,13 +23,16 @@ from typer.testing import CliRunner
 from gradwire import _engine
 from gradwire.cli import app
 from gradwire.core.errors import ConfigError
-from gradwire.doctor import udp
+from gradwire.doctor import job, udp
 from gradwire.doctor.datagrams import HEADER_BYTES, Datagram, Kind, parse
+from gradwire.doctor.findings import Finding
+from gradwire.doctor.host import Host, check_host
 from gradwire.doctor.job import place_of_environment
 from gradwire.doctor.prober import Prober
 from gradwire.doctor.responder import Event, Responder
 from gradwire.doctor.udp import Message, UdpSocket
 from ranks import free_port
+from threads import at_once
 
 JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -391,3 +394,35 @@ def test_a_socket_returns_in_time_though_empty_datagrams_keep_coming() -> None:
         assert message is not None
         assert message.data == b"full"
         own.close()
+
+
+# ---------------------------------------------------------------------------- jobs
+
+
+def test_what_another_rank_of_a_host_has_found_alone_is_named_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks of one host may have other settings, here the ranks 1 and 2."""
+    addresses = {0: "127.0.0.1", 1: "localhost", 2: "localhost"}  # of the store
+
+    def checked(towards: str | None) -> Host:
+        host = check_host("127.0.0.1")
+        if towards == "localhost":
+            host.findings.append(Finding("problem", "settings", "GRADWIRE_PORT is much.", "unset"))
+        return host
+
+    monkeypatch.setattr(job, "check_host", checked)
+    port = free_port()
+
+    def join(rank: int) -> list[Finding]:
+        result = job.examine(job.Place(rank, 3, addresses[rank], port, hosted=False))
+        result.leave()
+        return result.findings
+
+    findings = at_once(3, join)
+    assert findings[0] == findings[1] == findings[2]
+    (problem,) = [each for each in findings[0] if each.level == "problem"]
+    name = socket.gethostname()
+    assert problem.text == f"{name}, ranks 1–2: GRADWIRE_PORT is much."
+    assert problem.command == f"unset   # on {name}, ranks 1–2"
+    assert sum(each.about == "address" for each in findings[0]) == 1  # all ranks have found it
