@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import socket
@@ -22,12 +23,16 @@ from typer.testing import CliRunner
 from gradwire import _engine
 from gradwire.cli import app
 from gradwire.core.errors import ConfigError
-from gradwire.doctor import udp
+from gradwire.doctor import job, udp
 from gradwire.doctor.datagrams import HEADER_BYTES, Datagram, Kind, parse
+from gradwire.doctor.findings import Finding
+from gradwire.doctor.host import Host, check_host
 from gradwire.doctor.job import place_of_environment
+from gradwire.doctor.prober import Prober
 from gradwire.doctor.responder import Event, Responder
-from gradwire.doctor.udp import UdpSocket
+from gradwire.doctor.udp import Message, UdpSocket
 from ranks import free_port
+from threads import at_once
 
 JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -221,11 +226,15 @@ def test_anything_else_is_dropped(data: bytes) -> None:
 class Listener:
     """A responder on loopback, in a thread, that ends when it was idle."""
 
-    def __init__(self, idle_s: float) -> None:
+    def __init__(
+        self, idle_s: float, token: int | None = None, longest_s: float = math.inf
+    ) -> None:
         self.socket = UdpSocket("127.0.0.1")
         self.events: list[Event] = []
-        self.responder = Responder([self.socket], self.events.append)
-        self.thread = threading.Thread(target=self.responder.serve, args=(idle_s,))
+        self.responder = Responder([self.socket], self.events.append, token=token)
+        self.thread = threading.Thread(
+            target=self.responder.serve, args=(idle_s,), kwargs={"longest_s": longest_s}
+        )
         self.thread.start()
         self.peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.peer.settimeout(5.0)
@@ -242,7 +251,7 @@ class Listener:
         """Says HELLO; returns the cookie."""
         self.send(Datagram(Kind.HELLO, 7).pack())
         answer = self.receive()
-        assert answer.kind is Kind.WELCOME
+        assert (answer.kind, answer.token) == (Kind.WELCOME, 7)
         return answer.cookie
 
     def close(self) -> None:
@@ -335,3 +344,85 @@ def test_a_listener_goes_on_while_it_is_asked_and_ends_when_it_is_idle(
     listener.thread.join(10)
     assert listener.responder.finished == 1
     assert [event.name for event in listener.events] == ["measures", "measured"]
+
+
+def test_a_responder_of_a_job_answers_the_measurement_of_its_token_alone() -> None:
+    """Whoever else probes this port must be neither answered nor counted."""
+    listener = Listener(0.15, token=7)
+    listener.send(Datagram(Kind.HELLO, 8).pack())
+    listener.welcomed()
+    listener.close()
+    assert listener.responder.hellos == 1
+
+
+def test_a_responder_ends_at_its_last_end_though_it_is_asked_on_and_on() -> None:
+    listener = Listener(20.0, longest_s=0.1)
+    cookie = listener.welcomed()
+    begun = time.monotonic()
+    while (alive := listener.thread.is_alive()) and time.monotonic() - begun < 20.0:
+        listener.send(Datagram(Kind.PING, 7, cookie, 1).pack())
+    listener.close()
+    assert not alive
+
+
+class Crowded(UdpSocket):
+    """A socket at which a datagram of somebody else is always there already."""
+
+    def receive(self, deadline: float) -> Message:
+        return Message(b"x", 1, ("127.0.0.2", 9), 0, 0, b"")
+
+
+def test_a_prober_ends_in_time_though_datagrams_of_others_keep_coming() -> None:
+    """A socket that is not connected, as in a job, receives from anybody."""
+    own = Crowded("127.0.0.1")
+    prober = Prober(own, ("127.0.0.1", 9), 1472, 20.0, 7)
+    measuring = threading.Thread(target=prober.measure, args=(0.05,), daemon=True)
+    measuring.start()
+    measuring.join(20)
+    assert not measuring.is_alive()
+    own.close()
+
+
+def test_a_socket_returns_in_time_though_empty_datagrams_keep_coming() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        own = UdpSocket("127.0.0.1")
+        for _ in range(3):
+            stranger.sendto(b"", own.place)
+        stranger.sendto(b"full", own.place)
+        assert own.receive(time.monotonic()) is None  # an empty one ends the wait
+        message = own.receive(time.monotonic() + 20.0)
+        assert message is not None
+        assert message.data == b"full"
+        own.close()
+
+
+# ---------------------------------------------------------------------------- jobs
+
+
+def test_what_another_rank_of_a_host_has_found_alone_is_named_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks of one host may have other settings, here the ranks 1 and 2."""
+    addresses = {0: "127.0.0.1", 1: "localhost", 2: "localhost"}  # of the store
+
+    def checked(towards: str | None) -> Host:
+        host = check_host("127.0.0.1")
+        if towards == "localhost":
+            host.findings.append(Finding("problem", "settings", "GRADWIRE_PORT is much.", "unset"))
+        return host
+
+    monkeypatch.setattr(job, "check_host", checked)
+    port = free_port()
+
+    def join(rank: int) -> list[Finding]:
+        result = job.examine(job.Place(rank, 3, addresses[rank], port, hosted=False))
+        result.leave()
+        return result.findings
+
+    findings = at_once(3, join)
+    assert findings[0] == findings[1] == findings[2]
+    (problem,) = [each for each in findings[0] if each.level == "problem"]
+    name = socket.gethostname()
+    assert problem.text == f"{name}, ranks 1–2: GRADWIRE_PORT is much."
+    assert problem.command == f"unset   # on {name}, ranks 1–2"
+    assert sum(each.about == "address" for each in findings[0]) == 1  # all ranks have found it

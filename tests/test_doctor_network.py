@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gradwire.doctor import job, prober
 from gradwire_lab.network.loss_rules import LossRules
 from host_ranks import Builder, HostRanks
 
@@ -47,6 +48,9 @@ def hosts() -> Iterator[HostRanks]:
 
 
 def listens(rank: int, world: int) -> None:
+    # Short measurements show the same.
+    prober.PINGS, prober.GENTLE, prober.STEP_S, prober.CALM_S = 20, 40_000_000, 0.005, 0.02
+    job.CONTACT_S = 0.6
     if rank == 1:
         command = [sys.executable, "-m", "gradwire.cli", "probe", "--listen", "--json"]
         listener.append(subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0))
@@ -125,7 +129,7 @@ def test_a_firewall_on_the_way_there_leaves_the_listener_without_a_datagram(
     hosts: HostRanks,
 ) -> None:
     hosts.run(drops, at=1, share=1.0)
-    result, _ = hosts.run(probes, patience=0.4)
+    result, _ = hosts.run(probes, patience=0.2)
     hosts.run(drops, at=1, share=0.0)
     assert (result["status"], result["exit"]) == ("problem", 1)
     assert not result["measurement"]["heard"]
@@ -136,7 +140,7 @@ def test_a_firewall_on_the_way_there_leaves_the_listener_without_a_datagram(
 
 def test_a_firewall_on_the_way_back_is_named_by_the_listener(hosts: HostRanks) -> None:
     hosts.run(drops, at=0, share=1.0)
-    result, (event,) = hosts.run(probes, patience=1.0, events=("unheard",))
+    result, (event,) = hosts.run(probes, patience=0.7, events=("unheard",))
     hosts.run(drops, at=0, share=0.0)
     assert result["exit"] == 1
     assert event["peer"].startswith(f"{HERE}:")
@@ -144,7 +148,7 @@ def test_a_firewall_on_the_way_back_is_named_by_the_listener(hosts: HostRanks) -
 
 
 def test_a_port_where_nobody_listens_is_told_from_a_firewall(hosts: HostRanks) -> None:
-    result, _ = hosts.run(probes, target=f"{THERE}:4", patience=0.5)
+    result, _ = hosts.run(probes, target=f"{THERE}:4", patience=0.2)
     assert result["exit"] == 1
     assert result["findings"][0]["command"].startswith("gradwire probe --listen 4 ")
 
@@ -224,7 +228,7 @@ def test_the_hosts_of_a_job_measure_the_path_between_them(hosts: HostRanks) -> N
 
 
 def test_an_absent_rank_of_a_job_is_named(hosts: HostRanks) -> None:
-    present, _ = hosts.run(examines, absent=1, wait="0.5")
+    present, _ = hosts.run(examines, absent=1, wait="0.2")
     assert present["exit"] == 1
     ((about, text),) = texts(present, "problem")
     assert about == "ranks"

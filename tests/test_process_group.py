@@ -21,7 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from ddp_jobs import batch, fingerprint, gradients, local_gradients, model
+from gradwire.core.settings import Settings
+from gradwire.process_group.collectives import EngineCollectives, Request
 from gradwire.process_group.work import EngineWork
+from gradwire.training.groups import Group
 from gradwire_calls import until
 from ranks import Failed, Gone, Ranks, free_port
 
@@ -201,6 +204,33 @@ def asynchronous(rank: int, world: int) -> None:
 
 def test_an_asynchronous_sum_returns_at_once(three: Ranks) -> None:
     three.run(asynchronous)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_callback_may_wait_where_a_collective_has_ended_as_it_started(fails: bool) -> None:
+    """The sum of a lone member is over at once, and so is one whose group could not open."""
+    opening = EngineWork([], "the members' barrier")
+    group = Group(dist.HashStore(), "lone", 0, (0,), 60.0)
+    collectives = EngineCollectives(group, Settings(), lambda: opening)
+    ones = torch.ones(4)
+    request = Request("all_reduce", [ones], ones, 0, False, 60.0)
+    first = collectives.start(request)
+    seen: list[object] = []
+
+    def wait_for_another(_: object) -> None:
+        try:
+            seen.append(collectives.start(request).wait(datetime.timedelta(seconds=20)))
+        except gradwire.GradwireError as error:
+            seen.append(error)
+
+    after = first.get_future().then(wait_for_another)
+    opening.finish(RuntimeError("a member has died") if fails else None)
+    after.wait()
+    collectives.close()
+    if fails:
+        assert "not all members" in str(seen[0])
+    else:
+        assert seen == [True]
 
 
 def several_groups(rank: int, world: int) -> None:
@@ -433,14 +463,26 @@ def test_groups_that_send_little_open_no_engine() -> None:
 
 
 def beside(rank: int, world: int) -> None:
-    dist.init_process_group("cpu:gradwire,cuda:gloo")
+    dist.init_process_group("cpu:gradwire,cuda:gloo", pg_options={"min_bytes": 1000})
     mine = values(rank, torch.bfloat16)
     work = dist.all_reduce(mine, async_op=True)
     work.wait()
     assert torch.equal(mine, reference(world, torch.bfloat16, False))
     dist.broadcast(mine, 1)
     dist.barrier()
+    group: Any = dist.new_group(backend="gradwire")
+    assert group.settings.min_bytes == 1000  # as the default group's
     ends(rank, world)
+
+
+def under_gloo(rank: int, world: int) -> None:
+    group: Any = dist.new_group(backend="gradwire")
+    assert group.settings == Settings.build()
+
+
+def test_a_group_whose_default_group_is_of_another_backend_has_the_usual_settings() -> None:
+    with Ranks(2, **ENVIRONMENT) as ranks:
+        ranks.run(under_gloo)
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="torch takes Python backends from 2.14 on")

@@ -398,6 +398,69 @@ def test_the_next_meeting_may_begin_before_all_have_read_the_last_outcome() -> N
     assert at_once(2, join) == [[["first"] * 2, ["second"] * 2, ["third"] * 2]] * 2
 
 
+class Releasing:
+    """A store as endpoint 0 uses it that ends the hold-up of another one as its owner leaves."""
+
+    def __init__(self, store: Any, held: Held) -> None:
+        self._store = store
+        self._held = held
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def add(self, key: str, amount: int) -> int:
+        if key.endswith("/left"):
+            self._held.released.set()
+        number: int = self._store.add(key, amount)
+        return number
+
+
+def test_the_next_meeting_may_fail_before_all_have_read_the_last_outcome() -> None:
+    """As when rank 0 has no table of the module that it attaches next, and rank 1 is slow."""
+    store = dist.HashStore()
+    held = Held(store)
+
+    def join(rank: int) -> list[list[str]]:
+        own: Any = held if rank else store
+        here = meeting(own, rank, workers=2)
+        texts = [here.exchange("first")]
+        if rank:
+            held.armed = True
+        else:
+            held.reached.wait()
+        texts.append(here.exchange("second"))
+        here.close()
+        if rank:
+            with pytest.raises(RendezvousError, match="no such table"):
+                meeting(own, rank, workers=2).exchange("third")
+        else:
+            failing = meeting(Releasing(store, held), rank, workers=2)
+            failing.tell_failure(ConfigError("no such table"))
+        return texts
+
+    assert at_once(2, join) == [[["first"] * 2, ["second"] * 2]] * 2
+
+
+class Keeping:
+    """A store that removes nothing, as if it broke down before."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def delete_key(self, key: str) -> bool:
+        raise RuntimeError("Broken pipe")
+
+
+def test_a_store_that_breaks_down_as_keys_are_removed_hides_no_cause() -> None:
+    store = dist.HashStore()
+    for own in (store, Keeping(store)):  # the first one leaves keys, which the second one removes
+        with pytest.raises(RendezvousError, match="rank 1 did not join"):
+            meeting(own, 0, workers=2, timeout_s=0.1).exchange("here")
+
+
 def test_no_keys_are_left_by_those_who_close() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     before = store.num_keys()

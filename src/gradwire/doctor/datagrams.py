@@ -40,43 +40,45 @@ LARGEST_ARGUMENT = (1 << 64) - 1
 
 
 class Kind(IntEnum):
-    """What a datagram asks or answers; arguments in brackets."""
+    """The kind of a datagram says what it asks or answers; its arguments follow in brackets."""
 
     HELLO = 1
-    """Prober: are you there?"""
+    """The prober asks whether the responder receives its datagrams."""
     WELCOME = 2
-    """Responder: yes (largest datagram that its route to the prober takes)."""
+    """The responder answers a HELLO (length of the longest datagram that its route to the prober
+    takes)."""
     KNOCK = 3
-    """Responder that knows the prober's address: this is the way back. It opens firewalls that
-    let answers through."""
+    """The responder opens firewalls on its side that let only answers through. It sends this to a
+    prober whose address it knows beforehand."""
     PING = 4
-    """Prober: what is the round-trip time?"""
+    """The prober asks for an answer at once, whose delay is the round-trip time."""
     PONG = 5
-    """Responder (nanoseconds between the arrival and this; ECN field of the PING)."""
+    """The responder answers a PING (nanoseconds between its arrival and this; its ECN field)."""
     SIZE = 6
-    """Prober: does a datagram of this length arrive?"""
+    """The prober sends a datagram as long as the length that it tests."""
     GOT = 7
-    """Responder: it did (its length)."""
+    """The responder confirms the arrival of a SIZE (its length)."""
     WANT = 8
-    """Prober: send a FILL (its length)."""
+    """The prober asks for a FILL (its length)."""
     FILL = 9
-    """Responder: a datagram of that length."""
+    """The responder answers a WANT with a datagram of the length asked for."""
     DATA = 10
-    """Either: one of a burst, whose number is that of the question."""
+    """Either end sends a burst of these, whose number is that of the question."""
     COUNT = 11
-    """Prober: what arrived of the burst of this number?"""
+    """The prober asks how much of its burst of this number arrived."""
     COUNTED = 12
-    """Responder (datagrams, bits per second, datagrams that its own kernel dropped for want of
-    buffer, most datagrams merged by GRO)."""
+    """The responder answers a COUNT (datagrams, bits per second, datagrams that its own kernel
+    dropped for want of buffer, most datagrams merged by GRO)."""
     BURST = 13
-    """Prober: send a burst (datagrams, length, bits per second, datagrams a train; 0: as many as
-    the rate asks)."""
+    """The prober asks for a burst of DATA (datagrams, length, bits per second, datagrams a train;
+    0: as many as the rate asks)."""
     SENT = 14
-    """Responder: the burst is over (datagrams, bits per second, whether trains were refused)."""
+    """The responder reports the end of a burst (datagrams, bits per second, whether its kernel
+    refused trains)."""
     BYE = 15
-    """Prober: the measurement is over (1 where it was complete)."""
+    """The prober ends the measurement (1 where it was complete)."""
     GOODBYE = 16
-    """Responder: the BYE arrived."""
+    """The responder confirms the arrival of a BYE."""
 
 
 KINDS = frozenset(Kind)

@@ -34,6 +34,7 @@ from gradwire.transport.addresses import (
     reachable_interfaces,
     scoped,
 )
+from gradwire.transport.bounded_store import BoundedStore
 
 __all__ = ["Examined", "Place", "examine", "place_of_environment"]
 
@@ -300,6 +301,7 @@ def _store(place: Place, timeout_s: float) -> rendezvous.Store:
 
 def _leave(store: rendezvous.Store, meeting: rendezvous.Meeting, place: Place) -> None:
     """Says goodbye; rank 0 waits a little for the others."""
+    store = BoundedStore(store, LEAVE_S)
     with contextlib.suppress(RuntimeError):
         key = f"{meeting.prefix}/done"
         until = time.monotonic() + LEAVE_S
@@ -337,13 +339,7 @@ def _examine(result: Examined, meeting: rendezvous.Meeting, host: Host, settings
     for first in result.ranks:
         name = everybody[first].host
         result.hosts[first] = name if names.count(name) == 1 else f"{name} (rank {first})"
-    for first, name in result.hosts.items():
-        for finding in reports[first]["findings"]:
-            named = Finding(**finding)
-            if named.level != "ok":
-                typed = f"{named.command}   # on {name}" if named.command else ""
-                text = f"{name}: {named.text}"
-                result.findings.append(Finding(named.level, named.about, text, typed))
+    result.findings += _of_hosts(result, [report["findings"] for report in reports])
     result.findings += _unlike(result)
     if any(finding.level == "problem" for finding in result.findings):
         text = "The hosts have problems of their own, so the network was not measured."
@@ -368,6 +364,33 @@ def _examine(result: Examined, meeting: rendezvous.Meeting, host: Host, settings
     if not wrong:
         text = f"Datagrams of {datagram} bytes pass both ways between all hosts."
         result.findings.append(Finding("ok", "network", text))
+
+
+def _of_hosts(result: Examined, reports: list[list[dict[str, Any]]]) -> list[Finding]:
+    """Returns what is wrong with each host, by what each rank has found there.
+
+    Ranks of one host may have other settings or CPUs, so what the lowest one has not found is
+    named with its ranks.
+    """
+    by_rank = [[Finding(**each) for each in report] for report in reports]
+    findings = []
+    for first, name in result.hosts.items():
+        findings += [_named(finding, name) for finding in by_rank[first]]
+        others: dict[Finding, list[int]] = {}
+        for rank in result.ranks[first]:
+            for finding in by_rank[rank]:
+                if finding not in by_rank[first]:
+                    others.setdefault(finding, []).append(rank)
+        for finding, ranks in others.items():
+            which = f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}"
+            findings.append(_named(finding, f"{name}, {which}"))
+    return [finding for finding in findings if finding.level != "ok"]
+
+
+def _named(finding: Finding, where: str) -> Finding:
+    """Returns a finding with the host, or the host and ranks, of which it is."""
+    typed = f"{finding.command}   # on {where}" if finding.command else ""
+    return Finding(finding.level, finding.about, f"{where}: {finding.text}", typed)
 
 
 def _unlike(result: Examined) -> list[Finding]:
@@ -427,14 +450,19 @@ def _measure_all(
                 other = responder if rank == prober else prober
                 there = scoped(result.addresses[other].address, own.interface)
                 peer = socket.getaddrinfo(there, ends[other]["port"], type=socket.SOCK_DGRAM)[0][4]
-                opened.drain()
                 token = ends[prober]["token"] ^ responder
                 if rank == prober:
                     found = Prober(opened, peer, datagram, PAIR_S, token).measure(CONTACT_S)
                     text = json.dumps(asdict(found))
                 else:
-                    answers = Responder([opened], limit=lambda message: datagram)
-                    answers.serve(QUIET_S, once=True, knock=(peer, token), contact_s=CONTACT_S)
+                    answers = Responder([opened], limit=lambda message: datagram, token=token)
+                    answers.serve(
+                        QUIET_S,
+                        once=True,
+                        knock=peer,
+                        contact_s=CONTACT_S,
+                        longest_s=PAIR_S + QUIET_S,
+                    )
                     text = json.dumps({"heard": answers.hellos})
             # The pair may take its whole time before it comes here.
             texts = meeting.exchange(text, meeting.timeout_s + PAIR_S + QUIET_S)

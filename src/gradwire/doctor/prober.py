@@ -234,9 +234,8 @@ class Prober:
         """Yields what arrives of this measurement for so long; DATA is counted instead."""
         until = min(time.monotonic() + seconds, self._deadline)
         while (message := self._socket.receive(until)) is not None:
-            if message.source[:2] != self._peer[:2]:
-                continue
-            for data in self._tally.take(message):
+            theirs = message.source[:2] == self._peer[:2]
+            for data in self._tally.take(message) if theirs else ():
                 datagram = parse(data)
                 if datagram is None or datagram.token != self._token:
                     continue

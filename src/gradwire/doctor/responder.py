@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
 import select
 import time
@@ -63,6 +64,7 @@ class Responder:
         sockets: The sockets; the caller closes them.
         notice: Called with each event.
         limit: Returns the largest datagram that the route to the sender of a message takes.
+        token: The number of the only measurement that it answers; None for any.
 
     Attributes:
         hellos: How many HELLOs have arrived.
@@ -75,6 +77,7 @@ class Responder:
         sockets: Sequence[UdpSocket],
         notice: Callable[[Event], None] = lambda event: None,
         limit: Callable[[Message], int] | None = None,
+        token: int | None = None,
     ) -> None:
         self.hellos = 0
         self.finished = 0
@@ -82,6 +85,7 @@ class Responder:
         self._sockets = sockets
         self._notice = notice
         self._limit = limit or datagram_limit
+        self._token = token
         self._secret = secrets.token_bytes(32)
         self._sessions: dict[Place, Session] = {}
         self._strangers: dict[Place, int] = {}
@@ -91,24 +95,27 @@ class Responder:
         idle_s: float,
         *,
         once: bool = False,
-        knock: tuple[Place, int] | None = None,
+        knock: Place | None = None,
         contact_s: float | None = None,
+        longest_s: float = math.inf,
     ) -> None:
         """Answers until no prober with proof has asked anything for some time.
 
         Args:
             idle_s: That time in seconds.
             once: Whether to return when a measurement has ended.
-            knock: A prober that is known to come, and its token: it gets a KNOCK now and then
-                until it has been heard.
+            knock: A prober that is known to come: it gets a KNOCK now and then until it has been
+                heard.
             contact_s: The same as `idle_s` until the first prober has proven its address.
+            longest_s: When to end at the latest, in seconds from now on.
         """
-        quiet_until = time.monotonic() + (idle_s if contact_s is None else contact_s)
-        while (now := time.monotonic()) < quiet_until:
+        begun = time.monotonic()
+        last = begun + longest_s
+        quiet_until = begun + (idle_s if contact_s is None else contact_s)
+        while (now := time.monotonic()) < min(quiet_until, last):
             if knock is not None and not self._sessions:
-                place, token = knock
-                self._sockets[0].send(Datagram(Kind.KNOCK, token).pack(), place, ecn=0)
-            wait = min(POLL_S if knock is None else POLL_S / 4, quiet_until - now)
+                self._sockets[0].send(Datagram(Kind.KNOCK, self._token or 0).pack(), knock, ecn=0)
+            wait = min(POLL_S if knock is None else POLL_S / 4, quiet_until - now, last - now)
             ready, _, _ = select.select(self._sockets, [], [], wait)
             for socket in ready:
                 message = socket.receive(0.0)
@@ -136,7 +143,7 @@ class Responder:
             datagrams = list(message.datagrams())
         for data in datagrams:
             datagram = parse(data)
-            if datagram is None:
+            if datagram is None or self._token not in (None, datagram.token):
                 continue
             if datagram.kind is Kind.HELLO:
                 self._welcome(socket, message, datagram)

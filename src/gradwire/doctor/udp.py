@@ -206,7 +206,7 @@ class UdpSocket:
     def receive(self, deadline: float) -> Message | None:
         """Returns the next message; None when the time is up (`time.monotonic`).
 
-        What has arrived by then is returned in any case.
+        One that is there is returned though the time is up, unless it is empty or cut off.
         """
         while True:
             self._socket.settimeout(max(0.0, deadline - time.monotonic()))
@@ -216,15 +216,11 @@ class UdpSocket:
                 return None
             except OSError as error:  # that of an earlier datagram: nobody listens, for instance
                 self.refusal = error.strerror or str(error)
-                continue
-            if data and not flags & socket.MSG_TRUNC:
-                return self._message(data, extra, source)
-
-    def drain(self) -> None:
-        """Drops what has arrived by now."""
-        now = time.monotonic()
-        while self.receive(now) is not None:
-            pass
+            else:
+                if data and not flags & socket.MSG_TRUNC:
+                    return self._message(data, extra, source)
+            if time.monotonic() >= deadline:
+                return None
 
     def _message(self, data: bytes, extra: list[tuple[int, int, bytes]], source: Place) -> Message:
         segment, ecn, arrived, local = len(data), 0, time.time_ns(), b""

@@ -49,10 +49,14 @@ class GradwireBackend(Backend):
 
     Args:
         group: A group of the same members, which carries out everything.
+
+    Attributes:
+        settings: The settings.
     """
 
     def __init__(self, group: GradwireGroup) -> None:
         super().__init__(group.rank(), group.size())
+        self.settings = group.settings
         self._group = group
         self.allreduce = group.allreduce
         self.reduce_scatter = group.reduce_scatter

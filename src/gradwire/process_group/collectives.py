@@ -160,8 +160,9 @@ class EngineCollectives:
             )
             handle = communicator.all_reduce(flat, plan, timeout_s=request.timeout_s)
         except Exception as error:
-            work.finish(error)
+            _finish_apart(work, error)
             return
+        starter = threading.current_thread()
 
         def done(handle: Handle) -> None:
             error: Exception | None = handle.error
@@ -171,7 +172,10 @@ class EngineCollectives:
                         request.deliver(flat)
                 except Exception as failure:  # such as a lack of memory
                     error = failure
-            work.finish(error)
+            if threading.current_thread() is starter:  # the op was over before this was added
+                _finish_apart(work, error)
+            else:
+                work.finish(error)
 
         handle.add_done_callback(done)
 
@@ -220,3 +224,17 @@ class EngineCollectives:
             f"rank {self._group.job_rank}: process group {self._group.name!r} was destroyed",
             cause="closed",
         )
+
+
+def _finish_apart(work: EngineWork, error: Exception | None) -> None:
+    """Ends a work on a thread of its own.
+
+    A callback of the work may wait for a later collective, so it must not run on the thread that
+    starts them.
+    """
+    try:
+        threading.Thread(
+            target=work.finish, args=(error,), name="gradwire-finish", daemon=True
+        ).start()
+    except RuntimeError:  # the system has no thread left
+        work.finish(error)

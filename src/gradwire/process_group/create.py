@@ -80,8 +80,7 @@ def create(options: Any, pg_options: object) -> GradwireGroup | GradwireBackend:
 
 def _settings(pg_options: object) -> Settings:
     if pg_options is None:
-        world = dist.group.WORLD
-        pg_options = getattr(world, "settings", {})
+        pg_options = _default_settings()
     if isinstance(pg_options, Settings):
         settings = pg_options
     elif isinstance(pg_options, Mapping):
@@ -107,6 +106,18 @@ def _settings(pg_options: object) -> Settings:
             "attach modules over another backend",
         )
     return settings
+
+
+def _default_settings() -> Settings | Mapping[str, object]:
+    """Returns the settings of the default group; none where it is not of this backend."""
+    world = dist.group.WORLD
+    if world is None or isinstance(world, GradwireGroup):
+        return {} if world is None else world.settings
+    for device in world._device_types:
+        backend = world._get_backend(device)
+        if isinstance(backend, GradwireBackend):
+            return backend.settings
+    return {}
 
 
 def _beside() -> bool:

@@ -295,13 +295,16 @@ class Meeting:
         outcome = Outcome(f"{self.describe([self.endpoint])} failed: {why}", [self.endpoint])
         linger_s = LINGER_S if isinstance(error, Exception) else 0.0
         with contextlib.suppress(Exception):
+            earlier = None
             if self._next == 0 and self.endpoint != 0:
                 self._follow(Wait(linger_s), outcome)
             else:
-                earlier = self._open() if self._next == 0 else None
+                if self._next == 0:
+                    earlier = self._open()
                 self._decide(outcome)
-                self._remove(earlier)
             self._leave(linger_s, everybody=True)
+            # Not before: an endpoint that is not here may still read the last outcome there.
+            self._remove(earlier)
 
     def check_failures(self) -> None:
         """Raises RendezvousError if the next exchange has failed by now; waits for nobody."""
@@ -369,7 +372,8 @@ class Meeting:
                 self._exchange(self._number, timeout_s)
             finally:
                 # Not before: an endpoint that is not here may still read the last outcome there.
-                self._remove(earlier)
+                with contextlib.suppress(RuntimeError):  # the store's would hide why this failed
+                    self._remove(earlier)
             return
         outcome = self._follow(Wait(timeout_s, self._awaiting_first))
         if outcome.why:
