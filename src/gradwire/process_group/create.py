@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.core.errors import ConfigError, EngineMissingError
+from gradwire.core.errors import ConfigError, EngineMissingError, RendezvousError
 from gradwire.core.settings import Settings, check_environment
 from gradwire.policies.registry import all_names
 from gradwire.process_group import BACKEND
@@ -70,10 +70,11 @@ def create(options: Any, pg_options: object) -> GradwireGroup | GradwireBackend:
             check_environment(all_names())
             settings = _settings(pg_options)
             load_engine()
-        except (ConfigError, EngineMissingError) as error:
+            rendezvous.agree(meeting, {"min_bytes": settings.min_bytes})
+        except (ConfigError, EngineMissingError, RendezvousError) as error:
+            # Rank 0 often hosts the store, so it stays until the others have read the answers.
             meeting.tell_failure(error)
             raise
-        rendezvous.agree(meeting, {"min_bytes": settings.min_bytes})
     made = GradwireGroup(group, settings, options.timeout)
     return GradwireBackend(made) if beside else made
 
