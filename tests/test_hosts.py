@@ -399,6 +399,43 @@ def test_a_rank_that_does_not_go_on_is_named_to_its_host(
     assert all(outcomes)
 
 
+def composed(rank: int, world: int, how: str) -> list[bool]:
+    """The bare hook inside another one, which halves the average or reads the bucket."""
+    net, twin = model(), model()
+    ddp = wrap(net)
+
+    hooks: dict[str, tuple[float, Callable[[Any, Any], Any]]] = {
+        "halves": (
+            0.5,
+            lambda state, bucket: gradwire.comm_hook(state, bucket).then(
+                lambda done: done.value().div_(2.0)
+            ),
+        ),
+        "reads": (
+            1.0,
+            lambda state, bucket: gradwire.comm_hook(state, bucket).then(
+                lambda done: (done.value(), bucket.buffer())[1]
+            ),
+        ),
+    }
+    factor, hook = hooks[how]
+    state = gradwire.HookState("reliable", model=net)
+    ddp.register_comm_hook(state, hook)
+    equal = []
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        expected = by_host(local_gradients(twin, batch(rank, step)), PAIRS) * factor
+        equal.append(torch.equal(gradients(ddp), expected))
+    state.deactivate()
+    return equal
+
+
+@pytest.mark.parametrize("how", ["halves", "reads"])
+def test_the_bare_hook_can_be_composed(pairs: HostRanks, how: str) -> None:
+    assert pairs.run(composed, how=how) == [[True] * 3] * 4
+
+
 def typed(rank: int, world: int) -> bool:
     """Buckets of another type are summed as float32 and rounded once."""
     ddp, twin = wrap(model(torch.bfloat16)), model(torch.bfloat16)

@@ -161,7 +161,8 @@ class HookState:
         among_workers.close()
         everybody.close()
         kind = Leader if seat.leads else Follower
-        return kind(seat, communicator, *parts, number, *rest, scaler=self._scaler)
+        more = {"scaler": self._scaler, "lends": self.attached}
+        return kind(seat, communicator, *parts, number, *rest, **more)
 
     def _ready(self, group: Group) -> tuple[ReportWriter | None, ConfigError | None]:
         """Opens the report file, or finds why this rank cannot take part.
@@ -343,9 +344,10 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
         bucket: as DDP hands it over.
 
     Returns:
-        A future of the average (1-D, of the bucket's dtype), which is the bucket's buffer or, where
-        ranks of a host sum among themselves, memory that the next step overwrites. A failure names
-        rank, step and cause, and backward() raises it as a RuntimeError.
+        A future of the average (1-D, of the bucket's dtype), which is the bucket's buffer. Under
+        `gradwire.attach`, where ranks of a host sum among themselves, it is memory that they share
+        and that the next step overwrites. A failure names rank, step and cause, and backward()
+        raises it as a RuntimeError.
 
     Raises:
         ConfigError: the state is no HookState, or the module hands gradients to no hook.

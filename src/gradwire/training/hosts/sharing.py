@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gradwire.core.agreed import Ballot
@@ -69,13 +70,16 @@ class SharingPipeline(GradientPipeline):
     Args:
         seat: This rank's place on its host.
         *args: As for GradientPipeline.
+        lends: Whether DDP's futures may have the shared memory as their values, which is safe
+            where nobody but DDP reads them.
         **options: As for GradientPipeline.
     """
 
-    def __init__(self, seat: Seat, *args: Any, **options: Any) -> None:
+    def __init__(self, seat: Seat, *args: Any, lends: bool, **options: Any) -> None:
         super().__init__(*args, **{**options, "host": seat.host})
         self._seat = seat
         self._link = seat.link
+        self._lends = lends
         self._up = Stager(f"gradwire-up-{seat.rank}")
         self._own_stages = StagePool()
         self._own_stages.encodes = ()  # the sum of the host is encoded, no rank's own gradient
@@ -183,11 +187,14 @@ class SharingPipeline(GradientPipeline):
         """Completes DDP's future with the result.
 
         The result stays in the shared memory until all ranks have a gradient of the next step
-        there, so DDP copies it from there.
+        there, so DDP can copy it from there. Whatever composes the hook with code of its own may
+        write to the future's value or read the bucket, so its bucket gets the result.
         """
         try:
-            if handed.rows is not None:
+            if handed.rows is not None and self._lends:
                 handed.stage.take(handed.rows.total)
+            elif handed.rows is not None:
+                np.copyto(handed.stage.host(), handed.rows.total)
         except Exception as error:
             handed.error = error
         handed.rows = None
