@@ -319,6 +319,45 @@ def test_residuals_of_other_places_are_refused(
     assert pairs.run(regroups, flushes=flushes) == [setting] * 4
 
 
+def moves(rank: int, world: int) -> dict[str, Any]:
+    """A run whose flushed checkpoint goes on with each rank for itself."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "dblp", every=4, detector="layers")
+    for step in range(3):
+        if step == 2:
+            attachment.flush()
+        train(ddp, rank, range(step, step + 1))
+    state = attachment.state_dict()
+    attachment.detach()
+    attachment = gradwire.attach(ddp, "dblp", every=4, detector="layers", hosts=False)
+    attachment.load_state_dict(state)
+    train(ddp, rank, range(3, 12))
+    phases = attachment.state_dict()["phases"]
+    attachment.detach()
+    return {"print": fingerprint(ddp), "phases": repr(phases), "steps": state["layer_steps"]}
+
+
+def test_a_flushed_checkpoint_moves_to_ranks_that_speak_for_themselves(pairs: HostRanks) -> None:
+    outcomes = pairs.run(moves)
+    assert len({outcome["print"] for outcome in outcomes}) == 1
+    assert len({outcome["phases"] for outcome in outcomes}) == 1
+    assert {outcome["steps"] for outcome in outcomes} == {3}
+
+
+def misses(rank: int, world: int) -> object:
+    """Two steps of which too little is delivered; how many of them the state counts."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "mlt", p=0.4, floor=0.9)
+    train(ddp, rank, range(2))
+    state = attachment.state_dict()
+    attachment.detach()
+    return state["guarded"]
+
+
+def test_every_rank_saves_the_guard_s_count(pairs: HostRanks) -> None:
+    assert pairs.run(misses) == [2] * 4
+
+
 # ---------------------------------------------------------------------------- failures
 
 

@@ -133,6 +133,7 @@ class Follower(SharingPipeline):
         if self._loss_watch is not None:
             self._loss_watch.observe(report.agreed)
         self._last, self._step = report, report.step + 1
+        self._keep_decisive(end.kept)
         if end.skipped:
             for handed in self._step_buckets:
                 self._skipped.extend(handed.parameters)

@@ -175,6 +175,7 @@ class Leader(SharingPipeline):
             scaled=step.scaled,
             overflowed=step.overflowed,
             flushes=step.flushes,
+            kept=self._decisive_state(),
         )
 
     # ------------------------------------------------------------------ memory and messages

@@ -78,6 +78,7 @@ class End:
         scaled: Whether a loss scaler skips it if a gradient is not finite.
         overflowed: Whether a result is not finite.
         flushes: Whether the step was exact because a user asked for it.
+        kept: What the leader keeps of it that decides later steps, for the followers' states.
     """
 
     report: StepReport
@@ -85,6 +86,7 @@ class End:
     scaled: bool
     overflowed: bool
     flushes: bool
+    kept: dict[str, object]
 
 
 @dataclass(frozen=True)
