@@ -44,12 +44,32 @@ def test_who_does_not_know_the_token_is_not_let_in() -> None:
         heard: queue.SimpleQueue[object] = queue.SimpleQueue()
         ear = Ear(heard)
         link.listen(ear.take, ear.gone)
-        stranger.tell("mine")
-        friend.tell("yours")
+        stranger.send("mine")
+        friend.send("yours")
         assert heard.get(timeout=5.0) == (1, "yours")
         friend.close()
         assert heard.get(timeout=5.0) == 1
         stranger.close()
+        link.close()
+
+
+class Unreadable:
+    """An object that can be pickled, and whose pickle cannot be read."""
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return int, ("no number",)
+
+
+def test_a_message_that_cannot_be_read_ends_its_connection() -> None:
+    with contextlib.closing(Door()) as door:
+        sender = knock(door.address, 1, 5.0)
+        link = door.let_in([1], 5.0)
+        heard: queue.SimpleQueue[object] = queue.SimpleQueue()
+        ear = Ear(heard)
+        link.listen(ear.take, ear.gone)
+        sender.send(Unreadable())
+        assert heard.get(timeout=5.0) == 1
+        sender.close()
         link.close()
 
 

@@ -24,6 +24,8 @@ import test_ddp
 import test_ddp_steps
 import test_ddp_together
 from ddp_jobs import batch, fingerprint, gradients, local_gradients, model, train, wrap
+from gradwire.core.plan import TransferPlan
+from gradwire.policies import PlanContext, Reliable
 from host_ranks import Builder, HostRanks
 from ranks import Gone
 
@@ -408,6 +410,38 @@ def fails(rank: int, world: int, who: int, how: str) -> str:
 
 def _raise(gradient: torch.Tensor) -> torch.Tensor:
     raise ArithmeticError("mine")
+
+
+class OddError(gradwire.GradwireError):
+    """An error of a policy that cannot be unpickled, since its arguments are not its text."""
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(f"rank {rank} has no plan: {why}")
+
+
+class Odd(Reliable):
+    """A policy of which rank 0 writes no plan in step 1."""
+
+    def plan(self, context: PlanContext) -> TransferPlan:
+        if context.step == 1 and dist.get_rank() == 0:
+            raise OddError(0, "it is odd")
+        return super().plan(context)
+
+
+def odd(rank: int, world: int) -> str:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, Odd())
+    ddp(batch(rank, 0)).square().mean().backward()
+    with pytest.raises(RuntimeError) as failed:
+        ddp(batch(rank, 1)).square().mean().backward()
+    attachment.detach()
+    return str(failed.value)
+
+
+def test_an_error_that_cannot_be_unpickled_reaches_the_host(pairs: HostRanks) -> None:
+    outcomes = pairs.run(odd)
+    assert "rank 0 has no plan: it is odd" in outcomes[0]
+    assert "rank 0 has no plan: it is odd" in outcomes[1]
 
 
 @pytest.mark.parametrize(("who", "text"), [(1, "rank 1 of this host"), (2, "rank 2")])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import mmap
 import multiprocessing.util
 import os
@@ -30,6 +31,8 @@ from numpy.typing import NDArray
 from gradwire.core.errors import RendezvousError
 
 __all__ = ["Door", "HostLink", "hosts_of", "knock", "map_rows", "memory_of_rows"]
+
+log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 32
 _LENGTH = struct.Struct("!I")
@@ -188,7 +191,7 @@ class HostLink:
                 daemon=True,
             ).start()
 
-    def tell(self, message: object, places: Iterable[int] | None = None, memory: int = -1) -> None:
+    def send(self, message: object, places: Iterable[int] | None = None, memory: int = -1) -> None:
         """Sends a message; a rank that has left is passed over, since `gone` is called for it.
 
         Args:
@@ -233,7 +236,9 @@ def _listen(
                 return
             taker(place, message, memory)
             del taker, message
-    except (OSError, EOFError):
+    except Exception as error:  # a connection that nobody reads any more has ended
+        if not isinstance(error, (OSError, EOFError)):
+            log.exception("a message of the rank at place %d of this host cannot be read", place)
         leaver = gone()
         if leaver is not None:
             leaver(place)

@@ -76,7 +76,7 @@ class Follower(SharingPipeline):
             self._forget_rows(handed)
             np.copyto(handed.rows.of(self._seat.place), handed.stage.host())
         handed.since = time.monotonic()
-        self._link.tell(There(handed.number, handed.elements, handed.opening))
+        self._link.send(There(handed.number, handed.elements, handed.opening))
 
     def _rows(self, handed: Handed) -> Rows:
         """Returns the memory of a bucket, which the leader makes."""
@@ -84,7 +84,7 @@ class Follower(SharingPipeline):
         with self._changed:
             known = self._memory.get(key)
         if known is None:
-            self._link.tell(Want(*key))
+            self._link.send(Want(*key))
         with self._changed:
             self._wait_for(lambda: key in self._memory, handed, self._unanswered)
             return self._memory[key]
@@ -109,13 +109,13 @@ class Follower(SharingPipeline):
                 helps = has_shard(handed.elements, len(self._seat.ranks), self._seat.place)
                 if helps and shared is not None:
                     shared.add(self._seat.place, self._seat.share)
-                    self._link.tell(Summed(bucket))
+                    self._link.send(Summed(bucket))
             case Result(bucket, end):
                 handed = self._open.get(bucket)
                 if handed is not None and self._completes(handed):  # no later failure concerns it
                     self._results.put(lambda: self._end_bucket(handed, end))
-            case Failed(error):
-                self._stop(error)
+            case Failed():
+                self._stop(message.error)
 
     def _end_bucket(self, handed: Handed, end: End | None) -> None:
         try:

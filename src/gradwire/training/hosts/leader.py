@@ -68,8 +68,8 @@ class Leader(SharingPipeline):
         self._summed: dict[int, set[int]] = {}  # by bucket: places
         self._openings: list[Opening] = []  # of the followers, in this step
         self._end: End | None = None
-        # Whoever has a result may leave. A failure is told after the results that are there.
-        self._telling = threading.Lock()
+        # Whoever has a result may leave, so a failure is sent after the results that are there.
+        self._answering = threading.Lock()
         super().__init__(seat, *args, **options)
 
     @property
@@ -86,7 +86,7 @@ class Leader(SharingPipeline):
             np.copyto(rows.of(0), handed.stage.host())
             total = rows.total
         self._gather(handed)
-        self._link.tell(Sum(handed.number))
+        self._link.send(Sum(handed.number))
         if rows is not None:
             rows.add(0, self._seat.share)
         self._gather_shards(handed)
@@ -159,11 +159,11 @@ class Leader(SharingPipeline):
         except Exception as error:
             self._stop(self._failure or error)
             return
-        with self._telling:
+        with self._answering:
             if not self._completes(handed):
                 return
             end, self._end = self._end, None  # of the bucket that was held back until the end
-            self._link.tell(Result(handed.number, end))
+            self._link.send(Result(handed.number, end))
         self._hand_back(handed)
 
     def _conclude(self, step: Step) -> None:
@@ -190,7 +190,7 @@ class Leader(SharingPipeline):
                 memory = Rows.make(len(self._seat.ranks), elements)
                 try:
                     known = Rows(memory, len(self._seat.ranks), elements)
-                    self._link.tell(Memory(position, elements), memory=memory)
+                    self._link.send(Memory(position, elements), memory=memory)
                 finally:
                     os.close(memory)
                 self._memory[position, elements] = known
@@ -208,12 +208,12 @@ class Leader(SharingPipeline):
                 with self._changed:
                     self._summed.setdefault(bucket, set()).add(place)
                     self._changed.notify_all()
-            case Failed(error):
-                self._stop(error)
+            case Failed():
+                self._stop(message.error)
 
-    def _tell_failed(self, message: Failed) -> None:
-        with self._telling:
-            super()._tell_failed(message)
+    def _send_failure(self, failure: Failed) -> None:
+        with self._answering:
+            super()._send_failure(failure)
 
     def _named(self, places: set[int]) -> str:
         ranks = [str(self._seat.ranks[place]) for place in sorted(places)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gradwire.core.agreed import Ballot
+from gradwire.core.errors import Cause, GradwireError, TransferError
 from gradwire.core.report import StepReport
 
 __all__ = ["End", "Failed", "Memory", "Opening", "Result", "Sum", "Summed", "There", "Want"]
@@ -104,6 +106,33 @@ class Result:
 
 @dataclass(frozen=True)
 class Failed:
-    """A rank of the host has failed, so all of them stop."""
+    """A rank of the host has failed, so all of them stop.
 
-    error: Exception
+    It holds no exception, since not every one can be pickled.
+
+    Attributes:
+        text: The text of the error.
+        rank: As in TransferError; the same holds for step and cause.
+        step: The training step.
+        cause: The kind of failure; "" where the error is no TransferError.
+    """
+
+    text: str
+    rank: int = -1
+    step: int = -1
+    cause: Cause | Literal[""] = ""
+
+    @staticmethod
+    def of(error: Exception) -> Failed:
+        """Describes an error."""
+        text = str(error) or type(error).__name__
+        if isinstance(error, TransferError):
+            return Failed(text, error.rank, error.step, error.cause)
+        return Failed(text)
+
+    @property
+    def error(self) -> GradwireError:
+        """The error as the other ranks of the host raise it."""
+        if not self.cause:
+            return GradwireError(self.text)
+        return TransferError(self.text, rank=self.rank, step=self.step, cause=self.cause)

@@ -6,7 +6,6 @@ bucket after another, in the order in which DDP hands them over, which is the sa
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
@@ -138,7 +137,7 @@ class SharingPipeline(GradientPipeline):
         if self._let_go.detach() is None:
             return
         detached = TransferError("the attachment is detached", cause="closed")
-        self._stop(detached, tell=False)  # the others see it by the end of the connection
+        self._stop(detached, notify=False)  # the connection's end shows it to the others
         super().close()
         _let_go(self._link, self._up)
 
@@ -256,14 +255,14 @@ class SharingPipeline(GradientPipeline):
             )
         )
 
-    def _stop(self, error: BaseException, *, tell: bool = True) -> None:
+    def _stop(self, error: BaseException, *, notify: bool = True) -> None:
         """Stops this pipeline for good; all buckets without a result fail.
 
         Only the first call does anything.
 
         Args:
             error: Why.
-            tell: Whether the other ranks of the host are to stop for the same reason.
+            notify: Whether the other ranks of the host are to stop for the same reason.
         """
         cause = error if isinstance(error, (GradwireError, ConfigError)) else self._unknown(error)
         with self._changed:
@@ -272,9 +271,8 @@ class SharingPipeline(GradientPipeline):
             self._stopped = cause
             lost, self._open = list(self._open.values()), {}
             self._changed.notify_all()
-        with contextlib.suppress(Exception):
-            if tell:
-                self._tell_failed(Failed(cause.with_traceback(None)))
+        if notify:
+            self._send_failure(Failed.of(cause))
         with self._mutex:
             running = self._running
         self._fail(running, error)
@@ -283,8 +281,8 @@ class SharingPipeline(GradientPipeline):
             handed.rows = None
             handed.deliver()
 
-    def _tell_failed(self, message: Failed) -> None:
-        self._link.tell(message)
+    def _send_failure(self, failure: Failed) -> None:
+        self._link.send(failure)
 
     def _unknown(self, error: BaseException) -> GradwireError:
         rank = self._seat.rank
