@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gradwire.training.hosts.rows import Rows, has_shard
-from gradwire.transport.host_link import Door, hosts_of, knock
+from gradwire.transport.host_link import Listener, connect, hosts_of
 
 
 def test_hosts_are_told_apart_by_their_identity() -> None:
@@ -36,11 +36,11 @@ def test_all_shards_together_are_the_sum_in_rank_order(ranks: int, elements: int
 
 
 def test_who_does_not_know_the_token_is_not_let_in() -> None:
-    with contextlib.closing(Door()) as door:
-        name, token = door.address.split("/")
-        stranger = knock(f"{name}/{'00' * (len(token) // 2)}", 1, 5.0)
-        friend = knock(door.address, 1, 5.0)
-        link = door.let_in([1], 5.0)
+    with contextlib.closing(Listener()) as listener:
+        name, token = listener.address.split("/")
+        stranger = connect(f"{name}/{'00' * (len(token) // 2)}", 1, 5.0)
+        friend = connect(listener.address, 1, 5.0)
+        link = listener.accept([1], 5.0)
         heard: queue.SimpleQueue[object] = queue.SimpleQueue()
         ear = Ear(heard)
         link.listen(ear.take, ear.gone)
@@ -61,9 +61,9 @@ class Unreadable:
 
 
 def test_a_message_that_cannot_be_read_ends_its_connection() -> None:
-    with contextlib.closing(Door()) as door:
-        sender = knock(door.address, 1, 5.0)
-        link = door.let_in([1], 5.0)
+    with contextlib.closing(Listener()) as listener:
+        sender = connect(listener.address, 1, 5.0)
+        link = listener.accept([1], 5.0)
         heard: queue.SimpleQueue[object] = queue.SimpleQueue()
         ear = Ear(heard)
         link.listen(ear.take, ear.gone)

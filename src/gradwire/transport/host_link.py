@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from gradwire.core.errors import RendezvousError
 
-__all__ = ["Door", "HostLink", "hosts_of", "knock", "map_rows", "memory_of_rows"]
+__all__ = ["HostLink", "Listener", "connect", "hosts_of", "map_rows", "memory_of_rows"]
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +79,11 @@ def map_rows(memory: int, rows: int, elements: int) -> NDArray[np.float32]:
     return np.frombuffer(mapped, np.float32).reshape(rows, elements)
 
 
-class Door:
+class Listener:
     """Where a host's leader listens for the other ranks of its host.
 
     Attributes:
-        address: What the others `knock` at, with the token that lets them in, as text.
+        address: What the others `connect` at, with the token that lets them in, as text.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Door:
         self._listener.bind(_abstract(name))
         self._listener.listen(64)
 
-    def let_in(self, places: Iterable[int], timeout_s: float) -> HostLink:
+    def accept(self, places: Iterable[int], timeout_s: float) -> HostLink:
         """Waits until the ranks at these places of the host have knocked.
 
         Raises:
@@ -106,13 +106,13 @@ class Door:
         try:
             while missing:
                 self._listener.settimeout(max(deadline - time.monotonic(), 0.001))
-                guest, _ = self._listener.accept()
-                place = self._greet(guest)
+                other, _ = self._listener.accept()
+                place = self._greet(other)
                 if place in missing:
                     missing.discard(place)
-                    links[place] = guest
+                    links[place] = other
                 else:
-                    guest.close()
+                    other.close()
         except BaseException:
             for link in links.values():
                 link.close()
@@ -123,21 +123,21 @@ class Door:
         """Stops listening. Idempotent."""
         self._listener.close()
 
-    def _greet(self, guest: socket.socket) -> int:
+    def _greet(self, other: socket.socket) -> int:
         """Returns the place of a process that knows the token, -1 of any other one."""
-        guest.settimeout(GREETING_S)
+        other.settimeout(GREETING_S)
         try:
-            greeting = _exactly(guest, TOKEN_BYTES + _PLACE.size)
+            greeting = _exactly(other, TOKEN_BYTES + _PLACE.size)
         except (OSError, EOFError):
             return -1
-        guest.settimeout(None)
+        other.settimeout(None)
         if not hmac.compare_digest(greeting[:TOKEN_BYTES], self._token):
             return -1
         (place,) = _PLACE.unpack(greeting[TOKEN_BYTES:])
         return int(place)
 
 
-def knock(address: str, place: int, timeout_s: float) -> HostLink:
+def connect(address: str, place: int, timeout_s: float) -> HostLink:
     """Connects the rank at a place of its host with the host's leader, which is at place 0.
 
     Raises:

@@ -19,8 +19,8 @@ from gradwire.training.hosts.messages import (
     End,
     Failed,
     Memory,
-    Opening,
     Result,
+    StepInput,
     Sum,
     Summed,
     There,
@@ -60,7 +60,7 @@ class Follower(SharingPipeline):
 
     # ------------------------------------------------------------------ a bucket's way
 
-    def _opening(self, joined: bool) -> Opening:
+    def _step_input(self, joined: bool) -> StepInput:
         self.take_skipped()
         self._skips.check()
         self._skips.forget()
@@ -68,7 +68,7 @@ class Follower(SharingPipeline):
             self.set_grad_scale(self._scaler.get_scale())
         ballot = self._ballots.cast(self._step, None, 0.0, None if joined else self._grad_scale)
         flush, self._flush = self._flush, False
-        return Opening(ballot, flush)
+        return StepInput(ballot, flush)
 
     def _raise_up(self, handed: Handed) -> None:
         if handed.elements:
@@ -76,7 +76,7 @@ class Follower(SharingPipeline):
             self._forget_rows(handed)
             np.copyto(handed.rows.of(self._seat.place), handed.stage.host())
         handed.since = time.monotonic()
-        self._link.send(There(handed.number, handed.elements, handed.opening))
+        self._link.send(There(handed.number, handed.elements, handed.step_input))
 
     def _rows(self, handed: Handed) -> Rows:
         """Returns the memory of a bucket, which the leader makes."""

@@ -16,8 +16,8 @@ from gradwire.training.hosts.messages import (
     End,
     Failed,
     Memory,
-    Opening,
     Result,
+    StepInput,
     Sum,
     Summed,
     There,
@@ -66,7 +66,7 @@ class Leader(SharingPipeline):
     def __init__(self, seat: Seat, *args: Any, **options: Any) -> None:
         self._there: dict[int, dict[int, There]] = {}  # by bucket and place
         self._summed: dict[int, set[int]] = {}  # by bucket: places
-        self._openings: list[Opening] = []  # of the followers, in this step
+        self._step_inputs: list[StepInput] = []  # of the followers, in this step
         self._end: End | None = None
         # Whoever has a result may leave, so a failure is sent after the results that are there.
         self._answering = threading.Lock()
@@ -90,12 +90,12 @@ class Leader(SharingPipeline):
         if rows is not None:
             rows.add(0, self._seat.share)
         self._gather_shards(handed)
-        if handed.position == 0 and any(each.flush for each in self._openings):
+        if handed.position == 0 and any(each.flush for each in self._step_inputs):
             self.flush()
         done = self.reduce_among_workers(
             HostBucket(handed, torch.from_numpy(total)),
             joined=handed.joined,
-            others=[each.ballot for each in self._openings],
+            others=[each.ballot for each in self._step_inputs],
         )
         done.add_done_callback(lambda result: self._answer(handed, result))
 
@@ -112,7 +112,7 @@ class Leader(SharingPipeline):
             there = self._there.pop(handed.number, {})
         for place, message in sorted(there.items()):
             other = self._seat.ranks[place]
-            if (message.opening is None) == (handed.position == 0):
+            if (message.step_input is None) == (handed.position == 0):
                 raise TransferError(
                     f"step {self.step}, bucket {handed.index}: rank {other} hands over another "
                     f"bucket than rank {self._seat.rank}, which leads its host: all ranks must run "
@@ -131,8 +131,8 @@ class Leader(SharingPipeline):
                     cause="plan",
                 )
         if handed.position == 0:
-            opened = [there[place].opening for place in sorted(there)]
-            self._openings = [each for each in opened if each is not None]
+            given = [there[place].step_input for place in sorted(there)]
+            self._step_inputs = [each for each in given if each is not None]
 
     def _gather_shards(self, handed: Handed) -> None:
         """Waits until the followers have summed their shards."""

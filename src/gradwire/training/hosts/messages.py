@@ -9,11 +9,11 @@ from gradwire.core.agreed import Ballot
 from gradwire.core.errors import Cause, GradwireError, TransferError
 from gradwire.core.report import StepReport
 
-__all__ = ["End", "Failed", "Memory", "Opening", "Result", "Sum", "Summed", "There", "Want"]
+__all__ = ["End", "Failed", "Memory", "Result", "StepInput", "Sum", "Summed", "There", "Want"]
 
 
 @dataclass(frozen=True)
-class Opening:
+class StepInput:
     """What a follower adds to a step, with its first bucket.
 
     Attributes:
@@ -48,12 +48,12 @@ class There:
     Attributes:
         bucket: Number of the bucket, counted since the ranks met.
         elements: Its elements.
-        opening: With a step's first bucket, what the follower adds to the step; else None.
+        step_input: With a step's first bucket, what the follower adds to the step; else None.
     """
 
     bucket: int
     elements: int
-    opening: Opening | None
+    step_input: StepInput | None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from gradwire.core.errors import RendezvousError
 from gradwire.core.settings import Settings
 from gradwire.training.groups import Group, Host
 from gradwire.transport.addresses import host_identity
-from gradwire.transport.host_link import Door, HostLink, hosts_of, knock
+from gradwire.transport.host_link import HostLink, Listener, connect, hosts_of
 from gradwire.transport.rendezvous import Meeting
 
 __all__ = ["Seat", "share_number", "sharing_meeting", "take_seat"]
@@ -79,9 +79,9 @@ def take_seat(group: Group, meeting: Meeting, settings: Settings) -> Seat | None
     """
     if settings.hosts is False or settings.server_count or group.world_size < 3:
         return None
-    with contextlib.closing(Door()) as door:
+    with contextlib.closing(Listener()) as listener:
         told = [
-            json.loads(t) for t in meeting.exchange(json.dumps([host_identity(), door.address]))
+            json.loads(t) for t in meeting.exchange(json.dumps([host_identity(), listener.address]))
         ]
         hosts = hosts_of([identity for identity, _ in told])
         if len(hosts) in (1, group.world_size):
@@ -90,7 +90,7 @@ def take_seat(group: Group, meeting: Meeting, settings: Settings) -> Seat | None
         place = own.index(group.rank)
         ranks = tuple(group.ranks[rank] for rank in own)
         try:
-            link = _connected(door, told[own[0]][1], place, ranks, meeting.timeout_s)
+            link = _connected(listener, told[own[0]][1], place, ranks, meeting.timeout_s)
         except BaseException as error:
             sharing_meeting(group, settings).tell_failure(error)  # where the others wait by now
             raise
@@ -98,13 +98,13 @@ def take_seat(group: Group, meeting: Meeting, settings: Settings) -> Seat | None
 
 
 def _connected(
-    door: Door, address: str, place: int, ranks: tuple[int, ...], timeout_s: float
+    listener: Listener, address: str, place: int, ranks: tuple[int, ...], timeout_s: float
 ) -> HostLink:
     """Connects this rank with its host's leader, or the leader with its followers."""
     if place > 0:
-        return knock(address, place, timeout_s)
+        return connect(address, place, timeout_s)
     try:
-        return door.let_in(range(1, len(ranks)), timeout_s)
+        return listener.accept(range(1, len(ranks)), timeout_s)
     except TimeoutError as error:
         raise RendezvousError(
             f"rank {ranks[0]} leads its host, and not all of ranks "

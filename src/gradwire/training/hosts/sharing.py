@@ -19,7 +19,7 @@ import torch
 from gradwire.core.agreed import Ballot
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.training.bucket import Bucket
-from gradwire.training.hosts.messages import Failed, Opening
+from gradwire.training.hosts.messages import Failed, StepInput
 from gradwire.training.hosts.rows import Rows
 from gradwire.training.hosts.seat import Seat
 from gradwire.training.pipeline import GradientPipeline
@@ -41,7 +41,7 @@ class Handed(Awaited):
         elements: Its elements.
         parameters: Its parameters, in order.
         joined: Whether this rank has joined (`DistributedDataParallel.join`).
-        opening: With a step's first bucket, what a follower adds to the step; else None.
+        step_input: With a step's first bucket, what a follower adds to the step; else None.
         rows: Its shared memory; None while it has none.
         since: When this rank began to wait for others, in seconds of the monotonic clock.
     """
@@ -57,7 +57,7 @@ class Handed(Awaited):
         self.elements = bucket.buffer().numel()
         self.parameters = bucket.parameters()
         self.joined = joined
-        self.opening: Opening | None = None
+        self.step_input: StepInput | None = None
         self.rows: Rows | None = None
         self.since = time.monotonic()
         self.result = stage.future()
@@ -148,7 +148,7 @@ class SharingPipeline(GradientPipeline):
         stage = self._own_stages.stage(position, bucket.buffer())
         handed = Handed(self._next_number, position, bucket, stage, joined)
         if position == 0:
-            handed.opening = self._opening(joined)
+            handed.step_input = self._step_input(joined)
         self._next_number += 1
         with self._changed:
             if self._stopped is not None:
@@ -157,7 +157,7 @@ class SharingPipeline(GradientPipeline):
         self._step_buckets.append(handed)
         return handed
 
-    def _opening(self, joined: bool) -> Opening | None:
+    def _step_input(self, joined: bool) -> StepInput | None:
         """Returns what this rank adds to the step that begins; None where it leads."""
         return None
 
