@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import socket
 
 import numpy as np
 import pytest
@@ -50,6 +51,28 @@ def test_who_does_not_know_the_token_is_not_let_in() -> None:
         friend.close()
         assert heard.get(timeout=5.0) == 1
         stranger.close()
+        link.close()
+
+
+def test_a_process_that_says_nothing_delays_no_other_one() -> None:
+    with contextlib.closing(Listener()) as listener:
+        silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+        for each in silent:
+            each.connect(f"\0gradwire-{listener.address.split('/')[0]}")
+        friends = [connect(listener.address, place, 5.0) for place in (1, 2)]
+        link = listener.accept([1, 2], 3.0)
+        assert link.places == [1, 2]
+        assert [each.recv(1) for each in silent] == [b""] * 3  # closed
+        for each in (*friends, link, *silent):
+            each.close()
+
+
+def test_an_accept_returns_those_that_came() -> None:
+    with contextlib.closing(Listener()) as listener:
+        friend = connect(listener.address, 2, 5.0)
+        link = listener.accept([1, 2], 0.2)
+        assert link.places == [2]
+        friend.close()
         link.close()
 
 

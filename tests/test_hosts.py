@@ -5,10 +5,12 @@ Hosts are network namespaces, so these tests need root or user namespaces.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -374,6 +376,29 @@ def test_ranks_that_set_hosts_differently_are_named_on_all_ranks(pairs: HostRank
     for _, text in pairs.run(disagree):
         assert "rank 1" in text
         assert "hosts" in text
+
+
+def cut_off(rank: int, world: int) -> str:
+    """Rank 3 can make no connection within its host; what all get."""
+    ddp = wrap(model())
+
+    def refuse(self: socket.socket, address: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 3:
+            patch.setattr(socket.socket, "connect", refuse)
+        with pytest.raises(gradwire.RendezvousError) as refused:
+            gradwire.attach(ddp, "reliable", rendezvous_timeout=3.0)
+    return str(refused.value)
+
+
+def test_a_rank_that_cannot_connect_within_its_host_is_named_on_all_ranks(pairs: HostRanks) -> None:
+    outcomes = pairs.run(cut_off)
+    assert all("rank 3" in text for text in outcomes)
+    for rank in (0, 1, 3):
+        assert "cannot connect to rank 2, which leads its host: " in outcomes[rank]
+        assert os.strerror(errno.EMFILE) in outcomes[rank]
 
 
 @pytest.mark.parametrize("value", [True, 0, 2, "host", None])

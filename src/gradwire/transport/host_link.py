@@ -17,6 +17,7 @@ import multiprocessing.util
 import os
 import pickle
 import secrets
+import selectors
 import socket
 import struct
 import threading
@@ -28,8 +29,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.core.errors import RendezvousError
-
 __all__ = ["HostLink", "Listener", "connect", "hosts_of", "map_rows", "memory_of_rows"]
 
 log = logging.getLogger(__name__)
@@ -37,8 +36,13 @@ log = logging.getLogger(__name__)
 TOKEN_BYTES = 32
 _LENGTH = struct.Struct("!I")
 _PLACE = struct.Struct("!I")
-GREETING_S = 5.0
-"""Seconds in which a process that has connected must say who it is."""
+GREETING_BYTES = TOKEN_BYTES + _PLACE.size
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted, unless the kernel (somaxconn) allows fewer."""
+
+RETRY_S = 0.02
+"""Seconds between two attempts to connect to a listener whose queue is full."""
 
 Take = Callable[[int, Any, int | None], None]
 """Takes a message: the sender's place on the host, the message, and the memory that came along."""
@@ -79,59 +83,99 @@ def map_rows(memory: int, rows: int, elements: int) -> NDArray[np.float32]:
     return np.frombuffer(mapped, np.float32).reshape(rows, elements)
 
 
-class Listener:
-    """Where a host's leader listens for the other ranks of its host.
+class _Greeting:
+    """What has come of the greeting of a connection: the token, and a place.
 
     Attributes:
-        address: What the others `connect` at, with the token that lets them in, as text.
+        link: The connection.
+        came: The bytes so far.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        link.setblocking(False)
+        self.link = link
+        self.came = b""
+
+    def read(self) -> bool:
+        """Reads what is there; returns whether nothing is to come after it."""
+        try:
+            part = self.link.recv(GREETING_BYTES - len(self.came))
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        self.came += part
+        return not part or len(self.came) == GREETING_BYTES
+
+
+class Listener:
+    """Accepts the connections of the other ranks of a host; its leader has one.
+
+    Attributes:
+        address: What the others `connect` to, and the token that they prove themselves by, as text.
     """
 
     def __init__(self) -> None:
         name = secrets.token_hex(8)
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self.address = f"{name}/{self._token.hex()}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(_abstract(name))
-        self._listener.listen(64)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(_abstract(name))
+        self._socket.listen(BACKLOG)
+        self._socket.setblocking(False)
 
     def accept(self, places: Iterable[int], timeout_s: float) -> HostLink:
-        """Waits until the ranks at these places of the host have knocked.
+        """Waits until the ranks at these places of the host have connected, or the time is up.
 
-        Raises:
-            TimeoutError: Some have not come in time.
+        A process that connects and sends no greeting, or a wrong one, delays no other one.
+
+        Returns:
+            The connections of those that came, which may be fewer.
         """
         missing = set(places)
         links: dict[int, socket.socket] = {}
         deadline = time.monotonic() + timeout_s
-        try:
-            while missing:
-                self._listener.settimeout(max(deadline - time.monotonic(), 0.001))
-                other, _ = self._listener.accept()
-                place = self._greet(other)
-                if place in missing:
-                    missing.discard(place)
-                    links[place] = other
-                else:
-                    other.close()
-        except BaseException:
-            for link in links.values():
-                link.close()
-            raise
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._socket, selectors.EVENT_READ)
+            try:
+                while missing and (left_s := deadline - time.monotonic()) > 0.0:
+                    for key, _ in ready.select(left_s):
+                        if key.data is None:
+                            self._accept_one(ready)
+                        elif key.data.read():
+                            ready.unregister(key.fileobj)
+                            place = self._place_in(key.data.came)
+                            if place in missing:
+                                missing.discard(place)
+                                links[place] = key.data.link
+                                links[place].setblocking(True)
+                            else:
+                                key.data.link.close()
+            except BaseException:
+                for link in links.values():
+                    link.close()
+                raise
+            finally:
+                for key in list(ready.get_map().values()):
+                    if key.data is not None:
+                        key.data.link.close()
         return HostLink(links)
+
+    def _accept_one(self, ready: selectors.BaseSelector) -> None:
+        """Accepts a connection, whose greeting comes later."""
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # it has gone again
+            link, _ = self._socket.accept()
+            ready.register(link, selectors.EVENT_READ, _Greeting(link))
 
     def close(self) -> None:
         """Stops listening. Idempotent."""
-        self._listener.close()
+        self._socket.close()
 
-    def _greet(self, other: socket.socket) -> int:
-        """Returns the place of a process that knows the token, -1 of any other one."""
-        other.settimeout(GREETING_S)
-        try:
-            greeting = _exactly(other, TOKEN_BYTES + _PLACE.size)
-        except (OSError, EOFError):
-            return -1
-        other.settimeout(None)
-        if not hmac.compare_digest(greeting[:TOKEN_BYTES], self._token):
+    def _place_in(self, greeting: bytes) -> int:
+        """Returns the place in a whole greeting with the right token, -1 in any other one."""
+        if len(greeting) < GREETING_BYTES or not hmac.compare_digest(
+            greeting[:TOKEN_BYTES], self._token
+        ):
             return -1
         (place,) = _PLACE.unpack(greeting[TOKEN_BYTES:])
         return int(place)
@@ -141,22 +185,32 @@ def connect(address: str, place: int, timeout_s: float) -> HostLink:
     """Connects the rank at a place of its host with the host's leader, which is at place 0.
 
     Raises:
-        RendezvousError: The leader is not there.
+        OSError: The leader cannot be reached in time.
     """
     name, token = address.split("/")
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        link.settimeout(timeout_s)
-        link.connect(_abstract(name))
+        _reach(link, _abstract(name), timeout_s)
         link.sendall(bytes.fromhex(token) + _PLACE.pack(place))
         link.settimeout(None)
-    except OSError as error:
+    except BaseException:
         link.close()
-        raise RendezvousError(
-            f"the rank that leads this host cannot be reached: {error}; hosts=False lets every "
-            "rank use the network"
-        ) from error
+        raise
     return HostLink({0: link})
+
+
+def _reach(link: socket.socket, address: str, timeout_s: float) -> None:
+    """Connects a socket; waits where the listener's queue is full."""
+    deadline = time.monotonic() + timeout_s
+    link.settimeout(timeout_s)
+    while True:
+        try:
+            link.connect(address)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(RETRY_S)
 
 
 class HostLink:
