@@ -6,6 +6,8 @@ import contextlib
 import os
 import queue
 import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -73,6 +75,29 @@ def test_an_accept_returns_those_that_came() -> None:
         link = listener.accept([1, 2], 0.2)
         assert link.places == [2]
         friend.close()
+        link.close()
+
+
+FORKS = """
+import os, sys
+from gradwire.transport.host_link import connect
+link = connect(sys.argv[1], 1, 5.0)
+if os.fork() == 0:
+    sys.stdin.read()  # outlives its parent
+os._exit(0)
+"""
+
+
+def test_a_forked_child_does_not_hide_that_its_parent_has_ended() -> None:
+    with contextlib.closing(Listener()) as listener:
+        arguments = [sys.executable, "-c", FORKS, listener.address]
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE) as parent:
+            link = listener.accept([1], 60.0)
+            heard: queue.SimpleQueue[object] = queue.SimpleQueue()
+            ear = Ear(heard)
+            link.listen(ear.take, ear.gone)
+            assert parent.wait() == 0
+            assert heard.get(timeout=10.0) == 1
         link.close()
 
 

@@ -13,7 +13,6 @@ import contextlib
 import hmac
 import logging
 import mmap
-import multiprocessing.util
 import os
 import pickle
 import secrets
@@ -225,7 +224,7 @@ class HostLink:
     def __init__(self, sockets: dict[int, socket.socket]) -> None:
         self._sockets = sockets
         self._sending = {place: threading.Lock() for place in sockets}
-        multiprocessing.util.register_after_fork(self, HostLink._leave_to_parent)
+        _links.add(self)
 
     @property
     def places(self) -> list[int]:
@@ -270,7 +269,7 @@ class HostLink:
                 link.shutdown(socket.SHUT_RDWR)  # ends the thread that listens, too
             link.close()
 
-    def _leave_to_parent(self) -> None:
+    def leave_to_parent(self) -> None:
         """Closes a forked child's copies, which would hide that the parent has died."""
         for link in self._sockets.values():
             link.close()
@@ -325,3 +324,12 @@ def _exactly(link: socket.socket, length: int) -> bytes:
 def _abstract(name: str) -> str:
     """Returns the address of a socket that has no file and is known in its network namespace."""
     return f"\0gradwire-{name}"
+
+
+def _after_fork_in_child() -> None:
+    for link in list(_links):
+        link.leave_to_parent()
+
+
+_links: weakref.WeakSet[HostLink] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_after_fork_in_child)
