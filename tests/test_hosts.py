@@ -261,6 +261,25 @@ def test_every_rank_speaks_for_itself_where_that_is_set(pairs: HostRanks) -> Non
     assert all(bytes_sent > 0.0 for _, bytes_sent in pairs.run(sent, hosts=False))
 
 
+def sums_itself(rank: int, world: int) -> str:
+    attachment = gradwire.attach(wrap(model()), "reliable")
+    values = torch.full((1000,), float(rank + 1))
+    try:
+        attachment.communicator.all_reduce(values).wait()
+        return str(values.unique().tolist())
+    except gradwire.GradwireError as error:
+        return str(error)
+    finally:
+        attachment.detach()
+
+
+def test_a_follower_cannot_start_a_transfer_of_its_own(pairs: HostRanks) -> None:
+    outcomes = pairs.run(sums_itself)
+    assert outcomes[0] == outcomes[2] == "[4.0]"  # over the leaders
+    assert "rank 0 leads its host and speaks for it" in outcomes[1]
+    assert "rank 2 leads its host and speaks for it" in outcomes[3]
+
+
 def owed(state: dict[str, Any]) -> bool:
     return any(bool(values.any()) for values in state["residuals"].values())
 

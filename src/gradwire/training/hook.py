@@ -152,7 +152,8 @@ class HookState:
         try:
             if seat.leads:
                 _check_memory(settings, self._largest, workers.world_size)
-            communicator, number = _connect(workers, settings, among_workers, undo)
+            speaker = None if seat.leads else seat.ranks[0]
+            communicator, number = _connect(workers, settings, among_workers, undo, speaker)
             number = share_number(everybody, number)
         except BaseException as error:
             among_workers.tell_failure(error)
@@ -403,10 +404,14 @@ def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_:
 
 
 def _connect(
-    group: Group, settings: Settings, meeting: Meeting, undo: contextlib.ExitStack
+    group: Group,
+    settings: Settings,
+    meeting: Meeting,
+    undo: contextlib.ExitStack,
+    speaker: int | None = None,
 ) -> tuple[Communicator, int]:
     """Opens a communicator of a group and takes a number of it; `undo` gets how to close it."""
-    communicator = group.communicator(settings, meeting)
+    communicator = group.communicator(settings, meeting, speaker)
     undo.callback(communicator.let_go)  # also while somebody holds the error
     number = communicator.take_number(meeting)
     undo.callback(communicator.return_number, number)
