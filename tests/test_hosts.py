@@ -9,6 +9,7 @@ import errno
 import itertools
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -504,8 +505,8 @@ def test_a_rank_that_dies_is_named_to_its_host(who: int, text: str) -> None:
     [
         (1, "raises", "rank 1 of this host has ended or detached the module"),
         (0, "raises", "rank 0, which leads this host, has ended or detached the module"),
-        (1, "freezes", "no gradient of rank 1 came within 2 s"),
-        (0, "freezes", "no answer of rank 0, which leads this host, came within 2 s"),
+        (1, "freezes", "no gradient of rank 1 came (timeout=2 s, as given)"),
+        (0, "freezes", "no answer of rank 0, which leads this host, came (timeout=2 s, as given)"),
     ],
 )
 def test_a_rank_that_does_not_go_on_is_named_to_its_host(
@@ -551,6 +552,30 @@ def composed(rank: int, world: int, how: str) -> list[bool]:
 @pytest.mark.parametrize("how", ["halves", "reads"])
 def test_the_bare_hook_can_be_composed(pairs: HostRanks, how: str) -> None:
     assert pairs.run(composed, how=how) == [[True] * 3] * 4
+
+
+def out_of_files(rank: int, world: int) -> str:
+    """Rank 1 may open no file any more when the leader sends it the memory of a bucket."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable")
+    loss = ddp(batch(rank, 0)).square().mean()
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, most))
+    try:
+        with pytest.raises(RuntimeError) as failed:
+            loss.backward()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    attachment.detach()
+    return str(failed.value)
+
+
+def test_a_rank_without_a_free_file_descriptor_is_named_to_its_host(pairs: HostRanks) -> None:
+    for text in pairs.run(out_of_files)[:2]:
+        assert "rank 1, step 0: the memory of bucket 0 came without its file descriptor" in text
 
 
 def typed(rank: int, world: int) -> bool:

@@ -139,6 +139,11 @@ class Communicator(Connected):
         return self.ranks[self.rank]
 
     @property
+    def timeout_text(self) -> str:
+        """The time-out and its origin, as errors name them."""
+        return f"timeout={self.timeout_s:g} s, {self._timeout_from}"
+
+    @property
     def aggregators(self) -> int:
         """The number of aggregators that share a bucket: the ranks, or the servers."""
         return self.settings.server_count or self.world_size

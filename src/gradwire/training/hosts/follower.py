@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gradwire.core.errors import TransferError
 from gradwire.training.hosts.messages import (
     End,
     Failed,
@@ -37,6 +38,8 @@ Work = Callable[[], None]
 
 POLL_S = 0.5
 """How often a follower looks whether it has waited too long."""
+
+UNANSWERED = "no answer of {}, which leads this host, came"
 
 GRACE_S = 1.0
 """Seconds beyond the time-out that a follower waits, so that the leader's own error comes first."""
@@ -86,13 +89,20 @@ class Follower(SharingPipeline):
         if known is None:
             self._link.send(Want(*key))
         with self._changed:
-            self._wait_for(lambda: key in self._memory, handed, self._unanswered)
+            self._wait_for(handed, lambda: () if key in self._memory else (0,), UNANSWERED)
             return self._memory[key]
 
     def _handle(self, place: int, message: Any, memory: int | None) -> None:
         match message:
             case Memory(position, elements):
-                assert memory is not None
+                if memory is None:  # the kernel drops a descriptor for which there is no room
+                    raise TransferError(
+                        f"rank {self._seat.rank}, step {self.step}: the memory of bucket "
+                        f"{position} came without its file descriptor: this process has none left "
+                        "(ulimit -n); raise the limit",
+                        rank=self._seat.rank,
+                        step=self.step,
+                    )
                 try:
                     rows = Rows(memory, len(self._seat.ranks), elements)
                 finally:
@@ -156,10 +166,7 @@ class Follower(SharingPipeline):
             each for each in list(self._open.values()) if time.monotonic() > each.since + limit_s
         ]
         if late:
-            self._stop(self._late(late[0], self._unanswered()))
-
-    def _unanswered(self) -> str:
-        return f"no answer of rank {self._seat.ranks[0]}, which leads this host, came"
+            self._stop(self._late(late[0], (0,), UNANSWERED))
 
 
 def _do(work: Work) -> None:

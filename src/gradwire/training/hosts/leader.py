@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,10 +104,8 @@ class Leader(SharingPipeline):
         def missing() -> set[int]:
             return set(self._followers) - set(self._there.get(handed.number, {}))
 
-        self._await(
-            handed, lambda: not missing(), lambda: f"no gradient of {self._named(missing())} came"
-        )
         with self._changed:
+            self._wait_for(handed, missing, "no gradient of {} came")
             there = self._there.pop(handed.number, {})
         for place, message in sorted(there.items()):
             other = self._seat.ranks[place]
@@ -142,15 +139,9 @@ class Leader(SharingPipeline):
         def missing() -> set[int]:
             return helpers - self._summed.get(handed.number, set())
 
-        self._await(
-            handed, lambda: not missing(), lambda: f"{self._named(missing())} summed no shard"
-        )
         with self._changed:
+            self._wait_for(handed, missing, "{} summed no shard")
             self._summed.pop(handed.number, None)
-
-    def _await(self, handed: Handed, ready: Callable[[], bool], what: Callable[[], str]) -> None:
-        with self._changed:
-            self._wait_for(ready, handed, what)
 
     def _answer(self, handed: Handed, result: torch.futures.Future[torch.Tensor]) -> None:
         """Hands the result to all ranks of the host; on a thread of the engine's."""
@@ -214,7 +205,3 @@ class Leader(SharingPipeline):
     def _send_failure(self, failure: Failed) -> None:
         with self._answering:
             super()._send_failure(failure)
-
-    def _named(self, places: set[int]) -> str:
-        ranks = [str(self._seat.ranks[place]) for place in sorted(places)]
-        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks)

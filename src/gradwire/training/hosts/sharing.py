@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -199,25 +199,34 @@ class SharingPipeline(GradientPipeline):
         handed.rows = None
         handed.deliver()
 
-    def _wait_for(self, ready: Callable[[], bool], handed: Handed, what: Callable[[], str]) -> None:
-        """Waits until something has happened; the caller holds `_changed`.
+    def _wait_for(self, handed: Handed, missing: Callable[[], Collection[int]], what: str) -> None:
+        """Waits until no place of the host is missing; the caller holds `_changed`.
+
+        Args:
+            handed: The bucket.
+            missing: Returns the places from which something is still to come.
+            what: What is to come, as text with "{}" for the ranks from which it is.
 
         Raises:
             TransferError: It has not within the time-out, or the host has failed.
         """
         self._changed.wait_for(
-            lambda: ready() or self._stopped is not None, self.communicator.timeout_s
+            lambda: not missing() or self._stopped is not None, self.communicator.timeout_s
         )
         if self._stopped is not None:
             raise self._stopped
-        if not ready():
-            raise self._late(handed, what())
+        late = missing()
+        if late:
+            raise self._late(handed, late, what)
 
-    def _late(self, handed: Handed, what: str) -> TransferError:
-        rank, timeout_s = self._seat.rank, self.communicator.timeout_s
+    def _late(self, handed: Handed, places: Collection[int], what: str) -> TransferError:
+        """Makes the error of a wait for the ranks at these places; for the rest see `_wait_for`."""
+        ranks = [self._seat.ranks[place] for place in sorted(places)]
+        named = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
         return TransferError(
-            f"rank {rank}, step {self.step}, bucket {handed.index}: {what} within {timeout_s:g} s",
-            rank=rank,
+            f"rank {self._seat.rank}, step {self.step}, bucket {handed.index}: "
+            f"{what.format(named)} ({self.communicator.timeout_text})",
+            rank=ranks[0],
             step=self.step,
             cause="timeout",
         )
