@@ -50,6 +50,7 @@ class Follower(SharingPipeline):
 
     def __init__(self, seat: Seat, *args: Any, **options: Any) -> None:
         self._results: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._heard = time.monotonic()  # when the last message of the leader came
         super().__init__(seat, *args, **options)
         # A callback of DDP's future may wait for another result, so each may need its own thread.
         self._pool = CompletionPool(
@@ -93,6 +94,7 @@ class Follower(SharingPipeline):
             return self._memory[key]
 
     def _handle(self, place: int, message: Any, memory: int | None) -> None:
+        self._heard = time.monotonic()
         match message:
             case Memory(position, elements):
                 if memory is None:  # the kernel drops a descriptor for which there is no room
@@ -114,7 +116,6 @@ class Follower(SharingPipeline):
                 handed = self._open.get(bucket)
                 if handed is None:
                     return
-                handed.since = time.monotonic()
                 shared = handed.rows  # none is left where this rank has failed meanwhile
                 helps = has_shard(handed.elements, len(self._seat.ranks), self._seat.place)
                 if helps and shared is not None:
@@ -160,12 +161,10 @@ class Follower(SharingPipeline):
             self._writer.write(report)
 
     def watch(self) -> None:
-        """Stops the host where the leader has not answered in time."""
-        limit_s = self.communicator.timeout_s + GRACE_S
-        late = [
-            each for each in list(self._open.values()) if time.monotonic() > each.since + limit_s
-        ]
-        if late:
+        """Stops the host where a bucket waits and the leader has sent nothing in time."""
+        since = time.monotonic() - self.communicator.timeout_s - GRACE_S
+        late = [each for each in list(self._open.values()) if each.since < since]
+        if late and self._heard < since:
             self._stop(self._late(late[0], (0,), UNANSWERED))
 
 

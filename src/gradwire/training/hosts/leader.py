@@ -21,6 +21,7 @@ from gradwire.training.hosts.messages import (
     Summed,
     There,
     Want,
+    Working,
 )
 from gradwire.training.hosts.rows import Rows, has_shard
 from gradwire.training.hosts.seat import Seat
@@ -156,6 +157,18 @@ class Leader(SharingPipeline):
             end, self._end = self._end, None  # of the bucket that was held back until the end
             self._link.send(Result(handed.number, end))
         self._hand_back(handed)
+
+    def _compare_scales(self, step: Step) -> None:
+        self._link.send(Working())
+        super()._compare_scales(step)
+
+    def _consult(self, step: Step) -> None:
+        self._link.send(Working())
+        super()._consult(step)
+
+    def _resend(self, step: Step) -> None:
+        self._link.send(Working())
+        super()._resend(step)
 
     def _conclude(self, step: Step) -> None:
         super()._conclude(step)

@@ -9,7 +9,18 @@ from gradwire.core.agreed import Ballot
 from gradwire.core.errors import Cause, GradwireError, TransferError
 from gradwire.core.report import StepReport
 
-__all__ = ["End", "Failed", "Memory", "Result", "StepInput", "Sum", "Summed", "There", "Want"]
+__all__ = [
+    "End",
+    "Failed",
+    "Memory",
+    "Result",
+    "StepInput",
+    "Sum",
+    "Summed",
+    "There",
+    "Want",
+    "Working",
+]
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,11 @@ class Summed:
     """A follower has summed its shard of a bucket."""
 
     bucket: int
+
+
+@dataclass(frozen=True)
+class Working:
+    """The leader has begun another transfer at a step's end, so its answer takes longer."""
 
 
 @dataclass(frozen=True)
