@@ -30,7 +30,7 @@ from gradwire.training.ddp_module import python_reducer
 from gradwire.training.groups import Group
 from gradwire.training.hosts.follower import Follower
 from gradwire.training.hosts.leader import Leader
-from gradwire.training.hosts.seat import share_number, sharing_meeting, take_seat
+from gradwire.training.hosts.seat import share_number, take_seat
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import DEVICES
 from gradwire.transport.communicator import Communicator
@@ -145,22 +145,18 @@ class HookState:
             communicator, number = _connect(group, settings, meeting, undo)
             return GradientPipeline(communicator, *parts, number, *rest, scaler=self._scaler)
         undo.callback(seat.link.close)
-        meeting.close()  # the others may still read it while this rank begins the next one
         workers = group.workers(seat.hosts)
         among_workers = workers.meeting("attach", settings.rendezvous_timeout)
-        everybody = sharing_meeting(group, settings)
         try:
             if seat.leads:
                 _check_memory(settings, self._largest, workers.world_size)
             speaker = None if seat.leads else seat.ranks[0]
             communicator, number = _connect(workers, settings, among_workers, undo, speaker)
-            number = share_number(everybody, number)
+            number = share_number(meeting, number)
         except BaseException as error:
             among_workers.tell_failure(error)
-            everybody.tell_failure(error)
             raise
         among_workers.close()
-        everybody.close()
         kind = Leader if seat.leads else Follower
         more = {"scaler": self._scaler, "lends": self.attached}
         return kind(seat, communicator, *parts, number, *rest, **more)

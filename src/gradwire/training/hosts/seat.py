@@ -12,7 +12,7 @@ from gradwire.transport.addresses import host_identity
 from gradwire.transport.host_link import HostLink, Listener, connect, hosts_of
 from gradwire.transport.rendezvous import Meeting
 
-__all__ = ["Seat", "share_number", "sharing_meeting", "take_seat"]
+__all__ = ["Seat", "share_number", "take_seat"]
 
 CONNECTIONS = 2
 """Rendezvous time-outs that connecting within a host may take: the connections, an exchange."""
@@ -134,11 +134,6 @@ def _accepted(
             absent,
         )
     return link
-
-
-def sharing_meeting(group: Group, settings: Settings) -> Meeting:
-    """Makes the meeting in which ranks that sum within hosts `share_number`."""
-    return group.meeting("hosts", settings.rendezvous_timeout)
 
 
 def share_number(meeting: Meeting, number: int) -> int:
