@@ -16,7 +16,7 @@ from gradwire.training.hosts.rows import Rows, has_shard
 from gradwire.transport.host_link import Listener, connect, hosts_of
 
 
-def test_hosts_are_told_apart_by_their_identity() -> None:
+def test_hosts_are_distinguished_by_their_identity() -> None:
     assert hosts_of(["a", "b", "a", "c", "b"]) == ((0, 2), (1, 4), (3,))
 
 
@@ -56,7 +56,7 @@ def test_who_does_not_know_the_token_is_not_let_in() -> None:
         link.close()
 
 
-def test_a_process_that_says_nothing_delays_no_other_one() -> None:
+def test_a_process_that_sends_nothing_delays_no_other_one() -> None:
     with contextlib.closing(Listener()) as listener:
         silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
         for each in silent:

@@ -1,10 +1,10 @@
 """HostLink connects the ranks of one host: messages over Unix sockets, values in shared memory.
 
 The ranks of a host share a loopback, hence the abstract Unix sockets of its network namespace. The
-lowest rank of a host leads it. It listens at a door, and every other rank of the host knocks there
-with the token that the meeting told it. Memory is anonymous (memfd) and is handed over through the
-sockets, so it needs no name, no /dev/shm, and goes with the processes. A process that dies closes
-its socket, which the others notice at once.
+lowest rank of a host leads it and listens. Every other rank of the host connects to it and proves
+itself by a token, which the ranks exchanged in their meeting. Memory is anonymous (memfd) and is
+handed over through the sockets, so it needs no name, no /dev/shm, and goes with the processes. A
+process that dies closes its socket, which the others notice at once.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Follower(SharingPipeline):
         self._hand_back(handed)
 
     def _end_step(self, end: End) -> None:
-        """Takes over what the leader found at the end of a step."""
+        """Takes over the leader's report and state of a step that has ended."""
         report = replace(end.report, rank=self._seat.rank)
         self.policy.observe(report)
         if self._loss_watch is not None:

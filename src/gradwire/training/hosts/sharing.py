@@ -1,7 +1,7 @@
 """SharingPipeline: what the leader of a host and its followers have in common.
 
-DDP hands a bucket over on the autograd thread. Its way up is a thread's of this attachment, one
-bucket after another, in the order in which DDP hands them over, which is the same on all ranks.
+DDP hands buckets over on the autograd thread. A thread of the attachment then adds them to the sums
+of the host, one after another, in DDP's order, which is the same on all ranks.
 """
 
 from __future__ import annotations
