@@ -559,12 +559,14 @@ def out_of_files(rank: int, world: int) -> str:
     ddp = wrap(model())
     attachment = gradwire.attach(ddp, "reliable")
     loss = ddp(batch(rank, 0)).square().mean()
+    dist.barrier()  # has all its connections from here on
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, most))
     try:
+        dist.barrier()
         with pytest.raises(RuntimeError) as failed:
             loss.backward()
     finally:
