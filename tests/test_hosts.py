@@ -475,7 +475,7 @@ class Odd(Reliable):
 
 def odd(rank: int, world: int) -> str:
     ddp = wrap(model())
-    attachment = gradwire.attach(ddp, Odd())
+    attachment = gradwire.attach(ddp, Odd(), timeout=5.0)
     ddp(batch(rank, 0)).square().mean().backward()
     with pytest.raises(RuntimeError) as failed:
         ddp(batch(rank, 1)).square().mean().backward()
