@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from gradwire.training.hosts.rows import Rows, has_shard
-from gradwire.transport.host_link import Door, hosts_of, knock
+from gradwire.transport.host_link import Listener, connect, hosts_of
 
 
-def test_hosts_are_told_apart_by_their_identity() -> None:
+def test_hosts_are_distinguished_by_their_identity() -> None:
     assert hosts_of(["a", "b", "a", "c", "b"]) == ((0, 2), (1, 4), (3,))
 
 
@@ -36,20 +39,85 @@ def test_all_shards_together_are_the_sum_in_rank_order(ranks: int, elements: int
 
 
 def test_who_does_not_know_the_token_is_not_let_in() -> None:
-    with contextlib.closing(Door()) as door:
-        name, token = door.address.split("/")
-        stranger = knock(f"{name}/{'00' * (len(token) // 2)}", 1, 5.0)
-        friend = knock(door.address, 1, 5.0)
-        link = door.let_in([1], 5.0)
+    with contextlib.closing(Listener()) as listener:
+        name, token = listener.address.split("/")
+        stranger = connect(f"{name}/{'00' * (len(token) // 2)}", 1, 5.0)
+        friend = connect(listener.address, 1, 5.0)
+        link = listener.accept([1], 5.0)
         heard: queue.SimpleQueue[object] = queue.SimpleQueue()
         ear = Ear(heard)
         link.listen(ear.take, ear.gone)
-        stranger.tell("mine")
-        friend.tell("yours")
+        stranger.send("mine")
+        friend.send("yours")
         assert heard.get(timeout=5.0) == (1, "yours")
         friend.close()
         assert heard.get(timeout=5.0) == 1
         stranger.close()
+        link.close()
+
+
+def test_a_process_that_sends_nothing_delays_no_other_one() -> None:
+    with contextlib.closing(Listener()) as listener:
+        silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+        for each in silent:
+            each.connect(f"\0gradwire-{listener.address.split('/')[0]}")
+        friends = [connect(listener.address, place, 5.0) for place in (1, 2)]
+        link = listener.accept([1, 2], 3.0)
+        assert link.places == [1, 2]
+        assert [each.recv(1) for each in silent] == [b""] * 3  # closed
+        for each in (*friends, link, *silent):
+            each.close()
+
+
+def test_an_accept_returns_those_that_came() -> None:
+    with contextlib.closing(Listener()) as listener:
+        friend = connect(listener.address, 2, 5.0)
+        link = listener.accept([1, 2], 0.2)
+        assert link.places == [2]
+        friend.close()
+        link.close()
+
+
+FORKS = """
+import os, sys
+from gradwire.transport.host_link import connect
+link = connect(sys.argv[1], 1, 5.0)
+if os.fork() == 0:
+    sys.stdin.read()  # outlives its parent
+os._exit(0)
+"""
+
+
+def test_a_forked_child_does_not_hide_that_its_parent_has_ended() -> None:
+    with contextlib.closing(Listener()) as listener:
+        arguments = [sys.executable, "-c", FORKS, listener.address]
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE) as parent:
+            link = listener.accept([1], 60.0)
+            heard: queue.SimpleQueue[object] = queue.SimpleQueue()
+            ear = Ear(heard)
+            link.listen(ear.take, ear.gone)
+            assert parent.wait() == 0
+            assert heard.get(timeout=10.0) == 1
+        link.close()
+
+
+class Unreadable:
+    """An object that can be pickled, and whose pickle cannot be read."""
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return int, ("no number",)
+
+
+def test_a_message_that_cannot_be_read_ends_its_connection() -> None:
+    with contextlib.closing(Listener()) as listener:
+        sender = connect(listener.address, 1, 5.0)
+        link = listener.accept([1], 5.0)
+        heard: queue.SimpleQueue[object] = queue.SimpleQueue()
+        ear = Ear(heard)
+        link.listen(ear.take, ear.gone)
+        sender.send(Unreadable())
+        assert heard.get(timeout=5.0) == 1
+        sender.close()
         link.close()
 
 

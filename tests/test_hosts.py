@@ -5,10 +5,13 @@ Hosts are network namespaces, so these tests need root or user namespaces.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
+import resource
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +27,8 @@ import test_ddp
 import test_ddp_steps
 import test_ddp_together
 from ddp_jobs import batch, fingerprint, gradients, local_gradients, model, train, wrap
+from gradwire.core.plan import TransferPlan
+from gradwire.policies import PlanContext, Reliable
 from host_ranks import Builder, HostRanks
 from ranks import Gone
 
@@ -257,6 +262,25 @@ def test_every_rank_speaks_for_itself_where_that_is_set(pairs: HostRanks) -> Non
     assert all(bytes_sent > 0.0 for _, bytes_sent in pairs.run(sent, hosts=False))
 
 
+def sums_itself(rank: int, world: int) -> str:
+    attachment = gradwire.attach(wrap(model()), "reliable")
+    values = torch.full((1000,), float(rank + 1))
+    try:
+        attachment.communicator.all_reduce(values).wait()
+        return str(values.unique().tolist())
+    except gradwire.GradwireError as error:
+        return str(error)
+    finally:
+        attachment.detach()
+
+
+def test_a_follower_cannot_start_a_transfer_of_its_own(pairs: HostRanks) -> None:
+    outcomes = pairs.run(sums_itself)
+    assert outcomes[0] == outcomes[2] == "[4.0]"  # over the leaders
+    assert "rank 0 leads its host and speaks for it" in outcomes[1]
+    assert "rank 2 leads its host and speaks for it" in outcomes[3]
+
+
 def owed(state: dict[str, Any]) -> bool:
     return any(bool(values.any()) for values in state["residuals"].values())
 
@@ -319,6 +343,45 @@ def test_residuals_of_other_places_are_refused(
     assert pairs.run(regroups, flushes=flushes) == [setting] * 4
 
 
+def moves(rank: int, world: int) -> dict[str, Any]:
+    """A run whose flushed checkpoint goes on with each rank for itself."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "dblp", every=4, detector="layers")
+    for step in range(3):
+        if step == 2:
+            attachment.flush()
+        train(ddp, rank, range(step, step + 1))
+    state = attachment.state_dict()
+    attachment.detach()
+    attachment = gradwire.attach(ddp, "dblp", every=4, detector="layers", hosts=False)
+    attachment.load_state_dict(state)
+    train(ddp, rank, range(3, 12))
+    phases = attachment.state_dict()["phases"]
+    attachment.detach()
+    return {"print": fingerprint(ddp), "phases": repr(phases), "steps": state["layer_steps"]}
+
+
+def test_a_flushed_checkpoint_moves_to_ranks_that_speak_for_themselves(pairs: HostRanks) -> None:
+    outcomes = pairs.run(moves)
+    assert len({outcome["print"] for outcome in outcomes}) == 1
+    assert len({outcome["phases"] for outcome in outcomes}) == 1
+    assert {outcome["steps"] for outcome in outcomes} == {3}
+
+
+def misses(rank: int, world: int) -> object:
+    """Two steps of which too little is delivered; how many of them the state counts."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "mlt", p=0.4, floor=0.9)
+    train(ddp, rank, range(2))
+    state = attachment.state_dict()
+    attachment.detach()
+    return state["guarded"]
+
+
+def test_every_rank_saves_the_guard_s_count(pairs: HostRanks) -> None:
+    assert pairs.run(misses) == [2] * 4
+
+
 # ---------------------------------------------------------------------------- failures
 
 
@@ -333,6 +396,29 @@ def test_ranks_that_set_hosts_differently_are_named_on_all_ranks(pairs: HostRank
     for _, text in pairs.run(disagree):
         assert "rank 1" in text
         assert "hosts" in text
+
+
+def cut_off(rank: int, world: int) -> str:
+    """Rank 3 can make no connection within its host; what all get."""
+    ddp = wrap(model())
+
+    def refuse(self: socket.socket, address: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 3:
+            patch.setattr(socket.socket, "connect", refuse)
+        with pytest.raises(gradwire.RendezvousError) as refused:
+            gradwire.attach(ddp, "reliable", rendezvous_timeout=3.0)
+    return str(refused.value)
+
+
+def test_a_rank_that_cannot_connect_within_its_host_is_named_on_all_ranks(pairs: HostRanks) -> None:
+    outcomes = pairs.run(cut_off)
+    assert all("rank 3" in text for text in outcomes)
+    for rank in (0, 1, 3):
+        assert "cannot connect to rank 2, which leads its host: " in outcomes[rank]
+        assert os.strerror(errno.EMFILE) in outcomes[rank]
 
 
 @pytest.mark.parametrize("value", [True, 0, 2, "host", None])
@@ -371,6 +457,38 @@ def _raise(gradient: torch.Tensor) -> torch.Tensor:
     raise ArithmeticError("mine")
 
 
+class OddError(gradwire.GradwireError):
+    """An error of a policy that cannot be unpickled, since its arguments are not its text."""
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(f"rank {rank} has no plan: {why}")
+
+
+class Odd(Reliable):
+    """A policy of which rank 0 writes no plan in step 1."""
+
+    def plan(self, context: PlanContext) -> TransferPlan:
+        if context.step == 1 and dist.get_rank() == 0:
+            raise OddError(0, "it is odd")
+        return super().plan(context)
+
+
+def odd(rank: int, world: int) -> str:
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, Odd(), timeout=5.0)
+    ddp(batch(rank, 0)).square().mean().backward()
+    with pytest.raises(RuntimeError) as failed:
+        ddp(batch(rank, 1)).square().mean().backward()
+    attachment.detach()
+    return str(failed.value)
+
+
+def test_an_error_that_cannot_be_unpickled_reaches_the_host(pairs: HostRanks) -> None:
+    outcomes = pairs.run(odd)
+    assert "rank 0 has no plan: it is odd" in outcomes[0]
+    assert "rank 0 has no plan: it is odd" in outcomes[1]
+
+
 @pytest.mark.parametrize(("who", "text"), [(1, "rank 1 of this host"), (2, "rank 2")])
 def test_a_rank_that_dies_is_named_to_its_host(who: int, text: str) -> None:
     with hosts(PAIRS) as ranks:
@@ -387,8 +505,8 @@ def test_a_rank_that_dies_is_named_to_its_host(who: int, text: str) -> None:
     [
         (1, "raises", "rank 1 of this host has ended or detached the module"),
         (0, "raises", "rank 0, which leads this host, has ended or detached the module"),
-        (1, "freezes", "no gradient of rank 1 came within 2 s"),
-        (0, "freezes", "no answer of rank 0, which leads this host, came within 2 s"),
+        (1, "freezes", "no gradient of rank 1 came (timeout=2 s, as given)"),
+        (0, "freezes", "no answer of rank 0, which leads this host, came (timeout=2 s, as given)"),
     ],
 )
 def test_a_rank_that_does_not_go_on_is_named_to_its_host(
@@ -397,6 +515,69 @@ def test_a_rank_that_does_not_go_on_is_named_to_its_host(
     outcomes = pairs.run(fails, who=who, how=how)
     assert text in outcomes[who ^ 1]
     assert all(outcomes)
+
+
+def composed(rank: int, world: int, how: str) -> list[bool]:
+    """The bare hook inside another one, which halves the average or reads the bucket."""
+    net, twin = model(), model()
+    ddp = wrap(net)
+
+    hooks: dict[str, tuple[float, Callable[[Any, Any], Any]]] = {
+        "halves": (
+            0.5,
+            lambda state, bucket: gradwire.comm_hook(state, bucket).then(
+                lambda done: done.value().div_(2.0)
+            ),
+        ),
+        "reads": (
+            1.0,
+            lambda state, bucket: gradwire.comm_hook(state, bucket).then(
+                lambda done: (done.value(), bucket.buffer())[1]
+            ),
+        ),
+    }
+    factor, hook = hooks[how]
+    state = gradwire.HookState("reliable", model=net)
+    ddp.register_comm_hook(state, hook)
+    equal = []
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(batch(rank, step)).square().mean().backward()
+        expected = by_host(local_gradients(twin, batch(rank, step)), PAIRS) * factor
+        equal.append(torch.equal(gradients(ddp), expected))
+    state.deactivate()
+    return equal
+
+
+@pytest.mark.parametrize("how", ["halves", "reads"])
+def test_the_bare_hook_can_be_composed(pairs: HostRanks, how: str) -> None:
+    assert pairs.run(composed, how=how) == [[True] * 3] * 4
+
+
+def out_of_files(rank: int, world: int) -> str:
+    """Rank 1 may open no file any more when the leader sends it the memory of a bucket."""
+    ddp = wrap(model())
+    attachment = gradwire.attach(ddp, "reliable")
+    loss = ddp(batch(rank, 0)).square().mean()
+    dist.barrier()  # has all its connections from here on
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, most))
+    try:
+        dist.barrier()
+        with pytest.raises(RuntimeError) as failed:
+            loss.backward()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    attachment.detach()
+    return str(failed.value)
+
+
+def test_a_rank_without_a_free_file_descriptor_is_named_to_its_host(pairs: HostRanks) -> None:
+    for text in pairs.run(out_of_files)[:2]:
+        assert "rank 1, step 0: the memory of bucket 0 came without its file descriptor" in text
 
 
 def typed(rank: int, world: int) -> bool:

@@ -93,7 +93,8 @@ class Attachment(Connected):
     def communicator(self) -> Communicator:
         """The communicator that carries the gradients.
 
-        It has no engine on a rank that another rank of its host speaks for.
+        Where ranks of a host sum among themselves, its workers are the hosts' leaders. On a rank
+        that its leader speaks for it has no engine, and its `all_reduce` raises GradwireError.
         """
         return self._pipeline.communicator
 

@@ -123,8 +123,16 @@ class Group:
             ranks=self.ranks,
         )
 
-    def communicator(self, settings: Settings, meeting: rendezvous.Meeting) -> Communicator:
-        """Opens a communicator of the members, who agree in the meeting; collective."""
+    def communicator(
+        self, settings: Settings, meeting: rendezvous.Meeting, speaker: int | None = None
+    ) -> Communicator:
+        """Opens a communicator of the members, who agree in the meeting; collective.
+
+        Args:
+            settings: The settings.
+            meeting: A meeting of the members.
+            speaker: The rank in the job that speaks for this one; None for none.
+        """
         return Communicator(
             self.store,
             self.rank,
@@ -135,6 +143,7 @@ class Group:
             timeout_from="of the process group",
             meeting=meeting,
             ranks=self.ranks,
+            speaker=speaker,
         )
 
 

@@ -30,7 +30,7 @@ from gradwire.training.ddp_module import python_reducer
 from gradwire.training.groups import Group
 from gradwire.training.hosts.follower import Follower
 from gradwire.training.hosts.leader import Leader
-from gradwire.training.hosts.seat import share_number, sharing_meeting, take_seat
+from gradwire.training.hosts.seat import share_number, take_seat
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.training.staging import DEVICES
 from gradwire.transport.communicator import Communicator
@@ -145,23 +145,21 @@ class HookState:
             communicator, number = _connect(group, settings, meeting, undo)
             return GradientPipeline(communicator, *parts, number, *rest, scaler=self._scaler)
         undo.callback(seat.link.close)
-        meeting.close()  # the others may still read it while this rank begins the next one
         workers = group.workers(seat.hosts)
         among_workers = workers.meeting("attach", settings.rendezvous_timeout)
-        everybody = sharing_meeting(group, settings)
         try:
             if seat.leads:
                 _check_memory(settings, self._largest, workers.world_size)
-            communicator, number = _connect(workers, settings, among_workers, undo)
-            number = share_number(everybody, number)
+            speaker = None if seat.leads else seat.ranks[0]
+            communicator, number = _connect(workers, settings, among_workers, undo, speaker)
+            number = share_number(meeting, number)
         except BaseException as error:
             among_workers.tell_failure(error)
-            everybody.tell_failure(error)
             raise
         among_workers.close()
-        everybody.close()
         kind = Leader if seat.leads else Follower
-        return kind(seat, communicator, *parts, number, *rest, scaler=self._scaler)
+        more = {"scaler": self._scaler, "lends": self.attached}
+        return kind(seat, communicator, *parts, number, *rest, **more)
 
     def _ready(self, group: Group) -> tuple[ReportWriter | None, ConfigError | None]:
         """Opens the report file, or finds why this rank cannot take part.
@@ -343,9 +341,10 @@ def comm_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torc
         bucket: as DDP hands it over.
 
     Returns:
-        A future of the average (1-D, of the bucket's dtype), which is the bucket's buffer or, where
-        ranks of a host sum among themselves, memory that the next step overwrites. A failure names
-        rank, step and cause, and backward() raises it as a RuntimeError.
+        A future of the average (1-D, of the bucket's dtype), which is the bucket's buffer. Under
+        `gradwire.attach`, where ranks of a host sum among themselves, it is memory that they share
+        and that the next step overwrites. A failure names rank, step and cause, and backward()
+        raises it as a RuntimeError.
 
     Raises:
         ConfigError: the state is no HookState, or the module hands gradients to no hook.
@@ -401,10 +400,14 @@ def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_:
 
 
 def _connect(
-    group: Group, settings: Settings, meeting: Meeting, undo: contextlib.ExitStack
+    group: Group,
+    settings: Settings,
+    meeting: Meeting,
+    undo: contextlib.ExitStack,
+    speaker: int | None = None,
 ) -> tuple[Communicator, int]:
     """Opens a communicator of a group and takes a number of it; `undo` gets how to close it."""
-    communicator = group.communicator(settings, meeting)
+    communicator = group.communicator(settings, meeting, speaker)
     undo.callback(communicator.let_go)  # also while somebody holds the error
     number = communicator.take_number(meeting)
     undo.callback(communicator.return_number, number)

@@ -254,10 +254,19 @@ class GradientPipeline:
             "flush": self._flush,
             "speaks_for": len(self._host.ranks),
             **self._ballots.state_dict(),
-            **self._consultation.state_dict(),
-            **self._guard.state_dict(),
+            **self._decisive_state(),
             **self._books.state_dict(),
         }
+
+    def _decisive_state(self) -> dict[str, object]:
+        """Returns the part of the state that decides later steps and that no report has."""
+        return {**self._consultation.state_dict(), **self._guard.state_dict()}
+
+    def _keep_decisive(self, kept: dict[str, object]) -> None:
+        """Takes over what another rank's `_decisive_state` returned."""
+        state = State(kept)
+        self._consultation.read(state)()
+        self._guard.read(state)()
 
     def load_state_dict(self, state: object, *, strict: bool = True) -> None:
         """Restores what `state_dict` returned.

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.training.feedback.device_book import Encoded
 
-__all__ = ["DEVICES", "Stage", "StagePool", "failed"]
+__all__ = ["DEVICES", "Stage", "StagePool", "failed", "without_traceback"]
 
 Encode = Callable[[torch.Tensor], Encoded]
 
@@ -44,9 +44,17 @@ def failed(buffer: torch.Tensor, error: GradwireError) -> torch.futures.Future[t
     future.set_result(buffer)
 
     def fail(_: object) -> torch.Tensor:
-        raise copy.copy(error)  # a traceback may hold the frames of the backward pass
+        raise without_traceback(error)
 
     return future.then(fail)
+
+
+def without_traceback(error: GradwireError) -> GradwireError:
+    """Returns a copy of an error, whose traceback may hold the frames of the backward pass."""
+    try:
+        return copy.copy(error)
+    except Exception:  # a class of a user's own whose arguments are not its text
+        return GradwireError(str(error))
 
 
 def _future(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

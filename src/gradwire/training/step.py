@@ -1,6 +1,5 @@
 """One training step in progress: its buckets, and the results that wait until it is decided."""
 
-import copy
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from gradwire.core.agreed import Ballot, Phase, Summary
 from gradwire.core.errors import GradwireError
 from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport
-from gradwire.training.staging import Stage
+from gradwire.training.staging import Stage, without_traceback
 from gradwire.training.step_end import StepEnd
 from gradwire.transport.native import load_engine
 
@@ -144,7 +143,7 @@ class Awaited:
         itself crashes DDP's backward pass.
         """
         if isinstance(self.error, GradwireError):
-            raise copy.copy(self.error)  # a traceback may hold the frames of the backward pass
+            raise without_traceback(self.error)
         if self.error is not None:
             raise self.error
         return self.stage.buffer

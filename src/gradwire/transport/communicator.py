@@ -62,6 +62,8 @@ class Communicator(Connected):
         meeting: A meeting of the workers that has begun; None for one of its own.
         ranks: The workers' ranks in the job, which errors name; None for 0, 1, 2, ….
         engine: An open engine of the workers; None to join the group's, or to open it.
+        speaker: The rank in the job that speaks for this one, which then starts no transfers; None
+            for none.
 
     Raises:
         ConfigError: A setting is impossible, or its port is in use.
@@ -91,6 +93,7 @@ class Communicator(Connected):
         meeting: rendezvous.Meeting | None = None,
         ranks: Sequence[int] | None = None,
         engine: Engine | None = None,
+        speaker: int | None = None,
     ) -> None:
         settings = config if isinstance(config, Settings) else Settings.build(config)
         whole = is_whole(rank) and is_whole(world_size)
@@ -114,6 +117,7 @@ class Communicator(Connected):
         self._timeout_from = settings.origin("timeout") if given else timeout_from
         self.store = store
         self._group = group
+        self._speaker = speaker
         self._plans: dict[object, tuple[ChunkGrid, tuple[float, ...]]] = {}
         self._grids: dict[object, ChunkGrid] = {}  # for any bounds
         self._lane = 0  # the lane of all that have no number
@@ -133,6 +137,11 @@ class Communicator(Connected):
     def job_rank(self) -> int:
         """The rank of this worker in the job, which reports and errors name."""
         return self.ranks[self.rank]
+
+    @property
+    def timeout_text(self) -> str:
+        """The time-out and its origin, as errors name them."""
+        return f"timeout={self.timeout_s:g} s, {self._timeout_from}"
 
     @property
     def aggregators(self) -> int:
@@ -233,7 +242,13 @@ class Communicator(Connected):
             ValueError: The array's memory cannot be worked on in place.
             ConfigError: The plan does not fit the array, or the priorities do not fit the plan.
             TransferError: The engine has failed or is closed.
+            GradwireError: Another rank of the host speaks for this one.
         """
+        if self._speaker is not None:
+            raise GradwireError(
+                f"rank {self.job_rank} starts no transfers: rank {self._speaker} leads its host "
+                "and speaks for it; attach with hosts=False where each rank needs an engine"
+            )
         flat = as_float32(array)
         if self._closed:
             raise TransferError("the communicator is closed", step=step, cause="closed")

@@ -1,21 +1,22 @@
 """HostLink connects the ranks of one host: messages over Unix sockets, values in shared memory.
 
 The ranks of a host share a loopback, hence the abstract Unix sockets of its network namespace. The
-lowest rank of a host leads it. It listens at a door, and every other rank of the host knocks there
-with the token that the meeting told it. Memory is anonymous (memfd) and is handed over through the
-sockets, so it needs no name, no /dev/shm, and goes with the processes. A process that dies closes
-its socket, which the others notice at once.
+lowest rank of a host leads it and listens. Every other rank of the host connects to it and proves
+itself by a token, which the ranks exchanged in their meeting. Memory is anonymous (memfd) and is
+handed over through the sockets, so it needs no name, no /dev/shm, and goes with the processes. A
+process that dies closes its socket, which the others notice at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import mmap
-import multiprocessing.util
 import os
 import pickle
 import secrets
+import selectors
 import socket
 import struct
 import threading
@@ -27,15 +28,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.core.errors import RendezvousError
+__all__ = ["HostLink", "Listener", "connect", "hosts_of", "map_rows", "memory_of_rows"]
 
-__all__ = ["Door", "HostLink", "hosts_of", "knock", "map_rows", "memory_of_rows"]
+log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 32
 _LENGTH = struct.Struct("!I")
 _PLACE = struct.Struct("!I")
-GREETING_S = 5.0
-"""Seconds in which a process that has connected must say who it is."""
+GREETING_BYTES = TOKEN_BYTES + _PLACE.size
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted, unless the kernel (somaxconn) allows fewer."""
+
+RETRY_S = 0.02
+"""Seconds between two attempts to connect to a listener whose queue is full."""
 
 Take = Callable[[int, Any, int | None], None]
 """Takes a message: the sender's place on the host, the message, and the memory that came along."""
@@ -76,84 +82,134 @@ def map_rows(memory: int, rows: int, elements: int) -> NDArray[np.float32]:
     return np.frombuffer(mapped, np.float32).reshape(rows, elements)
 
 
-class Door:
-    """Where a host's leader listens for the other ranks of its host.
+class _Greeting:
+    """What has come of the greeting of a connection: the token, and a place.
 
     Attributes:
-        address: What the others `knock` at, with the token that lets them in, as text.
+        link: The connection.
+        came: The bytes so far.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        link.setblocking(False)
+        self.link = link
+        self.came = b""
+
+    def read(self) -> bool:
+        """Reads what is there; returns whether nothing is to come after it."""
+        try:
+            part = self.link.recv(GREETING_BYTES - len(self.came))
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        self.came += part
+        return not part or len(self.came) == GREETING_BYTES
+
+
+class Listener:
+    """Accepts the connections of the other ranks of a host; its leader has one.
+
+    Attributes:
+        address: What the others `connect` to, and the token that they prove themselves by, as text.
     """
 
     def __init__(self) -> None:
         name = secrets.token_hex(8)
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self.address = f"{name}/{self._token.hex()}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(_abstract(name))
-        self._listener.listen(64)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(_abstract(name))
+        self._socket.listen(BACKLOG)
+        self._socket.setblocking(False)
 
-    def let_in(self, places: Iterable[int], timeout_s: float) -> HostLink:
-        """Waits until the ranks at these places of the host have knocked.
+    def accept(self, places: Iterable[int], timeout_s: float) -> HostLink:
+        """Waits until the ranks at these places of the host have connected, or the time is up.
 
-        Raises:
-            TimeoutError: Some have not come in time.
+        A process that connects and sends no greeting, or a wrong one, delays no other one.
+
+        Returns:
+            The connections of those that came, which may be fewer.
         """
         missing = set(places)
         links: dict[int, socket.socket] = {}
         deadline = time.monotonic() + timeout_s
-        try:
-            while missing:
-                self._listener.settimeout(max(deadline - time.monotonic(), 0.001))
-                guest, _ = self._listener.accept()
-                place = self._greet(guest)
-                if place in missing:
-                    missing.discard(place)
-                    links[place] = guest
-                else:
-                    guest.close()
-        except BaseException:
-            for link in links.values():
-                link.close()
-            raise
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._socket, selectors.EVENT_READ)
+            try:
+                while missing and (left_s := deadline - time.monotonic()) > 0.0:
+                    for key, _ in ready.select(left_s):
+                        if key.data is None:
+                            self._accept_one(ready)
+                        elif key.data.read():
+                            ready.unregister(key.fileobj)
+                            place = self._place_in(key.data.came)
+                            if place in missing:
+                                missing.discard(place)
+                                links[place] = key.data.link
+                                links[place].setblocking(True)
+                            else:
+                                key.data.link.close()
+            except BaseException:
+                for link in links.values():
+                    link.close()
+                raise
+            finally:
+                for key in list(ready.get_map().values()):
+                    if key.data is not None:
+                        key.data.link.close()
         return HostLink(links)
+
+    def _accept_one(self, ready: selectors.BaseSelector) -> None:
+        """Accepts a connection, whose greeting comes later."""
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # it has gone again
+            link, _ = self._socket.accept()
+            ready.register(link, selectors.EVENT_READ, _Greeting(link))
 
     def close(self) -> None:
         """Stops listening. Idempotent."""
-        self._listener.close()
+        self._socket.close()
 
-    def _greet(self, guest: socket.socket) -> int:
-        """Returns the place of a process that knows the token, -1 of any other one."""
-        guest.settimeout(GREETING_S)
-        try:
-            greeting = _exactly(guest, TOKEN_BYTES + _PLACE.size)
-        except (OSError, EOFError):
-            return -1
-        guest.settimeout(None)
-        if not hmac.compare_digest(greeting[:TOKEN_BYTES], self._token):
+    def _place_in(self, greeting: bytes) -> int:
+        """Returns the place in a whole greeting with the right token, -1 in any other one."""
+        if len(greeting) < GREETING_BYTES or not hmac.compare_digest(
+            greeting[:TOKEN_BYTES], self._token
+        ):
             return -1
         (place,) = _PLACE.unpack(greeting[TOKEN_BYTES:])
         return int(place)
 
 
-def knock(address: str, place: int, timeout_s: float) -> HostLink:
+def connect(address: str, place: int, timeout_s: float) -> HostLink:
     """Connects the rank at a place of its host with the host's leader, which is at place 0.
 
     Raises:
-        RendezvousError: The leader is not there.
+        OSError: The leader cannot be reached in time.
     """
     name, token = address.split("/")
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        link.settimeout(timeout_s)
-        link.connect(_abstract(name))
+        _reach(link, _abstract(name), timeout_s)
         link.sendall(bytes.fromhex(token) + _PLACE.pack(place))
         link.settimeout(None)
-    except OSError as error:
+    except BaseException:
         link.close()
-        raise RendezvousError(
-            f"the rank that leads this host cannot be reached: {error}; hosts=False lets every "
-            "rank use the network"
-        ) from error
+        raise
     return HostLink({0: link})
+
+
+def _reach(link: socket.socket, address: str, timeout_s: float) -> None:
+    """Connects a socket; waits where the listener's queue is full."""
+    deadline = time.monotonic() + timeout_s
+    link.settimeout(timeout_s)
+    while True:
+        try:
+            link.connect(address)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(RETRY_S)
 
 
 class HostLink:
@@ -168,7 +224,7 @@ class HostLink:
     def __init__(self, sockets: dict[int, socket.socket]) -> None:
         self._sockets = sockets
         self._sending = {place: threading.Lock() for place in sockets}
-        multiprocessing.util.register_after_fork(self, HostLink._leave_to_parent)
+        _links.add(self)
 
     @property
     def places(self) -> list[int]:
@@ -188,7 +244,7 @@ class HostLink:
                 daemon=True,
             ).start()
 
-    def tell(self, message: object, places: Iterable[int] | None = None, memory: int = -1) -> None:
+    def send(self, message: object, places: Iterable[int] | None = None, memory: int = -1) -> None:
         """Sends a message; a rank that has left is passed over, since `gone` is called for it.
 
         Args:
@@ -213,7 +269,7 @@ class HostLink:
                 link.shutdown(socket.SHUT_RDWR)  # ends the thread that listens, too
             link.close()
 
-    def _leave_to_parent(self) -> None:
+    def leave_to_parent(self) -> None:
         """Closes a forked child's copies, which would hide that the parent has died."""
         for link in self._sockets.values():
             link.close()
@@ -233,7 +289,9 @@ def _listen(
                 return
             taker(place, message, memory)
             del taker, message
-    except (OSError, EOFError):
+    except Exception as error:  # a connection that nobody reads any more has ended
+        if not isinstance(error, (OSError, EOFError)):
+            log.exception("a message of the rank at place %d of this host cannot be read", place)
         leaver = gone()
         if leaver is not None:
             leaver(place)
@@ -266,3 +324,12 @@ def _exactly(link: socket.socket, length: int) -> bytes:
 def _abstract(name: str) -> str:
     """Returns the address of a socket that has no file and is known in its network namespace."""
     return f"\0gradwire-{name}"
+
+
+def _after_fork_in_child() -> None:
+    for link in list(_links):
+        link.leave_to_parent()
+
+
+_links: weakref.WeakSet[HostLink] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from gradwire.core.errors import TransferError
 from gradwire.training.hosts.messages import (
     End,
     Failed,
     Memory,
-    Opening,
     Result,
+    StepInput,
     Sum,
     Summed,
     There,
@@ -38,6 +39,8 @@ Work = Callable[[], None]
 POLL_S = 0.5
 """How often a follower looks whether it has waited too long."""
 
+UNANSWERED = "no answer of {}, which leads this host, came"
+
 GRACE_S = 1.0
 """Seconds beyond the time-out that a follower waits, so that the leader's own error comes first."""
 
@@ -47,6 +50,7 @@ class Follower(SharingPipeline):
 
     def __init__(self, seat: Seat, *args: Any, **options: Any) -> None:
         self._results: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._heard = time.monotonic()  # when the last message of the leader came
         super().__init__(seat, *args, **options)
         # A callback of DDP's future may wait for another result, so each may need its own thread.
         self._pool = CompletionPool(
@@ -60,7 +64,7 @@ class Follower(SharingPipeline):
 
     # ------------------------------------------------------------------ a bucket's way
 
-    def _opening(self, joined: bool) -> Opening:
+    def _step_input(self, joined: bool) -> StepInput:
         self.take_skipped()
         self._skips.check()
         self._skips.forget()
@@ -68,7 +72,7 @@ class Follower(SharingPipeline):
             self.set_grad_scale(self._scaler.get_scale())
         ballot = self._ballots.cast(self._step, None, 0.0, None if joined else self._grad_scale)
         flush, self._flush = self._flush, False
-        return Opening(ballot, flush)
+        return StepInput(ballot, flush)
 
     def _raise_up(self, handed: Handed) -> None:
         if handed.elements:
@@ -76,7 +80,7 @@ class Follower(SharingPipeline):
             self._forget_rows(handed)
             np.copyto(handed.rows.of(self._seat.place), handed.stage.host())
         handed.since = time.monotonic()
-        self._link.tell(There(handed.number, handed.elements, handed.opening))
+        self._link.send(There(handed.number, handed.elements, handed.step_input))
 
     def _rows(self, handed: Handed) -> Rows:
         """Returns the memory of a bucket, which the leader makes."""
@@ -84,15 +88,23 @@ class Follower(SharingPipeline):
         with self._changed:
             known = self._memory.get(key)
         if known is None:
-            self._link.tell(Want(*key))
+            self._link.send(Want(*key))
         with self._changed:
-            self._wait_for(lambda: key in self._memory, handed, self._unanswered)
+            self._wait_for(handed, lambda: () if key in self._memory else (0,), UNANSWERED)
             return self._memory[key]
 
     def _handle(self, place: int, message: Any, memory: int | None) -> None:
+        self._heard = time.monotonic()
         match message:
             case Memory(position, elements):
-                assert memory is not None
+                if memory is None:  # the kernel drops a descriptor for which there is no room
+                    raise TransferError(
+                        f"rank {self._seat.rank}, step {self.step}: the memory of bucket "
+                        f"{position} came without its file descriptor: this process has none left "
+                        "(ulimit -n); raise the limit",
+                        rank=self._seat.rank,
+                        step=self.step,
+                    )
                 try:
                     rows = Rows(memory, len(self._seat.ranks), elements)
                 finally:
@@ -104,18 +116,17 @@ class Follower(SharingPipeline):
                 handed = self._open.get(bucket)
                 if handed is None:
                     return
-                handed.since = time.monotonic()
                 shared = handed.rows  # none is left where this rank has failed meanwhile
                 helps = has_shard(handed.elements, len(self._seat.ranks), self._seat.place)
                 if helps and shared is not None:
                     shared.add(self._seat.place, self._seat.share)
-                    self._link.tell(Summed(bucket))
+                    self._link.send(Summed(bucket))
             case Result(bucket, end):
                 handed = self._open.get(bucket)
                 if handed is not None and self._completes(handed):  # no later failure concerns it
                     self._results.put(lambda: self._end_bucket(handed, end))
-            case Failed(error):
-                self._stop(error)
+            case Failed():
+                self._stop(message.error)
 
     def _end_bucket(self, handed: Handed, end: End | None) -> None:
         try:
@@ -127,12 +138,13 @@ class Follower(SharingPipeline):
         self._hand_back(handed)
 
     def _end_step(self, end: End) -> None:
-        """Takes over what the leader found at the end of a step."""
+        """Takes over the leader's report and state of a step that has ended."""
         report = replace(end.report, rank=self._seat.rank)
         self.policy.observe(report)
         if self._loss_watch is not None:
             self._loss_watch.observe(report.agreed)
         self._last, self._step = report, report.step + 1
+        self._keep_decisive(end.kept)
         if end.skipped:
             for handed in self._step_buckets:
                 self._skipped.extend(handed.parameters)
@@ -149,16 +161,11 @@ class Follower(SharingPipeline):
             self._writer.write(report)
 
     def watch(self) -> None:
-        """Stops the host where the leader has not answered in time."""
-        limit_s = self.communicator.timeout_s + GRACE_S
-        late = [
-            each for each in list(self._open.values()) if time.monotonic() > each.since + limit_s
-        ]
-        if late:
-            self._stop(self._late(late[0], self._unanswered()))
-
-    def _unanswered(self) -> str:
-        return f"no answer of rank {self._seat.ranks[0]}, which leads this host, came"
+        """Stops the host where a bucket waits and the leader has sent nothing in time."""
+        since = time.monotonic() - self.communicator.timeout_s - GRACE_S
+        late = [each for each in list(self._open.values()) if each.since < since]
+        if late and self._heard < since:
+            self._stop(self._late(late[0], (0,), UNANSWERED))
 
 
 def _do(work: Work) -> None:

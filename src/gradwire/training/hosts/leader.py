@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +15,13 @@ from gradwire.training.hosts.messages import (
     End,
     Failed,
     Memory,
-    Opening,
     Result,
+    StepInput,
     Sum,
     Summed,
     There,
     Want,
+    Working,
 )
 from gradwire.training.hosts.rows import Rows, has_shard
 from gradwire.training.hosts.seat import Seat
@@ -66,10 +66,10 @@ class Leader(SharingPipeline):
     def __init__(self, seat: Seat, *args: Any, **options: Any) -> None:
         self._there: dict[int, dict[int, There]] = {}  # by bucket and place
         self._summed: dict[int, set[int]] = {}  # by bucket: places
-        self._openings: list[Opening] = []  # of the followers, in this step
+        self._step_inputs: list[StepInput] = []  # of the followers, in this step
         self._end: End | None = None
-        # Whoever has a result may leave. A failure is told after the results that are there.
-        self._telling = threading.Lock()
+        # Whoever has a result may leave, so a failure is sent after the results that are there.
+        self._answering = threading.Lock()
         super().__init__(seat, *args, **options)
 
     @property
@@ -86,16 +86,16 @@ class Leader(SharingPipeline):
             np.copyto(rows.of(0), handed.stage.host())
             total = rows.total
         self._gather(handed)
-        self._link.tell(Sum(handed.number))
+        self._link.send(Sum(handed.number))
         if rows is not None:
             rows.add(0, self._seat.share)
         self._gather_shards(handed)
-        if handed.position == 0 and any(each.flush for each in self._openings):
+        if handed.position == 0 and any(each.flush for each in self._step_inputs):
             self.flush()
         done = self.reduce_among_workers(
             HostBucket(handed, torch.from_numpy(total)),
             joined=handed.joined,
-            others=[each.ballot for each in self._openings],
+            others=[each.ballot for each in self._step_inputs],
         )
         done.add_done_callback(lambda result: self._answer(handed, result))
 
@@ -105,14 +105,12 @@ class Leader(SharingPipeline):
         def missing() -> set[int]:
             return set(self._followers) - set(self._there.get(handed.number, {}))
 
-        self._await(
-            handed, lambda: not missing(), lambda: f"no gradient of {self._named(missing())} came"
-        )
         with self._changed:
+            self._wait_for(handed, missing, "no gradient of {} came")
             there = self._there.pop(handed.number, {})
         for place, message in sorted(there.items()):
             other = self._seat.ranks[place]
-            if (message.opening is None) == (handed.position == 0):
+            if (message.step_input is None) == (handed.position == 0):
                 raise TransferError(
                     f"step {self.step}, bucket {handed.index}: rank {other} hands over another "
                     f"bucket than rank {self._seat.rank}, which leads its host: all ranks must run "
@@ -131,8 +129,8 @@ class Leader(SharingPipeline):
                     cause="plan",
                 )
         if handed.position == 0:
-            opened = [there[place].opening for place in sorted(there)]
-            self._openings = [each for each in opened if each is not None]
+            given = [there[place].step_input for place in sorted(there)]
+            self._step_inputs = [each for each in given if each is not None]
 
     def _gather_shards(self, handed: Handed) -> None:
         """Waits until the followers have summed their shards."""
@@ -142,15 +140,9 @@ class Leader(SharingPipeline):
         def missing() -> set[int]:
             return helpers - self._summed.get(handed.number, set())
 
-        self._await(
-            handed, lambda: not missing(), lambda: f"{self._named(missing())} summed no shard"
-        )
         with self._changed:
+            self._wait_for(handed, missing, "{} summed no shard")
             self._summed.pop(handed.number, None)
-
-    def _await(self, handed: Handed, ready: Callable[[], bool], what: Callable[[], str]) -> None:
-        with self._changed:
-            self._wait_for(ready, handed, what)
 
     def _answer(self, handed: Handed, result: torch.futures.Future[torch.Tensor]) -> None:
         """Hands the result to all ranks of the host; on a thread of the engine's."""
@@ -159,12 +151,24 @@ class Leader(SharingPipeline):
         except Exception as error:
             self._stop(self._failure or error)
             return
-        with self._telling:
+        with self._answering:
             if not self._completes(handed):
                 return
             end, self._end = self._end, None  # of the bucket that was held back until the end
-            self._link.tell(Result(handed.number, end))
+            self._link.send(Result(handed.number, end))
         self._hand_back(handed)
+
+    def _compare_scales(self, step: Step) -> None:
+        self._link.send(Working())
+        super()._compare_scales(step)
+
+    def _consult(self, step: Step) -> None:
+        self._link.send(Working())
+        super()._consult(step)
+
+    def _resend(self, step: Step) -> None:
+        self._link.send(Working())
+        super()._resend(step)
 
     def _conclude(self, step: Step) -> None:
         super()._conclude(step)
@@ -175,6 +179,7 @@ class Leader(SharingPipeline):
             scaled=step.scaled,
             overflowed=step.overflowed,
             flushes=step.flushes,
+            kept=self._decisive_state(),
         )
 
     # ------------------------------------------------------------------ memory and messages
@@ -189,7 +194,7 @@ class Leader(SharingPipeline):
                 memory = Rows.make(len(self._seat.ranks), elements)
                 try:
                     known = Rows(memory, len(self._seat.ranks), elements)
-                    self._link.tell(Memory(position, elements), memory=memory)
+                    self._link.send(Memory(position, elements), memory=memory)
                 finally:
                     os.close(memory)
                 self._memory[position, elements] = known
@@ -207,13 +212,9 @@ class Leader(SharingPipeline):
                 with self._changed:
                     self._summed.setdefault(bucket, set()).add(place)
                     self._changed.notify_all()
-            case Failed(error):
-                self._stop(error)
+            case Failed():
+                self._stop(message.error)
 
-    def _tell_failed(self, message: Failed) -> None:
-        with self._telling:
-            super()._tell_failed(message)
-
-    def _named(self, places: set[int]) -> str:
-        ranks = [str(self._seat.ranks[place]) for place in sorted(places)]
-        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks)
+    def _send_failure(self, failure: Failed) -> None:
+        with self._answering:
+            super()._send_failure(failure)

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gradwire.core.agreed import Ballot
+from gradwire.core.errors import Cause, GradwireError, TransferError
 from gradwire.core.report import StepReport
 
-__all__ = ["End", "Failed", "Memory", "Opening", "Result", "Sum", "Summed", "There", "Want"]
+__all__ = [
+    "End",
+    "Failed",
+    "Memory",
+    "Result",
+    "StepInput",
+    "Sum",
+    "Summed",
+    "There",
+    "Want",
+    "Working",
+]
 
 
 @dataclass(frozen=True)
-class Opening:
+class StepInput:
     """What a follower adds to a step, with its first bucket.
 
     Attributes:
@@ -46,12 +59,12 @@ class There:
     Attributes:
         bucket: Number of the bucket, counted since the ranks met.
         elements: Its elements.
-        opening: With a step's first bucket, what the follower adds to the step; else None.
+        step_input: With a step's first bucket, what the follower adds to the step; else None.
     """
 
     bucket: int
     elements: int
-    opening: Opening | None
+    step_input: StepInput | None
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,11 @@ class Summed:
 
 
 @dataclass(frozen=True)
+class Working:
+    """The leader has begun another transfer at a step's end, so its answer takes longer."""
+
+
+@dataclass(frozen=True)
 class End:
     """How a step ended.
 
@@ -78,6 +96,7 @@ class End:
         scaled: Whether a loss scaler skips it if a gradient is not finite.
         overflowed: Whether a result is not finite.
         flushes: Whether the step was exact because a user asked for it.
+        kept: What the leader keeps of it that decides later steps, for the followers' states.
     """
 
     report: StepReport
@@ -85,6 +104,7 @@ class End:
     scaled: bool
     overflowed: bool
     flushes: bool
+    kept: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -102,6 +122,33 @@ class Result:
 
 @dataclass(frozen=True)
 class Failed:
-    """A rank of the host has failed, so all of them stop."""
+    """A rank of the host has failed, so all of them stop.
 
-    error: Exception
+    It holds no exception, since not every one can be pickled.
+
+    Attributes:
+        text: The text of the error.
+        rank: As in TransferError; the same holds for step and cause.
+        step: The training step.
+        cause: The kind of failure; "" where the error is no TransferError.
+    """
+
+    text: str
+    rank: int = -1
+    step: int = -1
+    cause: Cause | Literal[""] = ""
+
+    @staticmethod
+    def of(error: Exception) -> Failed:
+        """Describes an error."""
+        text = str(error) or type(error).__name__
+        if isinstance(error, TransferError):
+            return Failed(text, error.rank, error.step, error.cause)
+        return Failed(text)
+
+    @property
+    def error(self) -> GradwireError:
+        """The error as the other ranks of the host raise it."""
+        if not self.cause:
+            return GradwireError(self.text)
+        return TransferError(self.text, rank=self.rank, step=self.step, cause=self.cause)

@@ -6,14 +6,16 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from gradwire.core.errors import RendezvousError
 from gradwire.core.settings import Settings
 from gradwire.training.groups import Group, Host
 from gradwire.transport.addresses import host_identity
-from gradwire.transport.host_link import Door, HostLink, hosts_of, knock
+from gradwire.transport.host_link import HostLink, Listener, connect, hosts_of
 from gradwire.transport.rendezvous import Meeting
 
-__all__ = ["Seat", "share_number", "sharing_meeting", "take_seat"]
+__all__ = ["Seat", "share_number", "take_seat"]
+
+CONNECTIONS = 2
+"""Rendezvous time-outs that connecting within a host may take: the connections, an exchange."""
 
 OPENINGS = 4
 """Rendezvous time-outs that opening an engine may take: an exchange, the connections, another."""
@@ -75,47 +77,63 @@ def take_seat(group: Group, meeting: Meeting, settings: Settings) -> Seat | None
         there is one host only, and where no host has several ranks.
 
     Raises:
-        RendezvousError: Ranks of this host have not connected.
+        RendezvousError: Ranks of a host have not connected; the error names them.
     """
     if settings.hosts is False or settings.server_count or group.world_size < 3:
         return None
-    with contextlib.closing(Door()) as door:
-        told = [
-            json.loads(t) for t in meeting.exchange(json.dumps([host_identity(), door.address]))
-        ]
-        hosts = hosts_of([identity for identity, _ in told])
+    with contextlib.closing(Listener()) as listener:
+        texts = meeting.exchange(json.dumps([host_identity(), listener.address]))
+        places = [json.loads(text) for text in texts]
+        hosts = hosts_of([identity for identity, _ in places])
         if len(hosts) in (1, group.world_size):
             return None
         own = next(host for host in hosts if group.rank in host)
         place = own.index(group.rank)
-        ranks = tuple(group.ranks[rank] for rank in own)
-        try:
-            link = _connected(door, told[own[0]][1], place, ranks, meeting.timeout_s)
-        except BaseException as error:
-            sharing_meeting(group, settings).tell_failure(error)  # where the others wait by now
-            raise
+        if place > 0:
+            link = _connected(meeting, places[own[0]][1], own, settings)
+        else:
+            link = _accepted(meeting, listener, own, settings)
+    try:
+        meeting.exchange("", CONNECTIONS * meeting.timeout_s)
+    except BaseException:
+        link.close()
+        raise
+    ranks = tuple(group.ranks[rank] for rank in own)
     return Seat(place, hosts, ranks, group.ranks, link)
 
 
 def _connected(
-    door: Door, address: str, place: int, ranks: tuple[int, ...], timeout_s: float
+    meeting: Meeting, address: str, own: tuple[int, ...], settings: Settings
 ) -> HostLink:
-    """Connects this rank with its host's leader, or the leader with its followers."""
-    if place > 0:
-        return knock(address, place, timeout_s)
+    """Connects this rank with the leader of its host, the first of its host's ranks."""
+    here = meeting.endpoint
     try:
-        return door.let_in(range(1, len(ranks)), timeout_s)
-    except TimeoutError as error:
-        raise RendezvousError(
-            f"rank {ranks[0]} leads its host, and not all of ranks "
-            f"{', '.join(map(str, ranks[1:]))} connected within {timeout_s:g} s",
-            ranks[1:],
+        return connect(address, own.index(here), settings.rendezvous_timeout)
+    except OSError as error:
+        raise meeting.error(
+            f"{meeting.describe([here])} cannot connect to {meeting.describe(own[:1])}, which "
+            f"leads its host: {error}; hosts=False lets every rank use the network",
+            [here],
         ) from error
 
 
-def sharing_meeting(group: Group, settings: Settings) -> Meeting:
-    """Makes the meeting in which ranks that sum within hosts `share_number`."""
-    return group.meeting("hosts", settings.rendezvous_timeout)
+def _accepted(
+    meeting: Meeting, listener: Listener, own: tuple[int, ...], settings: Settings
+) -> HostLink:
+    """Connects the leader, which is the first of its host's ranks, with the others."""
+    timeout_s = settings.rendezvous_timeout
+    link = listener.accept(range(1, len(own)), timeout_s)
+    absent = [rank for place, rank in enumerate(own) if place and place not in link.places]
+    if absent:
+        link.close()
+        origin = settings.origin("rendezvous_timeout")
+        raise meeting.error(
+            f"{meeting.describe(own[:1])} leads its host, and {meeting.describe(absent)} did not "
+            f"connect to it (rendezvous_timeout={timeout_s:g} s, {origin}); hosts=False lets every "
+            "rank use the network",
+            absent,
+        )
+    return link
 
 
 def share_number(meeting: Meeting, number: int) -> int:

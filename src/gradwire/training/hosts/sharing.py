@@ -1,25 +1,25 @@
 """SharingPipeline: what the leader of a host and its followers have in common.
 
-DDP hands a bucket over on the autograd thread. Its way up is a thread's of this attachment, one
-bucket after another, in the order in which DDP hands them over, which is the same on all ranks.
+DDP hands buckets over on the autograd thread. A thread of the attachment then adds them to the sums
+of the host, one after another, in DDP's order, which is the same on all ranks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gradwire.core.agreed import Ballot
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
 from gradwire.training.bucket import Bucket
-from gradwire.training.hosts.messages import Failed, Opening
+from gradwire.training.hosts.messages import Failed, StepInput
 from gradwire.training.hosts.rows import Rows
 from gradwire.training.hosts.seat import Seat
 from gradwire.training.pipeline import GradientPipeline
@@ -41,7 +41,7 @@ class Handed(Awaited):
         elements: Its elements.
         parameters: Its parameters, in order.
         joined: Whether this rank has joined (`DistributedDataParallel.join`).
-        opening: With a step's first bucket, what a follower adds to the step; else None.
+        step_input: With a step's first bucket, what a follower adds to the step; else None.
         rows: Its shared memory; None while it has none.
         since: When this rank began to wait for others, in seconds of the monotonic clock.
     """
@@ -57,7 +57,7 @@ class Handed(Awaited):
         self.elements = bucket.buffer().numel()
         self.parameters = bucket.parameters()
         self.joined = joined
-        self.opening: Opening | None = None
+        self.step_input: StepInput | None = None
         self.rows: Rows | None = None
         self.since = time.monotonic()
         self.result = stage.future()
@@ -69,13 +69,16 @@ class SharingPipeline(GradientPipeline):
     Args:
         seat: This rank's place on its host.
         *args: As for GradientPipeline.
+        lends: Whether DDP's futures may have the shared memory as their values, which is safe
+            where nobody but DDP reads them.
         **options: As for GradientPipeline.
     """
 
-    def __init__(self, seat: Seat, *args: Any, **options: Any) -> None:
+    def __init__(self, seat: Seat, *args: Any, lends: bool, **options: Any) -> None:
         super().__init__(*args, **{**options, "host": seat.host})
         self._seat = seat
         self._link = seat.link
+        self._lends = lends
         self._up = Stager(f"gradwire-up-{seat.rank}")
         self._own_stages = StagePool()
         self._own_stages.encodes = ()  # the sum of the host is encoded, no rank's own gradient
@@ -134,7 +137,7 @@ class SharingPipeline(GradientPipeline):
         if self._let_go.detach() is None:
             return
         detached = TransferError("the attachment is detached", cause="closed")
-        self._stop(detached, tell=False)  # the others see it by the end of the connection
+        self._stop(detached, notify=False)  # the connection's end shows it to the others
         super().close()
         _let_go(self._link, self._up)
 
@@ -145,7 +148,7 @@ class SharingPipeline(GradientPipeline):
         stage = self._own_stages.stage(position, bucket.buffer())
         handed = Handed(self._next_number, position, bucket, stage, joined)
         if position == 0:
-            handed.opening = self._opening(joined)
+            handed.step_input = self._step_input(joined)
         self._next_number += 1
         with self._changed:
             if self._stopped is not None:
@@ -154,7 +157,7 @@ class SharingPipeline(GradientPipeline):
         self._step_buckets.append(handed)
         return handed
 
-    def _opening(self, joined: bool) -> Opening | None:
+    def _step_input(self, joined: bool) -> StepInput | None:
         """Returns what this rank adds to the step that begins; None where it leads."""
         return None
 
@@ -183,35 +186,47 @@ class SharingPipeline(GradientPipeline):
         """Completes DDP's future with the result.
 
         The result stays in the shared memory until all ranks have a gradient of the next step
-        there, so DDP copies it from there.
+        there, so DDP can copy it from there. Whatever composes the hook with code of its own may
+        write to the future's value or read the bucket, so its bucket gets the result.
         """
         try:
-            if handed.rows is not None:
+            if handed.rows is not None and self._lends:
                 handed.stage.take(handed.rows.total)
+            elif handed.rows is not None:
+                np.copyto(handed.stage.host(), handed.rows.total)
         except Exception as error:
             handed.error = error
         handed.rows = None
         handed.deliver()
 
-    def _wait_for(self, ready: Callable[[], bool], handed: Handed, what: Callable[[], str]) -> None:
-        """Waits until something has happened; the caller holds `_changed`.
+    def _wait_for(self, handed: Handed, missing: Callable[[], Collection[int]], what: str) -> None:
+        """Waits until no place of the host is missing; the caller holds `_changed`.
+
+        Args:
+            handed: The bucket.
+            missing: Returns the places from which something is still to come.
+            what: What is to come, as text with "{}" for the ranks from which it is.
 
         Raises:
             TransferError: It has not within the time-out, or the host has failed.
         """
         self._changed.wait_for(
-            lambda: ready() or self._stopped is not None, self.communicator.timeout_s
+            lambda: not missing() or self._stopped is not None, self.communicator.timeout_s
         )
         if self._stopped is not None:
             raise self._stopped
-        if not ready():
-            raise self._late(handed, what())
+        late = missing()
+        if late:
+            raise self._late(handed, late, what)
 
-    def _late(self, handed: Handed, what: str) -> TransferError:
-        rank, timeout_s = self._seat.rank, self.communicator.timeout_s
+    def _late(self, handed: Handed, places: Collection[int], what: str) -> TransferError:
+        """Makes the error of a wait for the ranks at these places; for the rest see `_wait_for`."""
+        ranks = [self._seat.ranks[place] for place in sorted(places)]
+        named = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
         return TransferError(
-            f"rank {rank}, step {self.step}, bucket {handed.index}: {what} within {timeout_s:g} s",
-            rank=rank,
+            f"rank {self._seat.rank}, step {self.step}, bucket {handed.index}: "
+            f"{what.format(named)} ({self.communicator.timeout_text})",
+            rank=ranks[0],
             step=self.step,
             cause="timeout",
         )
@@ -249,14 +264,14 @@ class SharingPipeline(GradientPipeline):
             )
         )
 
-    def _stop(self, error: BaseException, *, tell: bool = True) -> None:
+    def _stop(self, error: BaseException, *, notify: bool = True) -> None:
         """Stops this pipeline for good; all buckets without a result fail.
 
         Only the first call does anything.
 
         Args:
             error: Why.
-            tell: Whether the other ranks of the host are to stop for the same reason.
+            notify: Whether the other ranks of the host are to stop for the same reason.
         """
         cause = error if isinstance(error, (GradwireError, ConfigError)) else self._unknown(error)
         with self._changed:
@@ -265,9 +280,8 @@ class SharingPipeline(GradientPipeline):
             self._stopped = cause
             lost, self._open = list(self._open.values()), {}
             self._changed.notify_all()
-        with contextlib.suppress(Exception):
-            if tell:
-                self._tell_failed(Failed(cause.with_traceback(None)))
+        if notify:
+            self._send_failure(Failed.of(cause))
         with self._mutex:
             running = self._running
         self._fail(running, error)
@@ -276,8 +290,8 @@ class SharingPipeline(GradientPipeline):
             handed.rows = None
             handed.deliver()
 
-    def _tell_failed(self, message: Failed) -> None:
-        self._link.tell(message)
+    def _send_failure(self, failure: Failed) -> None:
+        self._link.send(failure)
 
     def _unknown(self, error: BaseException) -> GradwireError:
         rank = self._seat.rank
