@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "proto/base/overhead.h"
 #include "proto/recovery/rtt.h"
 
 namespace gradwire {
@@ -22,13 +23,11 @@ constexpr double kLongGrowth = 0.1;
 constexpr double kWayBack = 0.85;
 // The weight of a new sample: senders of an unsteady window would take turns unevenly.
 constexpr double kSlowly = 1.0 / 16;
-// Bytes on the wire of one full packet.
-constexpr double kSegment = 1514.0;
 // A rate below this share of BtlBw, beside a queue, is slow: several TCP flows take the rest.
 constexpr double kSlow = 0.5;
 // Bytes per round while competing: several segments, since the window serves the flows of several
 // peers.
-constexpr double kCompetitiveGrowth = 3.5 * kSegment;
+constexpr double kCompetitiveGrowth = 3.5 * kFullPacket;
 // Bytes: a part of what a port's queue holds; a server 40 ms away overflows without this bound.
 constexpr double kLongQueue = 64 << 10;
 }  // namespace
@@ -148,7 +147,7 @@ void DelayWindow::steer(Nanos delay, bool is_long) {
   } else if (limited_ && window_ < most) {
     const double room = (target - static_cast<double>(delay)) / target;
     const double grown =
-        window_ + std::max(kSegment, (is_long ? kLongGrowth : kGrowth) * window_) * room;
+        window_ + std::max<double>(kFullPacket, (is_long ? kLongGrowth : kGrowth) * window_) * room;
     window_ = std::min(grown, is_long ? most : maximum_);
   }
   // A window that is too large shrinks only when there is a queue. A long round without one is the

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "proto/base/agenda.h"
+#include "proto/base/overhead.h"
 #include "proto/base/time.h"
 #include "proto/recovery/rtt.h"
 
@@ -70,7 +71,7 @@ class PortDelay {
   // A mean older than this does not describe the present queue.
   static constexpr Nanos kFresh = 5 * kMillisecond;
   // Bytes that the mean covers.
-  static constexpr double kMemory = 16 * 1514.0;
+  static constexpr double kMemory = 16.0 * kFullPacket;
   struct Mean {
     double delay = 0;
     Nanos last = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "proto/base/overhead.h"
 #include "proto/base/time.h"
 #include "proto/recovery/rtt.h"
 
@@ -110,7 +111,7 @@ class RateMeter {
   // The same for a first guess, because slow start doubles the rate. ECN over 10 ms needs both.
   static constexpr double kFirstRise = 2.2;
   // The bytes of two short trains; an incast over 10 ms takes longer without them.
-  static constexpr double kIdleBytes = 8 * 1514.0;
+  static constexpr double kIdleBytes = 8.0 * kFullPacket;
   // The bytes that a sample or a pool has at least.
   static constexpr uint64_t kLeastBytes = 32 * 1024;
   Nanos start_ = 0;

@@ -7,8 +7,7 @@
 namespace gradwire {
 
 namespace {
-// Packets: the standing credit of all senders together, and of one at most.
-constexpr uint32_t kStanding = 24;
+// Packets: the standing credit of one sender at most.
 constexpr uint32_t kMostStanding = 12;
 }  // namespace
 

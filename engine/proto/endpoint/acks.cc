@@ -5,6 +5,12 @@
 
 namespace gradwire {
 
+// The op of a packet with a chunk; null when that has ended, or needs no more of its push.
+Op* Endpoint::Impl::op_of(const SentPacket& packet) {
+  Op* op = find(packet.op);
+  return op && packet.kind == wire::Kind::push && op->done() ? nullptr : op;
+}
+
 void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos now) {
   if (!packet.data()) {
     if (!path.control.live(packet.item)) return;
@@ -13,10 +19,9 @@ void Endpoint::Impl::packet_acked(Path& path, const SentPacket& packet, Nanos no
     if (op && --op->control_open == 0) op_changed(*op);
     return;
   }
-  Op* op = find(packet.op);
+  Op* op = op_of(packet);
   if (!op) return;
   const bool push = packet.kind == wire::Kind::push;
-  if (push && op->done()) return;
   ChunkSender& chunks = sender_of(*op, path, packet.kind);
   chunks.acked(packet.item);
   recount(*op, path);
@@ -43,10 +48,9 @@ void Endpoint::Impl::packet_lost(Path& path, const SentPacket& packet, Again why
     path.control.again(packet.item);
     return;
   }
-  Op* op = find(packet.op);
+  Op* op = op_of(packet);
   if (!op) return;
   const bool push = packet.kind == wire::Kind::push;
-  if (push && op->done()) return;
   ChunkSender& chunks = sender_of(*op, path, packet.kind);
   if (!push && forgivable && op->commits() && chunks.in_flight(packet.item) &&
       withhold(*op, packet.item))

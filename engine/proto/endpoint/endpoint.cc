@@ -14,8 +14,8 @@ std::string EndpointConfig::name(uint16_t number) const {
 
 // The window covers what peers may send without having asked.
 Receiver::Receiver(const EndpointConfig& config, uint32_t senders)
-    : window(std::max<double>(24, config.workers) * config.wire_bytes(),
-             std::max<double>(24, config.workers) * config.wire_bytes(),
+    : window(std::max<double>(CreditPool::kStanding, config.workers) * config.wire_bytes(),
+             std::max<double>(CreditPool::kStanding, config.workers) * config.wire_bytes(),
              std::max(0.5 * config.receive_buffer, 8.0 * config.datagram_bytes),
              config.delay_target),
       credit(senders, CreditPool::standing_for(senders)),

@@ -5,8 +5,7 @@
 namespace gradwire {
 
 namespace {
-// Packets: the threshold before any reordering (RFC 9002 §6.1.1), and beyond which it is loss.
-constexpr uint64_t kPacketThreshold = 3;
+// Packets: beyond this threshold reordering is loss.
 constexpr uint64_t kMostPacketThreshold = 512;
 // The least time threshold.
 constexpr Nanos kTimeThreshold = 500 * kMicrosecond;

@@ -91,6 +91,8 @@ class Recovery {
   SentPacket* in_flight(uint64_t number);
   void acknowledge(SentPacket& packet, Acked& acked);
 
+  // Packets: the threshold before any reordering (RFC 9002 §6.1.1).
+  static constexpr uint64_t kPacketThreshold = 3;
   SentPackets sent_;
   std::vector<uint64_t> control_;  // numbers of control frames, in order; some are acknowledged
   uint64_t largest_acked_ = 0;
@@ -98,9 +100,9 @@ class Recovery {
   uint64_t refused_ = 0;              // highest number that the peer has reported as refused
   Nanos refused_time_ = -kSecond;     // when that report arrived
   uint64_t lost_floor_ = UINT64_MAX;  // lowest lost number whose ACK is not recorded yet
-  uint64_t packet_threshold_ = 3;     // RFC 9002 §6.1.1; grows with spurious retransmissions
-  Nanos timer_base_ = 0;              // start of the probe timer
-  uint32_t timeouts_ = 0;             // probe time-outs in a row
+  uint64_t packet_threshold_ = kPacketThreshold;  // grows with spurious retransmissions
+  Nanos timer_base_ = 0;                          // start of the probe timer
+  uint32_t timeouts_ = 0;                         // probe time-outs in a row
   uint32_t probes_ = 0;
   bool starved_ = false;  // backlog without credit since timer_base_
 };
