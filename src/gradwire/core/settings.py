@@ -41,6 +41,21 @@ SMALLEST_MEMORY = 1 << 20
 SHORTEST_PEER_S = 1.0
 """The shortest `peer_timeout`: five pings fit into it, and a busy machine delays some of them."""
 
+OF_ENGINES = (
+    "route",
+    "interface",
+    "port",
+    "datagram",
+    "peer_timeout",
+    "memory_limit",
+    "drop_rate",
+    "drop_burst",
+    "drop_seed",
+    "dscp",
+    "ecn",
+)
+"""The settings of an engine, on which two users of one engine must agree."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -247,21 +262,8 @@ class Settings:
         }
 
     def transport(self) -> dict[str, object]:
-        """Returns the settings of an engine, on which two users of one engine must agree."""
-        names = (
-            "route",
-            "interface",
-            "port",
-            "datagram",
-            "peer_timeout",
-            "memory_limit",
-            "drop_rate",
-            "drop_burst",
-            "drop_seed",
-            "dscp",
-            "ecn",
-        )
-        return {"servers": self.server_count, **{name: getattr(self, name) for name in names}}
+        """Returns the settings of an engine (OF_ENGINES), and the number of servers."""
+        return {"servers": self.server_count, **{name: getattr(self, name) for name in OF_ENGINES}}
 
     @staticmethod
     def build(

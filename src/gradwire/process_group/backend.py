@@ -5,40 +5,18 @@ torch takes Python backends from version 2.14 on, as in "cpu:gradwire,cuda:nccl"
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, ProcessGroupGloo
 
+from gradwire.process_group.delegation import COLLECTIVES, delegate
 from gradwire.process_group.group import GradwireGroup
 
 __all__ = ["GradwireBackend"]
 
 OVER_GLOO = (
-    "_allgather_base",
+    *COLLECTIVES,
     "_get_sequence_number_for_group",
     "_set_default_timeout",
     "_set_sequence_number_for_group",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "gather_single",
-    "monitored_barrier",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter_single_coalesced",
-    "scatter",
-    "send",
     "set_timeout",
 )
 """What Gloo does; some names are newer than others."""
@@ -81,14 +59,4 @@ class GradwireBackend(Backend):
         self._group.abort()
 
 
-def _over_gloo(name: str) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> dist.Work | Any:
-        return getattr(self._group.gloo, name)(*args, **kwargs)
-
-    call.__name__ = name
-    return call
-
-
-for _name in OVER_GLOO:
-    if hasattr(ProcessGroupGloo, _name):
-        setattr(GradwireBackend, _name, _over_gloo(_name))
+delegate(GradwireBackend, OVER_GLOO, ProcessGroupGloo, lambda backend: backend._group.gloo)

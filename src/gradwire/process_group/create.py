@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.core.errors import ConfigError, EngineMissingError, RendezvousError
-from gradwire.core.settings import Settings, check_environment
+from gradwire.core.settings import OF_ENGINES, Settings, check_environment
 from gradwire.policies.registry import all_names
 from gradwire.process_group import BACKEND
 from gradwire.process_group.backend import GradwireBackend
@@ -26,18 +26,9 @@ TAKES_BACKENDS = "2.14"
 """The first version of torch in which a backend for one device can be made in Python."""
 
 OPTIONS = (
-    "interface",
-    "port",
-    "datagram",
+    *(name for name in OF_ENGINES if name != "route"),
     "rendezvous_timeout",
-    "peer_timeout",
     "timeout",
-    "memory_limit",
-    "drop_rate",
-    "drop_burst",
-    "drop_seed",
-    "dscp",
-    "ecn",
     "min_bytes",
 )
 """The settings that a process group has; all others belong to attached modules."""

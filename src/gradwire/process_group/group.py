@@ -8,7 +8,6 @@ starts in C++.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,38 +16,17 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from gradwire.core.settings import Settings
 from gradwire.process_group.collectives import ENCODINGS, EngineCollectives, Request
+from gradwire.process_group.delegation import COLLECTIVES, delegate, outside_graphs
 from gradwire.training.groups import Group
 
 __all__ = ["GradwireGroup"]
 
-outside_graphs: Callable[[Any], Any] = torch.compiler.disable
-"""Keeps Dynamo out of a method, since it cannot trace a process group in Python."""
-
 OVER_GLOO = (
-    "_allgather_base",
+    *COLLECTIVES,
     "_end_coalescing",
     "_start_coalescing",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
     "allgather_into_tensor_coalesced",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "gather_single",
-    "monitored_barrier",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
-    "scatter",
-    "send",
 )
 """The methods that go to the inner group as they are; some names are newer than others."""
 
@@ -256,20 +234,4 @@ def _options(
     return options
 
 
-def _over_gloo(name: str) -> Any:
-    """Makes a method that calls the inner group's of the same name.
-
-    The method that a subclass inherits would do the same with the GIL held, for which a thread of
-    Gloo waits while it holds the lock of its queue.
-    """
-
-    def call(self: GradwireGroup, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.inner, name)(*args, **kwargs)
-
-    call.__name__ = name
-    return outside_graphs(call)
-
-
-for _name in OVER_GLOO:
-    if hasattr(dist.ProcessGroup, _name):
-        setattr(GradwireGroup, _name, _over_gloo(_name))
+delegate(GradwireGroup, OVER_GLOO, dist.ProcessGroup, lambda group: group.inner)
