@@ -308,7 +308,12 @@ def _receive(link: socket.socket) -> tuple[Any, int | None]:
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
             memory = descriptor
-    return pickle.loads(_exactly(link, _LENGTH.unpack(header)[0])), memory
+    try:
+        return pickle.loads(_exactly(link, _LENGTH.unpack(header)[0])), memory
+    except BaseException:
+        if memory is not None:
+            os.close(memory)
+        raise
 
 
 def _exactly(link: socket.socket, length: int) -> bytes:
