@@ -75,7 +75,6 @@ def hosts(
     count: Annotated[int, typer.Option(help="hosts")] = 2,
     ranks: Annotated[int, typer.Option(help="ranks on each host")] = 4,
     size: Annotated[float, typer.Option(help="MiB of each rank's gradient")] = 16.0,
-    buckets: Annotated[int, typer.Option(help="buckets that it is in")] = 1,
     rounds: Annotated[int, typer.Option(help="rounds of each contestant")] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
@@ -83,13 +82,12 @@ def hosts(
     if network not in ("A", "B"):
         raise typer.BadParameter(f"--network {network}: A or B")
     _need_network()
-    result = run_host_ranks(network, count, ranks, int(size * (1 << 18)) * 4, buckets, rounds)
+    result = run_host_ranks(network, count, ranks, int(size * (1 << 18)) * 4, rounds)
     if as_json:
         print(json.dumps(result))
         return
     print(
-        f"{count} hosts of {ranks} ranks, network {network}, {size:g} MiB in {buckets} "
-        f"buckets, {rounds} rounds; "
+        f"{count} hosts of {ranks} ranks, network {network}, {size:g} MiB, {rounds} rounds; "
         f"header ideal of {count} ranks {result['ideal_seconds'] * 1e3:.1f} ms"
     )
     for name, found in result["contestants"].items():

@@ -26,7 +26,6 @@ def run_host_ranks(
     hosts: int,
     ranks_a_host: int,
     size: int,
-    buckets: int,
     rounds: int,
     block: int = 5,
 ) -> dict[str, Any]:
@@ -37,7 +36,6 @@ def run_host_ranks(
         hosts: the number of hosts.
         ranks_a_host: the number of ranks on each host.
         size: bytes of each rank's gradient.
-        buckets: the number of buckets that it is in.
         rounds: the number of rounds of each contestant.
         block: rounds of one contestant before the next has its turn.
 
@@ -62,7 +60,6 @@ def run_host_ranks(
                 "store_host": net.address(0),
                 "store_port": STORE_PORT,
                 "size": size,
-                "buckets": buckets,
             }
             for rank in range(world)
         ]
@@ -91,7 +88,6 @@ def run_host_ranks(
         "hosts": hosts,
         "ranks_a_host": ranks_a_host,
         "bytes": size,
-        "buckets": buckets,
         "rounds": rounds,
         "ideal_seconds": ideal,
         "contestants": {

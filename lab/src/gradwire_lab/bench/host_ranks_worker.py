@@ -28,17 +28,13 @@ class Worker:
         """Meet the other ranks.
 
         Args:
-            config: rank, world, store (host and port), size, buckets.
+            config: rank, world, store (host and port), size.
         """
         rank, world = config["rank"], config["world"]
         store = TCPStore(config["store_host"], config["store_port"], world, is_master=rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-        elements = config["size"] // 4 // config["buckets"]
-        layers = [torch.nn.Parameter(torch.full((elements,), float(rank)))] * config["buckets"]
-        self._buckets = [
-            _Bucket(index, index + 1 == len(layers), layer.detach().clone(), [layer])
-            for index, layer in enumerate(layers)
-        ]
+        layer = torch.nn.Parameter(torch.full((config["size"] // 4,), float(rank)))
+        self._bucket = _Bucket(layer.detach().clone(), layer)
         self._states = {
             "gradwire flat": gradwire.HookState("reliable", hosts=False),
             "gradwire hosts": gradwire.HookState("reliable", hosts="auto"),
@@ -66,42 +62,33 @@ class Worker:
 
     def _gloo(self) -> None:
         """All-reduce as DDP does without a hook."""
-        works = []
-        for bucket in self._buckets:
-            bucket.values.mul_(1.0 / dist.get_world_size())
-            works.append(dist.all_reduce(bucket.values, async_op=True))
-        for work in works:
-            work.wait()
+        self._bucket.values.mul_(1.0 / dist.get_world_size())
+        dist.all_reduce(self._bucket.values)
 
     def _gradwire(self, state: gradwire.HookState) -> None:
         """All-reduce as the hook does."""
-        for result in [state.pipeline.reduce(bucket) for bucket in self._buckets]:
-            result.wait()
+        state.pipeline.reduce(self._bucket).wait()
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """A bucket stands for one that DDP hands over.
+    """A bucket stands for the only one that DDP hands over in a step.
 
     Attributes:
-        number: its index.
-        last: whether no other follows.
         values: the gradients.
-        layers: the parameters.
+        layer: the parameter.
     """
 
-    number: int
-    last: bool
     values: torch.Tensor
-    layers: list[torch.Tensor]
+    layer: torch.Tensor
 
     def index(self) -> int:
         """Return its index."""
-        return self.number
+        return 0
 
     def is_last(self) -> bool:
         """Return whether no other follows."""
-        return self.last
+        return True
 
     def buffer(self) -> torch.Tensor:
         """Return the gradients."""
@@ -109,7 +96,7 @@ class _Bucket:
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters."""
-        return self.layers
+        return [self.layer]
 
 
 def set_up(config: Message, tell: Callable[[Message], None]) -> tuple[Message, Commands]:
