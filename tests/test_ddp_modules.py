@@ -396,14 +396,14 @@ def test_uneven_inputs(two: Ranks, policy: str, options: dict[str, Any]) -> None
         assert outcomes[0][0] == outcomes[0][1]
 
 
-def uneven_scaled(rank: int, world: int) -> bytes:
-    """The scale grows while rank 0, which has joined, takes no step any more."""
+def uneven_scaled(rank: int, world: int, steps: tuple[int, ...] = (3, 7)) -> bytes:
+    """The scale grows while ranks that have joined take no step any more."""
     ddp = wrap(model())
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     attachment = gradwire.attach(ddp, "adaptive", optimizer=optimizer, scaler=scaler)
     with ddp.join():
-        for step in range(3 + 4 * rank):
+        for step in range(steps[rank]):
             optimizer.zero_grad()
             scaler.scale(ddp(batch(rank, step)).square().mean()).backward()
             scaler.step(optimizer)

@@ -24,6 +24,7 @@ import torch.distributed as dist
 import gradwire
 import test_after_failure
 import test_ddp
+import test_ddp_modules
 import test_ddp_steps
 import test_ddp_together
 from ddp_jobs import batch, fingerprint, gradients, local_gradients, model, train, wrap
@@ -154,25 +155,9 @@ def test_jobs_run_as_with_a_rank_a_host(pairs: HostRanks, job: Callable[..., Non
     pairs.run(job)
 
 
-def uneven(rank: int, world: int) -> bytes:
-    """Leaders and followers join at different steps, beside a scaler whose scale grows."""
-    ddp = wrap(model())
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-    attachment = gradwire.attach(ddp, "adaptive", optimizer=optimizer, scaler=scaler)
-    with ddp.join():
-        for step in range((2, 7, 4, 5)[rank]):
-            optimizer.zero_grad()
-            scaler.scale(ddp(batch(rank, step)).square().mean()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    assert attachment.step == 7
-    attachment.detach()
-    return fingerprint(ddp)
-
-
 def test_uneven_inputs(pairs: HostRanks) -> None:
-    assert len(set(pairs.run(uneven))) == 1
+    """Leaders and followers join at different steps, beside a scaler whose scale grows."""
+    assert len(set(pairs.run(test_ddp_modules.uneven_scaled, steps=(2, 7, 4, 5)))) == 1
 
 
 def test_a_vote_of_a_follower_rules_all(pairs: HostRanks) -> None:

@@ -375,6 +375,19 @@ class Held:
         return self._store.compare_set(key, expected, desired)
 
 
+def meet_twice(held: Held, store: Any, rank: int) -> list[list[str]]:
+    """Rank 0 goes through two exchanges and leaves, while rank 1 is held up in the second one."""
+    here = meeting(store, rank, workers=2)
+    texts = [here.exchange("first")]
+    if rank:
+        held.armed = True
+    else:
+        held.reached.wait()
+    texts.append(here.exchange("second"))
+    here.close()
+    return texts
+
+
 def test_the_next_meeting_may_begin_before_all_have_read_the_last_outcome() -> None:
     """As when two modules are attached one after the other, and rank 1 is slow in between."""
     store = dist.HashStore()
@@ -382,14 +395,7 @@ def test_the_next_meeting_may_begin_before_all_have_read_the_last_outcome() -> N
 
     def join(rank: int) -> list[list[str]]:
         own: Any = held if rank else store
-        here = meeting(own, rank, workers=2)
-        texts = [here.exchange("first")]
-        if rank:
-            held.armed = True
-        else:
-            held.reached.wait()
-        texts.append(here.exchange("second"))
-        here.close()
+        texts = meet_twice(held, own, rank)
         if not rank:
             threading.Timer(0.1, held.released.set).start()
         texts.append(meeting(own, rank, workers=2).exchange("third"))
@@ -422,14 +428,7 @@ def test_the_next_meeting_may_fail_before_all_have_read_the_last_outcome() -> No
 
     def join(rank: int) -> list[list[str]]:
         own: Any = held if rank else store
-        here = meeting(own, rank, workers=2)
-        texts = [here.exchange("first")]
-        if rank:
-            held.armed = True
-        else:
-            held.reached.wait()
-        texts.append(here.exchange("second"))
-        here.close()
+        texts = meet_twice(held, own, rank)
         if rank:
             with pytest.raises(RendezvousError, match="no such table"):
                 meeting(own, rank, workers=2).exchange("third")
