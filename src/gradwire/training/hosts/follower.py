@@ -1,4 +1,4 @@
-"""Follower: a rank whose gradients another rank of its host sums and speaks for.
+"""Follower: a rank whose gradients go into the sum of its host, which the leader reduces.
 
 It has no engine. Its policy reads the leader's reports, so that its phase is the leader's.
 """
@@ -20,12 +20,12 @@ from gradwire.training.hosts.messages import (
     End,
     Failed,
     Memory,
+    MemoryRequest,
     Result,
+    RowReady,
     StepInput,
     Sum,
     Summed,
-    There,
-    Want,
 )
 from gradwire.training.hosts.rows import Rows, has_shard
 from gradwire.training.hosts.seat import Seat
@@ -80,7 +80,7 @@ class Follower(SharingPipeline):
             self._forget_rows(handed)
             np.copyto(handed.rows.of(self._seat.place), handed.stage.host())
         handed.since = time.monotonic()
-        self._link.send(There(handed.number, handed.elements, handed.step_input))
+        self._link.send(RowReady(handed.number, handed.elements, handed.step_input))
 
     def _rows(self, handed: Handed) -> Rows:
         """Returns the memory of a bucket, which the leader makes."""
@@ -88,7 +88,7 @@ class Follower(SharingPipeline):
         with self._changed:
             known = self._memory.get(key)
         if known is None:
-            self._link.send(Want(*key))
+            self._link.send(MemoryRequest(*key))
         with self._changed:
             self._wait_for(handed, lambda: () if key in self._memory else (0,), UNANSWERED)
             return self._memory[key]

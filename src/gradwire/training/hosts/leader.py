@@ -15,12 +15,12 @@ from gradwire.training.hosts.messages import (
     End,
     Failed,
     Memory,
+    MemoryRequest,
     Result,
+    RowReady,
     StepInput,
     Sum,
     Summed,
-    There,
-    Want,
     Working,
 )
 from gradwire.training.hosts.rows import Rows, has_shard
@@ -64,7 +64,7 @@ class Leader(SharingPipeline):
     """The pipeline of a rank that leads its host."""
 
     def __init__(self, seat: Seat, *args: Any, **options: Any) -> None:
-        self._there: dict[int, dict[int, There]] = {}  # by bucket and place
+        self._ready_rows: dict[int, dict[int, RowReady]] = {}  # by bucket and place
         self._summed: dict[int, set[int]] = {}  # by bucket: places
         self._step_inputs: list[StepInput] = []  # of the followers, in this step
         self._end: End | None = None
@@ -103,11 +103,11 @@ class Leader(SharingPipeline):
         """Waits until the rows of all followers are there, and reads what came with them."""
 
         def missing() -> set[int]:
-            return set(self._followers) - set(self._there.get(handed.number, {}))
+            return set(self._followers) - set(self._ready_rows.get(handed.number, {}))
 
         with self._changed:
             self._wait_for(handed, missing, "no gradient of {} came")
-            there = self._there.pop(handed.number, {})
+            there = self._ready_rows.pop(handed.number, {})
         for place, message in sorted(there.items()):
             other = self._seat.ranks[place]
             if (message.step_input is None) == (handed.position == 0):
@@ -202,11 +202,11 @@ class Leader(SharingPipeline):
 
     def _handle(self, place: int, message: Any, memory: int | None) -> None:
         match message:
-            case Want(position, elements):
+            case MemoryRequest(position, elements):
                 self._rows(position, elements)
-            case There(bucket):
+            case RowReady(bucket):
                 with self._changed:
-                    self._there.setdefault(bucket, {})[place] = message
+                    self._ready_rows.setdefault(bucket, {})[place] = message
                     self._changed.notify_all()
             case Summed(bucket):
                 with self._changed:

@@ -13,12 +13,12 @@ __all__ = [
     "End",
     "Failed",
     "Memory",
+    "MemoryRequest",
     "Result",
+    "RowReady",
     "StepInput",
     "Sum",
     "Summed",
-    "There",
-    "Want",
     "Working",
 ]
 
@@ -37,7 +37,7 @@ class StepInput:
 
 
 @dataclass(frozen=True)
-class Want:
+class MemoryRequest:
     """A follower needs memory for a bucket at this position in its step."""
 
     position: int
@@ -53,7 +53,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class There:
+class RowReady:
     """A follower's row of a bucket is in the memory.
 
     Attributes:

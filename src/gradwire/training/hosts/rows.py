@@ -57,11 +57,8 @@ class Rows:
         for at in range(start, end, BLOCK):
             block = slice(at, min(at + BLOCK, end))
             total = self.total[block]
-            if self._ranks == 1:
-                total[:] = self._rows[0, block]
-            else:
-                np.add(self._rows[0, block], self._rows[1, block], out=total)
-            for row in range(2, self._ranks):
+            np.copyto(total, self._rows[0, block])
+            for row in range(1, self._ranks):
                 np.add(total, self._rows[row, block], out=total)
             np.multiply(total, factor, out=total)
 
