@@ -678,9 +678,9 @@ def test(arguments: list[str], limit: float) -> Verdict:
         **os.environ,
         "PYTHONPATH": f"{GUARD}:{TREE / 'src'}",
         "PYTHONDONTWRITEBYTECODE": "1",  # a change within one second would go unseen
-        "GRADWIRE_COPY": str(PACKAGE),
-        "GRADWIRE_COPY_ENGINE": engine_digest(),
-        "GRADWIRE_COPY_PROOF": str(proof),
+        "BROKEN_COPY": str(PACKAGE),
+        "BROKEN_COPY_ENGINE": engine_digest(),
+        "BROKEN_COPY_PROOF": str(proof),
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "sitecustomize",

@@ -4,8 +4,8 @@ broken_on_purpose.py puts this on PYTHONPATH under the name sitecustomize, so th
 process of a test run before anything else, and gives it to pytest as a plugin. An editable
 install's finder stands before PYTHONPATH and would quietly bring the intact engine: it is dropped.
 
-GRADWIRE_COPY: the package's folder. GRADWIRE_COPY_ENGINE: SHA-256 of its engine.
-GRADWIRE_COPY_PROOF: a file to write once the tests' own process is known to have loaded these.
+BROKEN_COPY: the package's folder. BROKEN_COPY_ENGINE: SHA-256 of its engine.
+BROKEN_COPY_PROOF: a file to write once the tests' own process is known to have loaded these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-COPY = Path(os.environ.get("GRADWIRE_COPY", "/nowhere")).resolve()
+COPY = Path(os.environ.get("BROKEN_COPY", "/nowhere")).resolve()
 WRONG = 97  # the exit status of a process that got another gradwire
 
 
@@ -50,9 +50,9 @@ def pytest_configure() -> None:
 
     check_what_is_loaded()
     digest = hashlib.sha256(Path(_engine.__file__).read_bytes()).hexdigest()
-    if digest != os.environ["GRADWIRE_COPY_ENGINE"]:
+    if digest != os.environ["BROKEN_COPY_ENGINE"]:
         refuse(f"{_engine.__file__} is another engine ({digest})")
-    Path(os.environ["GRADWIRE_COPY_PROOF"]).write_text(_engine.__file__, encoding="utf-8")
+    Path(os.environ["BROKEN_COPY_PROOF"]).write_text(_engine.__file__, encoding="utf-8")
 
 
 def pytest_sessionfinish() -> None:
