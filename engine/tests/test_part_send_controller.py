@@ -240,17 +240,14 @@ def test_a_path_goes_at_its_part_of_the_receivers_window_in_a_round(window: int)
     assert sent == pytest.approx(10 * window, rel=0.05)
 
 
-def test_copies_come_at_the_rate_that_the_path_carries_and_sixteen_at_once() -> None:
+def test_copies_come_at_the_rate_that_the_path_carries() -> None:
     sender = SendController(WIRE, TARGET)
-    assert sender.copy_rate(RATE, 0, 0) == pytest.approx(RATE / WIRE)
-    assert sender.copies(1_000, 10 * MS) == pytest.approx(10)
-    assert sender.copies(1_000, SECOND) == 16
-    sender.on_sent(WIRE, SECOND)
-    assert sender.copies(1_000, SECOND) == 15  # what is sent takes from it
+    assert sender.copies(RATE, 0, 50 * US) == pytest.approx(RATE / WIRE / 20_000)
+    assert sender.copies(0, RATE, 100 * US) == pytest.approx(RATE / WIRE / 10_000)
+    sender.on_sent(WIRE, 100 * US)
+    assert sender.copies(RATE, 0, 100 * US) == pytest.approx(RATE / WIRE / 10_000 - 1)
 
 
-def test_an_unproven_rate_is_a_window_in_a_round() -> None:
-    sender = SendController(WIRE, TARGET)
-    for windows, packets in [(0, 32), (10 * WIRE, 10), (1_000 * WIRE, 32)]:
-        rate = sender.unproven_rate(windows, 10 * MS)
-        assert rate == pytest.approx(packets * WIRE / 0.01)
+@pytest.mark.parametrize(("queue", "queued"), [(TARGET // 2, False), (TARGET * 7 // 8, True)])
+def test_a_queue_above_three_quarters_of_the_target_is_not_short(queue: int, queued: bool) -> None:
+    assert under_a_queue(queue)[0].queued() == queued

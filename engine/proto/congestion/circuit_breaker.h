@@ -19,7 +19,7 @@ namespace gradwire {
 class CircuitBreaker {
  public:
   // Counts one packet. `told`: the share of packets that peers now report as lost. It counts
-  // packets that were sent again early, which are never declared lost.
+  // packets that were repeated, which are never declared lost.
   void sent(uint64_t bytes, double told) {
     ++sent_;
     bytes_ += static_cast<double>(bytes);

@@ -16,13 +16,11 @@ constexpr double kPaceDepth = 0.0005;
 constexpr double kTrainsPerWindow = 16;
 // Datagrams; a shorter train would spend a send call on few packets.
 constexpr uint32_t kShortestTrain = 4;
-// Packets that may be sent again early at once.
-constexpr double kCopiesAtOnce = 16;
 }  // namespace
 
 void SendController::on_sent(uint64_t bytes, Nanos now) {
   in_flight_ += bytes;
-  copies_.spend(1, -kCopiesAtOnce);
+  copies_.sent();
   breaker_.sent(bytes, loss_.share(now));
 }
 
@@ -119,21 +117,10 @@ Nanos SendController::hold(TokenBucket& tokens, double window, Nanos round, Nano
   return std::max<Nanos>(1, static_cast<Nanos>(tokens.wait(0.5 * bytes, rate)));
 }
 
-// While only heavy loss has shown a rate: a window per round, as in any first round. With less, the
-// path's rate would never show.
-double SendController::unproven_rate(double windows, Nanos round) const {
-  const double window = window_.bytes();
-  return (windows > 0 ? std::min(window, windows) : window) * 1e9 / static_cast<double>(round);
-}
-
-double SendController::copy_rate(double rate, double unproven, Nanos now) const {
+Copies& SendController::copies(double rate, double unproven, Nanos now) {
   const double carried = std::max(window_.stretch(loss_.share(now)) * rate, unproven);
-  return breaker_.factor() * carried / wire_bytes_;
-}
-
-double SendController::copies(double per_second, Nanos now) {
-  copies_.refill(per_second, kCopiesAtOnce, now);
-  return copies_.tokens();
+  copies_.refill(breaker_.factor() * carried / wire_bytes_, now);
+  return copies_;
 }
 
 }  // namespace gradwire

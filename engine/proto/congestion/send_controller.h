@@ -13,6 +13,7 @@
 #include "proto/congestion/circuit_breaker.h"
 #include "proto/congestion/delay_window.h"
 #include "proto/recovery/loss_meter.h"
+#include "proto/recovery/repetition.h"
 
 namespace gradwire {
 
@@ -88,13 +89,11 @@ class SendController {
   // Holds back a train of a path that has its own part of the receiver's window: nanoseconds, or 0.
   Nanos hold(TokenBucket& tokens, double window, Nanos round, Nanos now) const;
 
-  // ---- early repetition (under heavy loss)
-  // The rate in packets/s at which packets may be sent again early, and how many may go now.
-  double copy_rate(double rate, double unproven, Nanos now) const;
-  double copies(double per_second, Nanos now);
-  // The rate in bytes/s to use while only heavy loss has shown one. `windows`: bytes of the
-  // receivers' windows; `round`: the longest round-trip time.
-  double unproven_rate(double windows, Nanos round) const;
+  // ---- repetition (under heavy loss)
+  // The queue here is not short.
+  bool queued() const { return 4 * window_.queue_delay() > 3 * window_.target(); }
+  // The packets that may go again now, at the rate that the paths carry; the rates are pace()'s.
+  Copies& copies(double rate, double unproven, Nanos now);
 
  private:
   // In slow start on a long path, the pace is a multiple of a window per round.
@@ -111,9 +110,9 @@ class SendController {
   uint64_t in_flight_ = 0;  // bytes
   Nanos cut_ = 0;           // last reduction for marks
   TokenBucket tokens_;      // pacing, bytes
-  TokenBucket copies_;      // packets that may be sent again early
-  double led_ = 0;          // bytes: the window of the only receiver, on a long path
-  double rate_ = 0;         // the pace in bytes/s; 0: none
+  Copies copies_;
+  double led_ = 0;   // bytes: the window of the only receiver, on a long path
+  double rate_ = 0;  // the pace in bytes/s; 0: none
   uint32_t quantum_ = 0;
   bool far_ = false;  // some destination is far
   bool paced_ = false;

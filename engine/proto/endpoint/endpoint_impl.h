@@ -284,7 +284,6 @@ struct Endpoint::Impl {
   // repeat.cc
   void repeat(Nanos now);
   double unproven_rate(Nanos now) const;
-  Nanos repeat_after(const Path& path, Nanos now) const;
 
   // passes.cc
   void end_passes();

@@ -88,7 +88,7 @@ void Endpoint::Impl::write_ack(Path& path, Nanos now, Train& train) {
   // Under heavy loss ACKs are lost too, so they are repeated for two rounds.
   const Rtt& rtt = path.recovery.rtt;
   if (heavy && rtt.any() && path.acks.since_arrival(now) < 2 * rtt.round())
-    path.acks.at(now + repeat_after(path, now));
+    path.acks.at(now + repeat_after(path.loss(now), rtt.smoothed(), sender.queued()));
   path.grant.granted_sent = path.grant.granted;
   ++counters.acks_sent;
 }

@@ -17,6 +17,7 @@
 #include "proto/recovery/acknowledger.h"
 #include "proto/recovery/loss_meter.h"
 #include "proto/recovery/recovery.h"
+#include "proto/recovery/repetition.h"
 
 namespace gradwire {
 
@@ -92,6 +93,8 @@ struct Path {
   Credit grant;
   Acknowledger acks;
   Stash stash;
+
+  PathLoss loss(Nanos now) const { return {loss_to.share(now), arriving.loss.share(now)}; }
 
   // As of the last settling: the path is long, or has heavy loss.
   bool is_long = false;

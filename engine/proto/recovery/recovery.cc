@@ -159,6 +159,16 @@ void Recovery::starve(Nanos now) {
   if (in_flight() == 0) timer_base_ = now;
 }
 
+// A peer that had no room for packets would have none for copies.
+Nanos Recovery::repeat(const Repeats& after, Copies& copies, Nanos now, std::vector<Lost>& lost) {
+  if (after.control == kNever || refused(now)) {
+    control_.clear();
+    return kNever;
+  }
+  const Nanos next = repeat_control(after.control, now, lost);
+  return after.data == kNever ? next : std::min(next, repeat_data(after.data, copies, now, lost));
+}
+
 Nanos Recovery::repeat_control(Nanos after, Nanos now, std::vector<Lost>& lost) {
   Nanos next = kNever;
   std::erase_if(control_, [&](uint64_t number) {
@@ -175,17 +185,14 @@ Nanos Recovery::repeat_control(Nanos after, Nanos now, std::vector<Lost>& lost) 
   return next;
 }
 
-Nanos Recovery::repeat_data(Nanos after, double& copies, double per_second, bool& short_of,
-                            Nanos now, std::vector<Lost>& lost) {
+Nanos Recovery::repeat_data(Nanos after, Copies& copies, Nanos now, std::vector<Lost>& lost) {
   for (uint64_t n = sent_.lowest(); n < sent_.next(); ++n) {
     SentPacket* packet = in_flight(n);
     if (!packet || !packet->recovers) continue;
-    const Nanos allowed = now + static_cast<Nanos>((1 - copies) / per_second * 1e9) + 1;
-    if (copies < 1) short_of = true;
-    const Nanos due = std::max(packet->time + after, copies < 1 ? allowed : 0);
+    const Nanos due = std::max(packet->time + after, copies.next(now));
     if (due > now) return due;
     give_up(*packet, Again::repeat, lost);
-    copies -= 1;
+    copies.take();
     ++probes_;
   }
   return kNever;

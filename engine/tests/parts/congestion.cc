@@ -104,9 +104,13 @@ void bind_congestion(nb::module_& module) {
       .def("train_sent", &SendController::train_sent, "bytes"_a)
       .def("probe_sent", &SendController::probe_sent, "bytes"_a)
       .def("hold", &SendController::hold, "tokens"_a, "window"_a, "round"_a, "now"_a)
-      .def("copy_rate", &SendController::copy_rate, "rate"_a, "unproven"_a, "now"_a)
-      .def("copies", &SendController::copies, "per_second"_a, "now"_a)
-      .def("unproven_rate", &SendController::unproven_rate, "windows"_a, "round"_a);
+      .def("queued", &SendController::queued)
+      .def(
+          "copies",
+          [](SendController& self, double rate, double unproven, Nanos now) {
+            return self.copies(rate, unproven, now).left();
+          },
+          "rate"_a, "unproven"_a, "now"_a);
 }
 
 }  // namespace gradwire::parts

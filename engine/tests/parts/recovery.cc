@@ -5,6 +5,7 @@
 #include "proto/recovery/acknowledger.h"
 #include "proto/recovery/loss_meter.h"
 #include "proto/recovery/recovery.h"
+#include "proto/recovery/repetition.h"
 #include "tests/parts/parts.h"
 #include "wire/packet.h"
 
@@ -77,6 +78,30 @@ void bind_recovery(nb::module_& module) {
       .def("late", &LossMeter::late)
       .def("share", &LossMeter::share, "now"_a);
 
+  module.def(
+      "repeat_after",
+      [](double to, double from, Nanos round, bool queued) {
+        return repeat_after({to, from}, round, queued);
+      },
+      "to"_a, "from_"_a, "round"_a, "queued"_a);
+  module.def(
+      "repeats",
+      [](double to, Nanos round, bool more, bool blocked) {
+        const Repeats after({to, 0}, round, false, more, blocked);
+        return std::pair(after.control, after.data);
+      },
+      "to"_a, "round"_a, "more"_a, "blocked"_a);
+  nb::class_<Copies>(module, "Copies")
+      .def(nb::init<>())
+      .def("sent", &Copies::sent)
+      .def("refill", &Copies::refill, "per_second"_a, "now"_a)
+      .def("left", &Copies::left)
+      .def("lacking", &Copies::lacking);
+  nb::class_<FirstRound>(module, "FirstRound")
+      .def(nb::init<>())
+      .def("add", &FirstRound::add, "round"_a, "window"_a)
+      .def("rate", &FirstRound::rate, "window"_a);
+
   nb::class_<Recovery>(module, "Recovery")
       .def(nb::init<>())
       .def_ro("rtt", &Recovery::rtt)
@@ -120,24 +145,18 @@ void bind_recovery(nb::module_& module) {
       .def("end_probes", &Recovery::end_probes)
       .def("starve", &Recovery::starve, "now"_a)
       .def("feed", &Recovery::feed)
-      .def(
-          "repeat_control",
-          [](Recovery& self, Nanos after, Nanos now) {
-            std::vector<Recovery::Lost> lost;
-            const Nanos next = self.repeat_control(after, now, lost);
-            return std::tuple(next, numbers(lost));
-          },
-          "after"_a, "now"_a)
       .def("forget_control", &Recovery::forget_control)
       .def(
-          "repeat_data",
-          [](Recovery& self, Nanos after, double copies, double per_second, Nanos now) {
+          "repeat",
+          [](Recovery& self, Nanos control, Nanos data, Copies& copies, Nanos now) {
+            Repeats after({}, 0, false, false, false);
+            after.control = control;
+            after.data = data;
             std::vector<Recovery::Lost> lost;
-            bool short_of = false;
-            const Nanos next = self.repeat_data(after, copies, per_second, short_of, now, lost);
-            return std::tuple(next, numbers(lost), copies, short_of);
+            const Nanos next = self.repeat(after, copies, now, lost);
+            return std::tuple(next, numbers(lost));
           },
-          "after"_a, "copies"_a, "per_second"_a, "now"_a)
+          "control"_a, "data"_a, "copies"_a, "now"_a)
       .def(
           "give_up_longer",
           [](Recovery& self, uint32_t bytes) {
