@@ -11,17 +11,19 @@ RATE = 125e6  # bytes/s
 FAR = {"far": 1, "rtprop": 40 * MS, "round": 40 * MS}
 
 
-def acked(sender: SendController, now: int, *, size: int = WIRE, queue: int = 0) -> None:
-    sender.on_ack(bytes=size, queue=queue, round=MS + queue, rtprop=MS, now=now)
+def acked(
+    sender: SendController, now: int, *, size: int = WIRE, queue: int = 0, path: int = 0
+) -> None:
+    sender.on_ack(path=path, bytes=size, queue=queue, round=MS + queue, rtprop=MS, now=now)
 
 
 def under_a_queue(queue: int) -> tuple[SendController, int]:
     """A sender that has measured this queueing delay, and the time."""
     sender = SendController(WIRE, TARGET)
     now = 0
-    for _ in range(8):
-        now += 5 * MS
-        acked(sender, now, queue=queue)
+    for step in range(16):
+        now += 3 * MS
+        acked(sender, now, queue=queue, path=step % 2)
     assert sender.window().queue_delay() == queue
     return sender, now
 
@@ -195,14 +197,32 @@ def test_marks_shrink_the_window_once_a_round() -> None:
         window = sender.window().bytes()
 
 
-def test_the_loss_of_all_packets_sent_is_what_their_paths_report() -> None:
+def test_the_receivers_windows_are_asked_for_only_under_loss() -> None:
     sender = SendController(WIRE, TARGET)
-    for _ in range(200):
-        share = sender.add_loss(10 * WIRE, 0.5, MS)
-    assert share == pytest.approx(0.5)
-    for _ in range(200):
-        share = sender.add_loss(10 * WIRE, 0.0, MS)
-    assert share < 0.01
+    for loss, asked in [(0.0, False), (0.5, True), (0.0, True)]:
+        report = {"bytes": 10 * WIRE, "loss": loss, "round": MS, "rtprop": MS}
+        assert sender.on_ack(**report, now=MS) == asked
+
+
+@pytest.mark.parametrize(
+    ("paths", "rtprop", "queue"),
+    [
+        (1, MS, TARGET),  # it may be at the receiver, whose credit keeps it short
+        (2, MS, 3 * TARGET),
+        (1, 40 * MS, 3 * TARGET),
+    ],
+)
+def test_a_queue_before_the_only_receiver_counts_up_to_the_target(
+    paths: int, rtprop: int, queue: int
+) -> None:
+    sender = SendController(WIRE, TARGET)
+    now = 0
+    for step in range(100):
+        now += 3 * MS
+        sender.on_ack(
+            path=step % paths, bytes=40 * WIRE, queue=3 * TARGET, round=MS, rtprop=rtprop, now=now
+        )
+    assert sender.window().queue_delay() == queue
 
 
 # ---------------------------------------------------------------------------- throttling

@@ -24,16 +24,20 @@ void SendController::on_sent(uint64_t bytes, Nanos now) {
   breaker_.sent(bytes, loss_.share(now));
 }
 
-double SendController::add_loss(uint64_t bytes, double loss, Nanos now) {
-  const double arrived = static_cast<double>(bytes) / wire_bytes_;
-  loss_.add(arrived * loss / (1.0 - std::min(loss, LossMeter::kMost)), arrived, now);
-  return loss_.share(now);
-}
-
-void SendController::on_ack(const Report& report, Nanos now) {
-  window_.loss(loss_.share(now), report.windows);
-  window_.sample(report.bytes, report.queue, report.round, report.rtprop, report.loss > kHeavyLoss,
-                 now, report.last_sent);
+// With one destination the queue may be at either end, and the receiver's credit already keeps it
+// short (or competes). The send window must not shrink for it a second time.
+void SendController::on_ack(const Report& report, const std::function<double()>& windows,
+                            Nanos now) {
+  const double arrived = static_cast<double>(report.bytes) / wire_bytes_;
+  loss_.add(arrived * report.loss / (1.0 - std::min(report.loss, LossMeter::kMost)), arrived, now);
+  const double loss = loss_.share(now);
+  window_.loss(loss, loss > 0 ? windows() : 0);
+  const PortDelay::Now port = departing_.add(report.path, report.queue, report.bytes, now);
+  const bool alone = port.in_use == 1;
+  const bool elsewhere = alone && !long_path(report.rtprop);
+  window_.sample(report.bytes, elsewhere ? std::min(port.delay, delay_target_) : port.delay,
+                 report.round, report.rtprop, report.loss > kHeavyLoss, now,
+                 alone ? 0 : report.last_sent);
 }
 
 bool SendController::marked(Nanos sent, Nanos now) {

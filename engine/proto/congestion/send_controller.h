@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "proto/base/time.h"
 #include "proto/base/token_bucket.h"
 #include "proto/congestion/circuit_breaker.h"
 #include "proto/congestion/delay_window.h"
+#include "proto/congestion/queue_delay.h"
 #include "proto/recovery/loss_meter.h"
 #include "proto/recovery/repetition.h"
 
@@ -19,10 +21,12 @@ namespace gradwire {
 
 class SendController {
  public:
-  SendController(uint32_t wire_bytes, Nanos delay_target, bool pacing)
+  SendController(uint32_t wire_bytes, Nanos delay_target, bool pacing, size_t paths)
       : wire_bytes_(wire_bytes),
         pacing_(pacing),
-        window_(32.0 * wire_bytes, 4.0 * wire_bytes, 64e6, delay_target) {}
+        delay_target_(delay_target),
+        window_(32.0 * wire_bytes, 4.0 * wire_bytes, 64e6, delay_target),
+        departing_(paths) {}
 
   const DelayWindow& window() const { return window_; }
   // Packets are lost so often that the circuit breaker has tripped.
@@ -37,19 +41,19 @@ class SendController {
     breaker_.lost();
     window_.lost();
   }
-  // Report is what the ACKs of one path report.
+  // Report is what an ACK of one path reports.
   struct Report {
+    size_t path = 0;
     uint64_t bytes = 0;  // acknowledged, on the wire
     double loss = 0;     // share of packets lost on this path
-    double windows = 0;  // bytes: the windows of all receivers for this sender
     Nanos queue = 0;     // queueing delay
     Nanos round = 0;
     Nanos rtprop = 0;
-    Nanos last_sent = 0;  // of the acknowledged packets, with several receivers; else 0
+    Nanos last_sent = 0;  // of the acknowledged packets
   };
-  // The share of all packets sent that is lost, with what this path reports.
-  double add_loss(uint64_t bytes, double loss, Nanos now);
-  void on_ack(const Report& report, Nanos now);
+  // `windows` sums the windows of all receivers for this sender, in bytes. It is asked for under
+  // loss, because they bound how far loss may stretch this one.
+  void on_ack(const Report& report, const std::function<double()>& windows, Nanos now);
   // A switch has marked packets, the last of them sent at `sent`; true when the window shrinks.
   // There is one congestion event a round: marks on packets sent before the window shrank do not
   // concern its present size (RFC 9002 §7.3.2 and appendix B.6).
@@ -104,8 +108,10 @@ class SendController {
   static constexpr double kRampGain = 1.25;
   uint32_t wire_bytes_;  // of a full packet
   bool pacing_;
+  Nanos delay_target_;
   DelayWindow window_;
-  LossMeter loss_;  // of all packets sent
+  PortDelay departing_;  // of the queue behind this port, as peers report
+  LossMeter loss_;       // of all packets sent
   CircuitBreaker breaker_;
   uint64_t in_flight_ = 0;  // bytes
   Nanos cut_ = 0;           // last reduction for marks

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "proto/recovery/rtt.h"
-
 namespace gradwire {
 
 namespace {

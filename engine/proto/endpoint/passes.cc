@@ -2,6 +2,7 @@
 #include <array>
 
 #include "proto/endpoint/endpoint_impl.h"
+#include "proto/push/push_list.h"
 
 namespace gradwire {
 
@@ -56,6 +57,31 @@ void Endpoint::Impl::answer(Op& op, uint16_t to, wire::Way way, PassReceiver& pa
   } else if (passes.waiting()) {
     send_bitmap(to, op, {way, passes.answer()}, missing());
   }
+}
+
+// The most packets that a peer can still want to send here: the undecided chunks of its pushes and
+// the missing results. It is unbounded while packets of ops that have not started here wait.
+uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
+  if (!path.stash.packets.empty()) return UINT64_MAX;
+  for (const auto& [id, opens] : waiting.opens)
+    if (opens.messages.contains(path.peer)) return UINT64_MAX;
+  uint64_t total = 0;
+  for (const auto& [id, op] : ops) {
+    if (sums_for(*op, path.peer)) total += op->aggregator->sum.undecided(path.peer);
+    if (op->working() && pulls_from(*op, path.peer))
+      total += op->worker->pull[config.aggregator_at(path.peer)].missing();
+  }
+  return total;
+}
+
+// Lowers a worker's backlog after a STOP to what it can still want to send. The worker reported the
+// backlog before the STOP arrived. It would take credit from other senders until the worker's next
+// packet, which may be an op away.
+void Endpoint::Impl::void_backlog(const Op& op, uint16_t worker) {
+  Path& path = *paths[worker];
+  if (op.aggregator->sum.stopped(worker) &&
+      path.grant.outdated(path.recovery.rtt.minimum(), eager_from_start(op.spec.plan)))
+    receiver.credit.lower(path.grant, most_wanted(path));
 }
 
 // Answers a worker's push. In passes the answer waits for the worker's OPEN, without which no

@@ -7,7 +7,7 @@ namespace gradwire {
 
 // The rate in bytes/s to use while only heavy loss has shown one, else 0.
 double Endpoint::Impl::unproven_rate(Nanos now) const {
-  if (sender.window().rate_proven() || receiver.window.rate_proven()) return 0;
+  if (sender.window().rate_proven() || receiver.window().rate_proven()) return 0;
   FirstRound first;
   for (const auto& p : paths)
     if (p && !p->farewell.gone)

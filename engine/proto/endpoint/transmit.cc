@@ -85,10 +85,10 @@ void Endpoint::Impl::write_ack(Path& path, Nanos now, Train& train) {
   uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
   end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack), control_dscp);
   path.acks.sent(now);
-  // Under heavy loss ACKs are lost too, so they are repeated for two rounds.
   const Rtt& rtt = path.recovery.rtt;
-  if (heavy && rtt.any() && path.acks.since_arrival(now) < 2 * rtt.round())
-    path.acks.at(now + repeat_after(path.loss(now), rtt.smoothed(), sender.queued()));
+  if (heavy && rtt.any())
+    path.acks.repeat(repeat_after(path.loss(now), rtt.smoothed(), sender.queued()), rtt.round(),
+                     now);
   path.grant.granted_sent = path.grant.granted;
   ++counters.acks_sent;
 }
