@@ -13,7 +13,7 @@ from _parts import (
     LossMeter,
     Recovery,
     Rtt,
-    long_path,
+    profile_of,
     repeat_after,
     repeats,
 )
@@ -539,7 +539,12 @@ def test_the_smallest_round_trip_time_is_forgotten_after_five_to_ten_seconds() -
 
 
 def test_a_path_is_long_above_five_milliseconds() -> None:
-    assert [long_path(5 * MS), long_path(5 * MS + 1)] == [False, True]
+    assert [profile_of(rtprop).spreads for rtprop in (5 * MS, 5 * MS + 1)] == [False, True]
+    rtt = Rtt()
+    rtt.sample(40 * MS, 0, 0)
+    assert rtt.profile().unasked == 0.5
+    rtt.sample(MS, 0, MS)
+    assert rtt.profile().unasked == 0
 
 
 def test_an_ack_samples_the_round_trip_time_of_its_largest_packet_alone() -> None:

@@ -55,8 +55,8 @@ class DelayWindow {
   Nanos aim(Nanos rtprop) const;
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
   void account(Nanos delay, Nanos round, Nanos rtprop);
-  bool compete(Nanos delay, double rate, bool is_long, Nanos now);
-  void steer(Nanos delay, bool is_long);
+  bool compete(Nanos delay, double rate, const PathProfile& path, Nanos now);
+  void steer(Nanos delay, const PathProfile& path);
 
   double window_;
   double minimum_;

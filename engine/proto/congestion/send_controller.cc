@@ -34,10 +34,12 @@ void SendController::on_ack(const Report& report, const std::function<double()>&
   window_.loss(loss, loss > 0 ? windows() : 0);
   const PortDelay::Now port = departing_.add(report.path, report.queue, report.bytes, now);
   const bool alone = port.in_use == 1;
-  const bool elsewhere = alone && !long_path(report.rtprop);
+  const PathProfile& profile = profile_of(report.rtprop);
+  const bool elsewhere = alone && !profile.own_queue;
+  const bool lossy = report.loss > kHeavyLoss;
   window_.sample(report.bytes, elsewhere ? std::min(port.delay, delay_target_) : port.delay,
-                 report.round, report.rtprop, report.loss > kHeavyLoss, now,
-                 alone ? 0 : report.last_sent);
+                 report.round, report.rtprop, lossy, now,
+                 alone || lossy || !profile.spreads ? 0 : report.last_sent);
 }
 
 bool SendController::marked(Nanos sent, Nanos now) {

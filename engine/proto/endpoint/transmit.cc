@@ -80,7 +80,7 @@ void Endpoint::Impl::write_ack(Path& path, Nanos now, Train& train) {
   ack.share = path.grant.part * config.wire_bytes();
   ack.ect0 = path.ecn.seen.ect0;
   ack.ce = path.ecn.seen.ce;
-  const bool all = heavy && long_path(path.recovery.rtt.minimum());
+  const bool all = heavy && path.recovery.rtt.profile().acks_all;
   path.acks.fill(ack, all ? path.acks.largest() : path.grant.share, most_ack_words(path), now);
   uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
   end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack), control_dscp);

@@ -75,8 +75,8 @@ struct Path {
 
   PathLoss loss(Nanos now) const { return {loss_to.share(now), arriving.loss.share(now)}; }
 
-  // As of the last settling: the path is long, or has heavy loss.
-  bool is_long = false;
+  // As of the last settling: the path is long and spreads what it sends, or it has heavy loss.
+  bool spreads = false;
   bool is_lossy = false;
   bool touched = false;  // its times and counts must be computed again
 };

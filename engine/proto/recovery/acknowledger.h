@@ -51,8 +51,9 @@ class Acknowledger {
   // True when an ACK is due. On a long path ACKs are spaced: frequent gaps would cause one per
   // packet, and report nothing sooner.
   bool due(Nanos rtprop, Nanos now) {
-    if (now_ && long_path(rtprop)) {
-      const Nanos next = last_ + std::min(rtprop / 32, kSpacing);
+    if (now_) {
+      const double spacing = profile_of(rtprop).ack_spacing * static_cast<double>(rtprop);
+      const Nanos next = last_ + std::min(static_cast<Nanos>(spacing), kSpacing);
       if (now < next) {
         now_ = false;
         at(next);

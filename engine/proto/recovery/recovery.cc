@@ -140,7 +140,7 @@ bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
   // is sent.
   const bool full = refused_ >= sent_.lowest();
   const bool talks = timeouts_ > 1 && heard > answer_due;
-  const bool worth_trying = !full && (long_path(rtt.minimum()) || (talks && !throttled));
+  const bool worth_trying = !full && (rtt.profile().probes_window || (talks && !throttled));
   probes_ = worth_trying ? kMostProbes : 2;
   uint32_t again = 0;
   for (uint64_t n = sent_.lowest(); n < sent_.next() && again < probes_; ++n) {

@@ -62,7 +62,11 @@ void bind_recovery(nb::module_& module) {
         return std::vector<uint64_t>(ack.bitmap, ack.bitmap + ack.words);
       });
 
-  module.def("long_path", &long_path, "rtprop"_a);
+  nb::class_<PathProfile>(module, "PathProfile")
+      .def_ro("growth", &PathProfile::growth)
+      .def_ro("spreads", &PathProfile::spreads)
+      .def_ro("unasked", &PathProfile::unasked);
+  module.def("profile_of", &profile_of, "rtprop"_a, nb::rv_policy::reference);
   nb::class_<Rtt>(module, "Rtt")
       .def(nb::init<>())
       .def("sample", &Rtt::sample, "latest"_a, "ack_delay"_a, "now"_a)
@@ -70,6 +74,7 @@ void bind_recovery(nb::module_& module) {
       .def("smoothed", &Rtt::smoothed)
       .def("round", &Rtt::round)
       .def("minimum", &Rtt::minimum)
+      .def("profile", &Rtt::profile, nb::rv_policy::reference)
       .def("probe_timeout", &Rtt::probe_timeout);
 
   nb::class_<LossMeter>(module, "LossMeter")
