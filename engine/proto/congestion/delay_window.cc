@@ -13,6 +13,19 @@ namespace {
 constexpr Nanos kShortestEpoch = 300 * kMicrosecond;
 // The smallest factor of one epoch's reduction; heavy loss on slow paths of 40 ms needs it.
 constexpr double kDeepestCut = 0.6;
+// The share of the queue's excess above the target by which an epoch shrinks the window: the rest
+// drains while the ACKs that show it are on their way.
+constexpr double kCutShare = 0.7;
+// The share of the target's queue that a window which limits the rate need not cover by it.
+constexpr double kOwnQueue = 0.75;
+// Below this share of the target the window regains at once what other traffic has taken. It is
+// compared with single batches, which bursts of one sender reach.
+constexpr double kRegainQueue = 1.0 / 3;
+// Above this share of the target there is a queue at all; below, hosts may only be busy.
+constexpr double kSomeQueue = 0.25;
+bool some_queue(Nanos delay, Nanos target) {
+  return static_cast<double>(delay) > kSomeQueue * static_cast<double>(target);
+}
 // The share of way_back_ that the window covers. The rest is queueing at other ports: a window that
 // covers all of it overflows the port of an incast, and one that covers less leaves ports idle
 // where hosts are busy.
@@ -47,7 +60,8 @@ void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop,
   bytes_sum_ += static_cast<double>(bytes);
   // While the queue is short the window regains at once what other traffic has taken.
   const double enough = ramps() ? maximum_ : enough_;
-  if (limited_ && slow_start_.doubles() && window_ < enough && 3 * queue < shortest_target_)
+  if (limited_ && slow_start_.doubles() && window_ < enough &&
+      static_cast<double>(queue) < kRegainQueue * static_cast<double>(shortest_target_))
     window_ = std::min(window_ + profile_of(rtprop).growth * static_cast<double>(bytes),
                        std::max(maximum_, window_));
   if (now < epoch_end_) return;
@@ -81,7 +95,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const double rate =
       bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
   const PathProfile& path = profile_of(rtprop);
-  slow_start_.round(rate, 2 * delay > target_, limited_, path.ramps);
+  slow_start_.round(rate, !short_queue(delay, target_), limited_, path.ramps);
   stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
                  limited_);
   if (!compete(delay, rate, path, now)) steer(delay, path);
@@ -97,7 +111,7 @@ void DelayWindow::account(Nanos delay, Nanos round, Nanos rtprop) {
   way_back_ += (sample - way_back_) * (way_back_ == 0 ? 1.0 : kSlowly);
   // It is at least what is under way at this rate and a quarter of the target's queue, since a
   // window that limits the rate could not grow otherwise.
-  const double least = static_cast<double>(std::max<Nanos>(round - delay, 0)) - 0.75 * target;
+  const double least = static_cast<double>(std::max<Nanos>(round - delay, 0)) - kOwnQueue * target;
   const double way = static_cast<double>(rtprop) + kWayBack * way_back_;
   enough_ = meter_.bytes_per_second() > 0
                 ? meter_.bytes_per_second() * 1e-9 * (target + std::max(way, least))
@@ -107,12 +121,12 @@ void DelayWindow::account(Nanos delay, Nanos round, Nanos rtprop) {
 
 // Runs trials and competition; true while they decide about the window.
 bool DelayWindow::compete(Nanos delay, double rate, const PathProfile& path, Nanos now) {
-  // An epoch that a pause has lengthened does not show whose traffic fills the port.
+  // An epoch that a pause has lengthened by half does not show whose traffic fills the port.
   const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
   // Under heavy loss a trial ends as it would without, but no first one begins.
   if (lossy_ ? competition_.trying() : whole && limited_) {
     const bool slow =
-        path.steady && 4 * delay > target_ && rate < kSlow * meter_.bytes_per_second();
+        path.steady && some_queue(delay, target_) && rate < kSlow * meter_.bytes_per_second();
     const double factor =
         competition_.observe(bytes_sum_, now - epoch_start_, delay, target_, slow, now);
     if (factor != 1.0) window_ = std::clamp(factor * window_, minimum_, maximum_);
@@ -134,10 +148,10 @@ void DelayWindow::steer(Nanos delay, const PathProfile& path) {
   // A long path without a queue may carry more than the rate accounts for: losses may have ended
   // slow start before it found the rate.
   const double most =
-      ramps() || (path.ramps && !lossy_ && 2 * delay <= target_) ? maximum_ : enough_;
+      ramps() || (path.ramps && !lossy_ && short_queue(delay, target_)) ? maximum_ : enough_;
   if (delay > target_) {
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
-    window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - 0.7 * excess));
+    window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - kCutShare * excess));
   } else if (limited_ && window_ < most) {
     const double room = (target - static_cast<double>(delay)) / target;
     const double grown = window_ + std::max<double>(kFullPacket, path.slow_growth * window_) * room;
@@ -147,7 +161,7 @@ void DelayWindow::steer(Nanos delay, const PathProfile& path) {
   // A window that is too large shrinks only when there is a queue. A long round without one is the
   // delay of busy hosts; shrinking for it would lower the rate, and with the rate the window, again
   // and again.
-  if (4 * delay > target_ && !ramps()) window_ = std::min(window_, enough_);
+  if (some_queue(delay, target_) && !ramps()) window_ = std::min(window_, enough_);
   window_ = std::clamp(window_, minimum_, maximum_);
 }
 

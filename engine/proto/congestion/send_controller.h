@@ -25,7 +25,7 @@ class SendController {
       : wire_bytes_(wire_bytes),
         pacing_(pacing),
         delay_target_(delay_target),
-        window_(32.0 * wire_bytes, 4.0 * wire_bytes, 64e6, delay_target),
+        window_(kFirst * wire_bytes, kLeast * wire_bytes, kMost, delay_target),
         departing_(paths) {}
 
   const DelayWindow& window() const { return window_; }
@@ -89,13 +89,13 @@ class SendController {
     if (paced_) tokens_.spend(bytes);
   }
   // The same for a train that goes whatever the windows are, after a probe time-out.
-  void probe_sent(double bytes) { tokens_.spend(bytes, -64.0 * wire_bytes_); }
+  void probe_sent(double bytes) { tokens_.spend(bytes, -kProbeDebt * wire_bytes_); }
   // Holds back a train of a path that has its own part of the receiver's window: nanoseconds, or 0.
   Nanos hold(TokenBucket& tokens, double window, Nanos round, Nanos now) const;
 
   // ---- repetition (under heavy loss)
   // The queue here is not short.
-  bool queued() const { return 4 * window_.queue_delay() > 3 * window_.target(); }
+  bool queued() const { return !short_queue(window_.queue_delay(), window_.target()); }
   // The packets that may go again now, at the rate that the paths carry; the rates are pace()'s.
   Copies& copies(double rate, double unproven, Nanos now);
 
@@ -105,6 +105,18 @@ class SendController {
   double led(const LongPaths& far) const;
   void spread(const LongPaths& far, double window);
 
+  void refill(TokenBucket& tokens, double rate, Nanos now) const;
+  double awaited(const TokenBucket& tokens, double rate) const;
+
+  // Packets of the first window: several go to each peer, and fit the shortest queues.
+  static constexpr double kFirst = 32;
+  // Packets of the smallest window: a train.
+  static constexpr double kLeast = 4;
+  // Bytes of the largest window beside what the path holds; receivers' credit is the limit.
+  static constexpr double kMost = 64e6;
+  // Packets of debt by probes: a longer one would hold back what follows them.
+  static constexpr double kProbeDebt = 64;
+  // The pace in slow start, in windows per round; 1 would keep the window from doubling.
   static constexpr double kRampGain = 1.25;
   uint32_t wire_bytes_;  // of a full packet
   bool pacing_;
