@@ -21,6 +21,12 @@ constexpr double kOwnQueue = 0.75;
 // Below this share of the target the window regains at once what other traffic has taken. It is
 // compared with single batches, which bursts of one sender reach.
 constexpr double kRegainQueue = 1.0 / 3;
+// Up to this share of the target slow start goes on, and a long path's window may exceed what its
+// rate accounts for. It is less than a short queue, because a round passes before growth shows.
+constexpr double kRampQueue = 0.5;
+bool ramp_queue(Nanos delay, Nanos target) {
+  return static_cast<double>(delay) <= kRampQueue * static_cast<double>(target);
+}
 // Above this share of the target there is a queue at all; below, hosts may only be busy.
 constexpr double kSomeQueue = 0.25;
 bool some_queue(Nanos delay, Nanos target) {
@@ -95,7 +101,7 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   const double rate =
       bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
   const PathProfile& path = profile_of(rtprop);
-  slow_start_.round(rate, !short_queue(delay, target_), limited_, path.ramps);
+  slow_start_.round(rate, !ramp_queue(delay, target_), limited_, path.ramps);
   stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
                  limited_);
   if (!compete(delay, rate, path, now)) steer(delay, path);
@@ -148,7 +154,7 @@ void DelayWindow::steer(Nanos delay, const PathProfile& path) {
   // A long path without a queue may carry more than the rate accounts for: losses may have ended
   // slow start before it found the rate.
   const double most =
-      ramps() || (path.ramps && !lossy_ && short_queue(delay, target_)) ? maximum_ : enough_;
+      ramps() || (path.ramps && !lossy_ && ramp_queue(delay, target_)) ? maximum_ : enough_;
   if (delay > target_) {
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
     window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - kCutShare * excess));
