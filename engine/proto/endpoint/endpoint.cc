@@ -102,19 +102,15 @@ void Endpoint::Impl::on_timer(Nanos now) {
       check_limit(*path, now);
       check_probe(*path, now);
     }
-    if (ops_due) close_regions(now);
+    // The regions whose time has come are closed.
+    for (auto& [id, op] : ops) {
+      if (!ops_due || !op->aggregator || op->aggregator->sum.next_timer() > now) continue;
+      op->aggregator->sum.on_timer(now);
+      after_sum(*op, now);
+    }
     retire(now);
   }
   finish_close(now);
-}
-
-// Closes the regions whose time has come.
-void Endpoint::Impl::close_regions(Nanos now) {
-  for (auto& [id, op] : ops) {
-    if (!op->aggregator || op->aggregator->sum.next_timer() > now) continue;
-    op->aggregator->sum.on_timer(now);
-    after_sum(*op, now);
-  }
 }
 
 Nanos Endpoint::Impl::next_timer() {

@@ -118,7 +118,6 @@ struct Endpoint::Impl {
 
   // endpoint.cc
   void on_timer(Nanos now);
-  void close_regions(Nanos now);
   Nanos next_timer();
   void close(Nanos now, Nanos linger);
   void fail(Failure why, Nanos now);
@@ -282,7 +281,6 @@ struct Endpoint::Impl {
   void answer(Op& op, uint16_t to, wire::Way way, PassReceiver& passes, bool enough,
               const std::function<Bitmap()>& missing);
   uint64_t most_wanted(const Path& path) const;
-  void void_backlog(const Op& op, uint16_t worker);
   void answer_push(Op& op, uint16_t worker);
   void answer_pull(Op& op, uint16_t aggregator);
   void send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass);

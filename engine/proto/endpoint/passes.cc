@@ -74,22 +74,20 @@ uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
   return total;
 }
 
-// Lowers a worker's backlog after a STOP to what it can still want to send. The worker reported the
-// backlog before the STOP arrived. It would take credit from other senders until the worker's next
-// packet, which may be an op away.
-void Endpoint::Impl::void_backlog(const Op& op, uint16_t worker) {
-  Path& path = *paths[worker];
-  if (op.aggregator->sum.stopped(worker) &&
-      path.grant.outdated(path.recovery.rtt.minimum(), eager_from_start(op.spec.plan)))
-    receiver.credit.lower(path.grant, most_wanted(path));
-}
-
 // Answers a worker's push. In passes the answer waits for the worker's OPEN, without which no
 // region closes.
 void Endpoint::Impl::answer_push(Op& op, uint16_t worker) {
   AggregatorPart& part = *op.aggregator;
   PassReceiver* const passes = part.passes_of(worker);
-  if (!passes) return void_backlog(op, worker);
+  if (!passes) {
+    // The backlog that the worker reported before a STOP arrived would take credit from other
+    // senders until its next packet, which may be an op away.
+    Path& path = *paths[worker];
+    if (part.sum.stopped(worker) &&
+        path.grant.outdated(path.recovery.rtt.minimum(), eager_from_start(op.spec.plan)))
+      receiver.credit.lower(path.grant, most_wanted(path));
+    return;
+  }
   const bool enough = part.sum.undecided(worker) == 0;
   if (op.own_shard().size() == 0 || (!enough && !part.sum.opened(worker))) return;
   answer(op, worker, wire::Way::push, *passes, enough, [&] { return part.sum.missing(worker); });
