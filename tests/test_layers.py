@@ -68,6 +68,9 @@ IMPURE = re.compile(
 )
 # Fields of one class in proto: more are two classes.
 MOST_FIELDS = 20
+# Named constants of congestion control, in these rooms: who tunes it has to know each of them.
+MOST_CONSTANTS = 80
+CONGESTION_CONTROL = ("congestion", "credit")
 PAPERS = {"dblp", "ltp", "plot", "mlt", "optireduce", "netsense", "netsenseml"}
 
 
@@ -330,6 +333,31 @@ def test_no_class_of_the_protocol_has_too_many_fields() -> None:
         if count > MOST_FIELDS
     }
     assert large == {}
+
+
+def constants(text: str) -> list[str]:
+    """The names of the constants that C++ code defines."""
+    return re.findall(r"\bconstexpr [\w:]+ (k[A-Z]\w*)", text)
+
+
+def test_congestion_control_has_few_constants() -> None:
+    names = [
+        name
+        for room in CONGESTION_CONTROL
+        for path in engine_files(ENGINE / "proto" / room)
+        for name in constants(path.read_text(encoding="utf-8"))
+    ]
+    assert 0 < len(names) <= MOST_CONSTANTS, names
+
+
+def test_a_constant_is_counted_once_where_it_is_defined() -> None:
+    text = """
+    static constexpr Nanos kPause = 2 * kSecond;
+    constexpr std::size_t kMost = kFewest;
+    inline constexpr double kShare{0.5};
+    static constexpr Nanos at(Nanos kept) { return kept; }
+    """
+    assert constants(text) == ["kPause", "kMost", "kShare"]
 
 
 def test_a_field_too_many_is_counted() -> None:

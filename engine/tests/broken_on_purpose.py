@@ -310,7 +310,7 @@ BREAKS = (
     Break(
         7,
         "the core looks at a clock",
-        PROTO + "endpoint/credit.cc",
+        PROTO + "endpoint/repeat.cc",
         '#include "proto/endpoint/endpoint_impl.h"',
         '#include <chrono>\n#include "proto/endpoint/endpoint_impl.h"',
         "tests/test_layers.py",

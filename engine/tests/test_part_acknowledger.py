@@ -10,8 +10,16 @@ from part_kit import MS, US
 SHORT, LONG = 100 * US, 40 * MS  # round-trip times of paths
 
 
-def arrive(acks: Acknowledger, number: int, now: int, *, refused: bool = False) -> None:
-    acks.arrived(now)
+def arrive(
+    acks: Acknowledger,
+    number: int,
+    now: int,
+    *,
+    refused: bool = False,
+    queue: int = 0,
+    size: int = 500,
+) -> None:
+    acks.arrived(queue, size, now)
     acks.record(number, refused, now)
 
 
@@ -63,15 +71,24 @@ def test_an_ack_goes_after_so_many_packets_and_after_32_at_most(wanted: int, cou
     raise AssertionError("no ACK is due")
 
 
-def test_the_caller_can_bring_an_ack_forward_and_not_put_it_off() -> None:
+def test_the_caller_can_bring_an_ack_forward() -> None:
     acks = Acknowledger()
     arrive(acks, 1, 0)
-    acks.at(2 * MS)
     assert acks.next_timer() == 800 * US
-    acks.at(100 * US)
-    assert acks.next_timer() == 100 * US
     acks.hurry()
     assert acks.due(SHORT, 0)
+
+
+def test_an_ack_that_may_be_lost_goes_again_for_two_rounds() -> None:
+    acks = Acknowledger()
+    arrive(acks, 1, 0)
+    for now in (0, 3 * MS, 6 * MS):
+        acks.sent(now)
+        acks.repeat(3 * MS, 4 * MS, now)
+        assert acks.next_timer() == now + 3 * MS
+    acks.sent(9 * MS)
+    acks.repeat(3 * MS, 4 * MS, 9 * MS)
+    assert acks.next_timer() == NEVER
 
 
 @pytest.mark.parametrize(
@@ -94,10 +111,8 @@ def test_acks_of_gaps_are_spaced_on_long_paths_alone(rtprop: int, spacing: int) 
 def test_an_ack_says_what_has_arrived_when_and_after_which_queue() -> None:
     acks = Acknowledger()
     for number in (1, 2, 4):
-        arrive(acks, number, 0)
-    arrive(acks, 5, 3 * MS)
-    acks.queued(1_000 * 50 * US, 1_000)
-    acks.queued(3_000 * 10 * US, 3_000)
+        arrive(acks, number, 0, queue=10 * US)
+    arrive(acks, 5, 3 * MS, queue=40 * US, size=750)
     ack = acks.fill(0, 128, 3 * MS + 250 * US)
     assert (ack.largest, members(5, ack.bitmap)) == (5, {1, 2, 4, 5})
     assert (ack.delay_us, ack.queue_us) == (250, 20)

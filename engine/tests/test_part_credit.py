@@ -1,11 +1,11 @@
-"""CreditPool and Allowance, without an endpoint: demands in, shares of the window out."""
+"""CreditPool and ReceiveController, without an endpoint: demands in, shares of the window out."""
 
 import pytest
-from _parts import Allowance, Credit, CreditPool, DelayWindow
+from _parts import Allowance, Arriving, Credit, CreditPool, DelayWindow, ReceiveController, Rtt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from part_kit import MS
+from part_kit import MS, SECOND, US
 
 WIRE = 1_000  # bytes on the wire of a packet
 
@@ -202,3 +202,124 @@ def test_a_sender_may_send_up_to_the_highest_number_allowed(
     allowance = Allowance()
     allowance.credit = credit
     assert allowance.left(following) == left
+
+
+# ---------------------------------------------------------------------------- the controller
+
+
+def controller(*, workers: int = 4, server: bool = False) -> ReceiveController:
+    return ReceiveController(
+        endpoints=workers + 1, workers=workers, wire_bytes=WIRE, target=MS, server=server
+    )
+
+
+def path_of(rtprop: int) -> Rtt:
+    rtt = Rtt()
+    rtt.sample(rtprop, 0, 0)
+    return rtt
+
+
+@pytest.mark.parametrize(("workers", "packets"), [(4, 24), (64, 64)])
+def test_the_first_window_holds_what_peers_may_send_unasked(workers: int, packets: int) -> None:
+    assert controller(workers=workers).window().bytes() == packets * WIRE
+
+
+def test_marks_shrink_the_receive_window_once_a_round() -> None:
+    receiver = controller(workers=64)
+    receiver.arrived(Arriving(), 0, WIRE)
+    for now, shrinks in [(MS, True), (2 * MS - 1, False), (2 * MS, True)]:
+        assert receiver.marked(MS, now) == shrinks
+
+
+def test_the_queue_is_the_mean_over_bytes_of_what_has_arrived_since_the_last_sample() -> None:
+    receiver, source, rtt = controller(), Arriving(), path_of(MS)
+    for now in range(10 * MS, 100 * MS, 10 * MS):
+        receiver.arrived(source, 100 * US, 1_000)
+        receiver.arrived(source, 400 * US, 2_000)
+        receiver.sample(1, source, rtt, now)
+    assert receiver.window().queue_delay() == 300 * US
+
+
+def test_the_window_grows_where_a_sender_has_more_and_no_credit() -> None:
+    for limited in (False, True):
+        receiver, source, rtt = controller(), Arriving(), path_of(MS)
+        for now in range(MS, 20 * MS, MS):
+            receiver.arrived(source, 0, 10 * WIRE, limited)
+            receiver.sample(1, source, rtt, now)
+        assert (receiver.window().bytes() > 24 * WIRE) == limited
+
+
+@pytest.mark.parametrize(
+    ("server", "stashed", "no_room", "granted"),
+    [
+        (True, 63, False, 6),
+        (True, 64, False, 0),
+        (True, 1, True, 0),
+        (False, 512, True, 6),  # a worker's peers limit by themselves what they send early
+    ],
+)
+def test_a_server_gives_no_credit_for_what_it_can_only_stash(
+    server: bool, stashed: int, no_room: bool, granted: int
+) -> None:
+    receiver, grant = controller(server=server), Credit()
+    receiver.share(grant, Arriving(), path_of(MS), 0, stashed=stashed, no_room=no_room)
+    assert grant.granted == granted
+
+
+def test_eight_peers_have_their_turn_after_each_batch() -> None:
+    receiver = controller(workers=19)
+    assert receiver.turns() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert receiver.turns() == [9, 10, 11, 12, 13, 14, 15, 16]
+    assert receiver.turns() == [17, 18, 19, 0, 1, 2, 3, 4]
+    assert controller(workers=2).turns() == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("rtprop", "eager", "demand", "outdated"),
+    [
+        (40 * MS, False, 100, True),
+        (40 * MS, False, 0, False),
+        (40 * MS, True, 100, False),  # nothing is left of such a push but copies
+        (5 * MS, False, 100, False),  # the next report comes at once
+    ],
+)
+def test_a_stop_outdates_a_demand_on_a_long_path(
+    rtprop: int, eager: bool, demand: int, outdated: bool
+) -> None:
+    receiver = controller()
+    grant = Credit()
+    receiver.credit.ask(grant, demand)
+    assert grant.outdated(rtprop, eager) == outdated
+
+
+def test_a_demand_is_lowered_and_never_raised() -> None:
+    receiver = controller()
+    grant = Credit()
+    receiver.credit.ask(grant, 100)
+    for most, demand in [(200, 100), (40, 40), (1 << 40, 40), (0, 0)]:
+        receiver.credit.lower(grant, most)
+        assert grant.demand == demand
+
+
+@pytest.mark.parametrize(("lossy", "packets"), [(False, 4), (True, 1)])
+def test_three_acks_go_for_each_share_and_one_a_packet_under_heavy_loss(
+    lossy: bool, packets: int
+) -> None:
+    receiver, grant = controller(), Credit()
+    receiver.credit.ask(grant, 1_000)
+    receiver.share(grant, Arriving(), path_of(MS), 0)
+    assert grant.share == 12
+    assert ReceiveController.packets_per_ack(grant, lossy) == packets
+
+
+def test_the_loss_of_a_sender_shows_by_the_numbers_of_its_packets() -> None:
+    source = Arriving()
+    largest = 0
+    for number in range(2, 400, 2):
+        source.count(number, largest, WIRE, number * MS)
+        largest = number
+    assert source.loss(SECOND // 2) == pytest.approx(0.5, rel=0.02)
+    assert source.rate() == pytest.approx(WIRE * 1_000, rel=0.05)  # with what is lost
+    for number in range(399, 300, -2):
+        source.count(number, largest, WIRE, SECOND // 2)  # they were only late
+    assert source.loss(SECOND // 2) < 0.05

@@ -3,7 +3,20 @@
 from collections.abc import Iterable
 
 import pytest
-from _parts import NEVER, Ack, Again, Kind, LossMeter, Recovery, Rtt, long_path
+from _parts import (
+    NEVER,
+    Ack,
+    Again,
+    Copies,
+    FirstRound,
+    Kind,
+    LossMeter,
+    Recovery,
+    Rtt,
+    profile_of,
+    repeat_after,
+    repeats,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -310,30 +323,125 @@ def test_waiting_for_credit_has_a_time_out_too() -> None:
     assert not recovery.waiting()
 
 
-# ---------------------------------------------------------------------------- early repetition
+# ---------------------------------------------------------------------------- repetition
 
 
 def test_control_frames_go_again_after_a_time_and_data_does_not() -> None:
-    recovery = Recovery()
+    recovery, copies = Recovery(), Copies()
     recovery.send(0, Kind.close)
     recovery.send(0, Kind.push)
     recovery.send(MS, Kind.close)
-    assert recovery.repeat_control(5 * MS, 5 * MS - 1) == (5 * MS, [])
-    assert recovery.repeat_control(5 * MS, 5 * MS) == (6 * MS, [(1, Again.repeat)])
+    assert recovery.repeat(5 * MS, NEVER, copies, 5 * MS - 1) == (5 * MS, [])
+    assert recovery.repeat(5 * MS, NEVER, copies, 5 * MS) == (6 * MS, [(1, Again.repeat)])
     recovery.on_ack(ack_of([3]), 5 * MS)
-    assert recovery.repeat_control(5 * MS, SECOND) == (NEVER, [])
+    assert recovery.repeat(5 * MS, NEVER, copies, SECOND) == (NEVER, [])
 
 
 def test_data_goes_again_after_a_time_the_oldest_first_as_long_as_copies_last() -> None:
     recovery = Recovery()
     for now in (0, MS, 2 * MS):
         recovery.send(now)
-    due, again, copies, short = recovery.repeat_data(5 * MS, 10, 1_000, 6 * MS)
+    copies = Copies()
+    copies.refill(1_000, 10 * MS)
+    due, again = recovery.repeat(5 * MS, 5 * MS, copies, 6 * MS)
     assert (due, again) == (7 * MS, [(1, Again.repeat), (2, Again.repeat)])
-    assert (copies, short, recovery.probes()) == (8, False, 2)
+    assert (copies.left(), copies.lacking(), recovery.probes()) == (8, False, 2)
     # Half a copy is left at 1,000 a second: the next comes in half a millisecond.
-    due, again, copies, short = recovery.repeat_data(5 * MS, 0.5, 1_000, 8 * MS)
-    assert (due, again, copies, short) == (8_500_001, [], 0.5, True)
+    copies = Copies()
+    copies.refill(1_000, MS // 2)
+    due, again = recovery.repeat(5 * MS, 5 * MS, copies, 8 * MS)
+    assert (due, again, copies.left(), copies.lacking()) == (8_500_001, [], 0.5, True)
+
+
+def test_a_peer_without_room_gets_no_copies() -> None:
+    recovery, copies = Recovery(), Copies()
+    copies.refill(1_000, 10 * MS)
+    recovery.send(0, Kind.close)
+    recovery.send(0)
+    recovery.on_ack(Ack(1, [0], refused=1), 10 * MS)
+    assert recovery.repeat(MS, MS, copies, 10 * MS) == (NEVER, [])
+
+
+@pytest.mark.parametrize(
+    ("to", "back", "queued", "after"),
+    [
+        (0.2, 0.2, False, NEVER),  # not heavy
+        # Three over the logarithm of what arrives: as many copies a round as e^-3 takes.
+        (0.9, 0.0, False, 40 * MS * 0.10536 / 3),
+        (0.5, 0.0, False, 40 * MS * 0.69315 / 3),
+        (0.5, 0.9, False, 40 * MS * 0.10536 / 3),
+        # The packet is most likely there: its ACKs are lost.
+        (0.0, 0.5, False, 2 * 40 * MS * 0.69315 / 3),
+    ],
+)
+def test_the_higher_the_loss_the_sooner_a_packet_goes_again(
+    to: float, back: float, queued: bool, after: float
+) -> None:
+    assert repeat_after(to, back, 40 * MS, queued) == pytest.approx(after, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("to", "back", "queued", "after"),
+    [
+        (0.9, 0.0, True, 500 * US),
+        (0.9, 0.0, False, 500 * US * 0.10536),
+        (0.3, 0.0, False, 500 * US),
+        (0.0, 0.75, False, 2_000 * US),
+    ],
+)
+def test_on_a_short_path_copies_are_half_a_millisecond_apart_or_less_without_a_queue(
+    to: float, back: float, queued: bool, after: float
+) -> None:
+    assert repeat_after(to, back, 200 * US, queued) == pytest.approx(after, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("to", "more", "blocked", "control", "data"),
+    [
+        (0.2, False, False, NEVER, NEVER),
+        (0.2, True, True, NEVER, NEVER),
+        (0.9, False, False, 500 * US, 70_240),
+        (0.9, True, False, 500 * US, NEVER),
+        (0.9, True, True, 500 * US, 3 * MS),
+    ],
+)
+def test_with_more_to_send_data_goes_again_only_where_that_is_blocked(
+    to: float, more: bool, blocked: bool, control: int, data: int
+) -> None:
+    assert repeats(to, 2 * MS, more, blocked) == (control, pytest.approx(data, rel=1e-4))
+
+
+def test_sixteen_packets_go_again_at_once_and_each_packet_sent_takes_from_them() -> None:
+    copies = Copies()
+    copies.refill(1_000, 10 * MS)
+    assert copies.left() == pytest.approx(10)
+    copies.refill(1_000, SECOND)
+    assert copies.left() == 16
+    for _ in range(40):
+        copies.sent()
+    copies.refill(1_000, SECOND)
+    assert copies.left() == -16
+    copies.refill(1_000, SECOND + 20 * MS)
+    assert copies.left() == pytest.approx(4)
+
+
+@pytest.mark.parametrize(
+    ("paths", "rate"),
+    [
+        ([], 32e6),  # a window in a millisecond
+        ([(0, 0)], 32e6),
+        ([(10 * MS, 0), (4 * MS, 0)], 3.2e6),
+        ([(10 * MS, 4_000), (0, 6_000)], 1e6),
+        ([(10 * MS, 40_000), (0, 60_000)], 3.2e6),
+    ],
+)
+def test_an_unproven_rate_is_the_smaller_of_own_and_receivers_windows_in_the_longest_round(
+    paths: list[tuple[int, float]], rate: float
+) -> None:
+    first = FirstRound()
+    for path in paths:
+        first.add(*path)
+    assert first.rate(32_000) == pytest.approx(rate)
 
 
 def test_packets_longer_than_a_path_carries_are_given_up() -> None:
@@ -394,7 +502,9 @@ def test_each_packet_leaves_flight_once_and_is_acknowledged_once(
             now += value * MS
             leave(recovery.on_timeout(LONG_AGO, now)[1])
         else:
-            leave(recovery.repeat_data(value * MS, 5, 1_000, now)[1])
+            copies = Copies()
+            copies.refill(1_000, 5 * MS)
+            leave(recovery.repeat(value * MS, value * MS, copies, now)[1])
         assert recovery.in_flight() == len(flight)
         assert recovery.lowest() == min(flight, default=recovery.next())
 
@@ -429,7 +539,12 @@ def test_the_smallest_round_trip_time_is_forgotten_after_five_to_ten_seconds() -
 
 
 def test_a_path_is_long_above_five_milliseconds() -> None:
-    assert [long_path(5 * MS), long_path(5 * MS + 1)] == [False, True]
+    assert [profile_of(rtprop).spreads for rtprop in (5 * MS, 5 * MS + 1)] == [False, True]
+    rtt = Rtt()
+    rtt.sample(40 * MS, 0, 0)
+    assert rtt.profile().unasked == 0.5
+    rtt.sample(MS, 0, MS)
+    assert rtt.profile().unasked == 0
 
 
 def test_an_ack_samples_the_round_trip_time_of_its_largest_packet_alone() -> None:

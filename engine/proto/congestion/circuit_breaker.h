@@ -19,7 +19,7 @@ namespace gradwire {
 class CircuitBreaker {
  public:
   // Counts one packet. `told`: the share of packets that peers now report as lost. It counts
-  // packets that were sent again early, which are never declared lost.
+  // packets that were repeated, which are never declared lost.
   void sent(uint64_t bytes, double told) {
     ++sent_;
     bytes_ += static_cast<double>(bytes);
@@ -39,7 +39,7 @@ class CircuitBreaker {
     if (loss <= kBad) {
       bad_ = tried_ = 0;
       next_ = kPatience;
-      if (loss < kHeavyLoss) factor_ = std::min(1.0, factor_ * 2);
+      if (loss < kHeavyLoss) factor_ = std::min(1.0, factor_ / kCut);
       return;
     }
     ++bad_;
@@ -57,14 +57,14 @@ class CircuitBreaker {
  private:
   void cut(double loss) {
     if (factor_ <= kSmallest) return;
-    factor_ /= 2;
+    factor_ *= kCut;
     before_ = loss;
     tried_ = bad_;
   }
   // Undoes a cut after which as much was lost as before: other traffic causes the loss, so a lower
   // rate of ours helps nobody.
   void take_back() {
-    factor_ = std::min(1.0, factor_ * 2);
+    factor_ = std::min(1.0, factor_ / kCut);
     tried_ = 0;
     next_ = bad_ + kRest;
   }
@@ -81,6 +81,8 @@ class CircuitBreaker {
   static constexpr double kBad = 0.5;
   // A cut has helped when the loss is below this multiple of the loss before.
   static constexpr double kHelped = 0.95;
+  // The factor of a cut, whose inverse brings the rate back: its effect shows above other changes.
+  static constexpr double kCut = 0.5;
   // The smallest factor: some packets must go on to show that the path works again.
   static constexpr double kSmallest = 1.0 / 32;
   Nanos start_ = 0;

@@ -8,6 +8,9 @@ namespace {
 // Under other flows' queue for this long, a trial is due; shorter queues are bursts. After as long
 // with almost no queue, a competition is over.
 constexpr Nanos kPressed = 50 * kMillisecond;
+// Below this share of the delay target there is almost no queue: a rival that fills the port leaves
+// more even when it has just given way, so a longer one counts as a rival's.
+constexpr double kQuiet = 0.5;
 // A trial's epochs last at least this long, and so do the epochs it is compared with.
 constexpr Nanos kTrial = 30 * kMillisecond;
 // Epochs of a trial at least; on a long path each is a round, and fewer take bursts for a rival.
@@ -32,8 +35,8 @@ double Competition::observe(double bytes, Nanos epoch, Nanos delay, Nanos target
   const bool long_enough = time_ >= kTrial && epochs_ >= kTrialEpochs;
   if (trying_) return long_enough ? end(now) : 1.0;
   // Only epochs count: between two ops this window sees no queue.
-  calm_ = 2 * delay >= target ? 0 : calm_ + epoch;
-  if (competes_ && calm_ > kPressed) {
+  quiet_ = static_cast<double>(delay) >= kQuiet * static_cast<double>(target) ? 0 : quiet_ + epoch;
+  if (competes_ && quiet_ > kPressed) {
     competes_ = false;
     pressed_ = 0;
     next_ = now;
@@ -45,7 +48,7 @@ double Competition::observe(double bytes, Nanos epoch, Nanos delay, Nanos target
     wins_ = 0;
     return begin(competes_ ? 1 / kGrowth : kGrowth);
   }
-  if (2 * time_ > kPressed) forget();
+  forget();
   return 1.0;
 }
 
@@ -81,7 +84,7 @@ double Competition::end(Nanos now) {
 void Competition::compete(Nanos now) {
   competes_ = true;
   doubts_ = 0;
-  calm_ = 0;
+  quiet_ = 0;
   next_ = now + kPause;
 }
 

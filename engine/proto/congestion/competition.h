@@ -36,7 +36,7 @@ class Competition {
 
   bool competes_ = false;
   bool trying_ = false;
-  Nanos calm_ = 0;     // duration of epochs in a row with almost no queue
+  Nanos quiet_ = 0;    // duration of epochs in a row with almost no queue
   Nanos pressed_ = 0;  // duration of epochs under a queue of others, less those without
   // Sums over the trial, or over the epochs that the next trial is compared with.
   double bytes_ = 0;

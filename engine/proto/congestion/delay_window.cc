@@ -13,10 +13,25 @@ namespace {
 constexpr Nanos kShortestEpoch = 300 * kMicrosecond;
 // The smallest factor of one epoch's reduction; heavy loss on slow paths of 40 ms needs it.
 constexpr double kDeepestCut = 0.6;
-// The growth per epoch beside a queue; twice as much makes queues too long beside ECN.
-constexpr double kGrowth = 0.05;
-// The same on a long path, where each epoch is a round; half of it finds the rate late.
-constexpr double kLongGrowth = 0.1;
+// The share of the queue's excess above the target by which an epoch shrinks the window: the rest
+// drains while the ACKs that show it are on their way.
+constexpr double kCutShare = 0.7;
+// The share of the target's queue that a window which limits the rate need not cover by it.
+constexpr double kOwnQueue = 0.75;
+// Below this share of the target the window regains at once what other traffic has taken. It is
+// compared with single batches, which bursts of one sender reach.
+constexpr double kRegainQueue = 1.0 / 3;
+// Up to this share of the target slow start goes on, and a long path's window may exceed what its
+// rate accounts for. It is less than a short queue, because a round passes before growth shows.
+constexpr double kRampQueue = 0.5;
+bool ramp_queue(Nanos delay, Nanos target) {
+  return static_cast<double>(delay) <= kRampQueue * static_cast<double>(target);
+}
+// Above this share of the target there is a queue at all; below, hosts may only be busy.
+constexpr double kSomeQueue = 0.25;
+bool some_queue(Nanos delay, Nanos target) {
+  return static_cast<double>(delay) > kSomeQueue * static_cast<double>(target);
+}
 // The share of way_back_ that the window covers. The rest is queueing at other ports: a window that
 // covers all of it overflows the port of an incast, and one that covers less leaves ports idle
 // where hosts are busy.
@@ -44,18 +59,16 @@ DelayWindow::DelayWindow(double initial, double minimum, double buffer, Nanos ta
 void DelayWindow::sample(uint64_t bytes, Nanos queue, Nanos round, Nanos rtprop, bool lossy,
                          Nanos now, Nanos sent) {
   queue = std::max<Nanos>(queue, 0);
-  meter_.add(bytes, now, lossy, long_path(rtprop) && !lossy ? sent : 0);
+  meter_.add(bytes, now, lossy, sent);
   target_ = aim(rtprop);
   lossy_ = lossy;
   delay_sum_ += static_cast<double>(queue) * static_cast<double>(bytes);
   bytes_sum_ += static_cast<double>(bytes);
-  // While the queue is short the window grows by half a byte per byte delivered, and so regains at
-  // once what other traffic has taken. On a long path it grows by one, because each doubling takes
-  // a round.
-  const bool is_long = long_path(rtprop);
-  const double enough = ramps() && is_long ? maximum_ : enough_;
-  if (limited_ && slow_start_.doubles() && window_ < enough && 3 * queue < shortest_target_)
-    window_ = std::min(window_ + (is_long ? 1.0 : 0.5) * static_cast<double>(bytes),
+  // While the queue is short the window regains at once what other traffic has taken.
+  const double enough = ramps() ? maximum_ : enough_;
+  if (limited_ && slow_start_.doubles() && window_ < enough &&
+      static_cast<double>(queue) < kRegainQueue * static_cast<double>(shortest_target_))
+    window_ = std::min(window_ + profile_of(rtprop).growth * static_cast<double>(bytes),
                        std::max(maximum_, window_));
   if (now < epoch_end_) return;
   if (epoch_end_ != 0) end_epoch(round, rtprop, now);
@@ -76,9 +89,9 @@ void DelayWindow::marked() {
 // them runs empty, above all under incast. It must still fit into the port's buffer.
 Nanos DelayWindow::aim(Nanos rtprop) const {
   const double rate = meter_.bytes_per_second();
-  if (!long_path(rtprop) || ramps() || rate <= 0) return shortest_target_;
-  const auto fits = static_cast<Nanos>(kLongQueue * 1e9 / rate);
-  return std::max(shortest_target_, std::min(rtprop / 4, fits));
+  if (ramps() || rate <= 0) return shortest_target_;
+  const double longest = profile_of(rtprop).target * static_cast<double>(rtprop);
+  return std::max(shortest_target_, static_cast<Nanos>(std::min(longest, kLongQueue * 1e9 / rate)));
 }
 
 void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
@@ -87,11 +100,11 @@ void DelayWindow::end_epoch(Nanos round, Nanos rtprop, Nanos now) {
   account(delay, round, rtprop);
   const double rate =
       bytes_sum_ * 1e9 / static_cast<double>(std::max<Nanos>(1, now - epoch_start_));
-  const bool is_long = long_path(rtprop);
-  slow_start_.round(rate, 2 * delay > target_, limited_, is_long);
+  const PathProfile& path = profile_of(rtprop);
+  slow_start_.round(rate, !ramp_queue(delay, target_), limited_, path.ramps);
   stretch_.epoch(window_, rate / std::max(1.0, meter_.bytes_per_second()), delay, target_,
                  limited_);
-  if (!compete(delay, rate, is_long, now)) steer(delay, is_long);
+  if (!compete(delay, rate, path, now)) steer(delay, path);
 }
 
 // Computes what the rate accounts for, and the most that the path and the receiver hold.
@@ -104,7 +117,7 @@ void DelayWindow::account(Nanos delay, Nanos round, Nanos rtprop) {
   way_back_ += (sample - way_back_) * (way_back_ == 0 ? 1.0 : kSlowly);
   // It is at least what is under way at this rate and a quarter of the target's queue, since a
   // window that limits the rate could not grow otherwise.
-  const double least = static_cast<double>(std::max<Nanos>(round - delay, 0)) - 0.75 * target;
+  const double least = static_cast<double>(std::max<Nanos>(round - delay, 0)) - kOwnQueue * target;
   const double way = static_cast<double>(rtprop) + kWayBack * way_back_;
   enough_ = meter_.bytes_per_second() > 0
                 ? meter_.bytes_per_second() * 1e-9 * (target + std::max(way, least))
@@ -113,13 +126,13 @@ void DelayWindow::account(Nanos delay, Nanos round, Nanos rtprop) {
 }
 
 // Runs trials and competition; true while they decide about the window.
-bool DelayWindow::compete(Nanos delay, double rate, bool is_long, Nanos now) {
-  // An epoch that a pause has lengthened does not show whose traffic fills the port.
+bool DelayWindow::compete(Nanos delay, double rate, const PathProfile& path, Nanos now) {
+  // An epoch that a pause has lengthened by half does not show whose traffic fills the port.
   const bool whole = 2 * (now - epoch_end_) < epoch_end_ - epoch_start_;
   // Under heavy loss a trial ends as it would without, but no first one begins.
   if (lossy_ ? competition_.trying() : whole && limited_) {
-    // On a long path the rate varies with the rounds.
-    const bool slow = !is_long && 4 * delay > target_ && rate < kSlow * meter_.bytes_per_second();
+    const bool slow =
+        path.steady && some_queue(delay, target_) && rate < kSlow * meter_.bytes_per_second();
     const double factor =
         competition_.observe(bytes_sum_, now - epoch_start_, delay, target_, slow, now);
     if (factor != 1.0) window_ = std::clamp(factor * window_, minimum_, maximum_);
@@ -136,24 +149,25 @@ bool DelayWindow::compete(Nanos delay, double rate, bool is_long, Nanos now) {
 }
 
 // Holds the queue at the target: shrinks in proportion to its excess, and grows below.
-void DelayWindow::steer(Nanos delay, bool is_long) {
+void DelayWindow::steer(Nanos delay, const PathProfile& path) {
   const double target = static_cast<double>(target_);
   // A long path without a queue may carry more than the rate accounts for: losses may have ended
   // slow start before it found the rate.
-  const double most = ramps() || (is_long && !lossy_ && 2 * delay <= target_) ? maximum_ : enough_;
+  const double most =
+      ramps() || (path.ramps && !lossy_ && ramp_queue(delay, target_)) ? maximum_ : enough_;
   if (delay > target_) {
     const double excess = (static_cast<double>(delay) - target) / static_cast<double>(delay);
-    window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - 0.7 * excess));
+    window_ = std::max(minimum_, window_ * std::max(kDeepestCut, 1.0 - kCutShare * excess));
   } else if (limited_ && window_ < most) {
     const double room = (target - static_cast<double>(delay)) / target;
-    const double grown =
-        window_ + std::max<double>(kFullPacket, (is_long ? kLongGrowth : kGrowth) * window_) * room;
-    window_ = std::min(grown, is_long ? most : maximum_);
+    const double grown = window_ + std::max<double>(kFullPacket, path.slow_growth * window_) * room;
+    // A step of a short path may end beyond `most`; one of a long path would take a round to show.
+    window_ = std::min(grown, path.ramps ? most : maximum_);
   }
   // A window that is too large shrinks only when there is a queue. A long round without one is the
   // delay of busy hosts; shrinking for it would lower the rate, and with the rate the window, again
   // and again.
-  if (4 * delay > target_ && !ramps()) window_ = std::min(window_, enough_);
+  if (some_queue(delay, target_) && !ramps()) window_ = std::min(window_, enough_);
   window_ = std::clamp(window_, minimum_, maximum_);
 }
 

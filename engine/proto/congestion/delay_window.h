@@ -32,8 +32,6 @@ class DelayWindow {
   // The factor by which the window may be exceeded so that a window's worth arrives, when the share
   // `loss` is lost on the path without a queue.
   double stretch(double loss) const { return stretch_.factor(loss); }
-  // True when that factor exceeds 1 for some loss.
-  bool stretches() const { return stretch_.any(); }
   // For a sender: `share` of its packets is lost, and its receivers' windows for it have `told`
   // bytes. Its window stretches step by step up to these. A receiver does not call this; its window
   // stretches at once, because its senders bound themselves.
@@ -57,8 +55,8 @@ class DelayWindow {
   Nanos aim(Nanos rtprop) const;
   void end_epoch(Nanos round, Nanos rtprop, Nanos now);
   void account(Nanos delay, Nanos round, Nanos rtprop);
-  bool compete(Nanos delay, double rate, bool is_long, Nanos now);
-  void steer(Nanos delay, bool is_long);
+  bool compete(Nanos delay, double rate, const PathProfile& path, Nanos now);
+  void steer(Nanos delay, const PathProfile& path);
 
   double window_;
   double minimum_;

@@ -14,6 +14,13 @@
 
 namespace gradwire {
 
+// Up to this share of the delay target a queue is short: more may be sent than the rate accounts
+// for. The rest of the target is for what hosts that wake up late add.
+inline constexpr double kShortQueue = 0.75;
+inline bool short_queue(Nanos delay, Nanos target) {
+  return static_cast<double>(delay) <= kShortQueue * static_cast<double>(target);
+}
+
 // QueueDelay estimates queueing as one-way delay above its minimum of the last seconds. The two
 // ends' clocks need not agree.
 class QueueDelay {

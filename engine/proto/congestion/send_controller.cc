@@ -5,37 +5,46 @@ namespace gradwire {
 namespace {
 // The pace above BtlBw that looks for a higher rate while the queue is almost empty.
 constexpr double kProbeGain = 0.2;
-// With a queue above this share of the delay target the pace is BtlBw.
-constexpr double kProbeQueue = 0.75;
+// The pace is highest up to a quarter of a short queue, which one train makes, and falls from
+// there.
+constexpr double kProbeMost = 0.75;
 // A pace above BtlBw may add this share of the delay target to the queue in a round of a long path.
 constexpr double kProbeRoom = 0.5;
 // Seconds of the pace that a late timer may catch up on; two trains of a long path.
 constexpr double kPaceDepth = 0.0005;
+// Trains that may go at once at least, so that a timer that is late by one train costs nothing.
+constexpr double kTrainsAtOnce = 2;
+// The share of a train for which tokens are awaited: the next goes in debt, and in time.
+constexpr double kTrainAwaited = 0.5;
 // A window goes in at least so many trains: long trains of several senders collide in one port and
 // leave others idle.
 constexpr double kTrainsPerWindow = 16;
 // Datagrams; a shorter train would spend a send call on few packets.
 constexpr uint32_t kShortestTrain = 4;
-// Packets that may be sent again early at once.
-constexpr double kCopiesAtOnce = 16;
 }  // namespace
 
 void SendController::on_sent(uint64_t bytes, Nanos now) {
   in_flight_ += bytes;
-  copies_.spend(1, -kCopiesAtOnce);
+  copies_.sent();
   breaker_.sent(bytes, loss_.share(now));
 }
 
-double SendController::add_loss(uint64_t bytes, double loss, Nanos now) {
-  const double arrived = static_cast<double>(bytes) / wire_bytes_;
-  loss_.add(arrived * loss / (1.0 - std::min(loss, LossMeter::kMost)), arrived, now);
-  return loss_.share(now);
-}
-
-void SendController::on_ack(const Report& report, Nanos now) {
-  window_.loss(loss_.share(now), report.windows);
-  window_.sample(report.bytes, report.queue, report.round, report.rtprop, report.loss > kHeavyLoss,
-                 now, report.last_sent);
+// With one destination the queue may be at either end, and the receiver's credit already keeps it
+// short (or competes). The send window must not shrink for it a second time.
+void SendController::on_ack(const Report& report, const std::function<double()>& windows,
+                            Nanos now) {
+  const double arrived = static_cast<double>(report.bytes) / wire_bytes_;
+  loss_.add(arrived * report.loss / (1.0 - std::min(report.loss, LossMeter::kMost)), arrived, now);
+  const double loss = loss_.share(now);
+  window_.loss(loss, loss > 0 ? windows() : 0);
+  const PortDelay::Now port = departing_.add(report.path, report.queue, report.bytes, now);
+  const bool alone = port.in_use == 1;
+  const PathProfile& profile = profile_of(report.rtprop);
+  const bool elsewhere = alone && !profile.own_queue;
+  const bool lossy = report.loss > kHeavyLoss;
+  window_.sample(report.bytes, elsewhere ? std::min(port.delay, delay_target_) : port.delay,
+                 report.round, report.rtprop, lossy, now,
+                 alone || lossy || !profile.spreads ? 0 : report.last_sent);
 }
 
 bool SendController::marked(Nanos sent, Nanos now) {
@@ -64,8 +73,8 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
   far_ = far.count > 0;
   led_ = far.alone() && !heavy ? led(far) : 0;
   const double stretch = window_.stretch(loss);
-  const double queue = static_cast<double>(window_.queue_delay()) / (kProbeQueue * target);
-  double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue, 0.0, 0.75);
+  const double queue = static_cast<double>(window_.queue_delay()) / (kShortQueue * target);
+  double gain = 1.0 + kProbeGain * std::clamp(1.0 - queue, 0.0, kProbeMost);
   if (far_) gain = std::min(gain, 1.0 + kProbeRoom * target / static_cast<double>(far.rtprop));
   rate_ = 0;
   if (pacing_ && rate > 0) rate_ = breaker_.factor() * std::max(stretch * gain * rate, unproven);
@@ -78,7 +87,7 @@ void SendController::pace(const LongPaths& far, double rate, double unproven, Na
     quantum_ = std::min(quantum_, std::max(kShortestTrain, most));
   }
   if (rate_ > 0) {
-    tokens_.refill(rate_, std::max(2.0 * quantum_bytes(), rate_ * kPaceDepth), now);
+    refill(tokens_, rate_, now);
   } else {
     tokens_.reset(now);  // bytes sent before a rate was known are no debt
   }
@@ -106,34 +115,30 @@ double SendController::room(Nanos now) const {
 Nanos SendController::wait(bool several, Nanos now) {
   paced_ = rate_ > 0 && (several || far_ || throttled());
   if (!paced_ || tokens_.tokens() > 0) return 0;
-  return now + static_cast<Nanos>(tokens_.wait(0.5 * quantum_bytes(), rate_));
+  return now + static_cast<Nanos>(awaited(tokens_, rate_));
 }
 
 // A receiver's port has no queue for the bytes that all its senders have saved up while the credit
 // of other receivers was used up, so each path's part of a window is paced over a round.
 Nanos SendController::hold(TokenBucket& tokens, double window, Nanos round, Nanos now) const {
-  const double bytes = quantum_bytes();
   const double rate = ramp() * breaker_.factor() * window / static_cast<double>(round) * 1e9;
-  tokens.refill(rate, std::max(2.0 * bytes, rate * kPaceDepth), now);
+  refill(tokens, rate, now);
   if (tokens.tokens() > 0) return 0;
-  return std::max<Nanos>(1, static_cast<Nanos>(tokens.wait(0.5 * bytes, rate)));
+  return std::max<Nanos>(1, static_cast<Nanos>(awaited(tokens, rate)));
 }
 
-// While only heavy loss has shown a rate: a window per round, as in any first round. With less, the
-// path's rate would never show.
-double SendController::unproven_rate(double windows, Nanos round) const {
-  const double window = window_.bytes();
-  return (windows > 0 ? std::min(window, windows) : window) * 1e9 / static_cast<double>(round);
+void SendController::refill(TokenBucket& tokens, double rate, Nanos now) const {
+  tokens.refill(rate, std::max(kTrainsAtOnce * quantum_bytes(), rate * kPaceDepth), now);
 }
 
-double SendController::copy_rate(double rate, double unproven, Nanos now) const {
+double SendController::awaited(const TokenBucket& tokens, double rate) const {
+  return tokens.wait(kTrainAwaited * quantum_bytes(), rate);
+}
+
+Copies& SendController::copies(double rate, double unproven, Nanos now) {
   const double carried = std::max(window_.stretch(loss_.share(now)) * rate, unproven);
-  return breaker_.factor() * carried / wire_bytes_;
-}
-
-double SendController::copies(double per_second, Nanos now) {
-  copies_.refill(per_second, kCopiesAtOnce, now);
-  return copies_.tokens();
+  copies_.refill(breaker_.factor() * carried / wire_bytes_, now);
+  return copies_;
 }
 
 }  // namespace gradwire

@@ -7,21 +7,26 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "proto/base/time.h"
 #include "proto/base/token_bucket.h"
 #include "proto/congestion/circuit_breaker.h"
 #include "proto/congestion/delay_window.h"
+#include "proto/congestion/queue_delay.h"
 #include "proto/recovery/loss_meter.h"
+#include "proto/recovery/repetition.h"
 
 namespace gradwire {
 
 class SendController {
  public:
-  SendController(uint32_t wire_bytes, Nanos delay_target, bool pacing)
+  SendController(uint32_t wire_bytes, Nanos delay_target, bool pacing, size_t paths)
       : wire_bytes_(wire_bytes),
         pacing_(pacing),
-        window_(32.0 * wire_bytes, 4.0 * wire_bytes, 64e6, delay_target) {}
+        delay_target_(delay_target),
+        window_(kFirst * wire_bytes, kLeast * wire_bytes, kMost, delay_target),
+        departing_(paths) {}
 
   const DelayWindow& window() const { return window_; }
   // Packets are lost so often that the circuit breaker has tripped.
@@ -36,19 +41,19 @@ class SendController {
     breaker_.lost();
     window_.lost();
   }
-  // Report is what the ACKs of one path report.
+  // Report is what an ACK of one path reports.
   struct Report {
+    size_t path = 0;
     uint64_t bytes = 0;  // acknowledged, on the wire
     double loss = 0;     // share of packets lost on this path
-    double windows = 0;  // bytes: the windows of all receivers for this sender
     Nanos queue = 0;     // queueing delay
     Nanos round = 0;
     Nanos rtprop = 0;
-    Nanos last_sent = 0;  // of the acknowledged packets, with several receivers; else 0
+    Nanos last_sent = 0;  // of the acknowledged packets
   };
-  // The share of all packets sent that is lost, with what this path reports.
-  double add_loss(uint64_t bytes, double loss, Nanos now);
-  void on_ack(const Report& report, Nanos now);
+  // `windows` sums the windows of all receivers for this sender, in bytes. It is asked for under
+  // loss, because they bound how far loss may stretch this one.
+  void on_ack(const Report& report, const std::function<double()>& windows, Nanos now);
   // A switch has marked packets, the last of them sent at `sent`; true when the window shrinks.
   // There is one congestion event a round: marks on packets sent before the window shrank do not
   // concern its present size (RFC 9002 §7.3.2 and appendix B.6).
@@ -84,17 +89,15 @@ class SendController {
     if (paced_) tokens_.spend(bytes);
   }
   // The same for a train that goes whatever the windows are, after a probe time-out.
-  void probe_sent(double bytes) { tokens_.spend(bytes, -64.0 * wire_bytes_); }
+  void probe_sent(double bytes) { tokens_.spend(bytes, -kProbeDebt * wire_bytes_); }
   // Holds back a train of a path that has its own part of the receiver's window: nanoseconds, or 0.
   Nanos hold(TokenBucket& tokens, double window, Nanos round, Nanos now) const;
 
-  // ---- early repetition (under heavy loss)
-  // The rate in packets/s at which packets may be sent again early, and how many may go now.
-  double copy_rate(double rate, double unproven, Nanos now) const;
-  double copies(double per_second, Nanos now);
-  // The rate in bytes/s to use while only heavy loss has shown one. `windows`: bytes of the
-  // receivers' windows; `round`: the longest round-trip time.
-  double unproven_rate(double windows, Nanos round) const;
+  // ---- repetition (under heavy loss)
+  // The queue here is not short.
+  bool queued() const { return !short_queue(window_.queue_delay(), window_.target()); }
+  // The packets that may go again now, at the rate that the paths carry; the rates are pace()'s.
+  Copies& copies(double rate, double unproven, Nanos now);
 
  private:
   // In slow start on a long path, the pace is a multiple of a window per round.
@@ -102,18 +105,32 @@ class SendController {
   double led(const LongPaths& far) const;
   void spread(const LongPaths& far, double window);
 
+  void refill(TokenBucket& tokens, double rate, Nanos now) const;
+  double awaited(const TokenBucket& tokens, double rate) const;
+
+  // Packets of the first window: several go to each peer, and fit the shortest queues.
+  static constexpr double kFirst = 32;
+  // Packets of the smallest window: a train.
+  static constexpr double kLeast = 4;
+  // Bytes of the largest window beside what the path holds; receivers' credit is the limit.
+  static constexpr double kMost = 64e6;
+  // Packets of debt by probes: a longer one would hold back what follows them.
+  static constexpr double kProbeDebt = 64;
+  // The pace in slow start, in windows per round; 1 would keep the window from doubling.
   static constexpr double kRampGain = 1.25;
   uint32_t wire_bytes_;  // of a full packet
   bool pacing_;
+  Nanos delay_target_;
   DelayWindow window_;
-  LossMeter loss_;  // of all packets sent
+  PortDelay departing_;  // of the queue behind this port, as peers report
+  LossMeter loss_;       // of all packets sent
   CircuitBreaker breaker_;
   uint64_t in_flight_ = 0;  // bytes
   Nanos cut_ = 0;           // last reduction for marks
   TokenBucket tokens_;      // pacing, bytes
-  TokenBucket copies_;      // packets that may be sent again early
-  double led_ = 0;          // bytes: the window of the only receiver, on a long path
-  double rate_ = 0;         // the pace in bytes/s; 0: none
+  Copies copies_;
+  double led_ = 0;   // bytes: the window of the only receiver, on a long path
+  double rate_ = 0;  // the pace in bytes/s; 0: none
   uint32_t quantum_ = 0;
   bool far_ = false;  // some destination is far
   bool paced_ = false;

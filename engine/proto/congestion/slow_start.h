@@ -13,10 +13,10 @@ class SlowStart {
   // doubles would always be marked.
   bool doubles() const { return doubles_; }
   void marked() { on_ = doubles_ = false; }
-  // Judges one round, in which `rate` bytes per second were delivered. It ends slow start on a
-  // short path, with a queue, or when more bytes in flight bring no higher rate (BBR's full pipe).
-  // `limited`: the window held transmission back.
-  void round(double rate, bool queued, bool limited, bool is_long) {
+  // Judges one round, in which `rate` bytes per second were delivered. It ends slow start where
+  // the path does not ramp, with a queue, or when more bytes in flight bring no higher rate (BBR's
+  // full pipe). `limited`: the window held transmission back.
+  void round(double rate, bool queued, bool limited, bool ramps) {
     if (!on_) return;
     if (rate > kStillGrows * best_rate_) {
       best_rate_ = rate;
@@ -24,7 +24,7 @@ class SlowStart {
     } else if (limited) {
       ++flat_rounds_;
     }
-    if (!is_long || queued || flat_rounds_ >= kFlatRounds) on_ = false;
+    if (!ramps || queued || flat_rounds_ >= kFlatRounds) on_ = false;
   }
 
  private:

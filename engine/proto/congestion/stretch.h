@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "proto/base/time.h"
+#include "proto/congestion/queue_delay.h"
 #include "proto/recovery/loss_meter.h"
 
 namespace gradwire {
@@ -36,12 +37,12 @@ class Stretch {
     const bool sender = loss_ >= 0;
     double upper = most(sender ? loss_ : LossMeter::kMost);
     if (sender) upper = std::clamp(told_ / window, 1.0, upper);
-    if (4 * delay > 3 * target) {
+    if (!short_queue(delay, target)) {
       // The rate that came through then is what the path carries.
       if (sender && factor_ > 1)
         queued_at_ = std::clamp(use / (1.0 - loss_), kSignalCut * factor_, factor_);
-      factor_ *=
-          std::max(kSignalCut, 0.75 * static_cast<double>(target) / static_cast<double>(delay));
+      factor_ *= std::max(kSignalCut,
+                          kShortQueue * static_cast<double>(target) / static_cast<double>(delay));
     } else if (use >= kFull) {
       factor_ *= kSignalCut;
     } else if (!sender) {

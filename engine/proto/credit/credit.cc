@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "proto/recovery/rtt.h"
-
 namespace gradwire {
 
 namespace {
@@ -31,12 +29,12 @@ bool CreditPool::share(Credit& credit, const Sender& sender, const DelayWindow& 
   const uint32_t wanted = credit.demand;
   const double part =
       wanted ? static_cast<double>(uint64_t{wanted} * wanted) / static_cast<double>(squares_) : 0.0;
+  const PathProfile& profile = profile_of(sender.rtprop);
   uint32_t unasked = standing_;
   credit.part = std::max(standing_, static_cast<uint32_t>(part * pool));
-  if (long_path(sender.rtprop)) {
-    // On a long path half of the window is granted unasked, to all senders together: to ask takes a
-    // round.
-    unasked = std::max(standing_, packets / senders_ / 2);
+  if (profile.spreads) {
+    // To ask for credit takes a round, so a part of the window is granted unasked.
+    unasked = std::max(standing_, static_cast<uint32_t>(profile.unasked * packets / senders_));
     // The sender paces by `part`, so it is the port's rate even while the window is smaller than
     // what the path holds.
     const double known =

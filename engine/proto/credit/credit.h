@@ -3,11 +3,13 @@
 // so that lost packets return their credit when a later one arrives.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "proto/base/time.h"
 #include "proto/base/token_bucket.h"
 #include "proto/congestion/delay_window.h"
+#include "proto/recovery/rtt.h"
 
 namespace gradwire {
 
@@ -18,6 +20,13 @@ struct Credit {
   uint32_t part = 0;          // of the window, whatever it wants
   uint64_t granted = 0;       // highest packet number that it may send
   uint64_t granted_sent = 0;  // the same in the last ACK
+
+  // True when a STOP outdates the demand. On a short path the next report comes at once, and copies
+  // that must be sent again count as well. A push that ends where an eager close does (`eager`)
+  // leaves nothing but copies.
+  bool outdated(Nanos rtprop, bool eager) const {
+    return demand && profile_of(rtprop).outdates_demand && !eager;
+  }
 };
 
 // CreditPool divides a receiver's window among its senders.
@@ -33,9 +42,12 @@ class CreditPool {
   static uint32_t standing_for(uint32_t senders);
 
   void ask(Credit& credit, uint64_t demand);
+  // The sender can want no more than this.
+  void lower(Credit& credit, uint64_t most) {
+    ask(credit, std::min<uint64_t>(credit.demand, most));
+  }
 
-  // What the receiver knows of one sender's path. Round, loss and rate matter only to a window that
-  // stretches.
+  // What the receiver knows of one sender's path.
   struct Sender {
     Nanos rtprop = 0;
     Nanos round = 0;

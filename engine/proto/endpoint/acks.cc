@@ -66,6 +66,16 @@ void Endpoint::Impl::packets_lost(Path& path, Nanos now) {
   touch(path);
 }
 
+// Takes how many packets came with which codepoint, as the peer counts.
+void Endpoint::Impl::on_counts(Path& path, const wire::Ack& ack, Nanos now) {
+  const bool marks = path.ecn.sent.told(ack.ect0, ack.ce);
+  if (config.ecn && path.ecn.sent.failed() && !path.ecn.failure_counted) {
+    path.ecn.failure_counted = true;
+    ++counters.ecn_failed;
+  }
+  if (marks && sender.marked(path.recovery.largest_acked_sent(), now)) ++counters.mark_cuts;
+}
+
 // False when the ACK is malformed.
 bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   scratch.acked.clear();
@@ -90,26 +100,17 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
   if (scratch.acked.bytes == 0) return true;
   path.recovery.detect_losses(scratch.lost);
   packets_lost(path, now);
-  const PortDelay::Now port =
-      departing.add(path.peer, Nanos{ack.queue_us} * kMicrosecond, scratch.acked.bytes, now);
-  SendController::Report report;
-  report.bytes = scratch.acked.bytes;
-  report.loss = path.loss_to.reported;
-  // The windows bound how far loss may stretch this one.
-  if (sender.add_loss(scratch.acked.bytes, report.loss, now) > 0)
-    for (const auto& p : paths)
-      if (p && p->loss_to.recent(now)) report.windows += p->allowed.window;
   const Rtt& rtt = path.recovery.rtt;
-  report.round = rtt.round();
-  report.rtprop = rtt.minimum();
-  report.queue = port.delay;
-  // With one destination the queue may be at either end, and the receiver's credit already keeps
-  // it short (or competes). The send window must not shrink for it a second time.
-  const bool alone = port.in_use == 1;
-  if (alone && !long_path(rtt.minimum()))
-    report.queue = std::min(report.queue, config.delay_target);
-  if (!alone) report.last_sent = path.recovery.largest_acked_sent();
-  sender.on_ack(report, now);
+  const auto windows = [&] {
+    double total = 0;
+    for (const auto& p : paths)
+      if (p && p->loss_to.recent(now)) total += p->allowed.window;
+    return total;
+  };
+  sender.on_ack(
+      {path.peer, scratch.acked.bytes, path.loss_to.reported, Nanos{ack.queue_us} * kMicrosecond,
+       rtt.round(), rtt.minimum(), path.recovery.largest_acked_sent()},
+      windows, now);
   counters.btlbw = btlbw();
   counters.send_window = sender.window().bytes();
   retire(now);

@@ -7,25 +7,24 @@
 
 namespace gradwire {
 
+namespace {
+// The share of the socket's receive buffer that a window may fill, since packets also wait there
+// while this host is busy; and datagrams of it at least.
+constexpr double kUnreadShare = 0.5;
+constexpr double kLeastUnread = 8;
+}  // namespace
+
 std::string EndpointConfig::name(uint16_t number) const {
   if (number >= workers) return "server " + std::to_string(number - workers);
   return "rank " + std::to_string(ranks.empty() ? number : ranks[number]);
 }
 
-// The window covers what peers may send without having asked.
-Receiver::Receiver(const EndpointConfig& config, uint32_t senders)
-    : window(std::max<double>(CreditPool::kStanding, config.workers) * config.wire_bytes(),
-             std::max<double>(CreditPool::kStanding, config.workers) * config.wire_bytes(),
-             std::max(0.5 * config.receive_buffer, 8.0 * config.datagram_bytes),
-             config.delay_target),
-      credit(senders, CreditPool::standing_for(senders)),
-      delay(config.endpoints()) {}
-
 Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     : config(c),
-      sender(c.wire_bytes(), c.delay_target, c.pacing),
-      receiver(c, c.peers_of(c.endpoint)),
-      departing(c.endpoints()),
+      sender(c.wire_bytes(), c.delay_target, c.pacing, c.endpoints()),
+      receiver({c.endpoints(), c.peers_of(c.endpoint), c.workers, c.wire_bytes(),
+                std::max(kUnreadShare * c.receive_buffer, kLeastUnread * c.datagram_bytes),
+                c.delay_target, c.endpoint >= c.workers}),
       scheduler(c.endpoints()),
       due(c.endpoints(), now) {
   memory.limit = config.memory_limit;
@@ -103,19 +102,15 @@ void Endpoint::Impl::on_timer(Nanos now) {
       check_limit(*path, now);
       check_probe(*path, now);
     }
-    if (ops_due) close_regions(now);
+    // The regions whose time has come are closed.
+    for (auto& [id, op] : ops) {
+      if (!ops_due || !op->aggregator || op->aggregator->sum.next_timer() > now) continue;
+      op->aggregator->sum.on_timer(now);
+      after_sum(*op, now);
+    }
     retire(now);
   }
   finish_close(now);
-}
-
-// Closes the regions whose time has come.
-void Endpoint::Impl::close_regions(Nanos now) {
-  for (auto& [id, op] : ops) {
-    if (!op->aggregator || op->aggregator->sum.next_timer() > now) continue;
-    op->aggregator->sum.on_timer(now);
-    after_sum(*op, now);
-  }
 }
 
 Nanos Endpoint::Impl::next_timer() {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "proto/base/agenda.h"
-#include "proto/congestion/delay_window.h"
 #include "proto/congestion/send_controller.h"
+#include "proto/credit/receive_controller.h"
 #include "proto/endpoint/endpoint.h"
 #include "proto/endpoint/op.h"
 #include "proto/path/path.h"
@@ -64,17 +64,6 @@ struct OpAgenda {
   bool retire = false;            // an op may be drained now
 
   Nanos earliest() const { return timers.empty() ? kNever : timers.begin()->first; }
-};
-
-// Receiver bounds what all peers together send to this endpoint.
-struct Receiver {
-  Receiver(const EndpointConfig& config, uint32_t senders);
-
-  DelayWindow window;
-  Nanos cut = 0;  // last reduction of the window for marks
-  CreditPool credit;
-  size_t turn = 0;  // the path whose credit was computed last, in turn
-  PortDelay delay;  // of the queue in front of this port
 };
 
 // Due is when which path needs something, as of the last settling.
@@ -129,7 +118,6 @@ struct Endpoint::Impl {
 
   // endpoint.cc
   void on_timer(Nanos now);
-  void close_regions(Nanos now);
   Nanos next_timer();
   void close(Nanos now, Nanos linger);
   void fail(Failure why, Nanos now);
@@ -178,7 +166,6 @@ struct Endpoint::Impl {
     return kind == wire::Kind::push ? *op.worker->push[config.aggregator_at(path.peer)]
                                     : *op.aggregator->back[path.peer];
   }
-  void measure_loss(Path& path, uint64_t number, uint64_t bytes, Nanos now);
   Fate for_aggregator(Path& path, Op& op, const wire::Header& header,
                       std::span<const uint8_t> payload, Nanos now, bool stashed);
   Fate on_forgive(Path& path, Op& op, std::span<const uint8_t> payload, Nanos now);
@@ -188,10 +175,12 @@ struct Endpoint::Impl {
   bool on_stop(Path& path, Op& op, ChunkSender& sender, std::span<const uint8_t> payload);
   Fate dispatch(Path& path, Op& op, const wire::Header& header, std::span<const uint8_t> payload,
                 Nanos now, bool stashed = false);
+  void share_credit(Path& path, Nanos now);
   void flush(Nanos now);
   void replay(uint64_t op, Nanos now);
 
   // acks.cc
+  void on_counts(Path& path, const wire::Ack& ack, Nanos now);
   bool on_ack(Path& path, const wire::Ack& ack, Nanos now);
   Op* op_of(const SentPacket& packet);
   void packet_acked(Path& path, const SentPacket& packet, Nanos now);
@@ -273,10 +262,6 @@ struct Endpoint::Impl {
   void split(Path& path, Train& train);
   uint32_t longest_datagram() const;
 
-  // ecn.cc
-  void count_ecn(Path& path, uint8_t ecn, Nanos now);
-  void on_counts(Path& path, const wire::Ack& ack, Nanos now);
-
   // priority.cc
   void set_classes(Op& op);
   uint8_t next_dscp(Op& op, uint16_t aggregator, uint16_t peer, bool fresh);
@@ -284,7 +269,6 @@ struct Endpoint::Impl {
   // repeat.cc
   void repeat(Nanos now);
   double unproven_rate(Nanos now) const;
-  Nanos repeat_after(const Path& path, Nanos now) const;
 
   // passes.cc
   void end_passes();
@@ -296,16 +280,11 @@ struct Endpoint::Impl {
   bool on_enough(Path& path, Op& op, std::span<const uint8_t> payload);
   void answer(Op& op, uint16_t to, wire::Way way, PassReceiver& passes, bool enough,
               const std::function<Bitmap()>& missing);
+  uint64_t most_wanted(const Path& path) const;
   void answer_push(Op& op, uint16_t worker);
   void answer_pull(Op& op, uint16_t aggregator);
   void send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass);
   void send_bitmap(uint16_t to, Op& op, const wire::Pass& pass, const Bitmap& missing);
-
-  // credit.cc
-  void share_credit(Path& path, Nanos now);
-  void share_credit(Nanos now);
-  uint64_t most_wanted(const Path& path) const;
-  void void_backlog(const Op& op, uint16_t worker);
 
   // ops.cc
   const Lane& lane(uint64_t op) const;
@@ -373,7 +352,7 @@ struct Endpoint::Impl {
     return config.datagram_bytes - static_cast<uint32_t>(wire::kHeaderBytes) - kPartPrefix;
   }
 
-  double btlbw() const { return std::max(sender.window().rate(), receiver.window.rate()); }
+  double btlbw() const { return std::max(sender.window().rate(), receiver.window().rate()); }
 
   EndpointConfig config;
   std::vector<std::unique_ptr<Path>> paths;  // by endpoint; null for the own one
@@ -385,8 +364,7 @@ struct Endpoint::Impl {
   std::deque<Event> events;
   Counters counters;
   SendController sender;
-  Receiver receiver;
-  PortDelay departing;  // of the queue behind this port, as peers report
+  ReceiveController receiver;
   Scheduler scheduler;
   Due due;
   Scratch scratch;

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "proto/endpoint/endpoint_impl.h"
+#include "proto/push/push_list.h"
 
 namespace gradwire {
 
@@ -58,12 +59,35 @@ void Endpoint::Impl::answer(Op& op, uint16_t to, wire::Way way, PassReceiver& pa
   }
 }
 
+// The most packets that a peer can still want to send here: the undecided chunks of its pushes and
+// the missing results. It is unbounded while packets of ops that have not started here wait.
+uint64_t Endpoint::Impl::most_wanted(const Path& path) const {
+  if (!path.stash.packets.empty()) return UINT64_MAX;
+  for (const auto& [id, opens] : waiting.opens)
+    if (opens.messages.contains(path.peer)) return UINT64_MAX;
+  uint64_t total = 0;
+  for (const auto& [id, op] : ops) {
+    if (sums_for(*op, path.peer)) total += op->aggregator->sum.undecided(path.peer);
+    if (op->working() && pulls_from(*op, path.peer))
+      total += op->worker->pull[config.aggregator_at(path.peer)].missing();
+  }
+  return total;
+}
+
 // Answers a worker's push. In passes the answer waits for the worker's OPEN, without which no
 // region closes.
 void Endpoint::Impl::answer_push(Op& op, uint16_t worker) {
   AggregatorPart& part = *op.aggregator;
   PassReceiver* const passes = part.passes_of(worker);
-  if (!passes) return void_backlog(op, worker);
+  if (!passes) {
+    // The backlog that the worker reported before a STOP arrived would take credit from other
+    // senders until its next packet, which may be an op away.
+    Path& path = *paths[worker];
+    if (part.sum.stopped(worker) &&
+        path.grant.outdated(path.recovery.rtt.minimum(), eager_from_start(op.spec.plan)))
+      receiver.credit.lower(path.grant, most_wanted(path));
+    return;
+  }
   const bool enough = part.sum.undecided(worker) == 0;
   if (op.own_shard().size() == 0 || (!enough && !part.sum.opened(worker))) return;
   answer(op, worker, wire::Way::push, *passes, enough, [&] { return part.sum.missing(worker); });

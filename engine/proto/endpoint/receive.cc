@@ -137,10 +137,9 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   const uint64_t number = wire::expand(header->packet_number, path.acks.largest() + 1);
   const Nanos queue = path.arriving.delay.sample(header->send_time_us, arrival, now);
   const uint64_t bytes = datagram.size() + kOverhead;
-  if (path.arriving.batch.bytes == 0) scratch.arrived.push_back(path.peer);
-  path.arriving.batch.add(queue, bytes);
-  if (header->flags & wire::kOutOfCredit) receiver.window.limited();
-  path.acks.arrived(now);
+  if (path.arriving.bytes == 0) scratch.arrived.push_back(path.peer);
+  receiver.arrived(path.arriving, queue, bytes, header->flags & wire::kOutOfCredit);
+  path.acks.arrived(queue, bytes, now);
   // A number may be far ahead: a peer whose packets were lost for long has used many.
   if (number == 0 || path.acks.seen(number)) {
     ++counters.duplicates;
@@ -156,30 +155,19 @@ void Endpoint::Impl::on_reliable(Path& path, std::span<const uint8_t> datagram, 
   const bool refused = fate == Fate::refused;
   counters.refused += refused;
   if (!refused) note_started(path, op_id + kLanes);
-  measure_loss(path, number, bytes, now);
-  if (path.acks.record(number, refused, arrival)) receiver.window.lost();
-  count_ecn(path, ecn, now);
+  path.arriving.count(number, path.acks.largest(), bytes, now);
+  if (path.acks.record(number, refused, arrival)) receiver.missing();
+  if (path.ecn.seen.add(ecn)) path.acks.hurry();  // RFC 9000 §13.2.1
+  counters.marked += ecn == kCe;
+  if (ecn == kCe) counters.mark_cuts += receiver.marked(path.recovery.rtt.round(), now);
   schedule_ack(path, *header, now);
 }
 
 // An ACK goes at once for a control frame, and for the last packet that waits.
 void Endpoint::Impl::schedule_ack(Path& path, const wire::Header& header, Nanos now) {
   if (header.backlog == 0 || header.common.kind > wire::Kind::pull) path.acks.hurry();
-  // At least three ACKs go for each share of credit: with fewer the sender waits, and each takes as
-  // much of the return path as a tenth of a chunk. When ACKs are lost heavily every packet gets
-  // one, or what has arrived would be sent again.
-  path.acks.after(path.loss_to.share(now) > kHeavyLoss ? 1 : path.grant.share / 3);
-}
-
-// Measures loss and rate of what the peer sends, by the number of a new packet.
-void Endpoint::Impl::measure_loss(Path& path, uint64_t number, uint64_t bytes, Nanos now) {
-  const uint64_t before = path.acks.largest();
-  if (number < before) {
-    path.arriving.loss.late();
-  } else if (before) {
-    path.arriving.loss.add(static_cast<double>(number - before - 1), 1, now);
-    path.arriving.rate.add((number - before) * bytes, now);
-  }
+  path.acks.after(
+      ReceiveController::packets_per_ack(path.grant, path.loss_to.share(now) > kHeavyLoss));
 }
 
 // Takes, refuses or rejects a new packet; only a taken one is acknowledged. A refused packet has
@@ -212,7 +200,7 @@ Fate Endpoint::Impl::accept(Path& path, const wire::Header& header, uint64_t op_
   // once then.
   const size_t most = server ? SIZE_MAX : most_early(path);
   const size_t room = most - std::min(most, path.stash.packets.size());
-  receiver.credit.ask(path.grant, std::min<size_t>(path.grant.demand, room));
+  receiver.credit.lower(path.grant, room);
   return Fate::taken;
 }
 
@@ -360,6 +348,17 @@ bool Endpoint::Impl::on_stop(Path& path, Op& op, ChunkSender& sender,
   return good;
 }
 
+// Computes the share of one sender anew.
+void Endpoint::Impl::share_credit(Path& path, Nanos now) {
+  if (!receiver.share(path.grant,
+                      {path.arriving, path.recovery.rtt, path.acks.largest(),
+                       path.stash.packets.size(), path.stash.no_room},
+                      now))
+    return;
+  path.acks.hurry();
+  touch(path);
+}
+
 void Endpoint::Impl::flush(Nanos now) {
   due.clock = now;
   if (op_agenda.retire) retire(now);
@@ -367,19 +366,15 @@ void Endpoint::Impl::flush(Nanos now) {
   std::ranges::sort(scratch.arrived);
   for (const uint16_t peer : scratch.arrived) {
     Path& path = *paths[peer];
-    Arriving& from = path.arriving;
-    const Nanos queue = receiver.delay.add(peer, from.batch.mean(), from.batch.bytes, now).delay;
-    const Rtt& rtt = path.recovery.rtt;
-    receiver.window.sample(from.batch.bytes, queue, rtt.round(), rtt.minimum(),
-                           from.loss.share(now) > kHeavyLoss, now);
-    path.acks.queued(from.batch.delay, from.batch.bytes);
-    from.batch = {};
+    receiver.sample(peer, path.arriving, path.recovery.rtt, now);
   }
-  share_credit(now);
+  receiver.add_turns(scratch.arrived);
+  for (const uint16_t peer : scratch.arrived)
+    if (paths[peer]) share_credit(*paths[peer], now);
   scratch.arrived.clear();
   counters.send_window = sender.window().bytes();
-  counters.receive_window = receiver.window.bytes();
-  counters.queue_delay = receiver.window.queue_delay();
+  counters.receive_window = receiver.window().bytes();
+  counters.queue_delay = receiver.window().queue_delay();
 }
 
 }  // namespace gradwire

@@ -17,12 +17,10 @@ void Endpoint::Impl::settle() {
   for (const uint16_t peer : due.touched) {
     Path& path = *paths[peer];
     path.touched = false;
-    const bool is_long = long_path(path.recovery.rtt.minimum());
-    due.long_paths += int{is_long} - int{path.is_long};
-    path.is_long = is_long;
-    // So much is lost in either direction that packets go again before an ACK can arrive.
-    const bool is_lossy =
-        std::max(path.loss_to.share(due.clock), path.arriving.loss.share(due.clock)) >= kHeavyLoss;
+    const bool spreads = path.recovery.rtt.profile().spreads;
+    due.long_paths += int{spreads} - int{path.spreads};
+    path.spreads = spreads;
+    const bool is_lossy = path.loss(due.clock).heavy();
     due.lossy_paths += int{is_lossy} - int{path.is_lossy};
     path.is_lossy = is_lossy;
     if (!is_lossy) path.recovery.forget_control();

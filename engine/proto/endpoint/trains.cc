@@ -26,7 +26,7 @@ bool Endpoint::Impl::early(const Path& path, const Op& op) const {
 
 // The chunks that may go early on a path, in either direction.
 size_t Endpoint::Impl::most_early(const Path& path) const {
-  if (!long_path(path.recovery.rtt.minimum())) return kMostEarly;
+  if (!path.recovery.rtt.profile().early_share) return kMostEarly;
   return std::max(kMostEarly, kStashInAll / (paths.size() - 1));
 }
 
@@ -91,7 +91,7 @@ SendController::LongPaths Endpoint::Impl::long_paths() const {
   SendController::LongPaths far;
   if (due.long_paths == 0) return far;
   for (const auto& p : paths) {
-    if (!p || p->farewell.gone || !p->is_long || backlog(*p) == 0) continue;
+    if (!p || p->farewell.gone || !p->spreads || backlog(*p) == 0) continue;
     ++far.count;
     far.rtprop = std::max(far.rtprop, p->recovery.rtt.minimum());
     far.round = std::max(far.round, p->recovery.rtt.smoothed());
@@ -142,7 +142,7 @@ bool Endpoint::Impl::transmit_train(Nanos now, Train& train) {
 // True when a path's own pace holds it back: where several are long, each has its part of its
 // receiver's window. `until` becomes the first time at which one may go.
 bool Endpoint::Impl::holds(Path& path, Nanos now, Nanos& until) {
-  if (!path.is_long || path.allowed.window <= 0) return false;
+  if (!path.spreads || path.allowed.window <= 0) return false;
   const Nanos wait =
       sender.hold(path.hold.tokens, path.allowed.window, path.recovery.rtt.smoothed(), now);
   if (wait == 0) return false;
@@ -187,7 +187,7 @@ bool Endpoint::Impl::transmit_data(Path& path, Nanos now, Train& train, uint32_t
       std::min({size_t{most}, Train::kMaxSegments, Train::kMaxBytes / config.datagram_bytes}));
   filling.left = left;
   filling.room = early_room(path);
-  filling.by_share = (sender.led_by_receiver() && path.is_long) || path.hold.held;
+  filling.by_share = (sender.led_by_receiver() && path.spreads) || path.hold.held;
   const uint16_t lane = scheduler.next_lane(path.peer, filling.room > 0);
   uint64_t id = scheduler.next_op(path.peer, id_of(0, lane));
   while (id != Scheduler::kNoOp && !filling.full) {

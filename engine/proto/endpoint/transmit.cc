@@ -80,15 +80,15 @@ void Endpoint::Impl::write_ack(Path& path, Nanos now, Train& train) {
   ack.share = path.grant.part * config.wire_bytes();
   ack.ect0 = path.ecn.seen.ect0;
   ack.ce = path.ecn.seen.ce;
-  const bool all = heavy && long_path(path.recovery.rtt.minimum());
+  const bool all = heavy && path.recovery.rtt.profile().acks_all;
   path.acks.fill(ack, all ? path.acks.largest() : path.grant.share, most_ack_words(path), now);
   uint8_t* at = begin_control(train, path.peer, wire::kAckFixedBytes + 8 * wire::kAckMaxWords);
   end_control(train, wire::write_ack(at, common(wire::Kind::ack), ack), control_dscp);
   path.acks.sent(now);
-  // Under heavy loss ACKs are lost too, so they are repeated for two rounds.
   const Rtt& rtt = path.recovery.rtt;
-  if (heavy && rtt.any() && path.acks.since_arrival(now) < 2 * rtt.round())
-    path.acks.at(now + repeat_after(path, now));
+  if (heavy && rtt.any())
+    path.acks.repeat(repeat_after(path.loss(now), rtt.smoothed(), sender.queued()), rtt.round(),
+                     now);
   path.grant.granted_sent = path.grant.granted;
   ++counters.acks_sent;
 }

@@ -6,9 +6,8 @@
 
 #include "proto/base/reassembly.h"
 #include "proto/congestion/ecn.h"
-#include "proto/congestion/queue_delay.h"
-#include "proto/congestion/rate_meter.h"
 #include "proto/credit/credit.h"
+#include "proto/credit/receive_controller.h"
 #include "proto/path/control_frames.h"
 #include "proto/path/farewell.h"
 #include "proto/path/liveness.h"
@@ -17,6 +16,7 @@
 #include "proto/recovery/acknowledger.h"
 #include "proto/recovery/loss_meter.h"
 #include "proto/recovery/recovery.h"
+#include "proto/recovery/repetition.h"
 
 namespace gradwire {
 
@@ -42,30 +42,10 @@ struct LossReport {
   double share(Nanos now) const { return recent(now) ? reported : 0.0; }
 };
 
-// Batch sums the packets that have arrived since the last flush.
-struct Batch {
-  double delay = 0;  // queueing delay times bytes
-  uint64_t bytes = 0;
-
-  void add(Nanos queue, uint64_t more) {
-    delay += static_cast<double>(queue) * static_cast<double>(more);
-    bytes += more;
-  }
-  Nanos mean() const { return static_cast<Nanos>(delay / static_cast<double>(bytes)); }
-};
-
 // Fragments are parts of datagrams that are longer than the path carries.
 struct Fragments {
   uint32_t sent = 0;  // datagrams sent in fragments
   Reassembly arriving;
-};
-
-// Arriving measures what comes from the peer.
-struct Arriving {
-  QueueDelay delay;
-  Batch batch;
-  LossMeter loss;
-  RateMeter rate;  // of what the peer sends, with what is lost
 };
 
 struct Path {
@@ -93,8 +73,10 @@ struct Path {
   Acknowledger acks;
   Stash stash;
 
-  // As of the last settling: the path is long, or has heavy loss.
-  bool is_long = false;
+  PathLoss loss(Nanos now) const { return {loss_to.share(now), arriving.loss.share(now)}; }
+
+  // As of the last settling: the path is long and spreads what it sends, or it has heavy loss.
+  bool spreads = false;
   bool is_lossy = false;
   bool touched = false;  // its times and counts must be computed again
 };

@@ -18,9 +18,11 @@ class Acknowledger {
  public:
   uint64_t largest() const { return received_.largest(); }
   bool seen(uint64_t number) const { return received_.seen(number); }
-  // Counts a packet that has arrived, with the bytes and the queueing delay that the ACK reports.
-  void arrived(Nanos now) {
+  // Counts a packet that has arrived, with the queueing delay that the ACK reports.
+  void arrived(Nanos queue, uint64_t bytes, Nanos now) {
     if (unacked_++ == 0) due_ = now + kDelay;
+    delay_ += static_cast<double>(queue) * static_cast<double>(bytes);
+    bytes_ += bytes;
   }
   // Records a new packet; true when packets are missing before it. A refused packet is not
   // acknowledged, but its number is reported.
@@ -37,11 +39,10 @@ class Acknowledger {
   void after(uint32_t packets) {
     if (unacked_ >= std::clamp<uint32_t>(packets, 1, kMostPackets)) hurry();
   }
-  // The ACK goes at this time at the latest.
-  void at(Nanos time) { due_ = std::min(due_, time); }
-  void queued(double delay, uint64_t bytes) {
-    delay_ += delay;
-    bytes_ += bytes;
+  // Under heavy loss ACKs are lost too, so the last one goes again for two rounds, each time after
+  // `apart`.
+  void repeat(Nanos apart, Nanos round, Nanos now) {
+    if (since_arrival(now) < kRepeatRounds * round) at(now + apart);
   }
   bool hurried() const { return now_; }
   Nanos next_timer() const { return due_; }
@@ -50,8 +51,9 @@ class Acknowledger {
   // True when an ACK is due. On a long path ACKs are spaced: frequent gaps would cause one per
   // packet, and report nothing sooner.
   bool due(Nanos rtprop, Nanos now) {
-    if (now_ && long_path(rtprop)) {
-      const Nanos next = last_ + std::min(rtprop / 32, kSpacing);
+    if (now_) {
+      const double spacing = profile_of(rtprop).ack_spacing * static_cast<double>(rtprop);
+      const Nanos next = last_ + std::min(static_cast<Nanos>(spacing), kSpacing);
       if (now < next) {
         now_ = false;
         at(next);
@@ -82,6 +84,11 @@ class Acknowledger {
   }
 
  private:
+  // The ACK goes at this time at the latest.
+  void at(Nanos time) { due_ = std::min(due_, time); }
+
+  // Rounds for which the last ACK goes again: its copies then outlast the sender's own repeats.
+  static constexpr Nanos kRepeatRounds = 2;
   // The longest delay of an ACK; Rtt::kMaxAckDelay is above it.
   static constexpr Nanos kDelay = 800 * kMicrosecond;
   // The least time between two ACKs on a long path.

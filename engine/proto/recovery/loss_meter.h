@@ -8,7 +8,7 @@
 
 namespace gradwire {
 
-// From this share on loss is heavy: sending packets again early costs less than waiting for ACKs.
+// From this share on loss is heavy: repeating packets costs less than waiting for ACKs.
 inline constexpr double kHeavyLoss = 0.25;
 
 class LossMeter {

@@ -60,12 +60,10 @@ class ReceivedPackets {
     return last << above | before >> (64 - above);
   }
   static uint64_t reversed(uint64_t bits) {
-    constexpr uint64_t kOdd = 0x5555555555555555u;
-    constexpr uint64_t kPairs = 0x3333333333333333u;
-    constexpr uint64_t kNibbles = 0x0f0f0f0f0f0f0f0fu;
-    bits = (bits >> 1 & kOdd) | (bits & kOdd) << 1;
-    bits = (bits >> 2 & kPairs) | (bits & kPairs) << 2;
-    bits = (bits >> 4 & kNibbles) | (bits & kNibbles) << 4;
+    const auto swap = [&](int by, uint64_t low) { bits = (bits >> by & low) | (bits & low) << by; };
+    swap(1, 0x5555555555555555u);
+    swap(2, 0x3333333333333333u);
+    swap(4, 0x0f0f0f0f0f0f0f0fu);
     return __builtin_bswap64(bits);
   }
   void clear(uint64_t first, uint64_t last) {

@@ -7,13 +7,22 @@ namespace gradwire {
 namespace {
 // Packets: beyond this threshold reordering is loss.
 constexpr uint64_t kMostPacketThreshold = 512;
+// Packets that the threshold exceeds a gap by which proved to be reordering.
+constexpr uint64_t kBeyond = 2;
+// Each second the threshold falls by one part of so many, since reordering ends with its cause.
+constexpr uint64_t kForgotten = 4;
+// The time threshold is one part of so many of RTprop (RFC 8985 §6.2).
+constexpr Nanos kReordering = 4;
 // The least time threshold.
 constexpr Nanos kTimeThreshold = 500 * kMicrosecond;
 // Probe time-outs in a row before the backoff grows.
 constexpr uint32_t kQuickProbes = 40;
-// Doublings of the time-out at most.
+// Doublings of the time-out before and after that at most.
+constexpr uint32_t kQuickBackoff = 1;
 constexpr uint32_t kSlowestBackoff = 8;
-// Packets that one probe time-out may send again; a round's first window.
+// Packets that one probe time-out may send again: as RFC 9002 §6.2.4 has it, or a round's first
+// window.
+constexpr uint32_t kFewProbes = 2;
 constexpr uint32_t kMostProbes = 24;
 }  // namespace
 
@@ -66,8 +75,9 @@ void Recovery::acknowledge(SentPacket& packet, Acked& acked) {
   if (packet.state != SentPacket::State::flight) ++acked.spurious;
   if (packet.state == SentPacket::State::lost) {
     // The packet was only late, so later packets need a larger gap to be lost (RFC 8985 §6.2).
-    packet_threshold_ = std::min(std::max(packet_threshold_, largest_acked_ - packet.number) + 2,
-                                 kMostPacketThreshold);
+    packet_threshold_ =
+        std::min(std::max(packet_threshold_, largest_acked_ - packet.number) + kBeyond,
+                 kMostPacketThreshold);
     packet.state = SentPacket::State::acked;
     return;
   }
@@ -94,7 +104,7 @@ void Recovery::give_up(SentPacket& packet, Again why, std::vector<Lost>& lost) {
 // A packet is lost by the packet threshold, or by the time threshold: sent long enough before the
 // largest acknowledged one.
 void Recovery::detect_losses(std::vector<Lost>& lost) {
-  const Nanos window = std::max(rtt.minimum() / 4, kTimeThreshold);
+  const Nanos window = std::max(rtt.minimum() / kReordering, kTimeThreshold);
   for (uint64_t n = sent_.lowest(); n < largest_acked_; ++n) {
     SentPacket* packet = in_flight(n);
     if (!packet) continue;
@@ -110,15 +120,15 @@ void Recovery::detect_losses(std::vector<Lost>& lost) {
 }
 
 void Recovery::forget_reordering() {
-  packet_threshold_ = std::max(kPacketThreshold, packet_threshold_ * 3 / 4);
+  packet_threshold_ = std::max(kPacketThreshold, packet_threshold_ * (kForgotten - 1) / kForgotten);
 }
 
 // The backoff stays small while packets of the peer arrive: then it is neither dead nor cut off,
 // and its path loses packets.
 Nanos Recovery::next_timeout(Nanos heard, Nanos now) const {
   const bool quick = timeouts_ < kQuickProbes || now - heard < kHeardOf;
-  const uint32_t doublings =
-      quick ? std::min(timeouts_, 1U) : std::min(timeouts_ - kQuickProbes + 1, kSlowestBackoff);
+  const uint32_t doublings = quick ? std::min(timeouts_, kQuickBackoff)
+                                   : std::min(timeouts_ - kQuickProbes + 1, kSlowestBackoff);
   return timer_base_ + (rtt.probe_timeout() << doublings);
 }
 
@@ -140,8 +150,8 @@ bool Recovery::on_timeout(Nanos heard, bool more, bool throttled, Nanos now,
   // is sent.
   const bool full = refused_ >= sent_.lowest();
   const bool talks = timeouts_ > 1 && heard > answer_due;
-  const bool worth_trying = !full && (long_path(rtt.minimum()) || (talks && !throttled));
-  probes_ = worth_trying ? kMostProbes : 2;
+  const bool worth_trying = !full && (rtt.profile().probes_window || (talks && !throttled));
+  probes_ = worth_trying ? kMostProbes : kFewProbes;
   uint32_t again = 0;
   for (uint64_t n = sent_.lowest(); n < sent_.next() && again < probes_; ++n) {
     SentPacket* packet = in_flight(n);
@@ -157,6 +167,16 @@ void Recovery::starve(Nanos now) {
   if (starved_) return;
   starved_ = true;
   if (in_flight() == 0) timer_base_ = now;
+}
+
+// A peer that had no room for packets would have none for copies.
+Nanos Recovery::repeat(const Repeats& after, Copies& copies, Nanos now, std::vector<Lost>& lost) {
+  if (after.control == kNever || refused(now)) {
+    control_.clear();
+    return kNever;
+  }
+  const Nanos next = repeat_control(after.control, now, lost);
+  return after.data == kNever ? next : std::min(next, repeat_data(after.data, copies, now, lost));
 }
 
 Nanos Recovery::repeat_control(Nanos after, Nanos now, std::vector<Lost>& lost) {
@@ -175,17 +195,14 @@ Nanos Recovery::repeat_control(Nanos after, Nanos now, std::vector<Lost>& lost) 
   return next;
 }
 
-Nanos Recovery::repeat_data(Nanos after, double& copies, double per_second, bool& short_of,
-                            Nanos now, std::vector<Lost>& lost) {
+Nanos Recovery::repeat_data(Nanos after, Copies& copies, Nanos now, std::vector<Lost>& lost) {
   for (uint64_t n = sent_.lowest(); n < sent_.next(); ++n) {
     SentPacket* packet = in_flight(n);
     if (!packet || !packet->recovers) continue;
-    const Nanos allowed = now + static_cast<Nanos>((1 - copies) / per_second * 1e9) + 1;
-    if (copies < 1) short_of = true;
-    const Nanos due = std::max(packet->time + after, copies < 1 ? allowed : 0);
+    const Nanos due = std::max(packet->time + after, copies.next(now));
     if (due > now) return due;
     give_up(*packet, Again::repeat, lost);
-    copies -= 1;
+    copies.take();
     ++probes_;
   }
   return kNever;

@@ -13,6 +13,7 @@
 
 #include "proto/base/again.h"
 #include "proto/base/time.h"
+#include "proto/recovery/repetition.h"
 #include "proto/recovery/rtt.h"
 #include "proto/recovery/sent_packets.h"
 #include "wire/packet.h"
@@ -73,20 +74,19 @@ class Recovery {
   void starve(Nanos now);
   void feed() { starved_ = false; }
 
-  // ---- early repetition
-  // Sends control frames again that are in flight for `after`; returns when the next is due.
-  Nanos repeat_control(Nanos after, Nanos now, std::vector<Lost>& lost);
+  // ---- repetition
+  // Sends packets again that are in flight for so long, the oldest first, and data as long as
+  // `copies` last; each copy of data may go without credit and window. Returns when the next is
+  // due.
+  Nanos repeat(const Repeats& after, Copies& copies, Nanos now, std::vector<Lost>& lost);
   // Forgets which packets in flight are control frames.
   void forget_control() { control_.clear(); }
-  // Sends data again that is in flight for `after`, the oldest first, as long as `copies` (packets)
-  // last; each copy may go without credit and window. Returns when the next is due.
-  // `per_second`: copies that are added. Sets `short_of` when copies were lacking.
-  Nanos repeat_data(Nanos after, double& copies, double per_second, bool& short_of, Nanos now,
-                    std::vector<Lost>& lost);
   // Gives up the packets in flight that are longer than this.
   void give_up_longer(uint32_t bytes, std::vector<Lost>& lost);
 
  private:
+  Nanos repeat_control(Nanos after, Nanos now, std::vector<Lost>& lost);
+  Nanos repeat_data(Nanos after, Copies& copies, Nanos now, std::vector<Lost>& lost);
   void give_up(SentPacket& packet, Again why, std::vector<Lost>& lost);
   SentPacket* in_flight(uint64_t number);
   void acknowledge(SentPacket& packet, Acked& acked);

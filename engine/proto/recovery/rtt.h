@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "proto/base/time.h"
+#include "proto/recovery/path_profile.h"
 
 namespace gradwire {
 
@@ -40,12 +41,6 @@ class WindowedMin {
   Nanos previous_ = 0;
 };
 
-// True for paths whose RTprop is much longer than the queue that congestion control aims at. Most
-// bytes in flight are then on the wire, and a window sent as one burst would overflow the queues.
-inline bool long_path(Nanos rtprop) {
-  return rtprop > 5 * kMillisecond;
-}
-
 // A peer from which a packet has arrived within this time is neither dead nor cut off, even if it
 // has sent BYE.
 inline constexpr Nanos kHeardOf = 1 * kSecond;
@@ -75,6 +70,7 @@ class Rtt {
   // The smoothed time from sending a packet to receiving its ACK, with the peer's ACK delay.
   Nanos round() const { return smoothed() + held_; }
   Nanos minimum() const { return min_.any() ? min_.get() : 0; }
+  const PathProfile& profile() const { return profile_of(minimum()); }
   // The probe time-out before backoff (RFC 9002 §6.2.1).
   Nanos probe_timeout() const {
     if (!any_) return kInitial;

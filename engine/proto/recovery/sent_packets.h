@@ -13,7 +13,7 @@
 namespace gradwire {
 
 struct SentPacket {
-  // probed: sent again early, by a probe time-out or under heavy loss; its own fate is unknown.
+  // probed: sent again by a probe time-out or under heavy loss; its own fate is unknown.
   enum class State : uint8_t { none, flight, acked, lost, probed };
   uint64_t number = 0;
   uint64_t op = 0;
@@ -42,7 +42,7 @@ class SentPackets {
   bool full() const { return next_ - lowest_ >= kMost - 1; }
 
   SentPacket& push() {
-    // The slot of a packet that was sent again early is kept, because its ACK may still arrive.
+    // The slot of a packet that was sent again is kept, because its ACK may still arrive.
     if (next_ - lowest_ >= ring_.size() - 1 ||
         (at(next_).state == SentPacket::State::probed && ring_.size() < kMost / 2))
       grow();

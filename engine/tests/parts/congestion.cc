@@ -72,20 +72,27 @@ void bind_congestion(nb::module_& module) {
   using Report = SendController::Report;
   using LongPaths = SendController::LongPaths;
   nb::class_<SendController>(module, "SendController")
-      .def(nb::init<uint32_t, Nanos, bool>(), "wire_bytes"_a, "delay_target"_a, "pacing"_a = true)
+      .def(nb::init<uint32_t, Nanos, bool, size_t>(), "wire_bytes"_a, "delay_target"_a,
+           "pacing"_a = true, "paths"_a = 2)
       .def("window", &SendController::window, nb::rv_policy::reference_internal)
       .def("throttled", &SendController::throttled)
       .def("on_sent", &SendController::on_sent, "bytes"_a, "now"_a)
       .def("on_left", &SendController::on_left, "bytes"_a)
       .def("on_lost", &SendController::on_lost)
-      .def("add_loss", &SendController::add_loss, "bytes"_a, "loss"_a, "now"_a)
       .def(
           "on_ack",
-          [](SendController& self, uint64_t bytes, double loss, double windows, Nanos queue,
-             Nanos round, Nanos rtprop,
-             Nanos now) { self.on_ack(Report{bytes, loss, windows, queue, round, rtprop}, now); },
-          nb::kw_only(), "bytes"_a, "loss"_a = 0.0, "windows"_a = 0.0, "queue"_a = 0, "round"_a,
-          "rtprop"_a, "now"_a)
+          [](SendController& self, size_t path, uint64_t bytes, double loss, double windows,
+             Nanos queue, Nanos round, Nanos rtprop, Nanos now, Nanos last_sent) {
+            bool asked = false;
+            const auto sum = [&] {
+              asked = true;
+              return windows;
+            };
+            self.on_ack(Report{path, bytes, loss, queue, round, rtprop, last_sent}, sum, now);
+            return asked;
+          },
+          nb::kw_only(), "path"_a = 0, "bytes"_a, "loss"_a = 0.0, "windows"_a = 0.0, "queue"_a = 0,
+          "round"_a, "rtprop"_a, "now"_a, "last_sent"_a = 0)
       .def("marked", &SendController::marked, "sent"_a, "now"_a)
       .def("on_timer", &SendController::on_timer, "now"_a)
       .def(
@@ -104,9 +111,13 @@ void bind_congestion(nb::module_& module) {
       .def("train_sent", &SendController::train_sent, "bytes"_a)
       .def("probe_sent", &SendController::probe_sent, "bytes"_a)
       .def("hold", &SendController::hold, "tokens"_a, "window"_a, "round"_a, "now"_a)
-      .def("copy_rate", &SendController::copy_rate, "rate"_a, "unproven"_a, "now"_a)
-      .def("copies", &SendController::copies, "per_second"_a, "now"_a)
-      .def("unproven_rate", &SendController::unproven_rate, "windows"_a, "round"_a);
+      .def("queued", &SendController::queued)
+      .def(
+          "copies",
+          [](SendController& self, double rate, double unproven, Nanos now) {
+            return self.copies(rate, unproven, now).left();
+          },
+          "rate"_a, "unproven"_a, "now"_a);
 }
 
 }  // namespace gradwire::parts

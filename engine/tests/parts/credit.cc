@@ -1,4 +1,5 @@
 #include "proto/credit/credit.h"
+#include "proto/credit/receive_controller.h"
 
 #include "tests/parts/parts.h"
 
@@ -11,11 +12,13 @@ void bind_credit(nb::module_& module) {
       .def_ro("share", &Credit::share)
       .def_ro("part", &Credit::part)
       .def_ro("granted", &Credit::granted)
-      .def_rw("granted_sent", &Credit::granted_sent);
+      .def_rw("granted_sent", &Credit::granted_sent)
+      .def("outdated", &Credit::outdated, "rtprop"_a, "eager"_a);
   nb::class_<CreditPool>(module, "CreditPool")
       .def(nb::init<uint32_t, uint32_t>(), "senders"_a, "standing"_a)
       .def_static("standing_for", &CreditPool::standing_for, "senders"_a)
       .def("ask", &CreditPool::ask, "credit"_a, "demand"_a)
+      .def("lower", &CreditPool::lower, "credit"_a, "most"_a)
       .def(
           "share",
           [](const CreditPool& self, Credit& credit, const DelayWindow& window, uint32_t wire_bytes,
@@ -25,6 +28,43 @@ void bind_credit(nb::module_& module) {
           },
           "credit"_a, "window"_a, "wire_bytes"_a, nb::kw_only(), "rtprop"_a = 0, "round"_a = 0,
           "loss"_a = 0.0, "rate"_a = 0.0, "largest"_a = 0, "stalled"_a = false);
+  nb::class_<Arriving>(module, "Arriving")
+      .def(nb::init<>())
+      .def("count", &Arriving::count, "number"_a, "largest"_a, "size"_a, "now"_a)
+      .def(
+          "loss", [](const Arriving& self, Nanos now) { return self.loss.share(now); }, "now"_a)
+      .def("rate", [](const Arriving& self) { return self.rate.bytes_per_second(); });
+  nb::class_<ReceiveController>(module, "ReceiveController")
+      .def(
+          "__init__",
+          [](ReceiveController* self, size_t endpoints, uint32_t workers, uint32_t wire_bytes,
+             Nanos target, bool server) {
+            const auto senders = static_cast<uint32_t>(endpoints - 1);
+            new (self)
+                ReceiveController({endpoints, senders, workers, wire_bytes, 1e6, target, server});
+          },
+          nb::kw_only(), "endpoints"_a, "workers"_a, "wire_bytes"_a, "target"_a, "server"_a = false)
+      .def("window", &ReceiveController::window, nb::rv_policy::reference_internal)
+      .def_ro("credit", &ReceiveController::credit)
+      .def("arrived", &ReceiveController::arrived, "source"_a, "queue"_a, "bytes"_a,
+           "limited"_a = false)
+      .def("marked", &ReceiveController::marked, "round"_a, "now"_a)
+      .def("sample", &ReceiveController::sample, "peer"_a, "source"_a, "rtt"_a, "now"_a)
+      .def(
+          "share",
+          [](const ReceiveController& self, Credit& grant, const Arriving& source, const Rtt& rtt,
+             Nanos now, uint64_t largest, size_t stashed, bool no_room) {
+            return self.share(grant, {source, rtt, largest, stashed, no_room}, now);
+          },
+          "grant"_a, "source"_a, "rtt"_a, "now"_a, nb::kw_only(), "largest"_a = 0, "stashed"_a = 0,
+          "no_room"_a = false)
+      .def("turns",
+           [](ReceiveController& self) {
+             std::vector<uint16_t> peers;
+             self.add_turns(peers);
+             return peers;
+           })
+      .def_static("packets_per_ack", &ReceiveController::packets_per_ack, "grant"_a, "lossy"_a);
   nb::class_<Allowance>(module, "Allowance")
       .def(nb::init<>())
       .def_rw("credit", &Allowance::credit)

@@ -5,6 +5,7 @@
 #include "proto/recovery/acknowledger.h"
 #include "proto/recovery/loss_meter.h"
 #include "proto/recovery/recovery.h"
+#include "proto/recovery/repetition.h"
 #include "tests/parts/parts.h"
 #include "wire/packet.h"
 
@@ -61,7 +62,11 @@ void bind_recovery(nb::module_& module) {
         return std::vector<uint64_t>(ack.bitmap, ack.bitmap + ack.words);
       });
 
-  module.def("long_path", &long_path, "rtprop"_a);
+  nb::class_<PathProfile>(module, "PathProfile")
+      .def_ro("growth", &PathProfile::growth)
+      .def_ro("spreads", &PathProfile::spreads)
+      .def_ro("unasked", &PathProfile::unasked);
+  module.def("profile_of", &profile_of, "rtprop"_a, nb::rv_policy::reference);
   nb::class_<Rtt>(module, "Rtt")
       .def(nb::init<>())
       .def("sample", &Rtt::sample, "latest"_a, "ack_delay"_a, "now"_a)
@@ -69,6 +74,7 @@ void bind_recovery(nb::module_& module) {
       .def("smoothed", &Rtt::smoothed)
       .def("round", &Rtt::round)
       .def("minimum", &Rtt::minimum)
+      .def("profile", &Rtt::profile, nb::rv_policy::reference)
       .def("probe_timeout", &Rtt::probe_timeout);
 
   nb::class_<LossMeter>(module, "LossMeter")
@@ -76,6 +82,30 @@ void bind_recovery(nb::module_& module) {
       .def("add", &LossMeter::add, "lost"_a, "arrived"_a, "now"_a)
       .def("late", &LossMeter::late)
       .def("share", &LossMeter::share, "now"_a);
+
+  module.def(
+      "repeat_after",
+      [](double to, double from, Nanos round, bool queued) {
+        return repeat_after({to, from}, round, queued);
+      },
+      "to"_a, "from_"_a, "round"_a, "queued"_a);
+  module.def(
+      "repeats",
+      [](double to, Nanos round, bool more, bool blocked) {
+        const Repeats after({to, 0}, round, false, more, blocked);
+        return std::pair(after.control, after.data);
+      },
+      "to"_a, "round"_a, "more"_a, "blocked"_a);
+  nb::class_<Copies>(module, "Copies")
+      .def(nb::init<>())
+      .def("sent", &Copies::sent)
+      .def("refill", &Copies::refill, "per_second"_a, "now"_a)
+      .def("left", &Copies::left)
+      .def("lacking", &Copies::lacking);
+  nb::class_<FirstRound>(module, "FirstRound")
+      .def(nb::init<>())
+      .def("add", &FirstRound::add, "round"_a, "window"_a)
+      .def("rate", &FirstRound::rate, "window"_a);
 
   nb::class_<Recovery>(module, "Recovery")
       .def(nb::init<>())
@@ -120,24 +150,18 @@ void bind_recovery(nb::module_& module) {
       .def("end_probes", &Recovery::end_probes)
       .def("starve", &Recovery::starve, "now"_a)
       .def("feed", &Recovery::feed)
-      .def(
-          "repeat_control",
-          [](Recovery& self, Nanos after, Nanos now) {
-            std::vector<Recovery::Lost> lost;
-            const Nanos next = self.repeat_control(after, now, lost);
-            return std::tuple(next, numbers(lost));
-          },
-          "after"_a, "now"_a)
       .def("forget_control", &Recovery::forget_control)
       .def(
-          "repeat_data",
-          [](Recovery& self, Nanos after, double copies, double per_second, Nanos now) {
+          "repeat",
+          [](Recovery& self, Nanos control, Nanos data, Copies& copies, Nanos now) {
+            Repeats after({}, 0, false, false, false);
+            after.control = control;
+            after.data = data;
             std::vector<Recovery::Lost> lost;
-            bool short_of = false;
-            const Nanos next = self.repeat_data(after, copies, per_second, short_of, now, lost);
-            return std::tuple(next, numbers(lost), copies, short_of);
+            const Nanos next = self.repeat(after, copies, now, lost);
+            return std::tuple(next, numbers(lost));
           },
-          "after"_a, "copies"_a, "per_second"_a, "now"_a)
+          "control"_a, "data"_a, "copies"_a, "now"_a)
       .def(
           "give_up_longer",
           [](Recovery& self, uint32_t bytes) {
@@ -151,12 +175,11 @@ void bind_recovery(nb::module_& module) {
       .def(nb::init<>())
       .def("largest", &Acknowledger::largest)
       .def("seen", &Acknowledger::seen, "number"_a)
-      .def("arrived", &Acknowledger::arrived, "now"_a)
+      .def("arrived", &Acknowledger::arrived, "queue"_a, "bytes"_a, "now"_a)
       .def("record", &Acknowledger::record, "number"_a, "refused"_a, "arrival"_a)
       .def("hurry", &Acknowledger::hurry)
       .def("after", &Acknowledger::after, "packets"_a)
-      .def("at", &Acknowledger::at, "time"_a)
-      .def("queued", &Acknowledger::queued, "delay"_a, "bytes"_a)
+      .def("repeat", &Acknowledger::repeat, "apart"_a, "round"_a, "now"_a)
       .def("next_timer", &Acknowledger::next_timer)
       .def("due", &Acknowledger::due, "rtprop"_a, "now"_a)
       .def(

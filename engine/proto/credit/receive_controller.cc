@@ -1,0 +1,58 @@
+#include "proto/credit/receive_controller.h"
+
+namespace gradwire {
+
+namespace {
+// Stashed packets of a peer from which a server gives it no more credit.
+constexpr size_t kStashLimit = 64;
+// Peers whose share is computed after each batch, beside those that sent it.
+constexpr size_t kTurns = 8;
+
+// Bytes: the first window, and the smallest. It covers what peers may send without having asked.
+double first_window(const ReceiveController::Setup& setup) {
+  return static_cast<double>(std::max(CreditPool::kStanding, setup.workers)) * setup.wire_bytes;
+}
+}  // namespace
+
+ReceiveController::ReceiveController(const Setup& setup)
+    : credit(setup.senders, CreditPool::standing_for(setup.senders)),
+      endpoints_(setup.endpoints),
+      wire_bytes_(setup.wire_bytes),
+      server_(setup.server),
+      window_(first_window(setup), first_window(setup), setup.buffer, setup.target),
+      delay_(setup.endpoints) {}
+
+bool ReceiveController::marked(Nanos round, Nanos now) {
+  if (cut_ != 0 && now - cut_ < round) return false;
+  cut_ = now;
+  window_.marked();
+  return true;
+}
+
+void ReceiveController::sample(size_t peer, Arriving& from, const Rtt& rtt, Nanos now) {
+  const auto mean = static_cast<Nanos>(from.queued / static_cast<double>(from.bytes));
+  const Nanos queue = delay_.add(peer, mean, from.bytes, now).delay;
+  window_.sample(from.bytes, queue, rtt.round(), rtt.minimum(), from.loss.share(now) > kHeavyLoss,
+                 now);
+  from.queued = 0;
+  from.bytes = 0;
+}
+
+// A server gives no credit for packets that it can only stash. A worker goes on: its peers limit by
+// themselves what they send early, and need credit for the results of earlier ops.
+bool ReceiveController::share(Credit& grant, const Sender& sender, Nanos now) const {
+  const bool stalled = server_ && (sender.no_room || sender.stashed >= kStashLimit);
+  return credit.share(grant,
+                      {sender.rtt.minimum(), sender.rtt.round(), sender.from.loss.share(now),
+                       sender.from.rate.bytes_per_second(), sender.largest, stalled},
+                      window_, wire_bytes_);
+}
+
+void ReceiveController::add_turns(std::vector<uint16_t>& peers) {
+  for (size_t i = 0; i < std::min(kTurns, endpoints_); ++i) {
+    turn_ = (turn_ + 1) % endpoints_;
+    peers.push_back(static_cast<uint16_t>(turn_));
+  }
+}
+
+}  // namespace gradwire

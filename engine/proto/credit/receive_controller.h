@@ -1,0 +1,107 @@
+// ReceiveController bounds what all peers together send to one endpoint: a window, which credit
+// divides among them. It is the counterpart of SendController.
+//
+// Feed it arrived(), missing() and marked() for packets, and sample() for each peer after a batch
+// of them. share() sets a peer's credit; after a batch it is due for the peers of add_turns().
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "proto/base/time.h"
+#include "proto/congestion/delay_window.h"
+#include "proto/congestion/queue_delay.h"
+#include "proto/congestion/rate_meter.h"
+#include "proto/credit/credit.h"
+#include "proto/recovery/loss_meter.h"
+#include "proto/recovery/rtt.h"
+
+namespace gradwire {
+
+// Arriving measures what comes from one peer.
+struct Arriving {
+  QueueDelay delay;
+  LossMeter loss;
+  RateMeter rate;  // of what the peer sends, with what is lost
+  // Since the last sample: queueing delay times bytes, and bytes.
+  double queued = 0;
+  uint64_t bytes = 0;
+
+  // Measures loss and rate by the number of a new packet. `largest`: the largest one before it.
+  void count(uint64_t number, uint64_t largest, uint64_t size, Nanos now) {
+    if (number < largest) {
+      loss.late();
+    } else if (largest) {
+      loss.add(static_cast<double>(number - largest - 1), 1, now);
+      rate.add((number - largest) * size, now);
+    }
+  }
+};
+
+class ReceiveController {
+ public:
+  struct Setup {
+    size_t endpoints = 0;
+    uint32_t senders = 0;
+    uint32_t workers = 0;
+    uint32_t wire_bytes = 0;  // of a full packet
+    double buffer = 0;        // bytes that may wait unread here
+    Nanos target = 0;         // the queue aimed at
+    bool server = false;
+  };
+  explicit ReceiveController(const Setup& setup);
+
+  const DelayWindow& window() const { return window_; }
+  CreditPool credit;
+
+  // ---- packets
+  // A packet of `bytes` has arrived, for the first time or again, after queueing for `queue`.
+  // `limited`: its sender had more to send, and no credit.
+  void arrived(Arriving& from, Nanos queue, uint64_t bytes, bool limited) {
+    from.queued += static_cast<double>(queue) * static_cast<double>(bytes);
+    from.bytes += bytes;
+    if (limited) window_.limited();
+  }
+  // Packets are missing before one that has arrived.
+  void missing() { window_.lost(); }
+  // A packet with a mark has arrived; true when the window shrinks, once per round. It does so
+  // here too because under incast it bounds all senders together.
+  bool marked(Nanos round, Nanos now);
+  // Takes what has arrived of a peer since the last time.
+  void sample(size_t peer, Arriving& from, const Rtt& rtt, Nanos now);
+
+  // ---- credit
+  // Sender is what the endpoint knows of a sender.
+  struct Sender {
+    const Arriving& from;
+    const Rtt& rtt;
+    uint64_t largest = 0;  // packet number that has arrived
+    size_t stashed = 0;    // its packets of ops that have not started here
+    bool no_room = false;  // a packet found no room
+  };
+  // Sets a sender's share, and grants it. True when it should get an ACK at once.
+  bool share(Credit& grant, const Sender& sender, Nanos now) const;
+  // Appends the peers whose share is computed after a batch although nothing arrived from them:
+  // all in turn, since what arrives changes the share of every sender.
+  void add_turns(std::vector<uint16_t>& peers);
+  // The packets of a sender after which it gets an ACK. At least three go for each share of credit:
+  // with fewer the sender waits, and each takes as much of the return path as a tenth of a chunk.
+  // `lossy`: ACKs are lost heavily; with fewer, what has arrived would be sent again.
+  static uint32_t packets_per_ack(const Credit& grant, bool lossy) {
+    return lossy ? 1 : grant.share / kAcksPerShare;
+  }
+
+ private:
+  // ACKs for each share of credit.
+  static constexpr uint32_t kAcksPerShare = 3;
+  size_t endpoints_;
+  uint32_t wire_bytes_;
+  bool server_;
+  DelayWindow window_;
+  PortDelay delay_;  // of the queue in front of this port
+  Nanos cut_ = 0;    // last reduction of the window for marks
+  size_t turn_ = 0;  // the peer of the last turn
+};
+
+}  // namespace gradwire

@@ -1,0 +1,38 @@
+#include "proto/recovery/repetition.h"
+
+#include <cmath>
+
+namespace gradwire {
+
+namespace {
+// The least time between two copies of a packet. Without a queue it is shorter the higher the loss.
+constexpr Nanos kApart = 500 * kMicrosecond;
+// All copies of a round are lost with a chance of e^-3.
+constexpr double kSafety = 3.0;
+// Rounds without an ACK after which data goes again though other data waits.
+constexpr double kBlockedRounds = 1.5;
+}  // namespace
+
+// So many copies go in a round that hardly ever all are lost. When only ACKs are lost the time is
+// longer, because the packet has most likely arrived.
+Nanos repeat_after(PathLoss loss, Nanos round, bool queued) {
+  if (!loss.heavy()) return kNever;
+  const double share = -std::log(std::max(loss.to, loss.from)) / kSafety;
+  const auto apart = static_cast<Nanos>(static_cast<double>(round) * share);
+  if (loss.to < kHeavyLoss)
+    return static_cast<Nanos>(static_cast<double>(std::max(apart, kApart)) / (1.0 - loss.from));
+  if (queued) return std::max(apart, kApart);
+  const auto close = static_cast<Nanos>(static_cast<double>(kApart) * -std::log(loss.to));
+  return std::max(apart, std::min(close, kApart));
+}
+
+// With more to send, copies go only if that is blocked. Control frames go before data, and nothing
+// else limits their rate.
+Repeats::Repeats(PathLoss loss, Nanos round, bool queued, bool more, bool blocked)
+    : data(repeat_after(loss, round, queued)) {
+  control = std::max(data, kApart);
+  if (more && data != kNever)
+    data = blocked ? std::max(kApart, static_cast<Nanos>(kBlockedRounds * round)) : kNever;
+}
+
+}  // namespace gradwire
