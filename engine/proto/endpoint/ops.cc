@@ -95,8 +95,7 @@ void Endpoint::Impl::make_aggregator_part(Op& op) {
   part.back.reserve(config.workers);
   for (uint16_t w = 0; w < config.workers; ++w)
     part.back.push_back(make_pull_sender(plan, op.grid, op.own_shard(), part.sum.finished()));
-  part.withheld.chunks = Bitmap(op.own_shard().size());
-  part.withheld.elements.resize(plan.regions.size());
+  if (op.commits()) part.committed.emplace(plan, op.grid, op.own_shard(), part.sum);
   part.result_class = result_classes(op);
 }
 
@@ -260,7 +259,8 @@ bool Endpoint::Impl::drained(const Op& op) const {
   if (!op.aggregator) return true;
   const AggregatorPart& part = *op.aggregator;
   const bool ended = part.sum.all_final() && part.close_sent &&
-                     (part.shard != 0 || part.fold_sent) && (!op.commits() || part.commit_sent);
+                     (part.shard != 0 || part.fold_sent) &&
+                     (!part.committed || part.committed->over());
   return ended && results_taken(op);
 }
 

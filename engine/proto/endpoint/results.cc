@@ -60,11 +60,11 @@ void report_chunks(Op& op, OpReport& r) {
 // Reports what the results of the own shard leave to its residuals.
 void report_own_shard(Op& op, OpReport& r) {
   AggregatorPart& part = *op.aggregator;
-  const uint32_t begin = op.own_shard().begin;
   r.result_error = part.sum.take_error();
-  r.error_offset = op.grid.offset[begin];
+  r.error_offset = op.grid.offset[op.own_shard().begin];
+  if (!part.committed) return;
   for (uint32_t c : part.sum.finished()) {
-    if (!part.withheld.chunks.test(c - begin)) continue;
+    if (!part.committed->withheld(c)) continue;
     r.withheld_chunks.push_back(c);
     const std::vector<float> values = part.sum.result(c);
     r.withheld_values.insert(r.withheld_values.end(), values.begin(), values.end());
@@ -107,7 +107,10 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
   if (!part.close_sent) {
     part.close_sent = true;
     if (op.has_close) send_close(op);
-    if (op.commits()) try_commit(op, now);
+    if (part.committed) {
+      part.committed->closed();
+      try_commit(op, now);
+    }
     for (const auto& back : part.back)
       if (PassSender* passes = back->passes()) passes->seal();
     if (lossy) recount(op);
@@ -160,43 +163,28 @@ void Endpoint::Impl::send_close(Op& op) {
   }
 }
 
-// Committed pull: leaves a result out for all workers alike, while the bound has room.
+// Committed pull: a result was lost. True when no worker needs it any more.
 bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
-  const uint32_t local = chunk - op.own_shard().begin;
-  if (op.aggregator->withheld.chunks.test(local)) return true;
-  if (op.aggregator->commit_sent) return false;
-  const uint32_t region = op.grid.region[chunk];
-  if (!op.aggregator->sum.all_opened()) return false;  // the critical chunks are not known yet
-  if (op.aggregator->sum.critical(chunk)) return false;
-  const uint64_t elements = op.aggregator->sum.region_elements(region);
-  const uint64_t spent = op.aggregator->withheld.elements[region] + op.grid.length(chunk);
-  if (spent > pull_losable(op.spec.plan, region, elements)) return false;
-  const std::vector<float> result = op.aggregator->sum.result(chunk);
-  if (!reduce::all_finite(result.data(), result.size())) return false;
-  op.aggregator->withheld.elements[region] = spent;
-  op.aggregator->withheld.chunks.set(local);
+  if (!op.aggregator->committed->lost(chunk)) return false;
   for (const auto& back : op.aggregator->back) back->forget(chunk);
   recount(op);
   return true;
 }
 
+// Sends COMMIT once every worker has the results that are not withheld.
 void Endpoint::Impl::try_commit(Op& op, Nanos now) {
-  if (op.aggregator->commit_sent || !op.aggregator->close_sent) return;
+  AggregatorPart& part = *op.aggregator;
   for (uint16_t w = 0; w < config.workers; ++w)
-    if (w != config.endpoint && !op.aggregator->back[w]->settled()) return;
-  op.aggregator->commit_sent = true;
+    if (w != config.endpoint && !part.back[w]->settled()) return;
+  const std::optional<Bitmap> applied = part.committed->settled();
+  if (!applied) return;
   op_changed(op);
-  Bitmap committed(op.own_shard().size());
-  for (uint32_t c : op.aggregator->sum.finished()) {
-    const uint32_t local = c - op.own_shard().begin;
-    if (!op.aggregator->withheld.chunks.test(local)) committed.set(local);
-  }
   Body body;
-  body.put_bitmap(committed);
+  body.put_bitmap(*applied);
   for (uint16_t w = 0; w < config.workers; ++w)
     if (w != config.endpoint) send_message(w, op, wire::Kind::commit, body.bytes());
   if (!op.worker) return;
-  op.worker->pull[op.aggregator->shard].commit(committed);
+  op.worker->pull[part.shard].commit(*applied);
   maybe_done(op, now);
 }
 
