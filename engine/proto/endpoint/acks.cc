@@ -110,8 +110,8 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
     report.queue = std::min(report.queue, config.delay_target);
   if (!alone) report.last_sent = path.recovery.largest_acked_sent();
   sender.on_ack(report, now);
-  counters.btlbw = btlbw();
-  counters.send_window = sender.window().bytes();
+  counters.now.btlbw = btlbw();
+  counters.now.send_window = sender.window().bytes();
   retire(now);
   return true;
 }

@@ -68,18 +68,6 @@ struct AggregatorPart {
   std::optional<CommittedPull> committed;  // of a committed pull
 };
 
-// Traffic is what one endpoint has sent of an op.
-struct Traffic {
-  uint64_t bytes = 0;
-  uint64_t packets = 0;
-  uint64_t retransmissions = 0;
-
-  void add(size_t sent) {
-    ++packets;
-    bytes += sent;
-  }
-};
-
 struct Op {
   Op(OpSpec what, uint64_t number, const EndpointConfig& config, Memory& memory, Nanos now)
       : id(what.op),

@@ -377,9 +377,9 @@ void Endpoint::Impl::flush(Nanos now) {
   }
   share_credit(now);
   scratch.arrived.clear();
-  counters.send_window = sender.window().bytes();
-  counters.receive_window = receiver.window.bytes();
-  counters.queue_delay = receiver.window.queue_delay();
+  counters.now.send_window = sender.window().bytes();
+  counters.now.receive_window = receiver.window.bytes();
+  counters.now.queue_delay = receiver.window.queue_delay();
 }
 
 }  // namespace gradwire

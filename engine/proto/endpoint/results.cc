@@ -229,19 +229,19 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   if (op.aggregator) report_own_shard(op, r);
   r.stats = part.stats;
   r.datagram_bytes = part.agreed ? part.agreed : config.datagram_bytes;
-  r.total = now - op.started;
-  r.push = part.push_done ? part.push_done - op.started : r.total;
-  r.pull = part.first_result ? now - part.first_result : 0;
-  r.bytes_sent = op.traffic.bytes;
-  r.packets_sent = op.traffic.packets;
-  r.retransmissions = op.traffic.retransmissions;
+  OpCost& cost = r.cost;
+  cost.total = now - op.started;
+  cost.push = part.push_done ? part.push_done - op.started : cost.total;
+  cost.pull = part.first_result ? now - part.first_result : 0;
+  cost.traffic = op.traffic;
   for (const auto& push : part.push)
-    if (const PassSender* passes = push->passes()) r.passes = std::max(r.passes, passes->pass());
+    if (const PassSender* passes = push->passes())
+      cost.passes = std::max(cost.passes, passes->pass());
   Nanos shortest = kNever;
   for (const auto& p : paths)
     if (p && p->recovery.rtt.any()) shortest = std::min(shortest, p->recovery.rtt.minimum());
-  r.rtprop = counters.rtprop = shortest == kNever ? 0 : shortest;
-  r.btlbw = btlbw();
+  cost.rtprop = counters.now.rtprop = shortest == kNever ? 0 : shortest;
+  cost.btlbw = btlbw();
   op.worker->done = true;
   op.deadline = kNever;
   op_changed(op);
