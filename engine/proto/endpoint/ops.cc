@@ -114,12 +114,9 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
     return {"plan: " + wrong, -1, Cause::plan};
   if (!spec.data) return {"data is null"};
   if (std::string wrong = check_messages(spec); !wrong.empty()) return {wrong};
-  if (!spec.priorities.empty()) {
-    const Grid grid(spec.plan, config.datagram_bytes, config.aggregators());
-    if (std::string wrong = check_priorities(spec.plan, grid.chunks(), spec.priorities);
-        !wrong.empty())
-      return {wrong};
-  }
+  const uint64_t chunks = Grid::count(spec.plan, config.datagram_bytes);
+  if (std::string wrong = check_priorities(spec.plan, chunks, spec.priorities); !wrong.empty())
+    return {wrong};
   const uint64_t need = memory_of(spec.plan, config);
   waiting.ops.push_back({std::move(spec), need, now});
   retire(now);

@@ -174,8 +174,7 @@ bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
 // Sends COMMIT once every worker has the results that are not withheld.
 void Endpoint::Impl::try_commit(Op& op, Nanos now) {
   AggregatorPart& part = *op.aggregator;
-  for (uint16_t w = 0; w < config.workers; ++w)
-    if (w != config.endpoint && !part.back[w]->settled()) return;
+  if (!results_taken(op)) return;
   const std::optional<Bitmap> applied = part.committed->settled();
   if (!applied) return;
   op_changed(op);
