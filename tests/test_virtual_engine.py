@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from torch.distributed import HashStore
 
 from gradwire.core.errors import GradwireError, TransferError
 from gradwire.core.plan import TransferPlan
+from gradwire.policies import PlanContext, Policy, Reliable
+from gradwire.policies.base import Chunks, Priorities
 from gradwire.sim.fabric import NETWORK_A, Fabric
 from gradwire.sim.job import Job, VirtualEngine
 from gradwire.transport.communicator import Communicator
@@ -108,3 +113,46 @@ def test_a_worker_alone_needs_no_engine_in_virtual_time_either() -> None:
     gradient = np.arange(500, dtype=np.float32)
     np.testing.assert_array_equal(job.step([gradient])[0], gradient)
     assert job.fabric.now == 0.0
+
+
+# ---------------------------------------------------------------------------- callbacks
+
+
+class Unready(Reliable):
+    """Cannot give the first bucket's chunks their classes, which it does on the Stager's thread."""
+
+    def plan(self, context: PlanContext) -> TransferPlan:
+        return replace(super().plan(context), order="priority")
+
+    def priorities(
+        self, context: PlanContext, gradient: NDArray[np.float32], chunks: Chunks
+    ) -> Priorities | None:
+        if context.bucket == 0:
+            raise GradwireError("not ready")
+        return None
+
+
+@pytest.mark.parametrize("policy", ["reliable", Unready()], ids=["done at once", "not started"])
+def test_a_callback_of_a_bucket_may_wait_for_a_later_one(policy: str | Policy) -> None:
+    """It does so where a bucket waits for a copy, and its transfer is over as soon as it begins.
+
+    A job of one rank has such transfers.
+    """
+    job = Job(1, {"a.weight": 10, "b.weight": 10}, policy, buckets=[1, 1])
+    stager = job.pipelines[0].communicator.stager
+    asked, later = threading.Event(), threading.Event()
+    stager.submit(lambda: [asked.wait(60)].clear())  # both buckets queue behind this
+    _, (first, second) = job.start([np.ones(20, np.float32)])
+    came: list[bool] = []
+    waited = threading.Event()
+
+    def wait(_: object) -> None:
+        came.append(later.wait(10))
+        waited.set()
+
+    first.add_done_callback(wait)
+    second.add_done_callback(lambda _: later.set())
+    asked.set()
+    assert waited.wait(60)
+    assert came == [True]
+    stager.stop()

@@ -201,19 +201,19 @@ void add_counters(nb::dict& into, const Counters& counters) {
   into["duplicates"] = counters.duplicates;
   into["malformed"] = counters.malformed;
   into["refused"] = counters.refused;
-  into["memory"] = counters.memory;
+  into["memory"] = counters.now.memory;
   into["credit_stalls"] = counters.credit_stalls;
   into["window_stalls"] = counters.window_stalls;
   into["marked"] = counters.marked;
   into["mark_cuts"] = counters.mark_cuts;
   into["ecn_failed"] = counters.ecn_failed;
-  into["rtprop_ns"] = counters.rtprop;
-  into["queue_delay_ns"] = counters.queue_delay;
-  into["btlbw"] = counters.btlbw;
+  into["rtprop_ns"] = counters.now.rtprop;
+  into["queue_delay_ns"] = counters.now.queue_delay;
+  into["btlbw"] = counters.now.btlbw;
   into["fragmented"] = counters.fragmented;
-  into["path_limit"] = counters.path_limit;
-  into["send_window"] = counters.send_window;
-  into["receive_window"] = counters.receive_window;
+  into["path_limit"] = counters.now.path_limit;
+  into["send_window"] = counters.now.send_window;
+  into["receive_window"] = counters.now.receive_window;
 }
 
 void bind_engine(nb::module_& module) {

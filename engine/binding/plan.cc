@@ -261,15 +261,16 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("exceeded", [](const Report& r) { return r.exceeded; })
       .def_prop_ro("stats_sum", [](const Report& r) { return half_of_stats(r, 0); })
       .def_prop_ro("stats_max", [](const Report& r) { return half_of_stats(r, 1); })
-      .def_prop_ro("push_ns", [](const Report& r) { return r.push; })
-      .def_prop_ro("pull_ns", [](const Report& r) { return r.pull; })
-      .def_prop_ro("total_ns", [](const Report& r) { return r.total; })
-      .def_prop_ro("bytes_sent", [](const Report& r) { return r.bytes_sent; })
-      .def_prop_ro("packets_sent", [](const Report& r) { return r.packets_sent; })
-      .def_prop_ro("retransmissions", [](const Report& r) { return r.retransmissions; })
-      .def_prop_ro("passes", [](const Report& r) { return r.passes; })
-      .def_prop_ro("rtprop_ns", [](const Report& r) { return r.rtprop; })
-      .def_prop_ro("btlbw", [](const Report& r) { return r.btlbw; });
+      .def_prop_ro("push_ns", [](const Report& r) { return r.cost.push; })
+      .def_prop_ro("pull_ns", [](const Report& r) { return r.cost.pull; })
+      .def_prop_ro("total_ns", [](const Report& r) { return r.cost.total; })
+      .def_prop_ro("bytes_sent", [](const Report& r) { return r.cost.traffic.bytes; })
+      .def_prop_ro("packets_sent", [](const Report& r) { return r.cost.traffic.packets; })
+      .def_prop_ro("retransmissions",
+                   [](const Report& r) { return r.cost.traffic.retransmissions; })
+      .def_prop_ro("passes", [](const Report& r) { return r.cost.passes; })
+      .def_prop_ro("rtprop_ns", [](const Report& r) { return r.cost.rtprop; })
+      .def_prop_ro("btlbw", [](const Report& r) { return r.cost.btlbw; });
 }
 
 }  // namespace gradwire::binding

@@ -148,17 +148,19 @@ BREAKS = (
         2,
         "each aggregator commits for itself what it has",
         PROTO + "endpoint/results.cc",
-        "op.worker->pull[op.aggregator->shard].commit(committed);",
-        "for (uint32_t c : op.aggregator->sum.finished()) committed.set(c - op.own_shard().begin);"
-        " op.worker->pull[op.aggregator->shard].commit(committed);",
+        "op.worker->pull[part.shard].commit(*applied);",
+        "Bitmap own = *applied;"
+        " for (uint32_t c : part.sum.finished()) own.set(c - op.own_shard().begin);"
+        " op.worker->pull[part.shard].commit(own);",
         SIM + "bounded.py " + SIM + "property.py",
     ),
     Break(
         2,
         "an aggregator adds back for itself what an encoding took from its results",
         PROTO + "endpoint/results.cc",
-        "r.error_offset = op.grid.offset[begin];",
-        "r.error_offset = op.grid.offset[begin]; float* const at = op.spec.data + r.error_offset;"
+        "r.error_offset = op.grid.offset[op.own_shard().begin];",
+        "r.error_offset = op.grid.offset[op.own_shard().begin];"
+        " float* const at = op.spec.data + r.error_offset;"
         " reduce::add(at, r.result_error.data(), r.result_error.size());",
         SIM + "encodings.py",
     ),

@@ -1,6 +1,10 @@
-"""TokenBucket and Agenda, without an endpoint."""
+"""Token buckets, agendas, messages, fragments and memory, without an endpoint."""
 
-from _parts import NEVER, Agenda, TokenBucket
+import struct
+from random import Random
+
+import pytest
+from _parts import NEVER, Agenda, Memory, MessageReceiver, Reassembly, TokenBucket
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,3 +76,190 @@ def test_an_agenda_finds_what_a_walk_over_all_times_finds(
     for start in range(size + 2):
         due = [index for index, time in enumerate(times) if index >= start and time <= now]
         assert agenda.due(now, start) == (due[0] if due else Agenda.NONE)
+
+
+# ---------------------------------------------------------------------------- messages
+
+PART = 10  # bytes
+MESSAGE = bytes(range(25))  # three parts
+Result = MessageReceiver.Result
+
+
+def part_of(message: bytes, index: int) -> bytes:
+    body = message[index * PART : (index + 1) * PART]
+    return struct.pack("<I", len(message)) + body
+
+
+@given(st.integers(1, 45), st.randoms())
+def test_a_message_is_complete_once_with_its_last_part_in_whatever_order(
+    size: int, random: Random
+) -> None:
+    message = bytes(range(size))
+    order = list(range(-(-size // PART)))
+    random.shuffle(order)
+    receiver = MessageReceiver()
+    for number, index in enumerate(order):
+        assert receiver.part(index, part_of(message, index), PART) == (
+            Result.complete if number == len(order) - 1 else Result.incomplete
+        )
+        assert bytes(receiver.beginning()) == (
+            message if receiver.done() else message[:PART] if 0 in order[: number + 1] else b""
+        )
+    assert receiver.take() == message
+    assert receiver.part(0, part_of(message, 0), PART) == Result.incomplete  # a repeated one
+
+
+@pytest.mark.parametrize(
+    ("index", "payload"),
+    [
+        (0, b""),
+        (0, struct.pack("<I", 25)[:3]),  # without its length
+        (0, part_of(b"", 0)),  # of nothing
+        (0, part_of(bytes(31), 0)),  # longer than allowed
+        (0, part_of(bytes(26), 0)),  # of another length than before
+        (0, part_of(MESSAGE, 0)[:-1]),
+        (0, part_of(MESSAGE, 0) + b"!"),
+        (2, part_of(MESSAGE, 2) + b"!"),
+        (3, struct.pack("<I", 25)),  # beyond the end
+        (2**32 - 1, part_of(MESSAGE, 0)),
+    ],
+)
+def test_a_part_that_does_not_fit_changes_nothing(index: int, payload: bytes) -> None:
+    receiver = MessageReceiver()
+    receiver.part(1, part_of(MESSAGE, 1), PART, 30)
+    held = receiver.held()
+    assert receiver.part(index, payload, PART, 30) == Result.malformed
+    assert receiver.held() == held
+    receiver.part(0, part_of(MESSAGE, 0), PART, 30)
+    assert receiver.part(2, part_of(MESSAGE, 2), PART, 30) == Result.complete
+    assert receiver.take() == MESSAGE
+
+
+def test_a_message_holds_memory_for_what_has_arrived_whatever_length_it_claims() -> None:
+    receiver = MessageReceiver()
+    claims = struct.pack("<I", MessageReceiver.MOST) + bytes(PART)
+    for index, parts in [(7, 1), (7, 1), (3, 2)]:
+        assert receiver.part(index, claims, PART) == Result.incomplete
+        assert receiver.held() == parts * MessageReceiver.cost(PART)
+    receiver = MessageReceiver()
+    receiver.part(0, part_of(b"short", 0), PART)
+    assert receiver.held() == MessageReceiver.cost(5)
+    receiver.take()
+    assert receiver.held() == 0
+
+
+# ---------------------------------------------------------------------------- fragments
+
+WHOLE = bytes(range(100, 130))
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        [(0, 30)],
+        [(0, 10), (10, 20), (20, 30)],
+        [(20, 30), (0, 10), (10, 20)],
+        [(0, 10), (0, 10), (5, 25), (20, 30)],  # repeated, and overlapping
+    ],
+)
+def test_a_datagram_is_whole_once_with_its_last_byte(cuts: list[tuple[int, int]]) -> None:
+    reassembly = Reassembly()
+    for start, end in cuts:
+        whole = reassembly.add(7, 30, start, WHOLE[start:end], 30)
+        assert whole == (WHOLE if (start, end) == cuts[-1] else b"")
+    assert reassembly.add(7, 30, 0, WHOLE[:10], 30) == b""  # a late copy
+
+
+@pytest.mark.parametrize(
+    ("total", "offset", "part", "most"),
+    [
+        (30, 10, WHOLE[10:], 29),  # longer than allowed
+        (30, 10, b"", 30),
+        (30, 30, b"!", 30),
+        (30, 11, WHOLE[10:], 30),  # beyond the end
+        (30, 2**32 - 1, WHOLE[10:], 30),
+    ],
+)
+def test_a_fragment_that_does_not_fit_is_ignored(
+    total: int, offset: int, part: bytes, most: int
+) -> None:
+    reassembly = Reassembly()
+    reassembly.add(7, 30, 0, WHOLE[:10], 30)
+    assert reassembly.add(7, total, offset, part, most) == b""
+    assert reassembly.add(7, 30, 10, WHOLE[10:], 30) == WHOLE
+
+
+@pytest.mark.parametrize(("number", "kept"), [(7 + 63, True), (7 + 64, False)])
+def test_a_newer_datagram_takes_the_place_of_the_sixty_fourth_before_it(
+    number: int, kept: bool
+) -> None:
+    reassembly = Reassembly()
+    reassembly.add(7, 30, 0, WHOLE[:10], 30)
+    reassembly.add(number, 30, 0, WHOLE[:10], 30)
+    assert reassembly.add(7, 30, 10, WHOLE[10:], 30) == (WHOLE if kept else b"")
+
+
+def test_bytes_of_another_length_under_the_same_number_are_no_part_of_a_datagram() -> None:
+    reassembly = Reassembly()
+    reassembly.add(7, 29, 0, WHOLE[:10], 30)
+    assert reassembly.add(7, 30, 10, WHOLE[10:], 30) == b""
+
+
+# ---------------------------------------------------------------------------- memory
+
+
+def memory_with(*, ops: int = 0, waiting: int = 0, early: int = 0) -> Memory:
+    """A limit of 80: 10 for what is early, 70 for ops, 30 for several ops of a lane."""
+    memory = Memory(80)
+    memory.ops, memory.waiting, memory.early = ops, waiting, early
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("held", "first", "own", "most"),
+    [
+        ({}, True, 0, 70),
+        ({}, False, 0, 30),  # the rest is kept for the first ops of other lanes
+        ({"ops": 20}, True, 0, 50),
+        ({"ops": 20}, False, 0, 10),
+        ({"ops": 20, "waiting": 20}, True, 0, 30),
+        ({"ops": 10, "waiting": 45}, False, 0, 15),
+        ({"early": 30}, True, 0, 50),
+        ({"early": 30}, True, 25, 70),  # its own messages become a part of it
+        ({"ops": 70}, True, 0, 0),
+    ],
+)
+def test_an_op_is_admitted_within_what_ops_and_their_lane_may_take(
+    held: dict[str, int], first: bool, own: int, most: int
+) -> None:
+    memory = memory_with(**held)
+    assert memory.has_op(most, first=first, own=own)
+    assert not memory.has_op(most + 1, first=first, own=own)
+
+
+@pytest.mark.parametrize(
+    ("held", "early", "waiting"),
+    [
+        ({}, 10, 30),
+        ({"early": 4}, 6, 30),
+        ({"waiting": 20}, 10, 10),
+        ({"ops": 50}, 10, 20),
+        ({"ops": 50, "waiting": 15}, 10, 5),
+        ({"ops": 70, "early": 10}, 0, 0),
+    ],
+)
+def test_early_packets_and_contributions_ahead_of_their_turn_have_shares_of_their_own(
+    held: dict[str, int], early: int, waiting: int
+) -> None:
+    memory = memory_with(**held)
+    assert memory.has_early(early)
+    assert not memory.has_early(early + 1)
+    assert memory.has_waiting(waiting)
+    assert not memory.has_waiting(waiting + 1)
+
+
+@given(st.integers(1, 10_000))
+def test_the_least_limit_admits_an_op_alone_and_has_a_byte_too_many_at_most(need: int) -> None:
+    least = Memory.least_limit(need)
+    assert Memory(least).has_op(need, first=True)
+    assert not Memory(least - 2).has_op(need, first=True)

@@ -15,6 +15,7 @@ from _parts import (
     PortDelay,
     QueueDelay,
     RateMeter,
+    Stretch,
 )
 
 from part_kit import MS, SECOND, US
@@ -260,6 +261,43 @@ def test_what_arrives_under_heavy_loss_ages_no_rate_and_proves_none() -> None:
     assert meter.bytes_per_second() == pytest.approx(100e6, rel=0.03)
 
 
+def acknowledge(meter: RateMeter, rate: float, now: int, time: int, pace: float) -> int:
+    """Adds what is acknowledged at this rate and was sent over `pace` times as long."""
+    for moment in range(now, now + time, 100 * US):
+        sent = SECOND + int(pace * moment)
+        meter.add(int(rate / 10_000), moment, sent=sent if pace else 0)
+    return now + time
+
+
+@pytest.mark.parametrize(("pace", "rate"), [(0.5, 125e6), (1.0, 125e6), (2.0, 62.5e6), (0, 125e6)])
+def test_acknowledgements_of_several_receivers_show_no_rate_above_that_of_sending(
+    pace: float, rate: float
+) -> None:
+    meter = RateMeter()
+    acknowledge(meter, 125e6, MS, 200 * MS, pace)
+    assert meter.bytes_per_second() == pytest.approx(rate, rel=0.03)
+
+
+@pytest.mark.parametrize(("pace", "interval"), [(0, 20 * MS), (1.0, 50 * MS)])
+def test_a_sample_bounded_by_sending_takes_longer(pace: float, interval: int) -> None:
+    meter = RateMeter()
+    now = acknowledge(meter, 50e6, MS, 2_300 * US, pace)
+    guess = meter.bytes_per_second()
+    assert guess > 0
+    now = acknowledge(meter, 125e6, now, interval - MS, pace)
+    assert meter.bytes_per_second() == guess
+    acknowledge(meter, 125e6, now, 2 * MS, pace)
+    assert meter.bytes_per_second() > 2 * guess
+
+
+def test_an_interval_has_bytes_of_one_kind() -> None:
+    meter = RateMeter()
+    for moment in range(MS, 200 * MS, 200 * US):
+        meter.add(25_000, moment, sent=moment)
+        meter.add(25_000, moment + 100 * US)
+    assert meter.bytes_per_second() == 0
+
+
 # ---------------------------------------------------------------------------- whose queue
 
 
@@ -448,3 +486,101 @@ def test_a_window_stretches_under_heavy_loss_where_little_arrives_and_never_beyo
         port.now += MS
         port.window.sample(125_000, 0, MS, MS, True, port.now)
     assert port.window.stretch(0.5) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("loss", "told", "stretch"),
+    [
+        (0.5, 10.0, 2.0),  # as much as the loss takes
+        (0.5, 1.5, 1.5),  # no receiver asks for more
+        (0.5, 0.5, 1.0),
+        (0.2, 10.0, 1.0),  # no heavy loss
+    ],
+)
+def test_a_senders_window_stretches_to_those_of_its_receivers(
+    loss: float, told: float, stretch: float
+) -> None:
+    port = Queue(125e6, MS)
+    port.rounds(300 * MS)
+    for _ in range(200):  # a fifth of the rate arrives, without a queue
+        port.now += MS
+        port.window.loss(loss, told * port.window.bytes())
+        port.window.limited()
+        port.window.sample(25_000, 0, MS, MS, True, port.now)
+    assert port.window.stretch(loss) == pytest.approx(stretch, rel=0.05)
+    assert port.window.stretches() == (stretch > 1)
+
+
+# ---------------------------------------------------------------------------- a sender's stretch
+
+NO_QUEUE, LONG_QUEUE = 0, 2 * TARGET
+FULL, FIFTH = 0.95, 0.2  # shares of BtlBw
+
+
+def epochs_of(stretch: Stretch, *epochs: tuple[float, float, float, int, bool]) -> list[float]:
+    """The factor after each epoch of (loss, receivers' windows, use, delay, limited)."""
+    factors = []
+    for loss, told, use, delay, limited in epochs:
+        stretch.loss(loss, told)
+        stretch.epoch(window=100.0, use=use, delay=delay, target=TARGET, limited=limited)
+        factors.append(stretch.factor(0.95))
+    return factors
+
+
+@pytest.mark.parametrize(
+    ("epoch", "factor"),
+    [
+        ((0.75, 1e9, FIFTH, NO_QUEUE, True), 4),
+        ((0.95, 1e9, FIFTH, NO_QUEUE, True), 4),  # by steps of four
+        ((0.75, 250, FIFTH, NO_QUEUE, True), 2.5),
+        ((0.75, 50, FIFTH, NO_QUEUE, True), 1),
+        ((0.75, 1e9, FIFTH, NO_QUEUE, False), 1),  # something else limits it
+        ((0.25, 1e9, FIFTH, NO_QUEUE, True), 1),  # no heavy loss
+        ((0.75, 1e9, FULL, NO_QUEUE, True), 1),
+        ((0.75, 1e9, FIFTH, LONG_QUEUE, True), 1),
+    ],
+)
+def test_a_sender_stretches_where_heavy_loss_and_nothing_else_limits_it(
+    epoch: tuple[float, float, float, int, bool], factor: float
+) -> None:
+    assert epochs_of(Stretch(), epoch) == [factor]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "factor"),
+    [
+        ((0.75, 1e9, FULL, NO_QUEUE, True), 3.2),
+        ((0.75, 1e9, FIFTH, TARGET, True), 3.2),  # by a fifth at the most
+        ((0.75, 1e9, FIFTH, LONG_QUEUE, True), 3.2),
+        ((0.75, 1e9, FIFTH, 78 * TARGET // 100, False), 4 * 0.75 / 0.78),
+        ((0.75, 1e9, FIFTH, 74 * TARGET // 100, False), 4),
+        ((0.5, 1e9, FIFTH, NO_QUEUE, True), 2),
+        ((0.75, 300, FIFTH, NO_QUEUE, True), 3),
+    ],
+)
+def test_a_stretch_gives_way_to_a_queue_the_full_rate_and_smaller_windows(
+    epoch: tuple[float, float, float, int, bool], factor: float
+) -> None:
+    stretch = Stretch()
+    epochs_of(stretch, (0.75, 1e9, FIFTH, NO_QUEUE, True))
+    assert epochs_of(stretch, epoch) == [pytest.approx(factor)]
+
+
+def test_a_stretch_that_led_to_a_queue_is_approached_slowly_until_the_loss_ends() -> None:
+    grows = (0.75, 1e9, FIFTH, NO_QUEUE, True)
+    stretch = Stretch()
+    assert epochs_of(stretch, grows, (0.75, 1e9, 0.9, LONG_QUEUE, True)) == [4, pytest.approx(3.2)]
+    # 0.9 of BtlBw came through, which is 3.6 times the quarter that arrives.
+    assert epochs_of(stretch, grows, grows) == [pytest.approx(3.6), pytest.approx(3.6 * 1.02)]
+    assert epochs_of(stretch, (0.2, 1e9, FIFTH, NO_QUEUE, True), grows) == [1.25, 4]
+
+
+def test_a_mark_takes_a_fifth_of_a_stretch() -> None:
+    stretch = Stretch()
+    epochs_of(stretch, (0.75, 1e9, FIFTH, NO_QUEUE, True))
+    for factor in (3.2, 2.56):
+        stretch.marked()
+        assert stretch.factor(0.95) == pytest.approx(factor)
+    for _ in range(10):
+        stretch.marked()
+    assert not stretch.any()

@@ -1,12 +1,17 @@
 """Results on their way back, without an endpoint."""
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 from _parts import (
     Again,
+    Aggregator,
+    CommittedPull,
     Finished,
     LossyPull,
+    Memory,
     PassSender,
     PullLedger,
     PullReceiver,
@@ -350,3 +355,88 @@ def test_a_worker_may_go_without_the_bound_of_the_pull(
     # A second region keeps the plan lossy where the first has bound 0.
     plan, _ = plan_of((10, bound), (10, 0.5), **{**LOSSY, "spend": spend})
     assert pull_losable(plan, 0, 10 * CHUNK) == losable
+
+
+# ---------------------------------------------------------------------------- committed pull
+
+WORKERS = 3
+
+
+class Committed:
+    """A committed pull of one shard, whose chunks hold the values that are asked for."""
+
+    def __init__(
+        self, *regions: tuple[int, float], opened: int = WORKERS, bound: float = 0.5, **options: Any
+    ) -> None:
+        plan, grid = plan_of(*regions, pull="committed", pull_bound=bound, **options)
+        self.sum = Aggregator(plan, grid, 0, WORKERS, Memory(1 << 30))
+        for worker in range(opened):
+            self.sum.open(worker, [1] if worker == 1 else [], 0)
+        self.pull = CommittedPull(plan, grid, 0, self.sum)
+
+    def finish(self, *chunks: int, value: float = 1.0) -> None:
+        """Each worker's part of these chunks arrives."""
+        payload = np.full(CHUNK, value, np.float32).tobytes()
+        for chunk in chunks:
+            for worker in range(WORKERS):
+                self.sum.add(worker, chunk, payload, False, 0)
+
+
+def test_lost_results_are_left_out_for_all_while_the_bound_has_room() -> None:
+    committed = Committed((6, 0.0), bound=0.4)
+    committed.finish(0, 1, 2, 3, 4, 5)
+    for chunk, left_out in [
+        (0, True),
+        (0, True),  # it takes room once
+        (1, False),  # critical for one worker
+        (4, True),
+        (5, False),  # 2.4 chunks of six may be withheld
+    ]:
+        assert committed.pull.lost(chunk) == left_out, chunk
+    assert [chunk for chunk in range(6) if committed.pull.withheld(chunk)] == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "spend", "left_out"),
+    [
+        ((0.5, 0.5), "lost", [True, True, False]),
+        ((0.0, 0.5), "lost", [False, True, False]),  # bound 0 is critical on the way back too
+        ((0.0, 0.0), "lost", [True, True, False]),  # an exact push has no critical regions
+    ],
+)
+def test_each_region_has_room_of_its_own(
+    bounds: tuple[float, float], spend: str, left_out: list[bool]
+) -> None:
+    committed = Committed(*((2, bound) for bound in bounds), spend=spend)
+    committed.finish(0, 1, 2, 3)
+    assert [committed.pull.lost(chunk) for chunk in (0, 2, 3)] == left_out
+
+
+def test_nothing_is_left_out_before_all_workers_have_said_what_is_critical() -> None:
+    committed = Committed((4, 0.0), opened=2)
+    committed.finish(0)
+    assert not committed.pull.lost(0)
+    committed.sum.open(2, [], 0)
+    assert committed.pull.lost(0)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_result_that_is_not_finite_is_not_left_out(value: float) -> None:
+    committed = Committed((4, 0.0))
+    committed.finish(0, value=value)
+    assert not committed.pull.lost(0)
+
+
+@pytest.mark.parametrize("lost", [[], [3, 0]])
+def test_a_commit_lists_once_what_is_not_withheld_of_a_closed_sum(lost: list[int]) -> None:
+    committed = Committed((4, 0.0))
+    committed.finish(3, 0, 2)
+    assert [committed.pull.lost(chunk) for chunk in lost] == [True] * len(lost)
+    assert (committed.pull.settled(), committed.pull.over()) == (None, False)  # more results follow
+    committed.finish(1)
+    committed.pull.closed()
+    assert not committed.pull.over()
+    assert committed.pull.settled() == sorted({0, 1, 2, 3} - set(lost))
+    assert committed.pull.over()
+    assert committed.pull.settled() is None
+    assert committed.pull.lost(2) is False  # COMMIT says that all apply it

@@ -23,11 +23,6 @@ class Bitmap {
     return fresh;
   }
   size_t size() const { return size_; }
-  size_t count() const {
-    size_t total = 0;
-    for (uint64_t word : words_) total += static_cast<size_t>(__builtin_popcountll(word));
-    return total;
-  }
 
   size_t byte_size() const { return (size_ + 7) / 8; }
   void append_bytes(std::vector<uint8_t>& out) const {

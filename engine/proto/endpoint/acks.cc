@@ -111,8 +111,8 @@ bool Endpoint::Impl::on_ack(Path& path, const wire::Ack& ack, Nanos now) {
       {path.peer, scratch.acked.bytes, path.loss_to.reported, Nanos{ack.queue_us} * kMicrosecond,
        rtt.round(), rtt.minimum(), path.recovery.largest_acked_sent()},
       windows, now);
-  counters.btlbw = btlbw();
-  counters.send_window = sender.window().bytes();
+  counters.now.btlbw = btlbw();
+  counters.now.send_window = sender.window().bytes();
   retire(now);
   return true;
 }

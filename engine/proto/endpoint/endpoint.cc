@@ -48,7 +48,7 @@ Endpoint::Impl::Impl(const EndpointConfig& c, Nanos now)
     paths[e] = std::move(path);
     touch(*paths[e]);
   }
-  counters.path_limit = config.datagram_bytes;
+  counters.now.path_limit = config.datagram_bytes;
   scheduler.start_at(static_cast<uint16_t>(config.endpoint + 1));
 }
 
@@ -214,7 +214,7 @@ void Endpoint::close(Nanos now, Nanos linger) {
   impl_->close(now, linger);
 }
 const Counters& Endpoint::counters() const {
-  impl_->counters.memory = impl_->memory.held();
+  impl_->counters.now.memory = impl_->memory.held();
   return impl_->counters;
 }
 std::vector<PeerState> Endpoint::peers(Nanos now) const {

@@ -87,20 +87,30 @@ struct OpSpec {
   std::string timeout_from;  // where the time-out comes from, for texts: "given to attach"
 };
 
+// Traffic is what one endpoint has sent of an op.
+struct Traffic {
+  uint64_t bytes = 0;
+  uint64_t packets = 0;
+  uint64_t retransmissions = 0;
+
+  void add(size_t sent) {
+    ++packets;
+    bytes += sent;
+  }
+};
+
 // OpCost is what an op has cost at one endpoint.
 struct OpCost {
   Nanos push = 0;
   Nanos pull = 0;
   Nanos total = 0;
-  uint64_t bytes_sent = 0;
-  uint64_t packets_sent = 0;
-  uint64_t retransmissions = 0;
+  Traffic traffic;
   uint32_t passes = 0;  // of the push: the most of any shard; 0 under control "stream"
   Nanos rtprop = 0;
   double btlbw = 0;  // bytes/s
 };
 
-struct OpReport : OpCost {
+struct OpReport {
   uint64_t op = 0;
   uint64_t step = 0;
   Failure failure;               // none when ok
@@ -114,6 +124,7 @@ struct OpReport : OpCost {
   std::vector<double> delivered;  // by region
   std::vector<uint32_t> exceeded;
   Stats stats{};
+  OpCost cost;
   // The longest datagram that all paths of the job carried when the workers started the op. It is
   // the same on all workers.
   uint32_t datagram_bytes = 0;
@@ -156,8 +167,19 @@ struct Train {
   std::vector<uint8_t> control;  // memory of control payloads
 };
 
-// PacketCounters count packets and bytes since the endpoint was made.
-struct PacketCounters {
+// Levels are how memory and congestion control stand now.
+struct Levels {
+  uint64_t memory = 0;  // bytes held for peers, with reservations
+  Nanos rtprop = 0;
+  Nanos queue_delay = 0;
+  double btlbw = 0;           // bytes/s
+  double send_window = 0;     // bytes
+  double receive_window = 0;  // bytes
+  uint64_t path_limit = 0;    // bytes of the longest datagram that all paths carry
+};
+
+// Counters count what has happened since the endpoint was made.
+struct Counters {
   uint64_t packets_sent = 0;
   uint64_t bytes_sent = 0;
   uint64_t packets_received = 0;
@@ -171,22 +193,12 @@ struct PacketCounters {
   uint64_t malformed = 0;
   uint64_t refused = 0;     // packets that arrived and found no room
   uint64_t fragmented = 0;  // datagrams sent in fragments
-};
-
-// Counters adds to them how congestion control and memory stand.
-struct Counters : PacketCounters {
-  uint64_t memory = 0;  // bytes held for peers now, with reservations
   uint64_t credit_stalls = 0;
   uint64_t window_stalls = 0;
   uint64_t marked = 0;      // packets that arrived with CE
   uint64_t mark_cuts = 0;   // reductions of own windows for marks
   uint64_t ecn_failed = 0;  // paths that do not carry ECT
-  Nanos rtprop = 0;
-  Nanos queue_delay = 0;
-  double btlbw = 0;
-  double send_window = 0;     // bytes
-  double receive_window = 0;  // bytes
-  uint64_t path_limit = 0;    // bytes of the longest datagram that all paths carry
+  Levels now;
 };
 
 // PeerState is what an endpoint has observed of a peer.

@@ -284,7 +284,6 @@ struct Endpoint::Impl {
   void answer_push(Op& op, uint16_t worker);
   void answer_pull(Op& op, uint16_t aggregator);
   void send_pass(uint16_t to, Op& op, wire::Kind kind, const wire::Pass& pass);
-  void send_bitmap(uint16_t to, Op& op, const wire::Pass& pass, const Bitmap& missing);
 
   // ops.cc
   const Lane& lane(uint64_t op) const;
@@ -321,7 +320,7 @@ struct Endpoint::Impl {
   Fate serve_open(Path& path, const wire::Header& header, uint64_t op,
                   std::span<const uint8_t> payload, Nanos now);
   bool same_plan(const Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
-  void on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
+  bool on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now);
   bool on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
                   const wire::Header& header, std::span<const uint8_t> payload, Nanos now);
   bool on_close(Op& op, uint16_t aggregator, wire::Reader& reader);

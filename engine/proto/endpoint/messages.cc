@@ -215,7 +215,7 @@ void Endpoint::Impl::start_served(OpSpec spec, std::map<uint16_t, MessageReceive
     const bool done = message.done();
     const std::vector<uint8_t> bytes = message.take();
     op.aggregator->opens[worker] = std::move(message);
-    if (done) on_open(op, worker, bytes, now);
+    if (done && !on_open(op, worker, bytes, now)) ++counters.malformed;
     if (failure) return;
   }
   replay(id, now);
@@ -242,21 +242,15 @@ bool Endpoint::Impl::same_plan(const Op& op, uint16_t worker, std::span<const ui
   return true;
 }
 
-void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now) {
+bool Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> bytes, Nanos now) {
   wire::Reader reader(bytes);
   OpenFixed fixed{};
-  if (!read_open(reader, fixed)) {
-    ++counters.malformed;
-    return;
-  }
+  if (!read_open(reader, fixed)) return false;
   reader.take(fixed.plan_bytes);
   std::vector<uint32_t> critical;
   if (fixed.has_critical) {
     Bitmap bits(op.own_shard().size());
-    if (!read_bitmap(reader, bits)) {
-      ++counters.malformed;
-      return;
-    }
+    if (!read_bitmap(reader, bits)) return false;
     for (uint32_t i = 0; i < op.own_shard().size(); ++i)
       if (bits.test(i)) critical.push_back(op.own_shard().begin + i);
   }
@@ -265,6 +259,7 @@ void Endpoint::Impl::on_open(Op& op, uint16_t worker, std::span<const uint8_t> b
   op.aggregator->sum.open(worker, critical, now);
   after_sum(op, now);
   answer_push(op, worker);
+  return true;
 }
 
 bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, MessageReceiver& message,
@@ -278,10 +273,7 @@ bool Endpoint::Impl::on_message(Op& op, uint16_t source, wire::Kind kind, Messag
   if (result != MessageReceiver::Result::complete)
     return result == MessageReceiver::Result::incomplete;
   const std::vector<uint8_t> bytes = message.take();
-  if (kind == wire::Kind::open) {
-    on_open(op, source, bytes, now);
-    return true;
-  }
+  if (kind == wire::Kind::open) return on_open(op, source, bytes, now);
   wire::Reader reader(bytes);
   const bool good = kind == wire::Kind::fold     ? on_fold(op, reader)
                     : kind == wire::Kind::commit ? on_commit(op, source, reader)

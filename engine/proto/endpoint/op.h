@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "proto/base/memory.h"
@@ -9,6 +10,7 @@
 #include "proto/endpoint/endpoint.h"
 #include "proto/endpoint/op_memory.h"
 #include "proto/plan/grid.h"
+#include "proto/pull/committed_pull.h"
 #include "proto/pull/pull_receiver.h"
 #include "proto/push/aggregator.h"
 #include "proto/push/chunk_sender.h"
@@ -34,12 +36,6 @@ struct WorkerPart {
   uint16_t complete = 0;  // aggregators below it have sent all that is needed
   Nanos push_done = 0;
   Nanos first_result = 0;
-};
-
-// Withheld are the results that a committed pull leaves out for all workers alike.
-struct Withheld {
-  Bitmap chunks;                   // of the shard
-  std::vector<uint64_t> elements;  // by region
 };
 
 // AggregatorPart is an op at the endpoint that sums one shard of it. Its vectors are by worker.
@@ -69,20 +65,7 @@ struct AggregatorPart {
   size_t counted = 0;    // finished chunks that the scheduler knows of
   bool fold_sent = false;
   bool close_sent = false;
-  bool commit_sent = false;
-  Withheld withheld;
-};
-
-// Traffic is what one endpoint has sent of an op.
-struct Traffic {
-  uint64_t bytes = 0;
-  uint64_t packets = 0;
-  uint64_t retransmissions = 0;
-
-  void add(size_t sent) {
-    ++packets;
-    bytes += sent;
-  }
+  std::optional<CommittedPull> committed;  // of a committed pull
 };
 
 struct Op {

@@ -95,8 +95,7 @@ void Endpoint::Impl::make_aggregator_part(Op& op) {
   part.back.reserve(config.workers);
   for (uint16_t w = 0; w < config.workers; ++w)
     part.back.push_back(make_pull_sender(plan, op.grid, op.own_shard(), part.sum.finished()));
-  part.withheld.chunks = Bitmap(op.own_shard().size());
-  part.withheld.elements.resize(plan.regions.size());
+  if (op.commits()) part.committed.emplace(plan, op.grid, op.own_shard(), part.sum);
   part.result_class = result_classes(op);
 }
 
@@ -115,12 +114,9 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
     return {"plan: " + wrong, -1, Cause::plan};
   if (!spec.data) return {"data is null"};
   if (std::string wrong = check_messages(spec); !wrong.empty()) return {wrong};
-  if (!spec.priorities.empty()) {
-    const Grid grid(spec.plan, config.datagram_bytes, config.aggregators());
-    if (std::string wrong = check_priorities(spec.plan, grid.chunks(), spec.priorities);
-        !wrong.empty())
-      return {wrong};
-  }
+  const uint64_t chunks = Grid::count(spec.plan, config.datagram_bytes);
+  if (std::string wrong = check_priorities(spec.plan, chunks, spec.priorities); !wrong.empty())
+    return {wrong};
   const uint64_t need = memory_of(spec.plan, config);
   waiting.ops.push_back({std::move(spec), need, now});
   retire(now);
@@ -260,7 +256,8 @@ bool Endpoint::Impl::drained(const Op& op) const {
   if (!op.aggregator) return true;
   const AggregatorPart& part = *op.aggregator;
   const bool ended = part.sum.all_final() && part.close_sent &&
-                     (part.shard != 0 || part.fold_sent) && (!op.commits() || part.commit_sent);
+                     (part.shard != 0 || part.fold_sent) &&
+                     (!part.committed || part.committed->over());
   return ended && results_taken(op);
 }
 

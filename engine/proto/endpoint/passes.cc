@@ -36,15 +36,6 @@ void Endpoint::Impl::send_pass(uint16_t to, Op& op, wire::Kind kind, const wire:
   send_control(to, op, kind, std::move(payload));
 }
 
-void Endpoint::Impl::send_bitmap(uint16_t to, Op& op, const wire::Pass& pass,
-                                 const Bitmap& missing) {
-  std::array<uint8_t, wire::kPassBytes> prefix{};
-  wire::write_pass(prefix.data(), pass);
-  Body body;
-  body.put_bitmap(missing);
-  send_message(to, op, wire::Kind::bitmap, body.bytes(), prefix);
-}
-
 // Answers the sender of passes: with STOP once it needs to send nothing more, else with the BITMAP
 // if a PROBE has arrived. Packets that arrive after the STOP was sent report an outdated backlog,
 // which would take credit from other senders.
@@ -55,7 +46,11 @@ void Endpoint::Impl::answer(Op& op, uint16_t to, wire::Way way, PassReceiver& pa
   if (enough) {
     send_pass(to, op, wire::Kind::stop, {way, passes.stop()});
   } else if (passes.waiting()) {
-    send_bitmap(to, op, {way, passes.answer()}, missing());
+    std::array<uint8_t, wire::kPassBytes> prefix{};
+    wire::write_pass(prefix.data(), {way, passes.answer()});
+    Body body;
+    body.put_bitmap(missing());
+    send_message(to, op, wire::Kind::bitmap, body.bytes(), prefix);
   }
 }
 

@@ -16,7 +16,7 @@ void Endpoint::Impl::limit(Path& path, uint32_t bytes, Nanos now) {
 }
 
 void Endpoint::Impl::lowered(Path& path, Nanos now) {
-  counters.path_limit = longest_datagram();
+  counters.now.path_limit = longest_datagram();
   if (path.limit.bytes() < wire::kMinDatagram) {
     fail({"the path to " + name(path.peer) + " carries datagrams of " +
               std::to_string(path.limit.bytes()) + " bytes at the most, of the " +

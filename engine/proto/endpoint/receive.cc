@@ -372,9 +372,9 @@ void Endpoint::Impl::flush(Nanos now) {
   for (const uint16_t peer : scratch.arrived)
     if (paths[peer]) share_credit(*paths[peer], now);
   scratch.arrived.clear();
-  counters.send_window = sender.window().bytes();
-  counters.receive_window = receiver.window().bytes();
-  counters.queue_delay = receiver.window().queue_delay();
+  counters.now.send_window = sender.window().bytes();
+  counters.now.receive_window = receiver.window().bytes();
+  counters.now.queue_delay = receiver.window().queue_delay();
 }
 
 }  // namespace gradwire

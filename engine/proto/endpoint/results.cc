@@ -60,11 +60,11 @@ void report_chunks(Op& op, OpReport& r) {
 // Reports what the results of the own shard leave to its residuals.
 void report_own_shard(Op& op, OpReport& r) {
   AggregatorPart& part = *op.aggregator;
-  const uint32_t begin = op.own_shard().begin;
   r.result_error = part.sum.take_error();
-  r.error_offset = op.grid.offset[begin];
+  r.error_offset = op.grid.offset[op.own_shard().begin];
+  if (!part.committed) return;
   for (uint32_t c : part.sum.finished()) {
-    if (!part.withheld.chunks.test(c - begin)) continue;
+    if (!part.committed->withheld(c)) continue;
     r.withheld_chunks.push_back(c);
     const std::vector<float> values = part.sum.result(c);
     r.withheld_values.insert(r.withheld_values.end(), values.begin(), values.end());
@@ -107,7 +107,10 @@ void Endpoint::Impl::after_sum(Op& op, Nanos now) {
   if (!part.close_sent) {
     part.close_sent = true;
     if (op.has_close) send_close(op);
-    if (op.commits()) try_commit(op, now);
+    if (part.committed) {
+      part.committed->closed();
+      try_commit(op, now);
+    }
     for (const auto& back : part.back)
       if (PassSender* passes = back->passes()) passes->seal();
     if (lossy) recount(op);
@@ -160,43 +163,27 @@ void Endpoint::Impl::send_close(Op& op) {
   }
 }
 
-// Committed pull: leaves a result out for all workers alike, while the bound has room.
+// Committed pull: a result was lost. True when no worker needs it any more.
 bool Endpoint::Impl::withhold(Op& op, uint32_t chunk) {
-  const uint32_t local = chunk - op.own_shard().begin;
-  if (op.aggregator->withheld.chunks.test(local)) return true;
-  if (op.aggregator->commit_sent) return false;
-  const uint32_t region = op.grid.region[chunk];
-  if (!op.aggregator->sum.all_opened()) return false;  // the critical chunks are not known yet
-  if (op.aggregator->sum.critical(chunk)) return false;
-  const uint64_t elements = op.aggregator->sum.region_elements(region);
-  const uint64_t spent = op.aggregator->withheld.elements[region] + op.grid.length(chunk);
-  if (spent > pull_losable(op.spec.plan, region, elements)) return false;
-  const std::vector<float> result = op.aggregator->sum.result(chunk);
-  if (!reduce::all_finite(result.data(), result.size())) return false;
-  op.aggregator->withheld.elements[region] = spent;
-  op.aggregator->withheld.chunks.set(local);
+  if (!op.aggregator->committed->lost(chunk)) return false;
   for (const auto& back : op.aggregator->back) back->forget(chunk);
   recount(op);
   return true;
 }
 
+// Sends COMMIT once every worker has the results that are not withheld.
 void Endpoint::Impl::try_commit(Op& op, Nanos now) {
-  if (op.aggregator->commit_sent || !op.aggregator->close_sent) return;
-  for (uint16_t w = 0; w < config.workers; ++w)
-    if (w != config.endpoint && !op.aggregator->back[w]->settled()) return;
-  op.aggregator->commit_sent = true;
+  AggregatorPart& part = *op.aggregator;
+  if (!results_taken(op)) return;
+  const std::optional<Bitmap> applied = part.committed->settled();
+  if (!applied) return;
   op_changed(op);
-  Bitmap committed(op.own_shard().size());
-  for (uint32_t c : op.aggregator->sum.finished()) {
-    const uint32_t local = c - op.own_shard().begin;
-    if (!op.aggregator->withheld.chunks.test(local)) committed.set(local);
-  }
   Body body;
-  body.put_bitmap(committed);
+  body.put_bitmap(*applied);
   for (uint16_t w = 0; w < config.workers; ++w)
     if (w != config.endpoint) send_message(w, op, wire::Kind::commit, body.bytes());
   if (!op.worker) return;
-  op.worker->pull[op.aggregator->shard].commit(committed);
+  op.worker->pull[part.shard].commit(*applied);
   maybe_done(op, now);
 }
 
@@ -241,19 +228,19 @@ void Endpoint::Impl::report(Op& op, Nanos now) {
   if (op.aggregator) report_own_shard(op, r);
   r.stats = part.stats;
   r.datagram_bytes = part.agreed ? part.agreed : config.datagram_bytes;
-  r.total = now - op.started;
-  r.push = part.push_done ? part.push_done - op.started : r.total;
-  r.pull = part.first_result ? now - part.first_result : 0;
-  r.bytes_sent = op.traffic.bytes;
-  r.packets_sent = op.traffic.packets;
-  r.retransmissions = op.traffic.retransmissions;
+  OpCost& cost = r.cost;
+  cost.total = now - op.started;
+  cost.push = part.push_done ? part.push_done - op.started : cost.total;
+  cost.pull = part.first_result ? now - part.first_result : 0;
+  cost.traffic = op.traffic;
   for (const auto& push : part.push)
-    if (const PassSender* passes = push->passes()) r.passes = std::max(r.passes, passes->pass());
+    if (const PassSender* passes = push->passes())
+      cost.passes = std::max(cost.passes, passes->pass());
   Nanos shortest = kNever;
   for (const auto& p : paths)
     if (p && p->recovery.rtt.any()) shortest = std::min(shortest, p->recovery.rtt.minimum());
-  r.rtprop = counters.rtprop = shortest == kNever ? 0 : shortest;
-  r.btlbw = btlbw();
+  cost.rtprop = counters.now.rtprop = shortest == kNever ? 0 : shortest;
+  cost.btlbw = btlbw();
   op.worker->done = true;
   op.deadline = kNever;
   op_changed(op);

@@ -15,7 +15,7 @@ namespace gradwire {
 void by_priority(std::vector<uint32_t>& order, std::span<const uint8_t> priorities);
 
 // An empty string, or what is wrong with a worker's classes for an op of so many chunks.
-std::string check_priorities(const Plan& plan, uint32_t chunks,
+std::string check_priorities(const Plan& plan, uint64_t chunks,
                              std::span<const uint8_t> priorities);
 
 // The DSCP of a class. Classes beyond the plan's list take its last value, and `base` when it is

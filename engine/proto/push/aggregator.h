@@ -61,9 +61,6 @@ class Aggregator {
   // True when the chunk is critical for some worker, so that its result must be applied.
   bool critical(uint32_t chunk) const;
   uint64_t region_elements(uint32_t region) const { return rule_.region(region).elements; }
-  bool counted(uint16_t worker, uint32_t chunk) const {
-    return worker_[worker].counted.test(chunk - shard_.begin);
-  }
   const Bitmap& counted(uint16_t worker) const { return worker_[worker].counted; }
 
   struct Stop {

@@ -1,6 +1,8 @@
 #include "proto/base/again.h"
 #include "proto/base/agenda.h"
 #include "proto/base/memory.h"
+#include "proto/base/message.h"
+#include "proto/base/reassembly.h"
 #include "proto/base/time.h"
 #include "proto/base/token_bucket.h"
 #include "tests/parts/parts.h"
@@ -37,7 +39,42 @@ void bind_base(nb::module_& module) {
       .def(
           "__init__", [](Memory* self, uint64_t limit) { new (self) Memory{limit}; }, "limit"_a)
       .def_rw("ops", &Memory::ops)
-      .def_rw("waiting", &Memory::waiting);
+      .def_rw("waiting", &Memory::waiting)
+      .def_rw("early", &Memory::early)
+      .def("has_op", &Memory::has_op, "bytes"_a, nb::kw_only(), "first"_a, "own"_a = 0)
+      .def("has_early", &Memory::has_early, "bytes"_a)
+      .def("has_waiting", &Memory::has_waiting, "bytes"_a)
+      .def_static("least_limit", &Memory::least_limit, "bytes"_a);
+
+  using Result = MessageReceiver::Result;
+  nb::class_<MessageReceiver> message(module, "MessageReceiver");
+  nb::enum_<Result>(message, "Result")
+      .value("incomplete", Result::incomplete)
+      .value("complete", Result::complete)
+      .value("malformed", Result::malformed);
+  message.def(nb::init<>())
+      .def(
+          "part",
+          [](MessageReceiver& self, uint32_t index, const nb::bytes& payload, uint32_t part_bytes,
+             uint64_t most) { return self.part(index, span_of(payload), part_bytes, most); },
+          "index"_a, "payload"_a, "part_bytes"_a, "most"_a = uint64_t{kMaxMessage})
+      .def("done", &MessageReceiver::done)
+      .def("held", &MessageReceiver::held)
+      .def("beginning", [](const MessageReceiver& self) { return bytes_of(self.beginning()); })
+      .def("take", [](MessageReceiver& self) { return bytes_of(self.take()); });
+  message.attr("PREFIX") = kPartPrefix;
+  message.attr("MOST") = kMaxMessage;
+  message.def_static("cost", &MessageReceiver::cost, "bytes"_a);
+
+  nb::class_<Reassembly>(module, "Reassembly")
+      .def(nb::init<>())
+      .def(
+          "add",
+          [](Reassembly& self, uint32_t number, uint32_t total, uint32_t offset,
+             const nb::bytes& part, uint32_t most) {
+            return bytes_of(self.add(number, total, offset, span_of(part), most));
+          },
+          "number"_a, "total"_a, "offset"_a, "part"_a, "most"_a);
 }
 
 }  // namespace gradwire::parts

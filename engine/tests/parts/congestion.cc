@@ -5,6 +5,7 @@
 #include "proto/congestion/queue_delay.h"
 #include "proto/congestion/rate_meter.h"
 #include "proto/congestion/send_controller.h"
+#include "proto/congestion/stretch.h"
 #include "tests/parts/parts.h"
 
 namespace gradwire::parts {
@@ -27,6 +28,14 @@ void bind_congestion(nb::module_& module) {
       .def("add", &RateMeter::add, "bytes"_a, "now"_a, "lossy"_a = false, "sent"_a = 0)
       .def("bytes_per_second", &RateMeter::bytes_per_second)
       .def("proven", &RateMeter::proven);
+  nb::class_<Stretch>(module, "Stretch")
+      .def(nb::init<>())
+      .def("any", &Stretch::any)
+      .def("factor", &Stretch::factor, "loss"_a)
+      .def("loss", &Stretch::loss, "share"_a, "told"_a)
+      .def("marked", &Stretch::marked)
+      .def("epoch", &Stretch::epoch, nb::kw_only(), "window"_a, "use"_a, "delay"_a, "target"_a,
+           "limited"_a);
   nb::class_<Competition>(module, "Competition")
       .def(nb::init<>())
       .def("observe", &Competition::observe, "bytes"_a, "epoch"_a, "delay"_a, "target"_a, "slow"_a,
@@ -62,6 +71,8 @@ void bind_congestion(nb::module_& module) {
       .def("queue_delay", &DelayWindow::queue_delay)
       .def("ramps", &DelayWindow::ramps)
       .def("stretch", nb::overload_cast<double>(&DelayWindow::stretch, nb::const_), "loss"_a)
+      .def("stretches", &DelayWindow::stretches)
+      .def("loss", &DelayWindow::loss, "share"_a, "told"_a)
       .def("rate", &DelayWindow::rate)
       .def("sample", &DelayWindow::sample, "bytes"_a, "queue"_a, "round"_a, "rtprop"_a, "lossy"_a,
            "now"_a, "sent"_a = 0)

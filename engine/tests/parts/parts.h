@@ -12,6 +12,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <span>
 
 #include "proto/base/bitmap.h"
 
@@ -25,6 +26,13 @@ inline Bitmap to_bitmap(size_t size, const std::vector<uint32_t>& members) {
   Bitmap bitmap(size);
   for (const uint32_t member : members) bitmap.set(member);
   return bitmap;
+}
+
+inline std::span<const uint8_t> span_of(const nb::bytes& bytes) {
+  return {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()};
+}
+inline nb::bytes bytes_of(std::span<const uint8_t> span) {
+  return nb::bytes(span.data(), span.size());
 }
 
 void bind_base(nb::module_& module);

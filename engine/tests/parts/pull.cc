@@ -1,5 +1,7 @@
+#include <optional>
 #include <vector>
 
+#include "proto/pull/committed_pull.h"
 #include "proto/pull/pull_ledger.h"
 #include "proto/pull/pull_receiver.h"
 #include "proto/pull/pull_sender.h"
@@ -12,6 +14,13 @@ namespace {
 struct Finished {
   std::vector<uint32_t> chunks;
 };
+
+std::vector<uint32_t> members(const Bitmap& bitmap) {
+  std::vector<uint32_t> out;
+  for (uint32_t i = 0; i < bitmap.size(); ++i)
+    if (bitmap.test(i)) out.push_back(i);
+  return out;
+}
 
 }  // namespace
 
@@ -78,13 +87,26 @@ void bind_pull(nb::module_& module) {
       .def("closed", &PullLedger::closed)
       .def("enough", &PullLedger::enough)
       .def("take_enough", &PullLedger::take_enough)
-      .def("missing", [](const PullLedger& self) {
-        const Bitmap missing = self.missing();
-        std::vector<uint32_t> out;
-        for (uint32_t i = 0; i < missing.size(); ++i)
-          if (missing.test(i)) out.push_back(i);
-        return out;
-      });
+      .def("missing", [](const PullLedger& self) { return members(self.missing()); });
+
+  nb::class_<CommittedPull>(module, "CommittedPull")
+      .def(
+          "__init__",
+          [](CommittedPull* self, const Plan& plan, const Grid& grid, size_t aggregator,
+             const Aggregator& sum) {
+            new (self) CommittedPull(plan, grid, grid.shards.at(aggregator), sum);
+          },
+          "plan"_a, "grid"_a, "aggregator"_a, "sum"_a, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>())
+      .def("lost", &CommittedPull::lost, "chunk"_a)
+      .def("closed", &CommittedPull::closed)
+      .def("settled",
+           [](CommittedPull& self) -> std::optional<std::vector<uint32_t>> {
+             const std::optional<Bitmap> applied = self.settled();
+             return applied ? std::optional(members(*applied)) : std::nullopt;
+           })
+      .def("withheld", &CommittedPull::withheld, "chunk"_a)
+      .def("over", &CommittedPull::over);
 }
 
 }  // namespace gradwire::parts

@@ -10,13 +10,6 @@
 #include "tests/parts/parts.h"
 
 namespace gradwire::parts {
-namespace {
-
-std::span<const uint8_t> span_of(const nb::bytes& bytes) {
-  return {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()};
-}
-
-}  // namespace
 
 void bind_push(nb::module_& module) {
   nb::class_<Grid>(module, "Grid")

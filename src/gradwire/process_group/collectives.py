@@ -8,6 +8,7 @@ of them opens the engine there.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from gradwire.process_group.work import EngineWork
 from gradwire.training.groups import Group
 from gradwire.transport.all_reduce import Handle
 from gradwire.transport.communicator import Communicator
-from gradwire.transport.threads import Stager
+from gradwire.transport.threads import Stager, apart
 
 __all__ = ["EngineCollectives", "Request"]
 
@@ -160,9 +161,9 @@ class EngineCollectives:
             )
             handle = communicator.all_reduce(flat, plan, timeout_s=request.timeout_s)
         except Exception as error:
-            _finish_apart(work, error)
+            # A callback of the work may wait for a later collective, which this thread starts.
+            apart(functools.partial(work.finish, error))
             return
-        starter = threading.current_thread()
 
         def done(handle: Handle) -> None:
             error: Exception | None = handle.error
@@ -172,12 +173,9 @@ class EngineCollectives:
                         request.deliver(flat)
                 except Exception as failure:  # such as a lack of memory
                     error = failure
-            if threading.current_thread() is starter:  # the op was over before this was added
-                _finish_apart(work, error)
-            else:
-                work.finish(error)
+            work.finish(error)
 
-        handle.add_done_callback(done)
+        handle.when_done(done)
 
     def _opened(self) -> Communicator:
         """Returns the communicator, which the first call opens together with all members."""
@@ -224,17 +222,3 @@ class EngineCollectives:
             f"rank {self._group.job_rank}: process group {self._group.name!r} was destroyed",
             cause="closed",
         )
-
-
-def _finish_apart(work: EngineWork, error: Exception | None) -> None:
-    """Ends a work on a thread of its own.
-
-    A callback of the work may wait for a later collective, so it must not run on the thread that
-    starts them.
-    """
-    try:
-        threading.Thread(
-            target=work.finish, args=(error,), name="gradwire-finish", daemon=True
-        ).start()
-    except RuntimeError:  # the system has no thread left
-        work.finish(error)

@@ -59,6 +59,7 @@ from gradwire.training.step import (
 )
 from gradwire.transport import transforms
 from gradwire.transport.communicator import Communicator, Handle
+from gradwire.transport.threads import apart
 
 __all__ = ["GradientPipeline"]
 
@@ -414,9 +415,10 @@ class GradientPipeline:
             result = transfer.stage.future()
             stager = self.communicator.stager
             if transfer.stage.waits or stager.started:  # no bucket may overtake those that wait
-                stager.submit(lambda: self._guarded_start(transfer, result))
+                stager.submit(lambda: self._staged_start(transfer, result))
             else:
-                self._start(transfer, result)
+                handle = self._start(transfer, result)
+                handle.add_done_callback(functools.partial(self._finish, transfer))
         except GradwireError as error:  # this rank is no longer in the same step as the others
             self._fail(self._running, error.with_traceback(None))
             return failed(bucket.buffer(), error)
@@ -499,18 +501,20 @@ class GradientPipeline:
             step.end.handle(step_end.Begun(transfer, last=bucket.is_last()))
         return transfer
 
-    def _guarded_start(
-        self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]
-    ) -> None:
+    def _staged_start(self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]) -> None:
+        """Starts a transfer on the Stager's thread.
+
+        Callbacks of results never run there, since they may wait for a bucket that starts later.
+        """
         try:
-            self._start(transfer, result)
+            handle = self._start(transfer, result)
         except Exception as error:
             transfer.error = error
-            result.set_result(transfer.stage.buffer)
-            transfer.delivered.set()
-            self._fail(transfer.step, error)
+            apart(lambda: self._done(transfer))
+        else:
+            handle.when_done(functools.partial(self._finish, transfer))
 
-    def _start(self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]) -> None:
+    def _start(self, transfer: Transfer, result: torch.futures.Future[torch.Tensor]) -> Handle:
         step = transfer.step
         transfer.result = result
         host = transfer.stage.host()
@@ -541,7 +545,7 @@ class GradientPipeline:
         priorities = None
         if plan.order == "priority":
             priorities = self._priorities(transfer, host)
-        handle = self.communicator.all_reduce(
+        return self.communicator.all_reduce(
             host,
             plan,
             step=step.number,
@@ -549,7 +553,6 @@ class GradientPipeline:
             priorities=priorities,
             stats=ballot.slots(),
         )
-        handle.add_done_callback(lambda done: self._finish(transfer, done))
 
     def _priorities(
         self, transfer: Transfer, host: NDArray[np.float32]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gradwire.core.errors import TransferError
 from gradwire.core.plan import TransferPlan, TransferReport
-from gradwire.transport.threads import Stager
+from gradwire.transport.threads import Stager, apart
 
 __all__ = ["AllReduce", "Connected", "Engine", "Handle"]
 
@@ -132,6 +132,22 @@ class Handle(Connected):
                 self._callbacks.append(callback)
                 return
         self._call(callback)
+
+    def when_done(self, callback: Callable[[Handle], None]) -> None:
+        """Calls `callback(handle)` once done, but never on the thread that calls this.
+
+        It is for threads that start transfers in order, such as the Stager: a callback that waits
+        for a later transfer would wait there for ever.
+        """
+        here = threading.current_thread()
+
+        def call(handle: Handle) -> None:
+            if threading.current_thread() is here:
+                apart(lambda: self._call(callback))
+            else:
+                callback(handle)
+
+        self.add_done_callback(call)
 
     def finish(self, outcome: TransferReport | TransferError) -> None:
         """Ends the handle and runs its callbacks on this thread; for the communicator only."""

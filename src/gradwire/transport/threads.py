@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["CompletionPool", "Stager"]
+__all__ = ["CompletionPool", "Stager", "apart"]
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +182,18 @@ class Stager:
         with self._mutex:
             self._queue.put(None)
             self._thread = None
+
+
+def apart(work: Callable[[], None]) -> None:
+    """Runs `work` on a thread of its own, since it may wait for what the calling thread does later.
+
+    If the system has no thread left, it runs on the calling one.
+    """
+    try:
+        threading.Thread(target=work, name="gradwire-apart", daemon=True).start()
+    except RuntimeError:
+        log.warning("no further thread can be started", exc_info=True)
+        work()
 
 
 def _run_in_order(waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None:
