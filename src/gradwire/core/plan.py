@@ -162,17 +162,24 @@ def check_class_dscp(name: str, values: object) -> None:
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """One parameter's place in a bucket.
+    """The place of a parameter, or of a part of one, in a bucket.
 
     Attributes:
         name: Name of the parameter in the model.
         offset: Its first element in the bucket.
         length: Its number of elements.
+        part: The rank whose shard the part is; None for all of the parameter.
     """
 
     name: str
     offset: int
     length: int
+    part: int | None = None
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The name under which values of its elements are kept from step to step."""
+        return self.name if self.part is None else f"{self.name}[{self.part}]"
 
     @functools.cached_property
     def layer(self) -> str:

@@ -12,7 +12,10 @@ from gradwire.core.checks import plain
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.report import StepReport
 from gradwire.policies import Policy
-from gradwire.training.ddp_module import check_hands_over, ddp_of
+from gradwire.training.connection import Connection
+from gradwire.training.ddp_module import check_hands_over, ddp_of, unwrapped
+from gradwire.training.fsdp import ShardedState
+from gradwire.training.fsdp_module import is_sharded
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.pipeline import GradientPipeline
@@ -65,9 +68,14 @@ def attach(
         RendezvousError: ranks, which it names, are absent, configured differently or failed.
         EngineMissingError: the engine was not built.
     """
+    model = unwrapped(model)
+    if isinstance(model, torch.nn.Module) and is_sharded(model):
+        return _open(ShardedState(model, policy, options, optimizer=optimizer, scaler=scaler))
     ddp = ddp_of(model)
     state = _configured(ddp, policy, optimizer, scaler, options)
-    return _open(state, ddp)
+    seen = getattr(ddp, "_static_graph_delay_allreduce_enqueued", True)
+    state.delayed = bool(ddp.static_graph) and not seen
+    return _open(state)
 
 
 class Attachment(Connected):
@@ -79,7 +87,7 @@ class Attachment(Connected):
 
     _instead = ": save its state_dict(), and attach the copy of the module"
 
-    def __init__(self, state: HookState, pipeline: GradientPipeline) -> None:
+    def __init__(self, state: Connection, pipeline: GradientPipeline) -> None:
         self._state = state
         self._pipeline = pipeline
         self._detached = False
@@ -335,11 +343,9 @@ def _register(model: DistributedDataParallel, state: HookState) -> None:
     state.serve(model)
 
 
-def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
+def _open(state: Connection) -> Attachment:
     try:
         state.attached = True
-        seen = getattr(model, "_static_graph_delay_allreduce_enqueued", True)
-        state.delayed = bool(model.static_graph) and not seen
         return Attachment(state, state.pipeline)
     except BaseException:
         state.deactivate()  # the module goes on over its process group

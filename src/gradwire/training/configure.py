@@ -33,6 +33,7 @@ def configure(
     options: Mapping[str, object],
     environment: Mapping[str, str] | None = None,
     optimizer: object | None = None,
+    feedback: bool | None = None,
 ) -> tuple[Policy, Settings]:
     """Splits options into the policy's and the common settings, and reads GRADWIRE_* variables.
 
@@ -42,6 +43,7 @@ def configure(
         options: Options of the policy, and settings.
         environment: Environment variables; None for os.environ.
         optimizer: The optimizer, which decides error_feedback="auto" and a fill that is left to it.
+        feedback: What error_feedback="auto" stands for; None leaves it to policy and optimizer.
 
     Returns:
         The policy and the settings, in which error feedback and fill are decided.
@@ -88,7 +90,8 @@ def configure(
         common, environment=environment, also_known=option_names(type(chosen))
     )
     if settings.error_feedback == "auto":
-        feedback = auto_feedback(optimizer) if chosen.feedback is None else chosen.feedback
+        if feedback is None:
+            feedback = auto_feedback(optimizer) if chosen.feedback is None else chosen.feedback
         if chosen.fill in _STANDS_IN:
             feedback = False
         settings = dataclasses.replace(settings, error_feedback=feedback)

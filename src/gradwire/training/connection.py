@@ -7,7 +7,7 @@ with the other ranks, and closes it.
 import contextlib
 import functools
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -57,6 +57,11 @@ class Connection:
         EngineMissingError: the engine was not built.
     """
 
+    wrapper: ClassVar[str] = "DDP"
+    """The wrapper of the module, which is the same on all ranks."""
+    feedback: ClassVar[bool | None] = None
+    """What error_feedback="auto" stands for; None leaves it to the policy and the optimizer."""
+
     _optimizer: torch.optim.Optimizer | None
     _scaler: torch.amp.GradScaler | None
 
@@ -89,7 +94,8 @@ class Connection:
                 if writer is not None:
                     undo.callback(writer.close)
                 try:
-                    agree(meeting, agreed_configuration(self.policy, self._settings), failure)
+                    agreed = agreed_configuration(self.policy, self._settings)
+                    agree(meeting, {"wrapper": self.wrapper, **agreed}, failure)
                     self._pipeline = self._open(group, meeting, writer, undo)
                 except BaseException as error:
                     meeting.tell_failure(error)
@@ -259,7 +265,9 @@ class Connection:
                 )
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise ConfigError.of("scaler", scaler, "a torch.amp.GradScaler, or None")
-        self.policy, self._settings = configure(policy, options, optimizer=optimizer)
+        self.policy, self._settings = configure(
+            policy, options, optimizer=optimizer, feedback=self.feedback
+        )
         self._prepare()
         self._optimizer = optimizer
         self._scaler = scaler

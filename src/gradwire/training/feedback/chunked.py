@@ -61,7 +61,7 @@ class ChunkBook:
             for slots, (grid, values) in self._kept.items():  # the newest comes last and wins
                 elements = grid.per_element(values)
                 for slot in slots:
-                    spread[slot.name] = elements[slot.offset : slot.offset + slot.length]
+                    spread[slot.key] = elements[slot.offset : slot.offset + slot.length]
         return {
             name: _runs(values).astype(self.runs_dtype)
             for name, values in spread.items()
@@ -127,7 +127,7 @@ class ChunkBook:
         """
         newer: set[str] = set()
         for key in reversed(list(self._kept)):
-            names = {slot.name for slot in key}
+            names = {slot.key for slot in key}
             if names <= newer:
                 del self._kept[key]
             newer |= names
@@ -135,21 +135,21 @@ class ChunkBook:
     def _elements(self, slots: tuple[TensorSlot, ...]) -> Values:
         """Returns the value of each element of a bucket, from the parameters' last grids."""
         elements = np.full(sum(slot.length for slot in slots), self.unknown, self.dtype)
-        place = {slot.name: slot for slot in slots}
+        place = {slot.key: slot for slot in slots}
         for key, (grid, values) in self._kept.items():
-            if not any(slot.name in place for slot in key):
+            if not any(slot.key in place for slot in key):
                 continue
             spread = grid.per_element(values)
             for slot in key:
-                new = place.get(slot.name)
+                new = place.get(slot.key)
                 if new is None:
                     continue
                 if new.length != slot.length:
                     raise ConfigError.about(
-                        f"{self.what} of parameter {slot.name!r} are of {slot.length} elements, "
+                        f"{self.what} of parameter {slot.key!r} are of {slot.length} elements, "
                         f"the parameter has {new.length}",
                         "the state is of another model",
-                        setting=f"{self.what} of parameter {slot.name!r}",
+                        setting=f"{self.what} of parameter {slot.key!r}",
                         value=slot.length,
                     )
                 elements[new.offset : new.offset + new.length] = spread[

@@ -123,10 +123,10 @@ class SharingPipeline(GradientPipeline):
         """Averages the sum of this host over the hosts."""
         return super().reduce(bucket, joined=joined, others=others)
 
-    def wait(self) -> None:
-        """Waits until DDP has all results of the step whose last bucket has begun."""
+    def wait(self, *, but: int = 0) -> None:
+        """Waits for results of the running step (`GradientPipeline.wait`)."""
         try:
-            for handed in list(self._step_buckets):
+            for handed in self._step_buckets[: max(0, len(self._step_buckets) - but)]:
                 handed.delivered.wait()
         except BaseException as error:
             self._stop(error)
