@@ -53,14 +53,12 @@ class Scatter:
     """What becomes of a bucket whose sum is scattered: each worker gets its own shard of it.
 
     Attributes:
-        slots: The parts of parameters in the bucket, in order, shard by shard.
         shards: Number of elements of each worker's shard, in order.
         rank: The rank of this worker.
         scale: Factor of the sum.
         output: Where this worker's shard goes, 1-D.
     """
 
-    slots: HashedTuple[TensorSlot]
     shards: tuple[int, ...]
     rank: int
     scale: float

@@ -371,19 +371,25 @@ def _check_dense(model: torch.nn.Module) -> None:
 
 
 def _largest(model: torch.nn.Module) -> tuple[str, int]:
-    """Returns name and elements of the largest parameter that DDP averages; "" and 0 for none."""
+    """Returns the largest parameter that DDP averages, as text, and its elements; 0 for none."""
     ignored = _ignored(model)
     averaged = [each for each in sizes(model).items() if each[0] not in ignored]
-    return max(averaged, key=lambda each: each[1], default=("", 0))
+    name, elements = max(averaged, key=lambda each: each[1], default=("", 0))
+    return f"parameter {name!r}", elements
 
 
 def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int) -> None:
-    """Raises ConfigError where a parameter needs more memory than this rank's engine may hold.
+    """Raises ConfigError where a transfer needs more memory than this rank's engine may hold.
 
-    A parameter travels in one all-reduce, and every rank sums its share of it. What else DDP puts
+    A parameter travels in one transfer, and every rank sums its share of it. What else DDP puts
     into the same bucket is known only when the bucket comes.
+
+    Args:
+        settings: The settings.
+        largest: The most that surely travels at once, as text, and its elements.
+        world_size: Number of workers.
     """
-    name, elements = largest
+    what, elements = largest
     if settings.server_count or world_size == 1 or elements == 0:
         return
     native = load_engine()
@@ -395,8 +401,8 @@ def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int)
     raise ConfigError.of(
         "memory_limit",
         settings.memory_limit,
-        f"parameter {name!r} travels in one transfer, which needs {least} bytes or more on each "
-        "rank; raise it, or use more ranks",
+        f"one transfer carries {what}, for which each rank needs {least} bytes or more; raise it, "
+        "or use more ranks",
         beside=default,
     )
 

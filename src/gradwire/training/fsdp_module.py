@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +21,11 @@ __all__ = ["ShardGroup", "is_sharded", "process_group_of", "shard_groups"]
 
 FIRST_TORCH = "2.9"
 """The first torch whose fully_shard takes a reduce-scatter of somebody else's."""
+
+OURS = "gradwire.training.fsdp"
+"""The module whose objects take part in a model's reductions."""
+AFTERWARDS = "average"
+"""The function there that averages over replicas once gradwire is detached."""
 
 
 @dataclass(eq=False)
@@ -46,9 +52,10 @@ class ShardGroup:
         return f"the parameters of {self.name!r}" if self.name else "the model's own parameters"
 
     @functools.cached_property
-    def trained(self) -> list[int]:
+    def trained(self) -> tuple[int, ...]:
         """The indices of the parameters that are trained."""
-        return [i for i, p in enumerate(self.inner.fsdp_params) if p.sharded_param.requires_grad]
+        all_of_it = enumerate(self.inner.fsdp_params)
+        return tuple(index for index, each in all_of_it if each.sharded_param.requires_grad)
 
     @functools.cached_property
     def lengths(self) -> list[int]:
@@ -57,15 +64,15 @@ class ShardGroup:
 
     @property
     def elements(self) -> int:
-        """Number of elements of all gradients together, padding included."""
-        return self.world_size * sum(self.lengths[index] for index in self.trained)
+        """Number of elements of a rank's shard of all gradients, padding included."""
+        return sum(self.lengths[index] for index in self.trained)
 
     def parameters(self, members: tuple[int, ...]) -> list[torch.Tensor]:
         """Returns some of the parameters, as optimizers hold them."""
         return [self.inner.fsdp_params[index].sharded_param for index in members]
 
     def members(self, elements: int) -> tuple[int, ...]:
-        """Returns which parameters have a gradient in a reduce-scatter of that many elements.
+        """Returns which parameters have a gradient where a rank's shard is of that many elements.
 
         torch leaves out those that a backward pass does not use, and names nobody.
 
@@ -77,20 +84,23 @@ class ShardGroup:
             known = self._members[elements] = self._find_members(elements)
         return known
 
-    def slots(self, members: tuple[int, ...]) -> HashedTuple[TensorSlot]:
-        """Returns the layout of a reduce-scatter of these parameters.
+    def slots(
+        self, members: tuple[int, ...], parts: Sequence[int | None]
+    ) -> HashedTuple[TensorSlot]:
+        """Returns the layout of shards of these parameters, one shard after another.
 
-        The input is the shards of all ranks, one after another; each holds the rank's shard of each
-        parameter in turn.
+        Args:
+            members: The parameters, which follow each other in each shard.
+            parts: The rank of each shard; None where there is just the own one.
         """
         known = self._slots.get(members)
         if known is None:
-            known = self._slots[members] = self._lay_out(members)
+            known = self._slots[members] = self._lay_out(members, parts)
         return known
 
     @functools.cached_property
     def _members(self) -> dict[int, tuple[int, ...]]:
-        return {self.elements: tuple(self.trained)}
+        return {self.elements: self.trained}
 
     @functools.cached_property
     def _slots(self) -> dict[tuple[int, ...], HashedTuple[TensorSlot]]:
@@ -103,7 +113,7 @@ class ShardGroup:
                 more = [(*each, index) for each in found]
                 known = choices.get(total + self.lengths[index], [])
                 choices[total + self.lengths[index]] = [*known, *more][:2]
-        found = choices.get(elements // self.world_size, [])
+        found = choices.get(elements, [])
         if len(found) == 1:
             return found[0]
         raise ConfigError.about(
@@ -114,13 +124,15 @@ class ShardGroup:
             value=self.name,
         )
 
-    def _lay_out(self, members: tuple[int, ...]) -> HashedTuple[TensorSlot]:
+    def _lay_out(
+        self, members: tuple[int, ...], parts: Sequence[int | None]
+    ) -> HashedTuple[TensorSlot]:
         slots: list[TensorSlot] = []
         at = 0
-        for rank in range(self.world_size):
+        for part in parts:
             for index in members:
                 if length := self.lengths[index]:
-                    slots.append(TensorSlot(self.names[index], at, length, rank))
+                    slots.append(TensorSlot(self.names[index], at, length, part))
                     at += length
         return HashedTuple(slots)
 
@@ -180,7 +192,7 @@ def _groups_of(module: FSDPModule, path: str, paths: dict[int, str]) -> list[Sha
     """Returns the group of a module's parameters, or none; `paths` has the names of modules."""
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if "ReplicateModule" in kinds:
-        raise _replicated("replicate")
+        raise _replicated("replicate", "wrap the model in DistributedDataParallel")
     state = module._get_fsdp_state()
     inners = getattr(state, "_fsdp_param_groups", None)  # several from torch 2.12 on
     if inners is None:
@@ -194,11 +206,37 @@ def _groups_of(module: FSDPModule, path: str, paths: dict[int, str]) -> list[Sha
         )
     groups = []
     for inner in inners:
+        _check_free(inner, path)
         if hasattr(inner.mesh_info, "replicate_process_group"):
-            raise _replicated("fully_shard over a mesh of two dimensions (HSDP)")
+            raise _replicated(
+                "fully_shard over a mesh of two dimensions (HSDP)",
+                'fully_shard over the shard dimension alone (mesh=mesh["shard"]), and give '
+                'attach(model, replicas=mesh["replicate"])',
+            )
         size = inner.mesh_info.shard_process_group.size()
         groups.append(ShardGroup(module, path, inner, _names(inner, paths), size))
     return groups
+
+
+def _check_free(inner: Any, path: str) -> None:
+    """Raises ConfigError where somebody else reduces the gradients of a group."""
+    for taken in (inner._reduce_scatter_comm, inner._all_reduce_hook):
+        owner = getattr(taken, "func", taken)
+        kind = getattr(owner, "__qualname__", type(owner).__qualname__)
+        ours = getattr(owner, "__module__", "") == OURS
+        if ours and kind != AFTERWARDS:
+            raise ConfigError.about(
+                "gradwire is already attached to this model",
+                "call detach() on that attachment first",
+                setting="model",
+            )
+        if taken is not None and not ours and kind != "DefaultReduceScatter":
+            raise ConfigError.about(
+                f"module {path!r} already has a reduction of its own, {kind}",
+                "attach gradwire to a model without one",
+                setting="model",
+                value=kind,
+            )
 
 
 def _names(inner: Any, paths: dict[int, str]) -> list[str]:
@@ -210,12 +248,11 @@ def _names(inner: Any, paths: dict[int, str]) -> list[str]:
     return names
 
 
-def _replicated(wrapper: str) -> ConfigError:
+def _replicated(wrapper: str, instead: str) -> ConfigError:
     return ConfigError.about(
         wrapper,
-        "torch averages over the replicas itself there and hands that all-reduce to nobody; wrap "
-        "the model in DistributedDataParallel, shard it over one dimension, or have torch's sums "
-        'carried exactly by init_process_group("gradwire")',
+        "torch averages over the replicas itself there and hands that all-reduce to nobody; "
+        f"{instead}",
         setting="model",
         value=wrapper,
     )

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from gradwire.core.agreed import Ballot, Phase, Summary, scales_differ
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.core.hashed import HashedTuple
 from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.core.report import ReportWriter, StepReport, build_report
 from gradwire.core.saved_state import State
@@ -392,6 +393,7 @@ class GradientPipeline:
         *,
         joined: bool = False,
         others: Sequence[Ballot] = (),
+        layout: HashedTuple[TensorSlot] | None = None,
         scatter: Scatter | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket over the workers.
@@ -402,6 +404,7 @@ class GradientPipeline:
                 gradient is none.
             others: The ballots of the other ranks that this worker speaks for; those that come
                 with a step's first bucket count.
+            layout: The bucket's tensors, where they are not its whole parameters.
             scatter: What becomes of the sum where each worker gets its shard; None where all get
                 all of it.
 
@@ -418,7 +421,8 @@ class GradientPipeline:
         if not bucket.buffer().numel():
             return self._answer_empty(bucket)
         try:
-            transfer = self._begin(bucket, joined, others, scatter)
+            slots = self._layouts.of(bucket) if layout is None else layout
+            transfer = self._begin(bucket, slots, joined, others, scatter)
             result = transfer.stage.future()
             stager = self.communicator.stager
             if transfer.stage.waits or stager.started:  # no bucket may overtake those that wait
@@ -473,9 +477,13 @@ class GradientPipeline:
         return result.then(answer.value)
 
     def _begin(
-        self, bucket: Bucket, joined: bool, others: Sequence[Ballot], scatter: Scatter | None
+        self,
+        bucket: Bucket,
+        slots: HashedTuple[TensorSlot],
+        joined: bool,
+        others: Sequence[Ballot],
+        scatter: Scatter | None,
     ) -> Transfer:
-        slots = self._layouts.of(bucket) if scatter is None else scatter.slots
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
                 self.take_skipped()  # a loss scaler may have kept the optimizer from it

@@ -18,7 +18,9 @@ import torch
 
 from gradwire.core.agreed import Ballot
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
-from gradwire.training.bucket import Bucket
+from gradwire.core.hashed import HashedTuple
+from gradwire.core.plan import TensorSlot
+from gradwire.training.bucket import Bucket, Scatter
 from gradwire.training.hosts.messages import Failed, StepInput
 from gradwire.training.hosts.rows import Rows
 from gradwire.training.hosts.seat import Seat
@@ -96,9 +98,17 @@ class SharingPipeline(GradientPipeline):
     # ------------------------------------------------------------------ as DDP calls it
 
     def reduce(
-        self, bucket: Bucket, *, joined: bool = False, others: Sequence[Ballot] = ()
+        self,
+        bucket: Bucket,
+        *,
+        joined: bool = False,
+        others: Sequence[Ballot] = (),
+        layout: HashedTuple[TensorSlot] | None = None,
+        scatter: Scatter | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
-        """Averages one bucket over all ranks (`GradientPipeline.reduce`)."""
+        """Averages one bucket of DDP over all ranks (`GradientPipeline.reduce`)."""
+        assert layout is None
+        assert scatter is None
         stopped = self._stopped
         if stopped is not None:
             why = str(stopped) or repr(stopped)
