@@ -59,8 +59,8 @@ class Connection:
 
     wrapper: ClassVar[str] = "DDP"
     """The wrapper of the module, which is the same on all ranks."""
-    feedback: ClassVar[bool | None] = None
-    """What error_feedback="auto" stands for; None leaves it to the policy and the optimizer."""
+    scattered: ClassVar[bool] = False
+    """Whether each rank gets its shard of the results alone."""
 
     _optimizer: torch.optim.Optimizer | None
     _scaler: torch.amp.GradScaler | None
@@ -266,7 +266,7 @@ class Connection:
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise ConfigError.of("scaler", scaler, "a torch.amp.GradScaler, or None")
         self.policy, self._settings = configure(
-            policy, options, optimizer=optimizer, feedback=self.feedback
+            policy, options, optimizer=optimizer, scattered=self.scattered
         )
         self._prepare()
         self._optimizer = optimizer

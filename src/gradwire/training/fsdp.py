@@ -238,7 +238,7 @@ class FullySharded(Connection):
 class Sharded(FullySharded):
     """Scatters the gradients among the ranks that share the parameters."""
 
-    feedback = False  # what a rank contributes is unsharded, and so would be its residual
+    scattered = True
 
     def __init__(self, model: torch.nn.Module, groups: list[ShardGroup], *args: Any, **more: Any):
         super().__init__(model, groups, process_group_of(groups), *args, **more)
