@@ -13,6 +13,7 @@ agreement at a step's end), `gradwire.training.guard` (steps that delivered too 
 `gradwire.training.step_end` (what follows what at a step's end; the pipeline carries it out).
 """
 
+import collections
 import contextlib
 import copy
 import functools
@@ -164,7 +165,8 @@ class GradientPipeline:
         self._flush = False
         self._grad_scale = 1.0
         self._failure: BaseException | None = None
-        self._awaited: list[threading.Event] = []  # results of the last step begun, for DDP
+        # Results of the last step begun that nobody has waited for yet.
+        self._awaited: collections.deque[threading.Event] = collections.deque()
         self._datagram = 0  # the size for which plans cut chunks; 0 for the agreed one
 
     # ------------------------------------------------------------------ what users set and read
@@ -413,7 +415,7 @@ class GradientPipeline:
             that fail make the future fail.
         """
         if self._failure is not None:
-            self._awaited = []
+            self._awaited = collections.deque()
             reason = str(self._failure) or repr(self._failure)
             return failed(
                 bucket.buffer(), GradwireError(f"gradwire stopped at an earlier failure: {reason}")
@@ -453,8 +455,9 @@ class GradientPipeline:
             but: How many of the newest are not waited for.
         """
         try:
-            for delivered in self._awaited[: max(0, len(self._awaited) - but)]:
-                delivered.wait()
+            while len(self._awaited) > but:
+                self._awaited[0].wait()
+                self._awaited.popleft()
         except BaseException as error:
             self._fail(self._running, error)
             raise
@@ -513,7 +516,7 @@ class GradientPipeline:
                     flushes=self._flush,
                 )
                 self._flush = False
-                self._awaited = []
+                self._awaited = collections.deque()
             step = self._running
             index = len(step.transfers)  # the bucket's own index counts those without elements
         buffer = bucket.buffer()

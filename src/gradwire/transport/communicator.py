@@ -348,7 +348,7 @@ class Communicator(Connected):
                 tuple(shards),
                 f"one number for each of {self.world_size} workers, together {elements}",
             )
-        if elements:
+        if elements and (plan.pull != "none" or plan.shards != tuple(shards)):
             plan = replace(plan, pull="none", pull_bound=0.0, shards=tuple(shards))
         return self.all_reduce(
             array,

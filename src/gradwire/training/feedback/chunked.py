@@ -43,6 +43,7 @@ class ChunkBook:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, Values]] = {}
+        self._known: set[str] = set()  # the tensors that any layout has
         self._mutex = threading.Lock()  # buckets begin and end on different threads
 
     @staticmethod
@@ -103,6 +104,7 @@ class ChunkBook:
         def take() -> None:
             with self._mutex:
                 self._kept = loaded
+                self._known = {slot.key for slots in loaded for slot in slots}
 
         return take
 
@@ -112,11 +114,17 @@ class ChunkBook:
         if known is not None and known[0] is grid:
             return known[1]
         values = np.full(len(grid), self.unknown, self.dtype)
+        names = {slot.key for slot in slots}
+        if known is None and names.isdisjoint(self._known):  # as in a first step
+            self._kept[slots] = (grid, values)
+            self._known |= names
+            return values
         if self._kept:
             starts = grid.offsets[grid.rising].astype(np.intp)
             values[grid.rising] = np.maximum.reduceat(self._elements(slots), starts)
         self._kept.pop(slots, None)
         self._kept[slots] = (grid, values)  # the newest comes last
+        self._known |= names
         self._drop_outdated()
         return values
 

@@ -104,6 +104,7 @@ class FlatBook:
             return flat
         flat = np.zeros(elements, np.float32)
         names = {slot.key for slot in slots}
+        rebuilt = not names.isdisjoint(self._by_name)
         for slot in slots:
             view = flat[slot.offset : slot.offset + slot.length]
             known = self._by_name.get(slot.key)
@@ -118,7 +119,8 @@ class FlatBook:
                     )
                 view[:] = known
             self._by_name[slot.key] = view
-        for old in [key for key in self._flat if any(slot.key in names for slot in key)]:
-            del self._flat[old]
+        if rebuilt:
+            for old in [key for key in self._flat if any(slot.key in names for slot in key)]:
+                del self._flat[old]
         self._flat[slots] = flat
         return flat
