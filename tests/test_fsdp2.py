@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -415,6 +418,24 @@ def replicas(rank: int, world: int, name: str) -> torch.Tensor:
 def test_replicas_outside_of_the_mesh_stay_identical(four: Ranks, name: str) -> None:
     results = four.run(replicas, name=name)
     assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+# ---------------------------------------------------------------------------- the example
+
+
+@pytest.mark.slow
+def test_the_example_trains() -> None:
+    script = Path(__file__).parent.parent / "examples" / "train_fsdp2.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(script), "--policy", "dblp", "--steps", "21"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    losses = [float(line.split()[3]) for line in run.stdout.splitlines() if "loss" in line]
+    assert losses[-1] < 0.7 * losses[0]
 
 
 # ---------------------------------------------------------------------------- bad input
