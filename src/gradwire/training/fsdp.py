@@ -188,12 +188,10 @@ class FullySharded(Connection):
                 f"result before ({reads}); set guard='off', or floor=0",
             )
         self._await_end()
-        if not pipeline.guards:
-            pipeline.wait(but=IN_FLIGHT - 1)
         bucket = GroupBucket(self._next, values, group.parameters(members))
         self._next += 1
         layout = self._layout(group, members)
-        result = pipeline.reduce(bucket, layout=layout, scatter=scatter)
+        result = pipeline.reduce(bucket, layout=layout, scatter=scatter, at_once=IN_FLIGHT)
         if reads:
             pipeline.wait()
         if reads or result.done():
@@ -386,8 +384,9 @@ def _reads_at_once(group: ShardGroup, members: tuple[int, ...], output: torch.Te
     """Returns why torch reads a result as soon as the call is over; "" where it does not."""
     for index in members:
         each = group.inner.fsdp_params[index]
-        if each.orig_dtype != output.dtype:
-            return f"it makes {each.orig_dtype} of {output.dtype}"
+        dtype = getattr(each, "sharded_grad_dtype", each.orig_dtype)  # from torch 2.15 on
+        if dtype not in (output.dtype, None):
+            return f"it makes {dtype} of {output.dtype}"
         if each.offload_to_cpu:
             return "it moves it to the CPU"
         if each.sharded_param.grad is not None:

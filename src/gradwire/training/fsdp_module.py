@@ -214,7 +214,16 @@ def _groups_of(module: FSDPModule, path: str, paths: dict[int, str]) -> list[Sha
                 'attach(model, replicas=mesh["replicate"])',
             )
         size = inner.mesh_info.shard_process_group.size()
-        groups.append(ShardGroup(module, path, inner, _names(inner, paths), size))
+        group = ShardGroup(module, path, inner, _names(inner, paths), size)
+        dtypes = {inner.fsdp_params[index].sharded_param.dtype for index in group.trained}
+        if len(dtypes) > 1:
+            raise ConfigError.about(
+                f"{group.described} are of several types, {', '.join(sorted(map(str, dtypes)))}",
+                "torch scatters them in an order of its own; fully_shard those of each type apart",
+                setting="model",
+                value=path,
+            )
+        groups.append(group)
     return groups
 
 

@@ -397,6 +397,7 @@ class GradientPipeline:
         others: Sequence[Ballot] = (),
         layout: HashedTuple[TensorSlot] | None = None,
         scatter: Scatter | None = None,
+        at_once: int | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket over the workers.
 
@@ -409,6 +410,8 @@ class GradientPipeline:
             layout: The bucket's tensors, where they are not its whole parameters.
             scatter: What becomes of the sum where each worker gets its shard; None where all get
                 all of it.
+            at_once: How many buckets may be under way, so that no more memory is held for them;
+                None for any number. A guarded step holds all of its buckets.
 
         Returns:
             A future of where the result is: the bucket's buffer, or the scatter's output. Transfers
@@ -424,7 +427,11 @@ class GradientPipeline:
             return self._answer_empty(bucket)
         try:
             slots = self._layouts.of(bucket) if layout is None else layout
-            transfer = self._begin(bucket, slots, joined, others, scatter)
+            if self.guards:
+                at_once = None
+            elif at_once is not None:
+                self.wait(but=at_once - 1)
+            transfer = self._begin(bucket, slots, joined, others, scatter, at_once)
             result = transfer.stage.future()
             stager = self.communicator.stager
             if transfer.stage.waits or stager.started:  # no bucket may overtake those that wait
@@ -486,6 +493,7 @@ class GradientPipeline:
         joined: bool,
         others: Sequence[Ballot],
         scatter: Scatter | None,
+        at_once: int | None,
     ) -> Transfer:
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
@@ -525,7 +533,9 @@ class GradientPipeline:
             plan = replace(
                 plan, pull="none", pull_bound=0.0, shards=scatter.shards, scale=scatter.scale
             )
-        stage = self._stages.stage(index, buffer, self._books.encoder(step, slots, plan), scatter)
+        encoder = self._books.encoder(step, slots, plan)
+        place = index if at_once is None else index % at_once
+        stage = self._stages.stage(place, buffer, encoder, scatter)
         transfer = Transfer(step, stage, Asked(index, slots, bucket.parameters(), plan, scatter))
         with self._mutex:
             step.transfers.append(transfer)

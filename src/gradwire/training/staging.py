@@ -127,7 +127,7 @@ class StagePool:
         """Makes the stage of a bucket; queues the copy of a CUDA bucket at once.
 
         Args:
-            index: Index of the bucket.
+            index: Index of the bucket among those that are under way together.
             buffer: Its buffer.
             encode: Encodes float32 gradients on their device; None for no encoding.
             scatter: What becomes of a bucket whose sum is scattered; None for any other.
@@ -180,18 +180,18 @@ class StagePool:
         )
 
     def _copy(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
-        """Returns the float32 host copy of a bucket.
+        """Returns memory for the float32 host copy of a bucket.
 
         Devices have separate copies, because only a device's own stream keeps the next copy into
         it behind the last copy out of it.
         """
         key = (index, buffer.device)
         copy = self._copies.get(key)
-        if copy is None or copy.numel() != buffer.numel():
+        if copy is None or copy.numel() < buffer.numel():
             pinned = buffer.device.type == "cuda"
             copy = torch.empty(buffer.numel(), dtype=torch.float32, pin_memory=pinned)
             self._copies[key] = copy
-        return copy
+        return copy[: buffer.numel()]
 
 
 class _DirectStage(Stage):

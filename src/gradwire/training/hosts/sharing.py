@@ -105,6 +105,7 @@ class SharingPipeline(GradientPipeline):
         others: Sequence[Ballot] = (),
         layout: HashedTuple[TensorSlot] | None = None,
         scatter: Scatter | None = None,
+        at_once: int | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket of DDP over all ranks (`GradientPipeline.reduce`)."""
         assert layout is None
