@@ -58,7 +58,11 @@ bool read_regions(wire::Reader& reader, Plan& plan) {
   return true;
 }
 
-bool read_shards(wire::Reader& reader, Plan& plan) {
+// Reads what most plans leave out at the end.
+bool read_tail(wire::Reader& reader, Plan& plan) {
+  if (!reader.ok() || reader.rest().empty()) return true;
+  plan.datagram_bytes = reader.get<uint32_t>();
+  if (!reader.ok() || reader.rest().empty()) return true;
   const auto shards = reader.get<uint32_t>();
   if (shards == 0 || shards > kMaxShards) return false;
   for (uint32_t i = 0; i < shards && reader.ok(); ++i)
@@ -200,9 +204,8 @@ bool Plan::deserialize(std::span<const uint8_t> bytes, Plan& out) {
   out.format.kept = reader.get<double>();
   const auto dscps = reader.take(reader.get<uint8_t>());
   out.class_dscp.assign(dscps.begin(), dscps.end());
-  if (!read_schedule(reader, out) || !read_regions(reader, out)) return false;
-  if (reader.ok() && !reader.rest().empty()) out.datagram_bytes = reader.get<uint32_t>();
-  if (reader.ok() && !reader.rest().empty() && !read_shards(reader, out)) return false;
+  if (!read_schedule(reader, out) || !read_regions(reader, out) || !read_tail(reader, out))
+    return false;
   return reader.ok() && reader.rest().empty() && out.validate().empty();
 }
 
