@@ -702,6 +702,40 @@ def test_a_stager_runs_in_order_and_survives_what_is_thrown() -> None:
     stager.stop()
 
 
+# ---------------------------------------------------------------------------- reduce-scatter
+
+
+@pytest.mark.parametrize("shards", [None, (4, 30_000, 996)])
+def test_a_reduce_scatter_leaves_each_worker_its_shard(shards: tuple[int, ...] | None) -> None:
+    with contextlib.closing(Team(3)) as team:
+        random = np.random.default_rng(1)
+        given = [random.standard_normal(31_000 - 1000 * (not shards), np.float32) for _ in range(3)]
+        total = (given[0] + given[1] + given[2]) * np.float32(1 / 3)
+        arrays = [each.copy() for each in given]
+        plan = TransferPlan.whole(len(total), scale=1 / 3)
+        handles = [
+            member.reduce_scatter(array, plan, shards=shards)
+            for member, array in zip(team.members, arrays, strict=True)
+        ]
+        reports = [handle.wait(30) for handle in handles]
+        ends = np.cumsum(shards or (10_000,) * 3)
+        for rank, (array, end) in enumerate(zip(arrays, ends, strict=True)):
+            own = np.zeros(len(total), bool)
+            own[ends[rank - 1] if rank else 0 : end] = True
+            assert np.array_equal(array[own], total[own])
+            assert np.array_equal(array[~own], given[rank][~own])
+        assert all(report.delivered == (1.0,) for report in reports)
+
+
+def test_shards_that_do_not_fit_are_refused() -> None:
+    with contextlib.closing(Team(2)) as team:
+        member = team.members[0]
+        for shards in [None, (5,), (4, 6), (12, -1), (4, 3, 4)]:
+            with pytest.raises(ConfigError) as refused:
+                member.reduce_scatter(np.zeros(11, np.float32), shards=shards)
+            assert refused.value.setting == "shards"
+
+
 # ---------------------------------------------------------------------------- one process
 
 
@@ -714,6 +748,9 @@ def test_world_size_1_needs_no_sockets() -> None:
     assert report.delivered == (1.0,)
     assert report.stats_sum[0] == 2.0
     assert alone.counters() == {}
+    alone.reduce_scatter(array, TransferPlan.whole(3, scale=0.5)).wait()
+    assert array[0] == 0.25
+    array[0] = 0.5
     # What travels nowhere is encoded nowhere, so nothing is left of it.
     coarse = TransferPlan(3, (Region(0, 3, 0.0),), encoding="topk", kept=0.1)
     sent = np.float32([1.0, 2.0, 3.0])

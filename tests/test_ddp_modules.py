@@ -16,7 +16,7 @@ from torch._dynamo import OptimizedModule
 from torch.distributed._composable import replicate
 from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_with_fsdp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import (  # type: ignore[attr-defined]
     ZeroRedundancyOptimizer,
     _apply_optimizer_in_backward,
@@ -166,13 +166,11 @@ def kinds() -> dict[str, object]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     replicated = model()
     replicate_with_fsdp(replicated, mesh=mesh)
-    fully_shard(sharded := model(), mesh=mesh)
     return {
         "plain": model(),
         "compiled": compiled(model()),
         "data parallel": nn.DataParallel(model()),
         "FSDP1": FullyShardedDataParallel(model(), device_id=torch.device("cpu")),
-        "fully_shard": sharded,
         "replicate": replicate(model()),
         "replicate by FSDP": replicated,
         "around a DDP module": Wrapper(),
@@ -205,9 +203,8 @@ def test_each_kind_of_module_has_its_own_advice(two: Ranks) -> None:
         "compiled": "model = DistributedDataParallel(model)",
         "data parallel": "in place of DataParallel",
         "FSDP1": "in place of FSDP",
-        "fully_shard": "in place of fully_shard",
         "replicate": "in place of replicate",
-        "replicate by FSDP": "in place of replicate",
+        "replicate by FSDP": "hands that all-reduce to nobody",
         "around a DDP module": "attach(model._forward_module)",
         "Lightning": "trainer.strategy.model",
         "DeepSpeed": "DeepSpeed",
@@ -215,7 +212,7 @@ def test_each_kind_of_module_has_its_own_advice(two: Ranks) -> None:
     }
     for kind, word in words.items():
         assert word in first[kind][2], kind
-    refused = {"FSDP1", "fully_shard", "replicate", "replicate by FSDP", "around a DDP module"}
+    refused = {"FSDP1", "replicate", "around a DDP module"}
     for kind in refused:  # to wrap those would be an error, or reduce twice
         assert "DistributedDataParallel(model)" not in first[kind][2]
 

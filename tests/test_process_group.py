@@ -98,6 +98,10 @@ def sums(rank: int, world: int, dtype: str, operation: str) -> None:
     listed = torch.empty_like(expected)
     dist.reduce_scatter(listed, list(given.chunk(world)), op=op)
     assert torch.equal(listed, expected)
+    parts = list(reference(world, kind, operation == "AVG", elements).split([40_000, 5000, 0]))
+    uneven = torch.empty_like(parts[rank])
+    dist.reduce_scatter(uneven, list(given.split([40_000, 5000, 0])), op=op)
+    assert torch.equal(uneven, parts[rank])
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

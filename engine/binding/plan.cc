@@ -30,7 +30,7 @@ Plan make_plan(uint64_t elements, const std::vector<RegionTuple>& regions, const
                const std::string& order, const std::string& pull, double pull_bound, double scale,
                uint64_t seed, const std::string& encoding, double kept,
                const std::vector<uint8_t>& class_dscp, const std::string& control,
-               uint32_t datagram_bytes) {
+               uint32_t datagram_bytes, const std::vector<uint64_t>& shards) {
   using Words2 = std::array<std::string_view, 2>;
   using Words3 = std::array<std::string_view, 3>;
   using Words4 = std::array<std::string_view, 4>;
@@ -57,6 +57,7 @@ Plan make_plan(uint64_t elements, const std::vector<RegionTuple>& regions, const
   plan.seed = seed;
   plan.format = parse_format(encoding, kept);
   plan.class_dscp = class_dscp;
+  plan.shards = shards;
   if (const std::string wrong = plan.validate(); !wrong.empty()) {
     throw nb::value_error(wrong.c_str());
   }
@@ -66,6 +67,11 @@ Plan make_plan(uint64_t elements, const std::vector<RegionTuple>& regions, const
 Grid make_grid(const Plan& plan, uint32_t datagram_bytes, uint16_t aggregators) {
   check_datagram(datagram_bytes);
   if (aggregators == 0) throw nb::value_error("aggregators: at least 1 is needed");
+  if (!plan.shards.empty() && plan.shards.size() != aggregators)
+    throw nb::value_error(("shards has " + std::to_string(plan.shards.size()) +
+                           " entries; one for each of " + std::to_string(aggregators) +
+                           " aggregators is needed")
+                              .c_str());
   return Grid(plan, datagram_bytes, aggregators);
 }
 
@@ -121,6 +127,8 @@ uint64_t least_memory_limit(const Plan& plan, uint32_t datagram_bytes, uint16_t 
   config.datagram_bytes = datagram_bytes;
   config.workers = workers;
   config.servers = servers;
+  if (!plan.shards.empty() && plan.shards.size() != config.aggregators())
+    throw nb::value_error("shards: one for each aggregator is needed");
   uint64_t most = 0;
   for (uint16_t a = 0; a < config.aggregators(); ++a) {
     config.endpoint = config.aggregator_endpoint(a);
@@ -210,16 +218,17 @@ void bind_plan(nb::module_& module) {
              const std::string& fill, const std::string& order, const std::string& pull,
              double pull_bound, double scale, uint64_t seed, const std::string& encoding,
              double kept, const std::vector<uint8_t>& class_dscp, const std::string& control,
-             uint32_t datagram_bytes) {
-            new (self)
-                Plan(make_plan(elements, regions, spend, schedule, fill, order, pull, pull_bound,
-                               scale, seed, encoding, kept, class_dscp, control, datagram_bytes));
+             uint32_t datagram_bytes, const std::vector<uint64_t>& shards) {
+            new (self) Plan(make_plan(elements, regions, spend, schedule, fill, order, pull,
+                                      pull_bound, scale, seed, encoding, kept, class_dscp, control,
+                                      datagram_bytes, shards));
           },
           nb::kw_only(), "elements"_a, "regions"_a, "spend"_a = "nothing",
           "schedule"_a = std::vector<ScheduleTuple>{{"open", "all", 0, 1.0}}, "fill"_a = "zero",
           "order"_a = "sequential", "pull"_a = "exact", "pull_bound"_a = 0.0, "scale"_a = 1.0,
           "seed"_a = 0, "encoding"_a = "f32", "kept"_a = 1.0,
-          "class_dscp"_a = std::vector<uint8_t>{}, "control"_a = "stream", "datagram_bytes"_a = 0)
+          "class_dscp"_a = std::vector<uint8_t>{}, "control"_a = "stream", "datagram_bytes"_a = 0,
+          "shards"_a = std::vector<uint64_t>{})
       .def_prop_ro("elements", [](const Plan& plan) { return plan.elements; })
       .def_prop_ro("hash", &Plan::hash)
       .def("effective_bounds", &effective_bounds, "datagram_bytes"_a, "aggregators"_a);

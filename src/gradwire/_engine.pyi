@@ -40,6 +40,8 @@ class Plan:
             "priority").
         datagram_bytes: Size of the datagrams that chunks are cut for; 0 for the agreed size, which
             is the largest allowed one.
+        shards: Number of elements that each aggregator sums, in order; empty for even shares, which
+            end at the nearest chunk.
 
     Raises:
         ValueError: A field is not as above; the error names it, the value and what is allowed.
@@ -63,6 +65,7 @@ class Plan:
         class_dscp: Sequence[int] = (),
         control: str = "stream",
         datagram_bytes: int = 0,
+        shards: Sequence[int] = (),
     ) -> None: ...
     @property
     def elements(self) -> int: ...

@@ -197,7 +197,8 @@ bool Endpoint::Impl::read_spec(uint64_t id, std::span<const uint8_t> open, OpSpe
   wire::Reader reader(open);
   OpenFixed fixed{};
   if (!read_open(reader, fixed) || !Plan::deserialize(reader.take(fixed.plan_bytes), spec.plan) ||
-      spec.plan.datagram_bytes > config.datagram_bytes)
+      spec.plan.datagram_bytes > config.datagram_bytes ||
+      (!spec.plan.shards.empty() && spec.plan.shards.size() != config.aggregators()))
     return false;
   spec.op = id;
   spec.step = fixed.step;

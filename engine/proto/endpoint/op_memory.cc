@@ -36,8 +36,8 @@ uint64_t memory_of(const Plan& plan, const EndpointConfig& config) {
   const uint64_t regions = plan.regions.size();
   const codec::Format format = plan.result_format();
   const uint64_t each = Grid::elements_of_chunks(plan, config.datagram_bytes);
-  const uint64_t begin = shard == 0 ? 0 : Grid::share_end(plan.elements, aggregators, shard - 1);
-  const uint64_t end = Grid::share_end(plan.elements, aggregators, shard);
+  const uint64_t begin = shard == 0 ? 0 : Grid::share_end(plan, aggregators, shard - 1);
+  const uint64_t end = Grid::share_end(plan, aggregators, shard);
   const uint64_t all = Grid::count(plan, config.datagram_bytes);
   // The chunk at the boundary of two shares may belong to either shard.
   const uint64_t elements = std::min(plan.elements, end - begin + each);

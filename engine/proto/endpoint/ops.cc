@@ -112,6 +112,10 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
     return {op_name(spec.op) + " is out of order; next is " + std::to_string(next)};
   if (std::string wrong = spec.plan.validate(); !wrong.empty())
     return {"plan: " + wrong, -1, Cause::plan};
+  if (const size_t shards = spec.plan.shards.size(); shards && shards != config.aggregators())
+    return {"plan: shards has " + std::to_string(shards) + " entries; one for each of " +
+                std::to_string(config.aggregators()) + " aggregators is needed",
+            -1, Cause::plan};
   if (!spec.data) return {"data is null"};
   if (std::string wrong = check_messages(spec); !wrong.empty()) return {wrong};
   const uint64_t chunks = Grid::count(spec.plan, config.datagram_bytes);

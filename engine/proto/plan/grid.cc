@@ -8,6 +8,36 @@
 
 namespace gradwire {
 
+namespace {
+
+// Calls visit(region, offset, length) for each part of a region that chunks are cut of: all of it,
+// or what of it one named shard holds.
+template <class Visit>
+void for_each_part(const Plan& plan, const Visit& visit) {
+  size_t shard = 0;
+  uint64_t end = plan.shards.empty() ? plan.elements : plan.shards[0];
+  for (uint32_t r = 0; r < plan.regions.size(); ++r) {
+    uint64_t at = plan.regions[r].offset;
+    for (uint64_t left = plan.regions[r].length; left > 0;) {
+      while (end <= at) end += plan.shards[++shard];
+      const uint64_t length = std::min(left, end - at);
+      visit(r, at, length);
+      at += length;
+      left -= length;
+    }
+  }
+}
+
+}  // namespace
+
+uint64_t Grid::share_end(const Plan& plan, uint16_t aggregators, uint16_t aggregator) {
+  const uint64_t count = aggregator + uint64_t{1};
+  if (!plan.shards.empty())
+    return std::accumulate(plan.shards.begin(), plan.shards.begin() + static_cast<ptrdiff_t>(count),
+                           uint64_t{0});
+  return plan.elements / aggregators * count + plan.elements % aggregators * count / aggregators;
+}
+
 uint32_t Grid::elements_of_chunks(const Plan& plan, uint32_t agreed) {
   const uint32_t bytes = plan.datagram_bytes ? plan.datagram_bytes : agreed;
   return plan.format.chunk_elements(bytes - wire::kHeaderBytes);
@@ -18,20 +48,19 @@ Grid::Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators) {
   const uint64_t count = Grid::count(plan, agreed);
   offset.reserve(count + 1);
   region.reserve(count);
-  for (uint32_t r = 0; r < plan.regions.size(); ++r) {
-    const Region& part = plan.regions[r];
-    for (uint64_t at = 0; at < part.length; at += chunk_elements) {
-      offset.push_back(part.offset + at);
+  for_each_part(plan, [this](uint32_t r, uint64_t begin, uint64_t length) {
+    for (uint64_t at = 0; at < length; at += chunk_elements) {
+      offset.push_back(begin + at);
       region.push_back(r);
     }
-  }
+  });
   offset.push_back(plan.elements);
   // Shards are cut by elements: regions of many short chunks then load no aggregator more than
   // others.
   shards.resize(aggregators);
   uint32_t chunk = 0;
   for (uint16_t a = 0; a < aggregators; ++a) {
-    const uint64_t until = share_end(plan.elements, aggregators, a);
+    const uint64_t until = share_end(plan, aggregators, a);
     shards[a].begin = chunk;
     while (chunk < chunks() && offset[chunk] + length(chunk) / 2 < until) ++chunk;
     if (a + 1 == aggregators) chunk = chunks();
@@ -42,10 +71,9 @@ Grid::Grid(const Plan& plan, uint32_t agreed, uint16_t aggregators) {
 uint64_t Grid::count(const Plan& plan, uint32_t agreed, uint64_t until) {
   const uint64_t each = elements_of_chunks(plan, agreed);
   uint64_t chunks = 0;
-  for (const Region& part : plan.regions) {
-    if (part.offset >= until) break;
-    chunks += (std::min(part.length, until - part.offset) + each - 1) / each;
-  }
+  for_each_part(plan, [&](uint32_t, uint64_t begin, uint64_t length) {
+    if (begin < until) chunks += (std::min(length, until - begin) + each - 1) / each;
+  });
   return chunks;
 }
 

@@ -27,11 +27,9 @@ struct Grid {
   static uint32_t elements_of_chunks(const Plan& plan, uint32_t agreed);
   // The number of chunks, or of those that begin before element `until`.
   static uint64_t count(const Plan& plan, uint32_t agreed, uint64_t until = UINT64_MAX);
-  // The end of an aggregator's share of the elements; its shard ends at a chunk boundary nearby.
-  static uint64_t share_end(uint64_t elements, uint16_t aggregators, uint16_t aggregator) {
-    return elements / aggregators * (aggregator + 1) +
-           elements % aggregators * (aggregator + 1) / aggregators;
-  }
+  // The end of an aggregator's share of the elements. Its shard ends there if the plan names the
+  // shards, else at a chunk boundary nearby.
+  static uint64_t share_end(const Plan& plan, uint16_t aggregators, uint16_t aggregator);
 
   uint32_t chunks() const { return static_cast<uint32_t>(region.size()); }
   uint32_t length(uint32_t chunk) const {

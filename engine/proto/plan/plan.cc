@@ -17,6 +17,8 @@ constexpr size_t kMaxSchedule = 16;
 constexpr Nanos kLongestDelay = 3600 * kSecond;
 // Elements of an op: 2^36 float32 values are 256 GiB.
 constexpr uint64_t kMaxElements = uint64_t{1} << 36;
+// Shards of a plan: endpoints have 16-bit numbers.
+constexpr size_t kMaxShards = 1u << 16;
 
 // Reads one of an enumeration's values, which end with `last`.
 template <class T>
@@ -56,6 +58,18 @@ bool read_regions(wire::Reader& reader, Plan& plan) {
   return true;
 }
 
+// Reads what most plans leave out at the end.
+bool read_tail(wire::Reader& reader, Plan& plan) {
+  if (!reader.ok() || reader.rest().empty()) return true;
+  plan.datagram_bytes = reader.get<uint32_t>();
+  if (!reader.ok() || reader.rest().empty()) return true;
+  const auto shards = reader.get<uint32_t>();
+  if (shards == 0 || shards > kMaxShards) return false;
+  for (uint32_t i = 0; i < shards && reader.ok(); ++i)
+    plan.shards.push_back(reader.get<uint64_t>());
+  return true;
+}
+
 }  // namespace
 
 bool Plan::exact() const {
@@ -67,7 +81,7 @@ bool Plan::exact() const {
 
 std::string Plan::validate() const {
   for (const auto check : {&Plan::check_regions, &Plan::check_schedule, &Plan::check_pull,
-                           &Plan::check_control, &Plan::check_datagrams})
+                           &Plan::check_control, &Plan::check_datagrams, &Plan::check_shards})
     if (std::string wrong = (this->*check)(); !wrong.empty()) return wrong;
   return format.validate();
 }
@@ -141,6 +155,19 @@ std::string Plan::check_datagrams() const {
   return "";
 }
 
+std::string Plan::check_shards() const {
+  if (shards.empty()) return "";
+  if (shards.size() > kMaxShards)
+    return "shards: " + std::to_string(shards.size()) + " given; at most 65536 are allowed";
+  uint64_t left = elements;
+  for (const uint64_t shard : shards) {
+    if (shard > left) return "shards hold more than the " + std::to_string(elements) + " elements";
+    left -= shard;
+  }
+  return left == 0 ? ""
+                   : "shards leave " + std::to_string(left) + " elements out; all have a shard";
+}
+
 std::vector<uint8_t> Plan::serialize() const {
   Body body;
   body.put(elements).put(seed).put(scale).put(pull_bound);
@@ -152,7 +179,11 @@ std::vector<uint8_t> Plan::serialize() const {
     body.put(s.clock).put(s.scope).put(s.delay).put(s.fraction);
   body.put(static_cast<uint32_t>(regions.size()));
   for (const Region& r : regions) body.put(r.length).put(r.bound);
-  if (datagram_bytes != 0) body.put(datagram_bytes);
+  if (datagram_bytes != 0 || !shards.empty()) body.put(datagram_bytes);
+  if (!shards.empty()) {
+    body.put(static_cast<uint32_t>(shards.size()));
+    for (const uint64_t shard : shards) body.put(shard);
+  }
   return body.bytes();
 }
 
@@ -173,8 +204,8 @@ bool Plan::deserialize(std::span<const uint8_t> bytes, Plan& out) {
   out.format.kept = reader.get<double>();
   const auto dscps = reader.take(reader.get<uint8_t>());
   out.class_dscp.assign(dscps.begin(), dscps.end());
-  if (!read_schedule(reader, out) || !read_regions(reader, out)) return false;
-  if (reader.ok() && !reader.rest().empty()) out.datagram_bytes = reader.get<uint32_t>();
+  if (!read_schedule(reader, out) || !read_regions(reader, out) || !read_tail(reader, out))
+    return false;
   return reader.ok() && reader.rest().empty() && out.validate().empty();
 }
 

@@ -63,6 +63,8 @@ struct Plan {
   uint64_t seed = 0;
   uint32_t datagram_bytes = 0;      // what chunks are cut for; 0: what the endpoints agreed on
   std::vector<uint8_t> class_dscp;  // order priority: by class; empty: the engine's DSCP for all
+  // The elements that each aggregator sums, in order; empty: even shares that end between chunks.
+  std::vector<uint64_t> shards;
 
   // The format of results. A push alone sends none, so they stay exact.
   codec::Format result_format() const { return pull == Pull::none ? codec::Format{} : format; }
@@ -81,6 +83,7 @@ struct Plan {
   std::string check_pull() const;
   std::string check_control() const;
   std::string check_datagrams() const;
+  std::string check_shards() const;
 };
 
 }  // namespace gradwire

@@ -162,17 +162,24 @@ def check_class_dscp(name: str, values: object) -> None:
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """One parameter's place in a bucket.
+    """The place of a parameter, or of a part of one, in a bucket.
 
     Attributes:
         name: Name of the parameter in the model.
         offset: Its first element in the bucket.
         length: Its number of elements.
+        part: The rank whose shard the part is; None for all of the parameter.
     """
 
     name: str
     offset: int
     length: int
+    part: int | None = None
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The name under which values of its elements are kept from step to step."""
+        return self.name if self.part is None else f"{self.name}[{self.part}]"
 
     @functools.cached_property
     def layer(self) -> str:
@@ -322,6 +329,8 @@ class TransferPlan:
             "topk" only.
         datagram: Size in bytes of the datagrams that chunks are cut for; 0 for the size that the
             endpoints agreed on, which is also the largest.
+        shards: Number of elements that each aggregator sums, in order; () for even shares, which
+            end at the nearest chunk.
 
     Raises:
         ConfigError: A field is not as above; the error names it, the value and what is allowed.
@@ -344,6 +353,7 @@ class TransferPlan:
     class_dscp: tuple[int, ...] = ()
     pruned: float = 0.0
     datagram: int = 0
+    shards: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.elements <= 0:
@@ -423,6 +433,10 @@ class TransferPlan:
                 "only encoding='topk' keeps less than all",
                 beside=f"with encoding={self.encoding!r}",
             )
+        if self.shards and (min(self.shards) < 0 or sum(self.shards) != self.elements):
+            raise ConfigError.of(
+                "shards", self.shards, f"one number for each worker, together {self.elements}"
+            )
         check_share("pruned", self.pruned)
         if self.pruned and (self.encoding != "topk" or self.transform != "none"):
             raise ConfigError.of(
@@ -452,7 +466,7 @@ class TransferPlan:
         """Returns the same transfer with nothing left out and nothing lost to an encoding.
 
         The order becomes one that all workers share. The regions stay, and so does the chunk grid
-        where the encoding was f32 before.
+        where the encoding was f32 before. A push alone stays one.
         """
         return replace(
             self,
@@ -462,7 +476,7 @@ class TransferPlan:
             fill="zero",
             order="shuffled" if self.order == "priority" else self.order,
             class_dscp=(),
-            pull="exact",
+            pull="none" if self.pull == "none" else "exact",
             pull_bound=0.0,
             control="stream",
             encoding="f32",

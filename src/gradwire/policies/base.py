@@ -157,6 +157,9 @@ class Policy(ABC):
     servers: int = 0
     """Number of servers that sum the gradients, 0 on the sharded route; `prepare` notes it."""
 
+    scattered: bool = False
+    """Whether each rank gets its shard of the results alone, as under fully_shard."""
+
     phases: PhaseDetector | None = None
     """The detector that decides the phase; None for a policy without phases."""
 

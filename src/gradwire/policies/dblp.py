@@ -199,6 +199,8 @@ class DBLP(Policy):
         if self.priority is not None:
             return self.priority
         eager = self.control == "stream" and self.spend == "anything" and self.order is None
+        if self.scattered:
+            return "none"
         return "results" if eager and self.pull != "lossy" else "none"
 
     def _phase_of(self, slot: TensorSlot, context: PlanContext) -> Phase:

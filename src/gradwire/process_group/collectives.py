@@ -45,6 +45,8 @@ class Request:
         name: What it is, for errors.
         inputs: The tensors that are summed, one behind the other; of one type, on the CPU.
         output: Where the result goes.
+        shards: Number of elements of the result that each member gets, in order; () where all get
+            all of it.
         start: The element of the result at which the output begins.
         average: Whether the sum is multiplied by one over the number of members.
         timeout_s: Longest duration in seconds.
@@ -53,6 +55,7 @@ class Request:
     name: str
     inputs: list[torch.Tensor]
     output: torch.Tensor
+    shards: tuple[int, ...]
     start: int
     average: bool
     timeout_s: float
@@ -159,7 +162,13 @@ class EngineCollectives:
                 TransferPlan.whole(flat.numel(), scale=scale),
                 encoding=ENCODINGS[request.output.dtype],
             )
-            handle = communicator.all_reduce(flat, plan, timeout_s=request.timeout_s)
+            seconds = request.timeout_s
+            if request.shards:
+                handle = communicator.reduce_scatter(
+                    flat, plan, shards=request.shards, timeout_s=seconds
+                )
+            else:
+                handle = communicator.all_reduce(flat, plan, timeout_s=seconds)
         except Exception as error:
             # A callback of the work may wait for a later collective, which this thread starts.
             apart(functools.partial(work.finish, error))

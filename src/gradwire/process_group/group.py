@@ -40,8 +40,7 @@ class GradwireGroup(dist.ProcessGroup):
     order of ranks in float32, multiplied by one over the number of members for AVG, and rounded
     once, so it is the same to the bit on every member and in every run.
 
-    A reduce-scatter is an all-reduce of the whole input whose own part is copied out, because the
-    shards that the engine sums are not the parts that torch asks for.
+    A reduce-scatter is the engine's own: each member sums its part, and nothing comes back.
 
     Args:
         group: The place of this process in the group, under a name that no other group of the job
@@ -116,7 +115,7 @@ class GradwireGroup(dist.ProcessGroup):
         opts = _options(dist.AllreduceOptions, opts, timeout, op)
         if len(tensors) != 1 or not self._for_engine(tensors, tensors[0], opts.reduceOp):
             return self.inner.allreduce(tensors, opts)
-        return self._start("all_reduce", tensors, tensors[0], 0, opts)
+        return self._start("all_reduce", tensors, tensors[0], (), opts)
 
     @outside_graphs
     def reduce_scatter(
@@ -144,11 +143,12 @@ class GradwireGroup(dist.ProcessGroup):
             outputs, inputs = [outputs], [inputs]
         opts = _options(dist.ReduceScatterOptions, opts, timeout, op)
         parts: Any = inputs[0] if len(outputs) == len(inputs) == 1 else []
-        alike = [part.numel() for part in parts] == [outputs[0].numel()] * self._group.world_size
-        if not alike or not self._for_engine(parts, outputs[0], opts.reduceOp):
+        shards = tuple(part.numel() for part in parts)
+        fits = len(shards) == self._group.world_size
+        fits = fits and shards[self._group.rank] == outputs[0].numel()
+        if not fits or not self._for_engine(parts, outputs[0], opts.reduceOp):
             return self.inner.reduce_scatter(outputs, inputs, opts)
-        start = self._group.rank * outputs[0].numel()
-        return self._start("reduce_scatter", parts, outputs[0], start, opts)
+        return self._start("reduce_scatter", parts, outputs[0], shards, opts)
 
     @outside_graphs
     def reduce_scatter_single(
@@ -168,8 +168,8 @@ class GradwireGroup(dist.ProcessGroup):
         alike = given.numel() == output.numel() * self._group.world_size
         if not alike or not self._for_engine([given], output, opts.reduceOp):
             return self.inner._reduce_scatter_base(output, given, opts)
-        start = self._group.rank * output.numel()
-        return self._start("reduce_scatter", [given], output, start, opts)
+        shards = (output.numel(),) * self._group.world_size
+        return self._start("reduce_scatter", [given], output, shards, opts)
 
     _reduce_scatter_base = reduce_scatter_single  # before torch 2.13
 
@@ -208,7 +208,7 @@ class GradwireGroup(dist.ProcessGroup):
         name: str,
         inputs: list[torch.Tensor],
         output: torch.Tensor,
-        start: int,
+        shards: tuple[int, ...],
         opts: Any,
     ) -> dist.Work:
         own = self.settings.timeout
@@ -216,7 +216,8 @@ class GradwireGroup(dist.ProcessGroup):
         if seconds <= 0:
             seconds = own if own is not None else self.gloo.options._timeout.total_seconds()
         average = bool(opts.reduceOp == dist.ReduceOp.AVG)
-        return self._engine.start(Request(name, inputs, output, start, average, seconds))
+        start = sum(shards[: self._group.rank])
+        return self._engine.start(Request(name, inputs, output, shards, start, average, seconds))
 
 
 def _options(

@@ -25,7 +25,7 @@ from gradwire.policies import Policy
 from gradwire.sim.fabric import NETWORK_A, Fabric, Link
 from gradwire.training.bucket import GradBucket, ParameterNames
 from gradwire.training.configure import configure
-from gradwire.training.hook import sizes, vectors
+from gradwire.training.connection import sizes, vectors
 from gradwire.training.pipeline import GradientPipeline
 from gradwire.transport.all_reduce import AllReduce, Engine, Handle
 from gradwire.transport.communicator import Communicator

@@ -1,10 +1,13 @@
-"""`gradwire.attach` lets the gradients of a DDP module travel over gradwire."""
+"""`gradwire.attach` lets the gradients of a model under DDP or FSDP2 travel over gradwire."""
 
 import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.agreed import Phase
@@ -12,7 +15,10 @@ from gradwire.core.checks import plain
 from gradwire.core.errors import ConfigError, GradwireError
 from gradwire.core.report import StepReport
 from gradwire.policies import Policy
-from gradwire.training.ddp_module import check_hands_over, ddp_of
+from gradwire.training.connection import Connection
+from gradwire.training.ddp_module import check_hands_over, ddp_of, unwrapped
+from gradwire.training.fsdp import Replicated, Sharded
+from gradwire.training.fsdp_module import is_sharded, process_group_of, shard_groups
 from gradwire.training.groups import Group
 from gradwire.training.hook import HookState, comm_hook
 from gradwire.training.pipeline import GradientPipeline
@@ -28,12 +34,14 @@ def attach(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    replicas: DeviceMesh | dist.ProcessGroup | None = None,
     **options: object,
 ) -> "Attachment":
-    """Lets the gradients of a DDP module travel over gradwire, on top of any process group.
+    """Lets the gradients of a model travel over gradwire, on top of any process group.
 
-    A collective call: every rank of the module's process group makes it, alike, between
-    construction and the first backward pass. It returns once all ranks have met. Where ranks share
+    The model is a DDP module, or under `fully_shard` (FSDP2) as a whole or in parts. A collective
+    call: every rank of the module's process group makes it, alike, between construction and the
+    first backward pass. It returns once all ranks have met. Where ranks share
     hosts, those of a host sum among themselves first, and one speaks for it (setting `hosts`).
 
     Several modules may be attached, alike on all ranks, and may share backward passes on one
@@ -41,9 +49,9 @@ def attach(
     on all ranks.
 
     Args:
-        model: the DDP module, which may be compiled (`torch.compile(ddp)`). A copy of an attached
-            module, made by copy.deepcopy or torch.save, averages over its process group until it
-            is attached itself.
+        model: the DDP module or the sharded model, which may be compiled (`torch.compile(ddp)`). A
+            copy of an attached DDP module, made by copy.deepcopy or torch.save, averages over its
+            process group until it is attached itself.
         policy: a name ("reliable", "dblp", …: docs/policies.md) or a policy object. None takes the
             name in GRADWIRE_POLICY, else "adaptive".
         optimizer: the optimizer that steps once after each backward pass. Its family decides
@@ -51,6 +59,9 @@ def attach(
             guard="skip" keeps it from stepping.
         scaler: the GradScaler that scales the loss. Norms and residuals follow its scale, and a
             step that it skips uses up no residual.
+        replicas: the ranks with other replicas of this rank's shards, where a model under
+            fully_shard is replicated outside of its mesh. Their averages then travel over gradwire,
+            and torch scatters gradients within the mesh itself.
         **options: the policy's options (p_low=0.01, …) and the common settings of
             `gradwire.Settings` (route=…, interface=…, report="steps.jsonl", …). One that is not
             given is read from its GRADWIRE_* variable.
@@ -59,19 +70,29 @@ def attach(
         The attachment, which has the last report and the state to save.
 
     Raises:
-        ConfigError: the module is not DDP, already has a communication hook, or hands its
-            gradients to no hook (torch._dynamo.config.optimize_ddp = "python_reducer"); or an
-            option is impossible, such as a report file that cannot be opened.
+        ConfigError: the model is of another kind, its communication hook is taken, or torch hands
+            its gradients to nobody; or an option is impossible, such as a report file that cannot
+            be opened.
         RendezvousError: ranks, which it names, are absent, configured differently or failed.
         EngineMissingError: the engine was not built.
     """
+    model = unwrapped(model)
+    if isinstance(model, torch.nn.Module) and is_sharded(model):
+        return _open(_fully_sharded(model, replicas, policy, options, optimizer, scaler))
+    if replicas is not None:
+        raise ConfigError.of(
+            "replicas", type(replicas).__name__, "only models under fully_shard have any"
+        )
     ddp = ddp_of(model)
-    state = _configured(ddp, policy, optimizer, scaler, options)
-    return _open(state, ddp)
+    with _failing(ddp.process_group):
+        state = _configured(ddp, policy, optimizer, scaler, options)
+    seen = getattr(ddp, "_static_graph_delay_allreduce_enqueued", True)
+    state.delayed = bool(ddp.static_graph) and not seen
+    return _open(state)
 
 
 class Attachment(Connected):
-    """The connection of one DDP module with gradwire, as `attach` makes it.
+    """The connection of one model with gradwire, as `attach` makes it.
 
     After `detach` its last report, state and counters can still be read, and every call that would
     change something raises GradwireError.
@@ -79,7 +100,7 @@ class Attachment(Connected):
 
     _instead = ": save its state_dict(), and attach the copy of the module"
 
-    def __init__(self, state: HookState, pipeline: GradientPipeline) -> None:
+    def __init__(self, state: Connection, pipeline: GradientPipeline) -> None:
         self._state = state
         self._pipeline = pipeline
         self._detached = False
@@ -258,6 +279,38 @@ class Attachment(Connected):
             raise GradwireError("this attachment is detached: attach the module again")
 
 
+def _fully_sharded(
+    model: torch.nn.Module,
+    replicas: DeviceMesh | dist.ProcessGroup | None,
+    policy: str | Policy | None,
+    options: dict[str, object],
+    optimizer: torch.optim.Optimizer | None,
+    scaler: torch.amp.GradScaler | None,
+) -> Connection:
+    """Makes the connection of a model under fully_shard."""
+    if isinstance(replicas, DeviceMesh):
+        replicas = replicas.get_group()
+    with _failing(replicas):
+        groups = shard_groups(model)
+    with _failing(replicas or process_group_of(groups)):
+        common = policy, options
+        more = {"optimizer": optimizer, "scaler": scaler}
+        if replicas is None:
+            return Sharded(model, groups, *common, **more)
+        return Replicated(model, groups, replicas, *common, **more)
+
+
+@contextlib.contextmanager
+def _failing(process_group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Publishes a failure of this rank, because the others would wait for it where they meet."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # a store that is gone is not the cause
+            Group.of(process_group).meeting("attach", 0.0).tell_failure(error)
+        raise
+
+
 def _configured(
     model: DistributedDataParallel,
     policy: str | Policy | None,
@@ -265,32 +318,23 @@ def _configured(
     scaler: torch.amp.GradScaler | None,
     options: dict[str, object],
 ) -> HookState:
-    """Returns the module's hook state, new or reused, with the policy and settings asked for.
-
-    A failure of this rank is published, because the others would wait for it where they meet.
-    """
-    try:
-        check_hands_over(model)
-        found = _found(model)
-        if found is not None:
-            found.activate(policy, options, optimizer, model.module, scaler)
-            return found
-        state = HookState(
-            policy,
-            model=model.module,
-            process_group=model.process_group,
-            optimizer=optimizer,
-            scaler=scaler,
-            find_unused_parameters=model.find_unused_parameters,
-            **options,
-        )
-        _register(model, state)
-        return state
-    except BaseException as error:
-        with contextlib.suppress(Exception):  # a store that is gone is not the cause
-            meeting = Group.of(model.process_group).meeting("attach", 0.0)
-            meeting.tell_failure(error)
-        raise
+    """Returns the module's hook state, new or reused, with the policy and settings asked for."""
+    check_hands_over(model)
+    found = _found(model)
+    if found is not None:
+        found.activate(policy, options, optimizer, model.module, scaler)
+        return found
+    state = HookState(
+        policy,
+        model=model.module,
+        process_group=model.process_group,
+        optimizer=optimizer,
+        scaler=scaler,
+        find_unused_parameters=model.find_unused_parameters,
+        **options,
+    )
+    _register(model, state)
+    return state
 
 
 def _found(model: DistributedDataParallel) -> HookState | None:
@@ -335,11 +379,9 @@ def _register(model: DistributedDataParallel, state: HookState) -> None:
     state.serve(model)
 
 
-def _open(state: HookState, model: DistributedDataParallel) -> Attachment:
+def _open(state: Connection) -> Attachment:
     try:
         state.attached = True
-        seen = getattr(model, "_static_graph_delay_allreduce_enqueued", True)
-        state.delayed = bool(model.static_graph) and not seen
         return Attachment(state, state.pipeline)
     except BaseException:
         state.deactivate()  # the module goes on over its process group

@@ -4,6 +4,9 @@ DDP rebuilds its buckets after the first iteration, so nothing may depend on a b
 parameter is identified by its object and named as in the model.
 """
 
+import functools
+import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -18,7 +21,15 @@ if TYPE_CHECKING:  # torch.distributed exports it, too, but type checkers do not
 else:
     from torch.distributed import GradBucket
 
-__all__ = ["Bucket", "GradBucket", "Layouts", "ParameterNames", "in_bucket_order", "slots_of"]
+__all__ = [
+    "Bucket",
+    "GradBucket",
+    "Layouts",
+    "ParameterNames",
+    "Scatter",
+    "in_bucket_order",
+    "slots_of",
+]
 
 
 class Bucket(Protocol):
@@ -35,6 +46,34 @@ class Bucket(Protocol):
 
     def parameters(self) -> list[torch.Tensor]:
         """Returns the parameters whose gradients follow each other in the buffer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """What becomes of a bucket whose sum is scattered: each worker gets its own shard of it.
+
+    Attributes:
+        shards: Number of elements of each worker's shard, in order.
+        rank: The rank of this worker.
+        scale: Factor of the sum.
+        output: Where this worker's shard goes, 1-D.
+    """
+
+    shards: tuple[int, ...]
+    rank: int
+    scale: float
+    output: torch.Tensor
+
+    @functools.cached_property
+    def parts(self) -> list[slice]:
+        """The elements of each shard."""
+        ends = list(itertools.accumulate(self.shards))
+        return [slice(end - size, end) for end, size in zip(ends, self.shards, strict=True)]
+
+    @property
+    def own(self) -> slice:
+        """The elements of this worker's shard."""
+        return self.parts[self.rank]
 
 
 class ParameterNames:

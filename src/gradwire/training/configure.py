@@ -33,6 +33,7 @@ def configure(
     options: Mapping[str, object],
     environment: Mapping[str, str] | None = None,
     optimizer: object | None = None,
+    scattered: bool = False,
 ) -> tuple[Policy, Settings]:
     """Splits options into the policy's and the common settings, and reads GRADWIRE_* variables.
 
@@ -42,6 +43,8 @@ def configure(
         options: Options of the policy, and settings.
         environment: Environment variables; None for os.environ.
         optimizer: The optimizer, which decides error_feedback="auto" and a fill that is left to it.
+        scattered: Whether each rank gets its shard of the results alone. Then error_feedback="auto"
+            means off, since what a rank contributes is unsharded, and so would be its residual.
 
     Returns:
         The policy and the settings, in which error feedback and fill are decided.
@@ -82,6 +85,7 @@ def configure(
         }
     if others:
         _explain(chosen, others)
+    chosen.scattered = scattered
     own = () if isinstance(policy, Policy) else option_names(type(chosen))
     _warn_unread(chosen, own, os.environ if environment is None else environment)
     settings = Settings.build(
@@ -89,7 +93,7 @@ def configure(
     )
     if settings.error_feedback == "auto":
         feedback = auto_feedback(optimizer) if chosen.feedback is None else chosen.feedback
-        if chosen.fill in _STANDS_IN:
+        if chosen.fill in _STANDS_IN or scattered:
             feedback = False
         settings = dataclasses.replace(settings, error_feedback=feedback)
     _decide_fill(chosen, settings, optimizer)

@@ -7,11 +7,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
 
-__all__ = ["check_hands_over", "ddp_of", "python_reducer"]
+__all__ = ["check_hands_over", "ddp_of", "python_reducer", "unwrapped"]
 
-_SHARDED = (
-    "gradwire carries the gradients that DistributedDataParallel averages; where the model fits "
-    "one device, wrap it so in place of {}"
+_OTHERS = (
+    "gradwire carries the gradients that DistributedDataParallel averages and those that "
+    "fully_shard scatters; wrap the model so in place of {}"
 )
 _ADVICE = (
     (
@@ -19,10 +19,8 @@ _ADVICE = (
         "DataParallel",
         "use DistributedDataParallel, with a process for each device, in place of DataParallel",
     ),
-    ("torch.distributed", "FullyShardedDataParallel", _SHARDED.format("FSDP")),
-    ("torch.distributed", "ReplicateModule", _SHARDED.format("replicate")),
-    ("torch.distributed", "FSDPModule", _SHARDED.format("fully_shard")),
-    ("torch.distributed._composable.replicate", "DDP", _SHARDED.format("replicate")),
+    ("torch.distributed", "FullyShardedDataParallel", _OTHERS.format("FSDP")),
+    ("torch.distributed._composable.replicate", "DDP", _OTHERS.format("replicate")),
     (
         "deepspeed",
         "DeepSpeedEngine",
@@ -39,11 +37,22 @@ _ADVICE = (
 """Advice by package (a part of its name) and class; subclasses come first."""
 
 
-def ddp_of(model: object) -> DistributedDataParallel:
-    """Returns the DDP module: the model, or the module that `torch.compile` has wrapped.
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the model, or the module that `torch.compile` has wrapped."""
+    found = model
+    while not isinstance(found, DistributedDataParallel) and isinstance(found, torch.nn.Module):
+        inner = found._modules.get("_orig_mod")
+        if inner is None:
+            break
+        found = inner
+    return found
+
+
+def ddp_of(found: object) -> DistributedDataParallel:
+    """Returns the DDP module that was given.
 
     Args:
-        model: What the user gave.
+        found: What the user gave, unwrapped.
 
     Returns:
         The DDP module.
@@ -51,12 +60,6 @@ def ddp_of(model: object) -> DistributedDataParallel:
     Raises:
         ConfigError: It is anything else; the error says what to give or use instead.
     """
-    found = model
-    while not isinstance(found, DistributedDataParallel) and isinstance(found, torch.nn.Module):
-        inner = found._modules.get("_orig_mod")
-        if inner is None:
-            break
-        found = inner
     if isinstance(found, DistributedDataParallel):
         return found
     kind = type(found).__name__

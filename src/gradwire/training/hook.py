@@ -8,10 +8,9 @@ ddp_model.register_comm_hook(gradwire.HookState(model=ddp_model.module), gradwir
 # No `from __future__ import annotations` here: DDP compares the hook's annotations by value.
 
 import contextlib
-import functools
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,28 +18,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.core.errors import ConfigError
-from gradwire.core.names import named_parameters, plain_name
-from gradwire.core.plan import LARGEST_DATAGRAM
-from gradwire.core.report import ReportWriter
-from gradwire.core.settings import Settings
 from gradwire.policies import Policy
-from gradwire.training.bucket import GradBucket, ParameterNames
-from gradwire.training.configure import agreed_configuration, configure
+from gradwire.training.bucket import GradBucket
+from gradwire.training.connection import Connection, no_op
 from gradwire.training.ddp_module import python_reducer
-from gradwire.training.groups import Group
-from gradwire.training.hosts.follower import Follower
-from gradwire.training.hosts.leader import Leader
-from gradwire.training.hosts.seat import share_number, take_seat
 from gradwire.training.pipeline import GradientPipeline
-from gradwire.training.staging import DEVICES
-from gradwire.transport.communicator import Communicator
-from gradwire.transport.native import load_engine
-from gradwire.transport.rendezvous import Meeting, agree
 
 __all__ = ["HookState", "comm_hook"]
 
 
-class HookState:
+class HookState(Connection):
     """The state of `comm_hook`: a policy, settings, and a pipeline that opens at the first use.
 
     Options that need calls of an attachment (every="epoch", loss_rise=) are refused at the first
@@ -65,9 +52,6 @@ class HookState:
         EngineMissingError: the engine was not built.
     """
 
-    _optimizer: torch.optim.Optimizer | None
-    _scaler: torch.amp.GradScaler | None
-
     def __init__(
         self,
         policy: str | Policy | None = None,
@@ -85,109 +69,23 @@ class HookState:
                 find_unused_parameters,
                 "allowed are True, False, as given to DDP",
             )
-        self.process_group = process_group
         self.find_unused_parameters = find_unused_parameters
-        self._ddp: Callable[[], DistributedDataParallel | None] = _nothing
-        self.active = True
-        self.attached = False  # whether it belongs to an attachment
+        self._ddp: Callable[[], DistributedDataParallel | None] = no_op
         self.delayed = False  # whether DDP's next call comes after the backward pass
-        self._know(model)
-        self._unhook: Callable[[], None] = _nothing
-        self._configure(policy, options, optimizer, scaler)
-        self._pipeline: GradientPipeline | None = None
+        super().__init__(
+            policy,
+            options,
+            model=model,
+            process_group=process_group,
+            optimizer=optimizer,
+            scaler=scaler,
+        )
 
-    @property
-    def pipeline(self) -> GradientPipeline:
-        """The open pipeline; the first use opens it, and every rank of the group takes part."""
-        if self._pipeline is None:
-            group = Group.of(self.process_group)
-            meeting = group.meeting("attach", self._settings.rendezvous_timeout)
-            writer, failure = self._ready(group)
-            with contextlib.ExitStack() as undo:
-                if writer is not None:
-                    undo.callback(writer.close)
-                try:
-                    agree(meeting, agreed_configuration(self.policy, self._settings), failure)
-                    self._pipeline = self._open(group, meeting, writer, undo)
-                except BaseException as error:
-                    meeting.tell_failure(error)
-                    raise
-                undo.pop_all()
-            if self.find_unused_parameters:
-                self._pipeline.find_unused()
-            meeting.close()
-            if self._optimizer is not None:
-                self._unhook = self._optimizer.register_step_pre_hook(
-                    functools.partial(_skip_step, self._pipeline)
-                ).remove
-        return self._pipeline
-
-    def _open(
-        self,
-        group: Group,
-        meeting: Meeting,
-        writer: ReportWriter | None,
-        undo: contextlib.ExitStack,
-    ) -> GradientPipeline:
-        """Opens the engine where this rank has one, and makes the pipeline; collective.
-
-        Args:
-            group: The group.
-            meeting: A meeting of its members.
-            writer: The file of reports.
-            undo: Gets what a failure has to undo.
-        """
-        settings = self._settings
-        parts = self.policy, settings, self._names
-        rest = self._optimizer, writer
-        seat = take_seat(group, meeting, settings)
-        if seat is None:
-            communicator, number = _connect(group, settings, meeting, undo)
-            return GradientPipeline(communicator, *parts, number, *rest, scaler=self._scaler)
-        undo.callback(seat.link.close)
-        workers = group.workers(seat.hosts)
-        among_workers = workers.meeting("attach", settings.rendezvous_timeout)
-        try:
-            if seat.leads:
-                _check_memory(settings, self._largest, workers.world_size)
-            speaker = None if seat.leads else seat.ranks[0]
-            communicator, number = _connect(workers, settings, among_workers, undo, speaker)
-            number = share_number(meeting, number)
-        except BaseException as error:
-            among_workers.tell_failure(error)
-            raise
-        among_workers.close()
-        kind = Leader if seat.leads else Follower
-        more = {"scaler": self._scaler, "lends": self.attached}
-        return kind(seat, communicator, *parts, number, *rest, **more)
-
-    def _ready(self, group: Group) -> tuple[ReportWriter | None, ConfigError | None]:
-        """Opens the report file, or finds why this rank cannot take part.
-
-        Returns:
-            The file and None, or None and the error, which the caller publishes for the others.
-        """
-        try:
-            if not self.attached:
-                _check_alone(self.policy, self._settings)
-            if self._settings.server_count and not group.whole:
-                raise ConfigError.of(
-                    "route",
-                    self._settings.route,
-                    "servers serve the whole job; use route='sharded'",
-                    beside=f"with a process group of {group.world_size} of the job's ranks",
-                )
-            _check_memory(self._settings, self._largest, group.world_size)
-            self._prepare()  # a copy knows no names
-            report = self._settings.report
-            return ReportWriter.open(report, group.job_rank, group.rank == 0), None
-        except ConfigError as error:
-            return None, error
-
-    def _prepare(self) -> None:
-        """Checks the policy against the model and the route; raises ConfigError."""
-        servers = self._settings.server_count
-        self.policy.prepare(self._tensors, vectors=self._vectors, servers=servers)
+    def _open(self, *args: Any) -> GradientPipeline:
+        pipeline = super()._open(*args)
+        if self.find_unused_parameters:
+            pipeline.find_unused()
+        return pipeline
 
     def serve(self, ddp: DistributedDataParallel) -> None:
         """Notes the module whose hook has this state."""
@@ -212,102 +110,6 @@ class HookState:
             beside="in join()",
         )
 
-    def activate(
-        self,
-        policy: str | Policy | None,
-        options: dict[str, object],
-        optimizer: torch.optim.Optimizer | None = None,
-        model: torch.nn.Module | None = None,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        """Configures a state anew after `deactivate`.
-
-        Args:
-            policy: as for the constructor, and so are options, optimizer and scaler.
-            options: the policy's options and the common settings.
-            optimizer: the optimizer that steps with these gradients.
-            model: names the parameters; None keeps their names.
-            scaler: the GradScaler that scales the loss.
-        """
-        if model is not None:
-            self._know(model)
-        self._configure(policy, options, optimizer, scaler)
-        self._pipeline = None
-        self.active = True
-
-    def deactivate(self) -> None:
-        """Closes the pipeline; from now on the hook forwards to the process group.
-
-        DDP holds the state for as long as the module lives, so all that it held is let go.
-        """
-        self.active = self.attached = False
-        self._unhook()
-        self._unhook = _nothing
-        pipeline, self._pipeline = self._pipeline, None
-        self._optimizer, self._scaler = None, None
-        if pipeline is not None:
-            pipeline.close()
-
-    def _know(self, model: torch.nn.Module | None) -> None:
-        """Notes the names of a model's parameters and what policies ask of them.
-
-        Raises:
-            ConfigError: the gradients of a parameter cannot be carried.
-        """
-        if model is not None:
-            _check_devices(model)
-            _check_real(model)
-            _check_dense(model)
-        self._names = ParameterNames(model)
-        self._tensors = None if model is None else sizes(model)
-        self._vectors = frozenset() if model is None else vectors(model)
-        self._largest = ("", 0) if model is None else _largest(model)
-
-    def _configure(
-        self,
-        policy: str | Policy | None,
-        options: dict[str, object],
-        optimizer: torch.optim.Optimizer | None,
-        scaler: torch.amp.GradScaler | None,
-    ) -> None:
-        load_engine()  # a missing engine is an error before the ranks meet
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError.of("optimizer", optimizer, "a torch.optim.Optimizer, or None")
-        if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-            raise ConfigError.about(
-                f"optimizer={type(optimizer).__name__}",
-                "a wrapper that takes no step hooks (it is not initialised as a "
-                "torch.optim.Optimizer); give the optimizer inside it, often "
-                "optimizer=optimizer.optimizer",
-                setting="optimizer",
-                value=type(optimizer).__name__,
-            )
-        if getattr(optimizer, "_overlap_with_ddp", False):
-            raise ConfigError.about(
-                f"optimizer={type(optimizer).__name__}",
-                "with overlap_with_ddp=True it steps in a communication hook of its own and its "
-                "step() does nothing; make it with overlap_with_ddp=False",
-                setting="optimizer",
-                value=type(optimizer).__name__,
-            )
-        if optimizer is not None and self._names.trained is not None:
-            held = (p for group in optimizer.param_groups for p in group["params"])
-            if not any(map(self._names.knows, held)):
-                raise ConfigError.about(
-                    f"optimizer={type(optimizer).__name__}",
-                    "it holds none of the module's parameters; give the one that steps with "
-                    "their gradients, or None",
-                    setting="optimizer",
-                    value=type(optimizer).__name__,
-                )
-        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
-            raise ConfigError.of("scaler", scaler, "a torch.amp.GradScaler, or None")
-        self.policy, self._settings = configure(policy, options, optimizer=optimizer)
-        self._prepare()
-        self._optimizer = optimizer
-        self._scaler = scaler
-        self._unhook = _nothing
-
     def __getstate__(self) -> dict[str, Any]:
         return {
             "policy": self.policy,
@@ -318,7 +120,7 @@ class HookState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = None
-        self._ddp = _nothing
+        self._ddp = no_op
         self.active = state["active"]
         self.attached = False
         self.delayed = False
@@ -326,7 +128,7 @@ class HookState:
         self._know(None)
         self._optimizer = None
         self._scaler = None
-        self._unhook = _nothing
+        self._unhook = no_op
         self.policy, self._settings = state["policy"], state["settings"]
         if self.policy.fill_was_open:  # the optimizer decided it, and is not copied
             self.policy.fill = "zero"
@@ -383,150 +185,6 @@ def _heed_signals(state: HookState, pipeline: GradientPipeline) -> None:
         return
     with contextlib.suppress(RuntimeError):  # no backward pass: DDP.join's share in the others'
         torch.autograd.Variable._execution_engine.queue_callback(pipeline.wait)
-
-
-def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Takes the gradients of a skipped step away before the optimizer steps.
-
-    Without gradients neither the parameters nor momentum nor weight decay move. Parameters of
-    other modules keep theirs.
-    """
-    pipeline.stepped(optimizer)
-    skipped = set(map(id, pipeline.take_skipped()))
-    for group in optimizer.param_groups if skipped else ():
-        for parameter in group["params"]:
-            if id(parameter) in skipped:
-                parameter.grad = None
-
-
-def _connect(
-    group: Group,
-    settings: Settings,
-    meeting: Meeting,
-    undo: contextlib.ExitStack,
-    speaker: int | None = None,
-) -> tuple[Communicator, int]:
-    """Opens a communicator of a group and takes a number of it; `undo` gets how to close it."""
-    communicator = group.communicator(settings, meeting, speaker)
-    undo.callback(communicator.let_go)  # also while somebody holds the error
-    number = communicator.take_number(meeting)
-    undo.callback(communicator.return_number, number)
-    return communicator, number
-
-
-def _nothing() -> None:
-    """Stands in for a missing optimizer's handle and for a missing module."""
-
-
-def _check_alone(policy: Policy, settings: Settings) -> None:
-    """Raises ConfigError for options that need calls which only an attachment has."""
-    waits: tuple[str, object, str, str] | None = None
-    if policy.awaits_epochs:
-        waits = "every", "epoch", "epoch", "give every= as a number of steps"
-    elif settings.loss_rise is not None:
-        waits = "loss_rise", settings.loss_rise, "loss", "leave it out"
-    if waits is not None:
-        option, value, call, instead = waits
-        raise ConfigError.of(
-            option,
-            value,
-            f"use gradwire.attach, or {instead}",
-            beside=f"with the bare hook, which has no attachment.{call}() to call",
-        )
-
-
-def _check_devices(model: torch.nn.Module) -> None:
-    """Raises ConfigError for a trained parameter on a device whose gradients are not carried."""
-    ignored = _ignored(model)
-    for name, parameter in model.named_parameters():
-        here = parameter.device.type in DEVICES
-        if parameter.requires_grad and not here and name not in ignored:
-            plain = plain_name(name)
-            raise ConfigError.about(
-                f"parameter {plain!r} lies on device {parameter.device}",
-                f"allowed are {' and '.join(DEVICES)}",
-                setting=plain,
-                value=str(parameter.device),
-            )
-
-
-def _check_real(model: torch.nn.Module) -> None:
-    """Raises ConfigError for a trained parameter that is complex."""
-    for name, parameter in named_parameters(model).items():
-        if parameter.requires_grad and parameter.is_complex():
-            raise ConfigError.about(
-                f"parameter {name!r} has dtype {parameter.dtype}",
-                "gradients of real numbers are carried only; keep it as a real tensor "
-                "(torch.view_as_real)",
-                setting=name,
-                value=parameter.dtype,
-            )
-
-
-def _check_dense(model: torch.nn.Module) -> None:
-    """Raises ConfigError for a trained weight whose gradient is sparse, as embeddings' can be."""
-    ignored = _ignored(model)
-    for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if getattr(module, "sparse", False) is not True or not isinstance(weight, torch.Tensor):
-            continue
-        path = f"{name}.weight" if name else "weight"
-        if weight.requires_grad and path not in ignored:
-            plain = plain_name(path)
-            raise ConfigError.about(
-                f"parameter {plain!r} of {type(module).__name__}(sparse=True)",
-                "dense gradients are carried only; make it with sparse=False",
-                setting=plain,
-                value=True,
-            )
-
-
-def _largest(model: torch.nn.Module) -> tuple[str, int]:
-    """Returns name and elements of the largest parameter that DDP averages; "" and 0 for none."""
-    ignored = _ignored(model)
-    averaged = [each for each in sizes(model).items() if each[0] not in ignored]
-    return max(averaged, key=lambda each: each[1], default=("", 0))
-
-
-def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int) -> None:
-    """Raises ConfigError where a parameter needs more memory than this rank's engine may hold.
-
-    A parameter travels in one all-reduce, and every rank sums its share of it. What else DDP puts
-    into the same bucket is known only when the bucket comes.
-    """
-    name, elements = largest
-    if settings.server_count or world_size == 1 or elements == 0:
-        return
-    native = load_engine()
-    plan = native.Plan(elements=elements, regions=[(0, elements, 0.0)])
-    least = native.least_memory_limit(plan, settings.datagram or LARGEST_DATAGRAM, world_size)
-    if (settings.memory_limit or native.DEFAULT_MEMORY_LIMIT) >= least:
-        return
-    default = "" if settings.memory_limit else f"(the default, {native.DEFAULT_MEMORY_LIMIT})"
-    raise ConfigError.of(
-        "memory_limit",
-        settings.memory_limit,
-        f"parameter {name!r} travels in one transfer, which needs {least} bytes or more on each "
-        "rank; raise it, or use more ranks",
-        beside=default,
-    )
-
-
-def _ignored(model: torch.nn.Module) -> Collection[str]:
-    """Returns the names of the parameters that DDP leaves out of its averages."""
-    names: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-    return names
-
-
-def sizes(model: torch.nn.Module) -> dict[str, int]:
-    """Returns the number of elements of each trained parameter by name."""
-    return {n: p.numel() for n, p in named_parameters(model).items() if p.requires_grad}
-
-
-def vectors(model: torch.nn.Module) -> frozenset[str]:
-    """Returns the names of the trained parameters of fewer than two dimensions."""
-    trained = {n: p for n, p in named_parameters(model).items() if p.requires_grad}
-    return frozenset(name for name, parameter in trained.items() if parameter.dim() < 2)
 
 
 def _forward_to_host(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -13,6 +13,7 @@ agreement at a step's end), `gradwire.training.guard` (steps that delivered too 
 `gradwire.training.step_end` (what follows what at a step's end; the pipeline carries it out).
 """
 
+import collections
 import contextlib
 import copy
 import functools
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from gradwire.core.agreed import Ballot, Phase, Summary, scales_differ
 from gradwire.core.checks import is_number, is_whole, plain
 from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.core.hashed import HashedTuple
 from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport, mix_seed
 from gradwire.core.report import ReportWriter, StepReport, build_report
 from gradwire.core.saved_state import State
@@ -38,7 +40,7 @@ from gradwire.policies import PlanContext, Policy
 from gradwire.policies.parts.priorities import by_region
 from gradwire.training import step_end
 from gradwire.training.ballots import BallotBox
-from gradwire.training.bucket import Bucket, Layouts, ParameterNames
+from gradwire.training.bucket import Bucket, Layouts, ParameterNames, Scatter
 from gradwire.training.consultation import Consultation
 from gradwire.training.feedback.books import Books
 from gradwire.training.feedback.optimizer_moments import FirstMoments
@@ -164,7 +166,8 @@ class GradientPipeline:
         self._flush = False
         self._grad_scale = 1.0
         self._failure: BaseException | None = None
-        self._awaited: list[threading.Event] = []  # results of the last step begun, for DDP
+        # Results of the last step begun that nobody has waited for yet.
+        self._awaited: collections.deque[threading.Event] = collections.deque()
         self._datagram = 0  # the size for which plans cut chunks; 0 for the agreed one
 
     # ------------------------------------------------------------------ what users set and read
@@ -388,7 +391,14 @@ class GradientPipeline:
     # ------------------------------------------------------------------ a bucket's way
 
     def reduce(
-        self, bucket: Bucket, *, joined: bool = False, others: Sequence[Ballot] = ()
+        self,
+        bucket: Bucket,
+        *,
+        joined: bool = False,
+        others: Sequence[Ballot] = (),
+        layout: HashedTuple[TensorSlot] | None = None,
+        scatter: Scatter | None = None,
+        at_once: int | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket over the workers.
 
@@ -398,12 +408,18 @@ class GradientPipeline:
                 gradient is none.
             others: The ballots of the other ranks that this worker speaks for; those that come
                 with a step's first bucket count.
+            layout: The bucket's tensors, where they are not its whole parameters.
+            scatter: What becomes of the sum where each worker gets its shard; None where all get
+                all of it.
+            at_once: How many buckets may be under way, so that no more memory is held for them;
+                None for any number. A guarded step holds all of its buckets.
 
         Returns:
-            A future of the bucket's buffer. Transfers that fail make the future fail.
+            A future of where the result is: the bucket's buffer, or the scatter's output. Transfers
+            that fail make the future fail.
         """
         if self._failure is not None:
-            self._awaited = []
+            self._awaited = collections.deque()
             reason = str(self._failure) or repr(self._failure)
             return failed(
                 bucket.buffer(), GradwireError(f"gradwire stopped at an earlier failure: {reason}")
@@ -411,7 +427,12 @@ class GradientPipeline:
         if not bucket.buffer().numel():
             return self._answer_empty(bucket)
         try:
-            transfer = self._begin(bucket, joined, others)
+            slots = self._layouts.of(bucket) if layout is None else layout
+            if self.guards:
+                at_once = None
+            elif at_once is not None:
+                self.wait(but=at_once - 1)
+            transfer = self._begin(bucket, slots, joined, others, scatter, at_once)
             result = transfer.stage.future()
             stager = self.communicator.stager
             if transfer.stage.waits or stager.started:  # no bucket may overtake those that wait
@@ -428,15 +449,24 @@ class GradientPipeline:
         self._awaited.append(transfer.delivered)
         return result.then(transfer.value)
 
-    def wait(self) -> None:
-        """Waits until DDP has all results of the step whose last bucket has begun.
+    @property
+    def guards(self) -> bool:
+        """Whether all results of a step may wait for its end."""
+        return self._guard.floor > 0.0
+
+    def wait(self, *, but: int = 0) -> None:
+        """Waits until the results of the running step are where they go.
 
         On the main thread signals are handled meanwhile. An exception of a handler is raised here
         and stops the pipeline, because this rank has left the step.
+
+        Args:
+            but: How many of the newest are not waited for.
         """
         try:
-            for delivered in self._awaited:
-                delivered.wait()
+            while len(self._awaited) > but:
+                self._awaited[0].wait()
+                self._awaited.popleft()
         except BaseException as error:
             self._fail(self._running, error)
             raise
@@ -458,8 +488,15 @@ class GradientPipeline:
         self._done(answer, last=True)
         return result.then(answer.value)
 
-    def _begin(self, bucket: Bucket, joined: bool, others: Sequence[Ballot]) -> Transfer:
-        slots = self._layouts.of(bucket)
+    def _begin(
+        self,
+        bucket: Bucket,
+        slots: HashedTuple[TensorSlot],
+        joined: bool,
+        others: Sequence[Ballot],
+        scatter: Scatter | None,
+        at_once: int | None,
+    ) -> Transfer:
         with self._mutex:
             if bucket.index() == 0 or self._running is None:
                 self.take_skipped()  # a loss scaler may have kept the optimizer from it
@@ -489,13 +526,19 @@ class GradientPipeline:
                     flushes=self._flush,
                 )
                 self._flush = False
-                self._awaited = []
+                self._awaited = collections.deque()
             step = self._running
             index = len(step.transfers)  # the bucket's own index counts those without elements
         buffer = bucket.buffer()
         plan = self._plan(step, self._context(step, index, slots, buffer.numel()))
-        stage = self._stages.stage(index, buffer, self._books.encoder(step, slots, plan))
-        transfer = Transfer(step, stage, Asked(index, slots, bucket.parameters(), plan))
+        if scatter is not None:
+            plan = replace(
+                plan, pull="none", pull_bound=0.0, shards=scatter.shards, scale=scatter.scale
+            )
+        encoder = self._books.encoder(step, slots, plan)
+        place = index if at_once is None else index % at_once
+        stage = self._stages.stage(place, buffer, encoder, scatter)
+        transfer = Transfer(step, stage, Asked(index, slots, bucket.parameters(), plan, scatter))
         with self._mutex:
             step.transfers.append(transfer)
             step.end.handle(step_end.Begun(transfer, last=bucket.is_last()))
@@ -528,7 +571,9 @@ class GradientPipeline:
         if squares is None and by_layer:
             squares = tensor_squares(asked.slots, host)
         square, finite = 0.0, True
-        if plan.lossy or phases is not None:
+        # Of a scattered sum a rank sees its shard alone, so ballots say whether all is finite.
+        scattered = asked.scatter is not None
+        if plan.lossy or phases is not None or (step.scaled and scattered):
             square = square_norm(host) if squares is None else float(squares.sum())
             finite = math.isfinite(square)
         if by_layer:
@@ -536,7 +581,8 @@ class GradientPipeline:
             step.add_layers(asked.slots, squares.tolist())
         self._books.open(transfer, host)
         if plan.transform != "none":
-            transforms.forward(host, plan.seed)
+            for part in transfer.parts:
+                transforms.forward(host[part], plan.seed)
         critical: NDArray[np.uint32] | None = None
         if plan.lossy:
             critical = self._books.critical(transfer, host, finite)
@@ -545,7 +591,7 @@ class GradientPipeline:
         priorities = None
         if plan.order == "priority":
             priorities = self._priorities(transfer, host)
-        return self.communicator.all_reduce(
+        return self._transfer(
             host,
             plan,
             step=step.number,
@@ -553,6 +599,11 @@ class GradientPipeline:
             priorities=priorities,
             stats=ballot.slots(),
         )
+
+    def _transfer(self, host: NDArray[np.float32], plan: TransferPlan, **options: Any) -> Handle:
+        if plan.shards:
+            return self.communicator.reduce_scatter(host, plan, **options)
+        return self.communicator.all_reduce(host, plan, **options)
 
     def _priorities(
         self, transfer: Transfer, host: NDArray[np.float32]
@@ -595,7 +646,10 @@ class GradientPipeline:
 
     def _finish(self, transfer: Transfer, handle: Handle) -> None:
         try:
-            transfer.returned.first = transfer.returned.report = handle.report
+            report = handle.report
+            if transfer.asked.scatter is not None:  # others apply what this worker has in the sum
+                report = replace(report, applied=report.applied | report.counted)
+            transfer.returned.first = transfer.returned.report = report
             self._ballots.pushed(transfer.asked.slots, handle.report)
             if not transfer.step.guarded:
                 self._settle(transfer)
@@ -608,21 +662,23 @@ class GradientPipeline:
         report, plan = transfer.returned.report, transfer.applied_plan
         assert report is not None
         host = transfer.stage.host()
+        result = host[transfer.own]
         self._books.settle(transfer, report)
         if plan.transform != "none":
-            transforms.inverse(host, plan.seed)
+            transforms.inverse(result, plan.seed)
         self._books.note_result(transfer, report, host, self._grad_scale)
         if plan.fill == "momentum":
             self._fill(transfer, plan, report)
-        if transfer.step.scaled and not is_finite(host):
+        if transfer.step.scaled and transfer.asked.scatter is None and not is_finite(host):
             transfer.step.overflowed = True
         phases = self.policy.phases
         if phases is not None and phases.source == "paper":
-            transfer.returned.applied_square = square_norm(host) / self._grad_scale**2
+            transfer.returned.applied_square = square_norm(result) / self._grad_scale**2
 
     def _fill(self, transfer: Transfer, plan: TransferPlan, report: TransferReport) -> None:
         """Fills elements that no contribution reached from the optimizer."""
         missing = report.applied == 0
+        assert transfer.asked.scatter is None
         if self._moments is None or not missing.any():
             return
         self._moments.fill(
@@ -728,6 +784,8 @@ class GradientPipeline:
             [(first.stats_sum, first.stats_max) for first in firsts],
         )
         self._consultation.note(step, self._grad_scale)
+        if step.scaled and step.agreed.nonfinite and step.scattered:
+            step.overflowed = True
         layers = self._consultation.layers_due(step.agreed)
         self._go_on(step, step_end.Folded(layers=bool(layers)))
 
@@ -760,7 +818,7 @@ class GradientPipeline:
             self._books.restore_pruned(transfer)
             host = transfer.stage.host()
             np.copyto(host, self._books.sent(transfer))
-            handle = self.communicator.all_reduce(host, plan, step=step.number)
+            return self._transfer(host, plan, step=step.number)
             handle.add_done_callback(functools.partial(self._take_resent, transfer))
 
     def _take_resent(self, transfer: Transfer, done: Handle) -> None:

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradwire.core.errors import ConfigError, GradwireError
+from gradwire.training.bucket import Scatter
 from gradwire.training.feedback.device_book import Encoded
 
 __all__ = ["DEVICES", "Stage", "StagePool", "failed", "without_traceback"]
@@ -68,6 +69,8 @@ class Stage(ABC):
 
     Attributes:
         buffer: The bucket's buffer.
+        result: Where the result goes: the buffer, or memory for this worker's shard of it.
+        part: The elements of the bucket that go there.
     """
 
     waits = False
@@ -80,7 +83,8 @@ class Stage(ABC):
     """Whether `host` returns gradients that were encoded and decoded."""
 
     def __init__(self, buffer: torch.Tensor) -> None:
-        self.buffer = buffer
+        self.buffer = self.result = buffer
+        self.part = slice(None)
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """Makes a new future for `deliver`."""
@@ -92,7 +96,7 @@ class Stage(ABC):
 
     @abstractmethod
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
-        """Copies the host values back into the bucket and completes the future with it."""
+        """Copies the host values to where the result goes, and completes the future with it."""
 
     def take(self, values: NDArray[np.float32]) -> None:
         """Replaces the host values by those of another array, which `deliver` may hand on.
@@ -113,13 +117,20 @@ class StagePool:
         self._streams: dict[torch.device, Any] = {}
         self._warned = False
 
-    def stage(self, index: int, buffer: torch.Tensor, encode: Encode | None = None) -> Stage:
+    def stage(
+        self,
+        index: int,
+        buffer: torch.Tensor,
+        encode: Encode | None = None,
+        scatter: Scatter | None = None,
+    ) -> Stage:
         """Makes the stage of a bucket; queues the copy of a CUDA bucket at once.
 
         Args:
-            index: Index of the bucket.
+            index: Index of the bucket among those that are under way together.
             buffer: Its buffer.
             encode: Encodes float32 gradients on their device; None for no encoding.
+            scatter: What becomes of a bucket whose sum is scattered; None for any other.
 
         Returns:
             The stage.
@@ -127,6 +138,12 @@ class StagePool:
         Raises:
             ConfigError: The element type or the device is not supported.
         """
+        stage = self._stage(index, buffer, encode)
+        if scatter is not None:
+            stage.result, stage.part = scatter.output, scatter.own
+        return stage
+
+    def _stage(self, index: int, buffer: torch.Tensor, encode: Encode | None) -> Stage:
         if not buffer.numel():
             return _EmptyStage(buffer)
         if buffer.dtype not in DTYPES:
@@ -163,18 +180,18 @@ class StagePool:
         )
 
     def _copy(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
-        """Returns the float32 host copy of a bucket.
+        """Returns memory for the float32 host copy of a bucket.
 
         Devices have separate copies, because only a device's own stream keeps the next copy into
         it behind the last copy out of it.
         """
         key = (index, buffer.device)
         copy = self._copies.get(key)
-        if copy is None or copy.numel() != buffer.numel():
+        if copy is None or copy.numel() < buffer.numel():
             pinned = buffer.device.type == "cuda"
             copy = torch.empty(buffer.numel(), dtype=torch.float32, pin_memory=pinned)
             self._copies[key] = copy
-        return copy
+        return copy[: buffer.numel()]
 
 
 class _DirectStage(Stage):
@@ -185,10 +202,12 @@ class _DirectStage(Stage):
         return memory
 
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
-        future.set_result(self.buffer)
+        if self.result is not self.buffer:
+            self.result.copy_(self.buffer[self.part])
+        future.set_result(self.result)
 
     def take(self, values: NDArray[np.float32]) -> None:
-        self.buffer = torch.from_numpy(values)  # DDP copies it out of wherever it is
+        self.buffer = self.result = torch.from_numpy(values)  # DDP copies it out of wherever it is
 
 
 class _EmptyStage(_DirectStage):
@@ -210,8 +229,8 @@ class _CopyStage(Stage):
         return memory
 
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
-        self.buffer.copy_(self._copy)
-        future.set_result(self.buffer)
+        self.result.copy_(self._copy[self.part])
+        future.set_result(self.result)
 
     def take(self, values: NDArray[np.float32]) -> None:
         self._copy = torch.from_numpy(values)
@@ -275,5 +294,5 @@ class _CudaStage(Stage):
 
     def deliver(self, future: torch.futures.Future[torch.Tensor]) -> None:
         with torch.cuda.stream(self._stream):
-            self.buffer.copy_(self._copy, non_blocking=True)
-            future.set_result(self.buffer)  # consumers wait for this stream's events
+            self.result.copy_(self._copy[self.part], non_blocking=True)
+            future.set_result(self.result)  # consumers wait for this stream's events

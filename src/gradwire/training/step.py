@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gradwire.core.agreed import Ballot, Phase, Summary
 from gradwire.core.errors import GradwireError
 from gradwire.core.plan import TensorSlot, TransferPlan, TransferReport
+from gradwire.training.bucket import Scatter
 from gradwire.training.staging import Stage, without_traceback
 from gradwire.training.step_end import StepEnd
 from gradwire.transport.native import load_engine
@@ -97,8 +98,17 @@ class Step:
 
     @property
     def finite(self) -> bool:
-        """Whether no element of its results is NaN or infinite."""
-        return all(is_finite(transfer.stage.host()) for transfer in self.transfers)
+        """Whether no element of its results is NaN or infinite, as far as all ranks see them.
+
+        Of a scattered sum each rank sees its own shard alone, so that the ballots decide.
+        """
+        seen = [each.stage.host() for each in self.transfers if each.asked.scatter is None]
+        return all(map(is_finite, seen))
+
+    @property
+    def scattered(self) -> bool:
+        """Whether each rank gets its shard of the results alone."""
+        return any(transfer.asked.scatter is not None for transfer in self.transfers)
 
     @property
     def lost(self) -> float:
@@ -146,7 +156,7 @@ class Awaited:
             raise without_traceback(self.error)
         if self.error is not None:
             raise self.error
-        return self.stage.buffer
+        return self.stage.result
 
     def deliver(self) -> None:
         """Completes the future with the bucket, or with the error."""
@@ -156,7 +166,7 @@ class Awaited:
         except Exception as error:
             self.error = self.error or error
             if not self.result.done():
-                self.result.set_result(self.stage.buffer)
+                self.result.set_result(self.stage.result)
         finally:
             self.delivered.set()
 
@@ -182,12 +192,14 @@ class Asked:
         slots: The bucket's tensors.
         parameters: The bucket's parameters, in order.
         plan: The plan of the first attempt.
+        scatter: What becomes of the sum where each worker gets its shard; None where all get all.
     """
 
     index: int
     slots: tuple[TensorSlot, ...]
     parameters: list[torch.Tensor]
     plan: TransferPlan
+    scatter: Scatter | None = None
 
 
 @dataclass
@@ -240,6 +252,16 @@ class Transfer(Answer):
         self.asked = asked
         self.sent = Sent()
         self.returned = Returned()
+
+    @property
+    def parts(self) -> list[slice]:
+        """The parts of the bucket that are transformed apart: its shards where it is scattered."""
+        return [slice(None)] if self.asked.scatter is None else self.asked.scatter.parts
+
+    @property
+    def own(self) -> slice:
+        """The part of the bucket whose result this worker gets."""
+        return slice(None) if self.asked.scatter is None else self.asked.scatter.own
 
     @property
     def applied_plan(self) -> TransferPlan:

@@ -13,6 +13,7 @@ import itertools
 import json
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -288,6 +289,77 @@ class Communicator(Connected):
             )
         )
 
+    def reduce_scatter(
+        self,
+        array: NDArray[np.float32] | torch.Tensor,
+        plan: TransferPlan | None = None,
+        *,
+        shards: Sequence[int] | None = None,
+        step: int = 0,
+        critical: NDArray[np.uint32] | None = None,
+        priorities: NDArray[np.uint8] | None = None,
+        stats: Sequence[float] = (),
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """Starts a push without a pull: this worker's shard of the sum of a float32 array.
+
+        The sum lands where the shard is in the array, and the rest of the array stays as it is.
+
+        Args:
+            array: As for `all_reduce`, and so are all that follow but for these two:
+            plan: The plan; None for an exact sum. Its pull is of no importance.
+            shards: Number of elements of each worker's shard, in order; None for those of the
+                plan, or else for equal ones.
+            step: See `all_reduce`.
+            critical: See `all_reduce`.
+            priorities: See `all_reduce`.
+            stats: See `all_reduce`.
+            timeout_s: See `all_reduce`.
+
+        Returns:
+            The handle of the transfer.
+
+        Raises:
+            ConfigError: The shards do not fit the array or the workers, or servers would keep
+                them.
+            Exception: As `all_reduce` does.
+        """
+        if self.settings.server_count:
+            raise ConfigError.of(
+                "route",
+                self.settings.route,
+                "a reduce-scatter leaves each sum with the worker whose it is; use route='sharded'",
+            )
+        elements = int(np.prod(array.shape))
+        plan = plan or TransferPlan.whole(max(elements, 1))
+        if shards is None:
+            each, left = divmod(elements, self.world_size)
+            shards = plan.shards or (each,) * self.world_size
+            if left and not plan.shards:
+                raise ConfigError.of(
+                    "shards",
+                    None,
+                    "give one number for each worker",
+                    beside=f"for {elements} elements and {self.world_size} workers",
+                )
+        if len(shards) != self.world_size or sum(shards) != elements or min(shards) < 0:
+            raise ConfigError.of(
+                "shards",
+                tuple(shards),
+                f"one number for each of {self.world_size} workers, together {elements}",
+            )
+        if elements and (plan.pull != "none" or plan.shards != tuple(shards)):
+            plan = replace(plan, pull="none", pull_bound=0.0, shards=tuple(shards))
+        return self.all_reduce(
+            array,
+            plan if elements else None,
+            step=step,
+            critical=critical,
+            priorities=priorities,
+            stats=stats,
+            timeout_s=timeout_s,
+        )
+
     def chunk_grid(self, plan: TransferPlan) -> ChunkGrid:
         """Returns the chunk grid of a plan for the agreed datagrams and aggregators."""
         if self.engine is None:
@@ -379,13 +451,13 @@ class Communicator(Connected):
 
     def _described(self, plan: TransferPlan) -> tuple[ChunkGrid, tuple[float, ...]]:
         regions = Regions.of(plan.regions)
-        key = (plan.elements, regions, plan.encoding, plan.kept, plan.datagram)
+        key = (plan.elements, regions, plan.encoding, plan.kept, plan.datagram, plan.shards)
         known = self._plans.get(key)
         if known is None:
             if len(self._plans) >= REMEMBERED:
                 self._plans.clear()
             native = native_plan(plan)
-            cut = (plan.elements, regions.cuts, plan.encoding, plan.kept, plan.datagram)
+            cut = (plan.elements, regions.cuts, *key[2:])
             grid = self._grids.get(cut)
             if grid is None:
                 if len(self._grids) >= REMEMBERED // 4:

@@ -165,6 +165,7 @@ def native_plan(plan: TransferPlan) -> _engine.Plan:
         kept=plan.kept,
         class_dscp=plan.class_dscp,
         datagram_bytes=plan.datagram,
+        shards=plan.shards,
     )
     return native
 

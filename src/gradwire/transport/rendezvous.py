@@ -890,8 +890,9 @@ def check_alike(meeting: Meeting, configurations: list[dict[str, object]]) -> No
     """Raises RendezvousError naming the first field in which an endpoint differs from the first."""
     first = configurations[0]
     for endpoint, other in enumerate(configurations):
-        # The policy's name goes first, for it explains why other options differ.
-        for name in sorted(set(first) | set(other), key=lambda name: (name != "policy", name)):
+        # These go first, for they explain why other options differ.
+        head = ("wrapper", "policy")
+        for name in (*head, *sorted((set(first) | set(other)) - set(head))):
             ours, theirs = first.get(name, "unset"), other.get(name, "unset")
             if ours != theirs:
                 raise meeting.error(

@@ -19,7 +19,7 @@ from gradwire.calibration.command import calibrate
 from gradwire.policies import Policy
 from gradwire.policies.base import option_names
 from gradwire.sim.job import Job
-from gradwire.training.hook import sizes
+from gradwire.training.connection import sizes
 from gradwire.transport.native import load_engine
 from gradwire_lab.study.arms import ARMS, Arm
 from gradwire_lab.study.cell import Cell, Outcome

@@ -176,10 +176,12 @@ class Books:
             turn = plan.transform != "none" and changed
             sent = self._residuals.sent(transfer.asked.slots)
             if turn:  # the report is about coefficients
-                transforms.forward(sent, plan.seed)
+                for part in transfer.parts:
+                    transforms.forward(sent[part], plan.seed)
             self._residuals.settle(transfer.asked.slots, grid, report, plan.scale, keep_error)
             if turn:
-                transforms.inverse(sent, plan.seed)
+                for part in transfer.parts:
+                    transforms.inverse(sent[part], plan.seed)
             self._put_back(transfer)
         self._ages.settle(transfer.asked.slots, grid, report)
 

@@ -43,6 +43,7 @@ class ChunkBook:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[TensorSlot, ...], tuple[ChunkGrid, Values]] = {}
+        self._known: set[str] = set()  # the tensors that any layout has
         self._mutex = threading.Lock()  # buckets begin and end on different threads
 
     @staticmethod
@@ -61,7 +62,7 @@ class ChunkBook:
             for slots, (grid, values) in self._kept.items():  # the newest comes last and wins
                 elements = grid.per_element(values)
                 for slot in slots:
-                    spread[slot.name] = elements[slot.offset : slot.offset + slot.length]
+                    spread[slot.key] = elements[slot.offset : slot.offset + slot.length]
         return {
             name: _runs(values).astype(self.runs_dtype)
             for name, values in spread.items()
@@ -103,6 +104,7 @@ class ChunkBook:
         def take() -> None:
             with self._mutex:
                 self._kept = loaded
+                self._known = {slot.key for slots in loaded for slot in slots}
 
         return take
 
@@ -112,11 +114,17 @@ class ChunkBook:
         if known is not None and known[0] is grid:
             return known[1]
         values = np.full(len(grid), self.unknown, self.dtype)
+        names = {slot.key for slot in slots}
+        if known is None and names.isdisjoint(self._known):  # as in a first step
+            self._kept[slots] = (grid, values)
+            self._known |= names
+            return values
         if self._kept:
             starts = grid.offsets[grid.rising].astype(np.intp)
             values[grid.rising] = np.maximum.reduceat(self._elements(slots), starts)
         self._kept.pop(slots, None)
         self._kept[slots] = (grid, values)  # the newest comes last
+        self._known |= names
         self._drop_outdated()
         return values
 
@@ -127,7 +135,7 @@ class ChunkBook:
         """
         newer: set[str] = set()
         for key in reversed(list(self._kept)):
-            names = {slot.name for slot in key}
+            names = {slot.key for slot in key}
             if names <= newer:
                 del self._kept[key]
             newer |= names
@@ -135,21 +143,21 @@ class ChunkBook:
     def _elements(self, slots: tuple[TensorSlot, ...]) -> Values:
         """Returns the value of each element of a bucket, from the parameters' last grids."""
         elements = np.full(sum(slot.length for slot in slots), self.unknown, self.dtype)
-        place = {slot.name: slot for slot in slots}
+        place = {slot.key: slot for slot in slots}
         for key, (grid, values) in self._kept.items():
-            if not any(slot.name in place for slot in key):
+            if not any(slot.key in place for slot in key):
                 continue
             spread = grid.per_element(values)
             for slot in key:
-                new = place.get(slot.name)
+                new = place.get(slot.key)
                 if new is None:
                     continue
                 if new.length != slot.length:
                     raise ConfigError.about(
-                        f"{self.what} of parameter {slot.name!r} are of {slot.length} elements, "
+                        f"{self.what} of parameter {slot.key!r} are of {slot.length} elements, "
                         f"the parameter has {new.length}",
                         "the state is of another model",
-                        setting=f"{self.what} of parameter {slot.name!r}",
+                        setting=f"{self.what} of parameter {slot.key!r}",
                         value=slot.length,
                     )
                 elements[new.offset : new.offset + new.length] = spread[

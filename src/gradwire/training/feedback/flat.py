@@ -103,22 +103,24 @@ class FlatBook:
         if flat is not None:
             return flat
         flat = np.zeros(elements, np.float32)
-        names = {slot.name for slot in slots}
+        names = {slot.key for slot in slots}
+        rebuilt = not names.isdisjoint(self._by_name)
         for slot in slots:
             view = flat[slot.offset : slot.offset + slot.length]
-            known = self._by_name.get(slot.name)
+            known = self._by_name.get(slot.key)
             if known is not None:
                 if known.size != slot.length:
                     raise ConfigError.about(
-                        f"{self.kind} of parameter {slot.name!r} has {known.size} elements, the "
+                        f"{self.kind} of parameter {slot.key!r} has {known.size} elements, the "
                         f"parameter has {slot.length}",
                         "the state is of another model",
-                        setting=f"{self.kind} of parameter {slot.name!r}",
+                        setting=f"{self.kind} of parameter {slot.key!r}",
                         value=known.size,
                     )
                 view[:] = known
-            self._by_name[slot.name] = view
-        for old in [key for key in self._flat if any(slot.name in names for slot in key)]:
-            del self._flat[old]
+            self._by_name[slot.key] = view
+        if rebuilt:
+            for old in [key for key in self._flat if any(slot.key in names for slot in key)]:
+                del self._flat[old]
         self._flat[slots] = flat
         return flat

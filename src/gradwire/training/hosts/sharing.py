@@ -18,7 +18,9 @@ import torch
 
 from gradwire.core.agreed import Ballot
 from gradwire.core.errors import ConfigError, GradwireError, TransferError
-from gradwire.training.bucket import Bucket
+from gradwire.core.hashed import HashedTuple
+from gradwire.core.plan import TensorSlot
+from gradwire.training.bucket import Bucket, Scatter
 from gradwire.training.hosts.messages import Failed, StepInput
 from gradwire.training.hosts.rows import Rows
 from gradwire.training.hosts.seat import Seat
@@ -96,9 +98,18 @@ class SharingPipeline(GradientPipeline):
     # ------------------------------------------------------------------ as DDP calls it
 
     def reduce(
-        self, bucket: Bucket, *, joined: bool = False, others: Sequence[Ballot] = ()
+        self,
+        bucket: Bucket,
+        *,
+        joined: bool = False,
+        others: Sequence[Ballot] = (),
+        layout: HashedTuple[TensorSlot] | None = None,
+        scatter: Scatter | None = None,
+        at_once: int | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
-        """Averages one bucket over all ranks (`GradientPipeline.reduce`)."""
+        """Averages one bucket of DDP over all ranks (`GradientPipeline.reduce`)."""
+        assert layout is None
+        assert scatter is None
         stopped = self._stopped
         if stopped is not None:
             why = str(stopped) or repr(stopped)
@@ -123,10 +134,10 @@ class SharingPipeline(GradientPipeline):
         """Averages the sum of this host over the hosts."""
         return super().reduce(bucket, joined=joined, others=others)
 
-    def wait(self) -> None:
-        """Waits until DDP has all results of the step whose last bucket has begun."""
+    def wait(self, *, but: int = 0) -> None:
+        """Waits for results of the running step (`GradientPipeline.wait`)."""
         try:
-            for handed in list(self._step_buckets):
+            for handed in self._step_buckets[: max(0, len(self._step_buckets) - but)]:
                 handed.delivered.wait()
         except BaseException as error:
             self._stop(error)

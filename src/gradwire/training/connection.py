@@ -1,0 +1,424 @@
+"""Connection: what a wrapped module needs to reach gradwire, whichever wrapper it has.
+
+It has the policy, the settings and the names of the model's parameters, opens the pipeline together
+with the other ranks, and closes it.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from gradwire.core.errors import ConfigError
+from gradwire.core.names import named_parameters, plain_name
+from gradwire.core.plan import LARGEST_DATAGRAM
+from gradwire.core.report import ReportWriter
+from gradwire.core.settings import Settings
+from gradwire.policies import Policy
+from gradwire.training.bucket import ParameterNames
+from gradwire.training.configure import agreed_configuration, configure
+from gradwire.training.groups import Group
+from gradwire.training.hosts.follower import Follower
+from gradwire.training.hosts.leader import Leader
+from gradwire.training.hosts.seat import share_number, take_seat
+from gradwire.training.pipeline import GradientPipeline
+from gradwire.training.staging import DEVICES
+from gradwire.transport.communicator import Communicator
+from gradwire.transport.native import load_engine
+from gradwire.transport.rendezvous import Meeting, agree
+
+__all__ = ["Connection", "no_op", "sizes", "vectors"]
+
+
+class Connection:
+    """The configuration of one wrapped module, and its pipeline while it is connected.
+
+    Subclasses give the pipeline what the wrapper hands over.
+
+    Args:
+        policy: a name or a policy object. None takes the name in GRADWIRE_POLICY, else "adaptive".
+        options: the policy's options and the common settings.
+        model: the module inside the wrapper, which names the parameters; None where it is unknown.
+        process_group: the group that the gradients are averaged over; None is the default group.
+        optimizer: the optimizer that steps with these gradients.
+        scaler: the GradScaler that scales the loss.
+
+    Attributes:
+        policy: The policy that writes the plans.
+        process_group: See above.
+        active: Whether gradients go over gradwire.
+        attached: Whether it belongs to an attachment.
+
+    Raises:
+        ConfigError: an option is impossible.
+        EngineMissingError: the engine was not built.
+    """
+
+    wrapper: ClassVar[str] = "DDP"
+    """The wrapper of the module, which is the same on all ranks."""
+    scattered: ClassVar[bool] = False
+    """Whether each rank gets its shard of the results alone."""
+
+    _optimizer: torch.optim.Optimizer | None
+    _scaler: torch.amp.GradScaler | None
+
+    def __init__(
+        self,
+        policy: str | Policy | None,
+        options: dict[str, object],
+        *,
+        model: torch.nn.Module | None,
+        process_group: dist.ProcessGroup | None,
+        optimizer: torch.optim.Optimizer | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        self.process_group = process_group
+        self.active = True
+        self.attached = False
+        self._know(model)
+        self._unhook: Callable[[], None] = no_op
+        self._configure(policy, options, optimizer, scaler)
+        self._pipeline: GradientPipeline | None = None
+
+    @property
+    def pipeline(self) -> GradientPipeline:
+        """The open pipeline; the first use opens it, and every rank of the group takes part."""
+        if self._pipeline is None:
+            group = Group.of(self.process_group)
+            meeting = group.meeting("attach", self._settings.rendezvous_timeout)
+            writer, failure = self._ready(group)
+            with contextlib.ExitStack() as undo:
+                if writer is not None:
+                    undo.callback(writer.close)
+                try:
+                    agreed = agreed_configuration(self.policy, self._settings)
+                    agree(meeting, {"wrapper": self.wrapper, **agreed}, failure)
+                    self._pipeline = self._open(group, meeting, writer, undo)
+                except BaseException as error:
+                    meeting.tell_failure(error)
+                    raise
+                undo.pop_all()
+            meeting.close()
+            if self._optimizer is not None:
+                self._unhook = self._optimizer.register_step_pre_hook(
+                    functools.partial(_skip_step, self._pipeline)
+                ).remove
+        return self._pipeline
+
+    def _open(
+        self,
+        group: Group,
+        meeting: Meeting,
+        writer: ReportWriter | None,
+        undo: contextlib.ExitStack,
+    ) -> GradientPipeline:
+        """Opens the engine where this rank has one, and makes the pipeline; collective.
+
+        Args:
+            group: The group.
+            meeting: A meeting of its members.
+            writer: The file of reports.
+            undo: Gets what a failure has to undo.
+        """
+        settings = self._settings
+        parts = self.policy, settings, self._names
+        rest = self._optimizer, writer
+        seat = take_seat(group, meeting, settings)
+        if seat is None:
+            communicator, number = _connect(group, settings, meeting, undo)
+            return GradientPipeline(communicator, *parts, number, *rest, scaler=self._scaler)
+        undo.callback(seat.link.close)
+        workers = group.workers(seat.hosts)
+        among_workers = workers.meeting("attach", settings.rendezvous_timeout)
+        try:
+            if seat.leads:
+                _check_memory(settings, self._largest, workers.world_size)
+            speaker = None if seat.leads else seat.ranks[0]
+            communicator, number = _connect(workers, settings, among_workers, undo, speaker)
+            number = share_number(meeting, number)
+        except BaseException as error:
+            among_workers.tell_failure(error)
+            raise
+        among_workers.close()
+        kind = Leader if seat.leads else Follower
+        more = {"scaler": self._scaler, "lends": self.attached}
+        return kind(seat, communicator, *parts, number, *rest, **more)
+
+    def _ready(self, group: Group) -> tuple[ReportWriter | None, ConfigError | None]:
+        """Opens the report file, or finds why this rank cannot take part.
+
+        Returns:
+            The file and None, or None and the error, which the caller publishes for the others.
+        """
+        try:
+            if not self.attached:
+                _check_alone(self.policy, self._settings)
+            if self._settings.server_count and not group.whole:
+                raise ConfigError.of(
+                    "route",
+                    self._settings.route,
+                    "servers serve the whole job; use route='sharded'",
+                    beside=f"with a process group of {group.world_size} of the job's ranks",
+                )
+            _check_memory(self._settings, self._largest, group.world_size)
+            self._prepare()  # a copy knows no names
+            report = self._settings.report
+            return ReportWriter.open(report, group.job_rank, group.rank == 0), None
+        except ConfigError as error:
+            return None, error
+
+    def _prepare(self) -> None:
+        """Checks the policy against the model and the route; raises ConfigError."""
+        servers = self._settings.server_count
+        self.policy.prepare(self._tensors, vectors=self._vectors, servers=servers)
+
+    def activate(
+        self,
+        policy: str | Policy | None,
+        options: dict[str, object],
+        optimizer: torch.optim.Optimizer | None = None,
+        model: torch.nn.Module | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        """Configures a state anew after `deactivate`.
+
+        Args:
+            policy: as for the constructor, and so are options, optimizer and scaler.
+            options: the policy's options and the common settings.
+            optimizer: the optimizer that steps with these gradients.
+            model: names the parameters; None keeps their names.
+            scaler: the GradScaler that scales the loss.
+        """
+        if model is not None:
+            self._know(model)
+        self._configure(policy, options, optimizer, scaler)
+        self._pipeline = None
+        self.active = True
+
+    def deactivate(self) -> None:
+        """Closes the pipeline; from now on the hook forwards to the process group.
+
+        DDP holds the state for as long as the module lives, so all that it held is let go.
+        """
+        self.active = self.attached = False
+        self._unhook()
+        self._unhook = no_op
+        pipeline, self._pipeline = self._pipeline, None
+        self._optimizer, self._scaler = None, None
+        if pipeline is not None:
+            pipeline.close()
+
+    def _know(self, model: torch.nn.Module | None) -> None:
+        """Notes the names of a model's parameters and what policies ask of them.
+
+        Raises:
+            ConfigError: the gradients of a parameter cannot be carried.
+        """
+        if model is not None:
+            _check_devices(model)
+            _check_real(model)
+            _check_dense(model)
+        self._names = ParameterNames(model)
+        self._tensors = None if model is None else sizes(model)
+        self._vectors = frozenset() if model is None else vectors(model)
+        self._largest = ("", 0) if model is None else _largest(model)
+
+    def _configure(
+        self,
+        policy: str | Policy | None,
+        options: dict[str, object],
+        optimizer: torch.optim.Optimizer | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        load_engine()  # a missing engine is an error before the ranks meet
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError.of("optimizer", optimizer, "a torch.optim.Optimizer, or None")
+        if optimizer is not None and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            raise ConfigError.about(
+                f"optimizer={type(optimizer).__name__}",
+                "a wrapper that takes no step hooks (it is not initialised as a "
+                "torch.optim.Optimizer); give the optimizer inside it, often "
+                "optimizer=optimizer.optimizer",
+                setting="optimizer",
+                value=type(optimizer).__name__,
+            )
+        if getattr(optimizer, "_overlap_with_ddp", False):
+            raise ConfigError.about(
+                f"optimizer={type(optimizer).__name__}",
+                "with overlap_with_ddp=True it steps in a communication hook of its own and its "
+                "step() does nothing; make it with overlap_with_ddp=False",
+                setting="optimizer",
+                value=type(optimizer).__name__,
+            )
+        if optimizer is not None and self._names.trained is not None:
+            held = (p for group in optimizer.param_groups for p in group["params"])
+            if not any(map(self._names.knows, held)):
+                raise ConfigError.about(
+                    f"optimizer={type(optimizer).__name__}",
+                    "it holds none of the module's parameters; give the one that steps with "
+                    "their gradients, or None",
+                    setting="optimizer",
+                    value=type(optimizer).__name__,
+                )
+        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+            raise ConfigError.of("scaler", scaler, "a torch.amp.GradScaler, or None")
+        self.policy, self._settings = configure(
+            policy, options, optimizer=optimizer, scattered=self.scattered
+        )
+        self._prepare()
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._unhook = no_op
+
+
+def _skip_step(pipeline: GradientPipeline, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Takes the gradients of a skipped step away before the optimizer steps.
+
+    Without gradients neither the parameters nor momentum nor weight decay move. Parameters of
+    other modules keep theirs.
+    """
+    pipeline.stepped(optimizer)
+    skipped = set(map(id, pipeline.take_skipped()))
+    for group in optimizer.param_groups if skipped else ():
+        for parameter in group["params"]:
+            if id(parameter) in skipped:
+                parameter.grad = None
+
+
+def _connect(
+    group: Group,
+    settings: Settings,
+    meeting: Meeting,
+    undo: contextlib.ExitStack,
+    speaker: int | None = None,
+) -> tuple[Communicator, int]:
+    """Opens a communicator of a group and takes a number of it; `undo` gets how to close it."""
+    communicator = group.communicator(settings, meeting, speaker)
+    undo.callback(communicator.let_go)  # also while somebody holds the error
+    number = communicator.take_number(meeting)
+    undo.callback(communicator.return_number, number)
+    return communicator, number
+
+
+def no_op() -> None:
+    """Stands in for a missing optimizer's handle, and for a module that is gone."""
+
+
+def _check_alone(policy: Policy, settings: Settings) -> None:
+    """Raises ConfigError for options that need calls which only an attachment has."""
+    waits: tuple[str, object, str, str] | None = None
+    if policy.awaits_epochs:
+        waits = "every", "epoch", "epoch", "give every= as a number of steps"
+    elif settings.loss_rise is not None:
+        waits = "loss_rise", settings.loss_rise, "loss", "leave it out"
+    if waits is not None:
+        option, value, call, instead = waits
+        raise ConfigError.of(
+            option,
+            value,
+            f"use gradwire.attach, or {instead}",
+            beside=f"with the bare hook, which has no attachment.{call}() to call",
+        )
+
+
+def _check_devices(model: torch.nn.Module) -> None:
+    """Raises ConfigError for a trained parameter on a device whose gradients are not carried."""
+    ignored = _ignored(model)
+    for name, parameter in model.named_parameters():
+        here = parameter.device.type in DEVICES
+        if parameter.requires_grad and not here and name not in ignored:
+            plain = plain_name(name)
+            raise ConfigError.about(
+                f"parameter {plain!r} lies on device {parameter.device}",
+                f"allowed are {' and '.join(DEVICES)}",
+                setting=plain,
+                value=str(parameter.device),
+            )
+
+
+def _check_real(model: torch.nn.Module) -> None:
+    """Raises ConfigError for a trained parameter that is complex."""
+    for name, parameter in named_parameters(model).items():
+        if parameter.requires_grad and parameter.is_complex():
+            raise ConfigError.about(
+                f"parameter {name!r} has dtype {parameter.dtype}",
+                "gradients of real numbers are carried only; keep it as a real tensor "
+                "(torch.view_as_real)",
+                setting=name,
+                value=parameter.dtype,
+            )
+
+
+def _check_dense(model: torch.nn.Module) -> None:
+    """Raises ConfigError for a trained weight whose gradient is sparse, as embeddings' can be."""
+    ignored = _ignored(model)
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if getattr(module, "sparse", False) is not True or not isinstance(weight, torch.Tensor):
+            continue
+        path = f"{name}.weight" if name else "weight"
+        if weight.requires_grad and path not in ignored:
+            plain = plain_name(path)
+            raise ConfigError.about(
+                f"parameter {plain!r} of {type(module).__name__}(sparse=True)",
+                "dense gradients are carried only; make it with sparse=False",
+                setting=plain,
+                value=True,
+            )
+
+
+def _largest(model: torch.nn.Module) -> tuple[str, int]:
+    """Returns the largest parameter that DDP averages, as text, and its elements; 0 for none."""
+    ignored = _ignored(model)
+    averaged = [each for each in sizes(model).items() if each[0] not in ignored]
+    name, elements = max(averaged, key=lambda each: each[1], default=("", 0))
+    return f"parameter {name!r}", elements
+
+
+def _check_memory(settings: Settings, largest: tuple[str, int], world_size: int) -> None:
+    """Raises ConfigError where a transfer needs more memory than this rank's engine may hold.
+
+    A parameter travels in one transfer, and every rank sums its share of it. What else DDP puts
+    into the same bucket is known only when the bucket comes.
+
+    Args:
+        settings: The settings.
+        largest: The most that surely travels at once, as text, and its elements.
+        world_size: Number of workers.
+    """
+    what, elements = largest
+    if settings.server_count or world_size == 1 or elements == 0:
+        return
+    native = load_engine()
+    plan = native.Plan(elements=elements, regions=[(0, elements, 0.0)])
+    least = native.least_memory_limit(plan, settings.datagram or LARGEST_DATAGRAM, world_size)
+    if (settings.memory_limit or native.DEFAULT_MEMORY_LIMIT) >= least:
+        return
+    default = "" if settings.memory_limit else f"(the default, {native.DEFAULT_MEMORY_LIMIT})"
+    raise ConfigError.of(
+        "memory_limit",
+        settings.memory_limit,
+        f"one transfer carries {what}, for which each rank needs {least} bytes or more; raise it, "
+        "or use more ranks",
+        beside=default,
+    )
+
+
+def _ignored(model: torch.nn.Module) -> Collection[str]:
+    """Returns the names of the parameters that DDP leaves out of its averages."""
+    names: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    return names
+
+
+def sizes(model: torch.nn.Module) -> dict[str, int]:
+    """Returns the number of elements of each trained parameter by name."""
+    return {n: p.numel() for n, p in named_parameters(model).items() if p.requires_grad}
+
+
+def vectors(model: torch.nn.Module) -> frozenset[str]:
+    """Returns the names of the trained parameters of fewer than two dimensions."""
+    trained = {n: p for n, p in named_parameters(model).items() if p.requires_grad}
+    return frozenset(name for name, parameter in trained.items() if parameter.dim() < 2)

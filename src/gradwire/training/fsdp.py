@@ -1,0 +1,396 @@
+"""FSDP2: the gradients that fully_shard scatters among the ranks travel over gradwire.
+
+torch calls the reduce-scatter of each group of parameters when their gradients are there, and says
+neither which parameters they are nor which call is the last of a backward pass. The parameters
+follow from the group and the number of elements, and the step ends in a callback that autograd runs
+when the pass is over.
+
+A result may come after the call has returned, as with DDP, where torch only notes where it is. In
+other cases torch reads it at once, so the call waits for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.utils._pytree import tree_leaves
+
+from gradwire.core.errors import ConfigError
+from gradwire.core.hashed import HashedTuple
+from gradwire.core.plan import TensorSlot
+from gradwire.policies import Policy
+from gradwire.training.bucket import Scatter
+from gradwire.training.connection import Connection
+from gradwire.training.fsdp_module import ShardGroup, process_group_of
+
+__all__ = ["ReduceScatter", "Replicated", "Sharded", "average"]
+
+IN_FLIGHT = 2
+"""How many reduce-scatters of a rank are under way at once; each holds gradients of a whole group.
+
+One travels while the next group's gradients are computed."""
+
+
+@dataclass(frozen=True)
+class GroupBucket:
+    """The gradients of one group, as the pipeline takes them.
+
+    Attributes:
+        place: Its index in the step.
+        values: The gradients, 1-D.
+        members: The parameters.
+    """
+
+    place: int
+    values: torch.Tensor
+    members: list[torch.Tensor]
+    last = False
+
+    def index(self) -> int:
+        """Returns its index in the step."""
+        return self.place
+
+    def is_last(self) -> bool:
+        """Returns whether it is the step's last one."""
+        return self.last
+
+    def buffer(self) -> torch.Tensor:
+        """Returns the gradients."""
+        return self.values
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Returns the parameters."""
+        return self.members
+
+
+class LastBucket(GroupBucket):
+    """An empty bucket, which ends a step."""
+
+    last = True
+
+
+class FullySharded(Connection):
+    """The connection of one model under fully_shard.
+
+    Args:
+        model: The model.
+        groups: Its groups of parameters.
+        process_group: The group that gradients are averaged over.
+        policy: As for `Connection`, as are all others.
+        options: See `Connection`.
+        optimizer: See `Connection`.
+        scaler: See `Connection`.
+    """
+
+    wrapper = "fully_shard"
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        groups: list[ShardGroup],
+        process_group: dist.ProcessGroup,
+        policy: str | Policy | None,
+        options: dict[str, object],
+        *,
+        optimizer: torch.optim.Optimizer | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        self._groups = groups
+        super().__init__(
+            policy,
+            options,
+            model=model,
+            process_group=process_group,
+            optimizer=optimizer,
+            scaler=scaler,
+        )
+        self._rank = dist.get_rank(process_group)
+        self._next = 0  # the index of the next bucket of the step
+        self._awaits_end = False
+        self._results: list[torch.futures.Future[torch.Tensor]] = []
+        watch = torch.compiler.disable(self._note_output)  # type: ignore[no-untyped-call]
+        self._watch = model.register_forward_hook(watch)
+
+    def deactivate(self) -> None:
+        """Closes the pipeline; from now on torch reduces the gradients alone."""
+        self._watch.remove()
+        super().deactivate()
+
+    def _know(self, model: torch.nn.Module | None) -> None:
+        super()._know(model)
+        slots = [slot for group in self._groups for slot in self._layout(group, group.trained)]
+        self._names.trained = {slot.key: slot.length for slot in slots}
+        largest = max(self._groups, key=lambda group: self._elements(group))
+        self._largest = (largest.described, self._elements(largest))
+
+    def _configure(self, *args: Any) -> None:
+        super()._configure(*args)
+        self._settings = replace(self._settings, hosts=False)
+        if self._settings.server_count:
+            raise ConfigError.of(
+                "route",
+                self._settings.route,
+                "servers serve DistributedDataParallel; use route='sharded'",
+                beside="under fully_shard",
+            )
+        if self.policy.options().get("prune"):
+            raise self._needs_all("prune", self.policy.options()["prune"], "weights")
+
+    def _needs_all(self, option: str, value: object, what: str) -> ConfigError:
+        return ConfigError.of(
+            option,
+            value,
+            f"it needs all {what}, and a rank has its shard of them; use another value",
+            beside="under fully_shard",
+        )
+
+    @abstractmethod
+    def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> HashedTuple[TensorSlot]:
+        """Returns the layout of the gradients of these parameters of a group."""
+
+    @abstractmethod
+    def _elements(self, group: ShardGroup) -> int:
+        """Returns how many elements of a group travel at once."""
+
+    def _start(
+        self,
+        group: ShardGroup,
+        values: torch.Tensor,
+        members: tuple[int, ...],
+        reads: str,
+        scatter: Scatter | None = None,
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Starts the reduction of a group's gradients.
+
+        Args:
+            group: The group.
+            values: The gradients; they belong to the engine until the result is there.
+            members: The parameters.
+            reads: Why torch reads the result at once, so that it is waited for; "" if it does not.
+            scatter: What becomes of the sum where each rank gets its shard.
+
+        Returns:
+            A future of where the result is.
+        """
+        pipeline = self.pipeline
+        if reads and pipeline.guards:
+            raise ConfigError.of(
+                "guard",
+                self._settings.guard,
+                f"it may send {group.described} again at the end of the step, and torch reads the "
+                f"result before ({reads}); set guard='off', or floor=0",
+            )
+        self._await_end()
+        bucket = GroupBucket(self._next, values, group.parameters(members))
+        self._next += 1
+        layout = self._layout(group, members)
+        result = pipeline.reduce(bucket, layout=layout, scatter=scatter, at_once=IN_FLIGHT)
+        if reads:
+            pipeline.wait()
+        if reads or result.done():
+            result.wait()  # raises what failed, and orders streams
+        else:
+            self._results.append(result)
+        return result
+
+    # ------------------------------------------------------------------ the end of a step
+
+    def _note_output(self, _module: torch.nn.Module, _given: object, output: object) -> None:
+        """Has a backward pass through the model's output end a step.
+
+        A reduction may run within a pass of its own inside of that one (reentrant checkpointing),
+        whose end is not the step's.
+        """
+        if torch._C._current_graph_task_id() == -1:  # an earlier pass may have been given up
+            self._awaits_end = False
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(lambda _: self._await_end())  # type: ignore[no-untyped-call]
+
+    def _await_end(self) -> None:
+        if not self._awaits_end:
+            self._awaits_end, self._next, self._results = True, 0, []
+            # torch's own callbacks reduce, too: those of several roots may come after the first.
+            _after_backward(lambda: _after_backward(self._end))
+
+    def _end(self) -> None:
+        """Ends the step, when the backward pass is over and all groups are reduced."""
+        self._awaits_end = False
+        if not self._next:  # a pass that does not synchronise
+            return
+        results, self._results = self._results, []
+        pipeline = self.pipeline
+        results.append(pipeline.reduce(LastBucket(self._next, torch.empty(0), [])))
+        pipeline.wait()
+        for each in results:
+            each.wait()
+
+
+class Sharded(FullySharded):
+    """Scatters the gradients among the ranks that share the parameters."""
+
+    scattered = True
+
+    def __init__(self, model: torch.nn.Module, groups: list[ShardGroup], *args: Any, **more: Any):
+        super().__init__(model, groups, process_group_of(groups), *args, **more)
+        self._before = [group.inner._reduce_scatter_comm for group in groups]
+        for group in groups:
+            group.module.set_custom_reduce_scatter(ReduceScatter(self, group))  # type: ignore[arg-type]
+
+    def deactivate(self) -> None:
+        """Closes the pipeline, and gives torch its own reduce-scatters back."""
+        for group, before in zip(self._groups, self._before, strict=True):
+            group.module.set_custom_reduce_scatter(before)
+        super().deactivate()
+
+    def _configure(self, *args: Any) -> None:
+        super()._configure(*args)
+        policy = self.policy
+        if policy.fill == "momentum":
+            raise self._needs_all("fill", policy.fill, "moments of the optimizer")
+        if policy.ranks_results:
+            raise self._needs_all("priority", "results", "results")
+        if policy.phases is not None and policy.phases.source == "paper":
+            raise self._needs_all("detector", "paper", "results")
+
+    def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> HashedTuple[TensorSlot]:
+        return group.slots(members, range(group.world_size))
+
+    def _elements(self, group: ShardGroup) -> int:
+        return group.world_size * group.elements
+
+    def reduce(
+        self, group: ShardGroup, output: torch.Tensor, given: torch.Tensor, op: Any
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Reduces the gradients of a group, and scatters the sum.
+
+        Args:
+            group: The group.
+            output: Where this rank's shard of the sum goes.
+            given: The gradients; they belong to the engine until the result is there.
+            op: torch's operation.
+
+        Returns:
+            A future of the output, which is done where torch reads the output at once.
+        """
+        members = group.members(output.numel())
+        reads = "it divides it" if op == dist.ReduceOp.SUM else ""
+        if group.inner._all_reduce_hook is not None:
+            reads = "it has an all-reduce hook"
+        shards = (output.numel(),) * group.world_size
+        scatter = Scatter(shards, self._rank, _factor(op, group.world_size), output)
+        reads = reads or _reads_at_once(group, members, output)
+        return self._start(group, given, members, reads, scatter)
+
+
+class Replicated(FullySharded):
+    """Averages each rank's shard of the gradients over the replicas of the model."""
+
+    wrapper = "fully_shard with replicas"
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        groups: list[ShardGroup],
+        replicas: dist.ProcessGroup,
+        *args: Any,
+        **more: Any,
+    ):
+        super().__init__(model, groups, replicas, *args, **more)
+        for group in groups:
+            group.module.set_all_reduce_hook(functools.partial(self._reduce, group))
+
+    def deactivate(self) -> None:
+        """Closes the pipeline; torch's hook averages over the process group from now on."""
+        for group in self._groups:
+            group.module.set_all_reduce_hook(functools.partial(average, self.process_group))
+        super().deactivate()
+
+    def _layout(self, group: ShardGroup, members: tuple[int, ...]) -> HashedTuple[TensorSlot]:
+        return group.slots(members, [None])
+
+    def _elements(self, group: ShardGroup) -> int:
+        return group.elements
+
+    def _reduce(self, group: ShardGroup, shard: torch.Tensor) -> None:
+        members = group.members(shard.numel())
+        divides = shard.dtype == torch.float16 or group.inner.force_sum_reduction_for_comms
+        reads = "it divides it" if divides else _reads_at_once(group, members, shard)
+        self._start(group, shard, members, reads)
+
+
+class ReduceScatter:
+    """The reduce-scatter of one group, as torch calls it.
+
+    Args:
+        state: The state.
+        group: The group.
+    """
+
+    def __init__(self, state: Sharded, group: ShardGroup) -> None:
+        self._state = state
+        self._group = group
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Returns memory for an input or an output."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Reduces and scatters; see `Sharded.reduce`."""
+        result = self._state.reduce(self._group, output_tensor, input_tensor, op)
+        if not async_op:
+            return None
+        work: dist.Work = c10d._create_work_from_future(result)  # type: ignore[attr-defined]
+        return work
+
+
+def _after_backward(function: Any) -> None:
+    """Calls a function when the backward pass is over, after all that wait for that now."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def _factor(op: Any, world_size: int) -> float:
+    """Returns the factor of the sum that torch's operation stands for."""
+    if op == dist.ReduceOp.AVG:
+        return 1.0 / world_size
+    if op == dist.ReduceOp.SUM:
+        return 1.0
+    return float(op.__getstate__()[1])  # PREMUL_SUM
+
+
+def average(group: dist.ProcessGroup | None, shard: torch.Tensor) -> None:
+    """Averages a shard over the replicas by torch's own all-reduce."""
+    dist.all_reduce(shard, group=group)
+    shard.div_(dist.get_world_size(group))
+
+
+def _reads_at_once(group: ShardGroup, members: tuple[int, ...], output: torch.Tensor) -> str:
+    """Returns why torch reads a result as soon as the call is over; "" where it does not."""
+    for index in members:
+        each = group.inner.fsdp_params[index]
+        dtype = getattr(each, "sharded_grad_dtype", each.orig_dtype)  # from torch 2.15 on
+        if dtype not in (output.dtype, None):
+            return f"it makes {dtype} of {output.dtype}"
+        if each.offload_to_cpu:
+            return "it moves it to the CPU"
+        if each.sharded_param.grad is not None:
+            return "it adds it to gradients that are there already"
+        if getattr(each.sharded_param, "_post_accumulate_grad_hooks", None):
+            return "a hook of a parameter takes it"
+    return ""

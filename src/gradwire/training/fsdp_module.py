@@ -1,0 +1,272 @@
+"""What gradwire has to know of a model under fully_shard, and whether it can serve the model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.core.errors import ConfigError
+from gradwire.core.hashed import HashedTuple
+from gradwire.core.names import plain_name
+from gradwire.core.plan import TensorSlot
+
+__all__ = ["ShardGroup", "is_sharded", "process_group_of", "shard_groups"]
+
+FIRST_TORCH = "2.9"
+"""The first torch whose fully_shard takes a reduce-scatter of somebody else's."""
+
+OURS = "gradwire.training.fsdp"
+"""The module whose objects take part in a model's reductions."""
+AFTERWARDS = "average"
+"""The function there that averages over replicas once gradwire is detached."""
+
+
+@dataclass(eq=False)
+class ShardGroup:
+    """The parameters of one module that fully_shard reduces together.
+
+    Attributes:
+        module: The module, which takes the reduce-scatter.
+        name: Its name in the model.
+        inner: torch's own object for the group.
+        names: The names of the parameters, in order.
+        world_size: Number of ranks that share the parameters.
+    """
+
+    module: FSDPModule
+    name: str
+    inner: Any
+    names: list[str]
+    world_size: int
+
+    @property
+    def described(self) -> str:
+        """The group as errors name it."""
+        return f"the parameters of {self.name!r}" if self.name else "the model's own parameters"
+
+    @functools.cached_property
+    def trained(self) -> tuple[int, ...]:
+        """The indices of the parameters that are trained."""
+        all_of_it = enumerate(self.inner.fsdp_params)
+        return tuple(index for index, each in all_of_it if each.sharded_param.requires_grad)
+
+    @functools.cached_property
+    def lengths(self) -> list[int]:
+        """Number of elements of each parameter's shard, padding included."""
+        return [each.padded_sharded_param_size.numel() for each in self.inner.fsdp_params]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of a rank's shard of all gradients, padding included."""
+        return sum(self.lengths[index] for index in self.trained)
+
+    def parameters(self, members: tuple[int, ...]) -> list[torch.Tensor]:
+        """Returns some of the parameters, as optimizers hold them."""
+        return [self.inner.fsdp_params[index].sharded_param for index in members]
+
+    def members(self, elements: int) -> tuple[int, ...]:
+        """Returns which parameters have a gradient where a rank's shard is of that many elements.
+
+        torch leaves out those that a backward pass does not use, and names nobody.
+
+        Raises:
+            ConfigError: Several choices have that many elements.
+        """
+        known = self._members.get(elements)
+        if known is None:
+            known = self._members[elements] = self._find_members(elements)
+        return known
+
+    def slots(
+        self, members: tuple[int, ...], parts: Sequence[int | None]
+    ) -> HashedTuple[TensorSlot]:
+        """Returns the layout of shards of these parameters, one shard after another.
+
+        Args:
+            members: The parameters, which follow each other in each shard.
+            parts: The rank of each shard; None where there is just the own one.
+        """
+        known = self._slots.get(members)
+        if known is None:
+            known = self._slots[members] = self._lay_out(members, parts)
+        return known
+
+    @functools.cached_property
+    def _members(self) -> dict[int, tuple[int, ...]]:
+        return {self.elements: self.trained}
+
+    @functools.cached_property
+    def _slots(self) -> dict[tuple[int, ...], HashedTuple[TensorSlot]]:
+        return {}
+
+    def _find_members(self, elements: int) -> tuple[int, ...]:
+        choices: dict[int, list[tuple[int, ...]]] = {0: [()]}  # by elements; two are enough
+        for index in self.trained:
+            for total, found in list(choices.items()):
+                more = [(*each, index) for each in found]
+                known = choices.get(total + self.lengths[index], [])
+                choices[total + self.lengths[index]] = [*known, *more][:2]
+        found = choices.get(elements, [])
+        if len(found) == 1:
+            return found[0]
+        raise ConfigError.about(
+            f"{self.described}: some have no gradient in this step, and torch does not say which",
+            "give them all a gradient, by model.set_reduce_scatter_unused_params(True) where torch "
+            "has it, or fully_shard the modules apart that a step may leave out",
+            setting="model",
+            value=self.name,
+        )
+
+    def _lay_out(
+        self, members: tuple[int, ...], parts: Sequence[int | None]
+    ) -> HashedTuple[TensorSlot]:
+        slots: list[TensorSlot] = []
+        at = 0
+        for part in parts:
+            for index in members:
+                if length := self.lengths[index]:
+                    slots.append(TensorSlot(self.names[index], at, length, part))
+                    at += length
+        return HashedTuple(slots)
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Returns whether fully_shard was applied to a model or to a part of it."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def shard_groups(model: torch.nn.Module) -> list[ShardGroup]:
+    """Returns the groups of parameters of a model under fully_shard, in the model's order.
+
+    Raises:
+        ConfigError: Their gradients cannot be carried; the error says what to use instead.
+    """
+    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+        raise ConfigError.about(
+            f"fully_shard of torch {torch.__version__}",
+            f"only torch {FIRST_TORCH} and later hands its reduce-scatter over; update torch, or "
+            "wrap the model in DistributedDataParallel",
+            setting="model",
+            value=torch.__version__,
+        )
+    paths = {id(module): plain_name(path) for path, module in model.named_modules()}
+    groups: list[ShardGroup] = []
+    for path, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise ConfigError.about(
+                f"the model holds modules under fully_shard and a DDP module, {path!r}",
+                "attach to each apart",
+                setting="model",
+                value=path,
+            )
+        if isinstance(module, FSDPModule):
+            groups.extend(_groups_of(module, plain_name(path), paths))
+    if not groups:
+        raise ConfigError.about(
+            "the model is under fully_shard and has no parameters",
+            "nothing is reduced there",
+            setting="model",
+        )
+    if any(_ranks(each) != _ranks(groups[0]) for each in groups):
+        raise ConfigError.about(
+            "modules of the model are sharded over different ranks",
+            "attach to each of them apart",
+            setting="model",
+        )
+    return groups
+
+
+def process_group_of(groups: list[ShardGroup]) -> dist.ProcessGroup:
+    """Returns the process group of the ranks that share the parameters."""
+    return cast(dist.ProcessGroup, groups[0].inner.mesh_info.shard_process_group)
+
+
+def _groups_of(module: FSDPModule, path: str, paths: dict[int, str]) -> list[ShardGroup]:
+    """Returns the group of a module's parameters, or none; `paths` has the names of modules."""
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    if "ReplicateModule" in kinds:
+        raise _replicated("replicate", "wrap the model in DistributedDataParallel")
+    state = module._get_fsdp_state()
+    inners = getattr(state, "_fsdp_param_groups", None)  # several from torch 2.12 on
+    if inners is None:
+        inners = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    if len(inners) > 1:
+        raise ConfigError.about(
+            f"module {path!r} has parameters on several meshes (shard_placement_fn)",
+            "torch takes no reduce-scatter of somebody else's there; fully_shard the parts apart",
+            setting="model",
+            value=path,
+        )
+    groups = []
+    for inner in inners:
+        _check_free(inner, path)
+        if hasattr(inner.mesh_info, "replicate_process_group"):
+            raise _replicated(
+                "fully_shard over a mesh of two dimensions (HSDP)",
+                'fully_shard over the shard dimension alone (mesh=mesh["shard"]), and give '
+                'attach(model, replicas=mesh["replicate"])',
+            )
+        size = inner.mesh_info.shard_process_group.size()
+        group = ShardGroup(module, path, inner, _names(inner, paths), size)
+        dtypes = {inner.fsdp_params[index].sharded_param.dtype for index in group.trained}
+        if len(dtypes) > 1:
+            raise ConfigError.about(
+                f"{group.described} are of several types, {', '.join(sorted(map(str, dtypes)))}",
+                "torch scatters them in an order of its own; fully_shard those of each type apart",
+                setting="model",
+                value=path,
+            )
+        groups.append(group)
+    return groups
+
+
+def _check_free(inner: Any, path: str) -> None:
+    """Raises ConfigError where somebody else reduces the gradients of a group."""
+    for taken in (inner._reduce_scatter_comm, inner._all_reduce_hook):
+        owner = getattr(taken, "func", taken)
+        kind = getattr(owner, "__qualname__", type(owner).__qualname__)
+        ours = getattr(owner, "__module__", "") == OURS
+        if ours and kind != AFTERWARDS:
+            raise ConfigError.about(
+                "gradwire is already attached to this model",
+                "call detach() on that attachment first",
+                setting="model",
+            )
+        if taken is not None and not ours and kind != "DefaultReduceScatter":
+            raise ConfigError.about(
+                f"module {path!r} already has a reduction of its own, {kind}",
+                "attach gradwire to a model without one",
+                setting="model",
+                value=kind,
+            )
+
+
+def _names(inner: Any, paths: dict[int, str]) -> list[str]:
+    names = []
+    for each in inner.fsdp_params:
+        info = each._module_info
+        owner = paths.get(id(info.module), "")
+        names.append(f"{owner}.{info.param_name}" if owner else str(info.param_name))
+    return names
+
+
+def _replicated(wrapper: str, instead: str) -> ConfigError:
+    return ConfigError.about(
+        wrapper,
+        "torch averages over the replicas itself there and hands that all-reduce to nobody; "
+        f"{instead}",
+        setting="model",
+        value=wrapper,
+    )
+
+
+def _ranks(group: ShardGroup) -> list[int]:
+    ranks: list[int] = dist.get_process_group_ranks(process_group_of([group]))
+    return ranks

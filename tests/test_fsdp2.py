@@ -1,0 +1,540 @@
+"""attach() on models under fully_shard in real processes, over gloo and loopback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import gradwire
+from ddp_jobs import average_of, batch, set_drop
+from ranks import Failed, Ranks
+
+WIDTHS = (64, 131, 70, 97)  # no number of ranks divides them all
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with Ranks(4, GRADWIRE_PEER_TIMEOUT="20", GRADWIRE_RENDEZVOUS_TIMEOUT="20") as ranks:
+        yield ranks
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    first, second, third, last = WIDTHS
+    return nn.Sequential(
+        nn.Linear(first, second),
+        nn.Tanh(),
+        nn.Linear(second, third),
+        nn.LayerNorm(third),
+        nn.Linear(third, last),
+    )
+
+
+def mesh_of(world: int) -> DeviceMesh:
+    return init_device_mesh("cpu", (world,))
+
+
+def shard(net: Any, mesh: DeviceMesh, **options: Any) -> Any:
+    for layer in (net[0], net[2]):
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(net, mesh=mesh, **options)
+
+
+def whole(tensors: Any) -> torch.Tensor:
+    """Sharded tensors as one flat tensor, which every rank gets."""
+    return torch.cat([tensor.full_tensor().flatten() for tensor in tensors])
+
+
+def gradients(net: nn.Module) -> torch.Tensor:
+    return whole(parameter.grad for parameter in net.parameters())
+
+
+def local(net: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+    """This rank's gradient of an unsharded model with the same parameters."""
+    net.zero_grad()
+    for x in inputs:
+        net(x).square().mean().backward()
+    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+
+def backward(net: nn.Module, x: torch.Tensor) -> None:
+    net.zero_grad()
+    net(x).square().mean().backward()
+
+
+# ---------------------------------------------------------------------------- a transformer
+
+
+class Transformer(nn.Module):
+    def __init__(self, layers: int = 3, width: int = 32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(101, width)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 2, 70, dropout=0.0, batch_first=True)
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, 101)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        out: torch.Tensor = self.head(hidden)
+        return out
+
+
+def sentence(rank: int, step: int) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randint(0, 101, (4, 9), generator=chance)
+
+
+def loss_of(net: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def trains(rank: int, world: int, steps: int) -> None:
+    """A twin of the whole model takes the average in the order of ranks on each rank."""
+    twin, net = Transformer(), Transformer()
+    mesh = mesh_of(world)
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    attachment = gradwire.attach(net, "reliable")
+    ours = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    theirs = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
+    for step in range(steps):
+        tokens = sentence(rank, step)
+        theirs.zero_grad()
+        loss_of(twin, tokens).backward()
+        for parameter in twin.parameters():
+            assert parameter.grad is not None
+            parameter.grad = average_of(parameter.grad)
+        ours.zero_grad()
+        loss_of(net, tokens).backward()
+        theirs.step()
+        ours.step()
+    for sharded, parameter in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(sharded.full_tensor(), parameter)  # type: ignore[attr-defined]
+    report = attachment.report()
+    assert (report.step, report.buckets, report.delivered) == (steps - 1, 4, 1.0)
+    attachment.detach()
+
+
+def test_training_equals_the_rank_order_average_to_the_bit(two: Ranks) -> None:
+    two.run(trains, steps=6)
+
+
+@pytest.mark.slow
+def test_fifty_steps_of_four_ranks_equal_it_too(four: Ranks) -> None:
+    four.run(trains, steps=50, timeout=300)
+
+
+# ---------------------------------------------------------------------------- FSDP2's ways
+
+
+def ways(rank: int, world: int) -> None:
+    mesh, twin = mesh_of(world), model()
+
+    def check(
+        net: Any, inputs: int = 1, factor: float = 1.0, run: Any = None, after: bool = True
+    ) -> None:
+        attachment = gradwire.attach(net, "reliable")
+        for step in range(2):
+            given = [batch(rank, 10 * step + each) for each in range(inputs)]
+            net.zero_grad()
+            (run or (lambda given: backward(net, given[0])))(given)
+            expected = average_of(local(twin, *given)) * factor
+            assert torch.equal(gradients(net), expected)
+            assert attachment.step == step + 1
+        attachment.detach()
+        if after:  # torch has its own reduce-scatter back
+            backward(net, batch(rank, 5))
+            expected = average_of(local(twin, batch(rank, 5)))
+            torch.testing.assert_close(gradients(net), expected, rtol=1e-5, atol=1e-7)
+
+    check(shard(model(), mesh))
+    check(shard(model(), mesh, reshard_after_forward=False))
+    net = shard(model(), mesh)
+    for module in (net, net[0], net[2]):
+        module.set_gradient_divide_factor(world / 2)
+    check(net, factor=2.0, after=False)  # Gloo itself takes no such factor
+    net = shard(model(), mesh)
+
+    def accumulates(given: list[torch.Tensor]) -> None:
+        net.set_requires_gradient_sync(False)
+        net(given[0]).square().mean().backward()
+        net.set_requires_gradient_sync(True)
+        net(given[1]).square().mean().backward()
+
+    check(net, inputs=2, run=accumulates)
+
+    def again(given: list[torch.Tensor]) -> None:
+        checkpoint(net, given[0], use_reentrant=False).square().mean().backward()
+
+    check(net, run=again)
+    partly = model()  # only some layers are sharded: no module is the root of all
+    for layer in (partly[0], partly[2]):
+        fully_shard(layer, mesh=mesh)
+    attachment = gradwire.attach(partly, "reliable")
+    for _ in range(2):
+        backward(partly, batch(rank, 0))
+    assert (attachment.step, attachment.report().buckets) == (2, 2)
+    attachment.detach()
+
+
+def test_each_way_to_shard_gives_the_average(two: Ranks) -> None:
+    two.run(ways)
+
+
+class Nested(nn.Module):
+    """Computes each of its layers again in a backward pass inside of the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = model()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True)
+        return x
+
+
+def nested(rank: int, world: int) -> None:
+    twin, net, mesh = model(), Nested(), mesh_of(world)
+    for layer in (net.layers[0], net.layers[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    attachment = gradwire.attach(net, "reliable")
+    for step in range(2):
+        backward(net, batch(rank, step).requires_grad_())
+        assert torch.equal(gradients(net), average_of(local(twin, batch(rank, step))))
+        assert attachment.step == step + 1
+    attachment.detach()
+
+
+def test_a_step_is_one_backward_pass_with_passes_inside_of_it(two: Ranks) -> None:
+    two.run(nested)
+
+
+def rounded(rank: int, world: int, reduced: str) -> None:
+    """What torch rounds to the type of the reduction stays rounded; f32 is not rounded."""
+    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[reduced]
+    policy = MixedPrecisionPolicy(reduce_dtype=kind)
+    twin, net = model(), shard(model(), mesh_of(world), mp_policy=policy)
+    attachment = gradwire.attach(net, "reliable")
+    for step in range(2):
+        backward(net, batch(rank, step))
+        expected = average_of(local(twin, batch(rank, step)).to(kind)).to(kind).float()
+        torch.testing.assert_close(gradients(net), expected, rtol=2e-3, atol=1e-6)
+        assert gradients(net).dtype == torch.float32
+        if kind != torch.float16:  # torch divides those before and after
+            assert torch.equal(gradients(net), expected)
+    attachment.detach()
+
+
+@pytest.mark.parametrize("reduced", ["float32", "bfloat16", "float16"])
+def test_mixed_precision_policies_are_kept(two: Ranks, reduced: str) -> None:
+    two.run(rounded, reduced=reduced)
+
+
+def clipped(rank: int, world: int) -> None:
+    twin, net = model(), shard(model(), mesh_of(world))
+    attachment = gradwire.attach(net, "reliable")
+    backward(net, batch(rank, 0))
+    norm = nn.utils.clip_grad_norm_(net.parameters(), 1e-2)
+    average = average_of(local(twin, batch(rank, 0)))
+    torch.testing.assert_close(norm.full_tensor(), average.norm())  # type: ignore[attr-defined]
+    torch.testing.assert_close(gradients(net), average * (1e-2 / average.norm()))
+    attachment.detach()
+
+
+def test_gradients_are_clipped_by_the_norm_of_all_shards(two: Ranks) -> None:
+    two.run(clipped)
+
+
+# ---------------------------------------------------------------------------- lossy policies
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "dblp": {"p_low": 0.1, "p_high": 0.3},
+    "adaptive": {},
+    "ltp": {},
+    "mlt": {"p": 0.2, "error_feedback": True},
+}
+
+
+def balances(rank: int, world: int, name: str) -> tuple[Any, ...]:
+    """Parameters stand still, so that results and what is owed add up to all gradients."""
+    twin, net = model(), shard(model(), mesh_of(world))
+    attachment = gradwire.attach(net, name, datagram=256, **POLICIES[name])
+    set_drop(attachment, 0.05)
+    applied = gradient = torch.zeros(())
+    agreed = []
+    for step in range(8):
+        backward(net, batch(rank, step))
+        report = attachment.report()
+        for region in report.regions:
+            assert region.effective_bound <= region.bound
+            if not report.exceeded:
+                assert region.delivered >= 1.0 - region.effective_bound - 1e-9
+        agreed.append((report.agreed, report.phase, report.bound, report.effective_bound))
+        applied = applied + gradients(net) * world
+        gradient = gradient + average_of(local(twin, batch(rank, step))) * world
+    if name == "mlt":
+        assert report.delivered < 0.9
+        owed = whole_of(attachment.state_dict()["residuals"], twin, world)
+        dist.all_reduce(owed)
+        assert float(owed.abs().max()) > 1e-3
+        torch.testing.assert_close(applied + owed, gradient, rtol=1e-5, atol=1e-6)
+    attachment.detach()
+    return tuple(agreed)
+
+
+def whole_of(parts: Any, twin: nn.Module, world: int) -> torch.Tensor:
+    """What is kept by shard, as one flat tensor without the shards' padding."""
+    flat = []
+    for name, parameter in twin.named_parameters():
+        rows = torch.cat([parts[f"{name}[{rank}]"] for rank in range(world)])
+        width = parameter.numel() // len(parameter)
+        flat.append(rows.view(-1, width)[: len(parameter)].flatten())
+    return torch.cat(flat)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_bounds_hold_and_the_books_balance(two: Ranks, name: str) -> None:
+    first, second = two.run(balances, name=name)
+    assert first == second
+
+
+def feedback(rank: int, world: int) -> list[bool]:
+    found = []
+    optimizers = [None, torch.optim.SGD]
+    for kind in optimizers:
+        for asked in ("auto", True):
+            net = shard(model(), mesh_of(world))
+            optimizer = kind(net.parameters(), 0.1) if kind else None
+            attachment = gradwire.attach(
+                net, "mlt", p=0.2, optimizer=optimizer, error_feedback=asked, datagram=256
+            )
+            backward(net, batch(rank, 0))
+            found.append(bool(attachment.state_dict()["residuals"]))
+            attachment.detach()
+    return found
+
+
+def test_error_feedback_is_on_where_it_is_asked_for(two: Ranks) -> None:
+    assert two.run(feedback) == [[False, True, False, True]] * 2
+
+
+def guarded(rank: int, world: int) -> None:
+    twin, net = model(), shard(model(), mesh_of(world))
+    attachment = gradwire.attach(net, "mlt", p=0.3, floor=0.9, datagram=256)
+    for step in range(2):
+        backward(net, batch(rank, step))
+        assert attachment.report().guard == "resent"
+        assert torch.equal(gradients(net), average_of(local(twin, batch(rank, step))))
+    with pytest.raises(gradwire.ConfigError) as refused:  # it adds to gradients that are there
+        net(batch(rank, 2)).square().mean().backward()
+    assert refused.value.setting == "guard"
+    attachment.detach()
+
+
+def test_the_guard_sends_a_step_again(two: Ranks) -> None:
+    two.run(guarded)
+
+
+def scaled(rank: int, world: int) -> None:
+    """Rank 1 overflows in one step: the shards of all ranks skip it, and the books forget it."""
+    net = shard(model(), mesh_of(world))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    attachment = gradwire.attach(
+        net, "mlt", p=0.3, datagram=256, optimizer=optimizer, scaler=scaler, error_feedback=True
+    )
+
+    def step(number: int, factor: float = 1.0) -> torch.Tensor:
+        optimizer.zero_grad()
+        scaler.scale(net(batch(rank, number)).square().mean() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return whole(net.parameters())
+
+    before = step(0)
+    owed: Any = attachment.state_dict()["residuals"]
+    after = step(1, float("inf") if rank == 1 else 1.0)
+    assert torch.equal(before, after)
+    assert scaler.get_scale() == 4.0
+    assert attachment.report().agreed.nonfinite
+    kept: Any = attachment.state_dict()["residuals"]
+    assert all(torch.equal(owed[name], kept[name]) for name in owed)
+    assert torch.isfinite(step(2)).all()
+    attachment.detach()
+
+
+def test_a_step_that_a_loss_scaler_skips_leaves_no_trace(two: Ranks) -> None:
+    two.run(scaled)
+
+
+# ---------------------------------------------------------------------------- replicas
+
+
+def replicas(rank: int, world: int, name: str) -> torch.Tensor:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    twin, net = model(), shard(model(), mesh["shard"])
+    options = {"p": 0.2, "datagram": 256} if name == "mlt" else {}
+    attachment = gradwire.attach(net, name, replicas=mesh["replicate"], **options)
+    ours = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(4):
+        backward(net, batch(rank, step))
+        if name == "reliable":
+            twin.load_state_dict({n: p.full_tensor() for n, p in net.named_parameters()})
+            expected = average_of(local(twin, batch(rank, step)))
+            torch.testing.assert_close(gradients(net), expected, rtol=1e-5, atol=1e-7)
+        ours.step()
+    report = attachment.report()
+    assert (report.step, report.buckets) == (3, 3)
+    assert report.delivered == 1.0 if name == "reliable" else 0.8 <= report.delivered < 0.9
+    attachment.detach()
+    backward(net, batch(rank, 9))
+    after = gradients(net)
+    gradwire.attach(net, "reliable", replicas=mesh["replicate"]).detach()
+    return torch.cat([whole(net.parameters()), after]).detach()
+
+
+@pytest.mark.parametrize("name", ["reliable", "mlt"])
+def test_replicas_outside_of_the_mesh_stay_identical(four: Ranks, name: str) -> None:
+    results = four.run(replicas, name=name)
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+# ---------------------------------------------------------------------------- the example
+
+
+@pytest.mark.slow
+def test_the_example_trains() -> None:
+    script = Path(__file__).parent.parent / "examples" / "train_fsdp2.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(script), "--policy", "dblp", "--steps", "21"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    losses = [float(line.split()[3]) for line in run.stdout.splitlines() if "loss" in line]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+# ---------------------------------------------------------------------------- bad input
+
+
+class Taken:
+    def allocate(self, *size: Any, **options: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def refused(rank: int, world: int) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
+
+    def attach(case: str, net: nn.Module, policy: str = "reliable", **options: Any) -> None:
+        with pytest.raises(gradwire.ConfigError) as error:
+            gradwire.attach(net, policy, **options)
+        found[case] = error.value.setting, str(error.value)
+
+    mesh = mesh_of(world)
+    two_dimensions = init_device_mesh("cpu", (1, world), mesh_dim_names=("replicate", "shard"))
+    attach("HSDP", shard(model(), two_dimensions))
+    attach("replicate", replicate(model(), mesh=mesh))
+    attach("mixed", nn.ModuleList([shard(model(), mesh), DistributedDataParallel(model())]))
+    attach("DDP", DistributedDataParallel(model()), replicas=two_dimensions["replicate"])
+    net = shard(model(), mesh)
+    attach("servers", net, route="server", servers=1)
+    attach("results", net, "dblp", priority="results")
+    attach("pruned", net, "netsenseml", compress="topk", prune=0.1, error_feedback=True)
+    attach("memory", fully_shard(nn.Linear(2000, 2000), mesh=mesh), memory_limit=1 << 20)
+    attachment = gradwire.attach(net, "reliable")
+    attach("attached", net)
+    attachment.detach()
+    net[0].set_custom_reduce_scatter(Taken())
+    attach("taken", net)
+    return found
+
+
+def test_what_torch_or_gradwire_cannot_do_is_refused_by_name(two: Ranks) -> None:
+    first, second = two.run(refused)
+    assert first == second
+    settings = {
+        "HSDP": ("model", 'replicas=mesh["replicate"]'),
+        "replicate": ("model", "DistributedDataParallel"),
+        "mixed": ("model", "DDP module"),
+        "DDP": ("replicas", "fully_shard"),
+        "servers": ("route", "sharded"),
+        "results": ("priority", "shard"),
+        "pruned": ("prune", "shard"),
+        "memory": ("memory_limit", "the model's own parameters"),
+        "attached": ("model", "detach()"),
+        "taken": ("model", "Taken"),
+    }
+    for case, (setting, word) in settings.items():
+        assert first[case][0] == setting, case
+        assert word in first[case][1], case
+
+
+def differs(rank: int, world: int, case: str) -> None:
+    sharded, ddp = shard(model(), mesh_of(world)), DistributedDataParallel(model())
+    if case == "policy":
+        gradwire.attach(sharded, "mlt", p=0.1 if rank else 0.2)
+    elif case == "wrapper":
+        gradwire.attach(ddp if rank else sharded, "reliable")
+    else:
+        if rank:
+            sharded[0].set_custom_reduce_scatter(Taken())
+        gradwire.attach(sharded, "reliable")
+
+
+@pytest.mark.parametrize("case", ["policy", "wrapper", "failure"])
+def test_a_difference_between_ranks_is_an_error_on_all(two: Ranks, case: str) -> None:
+    words = {"policy": "mlt.p", "wrapper": "wrapper", "failure": "Taken"}
+    for outcome in two.outcomes(differs, case=case):
+        assert isinstance(outcome, Failed)
+        assert words[case] in outcome.text
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.other = nn.Linear(8, 9), nn.Linear(8, 11), nn.Linear(8, 9)
+
+    def forward(self, x: torch.Tensor, names: str) -> torch.Tensor:
+        return sum(getattr(self, name)(x).sum() for name in names.split())  # type: ignore[return-value]
+
+
+def partial(rank: int, world: int) -> None:
+    net = fully_shard(Branches(), mesh=mesh_of(world))
+    attachment = gradwire.attach(net, "mlt", p=0.3)
+    names = []
+    for used in ("right", "left right other"):
+        net.zero_grad()
+        net(torch.ones(2, 8), used).backward()
+        names.append({region.name for region in attachment.report().regions})
+    assert names == [{"right.weight … right.bias"}, {"left.weight … other.bias"}]
+    with pytest.raises(gradwire.ConfigError, match="some have no gradient"):  # left, or the other?
+        net(torch.ones(2, 8), "left").backward()
+    attachment.detach()
+
+
+def test_parameters_without_a_gradient_are_left_out_where_that_is_certain(two: Ranks) -> None:
+    two.run(partial)
