@@ -113,7 +113,7 @@ Failure Endpoint::Impl::start(OpSpec spec, Nanos now) {
     return {op_name(spec.op) + " is out of order; next is " + std::to_string(next)};
   if (std::string wrong = spec.plan.validate(); !wrong.empty())
     return {"plan: " + wrong, -1, Cause::plan};
-  if (!spec.data) return {"data is null"};
+  if (!spec.data.bytes) return {"data is null"};
   if (std::string wrong = check_messages(spec); !wrong.empty()) return {wrong};
   if (!spec.priorities.empty()) {
     const Grid grid(spec.plan, config.datagram_bytes, config.aggregators());
