@@ -98,7 +98,7 @@ class Step:
     @property
     def finite(self) -> bool:
         """Whether no element of its results is NaN or infinite."""
-        return all(is_finite(transfer.stage.host()) for transfer in self.transfers)
+        return all(is_finite(transfer.stage.values) for transfer in self.transfers)
 
     @property
     def lost(self) -> float:
@@ -255,10 +255,10 @@ def layer_norms(sums: NDArray[np.float32], names: list[str], samples: int) -> Ma
     }
 
 
-def square_norm(values: NDArray[np.float32]) -> float:
-    """Returns the squared L2 norm of float32 values; not finite only if an element is not."""
-    tensor = torch.from_numpy(values)
-    square = float(torch.linalg.vector_norm(tensor)) ** 2
+def square_norm(values: NDArray[np.float32] | torch.Tensor) -> float:
+    """Returns the squared L2 norm of values; not finite only if an element is not."""
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+    square = float(torch.linalg.vector_norm(tensor, dtype=torch.float32)) ** 2
     if math.isfinite(square):
         return square
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
@@ -271,6 +271,6 @@ def tensor_squares(slots: Sequence[TensorSlot], values: NDArray[np.float32]) -> 
     return squares
 
 
-def is_finite(values: NDArray[np.float32]) -> bool:
+def is_finite(values: NDArray[np.float32] | torch.Tensor) -> bool:
     """Returns whether no element is NaN or infinite."""
     return math.isfinite(square_norm(values))
