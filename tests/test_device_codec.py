@@ -256,16 +256,16 @@ def test_the_books_balance_over_all_stages(options: dict[str, Any]) -> None:
         for policy in job.policies:  # up and down, through f32, f16, int8 and top-k
             ratio = (1.0, 0.6, 0.3, 0.3, 0.3, 0.7, 0.7, 0.2)[step // 3 % 8]
             set_ratio(policy, max(ratio, 0.25) if policy.name == "adaptive" else ratio)
-            seen.add(policy.ratio)
         fresh = gradients(step, 3)
         total += np.sum(fresh, axis=0, dtype=np.float64)
         results = job.step(fresh)
+        seen.add(job.report.encoded_share)
         applied += 3 * results[0].astype(np.float64)
         assert all(np.array_equal(results[0], other) for other in results[1:])
         if step % 20 == 17:
             owed = sum(job.residual(rank).astype(np.float64) for rank in range(3))
             np.testing.assert_allclose(applied + owed, total, atol=2e-3)
-    assert len(seen) >= 4
+    assert len(seen) >= 3
     for pipeline in job.pipelines:
         pipeline.flush()
     applied += 3 * job.step([np.zeros(ELEMENTS, np.float32)] * 3)[0].astype(np.float64)

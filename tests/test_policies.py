@@ -286,7 +286,7 @@ def test_a_name_is_taken_once() -> None:
         ("optimizer", "option 'optimizer' would never be set"),
         ("name", "option 'name' hides Policy.name"),
         ("phases", "option 'phases' hides Policy.phases"),
-        ("rest", "option 'rest' hides Policy.rest, which"),
+        ("congested", "option 'congested' hides Policy.congested, which"),
     ],
 )
 def test_an_option_that_would_be_taken_for_another_is_refused(option: str, message: str) -> None:

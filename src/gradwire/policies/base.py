@@ -275,20 +275,6 @@ class Policy(ABC):
         """Whether this worker's last step met a congested network; all ranks learn it."""
         return False
 
-    def rest(self, elapsed_s: float) -> float:
-        """Returns the share of this worker's last steps that would not be waiting for transfers.
-
-        It is an estimate of what would be if transfers were dense. The ranks agree on the largest
-        of all, in every fourth step (`gradwire.core.agreed.GAUGES`).
-
-        Args:
-            elapsed_s: Seconds since the start of the last step.
-
-        Returns:
-            The share in [0, 1]; 1 while it is not known.
-        """
-        return 1.0
-
     @property
     def floor(self) -> float:
         """The share of a step that every worker must deliver, else the guard acts; 0 for none."""
