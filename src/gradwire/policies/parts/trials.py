@@ -42,7 +42,7 @@ TRIAL, KEPT = 3, 6
 GAIN = 0.97
 """Longest time of a stronger encoding, relative to the milder one that it replaces."""
 
-CHANGE, NEWEST = 1.25, 2
+CHANGE, NEWEST = 1.5, 2
 """Factor that is a change of time, and the number of blocks in a row that have to show it."""
 
 SHARE, ALLOWANCE, RESERVE = 0.02, 60.0, 24.0
