@@ -12,7 +12,7 @@ import pytest
 from gradwire.core.errors import ConfigError
 from gradwire.core.plan import encoded_share
 from gradwire.core.report import StepReport
-from gradwire.policies.parts.trials import ALLOWANCE, SHARE, Trials
+from gradwire.policies.parts.trials import ALLOWANCE, BLOCK, SHARE, Trials
 from gradwire.sim.job import Job
 
 ENCODINGS = [("f32", 1.0), ("f16", 1.0), ("int8", 1.0)]
@@ -39,7 +39,7 @@ class Run:
     def go(self, steps: int, **report: Any) -> list[str]:
         """Returns the encodings of some more steps."""
         for _ in range(steps):
-            sent = self.step % 4 == 1
+            sent = self.step % BLOCK == 1
             block_s = self.block_s if sent and self.block_s else None
             self.block_s = 0.0 if sent else self.block_s
             encoding, kept = self.trials.encoding
@@ -73,10 +73,10 @@ def test_the_encoding_of_the_shortest_steps_is_found_within_a_hundred(
     report: StepReport, times: Times, best: str
 ) -> None:
     run = Run(report, times)
-    assert set(run.go(16)) == {"f32"}  # nothing is tried before its own time is known
+    assert set(run.go(10)) == {"f32"}  # nothing is tried before its own time is known
     run.go(84)
-    assert set(run.go(400)) == {best}
-    assert run.on_trial <= 36
+    assert set(run.go(300)) == {best}
+    assert run.on_trial <= 24
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -113,7 +113,7 @@ def test_a_start_that_is_slow_of_itself_is_not_held_against_exact_sums(report: S
     steady = of(1.0, 1.02, 1.03)
     run = Run(report, lambda encoding, step: steady(encoding, step) + 3.0 * 0.9**step)
     run.go(150)
-    assert set(run.go(400)) == {"f32"}
+    assert set(run.go(200)) == {"f32"}
 
 
 def test_pauses_count_in_no_encoding(report: StepReport) -> None:
@@ -128,12 +128,12 @@ def test_an_exact_step_says_nothing_of_an_encoding(report: StepReport) -> None:
     run.go(150)
     assert run.trials.encoding == ("f16", 1.0)
     run.times = lambda encoding, step: 3.0
-    assert set(run.go(400, encoded_share=1.0)) <= {"f16"}  # all flushed, which is no change
+    assert set(run.go(200, encoded_share=1.0)) <= {"f16"}  # all flushed, which is no change
 
 
 def test_what_was_measured_survives_a_restart(report: StepReport) -> None:
     run = Run(report, of(1.0, 0.8, 0.9))
-    run.go(20)
+    run.go(14)
     assert run.trials.running != run.trials.current
     other = Trials(ENCODINGS)
     other.load_state_dict(run.trials.state_dict())

@@ -19,8 +19,8 @@ __all__ = ["GAUGES", "LAST_EPOCH", "PHASES", "Ballot", "Phase", "Summary", "scal
 Phase = Literal["critical", "tolerant"]
 PHASES = ("critical", "tolerant")
 
-GAUGES = ("lost", "block", "rtprop", "slowness")
-"""What the gauge value of a ballot holds: in step s it is GAUGES[s % 4]."""
+GAUGES = ("lost", "block", "rtprop", "block", "slowness", "block")
+"""What the gauge value of a ballot holds: in step s it is GAUGES[s % 6]."""
 
 LAST_EPOCH = 1 << 32
 
@@ -71,7 +71,7 @@ class Ballot:
         push_s: Duration of this bucket's last push in seconds; 0 when it is not known, infinite
             when not everything arrived. The maximum over the workers counts, as of all that follow.
         gauge: The value that GAUGES names for this step: the largest share of a step that was lost
-            since this was last sent, the seconds of the last four steps, RTprop in seconds, or the
+            since this was last sent, the seconds of the last two steps, RTprop in seconds, or the
             inverse of BtlBw in seconds per byte; 0 when it is not known.
         applied_square: Squared norm of the last step's applied gradient; None before there is one.
         epoch: The newest epoch that this worker has begun, -1 for none.
@@ -214,7 +214,7 @@ class Summary:
         lost: Largest share of a step that a worker lost since this was last sent. This and the
             next three take turns (GAUGES) and are None in other steps and when not known.
         rtprop_s: Largest RTprop of any rank in seconds.
-        block_s: Seconds that the last four steps took at the slowest worker.
+        block_s: Seconds that the last two steps took at the slowest worker.
         btlbw: Smallest BtlBw of any rank in bytes per second.
         layers: Fresh norm of each layer, as the root of the mean square over the workers and over
             the steps since the detector "layers" last decided; None in steps in which it does not.

@@ -1,10 +1,10 @@
 """Trials: the encoding under which whole steps are shortest, found by trying.
 
 This is gradwire's own. What an encoding saves depends on the network, and what it costs on the
-processor, so neither is assumed: steps are timed. All ranks agree on how long each *block* of four
+processor, so neither is assumed: steps are timed. All ranks agree on how long each *block* of two
 steps took at the slowest of them (`gradwire.core.agreed.GAUGES`), hence they decide alike.
 
-- An encoding is tried for three blocks. The median of its last blocks is its time, so that a pause
+- An encoding is tried for four blocks. The median of its last blocks is its time, so that a pause
   (an evaluation, a checkpoint) does not count.
 - The mildest encoding whose time is within 3 % of the shortest is used. It replaces a stronger one
   only where steps take no longer with it, so that equal ones do not take turns.
@@ -28,24 +28,24 @@ from gradwire.core.plan import encoded_share
 from gradwire.core.report import StepReport
 from gradwire.core.saved_state import State
 
-__all__ = ["ALLOWANCE", "SHARE", "Encoding", "Trials"]
+__all__ = ["ALLOWANCE", "BLOCK", "SHARE", "Encoding", "Trials"]
 
 Encoding = tuple[str, float]
 """An encoding, and the share of the elements that it keeps."""
 
-BLOCK = len(GAUGES)
+BLOCK = len(GAUGES) // GAUGES.count("block")
 """Steps of a block. The step after it sends its time."""
 
-TRIAL, KEPT = 3, 6
+TRIAL, KEPT = 4, 12
 """Blocks of a trial, and the least and the most that make the time of an encoding."""
 
 GAIN = 0.97
 """Longest time of a stronger encoding, relative to the milder one that it replaces."""
 
-CHANGE, NEWEST = 1.5, 2
+CHANGE, NEWEST = 1.5, 3
 """Factor that is a change of time, and the number of blocks in a row that have to show it."""
 
-SHARE, ALLOWANCE, RESERVE = 0.02, 60.0, 24.0
+SHARE, ALLOWANCE, RESERVE = 0.02, 40.0, 16.0
 """Share of the steps that may be on trial, the most such steps that are saved up, as at first, and
 how many of them are kept for a change."""
 
